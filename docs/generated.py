@@ -14,6 +14,7 @@ from adapters.amqp.extensions import EXTENSIONS
 from messaging.instance import find_adapter
 from messaging.model import GENERATE_REPLY_CHANNEL_ALIAS, Features, parse_url
 from messaging.model.settings import Settings, TlsSettings, load_settings
+from messaging.properties import announced as announced_by
 
 ROOT = Path(__file__).parent.parent
 
@@ -46,7 +47,7 @@ def announced(url: str) -> frozenset[str]:
     parsed = parse_url(url)
     kind = find_adapter(parsed.scheme)
     adapter = kind(parsed, load_settings(kind.settings_type, parsed, {}), "table")
-    return adapter.announced - kind.publish_extensions.keys() - kind.subscribe_extensions.keys()
+    return announced_by(adapter) - kind.publish_extensions.keys() - kind.subscribe_extensions.keys()
 
 
 def features() -> str:

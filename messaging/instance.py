@@ -16,11 +16,6 @@ from uuid import uuid4
 from weakref import WeakKeyDictionary, WeakSet
 
 from messaging.adapter import ENTRY_POINT_GROUP, Adapter
-from messaging.capabilities import FEATURE_PROPERTY as FEATURE_PROPERTY  # names that are imported from here
-from messaging.capabilities import NAME_PROPERTY as NAME_PROPERTY
-from messaging.capabilities import PROTOCOL_PROPERTY as PROTOCOL_PROPERTY
-from messaging.capabilities import PROVIDER_PROPERTY as PROVIDER_PROPERTY
-from messaging.capabilities import builder_properties, instance_properties
 from messaging.codecs import encode
 from messaging.connection import Connection
 from messaging.errors import (
@@ -53,6 +48,13 @@ from messaging.model import (
     subscribing_only,
 )
 from messaging.model.settings import URL_VARIABLE, Settings, load_settings
+from messaging.properties import (
+    FEATURE_PROPERTY as FEATURE_PROPERTY,  # names that are imported from here, announced, announced
+)
+from messaging.properties import NAME_PROPERTY as NAME_PROPERTY
+from messaging.properties import PROTOCOL_PROPERTY as PROTOCOL_PROPERTY
+from messaging.properties import PROVIDER_PROPERTY as PROVIDER_PROPERTY
+from messaging.properties import announced, builder_properties, instance_properties
 from messaging.publishing import MessagePublisher, Outbox
 from messaging.receiving import MessageHandler, MessageSubscription, in_observer
 from messaging.replyto import (
@@ -261,7 +263,7 @@ class Messaging:
         self._replies = Replies(connection, self.publisher, self._requests.inboxes)
         self.whiteboard = ReplyToWhiteboard(connection, services, self.subscription, self._replies)
         self.runtime = MessageServiceRuntime(connection, outbox, self._requests, self.whiteboard)
-        self._features = self._adapter.announced
+        self._features = announced(self._adapter)
         #: what ``reply`` registered, by reference id
         self._replying: dict[int, ServiceRegistration] = {}
         #: what ``register_context_builder`` registered, and the properties it was given
@@ -282,7 +284,7 @@ class Messaging:
     @property
     def features(self) -> frozenset[str]:
         """What this instance announces: functional features and extension keys. May shrink at the first connection."""
-        return self._adapter.announced
+        return announced(self._adapter)
 
     def context_builder(self) -> MessageContextBuilder:
         """A new builder of messages and contexts."""
@@ -295,7 +297,7 @@ class Messaging:
             UnsupportedFeatureError: the instance does not announce ``acknowledge``.
         """
         if Features.ACKNOWLEDGE not in self.features:
-            raise self._adapter.lacks(Features.ACKNOWLEDGE)
+            raise self._adapter.capabilities.lacks(Features.ACKNOWLEDGE)
         return AcknowledgeMessageContextBuilder()
 
     def _properties(self) -> dict[str, Any]:
@@ -377,8 +379,8 @@ class Messaging:
         """Announce the features again: the broker may support fewer than its protocol. On the loop."""
         self.publisher.refresh()
         self._replies.refresh()
-        if self._adapter.announced != self._features:
-            self._features = self._adapter.announced
+        if announced(self._adapter) != self._features:
+            self._features = announced(self._adapter)
             workers().submit(self._announce)  # listeners of the registry are user code
 
     def _announce(self) -> None:
@@ -451,7 +453,7 @@ class Messaging:
             key, known = None, None
         if known is None:
             known = self._context(
-                channel, context, subscribing_only(self._adapter) - allowed, "subscribing"
+                channel, context, subscribing_only(self._adapter.capabilities) - allowed, "subscribing"
             ).build_context()
             if key is not None and context.get("message_id") is None:  # which is for one message
                 if len(self._contexts) >= _CONTEXT_CACHE:
@@ -655,7 +657,7 @@ class Messaging:
             return decorate
         self._refuse_closed()
         if Features.REPLY_TO not in self.features:
-            raise self._adapter.lacks(Features.REPLY_TO, "it needs messageProperties and headers")
+            raise self._adapter.capabilities.lacks(Features.REPLY_TO, "it needs messageProperties and headers")
         typed = TypedHandler(handler, content_type, many=many)
         several = [*channel_list(channel, "the channel of a request handler")]
         keys = {_camel_case(name): value for name, value in extensions.items() if value is not None}
@@ -731,7 +733,7 @@ class Messaging:
             ``for message in m.subscribe("sensors/+", Reading, qos=1): print(message.value().celsius)``
         """
         return self.subscription.subscribe(
-            self._context(channel, context, publishing_only(self._adapter), "publishing").build_context(),
+            self._context(channel, context, publishing_only(self._adapter.capabilities), "publishing").build_context(),
             model=model,
             on_invalid=on_invalid,
             keep_subscription=keep_subscription,
@@ -823,7 +825,7 @@ class Messaging:
             return decorate
         options = self._checked_concurrency(concurrency, context)
         registration = self.subscription.open_handler(
-            self._context(channel, options, publishing_only(self._adapter), "publishing").build_context(),
+            self._context(channel, options, publishing_only(self._adapter.capabilities), "publishing").build_context(),
             MessageHandler(handler, model),
             model,
             concurrency,

@@ -10,6 +10,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol
 
 from messaging.model import Features
+from messaging.properties import announced
 from messaging.receiving import Subscription
 
 if TYPE_CHECKING:
@@ -179,15 +180,16 @@ class MessageServiceRuntime:
         """Return a snapshot of the instance: connection, features, subscriptions and counters."""
         connection = self._connection
         adapter = connection.adapter
+        capabilities = adapter.capabilities
         outbox = self._outbox
         state = connection.states.value
         return MessagingRuntimeDTO(
             service=reference_dto(self._own),
             connection_uri=str(adapter.url),
             provider_name=adapter.provider,
-            protocols=adapter.protocols,
+            protocols=capabilities.protocols,
             instance_id=adapter.name,
-            features=tuple(sorted(adapter.announced)),
+            features=tuple(sorted(announced(adapter))),
             subscriptions=tuple(
                 self._subscription(each)
                 for each in connection.subscriptions.snapshot()
@@ -195,15 +197,15 @@ class MessageServiceRuntime:
             ),
             reply_to_subscriptions=self._handlers(),
             connection=ConnectionDTO(
-                state.name, str(connection.cause) if connection.cause else None, state.since, adapter.client_id
+                state.name, str(connection.cause) if connection.cause else None, state.since, capabilities.client_id
             ),
             publisher=PublisherDTO(outbox.pending, outbox.published, outbox.failed),
             requests=RequestsDTO(self._requests.pending, **dataclasses.asdict(self._requests.counters)),
-            max_message_size=adapter.max_message_size,
+            max_message_size=capabilities.max_message_size,
         )
 
     def _handlers(self) -> tuple[ReplyToSubscriptionDTO, ...]:
-        features = self._connection.adapter.announced
+        features = announced(self._connection.adapter)
         is_up = self._connection.states.value.is_up
         return tuple(
             ReplyToSubscriptionDTO(

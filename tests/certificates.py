@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from tests.brokers import RabbitMQ, accepts, free_port
 
-#: the alternative name of whoever listens here; not that of ``localhost``
+#: the alternative name of servers on 127.0.0.1; not that of ``localhost``
 LOOPBACK: Final = "IP:127.0.0.1"
 
 _TIMEOUT: Final = 30.0

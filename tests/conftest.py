@@ -79,5 +79,5 @@ def rabbitmq_mqtt(rabbitmq: RabbitMQ) -> RabbitMQ:
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Signs certificates. Its own has to be trusted by whoever is to trust them."""
+    """Signs certificates. Clients that verify them need its own as ``cafile``."""
     return Authority(tmp_path_factory.mktemp("authority"))

@@ -224,7 +224,7 @@ class _Side(asyncio.Protocol):
             flow.cut = None
             flow.cuts += 1
         if peer is not None and peer.transport is not None:
-            flow.bytes += len(data)  # counted first: whoever sees it arrive may look
+            flow.bytes += len(data)  # counted first: a test that sees it arrive may look
             flow.pieces += 1
             peer.transport.write(data)
         if is_cut:

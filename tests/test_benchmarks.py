@@ -306,12 +306,15 @@ def test_the_journal_of_the_spark_benchmark_holds_all_rows(tmp_path: Path) -> No
     assert {len(row["value"]) for row in rows} == {100}
 
 
-def test_a_target_may_be_met_by_a_fixed_rate_whatever_the_peer_does() -> None:
-    def row(name: str, rate: float) -> dict[str, Any]:
-        return {"name": name, "figures": {"rate": {"median": rate}}}
+def row(name: str, **medians: float) -> dict[str, Any]:
+    """Return the row of a contender in a report."""
+    return {"name": name, "figures": {figure: {"median": median} for figure, median in medians.items()}}
 
+
+def test_a_target_may_be_met_by_a_fixed_rate_whatever_the_peer_does() -> None:
     def line(ours: float) -> str:
-        case = {"labels": {"from": "journal", "into": "noop"}, "rows": [row("ours", ours), row("arrow", 1e6)]}
+        rows = [row("ours", rate=ours), row("arrow", rate=1e6)]
+        case = {"labels": {"from": "journal", "into": "noop"}, "rows": rows}
         return next(targets.lines({"benchmark": "spark", "cases": [case]}))
 
     assert line(600_000) == "target met     from journal, into noop: 0.7x (or 500,000/s) arrow, is 0.60x"
@@ -337,22 +340,16 @@ def test_the_figures_of_the_page_are_those_of_the_reference() -> None:
 
 
 def test_ratios_say_how_many_times_better_ours_is() -> None:
-    def row(name: str, median: float) -> dict[str, Any]:
-        return {"name": name, "figures": {"x": {"median": median}}}
-
-    rows = [row("ours", 30.0), row("peer", 10.0), {"name": "gone", "failure": "why"}]
+    rows = [row("ours", x=30.0), row("peer", x=10.0), {"name": "gone", "failure": "why"}]
     more, less = ({"name": "x", "more_is_better": more} for more in (True, False))
     assert [report.better({"rows": rows}, each, more) for each in rows] == [None, 3.0, None]
     assert report.better({"rows": rows}, rows[1], less) == pytest.approx(1 / 3)
 
 
 def test_targets_are_judged_by_the_medians() -> None:
-    def row(name: str, median: float) -> dict[str, Any]:
-        return {"name": name, "figures": {"rate": {"median": median}}}
-
     labels = {"version": "5", "qos": "1", "payload": "100"}
-    case = {"labels": labels, "rows": [row("ours", 20.0), row("paho", 10.0), row("aiomqtt", 10.0)]}
-    other = {"labels": labels | {"payload": "1024"}, "rows": [row("ours", 1.0), row("paho", 10.0)]}
+    case = {"labels": labels, "rows": [row("ours", rate=20), row("paho", rate=10), row("aiomqtt", rate=10)]}
+    other = {"labels": labels | {"payload": "1024"}, "rows": [row("ours", rate=1), row("paho", rate=10)]}
     lines = [*targets.lines({"benchmark": "mqtt", "cases": [case, other]})]
     assert lines == [
         "target met     version 5, qos 1, payload 100: 2x paho, is 2.00x",
@@ -362,16 +359,13 @@ def test_targets_are_judged_by_the_medians() -> None:
 
 
 def test_targets_may_be_other_figures_and_other_cases() -> None:
-    def row(name: str, rate: float, p50: float) -> dict[str, Any]:
-        return {"name": name, "figures": {"rate": {"median": rate}, "p50": {"median": p50}}}
-
     five = {
         "labels": {"protocol": "MQTT 5", "qos": "1", "concurrency": "1"},
-        "rows": [row("ours", 1, 10), row("paho", 1, 20)],
+        "rows": [row("ours", rate=1, p50=10), row("paho", rate=1, p50=20)],
     }
     labels = {"qos": "1", "concurrency": "100"}
-    fast = {"labels": labels | {"protocol": "MQTT 5"}, "rows": [row("ours", 100, 1)]}
-    three = {"labels": labels | {"protocol": "MQTT 3.1.1"}, "rows": [row("ours", 79, 1)]}
+    fast = {"labels": labels | {"protocol": "MQTT 5"}, "rows": [row("ours", rate=100, p50=1)]}
+    three = {"labels": labels | {"protocol": "MQTT 3.1.1"}, "rows": [row("ours", rate=79, p50=1)]}
     assert [*targets.lines({"benchmark": "requests", "cases": [five, fast, three]})] == [
         "target met     protocol MQTT 5, qos 1, concurrency 1: 1x paho, p50, is 2.00x",
         "target MISSED  qos 1, concurrency 100, protocol MQTT 3.1.1: 0.8x ours MQTT 5, is 0.79x",

@@ -15,10 +15,10 @@ import pytest
 from paho.mqtt import MQTTException, publish, subscribe
 
 from tests import brokers
-from tests.brokers import HOST, Broker, BrokerError, Mosquitto, RabbitMQ, free_port, require
+from tests.brokers import HOST, Broker, BrokerError, Mosquitto, RabbitMQ, require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[1]
 
@@ -60,20 +60,6 @@ def retained(topic: str, broker: Broker) -> bytes:
 @pytest.fixture(autouse=True)
 def _installed() -> None:
     require("mosquitto", "rabbitmq")
-
-
-@pytest.fixture(scope="module")
-def own_rabbitmq() -> Iterator[RabbitMQ]:
-    require("rabbitmq")
-    with RabbitMQ() as broker:
-        yield broker
-
-
-def test_mosquitto_carries_a_message() -> None:
-    with Mosquitto() as broker:
-        assert broker.url == f"mqtt://127.0.0.1:{broker.port}"
-        publish.single("t", b"x", qos=1, retain=True, hostname=broker.host, port=broker.port)
-        assert retained("t", broker) == b"x"
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
@@ -155,12 +141,6 @@ def test_a_taken_port_is_avoided_at_the_first_start_and_reported_later() -> None
             broker.start()
 
 
-def test_ports_are_free_and_never_given_twice() -> None:
-    ports = [free_port() for _ in range(200)]
-    assert len(set(ports)) == len(ports)
-    assert not any(map(listening, ports[:10]))
-
-
 def test_a_missing_broker_skips_the_test_and_fails_it_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(brokers, "find_mosquitto", lambda: None)
     monkeypatch.delenv("CI", raising=False)
@@ -189,31 +169,7 @@ def test_brokers_die_with_the_process_that_started_them(number: signal.Signals) 
 
 
 @pytest.mark.slow
-def test_rabbitmq_speaks_amqp_and_is_under_control(own_rabbitmq: RabbitMQ) -> None:
-    assert own_rabbitmq.url == f"amqp://guest:guest@127.0.0.1:{own_rabbitmq.port}/"
-    assert speaks_amqp(own_rabbitmq.port)
-    assert "guest" in own_rabbitmq.ctl("list_users")
-    with pytest.raises(BrokerError, match=r"rabbitmqctl .* exit"):
-        own_rabbitmq.ctl("no_such_command")
-    with pytest.raises(BrokerError, match="rabbitmq_mqtt"):
-        _ = own_rabbitmq.mqtt_url
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["stop", "kill"])
-def test_rabbitmq_comes_back_with_its_port_and_data(own_rabbitmq: RabbitMQ, how: str) -> None:
-    port, pid = own_rabbitmq.port, own_rabbitmq.pid
-    own_rabbitmq.ctl("add_user", how, "secret")
-    getattr(own_rabbitmq, how)()
-    assert gone(pid)
-    assert not listening(port)
-    own_rabbitmq.start()
-    assert (own_rabbitmq.port, own_rabbitmq.pid != pid) == (port, True)
-    assert how in own_rabbitmq.ctl("list_users")
-
-
-@pytest.mark.slow
-def test_rabbitmq_listens_on_loopback_only_and_leaves_nothing_running() -> None:
+def test_rabbitmq_is_under_control_listens_on_loopback_only_and_leaves_nothing_running() -> None:
     def processes(broker: Broker) -> set[int]:
         """Everything that has the broker's directory for its working directory or home."""
         found = set()
@@ -227,6 +183,10 @@ def test_rabbitmq_listens_on_loopback_only_and_leaves_nothing_running() -> None:
         return found
 
     with RabbitMQ() as broker:
+        assert speaks_amqp(broker.port)
+        assert "guest" in broker.ctl("list_users")
+        with pytest.raises(BrokerError, match=r"rabbitmqctl .* exit"):
+            broker.ctl("no_such_command")
         pids = processes(broker)
         assert broker.pid in pids
         assert len(pids) >= 2  # at least the node and its port mapper
@@ -241,11 +201,3 @@ def test_rabbitmq_listens_on_loopback_only_and_leaves_nothing_running() -> None:
     assert eventually(lambda: all(map(gone, pids)))
     assert not any(map(listening, ports))
     assert not broker.directory.exists()
-
-
-@pytest.mark.slow
-def test_shared_rabbitmq_speaks_mqtt_once_enabled(rabbitmq_mqtt: RabbitMQ) -> None:
-    assert rabbitmq_mqtt.mqtt_url == f"mqtt://guest:guest@127.0.0.1:{rabbitmq_mqtt.mqtt_port}"
-    guest: publish.AuthParameter = {"username": "guest", "password": "guest"}
-    publish.single("t", b"x", qos=1, hostname=HOST, port=rabbitmq_mqtt.mqtt_port, auth=guest)
-    assert speaks_amqp(rabbitmq_mqtt.port)

@@ -19,16 +19,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from weakref import WeakKeyDictionary
 
 from adapters.amqp import declarations, extensions, names, properties
+from adapters.amqp.addressing import AmqpAddressing
 from adapters.amqp.overflow import RefusingQueues
 from adapters.amqp.settings import AmqpSettings
 from adapters.amqp.streams import StreamPosition
 from adapters.amqp.target import make_target
-from messaging.adapter import CORE_FEATURES, Adapter, ReplyAddress, ReplyRoute, Sink, SubscriptionSpec
+from messaging.adapter import Adapter, Sink
 from messaging.errors import (
     ConnectionLostError,
     InvalidChannelError,
@@ -36,14 +36,14 @@ from messaging.errors import (
     InvalidHeaderError,
     MissingExtraError,
 )
-from messaging.model import Features, Outgoing, channels, headers
+from messaging.model import CORE_FEATURES, Capabilities, Features, Outgoing, SubscriptionSpec, channels, headers
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Sequence
 
     from adapters.amqp.link import Link
-    from messaging.errors import MessagingError
+    from messaging.adapter import Events
     from messaging.model import BrokerUrl, PublishPlan
     from messaging.model.settings import Settings
 
@@ -73,27 +73,17 @@ _FEATURES: Final = CORE_FEATURES | frozenset(
 )
 
 
+#: messages of one publish: a few writes to the socket
+_BATCH: Final = 1024
+
+
 class AmqpAdapter(Adapter):
     """See the module and :class:`~messaging.adapter.Adapter`."""
 
     provider: ClassVar[str] = "rx-messaging.amqp"
     settings_type: ClassVar[type[Settings]] = AmqpSettings
-    can_reject: ClassVar[bool] = True
-    has_credit: ClassVar[bool] = True
-    protocols = ("amqp", "amqp0-9-1")
-    features = _FEATURES
-    #: unconfirmed, and at least once: AMQP has no exactly once
-    qos_levels = ("0", "1")
-    default_qos = "1"
-    #: all: field tables have a type for each
-    header_types = headers.TYPED
-    max_message_size = DEFAULT_MAX_MESSAGE_SIZE
-    #: messages of a few writes to the socket
-    publish_window = 1024
     publish_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = extensions.PUBLISH_EXTENSIONS
     subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = extensions.SUBSCRIBE_EXTENSIONS
-
-    reply_extensions: ClassVar[frozenset[str]] = frozenset({extensions.ENVELOPE})
 
     settings: AmqpSettings
 
@@ -107,8 +97,21 @@ class AmqpAdapter(Adapter):
             raise MissingExtraError("amqp", f"{url.scheme}://") from error
         self._connection, self._link_type = connection, link.Link
         self._target = make_target(url, self.settings, name)
-        self.max_message_size = self.settings.max_message_size or DEFAULT_MAX_MESSAGE_SIZE
-        self.publish_window = min(1024, self.settings.publish_window)
+        self.capabilities = Capabilities(
+            name=name,
+            protocols=("amqp", "amqp0-9-1"),
+            features=_FEATURES,
+            qos_levels=("0", "1"),  # unconfirmed, and at least once: AMQP has no exactly once
+            default_qos="1",
+            header_types=headers.TYPED,  # all: field tables have a type for each
+            max_message_size=self.settings.max_message_size or DEFAULT_MAX_MESSAGE_SIZE,
+            publish_window=min(_BATCH, self.settings.publish_window),
+            can_reject=True,
+            publish_extensions=self.publish_extensions,
+            subscribe_extensions=self.subscribe_extensions,
+            reply_extensions=frozenset({extensions.ENVELOPE}),
+        )
+        self.addressing = AmqpAddressing(self.settings)
         self.link: Link | None = None
         self._refusing = RefusingQueues()
         #: positions of the subscriptions that read streams
@@ -161,48 +164,17 @@ class AmqpAdapter(Adapter):
             _check_names(options.dead_letter_channel, None, names.routing_key(options.dead_letter_channel))
         declarations.source(spec, self.settings.exchange, self.settings.max_priority)
 
-    def redelivers(self, spec: SubscriptionSpec) -> bool:
-        """Return ``False`` also for queues that may have been deleted with the connection."""
+    def redelivers(self, spec: SubscriptionSpec, handle: Any = None) -> bool:
+        """Return ``False`` for queues that may be deleted with the connection, or with their last consumer."""
         custom = spec.options.custom
-        gone = custom.get(extensions.EXCLUSIVE, False) or custom.get(extensions.AUTO_DELETE, False)
-        return super().redelivers(spec) and not gone
-
-    def requeues(self, spec: SubscriptionSpec, handle: Any) -> bool:
-        """Return ``False`` for queues that are deleted with their last consumer."""
-        del handle  # it depends on the queue alone
-        return spec.options.queue is not None and not spec.options.custom.get(extensions.AUTO_DELETE, False)
-
-    def reply_address(self, token: str) -> ReplyAddress:
-        """Return the address of direct reply-to."""
-        del token  # the broker makes its own addresses
-        return ReplyAddress(names.DIRECT_CHANNEL, names.DIRECT_CHANNEL)
-
-    def reply_routes(self, channel: str) -> tuple[ReplyRoute, ...]:
-        """Return two routes: the exchange of channels, and the queue of that name, as is AMQP's custom."""
-        if channel.startswith(f"{names.DIRECT_CHANNEL}/"):
-            return (ReplyRoute(channel),)
-        queue = names.routing_key(channel)
-        return ReplyRoute(channel, mandatory=True), ReplyRoute(declarations.DEFAULT_EXCHANGE, queue, mandatory=True)
-
-    def patterns(self, spec: SubscriptionSpec) -> tuple[str, ...]:
-        """See ``Adapter.patterns``: the extension ``bindings`` adds to them."""
-        return _compiled(spec, self.settings.exchange, self.settings.max_priority).patterns or (spec.channel,)
-
-    def reaches(self, spec: SubscriptionSpec, channel: str, channel_extension: str | None) -> bool:
-        """See ``Adapter.reaches``: by exchange and routing key, or by the name of the queue."""
-        source = _compiled(spec, self.settings.exchange, self.settings.max_priority)
-        if channel_extension is None:
-            return source.exchange.name == self.settings.exchange and any(
-                channels.matches(pattern, channel) for pattern in source.patterns
-            )
-        if channel == declarations.DEFAULT_EXCHANGE:
-            return channel_extension == source.queue.name
-        key = names.channel_name(channel_extension)
-        return channel == source.exchange.name and any(channels.matches(pattern, key) for pattern in source.patterns)
+        gone = custom.get(extensions.AUTO_DELETE, False)
+        if handle is None:
+            gone = gone or custom.get(extensions.EXCLUSIVE, False)
+        return spec.options.queue is not None and not gone
 
     # --- connection
 
-    async def open(self, lost: Callable[[MessagingError], None]) -> bool:
+    async def open(self, events: Events) -> bool:
         """Connect for publishing; the connection for consuming is made with the first subscription."""
         if self.link is not None:
             # the link of a lost connection must not outlive it
@@ -221,8 +193,8 @@ class AmqpAdapter(Adapter):
             exchange=settings.exchange,
             window=settings.publish_window,
             refusing=self._refusing,
-            lost=lost,
-            impaired=lambda error: self.impaired(error),
+            lost=events.lost,
+            impaired=events.impaired,
         )
         return False
 
@@ -258,14 +230,14 @@ class AmqpAdapter(Adapter):
             position = self._positions.setdefault(sink, StreamPosition(source.stream_offset))
         return await self.link.subscribe(spec, sink, source, position)
 
-    def suspend_reading(self) -> None:
-        """See ``Adapter.suspend_reading``: deliveries have a connection of their own."""
-        if self.link is not None:
+    def pause(self, handle: Any | None) -> None:
+        """Read no more deliveries, which have a connection of their own. Single subscriptions have their credit."""
+        if handle is None and self.link is not None:
             self.link.read(False)
 
-    def resume_reading(self) -> None:
-        """See ``Adapter.resume_reading``."""
-        if self.link is not None:
+    def resume(self, handle: Any | None) -> None:
+        """Undo :meth:`pause`."""
+        if handle is None and self.link is not None:
             self.link.read(True)
 
     async def unsubscribe(self, handle: Any) -> None:
@@ -285,10 +257,6 @@ class AmqpAdapter(Adapter):
     def is_stale(self, token: Any) -> bool:
         """Return whether the delivery's AMQP channel is closed."""
         return not token[0].is_open
-
-
-#: cached: each reply that names its channel is checked against the subscriptions of request handlers
-_compiled = lru_cache(maxsize=1024)(declarations.source)
 
 
 def _check_names(channel: str, extension: str | None, key: str) -> None:

@@ -39,12 +39,7 @@ _TEXT_UTF8: Final = f"{_TEXT}; charset=utf-8"
 
 
 def content_type(text: str, encoding: str | None) -> str:
-    """Return the content type as it is on the wire.
-
-    Args:
-        text: the content type.
-        encoding: the content encoding. Its charset counts if the content type has none.
-    """
+    """Return the content type ``text`` as it is on the wire: the charset of the encoding counts if it has none."""
     if text != _TEXT_UTF8:
         return text
     try:

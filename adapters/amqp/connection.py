@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import ssl
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -21,9 +22,7 @@ from aio_pika.connection import make_url
 from aio_pika.tools import OneShotCallback
 
 from adapters.amqp import frames, internals
-from adapters.amqp.protocol import FrameProtocol
-from adapters.amqp.target import failure
-from adapters.amqp.transport import cut
+from adapters.amqp.protocol import FrameProtocol, cut
 from messaging.connection import tls
 from messaging.errors import AuthenticationError, BrokerError, ConnectFailedError, ConnectionLostError
 from messaging.text import without_frames
@@ -73,10 +72,7 @@ class _OpenStreams(aiormq.TransportFactory):
 class LaneConnection(aio_pika.Connection):
     """aio-pika's connection over open streams.
 
-    Args:
-        url: user, password and options of the connection.
-        vhost: the virtual host. aiormq would decode ``%2F`` twice in the path of the URL.
-        streams: the transport factory.
+    The virtual host is not in the path of the URL, where aiormq would decode ``%2F`` twice.
     """
 
     def __init__(self, url: URL, vhost: str, streams: aiormq.TransportFactory) -> None:
@@ -204,9 +200,7 @@ class Wire:
         return await self._ask(self._open_channel(confirms))
 
     async def _open_channel(self, confirms: bool) -> AbstractChannel:
-        channel = self._connection.channel(publisher_confirms=confirms)
-        await channel.initialize()
-        return channel
+        return await self._connection.channel(publisher_confirms=confirms)
 
     async def close_channel(self, channel: AbstractChannel) -> None:
         """Close a channel. Does nothing if it is closed already.
@@ -246,7 +240,7 @@ class Wire:
                 # The request is not cancelled: aiormq would log that, and send another one. It ends with the rest.
                 why = f"no answer within {self._target.timeout:g} s"
                 self.abort(why)
-                raise ConnectionLostError(f"connection to {self._target} lost: {why}")
+                raise self._loss(why)
         except asyncio.CancelledError:
             asking.cancel()
             raise
@@ -257,7 +251,7 @@ class Wire:
         except asyncio.CancelledError as error:
             # aiormq cancels the requests on a connection that breaks
             self.abort("a request was given up")
-            raise ConnectionLostError(f"connection to {self._target} lost") from error
+            raise self._loss("a request was given up", error) from error
         except Exception as error:
             if type(error) is not Exception and not isinstance(error, (aiormq.AMQPError, RuntimeError, OSError)):
                 raise
@@ -273,10 +267,15 @@ class Wire:
 
     def _check(self, cause: BaseException | None = None) -> None:
         if self._is_gone() or not self._connection.amqp.is_opened:
-            code, text = self._protocol.close_reason or (None, None)
-            why = f": {code} {text}" if code is not None else ""
-            lost = ConnectionLostError(f"connection to {self._target} lost{why}", code=code, detail=text)
-            raise lost from cause
+            raise self._loss("", cause)
+
+    def _loss(self, reason: str, cause: BaseException | None = None) -> ConnectionLostError:
+        """Return the error for a lost connection; a reason that the broker gave is the better one."""
+        code, text = self._protocol.close_reason or (None, None)
+        what = f"connection to {self._target} lost", reason if code is None else f"{code} {text}"
+        lost = ConnectionLostError(": ".join(filter(None, what)), code=code, detail=text)
+        lost.__cause__ = cause
+        return lost
 
     def abort(self, reason: str) -> None:
         """Report the loss of the connection, and cut the transport."""
@@ -315,21 +314,13 @@ class Wire:
             self.alive = False
             if self._watch is not None:
                 self._watch.cancel()
-            code, text = self._protocol.close_reason or (None, None)
-            if code is not None:  # the reason that the broker gave is the better one
-                reason = f"{code} {text}"
-            lost = ConnectionLostError(f"connection to {self._target} lost: {reason}", code=code, detail=text)
-            lost.__cause__ = cause
-            self.lost(lost)
+            self.lost(self._loss(reason, cause))
 
 
 async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) -> Wire:
     """Connect and log in. Nothing is left behind on failure or cancellation.
 
-    Args:
-        target: address and credentials.
-        purpose: distinguishes the connections of one instance at the broker.
-        context: the TLS context; ``None`` for no TLS.
+    ``purpose`` distinguishes the connections of one instance at the broker.
 
     Raises:
         AuthenticationError: the broker refused the credentials.
@@ -432,5 +423,13 @@ def describe(error: BaseException) -> str:
         return "the peer closed it"
     if isinstance(error, asyncio.CancelledError):  # aiormq cancels the requests on a connection that breaks
         return "the connection broke"
-    words = failure(error.__cause__) if error.__cause__ is not None else None
-    return words or failure(error) or str(error) or type(error).__name__
+    for each in (error.__cause__, error):
+        words: str | None = None
+        if isinstance(each, ssl.SSLError):
+            words = tls.explain(each, "amqps", "amqp")
+        elif isinstance(each, OSError):
+            # the numbers of the resolver are negative; asyncio puts a sentence of its own into the others
+            words = os.strerror(each.errno) if each.errno is not None and each.errno > 0 else str(each)
+        if words:
+            return words
+    return str(error) or type(error).__name__

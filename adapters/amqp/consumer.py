@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import aiormq
 from aiormq import spec as methods
 
-from adapters.amqp import frames, topology
+from adapters.amqp import frames, names, topology
 from adapters.amqp.connection import CLOSE_GRACE, refusal, reply
+from adapters.amqp.declarations import DEFAULT_EXCHANGE
 from adapters.amqp.delays import RawMessage
 from adapters.amqp.deliveries import DeliveryLane
 from adapters.amqp.extensions import ENVELOPE, STREAM_OFFSET
-from adapters.amqp.routes import ArrivalChannels
-from messaging.adapter import Sink, SubscriptionSpec
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
-from messaging.model import Features, Incoming, envelope
+from messaging.model import Features, Incoming, channels, envelope
 from messaging.receiving import redelivery
 
 if TYPE_CHECKING:
@@ -37,27 +36,29 @@ if TYPE_CHECKING:
     from adapters.amqp.delays import Delays
     from adapters.amqp.properties import Properties
     from adapters.amqp.streams import StreamPosition
-    from messaging.adapter import Sink, SubscriptionSpec
+    from messaging.adapter import Sink
+    from messaging.model import SubscriptionSpec
     from messaging.model.envelope import Unwrapped
 
 logger = logging.getLogger(__name__)
 
 #: header that RabbitMQ's MQTT plugin adds to the messages it publishes
 _MQTT_QOS: Final = "x-mqtt-publish-qos"
+#: routes whose channel is kept
+_MAX_ROUTES: Final = 1024
+
+#: channel and extension; ``None`` for messages that are outside of the subscription
+ArrivalChannel = tuple[str, str | None] | None
 
 
 class QueueConsumer(DeliveryLane):
     """A subscription; the handle of the adapter, and with a delivery tag the token of a delivery.
 
     Args:
-        wire: the connection.
-        spec: the subscription.
-        sink: the receiver of deliveries.
-        source: the subscription, compiled.
+        source: ``spec``, compiled.
         exchange: the exchange of channels without extension.
         tag: the consumer's name at the broker.
         spawn: runs requests to the broker in the background.
-        position: the position of reading, for streams.
         delays: where rejected messages wait, if they do.
     """
 
@@ -158,7 +159,8 @@ class QueueConsumer(DeliveryLane):
         else:
             self._channel, queue = channel, _ = await topology.ensure_queue(wire, source.queue)
         for key in source.bindings:
-            await topology.bind(wire, queue, source.exchange.name, key, source.binding_arguments)
+            binding = queue.bind(source.exchange.name, key, arguments=dict(source.binding_arguments))
+            await wire.command(binding, methods.Queue.Bind)
         await wire.command(channel.set_qos(self._spec.options.prefetch), methods.Basic.Qos)
         self._number = cast("int", channel.number)
         wire.lanes[self._number] = self
@@ -356,3 +358,41 @@ def _is_of_mqtt(known: Properties) -> bool:
     """Return whether RabbitMQ's MQTT plugin published a message."""
     headers: Mapping[str, str] = known.extensions.get(Features.EXTENSION_HEADERS, {})
     return _MQTT_QOS in headers
+
+
+class ArrivalChannels(dict[bytes, ArrivalChannel]):
+    """The channels that deliveries of one subscription arrive on, by route: exchange and routing key as on the wire."""
+
+    def __init__(self, spec: SubscriptionSpec, source: Source, exchange: str) -> None:
+        super().__init__()
+        self._has_extension = spec.channel_extension is not None
+        self._source = source
+        self._exchange = exchange
+        self._matchers = [channels.matcher(pattern) for pattern in source.patterns]
+
+    def __missing__(self, route: bytes) -> ArrivalChannel:
+        found = self.translate(*frames.read_route(route))
+        if len(self) >= _MAX_ROUTES:
+            self.clear()
+        self[route] = found
+        return found
+
+    def translate(self, exchange: str, key: str) -> ArrivalChannel:
+        """Return the channel of messages published to ``exchange`` with the routing key ``key``."""
+        if self._has_extension and exchange == self._source.exchange.name:
+            return exchange or DEFAULT_EXCHANGE, key
+        if exchange not in (self._exchange, ""):
+            return exchange, key  # by a binding that another program made
+        name = names.channel_name(key)
+        if not self._matchers:
+            return name, None  # by another exchange
+        if any(matches(name) for matches in self._matchers):
+            return name, None
+        # A shared queue may hold messages by bindings of other programs, which must not be lost. A message is outside
+        # of the subscription only if its own bindings let it in although no pattern matches: '$...' by a wildcard in
+        # the first level.
+        is_wanted = self._source.queue.name is not None and not (
+            name.startswith("$")
+            and any(pattern[0] in (channels.ANY_LEVEL, channels.ANY_LEVELS) for pattern in self._source.patterns)
+        )
+        return (name, None) if is_wanted else None

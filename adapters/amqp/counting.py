@@ -103,15 +103,12 @@ def _recount_headers(raw: bytes, at: int, end: int, route: bytes) -> tuple[bytes
                 # each has a type and a size of four bytes; the broker's own headers come from the queue of the delay
                 exchange, key, aside = (before[part][5:] for part in ("exchange", "routing-key", "aside"))
     deliveries = earlier + returned + 1
-    ours = tables.table_field(
-        DELAYED,
-        tables.number_field("count", deliveries)
-        + tables.text_field("exchange", exchange)
-        + tables.text_field("routing-key", key)
-        + tables.table_field("aside", aside),
+    ours = (
+        struct.pack(">B5scq", 5, b"count", b"l", deliveries)
+        + tables.field("exchange", b"S", exchange)
+        + tables.field("routing-key", b"S", key)
+        + tables.field("aside", b"F", aside)
     )
-    kept = b"".join(
-        field for name, field, _ in found if name not in (DELAYED, DELIVERY_COUNT) and not _is_the_brokers(name)
-    )
-    table = kept + ours
+    kept = [part for name, part, _ in found if name not in (DELAYED, DELIVERY_COUNT) and not _is_the_brokers(name)]
+    table = b"".join((*kept, tables.field(DELAYED, b"F", ours)))
     return _U32.pack(len(table)) + table, deliveries

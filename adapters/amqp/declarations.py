@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn
 
 from adapters.amqp import extensions as keys
@@ -18,8 +17,7 @@ from messaging.errors import InvalidChannelError, InvalidExtensionError
 from messaging.model import EMPTY, Features, channels
 
 if TYPE_CHECKING:
-    from messaging.adapter import SubscriptionSpec
-    from messaging.model import PublishPlan
+    from messaging.model import PublishPlan, SubscriptionSpec
 
 Declare = Literal["create", "passive", "none"]
 
@@ -40,13 +38,6 @@ _EXCHANGE_KEYS: Final = (
 _BINDING_KEYS: Final = (keys.BINDINGS, keys.BINDING_ARGUMENTS)
 
 
-class Argument(NamedTuple):
-    """An argument of an exchange or queue, and the function that converts the extension's value to its own."""
-
-    name: str
-    convert: Callable[[Any], Any] = lambda value: value
-
-
 def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
@@ -55,20 +46,23 @@ def _exchange_name(name: str) -> str:
     return "" if name == DEFAULT_EXCHANGE else name
 
 
-#: arguments by extension
-EXCHANGE_ARGUMENTS: Final = {keys.ALTERNATE_EXCHANGE: Argument("alternate-exchange")}
-QUEUE_ARGUMENTS: Final = {
-    keys.MESSAGE_TIME_TO_LIVE: Argument("x-message-ttl", _milliseconds),
-    keys.QUEUE_EXPIRES: Argument("x-expires", _milliseconds),
-    keys.SINGLE_ACTIVE_CONSUMER: Argument("x-single-active-consumer"),
-    keys.DELIVERY_LIMIT: Argument("x-delivery-limit"),
-    keys.MAX_LENGTH: Argument("x-max-length"),
-    keys.MAX_LENGTH_BYTES: Argument("x-max-length-bytes"),
-    keys.QUEUE_OVERFLOW: Argument("x-overflow"),
-    keys.DEAD_LETTER_EXCHANGE: Argument("x-dead-letter-exchange", _exchange_name),
-    keys.DEAD_LETTER_ROUTING_KEY: Argument("x-dead-letter-routing-key"),
-    keys.STREAM_SEGMENT_BYTES: Argument("x-stream-max-segment-size-bytes"),
-    keys.MAX_AGE: Argument("x-max-age", lambda seconds: f"{math.ceil(seconds)}s"),
+#: a function that converts the value of an extension to that of its argument; ``None`` if they are the same
+Convert = Callable[[Any], Any] | None
+
+#: name and conversion of the arguments, by extension
+EXCHANGE_ARGUMENTS: Final[Mapping[str, tuple[str, Convert]]] = {keys.ALTERNATE_EXCHANGE: ("alternate-exchange", None)}
+QUEUE_ARGUMENTS: Final[Mapping[str, tuple[str, Convert]]] = {
+    keys.MESSAGE_TIME_TO_LIVE: ("x-message-ttl", _milliseconds),
+    keys.QUEUE_EXPIRES: ("x-expires", _milliseconds),
+    keys.SINGLE_ACTIVE_CONSUMER: ("x-single-active-consumer", None),
+    keys.DELIVERY_LIMIT: ("x-delivery-limit", None),
+    keys.MAX_LENGTH: ("x-max-length", None),
+    keys.MAX_LENGTH_BYTES: ("x-max-length-bytes", None),
+    keys.QUEUE_OVERFLOW: ("x-overflow", None),
+    keys.DEAD_LETTER_EXCHANGE: ("x-dead-letter-exchange", _exchange_name),
+    keys.DEAD_LETTER_ROUTING_KEY: ("x-dead-letter-routing-key", None),
+    keys.STREAM_SEGMENT_BYTES: ("x-stream-max-segment-size-bytes", None),
+    keys.MAX_AGE: ("x-max-age", lambda seconds: f"{math.ceil(seconds)}s"),
 }
 #: the extensions that are for declarations only; the type may also be given for a queue that exists
 _QUEUE_KEYS: Final = (*QUEUE_ARGUMENTS, keys.MAX_PRIORITY, keys.DURABLE, keys.EXCLUSIVE, keys.AUTO_DELETE)
@@ -107,12 +101,7 @@ _NOT_FOR_STREAM: Final = {
 }
 
 
-def _empty() -> Mapping[str, Any]:
-    return EMPTY
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeSpec:
+class ExchangeSpec(NamedTuple):
     """An exchange, and its declaration if it is missing. The default exchange has no name and always exists."""
 
     name: str
@@ -120,24 +109,22 @@ class ExchangeSpec:
     durable: bool = True
     auto_delete: bool = False
     internal: bool = False
-    arguments: Mapping[str, Any] = field(default_factory=_empty)
+    arguments: Mapping[str, Any] = EMPTY
     declare: Declare = "create"
 
 
-@dataclass(frozen=True, slots=True)
-class QueueSpec:
+class QueueSpec(NamedTuple):
     """A queue, and its declaration if it is missing. A queue without a name belongs to its subscription."""
 
     name: str | None
     durable: bool = True
     exclusive: bool = False
     auto_delete: bool = False
-    arguments: Mapping[str, Any] = field(default_factory=_empty)
+    arguments: Mapping[str, Any] = EMPTY
     declare: Declare = "create"
 
 
-@dataclass(frozen=True, slots=True)
-class DelaySpec:
+class DelaySpec(NamedTuple):
     """The delay of rejected messages of a queue: ``first`` seconds, doubled each time, at most ``longest``."""
 
     first: float
@@ -150,8 +137,7 @@ class DelaySpec:
         return _milliseconds(min(self.first * 2.0 ** min(count, 64), self.longest))
 
 
-@dataclass(frozen=True, slots=True)
-class Destination:
+class Destination(NamedTuple):
     """The exchange and routing key that messages of one context are published to."""
 
     exchange: ExchangeSpec
@@ -159,8 +145,7 @@ class Destination:
     mandatory: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """The queue that a subscription consumes, and its bindings."""
 
     exchange: ExchangeSpec
@@ -169,8 +154,8 @@ class Source:
     bindings: tuple[str, ...]
     #: channel patterns of a subscription without extension
     patterns: tuple[str, ...]
-    binding_arguments: Mapping[str, Any] = field(default_factory=_empty)
-    consumer_arguments: Mapping[str, Any] = field(default_factory=_empty)
+    binding_arguments: Mapping[str, Any] = EMPTY
+    consumer_arguments: Mapping[str, Any] = EMPTY
     #: the position at which reading begins; ``None`` unless the queue is a stream
     stream_offset: str | int | float | None = None
     delay: DelaySpec | None = None
@@ -214,23 +199,20 @@ def source(spec: SubscriptionSpec, exchange: str, max_priority: int) -> Source:
     _check_queue(spec)
     kind = custom.get(keys.QUEUE_TYPE)
     delay = None
-    if keys.REDELIVERY_DELAY in custom:
-        first = custom[keys.REDELIVERY_DELAY]
+    if (first := custom.get(keys.REDELIVERY_DELAY)) is not None:
         longest = custom.get(keys.REDELIVERY_DELAY_MAX, max(first, _DELAY_MAX))
         if longest < first:
             _refuse(keys.REDELIVERY_DELAY_MAX, f"must be at least the first delay, {first:g} seconds, not {longest:g}")
         delay = DelaySpec(first, longest, kind == "quorum")
     patterns, bindings = _bindings(spec, found)
-    consumer: dict[str, Any] = {}
-    if custom.get(keys.CONSUMER_PRIORITY):
-        consumer["x-priority"] = custom[keys.CONSUMER_PRIORITY]
+    priority = custom.get(keys.CONSUMER_PRIORITY)
     return Source(
         exchange=found,
         queue=_queue(spec, kind, declare, max_priority),
         bindings=bindings if declare == "create" else (),
         patterns=patterns,
         binding_arguments=custom.get(keys.BINDING_ARGUMENTS, EMPTY),
-        consumer_arguments=consumer,
+        consumer_arguments={"x-priority": priority} if priority else EMPTY,
         stream_offset=custom.get(keys.STREAM_OFFSET, "next") if kind == "stream" else None,
         delay=delay,
     )
@@ -278,9 +260,13 @@ def _exchange(
     )
 
 
-def _arguments(custom: Mapping[str, Any], known: Mapping[str, Argument]) -> dict[str, Any]:
+def _arguments(custom: Mapping[str, Any], known: Mapping[str, tuple[str, Convert]]) -> dict[str, Any]:
     """Return the arguments that the extensions in ``known`` ask for."""
-    return {argument.name: argument.convert(custom[key]) for key, argument in known.items() if key in custom}
+    return {
+        name: convert(custom[key]) if convert else custom[key]
+        for key, (name, convert) in known.items()
+        if key in custom
+    }
 
 
 def _check_queue(spec: SubscriptionSpec) -> None:

@@ -14,17 +14,17 @@ because the broker would refuse the message.
 messages that wait. So a queue is declared again before it is used, unless that was done recently. A confirm that comes
 too late after the declaration does not count.
 
-**Bounds.** Each message here is an unsettled delivery, so ``prefetch`` bounds their number. A window bounds the number
-of unconfirmed ones. Nothing is published while the broker accepts no messages.
+**Bounds.** Each message has a task, and is an unsettled delivery, so ``prefetch`` bounds their number. A window bounds
+the number of unconfirmed ones. Nothing is published while the broker accepts no messages.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import struct
-from collections import deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import aiormq
 
@@ -32,14 +32,13 @@ from adapters.amqp import counting, frames, topology
 from adapters.amqp.confirms import ConfirmChannel
 from adapters.amqp.connection import describe
 from adapters.amqp.declarations import QueueSpec
-from messaging.errors import BrokerError, ConnectionLostError
+from messaging.errors import BrokerError, ConnectionLostError, MessagingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from adapters.amqp.connection import Wire
     from adapters.amqp.declarations import DelaySpec
-    from messaging.errors import MessagingError
 
     #: called with the outcome: whether the message waits at the broker, or has to be requeued
     Settle = Callable[[bool], object]
@@ -68,63 +67,58 @@ class RawMessage(NamedTuple):
     body: bytes
 
 
-class _Delayed:
-    """A message that is being moved to the queue of its delay."""
+class _Confirm:
+    """The answer of the broker to a message for the queue ``name``: ``None`` if the broker has taken it."""
 
-    __slots__ = ("_delays", "body", "milliseconds", "name", "properties", "queue", "quorum", "settle")
+    __slots__ = ("answer", "name")
 
-    def __init__(self, delays: Delays, queue: str, spec: DelaySpec, kept: RawMessage, settle: Settle):
-        self._delays = delays
-        self.queue = queue
-        self.quorum = spec.quorum
-        self.properties, deliveries = counting.recount(kept.properties, kept.route, delays.username)
-        self.body = kept.body
-        self.milliseconds = spec.milliseconds(deliveries - 1)
-        self.name = f"{queue}.delay.{self.milliseconds}"
-        self.settle = settle
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.answer: asyncio.Future[MessagingError | None] = asyncio.get_running_loop().create_future()
 
     def confirm(self) -> None:
-        if self._delays.is_leased(self.name):
-            self.settle(True)
-        else:
-            self.fail(BrokerError("the confirm came when the queue may have been about to expire"))
+        self._set(None)
 
     def fail(self, error: MessagingError) -> None:
-        self._delays.requeue(self, error)
+        self._set(error)
+
+    def _set(self, answer: MessagingError | None) -> None:
+        if not self.answer.done():
+            self.answer.set_result(answer)
 
 
-class _Channel(ConfirmChannel[_Delayed]):
-    def __init__(self, delays: Delays, number: int) -> None:
-        super().__init__(number)
-        self._delays = delays
-
-    def progressed(self) -> None:
-        self._delays.progressed()
-
+class _Channel(ConfirmChannel[_Confirm]):
     def refused(self) -> None:
-        self._delays.refused(self)
+        """Fail all messages: the broker does not say over which one it closed the channel."""
+        self._fail(*self.refusal or (0, ""))
 
     def returned(self, code: int, text: str, key: str, _: str | None) -> None:
-        self._delays.unroutable(self, key, BrokerError(f"{code} {text}", code=code, detail=text))
+        """Fail all messages to the queue ``key``, which was deleted."""
+        self._fail(code, text, key)
+
+    def _fail(self, code: int, text: str, name: str | None = None) -> None:
+        for confirm in self.pending.values():
+            if name in (None, confirm.name):
+                confirm.fail(BrokerError(f"{code} {text}", code=code, detail=text))
 
 
 class Delays:
     """The messages that are moved to queues of delays on one connection. For the event loop only.
 
-    Args:
-        wire: the connection to publish on.
-        username: the user of the connection; ``None`` if the client certificate names the user.
-        spawn: starts the task that publishes.
+    ``username`` is the user of the connection; ``None`` if the client certificate names the user.
     """
 
-    def __init__(self, wire: Wire, username: str | None, spawn: Callable[[Any], object]) -> None:
-        self.username = username
+    def __init__(self, wire: Wire, username: str | None) -> None:
         self._wire = wire
-        self._spawn = spawn
+        self._username = username
         self._channel: _Channel | None = None
-        self._waiting: deque[_Delayed] = deque()
-        self._running = self._blocked = False
-        self._changed = asyncio.Event()
+        #: one task at a time opens the channel or declares a queue
+        self._preparing = asyncio.Lock()
+        self._window = asyncio.Semaphore(_WINDOW)
+        #: set unless the broker accepts no messages
+        self._accepts = asyncio.Event()
+        self._accepts.set()
+        self._moving: set[asyncio.Task[None]] = set()
         #: when each queue was declared, in the loop's time
         self._declared: dict[str, float] = {}
         #: queues whose failures were logged
@@ -132,99 +126,97 @@ class Delays:
 
     def put(self, queue: str, spec: DelaySpec, kept: RawMessage, settle: Settle) -> None:
         """Delay a message of ``queue``; ``settle`` is called with the outcome."""
-        try:
-            delayed = _Delayed(self, queue, spec, kept, settle)
-        except (ValueError, IndexError, struct.error) as error:
-            logger.warning(
-                "amqp: a message of queue %r cannot be delayed: malformed properties: %s; it is requeued", queue, error
-            )
-            self._requeue_later(spec.milliseconds(0), settle)
-            return
-        self._waiting.append(delayed)
-        if not self._running:
-            self._running = True
-            self._spawn(self._run())
+        task = asyncio.get_running_loop().create_task(self._move(queue, spec, kept, settle))
+        self._moving.add(task)
+        task.add_done_callback(self._moving.discard)
 
     def block(self, reason: str | None) -> None:
         """Stop publishing because the broker accepts no messages, for this reason; resume with ``None``."""
-        self._blocked = reason is not None
-        self.progressed()
+        (self._accepts.set if reason is None else self._accepts.clear)()
 
     def end(self) -> None:
         """Forget all messages after the connection has ended: the broker redelivers them."""
-        self._waiting.clear()
+        self._accepts.set()
         if self._channel is not None:
-            self._channel.pending.clear()
-        self.progressed()
+            for confirm in self._channel.pending.values():
+                confirm.fail(_lost())
+        for _ in self._moving:
+            self._window.release()
 
     async def wait(self, timeout: float) -> None:
         """Wait until no message is being moved, for at most ``timeout`` seconds."""
-        try:
-            async with asyncio.timeout(timeout):
-                while self._waiting or (self._channel is not None and self._channel.pending):
-                    await self._wait()
-        except TimeoutError:
+        if self._moving and (await asyncio.wait([*self._moving], timeout=timeout))[1]:
             logger.debug("amqp: some messages are still being moved to the queues of their delays")
 
-    # --- publishing
-
-    async def _run(self) -> None:
+    async def _move(self, queue: str, spec: DelaySpec, kept: RawMessage, settle: Settle) -> None:
+        """Move a message to the queue of its delay, or have it requeued after a pause."""
+        name, milliseconds = queue, spec.milliseconds(0)
         try:
-            while self._waiting:
-                await self._publish(self._waiting[0])
+            properties, deliveries = counting.recount(kept.properties, kept.route, self._username)
+            if len(properties) > self._wire.frame_max - frames.CONTENT_OVERHEAD:
+                raise BrokerError(f"{len(properties)} bytes of properties are more than a frame holds")
+            milliseconds = spec.milliseconds(deliveries - 1)
+            name = f"{queue}.delay.{milliseconds}"
+            async with self._window:
+                channel = await self._ready(name, queue, spec, milliseconds)
+                confirm = _Confirm(name)
+                channel.expect(confirm)
+                head = frames.publish(channel.number, "", name, mandatory=True)
+                content = frames.content(channel.number, properties, kept.body, self._wire.frame_max)
+                self._wire.write(b"".join((head, *content)))
+                await self._wire.drain()
+                error = await confirm.answer
+            if error is not None:
+                raise error
+            if self._age(name) >= LEASE - LEASE_MARGIN:
+                raise BrokerError("the confirm came when the queue may have been about to expire")
         except ConnectionLostError:
-            self.end()
-        finally:
-            self._running = False
-
-    async def _publish(self, delayed: _Delayed) -> None:
-        """Publish ``delayed``, which is the first that waits, or requeue it."""
-        try:
-            channel = await self._ready(delayed)
-        except aiormq.AMQPChannelError as error:
-            if self._waiting and self._waiting[0] is delayed:
-                self._waiting.popleft()
-            delayed.fail(BrokerError(describe(error)))
             return
-        if not self._waiting or self._waiting[0] is not delayed:
-            return  # the connection has ended
-        self._waiting.popleft()
-        if len(delayed.properties) > self._wire.frame_max - frames.CONTENT_OVERHEAD:
-            delayed.fail(BrokerError(f"{len(delayed.properties)} bytes of properties are more than a frame holds"))
-            return
-        channel.expect(delayed)
-        head = frames.publish(channel.number, "", delayed.name, mandatory=True)
-        content = frames.content(channel.number, delayed.properties, delayed.body, self._wire.frame_max)
-        self._wire.write(b"".join((head, *content)))
-        await self._wire.drain()
+        except (MessagingError, aiormq.AMQPChannelError, ValueError, IndexError, struct.error) as failure:
+            if isinstance(failure, BrokerError) and failure.code is not None:
+                self._declared.pop(name, None)  # it may have been deleted
+            is_known = isinstance(failure, (MessagingError, aiormq.AMQPChannelError))
+            logger.log(
+                logging.DEBUG if name in self._logged else logging.WARNING,
+                "amqp: a message of queue %r cannot be delayed in %r: %s; it is requeued",
+                queue, name, describe(failure) if is_known else f"malformed properties: {failure}",
+            )  # fmt: skip
+            self._logged.add(name)
+            asyncio.get_running_loop().call_later(min(milliseconds / 1000, _MAX_PAUSE), settle, False)
+        else:
+            settle(True)
 
-    async def _ready(self, delayed: _Delayed) -> _Channel:
-        """Return once there are room, a channel and the queue, all at the same time."""
+    async def _ready(self, name: str, queue: str, spec: DelaySpec, milliseconds: int) -> _Channel:
+        """Return the channel once the broker accepts messages and the queue ``name`` of the delay exists."""
         while True:
-            if not self._wire.alive:
-                raise ConnectionLostError("the connection was lost")
             channel = self._channel
-            if self._blocked or (channel is not None and len(channel.pending) >= _WINDOW):
-                await self._wait()
-            elif channel is None:
-                opened = await self._wire.channel(confirms=True)
-                number = cast("int", opened.number)
-                self._channel = self._wire.lanes[number] = _Channel(self, number)
-            elif asyncio.get_running_loop().time() - self._declared.get(delayed.name, -_RECENT) >= _RECENT:
-                await self._declare(delayed)
-            else:
+            if not self._wire.alive:
+                raise _lost()
+            if not self._accepts.is_set():
+                await self._accepts.wait()
+            elif channel is not None and channel.refusal is None and self._age(name) < _RECENT:
                 return channel
+            else:
+                async with self._preparing:
+                    if self._channel is not channel:
+                        continue  # another task has opened one
+                    if channel is None or channel.refusal is not None:
+                        opened = await self._wire.channel(confirms=True)
+                        number = cast("int", opened.number)
+                        self._channel = self._wire.lanes[number] = _Channel(number)
+                    elif self._age(name) >= _RECENT:
+                        await self._declare(name, queue, spec, milliseconds)
 
-    async def _declare(self, delayed: _Delayed) -> None:
+    async def _declare(self, name: str, queue: str, spec: DelaySpec, milliseconds: int) -> None:
         began = asyncio.get_running_loop().time()
         arguments = {
             "x-queue-type": "classic",
-            "x-message-ttl": delayed.milliseconds,
-            "x-expires": min(delayed.milliseconds + round(LEASE * 1000), _MAX_MILLISECONDS),
+            "x-message-ttl": milliseconds,
+            "x-expires": min(milliseconds + round(LEASE * 1000), _MAX_MILLISECONDS),
             "x-dead-letter-exchange": "",
-            "x-dead-letter-routing-key": delayed.queue,
+            "x-dead-letter-routing-key": queue,
         }
-        if delayed.quorum:
+        if spec.quorum:
             # as safe as the queue it came from: confirmed on the way back as well
             arguments |= {
                 "x-queue-type": "quorum",
@@ -233,54 +225,15 @@ class Delays:
             }
         channel = await self._wire.channel()
         try:
-            await topology.declare_queue(self._wire, channel, QueueSpec(delayed.name, arguments=arguments))
+            await topology.declare_queue(self._wire, channel, QueueSpec(name, arguments=arguments))
         finally:
             await self._wire.close_channel(channel)
-        self._declared[delayed.name] = began
+        self._declared[name] = began
 
-    def is_leased(self, name: str) -> bool:
-        """Return whether the queue outlives a message that is confirmed now."""
-        return asyncio.get_running_loop().time() < self._declared.get(name, -LEASE) + LEASE - LEASE_MARGIN
+    def _age(self, name: str) -> float:
+        """Return the time since a queue was declared, seconds; infinite if it was not."""
+        return asyncio.get_running_loop().time() - self._declared.get(name, -math.inf)
 
-    # --- outcomes
 
-    def progressed(self) -> None:
-        """Wake up the tasks that wait for room, a channel or an answer."""
-        self._changed.set()
-
-    async def _wait(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
-
-    def requeue(self, delayed: _Delayed, error: MessagingError) -> None:
-        """Requeue a message that cannot wait at the broker, after a pause."""
-        is_logged = delayed.name in self._logged
-        self._logged.add(delayed.name)
-        logger.log(
-            logging.DEBUG if is_logged else logging.WARNING,
-            "amqp: a message of queue %r cannot be delayed in %r: %s; it is requeued",
-            delayed.queue, delayed.name, error,
-        )  # fmt: skip
-        self._requeue_later(delayed.milliseconds, delayed.settle)
-        self.progressed()
-
-    def _requeue_later(self, milliseconds: int, settle: Settle) -> None:
-        asyncio.get_running_loop().call_later(min(milliseconds / 1000, _MAX_PAUSE), settle, False)
-
-    def refused(self, channel: _Channel) -> None:
-        """Requeue all messages of a channel that the broker closed: it does not say over which one."""
-        if self._channel is channel:
-            self._channel = None
-        code, text = channel.refusal or (None, None)
-        pending, channel.pending = channel.pending, {}
-        for delayed in pending.values():
-            delayed.fail(BrokerError(f"{code} {text}", code=code, detail=text))
-        self.progressed()
-
-    def unroutable(self, channel: _Channel, name: str, error: BrokerError) -> None:
-        """Requeue all messages to the queue ``name``, which was deleted."""
-        self._declared.pop(name, None)
-        for tag, delayed in [*channel.pending.items()]:
-            if delayed.name == name:
-                del channel.pending[tag]
-                delayed.fail(error)
+def _lost() -> ConnectionLostError:
+    return ConnectionLostError("the connection was lost")

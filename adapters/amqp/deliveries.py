@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import abc
+import asyncio
+from typing import TYPE_CHECKING
 
-from adapters.amqp import frames, properties
+from adapters.amqp import frames, names, properties
+from messaging.model import Incoming
+
+if TYPE_CHECKING:
+    from messaging.adapter import Sink
+    from messaging.errors import MessagingError
 
 
 class DeliveryLane(abc.ABC):
@@ -72,3 +79,54 @@ class DeliveryLane(abc.ABC):
         self._delivery = None
         self.delivered(tag, route, payload)
         return True
+
+
+class DirectReplies(DeliveryLane):
+    """Direct reply-to on one channel, a feature of RabbitMQ: replies without a queue; the handle of their subscription.
+
+    A channel that consumes from ``amq.rabbitmq.reply-to`` and publishes requests with that name as ``reply-to``
+    receives the replies: the broker replaces the name by an address of the channel. The replies arrive on the
+    publisher's channel, between its confirms, and without acknowledgement.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__()
+        #: the receiver of the replies; ``None`` once it has unsubscribed
+        self.sink: Sink | None = sink
+        self._batch: list[Incoming] = []
+
+    def delivered(self, tag: int, route: bytes, payload: bytes) -> None:
+        """Add a reply to the batch, which is delivered at the end of the loop's turn."""
+        del tag, route
+        known = self.known
+        if not self._batch:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._batch.append(
+            Incoming(
+                payload,
+                names.DIRECT_CHANNEL,
+                None,
+                known.content_type,
+                known.content_encoding,
+                known.correlation_id,
+                known.reply_to_channel,
+                known.extensions,
+            )
+        )
+
+    def flush(self) -> None:
+        """Deliver the replies that have arrived."""
+        batch, self._batch = self._batch, []
+        if batch and self.sink is not None:
+            self.sink.deliver(batch)
+
+    async def close(self) -> None:
+        """Unsubscribe. The channel is the publisher's and stays open."""
+        self.sink = None
+
+    def fail(self, error: MessagingError) -> None:
+        """Report that the channel was closed, and with it its address."""
+        self.flush()
+        sink, self.sink = self.sink, None
+        if sink is not None:
+            sink.fail(error)

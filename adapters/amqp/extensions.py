@@ -98,20 +98,24 @@ def _one_of(*allowed: str) -> Callable[[Any], str]:
     return check
 
 
-def _name(value: Any) -> str:
-    return _key(value, "name", 1)
+def _text(what: str, shortest: int = 0) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        if not isinstance(value, str):
+            raise ValueError(f"must be a str, not {type(value).__name__}")
+        try:
+            size = len(value.encode())
+        except UnicodeEncodeError:
+            raise ValueError(f"the {what} holds a lone surrogate") from None
+        if not shortest <= size <= _MAX_NAME:
+            raise ValueError(f"a {what} has {shortest} to {_MAX_NAME} bytes in UTF-8, not {size}")
+        return value
+
+    return check
 
 
-def _key(value: Any, what: str = "key", shortest: int = 0) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"must be a str, not {type(value).__name__}")
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
-        raise ValueError(f"the {what} holds a lone surrogate") from None
-    if not shortest <= size <= _MAX_NAME:
-        raise ValueError(f"a {what} has {shortest} to {_MAX_NAME} bytes in UTF-8, not {size}")
-    return value
+_name: Final = _text("name", 1)
+_key: Final = _text("key")
+_property: Final = _text("property")
 
 
 def _exchange_type(value: Any) -> str:
@@ -122,10 +126,6 @@ def _exchange_type(value: Any) -> str:
             f"must be one of {', '.join(_EXCHANGE_TYPES)}, or the x-... of a plugin, not {reprlib.repr(value)}"
         )
     return value
-
-
-def _property(value: Any) -> str:
-    return _key(value, "property")
 
 
 def _bindings(value: Any) -> tuple[str, ...]:

@@ -85,11 +85,7 @@ def publish(channel: int, exchange: str, routing_key: str, *, mandatory: bool = 
 def content(channel: int, properties: bytes, body: bytes, frame_max: int) -> Sequence[bytes]:
     """Return the header and body frames of a message, in pieces to be joined.
 
-    Args:
-        channel: channel number.
-        properties: flags and values.
-        body: the payload.
-        frame_max: size of the largest frame the peer takes, in bytes.
+    ``properties`` are flags and values as on the wire, ``frame_max`` is the size of the largest frame in bytes.
     """
     size, step = len(body), frame_max - OVERHEAD
     header = _CONTENT.pack(HEADER, channel, 12 + len(properties), _BASIC, 0, size)
@@ -177,6 +173,9 @@ def read_blocked(data: bytes, at: int, end: int) -> str:
 
 
 def read_close(data: bytes, at: int, end: int) -> tuple[int, str]:
-    """Return reply code and text of the ``connection.close`` or ``channel.close`` in ``data[at:end]``."""
+    """Return reply code and text of the ``connection.close`` or ``channel.close`` in ``data[at:end]``.
+
+    RabbitMQ cuts a long text off, even within a character, which is left out then.
+    """
     (code,) = _U16.unpack_from(data, at + 4)
-    return code, data[at + 7 : min(end, at + 7 + data[at + 6])].decode("utf-8", "replace")
+    return code, data[at + 7 : min(end, at + 7 + data[at + 6])].decode("utf-8", "ignore")

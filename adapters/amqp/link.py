@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from adapters.amqp.overflow import RefusingQueues
     from adapters.amqp.streams import StreamPosition
     from adapters.amqp.target import Target
-    from messaging.adapter import Sink, SubscriptionSpec
+    from messaging.adapter import Sink
+    from messaging.model import SubscriptionSpec
 
 logger = logging.getLogger(__name__)
 
@@ -39,14 +40,11 @@ class Link:
     """See the module.
 
     Args:
-        target: address and credentials.
         publishing: the connection to publish on.
-        context: the TLS context.
         exchange: the exchange of channels without extension.
         window: the largest number of unconfirmed messages.
-        refusing: the queues that refuse messages when they are full; subscriptions add theirs.
         lost: called once if the link ends without ``close``.
-        impaired: called when the broker stops accepting messages, and when it resumes; see ``Adapter.impaired``.
+        impaired: called when the broker stops accepting messages, and when it resumes; see ``Events.impaired``.
     """
 
     def __init__(
@@ -75,7 +73,7 @@ class Link:
         self._impaired = impaired
         self._count = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._delays = Delays(publishing, target.username, self._spawn)
+        self._delays = Delays(publishing, target.username)
         publishing.lost = self._end
         publishing.blocked = self._block
 

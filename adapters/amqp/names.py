@@ -55,7 +55,7 @@ def channel_name(key: str) -> str:
     return name
 
 
-#: the pseudo-queue of direct reply-to, see :mod:`.replies`, and its channel name
+#: the pseudo-queue of direct reply-to, see :class:`.deliveries.DirectReplies`, and its channel name
 DIRECT_REPLY_TO: Final = "amq.rabbitmq.reply-to"
 DIRECT_CHANNEL: Final = channel_name(DIRECT_REPLY_TO)
 

@@ -136,14 +136,10 @@ class Template:
         self._flags = flags
 
     def fill(self, correlation_id: str | None, message_id: str | None, timestamp: int) -> bytes:
-        """Return flags and values for one message.
-
-        Args:
-            correlation_id, message_id: at most 255 bytes, or ``None`` for none.
-            timestamp: seconds since the epoch.
+        """Return flags and values for one message; ``timestamp`` is in seconds since the epoch.
 
         Raises:
-            ValueError: one of the ids is longer.
+            ValueError: one of the ids has more than 255 bytes.
         """
         flags, correlation, identity = self._flags, b"", b""
         if correlation_id is not None:

@@ -16,7 +16,6 @@ import pamqp.frame
 from aiormq import spec
 
 from adapters.amqp import frames, internals
-from adapters.amqp.transport import cut
 
 _KINDS: Final = (frames.METHOD, frames.HEADER, frames.BODY, frames.HEARTBEAT)
 #: largest frame during the handshake, bytes; the agreed size applies after it
@@ -167,8 +166,9 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
                     break
                 lane = lanes.get(channel)
                 if lane is None or not lane.take(kind, data, at + prefix, end - 1):
-                    if self._is_for_aiormq(kind, channel, data, at, end):
-                        passed.append(data[at:end] if self._is_settled else _limit_frames(data[at:end]))
+                    frame = self._for_aiormq(kind, channel, data[at:end])
+                    if frame is not None:
+                        passed.append(frame)
                     elif self._has_ended():
                         break
                 at = end
@@ -195,53 +195,54 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
             passed.append(data[at:])
         return len(data)
 
-    def _is_for_aiormq(self, kind: int, channel: int, data: bytes, at: int, end: int) -> bool:
-        """Return whether aiormq reads a frame. Frames that concern the whole connection are handled here."""
-        start, stop = at + frames.PREFIX.size, end - 1
-        if kind == frames.HEARTBEAT:
-            return True
-        method = data[start : start + 4] if kind == frames.METHOD else b""
+    def _for_aiormq(self, kind: int, channel: int, frame: bytes) -> bytes | None:
+        """Return a frame as aiormq reads it, or ``None`` if it concerns the whole connection and is handled here."""
+        start, stop = frames.PREFIX.size, len(frame) - 1
+        method = frame[start : start + 4] if kind == frames.METHOD else b""
         if method == frames.CONNECTION_CLOSE:
-            self.close_reason = frames.read_close(data, start, stop)
-            self.culprit = int.from_bytes(data[stop - 4 : stop], "big")
-            if not self._is_settled:
-                return True
-            if self._own_transport is not None and not self._own_transport.is_closing():
-                self._own_transport.write(frames.CLOSE_OK)
-            self._end("{} {}".format(*self.close_reason), None)
-            return False
+            self.close_reason = frames.read_close(frame, start, stop)
+            self.culprit = int.from_bytes(frame[stop - 4 : stop], "big")
+            if self._is_settled:
+                if self._own_transport is not None and not self._own_transport.is_closing():
+                    self._own_transport.write(frames.CLOSE_OK)
+                self._end("{} {}".format(*self.close_reason), None)
+                return None
         if not self._is_settled:
-            return True
-        if method == frames.CONNECTION_BLOCKED:
-            self._blocked(frames.read_blocked(data, start, stop))
-            return False
-        if method == frames.CONNECTION_UNBLOCKED:
-            self._blocked(None)
-            return False
+            return frames.limited(frame) if method == frames.CONNECTION_TUNE else frame
+        if kind == frames.HEARTBEAT:
+            return frame
+        if method in (frames.CONNECTION_BLOCKED, frames.CONNECTION_UNBLOCKED):
+            self._blocked(frames.read_blocked(frame, start, stop) if method == frames.CONNECTION_BLOCKED else None)
+            return None
         if method not in _REPLIES:
             what = f"method {'.'.join(map(str, struct.unpack('>HH', method)))}" if method else "content"
             self._break(f"unexpected {what} on channel {channel}")
-            return False
+            return None
+        lane = self.lanes.pop(channel, None) if method in (frames.CHANNEL_CLOSE, frames.CHANNEL_CLOSE_OK) else None
+        if method == frames.CHANNEL_CLOSE:
+            code, text = frames.read_close(frame, start, stop)
+            if lane is not None:
+                lane.closed(code, text)
+            # pamqp decodes no text that RabbitMQ cut off within a character
+            return pamqp.frame.marshal(spec.Channel.Close(code, text, *struct.unpack(">HH", frame[-5:-1])), channel)
         try:
-            pamqp.frame.unmarshal(data[at:end])
+            pamqp.frame.unmarshal(frame)
         except Exception as error:  # noqa: BLE001  # any exception of the decoder would end aiormq's reader
             self._break(f"a malformed frame on channel {channel}", error)
-            return False
-        if method == frames.CHANNEL_CLOSE:
-            lane = self.lanes.pop(channel, None)
-            if lane is not None:
-                lane.closed(*frames.read_close(data, start, stop))
-        elif method == frames.CHANNEL_CLOSE_OK:
-            self.lanes.pop(channel, None)
-        return True
-
-
-def _limit_frames(frame: bytes) -> bytes:
-    """Return a frame of the handshake, with the frame size that this client agrees to."""
-    start = frames.PREFIX.size
-    is_tune = frame[0] == frames.METHOD and frame[start : start + 4] == frames.CONNECTION_TUNE
-    return frames.limited(frame) if is_tune else frame
+            return None
+        return frame
 
 
 def _nothing(*_: object) -> None:
     """Ignore an event before the handshake has ended."""
+
+
+def cut(transport: asyncio.WriteTransport) -> None:
+    """Close ``transport`` and discard its write buffer. Does nothing if its connection has ended."""
+    try:
+        transport.abort()
+    except AttributeError:
+        # asyncio's TLS transport releases its connection when it is closed after a loss. In Python 3.11.2, the
+        # interpreter of Debian 12, its abort() then raises: "'NoneType' object has no attribute '_abort'".
+        if not transport.is_closing():
+            raise

@@ -12,7 +12,7 @@ import aiormq
 from adapters.amqp import names, topology
 from adapters.amqp.confirms import ConfirmChannel
 from adapters.amqp.connection import refusal
-from adapters.amqp.replies import DirectReplies
+from adapters.amqp.deliveries import DirectReplies
 from messaging.errors import PublishRefusedError, SubscriptionRefusedError, UnroutableError
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ class PublishChannel(ConfirmChannel["Outgoing"]):
     """A channel of a publisher.
 
     Args:
-        owner: the publisher.
         opened: the channel at the library.
         confirms: whether the broker confirms messages on it.
         base: the number of messages that were published on earlier channels.
@@ -101,10 +100,6 @@ class PublishChannel(ConfirmChannel["Outgoing"]):
 
 class PublishChannels:
     """See the module.
-
-    Args:
-        owner: the publisher.
-        wire: the connection.
 
     Attributes:
         open: the open channels, with publisher confirms and without.

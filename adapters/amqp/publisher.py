@@ -290,13 +290,7 @@ class Publisher:
                 await self.channels.prepare(message, plan)
                 continue
             self._unconfirmed.popleft()
-            if plan is None:
-                continue
-            tag = channel.expect(message)
-            if plan.mandatory:
-                channel.mandatory[message.message_id] = tag
-            parts = plan.encode(message, channel.number, int(time.time()), self._wire.frame_max)
-            self._wire.write(b"".join(parts))
+            self._send([message], 0, again=True)
             while channel.pending and channel.refusal is None:
                 await self._wait()
             if channel.refusal is not None:

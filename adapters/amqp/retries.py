@@ -76,10 +76,6 @@ class _Held:
 class Retries:
     """See the module. For the event loop only.
 
-    Args:
-        writer: the publisher.
-        channels: its channels.
-
     Attributes:
         held: the destinations with messages that wait.
         count: the number of messages that wait.

@@ -7,7 +7,7 @@ nested too deeply are not read.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
@@ -144,24 +144,9 @@ def _skip(data: bytes, at: int, end: int) -> int:
     return _read_field(data, at, end, 0)[1]
 
 
-def text_field(name: str, value: bytes) -> bytes:
-    """Return a field of text, from bytes that need not be UTF-8."""
-    return _name(name) + b"S" + _U32.pack(len(value)) + value
-
-
-def number_field(name: str, value: int) -> bytes:
-    """Return a field with a 64-bit number."""
-    return _name(name) + b"l" + struct.pack(">q", value)
-
-
-def table_field(name: str, content: bytes) -> bytes:
-    """Return a field with a table."""
-    return _name(name) + b"F" + _U32.pack(len(content)) + content
-
-
-def _name(name: str) -> bytes:
-    data = name.encode()
-    return bytes([len(data)]) + data
+def field(name: str, kind: bytes, content: bytes) -> bytes:
+    """Return a field of text (``S``), which need not be UTF-8, or of a table (``F``)."""
+    return short_string(name) + kind + _U32.pack(len(content)) + content
 
 
 # --- writing
@@ -186,17 +171,11 @@ def _field(value: Any) -> bytes:
         text = value.encode()
         return b"S" + _U32.pack(len(text)) + text
     writer = _WRITERS.get(type(value))
-    if writer is None:
-        # received messages and bindings may have other kinds of mappings and sequences
-        writer = _mapping if isinstance(value, Mapping) else _sequence
-    return writer(value)
-
-
-def _mapping(value: Mapping[str, Any]) -> bytes:
-    return b"F" + write_table(value)
-
-
-def _sequence(value: Sequence[Any]) -> bytes:
+    if writer is not None:
+        return writer(value)
+    # received messages and bindings may have any kinds of mappings and sequences
+    if isinstance(value, Mapping):
+        return b"F" + write_table(value)
     content = b"".join(map(_field, value))
     return b"A" + _U32.pack(len(content)) + content
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-import os
-import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pydantic import SecretStr
 
 from adapters.amqp import names
-from messaging.connection.tls import client_context, explain
+from messaging.connection.tls import client_context
 from messaging.errors import InvalidChannelError, InvalidOptionError, InvalidUrlError
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
 
     from adapters.amqp.settings import AmqpSettings
@@ -111,13 +110,3 @@ def _credentials(url: BrokerUrl, settings: AmqpSettings) -> tuple[str | None, Se
     if not username or not password.get_secret_value():
         raise InvalidOptionError("password" if username else "username", "user name and password are not empty")
     return username, password
-
-
-def failure(error: BaseException) -> str | None:
-    """Return the words of the system or OpenSSL for a failed connection; ``None`` for errors of other origin."""
-    if isinstance(error, ssl.SSLError):
-        return explain(error, "amqps", "amqp")
-    if isinstance(error, OSError):
-        # the numbers of the resolver are negative; asyncio puts a sentence of its own into the others
-        return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error) or None
-    return None

@@ -108,11 +108,6 @@ async def delete_queue(wire: Wire, name: str) -> None:
         await wire.close_channel(channel)
 
 
-async def bind(wire: Wire, queue: AbstractQueue, exchange: str, key: str, arguments: Mapping[str, Any]) -> None:
-    """Bind a queue; a second time has no effect. Raises as :func:`ensure_queue`."""
-    await wire.command(queue.bind(exchange, key, arguments=dict(arguments)), spec.Queue.Bind)
-
-
 async def consume(
     wire: Wire, queue: AbstractQueue, tag: str, *, no_ack: bool, arguments: Mapping[str, Any] | None = None
 ) -> None:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pydantic import Field
 
 from adapters.memory.broker import Broker, Client, Consumer, Queue, join
-from messaging.adapter import CORE_FEATURES, Adapter, Sink, SubscriptionSpec
+from messaging.adapter import Adapter, Sink
 from messaging.errors import (
     ConnectionLostError,
     InvalidExtensionError,
     InvalidUrlError,
-    MessagingError,
     PublishRefusedError,
     UnroutableError,
 )
-from messaging.model import Features, headers
+from messaging.model import CORE_FEATURES, Capabilities, Features, SubscriptionSpec, headers
 from messaging.model.settings import Settings
 
 if TYPE_CHECKING:
+    from messaging.adapter import Events
     from messaging.model import BrokerUrl, Outgoing, PublishPlan
 
 _FEATURES: Final = CORE_FEATURES | frozenset(
@@ -62,13 +62,21 @@ class MemoryAdapter(Adapter):
 
     provider: ClassVar[str] = "rx-messaging.memory"
     settings_type: ClassVar[type[Settings]] = MemorySettings
-    can_reject: ClassVar[bool] = True
-    has_credit: ClassVar[bool] = True
 
     settings: MemorySettings
 
     def __init__(self, url: BrokerUrl, settings: Settings, name: str) -> None:
         super().__init__(url, settings, name)
+        self.capabilities = Capabilities(
+            name=name,
+            protocols=("memory",),
+            features=_FEATURES,
+            qos_levels=("0", "1", "2"),
+            default_qos="1",
+            header_types=headers.TYPED,  # they are not encoded
+            max_message_size=self.settings.max_message_size or _MAX_MESSAGE_SIZE,
+            can_reject=True,
+        )
         if url.port is not None or url.username is not None or url.path:
             raise InvalidUrlError(f"{url}: a memory URL is just memory://name, without user, port or path")
         self._client: Client | None = None
@@ -76,31 +84,6 @@ class MemoryAdapter(Adapter):
         self._broker: Broker | None = None
         #: kept over a reconnect
         self._will: Outgoing | None = None
-
-    @property
-    def protocols(self) -> tuple[str, ...]:
-        return ("memory",)
-
-    @property
-    def features(self) -> frozenset[str]:
-        return _FEATURES
-
-    @property
-    def qos_levels(self) -> tuple[str, ...]:
-        return ("0", "1", "2")
-
-    @property
-    def default_qos(self) -> str:
-        return "1"
-
-    @property
-    def header_types(self) -> frozenset[type]:
-        """Return all types, because headers are not encoded."""
-        return headers.TYPED
-
-    @property
-    def max_message_size(self) -> int:
-        return self.settings.max_message_size or _MAX_MESSAGE_SIZE
 
     def check_subscribe(self, spec: SubscriptionSpec) -> None:
         if spec.options.queue is None and not spec.options.autocreate:
@@ -120,14 +103,14 @@ class MemoryAdapter(Adapter):
             raise ConnectionLostError(f"{self.name!r} is not connected to {self.url}")
         return self._client
 
-    async def open(self, lost: Callable[[MessagingError], None]) -> bool:
+    async def open(self, events: Events) -> bool:
         if self._broker is None:
             self._broker = join(self.url.host)
         broker = self._broker
 
         def dropped() -> None:
             self._client = None
-            lost(ConnectionLostError(f"memory://{broker.name} dropped {self.name!r}"))
+            events.lost(ConnectionLostError(f"memory://{broker.name} dropped {self.name!r}"))
 
         client = self._client = Client(self.name, broker, dropped)
         client.will = self._will
@@ -233,9 +216,12 @@ class MemoryAdapter(Adapter):
         closed: bool = token[0].closed
         return closed
 
-    def pause(self, handle: Any) -> None:
-        handle.paused = True
+    def pause(self, handle: Any | None) -> None:
+        """Hand out no more messages of a subscription; there is nothing else to be read."""
+        if handle is not None:
+            handle.paused = True
 
-    def resume(self, handle: Any) -> None:
-        handle.paused = False
-        handle.queue.dispatch()
+    def resume(self, handle: Any | None) -> None:
+        if handle is not None:
+            handle.paused = False
+            handle.queue.dispatch()

@@ -22,8 +22,8 @@ from messaging.errors import SubscriptionRefusedError
 from messaging.model import Features, Incoming, channels
 
 if TYPE_CHECKING:
-    from messaging.adapter import Sink, SubscriptionSpec
-    from messaging.model import Outgoing, PublishPlan
+    from messaging.adapter import Sink
+    from messaging.model import Outgoing, PublishPlan, SubscriptionSpec
 
 #: maximum number of cached routes
 _ROUTE_CACHE: Final = 4096

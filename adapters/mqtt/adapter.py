@@ -5,28 +5,37 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
 
-from adapters.mqtt import mapping, packets
+from adapters.mqtt import capabilities, mapping, packets
 from adapters.mqtt import settings as options
-from adapters.mqtt.capabilities import Capabilities
+from adapters.mqtt.capabilities import NO_LOCAL, WILL_DELAY
 from adapters.mqtt.inbound import Inbound
 from adapters.mqtt.router import Router
-from messaging.adapter import PlannedLossError
+from adapters.mqtt.settings import MqttSettings
+from adapters.mqtt.streams import filter_of
+from messaging.adapter import Adapter, PlannedLossError
 from messaging.connection.tls import client_context
-from messaging.errors import ConnectFailedError, ConnectionLostError, MissingExtraError, SubscriptionRefusedError
+from messaging.errors import (
+    ConnectFailedError,
+    ConnectionLostError,
+    InvalidChannelError,
+    InvalidExtensionError,
+    MissingExtraError,
+    SubscriptionRefusedError,
+)
+from messaging.model import Features, channels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from adapters.mqtt.handshake import Connack, Target
     from adapters.mqtt.link import Link
-    from adapters.mqtt.settings import MqttSettings
     from adapters.mqtt.streams import Stream
-    from messaging.adapter import Sink, SubscriptionSpec
+    from messaging.adapter import Events, Sink
     from messaging.errors import MessagingError
-    from messaging.model import BrokerUrl, Outgoing
+    from messaging.model import BrokerUrl, Outgoing, PublishPlan, SubscriptionSpec
     from messaging.model.settings import Settings
 
 #: seconds that the messages of a resumed session are kept for the streams that subscribe to them
@@ -35,7 +44,7 @@ CLAIM_TIMEOUT: Final = 30.0
 _WILL_TIMEOUT: Final = 1.0
 
 
-class MqttAdapter(Capabilities):
+class MqttAdapter(Adapter):
     """MQTT 5 and 3.1.1.
 
     The core keeps to ``prefetch``: MQTT has credit for a connection, not for a subscription. At the broker the setting
@@ -45,9 +54,17 @@ class MqttAdapter(Capabilities):
     lets it live that long. With 3.1.1 it is for all connections (there it is called clean session).
     """
 
+    provider: ClassVar[str] = "rx-messaging.mqtt"
+    settings_type: ClassVar[type[Settings]] = MqttSettings
+    publish_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = capabilities.PUBLISH_EXTENSIONS
+    subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = capabilities.SUBSCRIBE_EXTENSIONS
+
+    settings: MqttSettings
+
     def __init__(self, url: BrokerUrl, settings: Settings, name: str) -> None:
         """See ``Adapter``. Raises also InvalidUrlError: the URL has a path."""
         super().__init__(url, settings, name)
+        options.check(url, self.settings)
         try:
             from adapters.mqtt import last_will, link, outbound, subscriptions
         except ImportError as error:
@@ -58,6 +75,9 @@ class MqttAdapter(Capabilities):
         self._new_link = link.Link
         self._shown = subscriptions.shown
         self._target = _target(url, self.settings, name)
+        self.capabilities = capabilities.announced(self.settings, name, self._target.client_id)
+        if not v5:
+            self.addressing = capabilities.IndividualAddressing()
         codec: mapping.Codec = mapping.Mqtt5Codec() if v5 else mapping.Mqtt3Codec(self.settings.envelope)
         self._router = Router(self.settings.persistent)
         self._inbound = Inbound(
@@ -74,14 +94,35 @@ class MqttAdapter(Capabilities):
         self._opened_before = False
         self._claim_timer: asyncio.TimerHandle | None = None
 
-    @property
-    def client_id(self) -> str:
-        """The setting, one made from the name, or the one that the broker assigned."""
-        return self._target.client_id
+    def check_publish(self, plan: PublishPlan) -> None:
+        """Refuse channels that clients must not publish to, and properties that receivers would misread."""
+        options = plan.options
+        mapping.check_channel(plan.channel)
+        if self.settings.v5:
+            mapping.check_headers(options.headers)
+        if WILL_DELAY in options.custom:
+            if not options.last_will:
+                raise InvalidExtensionError(WILL_DELAY, f"is for a last will: set {Features.EXTENSION_LAST_WILL!r} too")
+            if not self.settings.session_expiry:
+                raise InvalidExtensionError(
+                    WILL_DELAY,
+                    "a will is sent when the session ends, which without the option 'session_expiry' is at once",
+                )
+
+    def check_subscribe(self, spec: SubscriptionSpec) -> None:
+        """Refuse a filter that is too long with its queue, and a dead-letter channel that takes no messages."""
+        mapping.check_channel(spec.options.dead_letter_channel or "")
+        if spec.options.queue is not None and spec.options.custom.get(NO_LOCAL):
+            raise InvalidExtensionError(NO_LOCAL, "MQTT has it for subscriptions without queue only")
+        size = len(filter_of(spec.options.queue, spec.channel).encode())
+        if size > channels.MAX_BYTES:
+            raise InvalidChannelError(
+                f"channel pattern and queue make a filter of {size} bytes in UTF-8; at most {channels.MAX_BYTES} fit"
+            )
 
     # --- connection
 
-    async def open(self, lost: Callable[[MessagingError], None]) -> bool:
+    async def open(self, events: Events) -> bool:
         """See ``Adapter.open``."""
         settings = self.settings
         clean = not settings.persistent if self._opened_before and settings.v5 else settings.clean_start
@@ -92,12 +133,12 @@ class MqttAdapter(Capabilities):
             self._will.connect_failed(error)
             raise
         except asyncio.CancelledError:
-            if link is self.link:  # accepted, but too late
-                self._disconnected(ConnectionLostError(f"connecting to {self._target} was cancelled"))
+            # accepted, but too late
+            self.lost(link, ConnectionLostError(f"connecting to {self._target} was cancelled"))
             raise
         if link.error is not None:
             raise ConnectFailedError(f"cannot connect to {self._target}: {link.error}") from link.error
-        self._lost = lost
+        self._lost = events.lost
         self._opened_before = True
         resumed = not self._unsubscribed
         self._unsubscribed = False
@@ -110,7 +151,7 @@ class MqttAdapter(Capabilities):
         if connack.assigned_id is not None:
             # from now on this client's own: with it the session can be resumed
             self._target = dataclasses.replace(self._target, client_id=connack.assigned_id)
-        self.restrict(connack)
+        self.capabilities = capabilities.restricted(self.capabilities, self.settings, connack, self._target.client_id)
         if not connack.session_present or self._unsubscribed:
             self._router.reset()
             self._unsubscribed = True
@@ -138,10 +179,8 @@ class MqttAdapter(Capabilities):
 
     def lost(self, link: Link, error: ConnectionLostError) -> None:
         """See ``link.Events``."""
-        if link is self.link:
-            self._disconnected(error)
-
-    def _disconnected(self, error: ConnectionLostError) -> None:
+        if link is not self.link:
+            return
         self.link = None
         persistent = self.settings.persistent
         self._subscriptions.disconnected()
@@ -167,14 +206,14 @@ class MqttAdapter(Capabilities):
             await link.close()
             self._outbound.disconnected(ConnectionLostError(f"connection to {self._target} closed"), resumable=True)
 
-    def suspend_reading(self) -> None:
-        """See ``Adapter.suspend_reading``."""
-        if self.link is not None:
+    def pause(self, handle: Any | None) -> None:
+        """Read nothing. MQTT cannot pause single subscriptions, which have their credit."""
+        if handle is None and self.link is not None:
             self.link.suspend_reading()
 
-    def resume_reading(self) -> None:
-        """See ``Adapter.resume_reading``."""
-        if self.link is not None:
+    def resume(self, handle: Any | None) -> None:
+        """Undo :meth:`pause`."""
+        if handle is None and self.link is not None:
             self.link.resume_reading()
 
     # --- publishing
@@ -184,7 +223,7 @@ class MqttAdapter(Capabilities):
         await self._outbound.publish(batch)
 
     async def set_will(self, will: Outgoing) -> None:
-        """See ``Adapter.set_will``: MQTT fixes the will in CONNECT."""
+        """See ``TakesLastWill``: MQTT fixes the will in CONNECT."""
         if not self._will.set(will):
             return
         self._outbound.pause()
@@ -195,8 +234,7 @@ class MqttAdapter(Capabilities):
         try:
             await link.close()
         finally:
-            if link is self.link:
-                self._disconnected(PlannedLossError(f"connection to {self._target} ended to register the last will"))
+            self.lost(link, PlannedLossError(f"connection to {self._target} ended to register the last will"))
 
     # --- subscribing
 
@@ -213,15 +251,15 @@ class MqttAdapter(Capabilities):
         await self._subscriptions.unsubscribe(handle)
 
     def detach(self, handle: Stream) -> None:
-        """See ``Adapter.detach``."""
+        """See ``KeepsSession``."""
         self._subscriptions.detach(handle)
 
-    def requeues(self, spec: SubscriptionSpec, handle: Stream) -> bool:  # noqa: ARG002  # the contract's
-        """See ``Adapter.requeues``."""
-        return self._subscriptions.requeues(handle)
+    def redelivers(self, spec: SubscriptionSpec, handle: Stream | None = None) -> bool:  # noqa: ARG002  # the contract's
+        """Return ``False`` for a lost connection: the session delivers again what has not arrived only."""
+        return handle is not None and self._subscriptions.requeues(handle)
 
     def bequeath(self, handle: Stream, heir: Stream) -> None:
-        """See ``Adapter.bequeath``."""
+        """See ``KeepsSession``."""
         self._subscriptions.bequeath(handle, heir)
 
     def acknowledge(self, tokens: Sequence[Any]) -> None:

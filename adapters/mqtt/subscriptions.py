@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
 
 from adapters.mqtt import handshake, packets
 from adapters.mqtt.capabilities import NO_LOCAL, RETAIN_AS_PUBLISHED, RETAIN_HANDLING
@@ -15,16 +16,25 @@ from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from messaging.model import Features
 
 if TYPE_CHECKING:
-    from adapters.mqtt.capabilities import Capabilities
     from adapters.mqtt.handshake import Connack, Target
     from adapters.mqtt.inbound import Inbound
     from adapters.mqtt.link import Link
     from adapters.mqtt.outbound import Outbound
     from adapters.mqtt.router import Router
+    from adapters.mqtt.settings import MqttSettings
     from adapters.mqtt.streams import Route, Stream
-    from messaging.adapter import Sink, SubscriptionSpec
+    from messaging.adapter import Sink
+    from messaging.model import Capabilities, SubscriptionSpec
 
 logger = logging.getLogger(__name__)
+
+
+class Owner(Protocol):
+    """The adapter, as its subscriptions see it."""
+
+    settings: MqttSettings
+    name: str
+    capabilities: Capabilities
 
 
 class Subscriptions:
@@ -35,7 +45,7 @@ class Subscriptions:
         outbound: knows the packet ids that are in use.
     """
 
-    def __init__(self, owner: Capabilities, router: Router, inbound: Inbound, outbound: Outbound) -> None:
+    def __init__(self, owner: Owner, router: Router, inbound: Inbound, outbound: Outbound) -> None:
         self._owner = owner
         self._router = router
         self._inbound = inbound
@@ -118,7 +128,8 @@ class Subscriptions:
         try:
             await self._sharing.require(target)
         except SubscriptionRefusedError:
-            self._owner.withdraw(Features.POINT_TO_POINT, Features.EXTENSION_QUEUE)
+            features = self._owner.capabilities.features - {Features.POINT_TO_POINT, Features.EXTENSION_QUEUE}
+            self._owner.capabilities = replace(self._owner.capabilities, features=features)
             raise
 
     def _warn_of_overlap(self, route: Route) -> None:
@@ -168,18 +179,18 @@ class Subscriptions:
             self._inbound.release(stream)
 
     def detach(self, stream: Stream) -> None:
-        """See ``Adapter.detach``."""
+        """See ``KeepsSession``."""
         if not stream.ended:
             self._inbound.leftovers.leave(stream)
             self._router.detach(stream)
 
     def requeues(self, stream: Stream) -> bool:
-        """See ``Adapter.requeues``."""
+        """See ``Adapter.redelivers``."""
         route = stream.route
         return self._persistent or (route.is_shared and any(each is not stream for each in route.streams))
 
     def bequeath(self, stream: Stream, heir: Stream) -> None:
-        """See ``Adapter.bequeath``."""
+        """See ``KeepsSession``."""
         if not stream.ended and not heir.ended and heir.settles:
             self._inbound.bequeath(stream, heir)
 

@@ -21,6 +21,7 @@ keys of an object store: no error shows them.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import ClassVar, Final
 
@@ -34,6 +35,18 @@ _SECRET: Final = re.compile(r"([?&][^=&\s]*(?:pass|secret|token|key|sig)[^=&\s]*
 def redacted(text: str) -> str:
     """Return ``text`` without the secrets of URLs in it."""
     return _SECRET.sub(r"\1***", _LOGIN.sub("***@", text))
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error of Spark, without the query plan and stack traces."""
+    text = ""
+    with contextlib.suppress(Exception):  # PySpark asks a Java process that may have ended
+        text = str(error)
+    # the last line of a Python trace is the cause
+    lines = [line.strip(" :") for line in text.split("== Streaming Query")[0].splitlines() if line.strip(" :")]
+    lines = [line for line in lines if not line.startswith("An error occurred while calling")]
+    ours = [line for line in lines if line.partition(":")[0].rpartition(".")[2].endswith("Error")]
+    return (ours or lines or [type(error).__name__])[0][:500]
 
 
 def invalid_option(option: str, problem: str) -> InvalidOptionError:

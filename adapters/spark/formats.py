@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 class MessagingDataSource(DataSource):
     """Format ``messaging``: channels of any broker."""
 
+    _name: ClassVar = "messaging"
+
     @classmethod
     def name(cls) -> str:
         """Return the name of the format."""
-        return "messaging"
+        return cls._name
 
     def schema(self) -> StructType:
         """Return the columns of a read without ``.schema(...)``."""
@@ -58,19 +60,13 @@ class MessagingDataSource(DataSource):
 class MqttDataSource(MessagingDataSource):
     """Format ``mqtt``: accepts URLs of MQTT brokers only."""
 
-    @classmethod
-    def name(cls) -> str:
-        """Return the name of the format."""
-        return "mqtt"
+    _name = "mqtt"
 
 
 class AmqpDataSource(MessagingDataSource):
     """Format ``amqp``: accepts URLs of AMQP brokers only."""
 
-    @classmethod
-    def name(cls) -> str:
-        """Return the name of the format."""
-        return "amqp"
+    _name = "amqp"
 
 
 #: all formats

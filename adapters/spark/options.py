@@ -8,7 +8,6 @@ may be secrets are not repeated.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import json
 import os
@@ -24,6 +23,7 @@ from messaging.errors import ConfigurationError, InvalidOptionError, InvalidUrlE
 from messaging.instance import find_adapter
 from messaging.model import CHECKS, MAX_PREFETCH, SUBSCRIBE_ONLY, BrokerUrl, Features, check_name, overlap, parse_url
 from messaging.model.settings import URL_VARIABLE, load_settings
+from messaging.text import did_you_mean
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
@@ -131,20 +131,12 @@ class ReadOptions:
 
     @property
     def required_broker(self) -> Broker:
-        """The broker.
-
-        Raises:
-            InvalidOptionError: there is no option ``url``.
-        """
+        """The broker; :class:`InvalidOptionError` without the option ``url``."""
         return _required(self.broker)
 
     @property
     def required_journal(self) -> str:
-        """The path of the journal.
-
-        Raises:
-            InvalidOptionError: there is no option ``journalPath``.
-        """
+        """The path of the journal; :class:`InvalidOptionError` without the option ``journalPath``."""
         if self.journal_path is None:
             raise InvalidOptionError(
                 "journalPath",
@@ -160,11 +152,7 @@ class ReadOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, str], name: str = "messaging", *, batch: bool = False) -> Self:
-        """Check the options of a read through the format ``name``.
-
-        Raises:
-            InvalidOptionError: an option is wrong; names it.
-        """
+        """Check the options of a read through the format ``name``; the error names the wrong option."""
         options = _GivenOptions(given)
         if not batch and "endingoffsets" in options.names:
             raise InvalidOptionError("endingOffsets", "option 'endingOffsets' is for batch reads; a stream has no end")
@@ -235,11 +223,7 @@ class WriteOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, str], name: str = "messaging") -> Self:
-        """Check the options of a write through the format ``name``.
-
-        Raises:
-            InvalidOptionError: an option is wrong; names it.
-        """
+        """Check the options of a write through the format ``name``; the error names the wrong option."""
         options = _GivenOptions(given)
         options.ignore("checkpointLocation")
         options.ignore("queryName")
@@ -323,7 +307,8 @@ class _GivenOptions:
             raise invalid_option("passwordFile", "there is a password already")
         load_settings(kind.settings_type, parsed, settings)
         self._known += fields.values()
-        return Broker(url, settings, parsed.scheme, _address(parsed), password_file)
+        path = "" if parsed.path is None else f"/{parsed.path}"
+        return Broker(url, settings, parsed.scheme, f"{parsed.scheme}://{parsed.address}{path}", password_file)
 
     def refuse_rest(self, broker: Broker | None) -> None:
         """Raise for an unknown option, and name the nearest known one."""
@@ -332,9 +317,7 @@ class _GivenOptions:
                 "path", "load() and save() take none; a broker has a 'url', and a journal 'journalPath'"
             )
         for name in self._values:
-            near = difflib.get_close_matches(name, [each.lower() for each in self._known], n=1, cutoff=0.7)
-            proper = {each.lower(): each for each in self._known}
-            hint = f"did you mean {proper[near[0]]!r}?" if near else f"known: {', '.join(sorted(set(self._known)))}"
+            hint = did_you_mean(name, self._known) or f"known: {', '.join(sorted(set(self._known)))}"
             where = "" if broker is None else f" for {broker.scheme}://"
             raise InvalidOptionError(name, f"unknown option {name!r}{where}; {hint}")
 
@@ -357,13 +340,6 @@ def _parsed(url: str, name: str) -> BrokerUrl:
     except ConfigurationError as error:
         raise invalid_option("url", f"{error}") from None
     return parsed
-
-
-def _address(url: BrokerUrl) -> str:
-    host = f"[{url.host}]" if ":" in url.host else url.host
-    port = "" if url.port is None else f":{url.port}"
-    path = "" if url.path is None else f"/{url.path}"
-    return f"{url.scheme}://{host}{port}{path}"
 
 
 def _required(broker: Broker | None) -> Broker:

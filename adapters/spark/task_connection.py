@@ -26,7 +26,6 @@ def connect(broker: Broker, patience: float, **settings: Any) -> Messaging:
 
     Raises:
         ConnectFailedError: no connection in that time; ``AuthenticationError`` if the broker refused the credentials.
-        InvalidOptionError: ``passwordFile`` cannot be read here.
     """
     keywords = broker.keywords(retry_connect=False, **settings)
     if broker.is_mqtt:

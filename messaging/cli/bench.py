@@ -1,6 +1,7 @@
 """``messaging bench``: measure the rates and latencies of a broker and of the connections to it."""
 
 import contextlib
+import itertools
 import logging
 import math
 import secrets
@@ -56,17 +57,13 @@ class _Plan:
             help="Most messages per publisher that are unconfirmed or in flight; default: 1000, of requests 1.",
         ),
     ] = None
-    timeout: Annotated[float | None, Option("--timeout", "-W", metavar="SECONDS", help="End after that long.")] = None
+    timeout: Annotated[float | None, options.timeout_option("End after that long.")] = None
     responder: Annotated[
         bool, Option("--responder/--no-responder", help="Answer the requests, on a connection of its own.")
     ] = True
 
     def check(self, mode: str) -> None:
-        """Refuse values that do not go together.
-
-        Raises:
-            ArgumentError: a value is refused.
-        """
+        """Refuse values that do not go together with an ``ArgumentError``."""
         if mode not in MODES:
             raise ArgumentError(f"no mode {mode!r}; there are {', '.join(MODES)}")
         if self.topic is not None:
@@ -110,21 +107,13 @@ def bench(
     if broker.client_id is not None and (plan.publishers > 1 or mode in ("both", "request")):
         raise ArgumentError("--id: this bench has several connections, and each needs a client id of its own")
     with contextlib.ExitStack() as stack:
-        count = 0
-
-        def connect() -> Messaging:
-            nonlocal count
-            count += 1
-            return stack.enter_context(broker.connect(f"bench{count}"))
-
-        run = _Bench(mode, plan, connect)
+        names = (f"bench{number}" for number in itertools.count(1))
+        run = _Bench(mode, plan, lambda: stack.enter_context(broker.connect(next(names))))
+        run.prepare()
         interrupted = False
         try:
-            run.prepare()
             run.play()
         except KeyboardInterrupt:
-            if not run.is_prepared:
-                raise
             interrupted = True
         run.end()
         found = run.report(interrupted=interrupted)
@@ -136,11 +125,7 @@ def bench(
 
 
 class _Bench:
-    """One run: its instances, the publishers, and the tally of received messages.
-
-    Attributes:
-        is_prepared: whether every connection is up and subscribed.
-    """
+    """One run: its instances, the publishers, and the tally of received messages."""
 
     def __init__(self, mode: str, plan: _Plan, connect: Callable[[], Messaging]) -> None:
         self._mode = mode
@@ -162,7 +147,6 @@ class _Bench:
         self._broker = ""
         #: when the last load ended
         self._quiet_since = 0.0
-        self.is_prepared = False
 
     def prepare(self) -> None:
         """Connect and subscribe."""
@@ -189,7 +173,6 @@ class _Bench:
             self._loads.append(load)
         if self._mode in ("pub", "sub") or not plan.responder:
             warn_of_memory(m)
-        self.is_prepared = True
 
     def _context(self, m: Messaging, extensions: dict[str, Any]) -> MessageContext:
         return m.context_builder().channel(self._topic).extensions(extensions).build_context()
@@ -208,7 +191,9 @@ class _Bench:
         plan = self._plan
         self._began = time.monotonic()
         deadline = math.inf if plan.timeout is None else self._began + plan.timeout
-        gate = Gate(self._window * plan.publishers, _SILENCE, self._received) if self._mode == "both" else None
+        gate = None
+        if self._mode == "both":
+            gate = Gate(self._window * plan.publishers, _SILENCE, lambda: self._tally.distinct)
         rate = plan.rate / plan.publishers if plan.rate is not None else None
         for load in self._loads:
             load.start(rate, gate, self._stop)
@@ -258,9 +243,6 @@ class _Bench:
             self._first, self._last = self._first or moment, moment
             if self._mode == "sub" and self._tally.received >= self._plan.messages:
                 self._enough.set()
-
-    def _received(self) -> int:
-        return self._tally.distinct
 
     def _fail(self, error: Exception) -> None:
         self._error = error

@@ -6,41 +6,24 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.cli import context_file, options
-from messaging.cli.context_file import PREFIX
+from messaging.cli.context_file import PREFIX, SavedContext
 from messaging.errors import ArgumentError, ConfigurationError, InvalidOptionError
-from messaging.model import Features, parse_url
+from messaging.model import parse_url
 from messaging.model.settings import URL_VARIABLE
 
 if TYPE_CHECKING:
     from messaging.connection import ConnectionState
     from messaging.instance import Messaging
-    from messaging.model import MessageContextBuilder
 
 logger = logging.getLogger(__name__)
 
 #: reports the return of a connection itself when INFO is enabled
 _CORE_LOGGER: Final = logging.getLogger("messaging.connection")
-_NO_SETTINGS: Final[Mapping[str, str]] = MappingProxyType({})
-
-
-class Target(NamedTuple):
-    """The broker to connect to.
-
-    Attributes:
-        url: as given or saved; it may hold a password.
-        settings: the settings of the saved context.
-        context: the name of the saved context, or ``None``.
-    """
-
-    url: str
-    settings: Mapping[str, str] = _NO_SETTINGS
-    context: str | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +41,7 @@ class Broker:
         return self.url is not None or self.url_option is not None
 
     @functools.cached_property
-    def target(self) -> Target:
+    def target(self) -> SavedContext:
         """The one broker that is given by argument, option or environment variable: a URL or a saved context.
 
         Raises:
@@ -73,14 +56,12 @@ class Broker:
         if not url:
             raise ConfigurationError(f"no broker URL: give one, such as mqtt://localhost, or set {URL_VARIABLE}")
         if url.startswith(PREFIX):
-            name = url.removeprefix(PREFIX)
-            saved = context_file.get(name)
-            return Target(saved.url, saved.settings, name)
+            return context_file.get(url.removeprefix(PREFIX))
         if "://" not in url:
             with contextlib.suppress(ConfigurationError):  # the file is malformed
                 if url in context_file.load():
                     raise ArgumentError(f"{url!r} is not a broker URL; did you mean the saved context {PREFIX}{url}?")
-        return Target(url)
+        return SavedContext(url)
 
     def connect(self, role: str, *, report_return: bool = True, **defaults: Any) -> Messaging:
         """Connect to the broker.
@@ -99,11 +80,7 @@ class Broker:
         """
         from messaging.instance import connect  # importing it is slow, and help and completion do not need it
 
-        given: dict[str, Any] = options.pairs(self.option, "--option")
-        if self.client_id is not None:
-            if "client_id" in given:
-                raise ArgumentError("--option client_id is given twice: --id is the same")
-            given["client_id"] = self.client_id
+        given: dict[str, Any] = options.settings(self.option, self.client_id)
         for parameter in ("url", "services"):
             if parameter in given:  # parameters of connect(), not settings
                 raise InvalidOptionError(parameter, f"unknown option {parameter!r}")
@@ -111,30 +88,29 @@ class Broker:
         settings = {**target.settings, **defaults, **given}
         url = parse_url(target.url)
         if "name" not in settings and "name" not in url.options and "MESSAGING_NAME" not in os.environ:
-            prefix = "" if target.context is None else f"{target.context}-"
+            prefix = "" if target.name is None else f"{target.name}-"
             settings["name"] = f"{prefix}{role}-{os.getpid()}"
         m = connect(target.url, **settings)
         if report_return and not _CORE_LOGGER.isEnabledFor(logging.INFO):
-            m.connection_state.subscribe(_Returns(url.label(m.name)).on_next)
+            m.connection_state.subscribe(_return_reporter(url.label(m.name)))
         return m
 
 
-class _Returns:
-    """Logs when a lost connection is back. Observes the states of one connection, which have no errors."""
+def _return_reporter(label: str) -> Callable[[ConnectionState], None]:
+    """Return an observer of connection states that logs when a lost connection is back."""
+    was_up = False
+    lost_at: float | None = None
 
-    def __init__(self, label: str) -> None:
-        self._label = label
-        #: when the connection was lost, seconds since the epoch; ``None`` while it is up
-        self._lost_at: float | None = None
-        self._was_up = False
-
-    def on_next(self, state: ConnectionState) -> None:
+    def on_next(state: ConnectionState) -> None:
+        nonlocal was_up, lost_at
         if state.is_up:
-            if self._lost_at is not None:
-                logger.info("%s: connected again after %.1f s", self._label, state.since - self._lost_at)
-            self._was_up, self._lost_at = True, None
-        elif self._was_up and self._lost_at is None and state.cause is not None:  # a planned close has no cause
-            self._lost_at = state.since
+            if lost_at is not None:
+                logger.info("%s: connected again after %.1f s", label, state.since - lost_at)
+            was_up, lost_at = True, None
+        elif was_up and lost_at is None and state.cause is not None:  # a planned close has no cause
+            lost_at = state.since
+
+    return on_next
 
 
 def identity(m: Messaging) -> str:
@@ -148,10 +124,3 @@ def warn_of_memory(m: Messaging) -> None:
     url = m.runtime.get_runtime_dto().connection_uri
     if url.startswith("memory://"):
         logger.warning("%s is a broker inside this process: no other process reaches it; use mqtt:// or amqp://", url)
-
-
-def manual_context_builder(m: Messaging) -> MessageContextBuilder:
-    """Return a builder of contexts that leave acknowledging to the consumer, if the instance can acknowledge."""
-    if Features.ACKNOWLEDGE in m.features:
-        return m.acknowledge_context_builder().message_context_builder()
-    return m.context_builder()

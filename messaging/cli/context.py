@@ -49,11 +49,11 @@ def add(
     Example: messaging context add plant mqtts://joe@broker --option cafile=ca.pem --password-stdin
     """
     context_file.check_name(context_name)
-    settings: dict[str, str] = options.pairs(option, "--option")
-    if client_id is not None:
-        _add(settings, "client_id", client_id, "--id")
+    settings = options.settings(option, client_id)
     if password_stdin:
-        _add(settings, "password", _password(), "--password-stdin")
+        if "password" in settings:
+            raise ArgumentError("--option password is given twice: --password-stdin is the same")
+        settings["password"] = _password()
     saved = _checked(url, settings)
 
     def change(known: dict[str, SavedContext]) -> None:
@@ -64,12 +64,6 @@ def add(
     file = context_file.change(change)
     logger.info("context %r is saved in %s; use it as %s%s", context_name, file, PREFIX, context_name)
     return ExitCode.OK
-
-
-def _add(settings: dict[str, str], key: str, value: str, option: str) -> None:
-    if key in settings:
-        raise ArgumentError(f"--option {key} is given twice: {option} is the same")
-    settings[key] = value
 
 
 def _password() -> str:
@@ -84,8 +78,7 @@ def _password() -> str:
 def _checked(text: str, settings: Mapping[str, str]) -> SavedContext:
     """Return what to save: file names become absolute, and the query of the URL becomes settings.
 
-    Raises:
-        MessagingError: connecting would refuse the URL, a setting or a value.
+    Raises an error for what connecting would refuse: the URL, a setting or a value.
     """
     from messaging.instance import find_adapter
     from messaging.model import parse_url
@@ -114,10 +107,9 @@ def list_contexts(json: _Json = False) -> int:
     """List the saved contexts, without passwords."""
     known = sorted(context_file.load().items())
     if json:
-        write(dump([{"name": name, **_shown(each)} for name, each in known]))
+        write(dump([_shown(each) for _, each in known]))
     elif known:
-        width = max(len(name) for name, _ in known)
-        show(*(f"{name:{width}}  {each.shown_url}" for name, each in known))
+        _show_columns({name: each.shown_url for name, each in known})
     return ExitCode.OK
 
 
@@ -127,16 +119,19 @@ def show_context(context_name: _Name, json: _Json = False) -> int:
     """Show a saved context, without passwords."""
     saved = context_file.get(context_name)
     if json:
-        write(dump({"name": context_name, **_shown(saved)}))
+        write(dump(_shown(saved)))
     else:
-        rows = {"url": saved.shown_url, **saved.shown_settings}
-        width = max(map(len, rows))
-        show(*(f"{key:{width}}  {value}" for key, value in rows.items()))
+        _show_columns({"url": saved.shown_url, **saved.shown_settings})
     return ExitCode.OK
 
 
 def _shown(saved: SavedContext) -> dict[str, object]:
-    return {"url": saved.shown_url, "settings": saved.shown_settings}
+    return {"name": saved.name, "url": saved.shown_url, "settings": saved.shown_settings}
+
+
+def _show_columns(rows: Mapping[str, str]) -> None:
+    width = max(map(len, rows))
+    show(*(f"{key:{width}}  {value}" for key, value in rows.items()))
 
 
 @context.command()

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from messaging.errors import ConfigurationError
@@ -43,10 +44,12 @@ class SavedContext(NamedTuple):
     Attributes:
         url: without query; it may hold a password.
         settings: settings of ``connect()``; some may be secret.
+        name: its name; ``None`` for a broker that is not saved.
     """
 
     url: str
-    settings: Mapping[str, str]
+    settings: Mapping[str, str] = MappingProxyType({})
+    name: str | None = None
 
     @property
     def shown_url(self) -> str:
@@ -70,17 +73,12 @@ def base_directory(variable: str, default: Path) -> Path:
     return Path(given) if given.startswith("/") else default
 
 
-def check_name(name: str) -> str:
-    """Return ``name`` if it is valid.
-
-    Raises:
-        ConfigurationError: it is not.
-    """
+def check_name(name: str) -> None:
+    """Refuse a malformed name with a ``ConfigurationError``."""
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
             f"context name {name!r}: must be 1 to 64 letters, digits, '.', '_' and '-', the first a letter or digit"
         )
-    return name
 
 
 def load() -> dict[str, SavedContext]:
@@ -108,49 +106,38 @@ def load() -> dict[str, SavedContext]:
         where = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else type(error).__name__
         raise ConfigurationError(f"saved contexts: {file} is not JSON ({where}); correct or remove it") from None
     try:
-        return {name: SavedContext(each["url"], dict(each["settings"])) for name, each in _checked(found)}
-    except _MalformedError as error:
+        return {each.name or "": each for each in _parsed(found)}
+    except ValueError as error:
         # the error repeats no values: any of them may be a secret
         raise ConfigurationError(f"saved contexts: {file}: {error}; correct or remove it") from None
 
 
-class _MalformedError(Exception):
-    """The file is JSON with another structure."""
-
-
-def _checked(found: Any) -> Iterator[tuple[str, Any]]:
+def _parsed(found: Any) -> Iterator[SavedContext]:
+    """Yield the contexts of the file; a structure that does not fit is a ``ValueError``."""
     if not isinstance(found, dict) or not isinstance(found.get("contexts"), dict):
-        raise _MalformedError("must be an object with an object 'contexts'")
+        raise ValueError("must be an object with an object 'contexts'")
     if found.get("version") != _VERSION:
-        raise _MalformedError(f"'version' must be {_VERSION}; a newer version of this program may have written it")
+        raise ValueError(f"'version' must be {_VERSION}; a newer version of this program may have written it")
     for name, each in found["contexts"].items():
         if not _NAME.fullmatch(name):
-            raise _MalformedError(f"{name[:80]!r} is not a name of a context")
+            raise ValueError(f"{name[:80]!r} is not a name of a context")
         if not isinstance(each, dict) or not isinstance(each.get("url"), str):
-            raise _MalformedError(f"context {name!r} must be an object with a text 'url'")
-        settings = each.setdefault("settings", {})
+            raise ValueError(f"context {name!r} must be an object with a text 'url'")
+        settings = each.get("settings", {})
         if not isinstance(settings, dict) or not all(isinstance(value, str) for value in settings.values()):
-            raise _MalformedError(f"'settings' of context {name!r} must be an object of texts")
-        yield name, each
+            raise ValueError(f"'settings' of context {name!r} must be an object of texts")
+        yield SavedContext(each["url"], settings, name)
 
 
 def get(name: str) -> SavedContext:
-    """Return one saved context.
-
-    Raises:
-        ConfigurationError: no context has that name, or the file is malformed.
-    """
+    """Return one saved context; it is a ``ConfigurationError`` if there is none, or if the file is malformed."""
     known = load()
     check_saved(name, known)
     return known[name]
 
 
 def check_saved(name: str, known: Mapping[str, SavedContext]) -> None:
-    """Refuse a name that is not in ``known``.
-
-    Raises:
-        ConfigurationError: the name is refused; the error names the nearest one, or all.
-    """
+    """Refuse a name that is not in ``known`` with a ``ConfigurationError`` that names the nearest one, or all."""
     if name not in known:
         hint = did_you_mean(name, known) or (f"there are {', '.join(sorted(known))}" if known else "none is saved")
         raise ConfigurationError(f"no context {name!r} is saved; {hint}")

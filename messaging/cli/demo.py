@@ -22,7 +22,7 @@ from messaging.cli.connecting import Broker
 from messaging.cli.output import ExitCode, one_line, show
 from messaging.errors import MessagingError
 from messaging.instance import Messaging
-from messaging.model import AcknowledgeHandler, AcknowledgeMessageContext, Features, Message, MessageContextBuilder
+from messaging.model import AcknowledgeMessageContext, Features, Message
 
 DEFAULT_URL: Final = "memory://demo"
 #: how long to wait for an expected message, seconds
@@ -54,15 +54,6 @@ class Job(BaseModel):
     number: int
 
 
-class Check(NamedTuple):
-    """An expected and a found result of an act."""
-
-    act: str
-    what: str
-    expected: Any
-    found: Any
-
-
 class Stage:
     """The instance, channels and output of the acts.
 
@@ -71,7 +62,7 @@ class Stage:
         run: distinguishes the channels and jobs of this run from those of other runs at the same broker.
         reliable: keywords for confirmed and acknowledged delivery, where the instance offers a choice.
         act: title of the current act.
-        checks: the results so far.
+        checks: the results so far: act, name of the check, expected and found value.
     """
 
     def __init__(self, m: Messaging) -> None:
@@ -80,18 +71,11 @@ class Stage:
         is_offered = Features.EXTENSION_GUARANTEED_DELIVERY in m.features
         self.reliable: dict[str, Any] = {"guaranteed_delivery": True} if is_offered else {}
         self.act = ""
-        self.checks: list[Check] = []
+        self.checks: list[tuple[str, str, Any, Any]] = []
 
     def channel(self, name: str) -> str:
         """Return a channel of this run."""
         return f"demo/{self.run}/{name}"
-
-    def reliably(self, builder: MessageContextBuilder, name: str) -> MessageContextBuilder:
-        """Set a channel of this run and confirmed delivery on ``builder``; return it."""
-        builder.channel(self.channel(name))
-        if self.reliable:
-            builder.extension_entry(Features.EXTENSION_GUARANTEED_DELIVERY, True)
-        return builder
 
     def say(self, text: str) -> None:
         """Write a line about the current act. Thread safe."""
@@ -99,7 +83,7 @@ class Stage:
 
     def check(self, what: str, expected: Any, found: Any) -> None:
         """Record a result that must be as expected."""
-        self.checks.append(Check(self.act, what, expected, found))
+        self.checks.append((self.act, what, expected, found))
 
 
 def readings(stage: Stage) -> None:
@@ -166,27 +150,22 @@ def poison(stage: Stage) -> None:
     attempts: list[str] = []
     digested: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def digest(message: Message, handler: AcknowledgeHandler) -> None:
+    def digest(message: Message) -> None:
         order = message.value(str)
         if order.startswith("poison"):
             attempts.append(order)
             stage.say(f"delivery {len(attempts)} of {order!r} is rejected")
-            handler.reject()
+            message.reject()
         else:
-            handler.acknowledge()
+            message.acknowledge()
+            digested.put(order)
 
-    builder = m.acknowledge_context_builder().handle_acknowledge(digest).message_context_builder()
-    context = (
-        stage.reliably(builder, "orders")
-        .extension_entry(Features.EXTENSION_MAX_DELIVERIES, 3)
-        .extension_entry(Features.EXTENSION_DEAD_LETTER_CHANNEL, stage.channel("dead"))
-        .build_context()
-    )
+    dead, rules = stage.channel("dead"), {"acknowledge": "manual", "max_deliveries": 3, **stage.reliable}
     with (
-        m.subscribe(stage.channel("dead"), **stage.reliable) as dead_letters,
-        m.subscription.subscribe(context) as orders,
+        m.subscribe(dead, **stage.reliable) as dead_letters,
+        m.subscribe(stage.channel("orders"), dead_letter_channel=dead, **rules) as orders,
     ):
-        orders.subscribe(lambda message: digested.put(message.value(str)))
+        orders.subscribe(digest)
         for order in ("soup", "poison", "salad", "cake"):
             m.publish(stage.channel("orders"), order, **stage.reliable).result()
         served = [digested.get(timeout=PATIENCE) for _ in range(3)]
@@ -218,14 +197,17 @@ def acknowledge_filter(stage: Stage) -> None:
     """A filter acknowledges plausible messages before they enter the stream; the others are dead-lettered."""
     m = stage.m
     verdicts: list[str] = []
-    builder = (
-        m.acknowledge_context_builder()
-        .filter_acknowledge(lambda message: message.value(Reading).celsius < 60)
-        .post_acknowledge(lambda message: verdicts.append(_state(message)))
-        .message_context_builder()
-    )
+
+    def note(message: Message) -> None:
+        # every received message has such a context
+        verdicts.append(cast("AcknowledgeMessageContext", message.context).acknowledge_state.name)
+
+    builder = m.acknowledge_context_builder().filter_acknowledge(lambda each: each.value(Reading).celsius < 60)
     context = (
-        stage.reliably(builder, "boiler")
+        builder.post_acknowledge(note)
+        .message_context_builder()
+        .channel(stage.channel("boiler"))
+        .extensions({Features.EXTENSION_GUARANTEED_DELIVERY: True} if stage.reliable else {})
         .extension_entry(Features.EXTENSION_DEAD_LETTER_CHANNEL, stage.channel("implausible"))
         .build_context()
     )
@@ -286,11 +268,6 @@ def events(stage: Stage) -> None:
     stage.check("alarms", ["boiler", "oven"], [each.sensor for each in alarms])
     stage.check("unhandled", ["readings/boiler", "readings/attic"], rest)
     stage.check("sum of the last three, °C", 272.5, sum(caught_up))
-
-
-def _state(message: Message) -> str:
-    # every received message has such a context
-    return cast("AcknowledgeMessageContext", message.context).acknowledge_state.name
 
 
 class Act(NamedTuple):
@@ -361,7 +338,7 @@ def _play(act: Act, number: int, stage: Stage) -> bool:
     return True
 
 
-def _summary(checks: list[Check], skipped: list[str], seconds: float) -> ExitCode:
+def _summary(checks: list[tuple[str, str, Any, Any]], skipped: list[str], seconds: float) -> ExitCode:
     table = Table("act", "check", "expected", "found", "", box=None, pad_edge=False, header_style="bold")
     wrong = 0
     for act, what, expected, found in checks:

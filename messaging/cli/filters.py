@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from messaging.cli.outcomes import Outcomes
+from messaging.cli.payload import Outcomes
 from messaging.errors import ArgumentError, MessagingError, UnsupportedFeatureError
 from messaging.model import Features, check_pattern, matcher
 

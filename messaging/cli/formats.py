@@ -7,7 +7,6 @@ and ``\\`` and a letter for a character.
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import time
@@ -15,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.cli.filters import is_retained
-from messaging.cli.output import dump, plain
+from messaging.cli.output import dump, payload_fields
 from messaging.errors import ArgumentError, MessagingError
 from messaging.model import Features
 
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
     from messaging.model import Message
 
 _SEQUENCE: Final = re.compile(
-    rb"%(?P<flag>[0-]?)(?P<width>\d{0,4})(?:\.(?P<most>\d{1,4}))?(?P<letter>[^\d.-])|@(?P<time>.)|\\(?P<escape>.)",
+    rb"%(?P<flag>[0-]?)(?P<width>\d{0,4})(?:\.(?P<most>\d{1,4}))?(?P<letter>[^\d.-])|@(?P<time>.)|\\(?P<escape>.)"
+    rb"|(?P<text>[^%@\\]+)|(?P<incomplete>.)",
     re.DOTALL,
 )
 _ESCAPES: Final[Mapping[bytes, bytes]] = {
@@ -76,21 +76,15 @@ def _qos(message: Message) -> int:
     return int(qos) if qos is not None else 0
 
 
-def _iso(_: Message, now: int) -> bytes:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(now // 10**9)).encode()
-
-
-def _unix(_: Message, now: int) -> bytes:
-    return b"%d.%09d" % divmod(now, 10**9)
+def _local(form: str, now: int) -> str:
+    return time.strftime(form, time.localtime(now // 10**9))
 
 
 def _parameters(message: Message, now: int) -> dict[str, Any]:
     """Return the object of ``%j`` and ``%J``, without the payload."""
-    local = time.localtime(now // 10**9)
-    stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', local)}.{now // 1000 % 10**6:06}{time.strftime('%z', local)}"
     context = message.context
     found: dict[str, Any] = {
-        "tst": stamp,
+        "tst": _local(f"%Y-%m-%dT%H:%M:%S.{now // 1000 % 10**6:06}%z", now),
         "topic": context.channel,
         "qos": _qos(message),
         "retain": int(is_retained(message)),
@@ -103,7 +97,7 @@ def _parameters(message: Message, now: int) -> dict[str, Any]:
         "correlation-data": context.correlation_id,
         "message-expiry-interval": _time_to_live(message),
         "response-topic": context.reply_to_channel,
-        "user-properties": plain(_extension(message, Features.EXTENSION_HEADERS)) or None,
+        "user-properties": _extension(message, Features.EXTENSION_HEADERS) or None,
     }
     properties = {key: value for key, value in properties.items() if value is not None}
     if properties:
@@ -112,12 +106,7 @@ def _parameters(message: Message, now: int) -> dict[str, Any]:
 
 
 def _json_text(message: Message, now: int) -> bytes:
-    found = _parameters(message, now)
-    try:
-        found["payload"] = message.payload.decode()
-    except UnicodeDecodeError:
-        found["payload_base64"] = base64.b64encode(message.payload).decode()
-    return dump(found)[:-1]
+    return dump(_parameters(message, now) | payload_fields(message.payload))[:-1]
 
 
 def _json_value(message: Message, now: int) -> bytes:
@@ -133,7 +122,7 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "C": lambda message, _: _text(message.context.content_type),
     "D": lambda message, _: _text(message.context.correlation_id),
     "E": lambda message, _: _text(_time_to_live(message)),
-    "I": _iso,
+    "I": lambda _, now: _local("%Y-%m-%dT%H:%M:%S%z", now).encode(),
     "j": _json_text,
     "J": _json_value,
     "l": lambda message, _: b"%d" % len(message.payload),
@@ -144,7 +133,7 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "R": lambda message, _: _text(message.context.reply_to_channel),
     "r": lambda message, _: b"%d" % is_retained(message),
     "t": lambda message, _: _text(message.context.channel),
-    "U": _unix,
+    "U": lambda _, now: b"%d.%09d" % divmod(now, 10**9),
     "x": lambda message, _: message.payload.hex().encode(),
     "X": lambda message, _: message.payload.hex().upper().encode(),
 }
@@ -166,23 +155,13 @@ def compiled(text: str) -> tuple[Callable[[Message], bytes], frozenset[str]]:
         raise ArgumentError("--format is not UTF-8") from None
     parts: list[_Part] = []
     letters: set[str] = set()
-    position = 0
-    while position < len(source):
-        found = _SEQUENCE.match(source, position)
-        if found is None:
-            if source[position] in b"%@\\":
-                rest = source[position : position + 12].decode(errors="replace")
-                raise ArgumentError(f"--format: incomplete sequence {rest!r}")
-            end = min(
-                (at for char in (b"%", b"@", b"\\") if (at := source.find(char, position)) >= 0), default=len(source)
-            )
-            parts.append(_literal(source[position:end]))
-            position = end
-            continue
-        parts.append(_part(found))
+    for found in _SEQUENCE.finditer(source):
+        if found["incomplete"]:
+            rest = source[found.start() : found.start() + 12].decode(errors="replace")
+            raise ArgumentError(f"--format: incomplete sequence {rest!r}")
+        parts.append(_literal(found["text"]) if found["text"] else _part(found))
         if found["letter"]:
             letters.add(found["letter"].decode(errors="replace"))
-        position = found.end()
 
     def form(message: Message) -> bytes:
         now = time.time_ns()
@@ -224,7 +203,7 @@ def _time(found: re.Match[bytes]) -> _Part:
         return lambda _, now: b"%09d" % (now % 10**9)
     if letter not in _TIMES:
         raise ArgumentError(f"--format: unknown sequence {_shown(found)}; a letter of strftime, @N or @@ follows '@'")
-    return lambda _, now: time.strftime(f"%{letter}", time.localtime(now // 10**9)).encode()
+    return lambda _, now: _local(f"%{letter}", now).encode()
 
 
 def _shown(found: re.Match[bytes]) -> str:

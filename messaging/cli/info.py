@@ -65,7 +65,8 @@ def info(
         tables = _installation_tables(found)
     else:
         with broker.connect("info") as m:
-            found = _feature_table(m) if features else dataclasses.asdict(m.runtime.get_runtime_dto())
+            announced = {name: name in m.features for name in sorted(_known_features("") | m.features)}
+            found = announced if features else dataclasses.asdict(m.runtime.get_runtime_dto())
         tables = [_features_table(found)] if features else [_table("", _flat(found))]
     if json:
         write(dump(found))
@@ -74,9 +75,8 @@ def info(
     return ExitCode.OK
 
 
-def _feature_table(m: Messaging) -> dict[str, bool]:
-    known = {value for name, value in vars(Features).items() if name.isupper()}
-    return {name: name in m.features for name in sorted(known | m.features)}
+def _known_features(prefix: str) -> set[str]:
+    return {value for name, value in vars(Features).items() if name.isupper() and name.startswith(prefix)}
 
 
 # --- the states of a connection
@@ -104,19 +104,17 @@ def _watch_states(broker: Broker, *, json: bool) -> int:
                 if is_reader_gone():
                     raise ReaderGoneError from None
                 continue
-            write(_state_json(state) if json else _state_text(state))
+            write(_state_line(state, json=json))
             if state.name == "closed":
                 if state.cause is not None:
                     raise state.cause
                 return ExitCode.OK
 
 
-def _state_text(state: ConnectionState) -> bytes:
-    since = datetime.fromtimestamp(state.since, UTC).isoformat(timespec="milliseconds")
-    return f"{since} {state}\n".encode()
-
-
-def _state_json(state: ConnectionState) -> bytes:
+def _state_line(state: ConnectionState, *, json: bool) -> bytes:
+    if not json:
+        since = datetime.fromtimestamp(state.since, UTC).isoformat(timespec="milliseconds")
+        return f"{since} {state}\n".encode()
     cause = state.cause
     return dump(
         {
@@ -135,7 +133,7 @@ def _state_json(state: ConnectionState) -> bytes:
 def _installed() -> dict[str, Any]:
     points = {point.name: point for point in metadata.entry_points(group=ENTRY_POINT_GROUP)}
     return {
-        "versions": {"python": platform.python_version(), **dict(_versions())},
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         "adapters": {
             scheme: {"adapter": point.value, "status": _status(_create_adapter, scheme)}
             for scheme, point in sorted(points.items())
@@ -144,12 +142,11 @@ def _installed() -> dict[str, Any]:
     }
 
 
-def _versions() -> Iterator[tuple[str, str | None]]:
-    for name in _PACKAGES:
-        try:
-            yield name, metadata.version(name)
-        except metadata.PackageNotFoundError:
-            yield name, None
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _create_adapter(scheme: str) -> None:
@@ -208,8 +205,8 @@ def _table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def _features_table(found: Mapping[str, bool]) -> Table:
-    extensions = {value for name, value in vars(Features).items() if name.startswith("EXTENSION_")}
-    functional = {value for name, value in vars(Features).items() if name.isupper()} - extensions
+    extensions = _known_features("EXTENSION_")
+    functional = _known_features("") - extensions
     table = Table("feature", "kind", "announced", box=None, pad_edge=False, header_style="bold")
     for name, announced in found.items():
         kind = "functional" if name in functional else "extension" if name in extensions else "adapter's own"

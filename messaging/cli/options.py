@@ -21,16 +21,12 @@ from messaging.model.settings import URL_VARIABLE
 _COMMON: Final = "Connection and diagnostics"
 
 
-def _quiet(value: bool) -> bool:
-    if value:
-        set_verbosity(logging.ERROR)
-    return value
+def _verbosity(level: int) -> Callable[[bool], None]:
+    def apply(value: bool) -> None:
+        if value:
+            set_verbosity(level)
 
-
-def _debug(value: bool) -> bool:
-    if value:
-        set_verbosity(logging.DEBUG)
-    return value
+    return apply
 
 
 Url = Annotated[
@@ -59,10 +55,14 @@ Settings = Annotated[
     ),
 ]
 Quiet = Annotated[
-    bool, Option("--quiet", callback=_quiet, rich_help_panel=_COMMON, help="Write only errors to stderr.")
+    bool,
+    Option("--quiet", callback=_verbosity(logging.ERROR), rich_help_panel=_COMMON, help="Write only errors to stderr."),
 ]
 Debug = Annotated[
-    bool, Option("--debug", "-d", callback=_debug, rich_help_panel=_COMMON, help="Write all logs to stderr.")
+    bool,
+    Option(
+        "--debug", "-d", callback=_verbosity(logging.DEBUG), rich_help_panel=_COMMON, help="Write all logs to stderr."
+    ),
 ]
 NoNewline = Annotated[bool, Option("--no-newline", "-N", help="Write no newline after a payload.")]
 Topics = Annotated[
@@ -72,6 +72,9 @@ Topics = Annotated[
 Qos = Annotated[
     str | None,
     Option("--qos", "-q", metavar="0|1|2", help="Quality of service; default: that of the adapter."),
+]
+Queue = Annotated[
+    str | None, Option("--queue", metavar="NAME", help="Share the messages or requests of this queue with others.")
 ]
 RoutingKey = Annotated[
     str | None, Option("--routing-key", metavar="KEY", help="Routing key beside the channel (AMQP).")
@@ -86,6 +89,16 @@ Extensions = Annotated[
         "VALUE is JSON, otherwise text. Repeatable.",
     ),
 ]
+
+
+def count_option(text: str) -> Any:
+    """Return the option ``--count`` with ``text`` as its help."""
+    return Option("--count", "-C", metavar="N", min=1, help=text)
+
+
+def timeout_option(text: str) -> Any:
+    """Return the option ``--timeout`` with ``text`` as its help; see :func:`check_timeout`."""
+    return Option("--timeout", "-W", metavar="SECONDS", help=text)
 
 
 def command(function: Callable[..., int]) -> Callable[..., int]:
@@ -136,22 +149,24 @@ def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:
     return found
 
 
-def check_timeout(timeout: float | None, most: float = sys.float_info.max) -> None:
-    """Refuse a value of ``--timeout`` that is not above 0 seconds, or is above ``most``.
+def settings(given: Iterable[str] | None, client_id: str | None) -> dict[str, str]:
+    """Return the settings of ``--option`` and ``--id``; an ``ArgumentError`` says that one is given twice."""
+    found = pairs(given, "--option")
+    if client_id is not None:
+        if "client_id" in found:
+            raise ArgumentError("--option client_id is given twice: --id is the same")
+        found["client_id"] = client_id
+    return found
 
-    Raises:
-        ArgumentError: the value is refused.
-    """
+
+def check_timeout(timeout: float | None, most: float = sys.float_info.max) -> None:
+    """Refuse a ``--timeout`` that is not above 0 seconds, or is above ``most``, with an ``ArgumentError``."""
     if timeout is not None and not 0 < timeout <= most:
         raise ArgumentError("--timeout must be a number of seconds above 0")
 
 
 def check_rate(rate: float | None) -> None:
-    """Refuse a value of ``--rate`` that is not a finite number above 0.
-
-    Raises:
-        ArgumentError: the value is refused.
-    """
+    """Refuse a ``--rate`` that is not a finite number above 0 with an ``ArgumentError``."""
     if rate is not None and not 0 < rate < float("inf"):
         raise ArgumentError("--rate must be a number of messages above 0")
 

@@ -128,12 +128,16 @@ def dump(value: Any) -> bytes:
     """
     from pydantic_core import to_json
 
-    line: bytes = to_json(value, bytes_mode="base64", inf_nan_mode="null", fallback=str) + b"\n"
+    line: bytes = to_json(value, bytes_mode="base64", inf_nan_mode="null", fallback=_plain) + b"\n"
     return line
 
 
-def record(message: Message) -> dict[str, Any]:
-    """Return a received message as plain data, without the properties that it lacks."""
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def record_line(message: Message) -> bytes:
+    """Return a received message as a line of JSON, without the properties that it lacks."""
     context = message.context
     found: dict[str, Any] = {
         "received": datetime.now(UTC).isoformat(timespec="microseconds"),
@@ -144,33 +148,28 @@ def record(message: Message) -> dict[str, Any]:
         "correlation_id": context.correlation_id,
         "reply_to": context.reply_to_channel,
     }
-    found = {key: value for key, value in found.items() if value is not None}
+    found = {key: value for key, value in found.items() if value is not None} | payload_fields(message.payload)
+    extensions = {"extensions": context.extensions} if context.extensions else {}
     try:
-        found["payload"] = message.payload.decode()
-    except UnicodeDecodeError:
-        found["payload_base64"] = base64.b64encode(message.payload).decode()
-    try:
-        value = message.value() if context.content_type else _decoded_json(message)
-    except MessagingError as error:
-        logger.debug("message on %r has no value: %s", context.channel, error)
-    else:
+        if context.content_type:
+            value = message.value()
+        else:  # JSON is common on protocols without content types
+            from messaging.codecs import codec_for
+
+            value = codec_for("application/json").decode(message.payload, None, {})
         if not isinstance(value, (str, bytes)):
-            found["value"] = value
-    if context.extensions:
-        found["extensions"] = {key: plain(value) for key, value in context.extensions.items()}
-    return found
+            return dump({**found, "value": value, **extensions})
+    except (MessagingError, ValueError) as error:  # not decodable, or a value without a form in JSON: a set as a key
+        logger.debug("message on %r has no value: %s", context.channel, error)
+    return dump(found | extensions)
 
 
-def record_line(message: Message) -> bytes:
-    """Return :func:`record` of a message as a line of JSON."""
-    found = record(message)
+def payload_fields(payload: bytes) -> dict[str, str]:
+    """Return the payload as a field of a JSON object: as text, or in base 64 if it is not UTF-8."""
     try:
-        return dump(found)
-    except ValueError as error:
-        # other content types have values without a form in JSON, such as sets as keys
-        logger.debug("value of a message on %r: %s", message.context.channel, error)
-        found.pop("value", None)
-        return dump(found)
+        return {"payload": payload.decode()}
+    except UnicodeDecodeError:
+        return {"payload_base64": base64.b64encode(payload).decode()}
 
 
 def payload_line(end: bytes, *, channel: bool = False) -> Callable[[Message], bytes]:
@@ -181,22 +180,6 @@ def payload_line(end: bytes, *, channel: bool = False) -> Callable[[Message], by
         return before + message.payload + end
 
     return form
-
-
-def _decoded_json(message: Message) -> Any:
-    """Decode the payload as JSON, which is common on protocols without content types."""
-    from messaging.codecs import codec_for
-
-    return codec_for("application/json").decode(message.payload, None, {})
-
-
-def plain(value: Any) -> Any:
-    """Copy mappings and sequences of any kind to dicts and lists."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(each) for each in value]
-    return value
 
 
 # --- stderr

@@ -1,10 +1,11 @@
-"""The message that ``pub`` and ``request`` send: its options, and reading its payload."""
+"""The message that ``pub`` and ``request`` send: its options, its payload, and the outcome of publishing it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,11 @@ from typer import Option
 from messaging.cli import options
 from messaging.codecs import encode
 from messaging.errors import ArgumentError, PayloadTooLargeError
+from messaging.model import MessageContext
 
 if TYPE_CHECKING:
-    from messaging.instance import Messaging
-    from messaging.model import MessageContext
+    from messaging.errors import MessagingError
+    from messaging.execution import Promise
 
 
 @dataclass(frozen=True)
@@ -51,37 +53,21 @@ class Outgoing:
         return [self.text is not None, self.file is not None, self.stdin, self.null].count(True)
 
     def extensions(self, **flags: Any) -> dict[str, Any]:
-        """Return the extensions of the context; ``flags`` as for :func:`messaging.cli.options.extensions`.
-
-        Raises:
-            ArgumentError: a value is malformed, or an extension is given in two ways.
-        """
+        """Return the extensions of the context, as :func:`messaging.cli.options.extensions`."""
         headers = options.pairs(self.header, "--header") or None
         return options.extensions(self.extension, qos=self.qos, headers=headers, **flags)
 
-    def context(self, m: Messaging, channel: str, extensions: dict[str, Any]) -> MessageContext:
+    def context(self, channel: str, extensions: dict[str, Any]) -> MessageContext:
         """Return the context of the message."""
-        builder = m.context_builder().channel(channel, self.routing_key).extensions(extensions)
-        for setter, value in (
-            (builder.content_type, self.content_type),
-            (builder.content_encoding, self.encoding),
-            (builder.correlation_id, self.correlation_id),
-            (builder.reply_to, self.reply_to),
-        ):
-            if value is not None:
-                setter(value)
-        return builder.build_context()
+        texts = (self.content_type, self.encoding, self.correlation_id, self.reply_to)
+        return MessageContext(channel, self.routing_key, *texts, extensions)
 
     def encoded(self, payload: bytes) -> bytes:
         """Return ``payload`` in the content encoding of the message."""
         return encode(payload, self.content_type, self.encoding)[0] if self.encoding is not None else payload
 
     def open_source(self, stack: contextlib.ExitStack, *, from_stdin: bool = False) -> BinaryIO | None:
-        """Open the source of the payload, before anything is connected; ``None`` for a text or an empty payload.
-
-        Raises:
-            ArgumentError: the source cannot be read.
-        """
+        """Open the source of the payload, before anything is connected; ``None`` for a text or an empty payload."""
         if self.stdin or from_stdin:
             if sys.stdin is None:
                 raise ArgumentError("stdin is closed")
@@ -117,3 +103,39 @@ def read_lines(source: BinaryIO | None, limit: int | None) -> Iterator[bytes]:
         if limit is not None and len(line) > limit and not line.endswith(b"\n"):
             raise PayloadTooLargeError(len(line), limit, "this instance; the line may be longer")
         yield line.removesuffix(b"\n")
+
+
+class Outcomes:
+    """Counts the outcomes of promises. For one thread at a time.
+
+    Attributes:
+        succeeded: promises that resolved.
+        failed: promises that were rejected, and failures that were added.
+        error: the first failure.
+    """
+
+    def __init__(self) -> None:
+        self._pending: deque[Promise[None]] = deque()
+        self.succeeded = self.failed = 0
+        self.error: MessagingError | None = None
+
+    def add(self, promise: Promise[None], limit: int) -> None:
+        """Add a promise, then wait until at most ``limit`` are pending."""
+        self._pending.append(promise)
+        self.settle(limit)
+
+    def fail(self, error: MessagingError) -> None:
+        """Count a message that could not be published."""
+        self.failed += 1
+        self.error = self.error or error
+
+    def settle(self, limit: int = 0) -> None:
+        """Wait until at most ``limit`` promises are pending. Each promise has its own deadline."""
+        pending = self._pending
+        while pending and (len(pending) > limit or pending[0].done()):
+            error = pending[0].exception()
+            pending.popleft()  # after the wait, which a signal can interrupt
+            if error is None:
+                self.succeeded += 1
+            else:
+                self.fail(error)

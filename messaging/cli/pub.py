@@ -13,9 +13,8 @@ from typer import Option
 
 from messaging.cli import options
 from messaging.cli.connecting import Broker, warn_of_memory
-from messaging.cli.outcomes import Outcomes
 from messaging.cli.output import ExitCode, report
-from messaging.cli.payload import Outgoing, read_lines
+from messaging.cli.payload import Outcomes, Outgoing, read_lines
 from messaging.errors import ArgumentError, MessagingError
 from messaging.model import Message, check_name
 
@@ -65,7 +64,7 @@ def pub(
     with contextlib.ExitStack() as stack:
         source = outgoing.open_source(stack, from_stdin=lines)
         m = stack.enter_context(broker.connect("pub"))
-        context = outgoing.context(m, topic, extensions)
+        context = outgoing.context(topic, extensions)
         limit = m.runtime.get_runtime_dto().max_message_size
         payloads: Iterable[bytes]
         if lines:

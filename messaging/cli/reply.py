@@ -17,7 +17,7 @@ import subprocess
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from typing import Annotated, Final, Self
+from typing import Annotated, Final
 
 from typer import Option
 
@@ -38,10 +38,6 @@ _PREFIX: Final = b"REQUEST_"
 #: names of user headers that can be part of the name of a variable
 _HEADER: Final = re.compile(r"[A-Za-z0-9_-]+")
 
-#: reasons for killing a command
-_UNWANTED: Final = "the requester cancelled the request"
-_ENDS: Final = "the responder ends"
-
 
 @options.command
 def reply(
@@ -59,10 +55,7 @@ def reply(
     lines: Annotated[
         bool, Option("--lines", "-l", help="Send each line of its stdout as one of many replies.")
     ] = False,
-    queue: Annotated[
-        str | None,
-        Option("--queue", metavar="NAME", help="Share the requests with the other responders of this queue."),
-    ] = None,
+    queue: options.Queue = None,
     concurrency: Annotated[
         int,
         Option(
@@ -74,11 +67,8 @@ def reply(
             help="Run up to N commands at the same time; default: 1, so that commands need not expect each other.",
         ),
     ] = 1,
-    timeout: Annotated[
-        float | None,
-        Option("--timeout", "-W", metavar="SECONDS", help="Kill a command after that long; default: never."),
-    ] = None,
-    count: Annotated[int | None, Option("--count", "-C", metavar="N", min=1, help="End after N requests.")] = None,
+    timeout: Annotated[float | None, options.timeout_option("Kill a command after that long; default: never.")] = None,
+    count: Annotated[int | None, options.count_option("End after N requests.")] = None,
     content_type: Annotated[
         str | None, Option("--content-type", metavar="TYPE", help="Content type of the replies; default: none.")
     ] = None,
@@ -108,7 +98,7 @@ def reply(
         check_printable("--content-type", content_type)
     if count is not None:
         concurrency = min(concurrency, count)
-    given = options.extensions(extension, **{Features.EXTENSION_QOS: qos, Features.EXTENSION_QUEUE: queue})
+    given = options.extensions(extension, qos=qos, queue=queue)
     if str(given.get(Features.EXTENSION_QOS)) != "0":
         # a request that waits here while a command runs could be served by another responder
         given.setdefault(Features.EXTENSION_PREFETCH, concurrency)
@@ -119,7 +109,7 @@ def reply(
         if content_type is not None:
             builder.content_type(content_type)
         limit = m.runtime.get_runtime_dto().max_message_size
-        with _Responder(command, builder.build_context(), timeout, limit, count) as responder:
+        with contextlib.closing(_Responder(command, builder.build_context(), timeout, limit, count)) as responder:
             handler = responder.lines if lines else responder.whole
             registration = m.reply(topics, handler, many=lines, concurrency=concurrency, **given)
             dto = m.runtime.get_runtime_dto()
@@ -137,7 +127,7 @@ class CommandFailedError(Exception):
 
 
 class _Responder:
-    """Runs a command for each request. A context manager that kills the running commands on exit.
+    """Runs a command for each request.
 
     The handlers run on one event loop, everything else on the main thread.
 
@@ -159,14 +149,12 @@ class _Responder:
         self._is_closed = False
         self.enough = Flag()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Kill the running commands, and start no more."""
         with self._lock:
             self._is_closed = True
             for command in self._running:
-                command.kill(_ENDS)
+                command.kill("the responder ends")
 
     # --- handlers
 
@@ -221,7 +209,7 @@ class _Responder:
             yield command
         finally:
             if command is not None:
-                command.kill(_UNWANTED)
+                command.kill("the requester cancelled the request")
                 await command.end()
             with self._lock:
                 self._running.discard(command)

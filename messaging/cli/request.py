@@ -1,11 +1,11 @@
 """``messaging request``: send a request, and write its reply, or many."""
 
 import contextlib
-import math
 import threading
 from collections.abc import Callable
 from typing import Annotated
 
+from reactivex import operators as ops
 from typer import Option
 
 from messaging.cli import options
@@ -26,17 +26,10 @@ def request(
     broker: Broker,
     timeout: Annotated[
         float | None,
-        Option(
-            "--timeout",
-            "-W",
-            metavar="SECONDS",
-            help="How long to wait for the reply, or for each of many; default: the setting timeout.",
-        ),
+        options.timeout_option("How long to wait for the reply, or for each of many; default: the setting timeout."),
     ] = None,
     many: Annotated[bool, Option("--many", help="Write each of many replies as it arrives.")] = False,
-    count: Annotated[
-        int | None, Option("--count", "-C", metavar="N", min=1, help="End after N of many replies.")
-    ] = None,
+    count: Annotated[int | None, options.count_option("End after N of many replies.")] = None,
     json: Annotated[bool, Option("--json", help="Write each reply as a JSON object on one line.")] = False,
     no_newline: options.NoNewline = False,
 ) -> int:
@@ -58,13 +51,15 @@ def request(
     with contextlib.ExitStack() as stack:
         source = outgoing.open_source(stack)
         m = stack.enter_context(broker.connect("request"))
-        context = outgoing.context(m, topic, extensions)
+        context = outgoing.context(topic, extensions)
         message = Message(outgoing.read(source, m.runtime.get_runtime_dto().max_message_size), context)
         try:
             if many:
-                _write_replies(m, message, _Writer(form, count))
+                _write_replies(m, message, form, count)
             else:
-                write(form(_reply(m, message)))
+                reply = m.reply_to.publish_with_reply(message)
+                stack.callback(reply.cancel)  # has no effect on a settled request
+                write(form(reply.result()))
         except UnroutableError:
             warn_of_memory(m)
             raise
@@ -75,66 +70,29 @@ def request(
     return ExitCode.OK
 
 
-def _reply(m: Messaging, message: Message) -> Message:
-    """Send a request and return its reply.
-
-    Raises:
-        MessagingError: the request failed.
-    """
-    request = m.reply_to.publish_with_reply(message)
-    try:
-        reply: Message = request.result()
-    finally:
-        request.cancel()  # has no effect on a settled request
-    return reply
-
-
-class _Writer:
-    """An observer that writes replies as they arrive.
-
-    Attributes:
-        over: set after the last reply.
-        error: the error that ended the stream, or writing.
-    """
-
-    def __init__(self, form: Callable[[Message], bytes], count: int | None) -> None:
-        self._form = form
-        self._left = math.inf if count is None else count
-        self.over = threading.Event()
-        self.error: Exception | None = None
-
-    def on_next(self, message: Message) -> None:
-        """Write a reply, until ``count`` replies are written."""
-        if self.over.is_set():
-            return
-        try:
-            write(self._form(message))
-        except Exception as error:  # noqa: BLE001  # the main thread raises it
-            self.on_error(error)
-            return
-        self._left -= 1
-        if not self._left:
-            self.over.set()
-
-    def on_error(self, error: Exception) -> None:
-        """End with ``error``, unless the last reply is written."""
-        if not self.over.is_set():
-            self.error = error
-            self.over.set()
-
-    def on_completed(self) -> None:
-        """End: the responder has sent its last reply."""
-        self.over.set()
-
-
-def _write_replies(m: Messaging, message: Message, writer: _Writer) -> None:
-    """Send a request and write its replies. Leaving early tells the responder to stop.
+def _write_replies(m: Messaging, message: Message, form: Callable[[Message], bytes], count: int | None) -> None:
+    """Send a request and write ``count`` replies, or all. Leaving early tells the responder to stop.
 
     Raises:
         Exception: the stream of replies failed, or writing did.
     """
+    over = threading.Event()
+    errors: list[Exception] = []
+
+    def fail(error: Exception) -> None:
+        errors.append(error)
+        over.set()
+
+    def write_reply(reply: Message) -> None:
+        try:
+            if not over.is_set():
+                write(form(reply))
+        except Exception as error:  # noqa: BLE001  # the main thread raises it
+            fail(error)
+
     with m.reply_to_many.publish_with_reply_many(message) as stream:
-        stream.subscribe(writer)
-        wait_while_read(writer.over)
-    if writer.error is not None:
-        raise writer.error
+        replies = stream if count is None else stream.pipe(ops.take(count))
+        replies.subscribe(write_reply, fail, over.set)
+        wait_while_read(over)
+    if errors:
+        raise errors[0]

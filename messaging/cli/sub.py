@@ -9,14 +9,12 @@ from typing import Annotated, Any
 from typer import Option
 
 from messaging.cli import options
-from messaging.cli.connecting import Broker, identity, manual_context_builder, warn_of_memory
+from messaging.cli.connecting import Broker, identity, warn_of_memory
 from messaging.cli.filters import Filter, Removal, Verdict, is_retained, require_retain
 from messaging.cli.formats import PACKET_ID, UnformattableError, compiled
 from messaging.cli.output import ExitCode, ReaderGoneError, payload_line, record_line, wait_while_read, write
 from messaging.errors import ArgumentError
-from messaging.instance import Messaging
-from messaging.model import AcknowledgeMessageContext, Features, Message, MessageContext, check_pattern
-from messaging.receiving import MessageStream
+from messaging.model import AcknowledgeMessageContext, Features, Message, check_pattern
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +32,9 @@ def sub(
     topics: options.Topics,
     broker: Broker,
     qos: options.Qos = None,
-    count: Annotated[int | None, Option("--count", "-C", metavar="N", min=1, help="End after N messages.")] = None,
+    count: Annotated[int | None, options.count_option("End after N messages.")] = None,
     timeout: Annotated[
-        float | None,
-        Option("--timeout", "-W", metavar="SECONDS", help="End that long after subscribing (see exit codes)."),
+        float | None, options.timeout_option("End that long after subscribing (see exit codes).")
     ] = None,
     json: Annotated[bool, Option("--json", help="Write each message as a JSON object on one line.")] = False,
     verbose: Annotated[
@@ -66,10 +63,7 @@ def sub(
         bool,
         Option("--remove-retained", help="Remove retained messages from the broker, except those of --filter-out."),
     ] = False,
-    queue: Annotated[
-        str | None,
-        Option("--queue", metavar="NAME", help="Share the messages with the other subscribers of this queue."),
-    ] = None,
+    queue: options.Queue = None,
     routing_key: options.RoutingKey = None,
     ack: Annotated[
         Ack,
@@ -94,15 +88,9 @@ def sub(
         raise ArgumentError(f"--json and {'--verbose' if format_ is None else '--format'}: give one of them")
     form, wanted = _form(format_, json=json, verbose=verbose, end=b"" if no_newline else b"\n")
     select = Filter(filter_out or (), live_only=no_retained, retained_only=retained_only)
-    given = options.extensions(
-        extension,
-        **{
-            Features.EXTENSION_QOS: qos,
-            Features.EXTENSION_QUEUE: queue,
-            Features.EXTENSION_AUTO_ACKNOWLEDGE: True if ack is Ack.ARRIVAL else None,
-        },
+    given = wanted | options.extensions(
+        extension, qos=qos, queue=queue, autoAcknowledge=True if ack is Ack.ARRIVAL else None
     )
-    given = wanted | given
     writer = _Writer(form, select, count, ack)
     with broker.connect("sub") as m:
         for option_name, is_given in (("--retained-only", retained_only), ("--remove-retained", remove_retained)):
@@ -110,8 +98,15 @@ def sub(
                 require_retain(m, option_name, queue=queue is not None)
         if remove_retained:
             writer.removal, writer.is_single = Removal(m), len(topics) == 1
-        builder = manual_context_builder(m).extensions(given)
-        streams = [writer.listen(m, builder.channel(topic, routing_key).build_context()) for topic in topics]
+        builder = m.context_builder()
+        if Features.ACKNOWLEDGE in m.features:  # manually
+            builder = m.acknowledge_context_builder().message_context_builder()
+        builder.extensions(given)
+        streams = []
+        for topic in topics:
+            stream = m.subscription.subscribe(builder.channel(topic, routing_key).build_context())
+            streams.append(stream)
+            stream.subscribe(writer.on_next, writer.fail)  # returns when the broker has confirmed the subscription
         # the writer gets the error of a stream that could not subscribe
         if all(stream.ready.done() and stream.ready.exception() is None for stream in streams):
             logger.info("subscribed to %s at %s", ", ".join(topics), identity(m))
@@ -165,20 +160,15 @@ class _Writer:
         self._error: Exception | None = None
         self.over = threading.Event()
 
-    def listen(self, m: Messaging, context: MessageContext) -> MessageStream:
-        """Subscribe; return when the broker has confirmed the subscription, or when the output is over."""
-        stream = m.subscription.subscribe(context)
-        stream.subscribe(self._write, self._fail)
-        return stream
-
     def wait(self, timeout: float | None) -> None:
         """Wait until the output is over, for at most ``timeout`` seconds."""
         try:
             wait_while_read(self.over, timeout)
         except ReaderGoneError as error:
-            self._fail(error)
+            self.fail(error)
 
-    def _write(self, message: Message) -> None:
+    def on_next(self, message: Message) -> None:
+        """Write a message, and acknowledge it."""
         context = message.context
         with self._lock:
             if self.over.is_set():
@@ -198,7 +188,7 @@ class _Writer:
             except UnformattableError as error:
                 logger.warning("%s", error)
             except Exception as error:  # noqa: BLE001  # the main thread raises it
-                self._fail(error)
+                self.fail(error)
                 return
             if self.removal is not None and is_retained(message) and not self._filter.excludes(message):
                 self.removal.remove(message)
@@ -214,7 +204,8 @@ class _Writer:
                 self.removal.outcomes.settle()
                 logger.info("removed %d retained messages", self.removal.outcomes.succeeded)
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """End with ``error``, unless the output is over."""
         if not self.over.is_set():
             self._error = error
             self.over.set()

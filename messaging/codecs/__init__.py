@@ -65,12 +65,10 @@ class ContentDescription(Protocol):
     @property
     def content_type(self) -> str | None:
         """Return the content type; ``None`` or empty if unknown."""
-        ...
 
     @property
     def content_encoding(self) -> str | None:
         """Return the content encoding; ``None`` or empty without one."""
-        ...
 
 
 def encode(obj: Any, content_type: str | None = None, content_encoding: str | None = None) -> tuple[bytes, str]:

@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Final
 
 from pydantic_core import from_json, to_json, to_jsonable_python
 
+from messaging.codecs.bounds import BEYOND_FLOAT, has_vast_numbers, holds_infinity, may_overflow
 from messaging.codecs.encodings import charset_name
 from messaging.codecs.models import is_any, serializer_of, shorten, validate_json, validate_python
-from messaging.codecs.overflow import BEYOND_FLOAT, has_vast_numbers, holds_infinity, may_overflow
 from messaging.codecs.tags import WITH_REFERENCES, WITHOUT_REFERENCES, StringReferenceFoundError, check_references
 from messaging.errors import DecodeError, EncodeError, MissingExtraError, UnknownContentTypeError
 

@@ -59,11 +59,7 @@ NONE: Final = Encodings(None, ())
 
 @lru_cache(maxsize=256)
 def parse_encodings(text: str) -> Encodings:
-    """Parse a content encoding.
-
-    Raises:
-        UnknownContentEncodingError: it has an unknown name.
-    """
+    """Parse a content encoding; raise ``UnknownContentEncodingError`` for an unknown name."""
     if not isinstance(text, str):
         raise UnknownContentEncodingError(f"a content encoding must be a str, not {type(text).__name__}")
     names = [name.strip().lower() for name in text.split(",")]
@@ -92,11 +88,7 @@ def charset_name(name: str) -> str | None:
 
 
 def compress(data: bytes, encodings: Encodings) -> bytes:
-    """Apply the compressions, in order.
-
-    Raises:
-        MissingExtraError: the package of a compression is not installed.
-    """
+    """Apply the compressions, in order; raise ``MissingExtraError`` if the package of one is not installed."""
     for name in encodings.compressions:
         data = _CODINGS[name][0](data)
     return data

@@ -28,7 +28,6 @@ class Codec(Protocol):
     @property
     def content_types(self) -> Sequence[str]:
         """Return the content types: ``type/subtype``, or ``type/*`` for subtypes without a codec of their own."""
-        ...
 
     def encode(self, obj: Any, parameters: Mapping[str, str]) -> bytes:
         """Return ``obj`` as bytes.
@@ -40,7 +39,6 @@ class Codec(Protocol):
         Raises:
             EncodeError: ``obj`` cannot be encoded. Any other exception becomes an ``EncodeError``.
         """
-        ...
 
     def decode(self, data: bytes, model: Any, parameters: Mapping[str, str]) -> Any:
         """Return the object that ``data`` represents.
@@ -53,7 +51,6 @@ class Codec(Protocol):
         Raises:
             DecodeError: ``data`` cannot be decoded. Any other exception becomes a ``DecodeError``.
         """
-        ...
 
 
 _BUILT_IN: Final[Mapping[str, type[Codec]]] = {
@@ -83,11 +80,7 @@ class Codecs:
         self._resolved: dict[str, tuple[Codec, Mapping[str, str]]] = {}
 
     def register(self, codec: Codec) -> None:
-        """Register ``codec`` for its content types. Idempotent.
-
-        Raises:
-            ArgumentError: ``codec`` is no codec, or one of its content types is malformed, built in or registered.
-        """
+        """Register ``codec`` for its content types; idempotent. See ``register_codec`` for errors."""
         names = [_checked_name(name) for name in _checked(codec).content_types]
         if not names:
             raise ArgumentError(f"codec {type(codec).__name__} names no content type")
@@ -101,12 +94,7 @@ class Codecs:
             self._resolved = {}
 
     def resolve(self, content_type: str) -> tuple[Codec, Mapping[str, str]]:
-        """Return the codec of a content type, and the parameters of the content type.
-
-        Raises:
-            UnknownContentTypeError: the content type is malformed or has no codec, or its codec cannot be loaded.
-            MissingExtraError: the built-in codec needs a package that is not installed.
-        """
+        """Return the codec and the parameters of a content type. See ``codec_for`` for errors."""
         resolved = self._resolved
         known = resolved.get(content_type)
         if known is not None:

@@ -67,10 +67,10 @@ class Connection:
         self.ready: Promise[None] = Promise(f"connecting {adapter.name!r} to {adapter.url}")
         self.outbox = outbox
         self._epoch = Epoch()
-        self.subscriptions = Subscriptions(engine, adapter, self._epoch, self.states, lambda: self.cause)
+        self.reading = Reading(adapter)
+        self.subscriptions = Subscriptions(engine, adapter, self._epoch, self.states, self.reading, lambda: self.cause)
         self.endings = self.subscriptions.endings
         self.verdicts = Verdicts(engine, adapter, self.states)
-        self.reading = Reading(adapter)
         self.last_will = LastWill(engine, adapter, outbox, self._epoch)
         #: called on the loop after each connect, and once when the connection is closed
         self.on_connected: Callable[[], object] = _nothing
@@ -78,12 +78,11 @@ class Connection:
         #: loop time of the last connect
         self._connected_at = 0.0
         self._retries = delays(self.settings.reconnect_min, self.settings.reconnect_max)
-        self._lost = asyncio.Event()
+        self._loss = asyncio.Event()
         self._loss_is_planned = False
         #: reasons for the state ``degraded``: of the broker, and subscriptions that are not restored yet
         self._impairment: MessagingError | None = None
         self._unrestored: set[asyncio.Task[Any]] = set()
-        adapter.impaired = self._impaired
         self._task: asyncio.Task[Any] | None = None
 
     # --- any thread
@@ -125,7 +124,7 @@ class Connection:
                 logger.exception("%s: not fully set up after connecting; continuing", self.label)
                 self.outbox.connected()
                 self.ready.resolve(None)
-            await self._lost.wait()
+            await self._loss.wait()
             self.outbox.disconnected()
             self._trouble("reconnecting", None if self._loss_is_planned else self.cause)
             resumed = await self._reconnect()
@@ -187,11 +186,11 @@ class Connection:
         return delay
 
     async def _open(self) -> bool:
-        self._lost.clear()
+        self._loss.clear()
         timeout = self.settings.connect_timeout
         try:
             async with asyncio.timeout(timeout):
-                return await of_library(self.adapter.open(self._on_lost))
+                return await of_library(self.adapter.open(self))
         except TimeoutError:
             raise ConnectFailedError(f"no connection to {self.adapter.url} within {timeout:g} s") from None
         except ConnectionLostError as error:
@@ -214,7 +213,7 @@ class Connection:
                 task.add_done_callback(self._restored)
             self._up()
         await self.last_will.hand_over()
-        if not self._lost.is_set():
+        if not self._loss.is_set():
             self.outbox.connected()
             self.ready.resolve(None)
 
@@ -223,12 +222,12 @@ class Connection:
         cause = self._impairment
         if cause is None and self._unrestored:
             cause = ConnectFailedError(f"{len(self._unrestored)} subscriptions are not restored yet")
-        if not self._lost.is_set():
+        if not self._loss.is_set():
             self._epoch.is_usable = True
             self.states.change("connected" if cause is None else "degraded", cause)
 
-    def _impaired(self, cause: MessagingError | None) -> None:
-        """Note that the broker is degraded, or with ``None`` that it is not any more; see ``Adapter.impaired``."""
+    def impaired(self, cause: MessagingError | None) -> None:
+        """Note that the broker is degraded, or with ``None`` that it is not any more; see ``adapter.Events``."""
         self._impairment = cause
         if self.states.value.is_up:
             self._up()
@@ -238,8 +237,9 @@ class Connection:
         if self.states.value.is_up:
             self._up()
 
-    def _on_lost(self, cause: MessagingError) -> None:
-        if self.state != "closed" and not self._lost.is_set():
+    def lost(self, cause: MessagingError) -> None:
+        """Note the end of the connection; see ``adapter.Events``."""
+        if self.state != "closed" and not self._loss.is_set():
             self._loss_is_planned = isinstance(cause, PlannedLossError)
             if not self._loss_is_planned:
                 self.cause = cause
@@ -248,7 +248,7 @@ class Connection:
             self._epoch.is_usable = False
             self.outbox.disconnected()
             self.subscriptions.connection_lost()
-            self._lost.set()
+            self._loss.set()
 
     async def close(self, timeout: float) -> None:
         """Close in order, for at most ``timeout`` seconds, then fail the rest.
@@ -298,7 +298,6 @@ class Connection:
         self.outbox.abandon()
 
     async def _close_adapter(self) -> None:
-        self.adapter.impaired = _nothing  # a reference to the adapter must not keep this connection alive
         try:
             await asyncio.wait_for(of_library(self.adapter.close()), _ADAPTER_CLOSE_SECONDS)
         except Exception:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Set
 from typing import TYPE_CHECKING, Any
 
+from messaging.adapter import KeepsSession
 from messaging.errors import ConnectionLostError, MessagingError
 from messaging.execution import of_library
 from messaging.text import SafeLog
@@ -65,16 +66,17 @@ class Endings:
             subscription.flush()
             await subscription.release(self._settings.close_timeout)
         handle, subscription.handle = subscription.handle, None
-        kept = self._adapter.keeps_session and subscription.is_lasting
+        adapter = self._adapter
+        kept = adapter.capabilities.keeps_session and subscription.is_lasting
         if handle is None:
             pass
-        elif kept and subscription.is_kept and not self.is_closing:
-            self._adapter.detach(handle)
+        elif kept and subscription.is_kept and not self.is_closing and isinstance(adapter, KeepsSession):
+            adapter.detach(handle)
         elif failed or not (kept and self.is_closing):
             self._warn_of_end(subscription, kept=kept)
             heir = subscription.heir
-            if heir is not None and heir.handle is not None and not self._adapter.can_reject:
-                self._adapter.bequeath(handle, heir.handle)
+            if heir is not None and heir.handle is not None and isinstance(adapter, KeepsSession):
+                adapter.bequeath(handle, heir.handle)
             await self.unsubscribe(handle)
         subscription.complete()
         subscription.heir = None  # which may have one as well, and so on

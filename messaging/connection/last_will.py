@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from messaging.adapter import TakesLastWill
 from messaging.errors import ConnectionLostError, MessagingError
 from messaging.execution import of_library
+from messaging.model import Features
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -58,9 +60,12 @@ class LastWill:
         if will is None or will.settled:
             return
         number = self._epoch.number
+        adapter = self._adapter
         try:
+            if not isinstance(adapter, TakesLastWill):
+                raise adapter.capabilities.lacks(Features.EXTENSION_LAST_WILL)
             async with asyncio.timeout(self._adapter.settings.connect_timeout):
-                await of_library(self._adapter.set_will(will))
+                await of_library(adapter.set_will(will))
         except (ConnectionLostError, TimeoutError):
             self._pending = will  # until its deadline
             if number != self._epoch.number and self._epoch.is_usable:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from messaging.execution import Promise
 
 if TYPE_CHECKING:
-    from messaging.adapter import SubscriptionSpec
     from messaging.errors import MessagingError
-    from messaging.model import Incoming
+    from messaging.model import Incoming, SubscriptionSpec
 
 
 #: channel, routing key and queue

@@ -17,6 +17,7 @@ from messaging.text import SafeLog
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
     from messaging.connection.epoch import Epoch
+    from messaging.connection.reading import Reading
     from messaging.connection.state import ConnectionStates
     from messaging.connection.subscribed import Source, Subscribed
     from messaging.execution import Engine
@@ -37,6 +38,7 @@ class Subscriptions:
         adapter: subscribes and unsubscribes.
         epoch: of the connection.
         states: of the connection.
+        reading: pauses subscriptions.
         cause: returns the error that ended the connection, if there is one.
 
     Attributes:
@@ -49,6 +51,7 @@ class Subscriptions:
         adapter: Adapter,
         epoch: Epoch,
         states: ConnectionStates,
+        reading: Reading,
         cause: Callable[[], MessagingError | None],
     ) -> None:
         self._engine = engine
@@ -56,6 +59,7 @@ class Subscriptions:
         self._settings = adapter.settings
         self._epoch = epoch
         self._states = states
+        self._reading = reading
         self._cause = cause
         self._active: set[Subscribed] = set()
         self._opening: dict[Subscribed, asyncio.Task[Any] | None] = {}
@@ -183,7 +187,7 @@ class Subscriptions:
             if subscription in self._active and number == self._epoch.number:
                 subscription.handle = handle
                 if subscription.paused:
-                    self._adapter.pause(handle)
+                    self._reading.pause(handle)
                 subscription.ready.resolve(None)
                 return
             await self.endings.unsubscribe(handle)

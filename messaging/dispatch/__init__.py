@@ -7,21 +7,21 @@ below. Applications do not import from it: the event services export what applic
 ``topics``          the grammar of topics and topic filters, and values found by topic
 ``permission``      permissions of principals to publish and to subscribe
 ``terms``           the terms of a handler, read from its service properties
-``handler``         one handler: its terms, its failures, whether it is blocked; with a lane of its own
-``awaiting``        awaiting the results of handlers, and their names for people
+``handler``         one handler: its terms, its failures, whether it is blocked; with a lane of its own; its name for
+                    people, and awaiting its results
 ``dispatcher``      the handlers of one bus: added, changed and removed with their registrations, found by topic
 ``service``         opening and closing of an event service
 ==================  ================================================================================================
 """
 
-from messaging.dispatch.awaiting import name_of as name_of
-from messaging.dispatch.awaiting import run_elsewhere as run_elsewhere
 from messaging.dispatch.dispatcher import Dispatcher as Dispatcher
 from messaging.dispatch.dispatcher import when_all_done as when_all_done
 from messaging.dispatch.handler import DispatchHandler as DispatchHandler
 from messaging.dispatch.handler import HandlerDTO as HandlerDTO
 from messaging.dispatch.handler import LaneHandler as LaneHandler
 from messaging.dispatch.handler import dto_of as dto_of
+from messaging.dispatch.handler import name_of as name_of
+from messaging.dispatch.handler import run_elsewhere as run_elsewhere
 from messaging.dispatch.handler import too_long as too_long
 from messaging.dispatch.permission import Principal as Principal
 from messaging.dispatch.permission import TopicPermission as TopicPermission
@@ -32,8 +32,8 @@ from messaging.dispatch.service import EventService as EventService
 from messaging.dispatch.service import Lifecycle as Lifecycle
 from messaging.dispatch.terms import Terms as Terms
 from messaging.dispatch.terms import Tolerance as Tolerance
+from messaging.dispatch.terms import check_count as check_count
 from messaging.dispatch.terms import read_filter as read_filter
-from messaging.dispatch.terms import read_principal as read_principal
 from messaging.dispatch.terms import read_timeout as read_timeout
 from messaging.dispatch.terms import read_topics as read_topics
 from messaging.dispatch.topics import MULTI_LEVEL as MULTI_LEVEL

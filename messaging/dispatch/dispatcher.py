@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -19,7 +19,7 @@ from messaging.dispatch.permission import TopicPermission, check_principal, deni
 from messaging.dispatch.topics import TopicTrie, check_topic
 from messaging.errors import ClosedError
 from messaging.execution import Promise
-from messaging.services import ServiceEvent, ServiceEventKind, interface_name
+from messaging.services import ServiceEvent, ServiceEventKind, as_filter, interface_name
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ _ROUTES: Final = 65_536
 #: maximum number of remembered permission checks
 _ANSWERS: Final = 65_536
 
+#: property of a handler: LDAP filter over the properties of the buses that it is for
+_TARGET: Final = "event.target"
+
 #: identifies a handler: its service, and the interface it is registered with
 _Key = tuple["ServiceReference", str]
 
@@ -51,10 +54,11 @@ class Dispatcher(Generic[H, R]):
         name: name of the bus in the log.
         services: registry of the handlers.
         interfaces: interfaces that handlers are registered with.
-        make: returns a handler for its service, interface and properties, or ``None`` if it is for another bus.
-            Raises if they are invalid.
-        change: returns the call that applies new properties to a handler, to be made with the lock, or ``None`` if the
-            handler is for another bus now. Raises if they are invalid.
+        announced: properties of the bus, by which handlers select it (``event.target``).
+        make: returns a handler for its service, interface and properties, or ``None`` if its service is gone. Raises if
+            they are invalid.
+        change: returns the call that applies new properties to a handler, to be made with the lock. Raises if they are
+            invalid.
         route: makes the route of a topic from the unblocked handlers that match it and may subscribe to it, the
             preferred first. Called without the lock.
         policy: grants publishing and subscribing; without a policy all principals may do both.
@@ -66,8 +70,9 @@ class Dispatcher(Generic[H, R]):
         services: ServiceRegistry,
         interfaces: Iterable[type[Any]],
         *,
+        announced: Mapping[str, Any],
         make: Callable[[ServiceReference, str, ServiceProperties], H | None],
-        change: Callable[[H, ServiceProperties], Callable[[], object] | None],
+        change: Callable[[H, ServiceProperties], Callable[[], object]],
         route: Callable[[str, list[H]], R],
         policy: TopicPolicy | None = None,
     ) -> None:
@@ -80,6 +85,7 @@ class Dispatcher(Generic[H, R]):
         self.is_closed = False
         self.policy = policy
         self._interfaces = [interface_name(each) for each in interfaces]
+        self._announced = announced
         self._make = make
         self._change = change
         self._route = route
@@ -131,7 +137,7 @@ class Dispatcher(Generic[H, R]):
         reference, name = key
         while True:
             properties = reference.properties
-            handler = self._attempt(reference, self._make, reference, name, properties)
+            handler = self._attempt(reference, properties, partial(self._make, reference, name))
             with self.lock:
                 if self.is_closed or key in self._handlers or not self.services.is_registered(reference):
                     return
@@ -153,7 +159,7 @@ class Dispatcher(Generic[H, R]):
             handler = self._handlers.get(key)
             if handler is None:
                 return
-            change = self._attempt(reference, self._change, handler, properties)
+            change = self._attempt(reference, properties, partial(self._change, handler))
             if change is None:
                 self._remove(key)
                 return
@@ -170,10 +176,16 @@ class Dispatcher(Generic[H, R]):
                 self._displace(handler, [each for each in before if each not in handler.topics])
             return
 
-    def _attempt(self, reference: ServiceReference, call: Callable[..., T], *arguments: Any) -> T | None:
-        """Return the result of ``call``; if it raises, log that the handler is ignored and return ``None``."""
+    def _attempt(
+        self, reference: ServiceReference, properties: ServiceProperties, call: Callable[[ServiceProperties], T]
+    ) -> T | None:
+        """Return the result of ``call``, or ``None`` if the handler is for another bus.
+
+        If ``call`` raises, log that the handler is ignored and return ``None``.
+        """
         try:
-            return call(*arguments)
+            target = as_filter(properties.get(_TARGET))
+            return call(properties) if target is None or target.matches(self._announced) else None
         except Exception as error:  # noqa: BLE001  # a factory of the application may raise anything
             logger.error("%s: the handler %r is ignored: %s", self.name, reference, error)
             return None
@@ -224,11 +236,7 @@ class Dispatcher(Generic[H, R]):
     # --- routes
 
     def route(self, topic: str) -> R:
-        """Return the route of a topic; made and remembered if necessary.
-
-        Raises:
-            NullEventError, InvalidTopicError: ``topic`` is no topic.
-        """
+        """Return the route of a topic; made and remembered if necessary. Raises the errors of ``check_topic``."""
         topic = check_topic(topic)
         routes = self.routes  # read first: a change meanwhile replaces them, and the route made here goes with them
         found = routes.get(topic)
@@ -286,11 +294,7 @@ class Dispatcher(Generic[H, R]):
     # --- waiting
 
     def refuse_closed(self) -> None:
-        """Refuse to publish to a closed bus.
-
-        Raises:
-            ClosedError: the bus is closed.
-        """
+        """Raise ``ClosedError`` if the bus is closed."""
         if self.is_closed:
             raise ClosedError(f"{self.name} is closed")
 

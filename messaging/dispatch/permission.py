@@ -125,17 +125,11 @@ class TopicPermissionCollection:
         return len(self._permissions)
 
 
-def check_principal(principal: Any) -> Principal:
-    """Return the name of a principal as an exact ``str``, or ``None``.
-
-    Raises:
-        ArgumentError: ``principal`` is neither.
-    """
-    if principal is None:
-        return None
-    if not isinstance(principal, str):
-        raise ArgumentError(f"a principal is a str or None, not {type(principal).__name__}")
-    return exact(principal)
+def check_principal(principal: Any, name: str = "principal") -> Principal:
+    """Return the name of a principal as an exact ``str``, or ``None``. Raise ``ArgumentError`` for any other type."""
+    if principal is not None and not isinstance(principal, str):
+        raise ArgumentError(f"{name} must be a str or None, not {type(principal).__name__}")
+    return None if principal is None else exact(principal)
 
 
 def denied(principal: Principal, actions: str, topic: str, *, by: str = "") -> PermissionDeniedError:

@@ -14,9 +14,10 @@ from weakref import WeakSet
 
 from messaging.dispatch.dispatcher import when_all_done
 from messaging.dispatch.permission import TopicPolicy
-from messaging.dispatch.terms import Tolerance
-from messaging.errors import ArgumentError, ClosedError, DeadlineError
+from messaging.dispatch.terms import Tolerance, check_count
+from messaging.errors import ArgumentError, ClosedError, DeadlineError, check_instance
 from messaging.execution import Pool, Promise, may_block, seconds, workers
+from messaging.services import ServiceRegistry, default_registry
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Lifecycle:
     """An event service from opening to closing: its threads, and the publishers to wait for. Thread safe.
 
     Args:
+        kind: kind of the service, which precedes its name in the log.
         name: name of the service in the log and among its properties.
         threads: maximum number of delivery threads; ``None`` for the default.
         tolerance: when a handler that fails or does not return is blocked.
@@ -56,6 +58,7 @@ class Lifecycle:
 
     def __init__(
         self,
+        kind: str,
         name: str,
         threads: int | None,
         tolerance: Tolerance,
@@ -67,15 +70,16 @@ class Lifecycle:
     ) -> None:
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"the name of an event service must be a non-empty str, not {name!r:.80}")
-        if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
-            raise ArgumentError(f"threads must be an int of at least 1, not {threads!r:.80}")
-        if not isinstance(tolerance, Tolerance):
-            raise ArgumentError(f"tolerance must be a Tolerance, not {type(tolerance).__name__}")
-        if permissions is not None and not isinstance(permissions, TopicPolicy):
-            raise ArgumentError(f"permissions must be a TopicPolicy, not {type(permissions).__name__}")
+        if threads is not None:
+            check_count("threads", threads, 1)
+        check_instance("tolerance", tolerance, Tolerance)
+        if permissions is not None:
+            check_instance("permissions", permissions, TopicPolicy)
         self.name = name
+        #: kind and name, for the log
+        self.title = f"{kind} {name!r}"
         self.tolerance = tolerance
-        self.pool = Pool() if threads is None else Pool(threads)
+        self.pool = Pool(name=self.title) if threads is None else Pool(threads, self.title)
         self.is_open = False
         #: threads that publish now: closing waits for the threads that found the service open
         self.publishing: set[int] = set()
@@ -108,7 +112,7 @@ class Lifecycle:
     def refuse_closed(self) -> None:
         """Raise ``ClosedError`` unless the service is open."""
         if not self.is_open:
-            raise ClosedError(f"{self._dispatcher.name} is closed")
+            raise ClosedError(f"{self.title} is closed")
 
     def lanes(self) -> list[Lane]:
         """Return all lanes that events may wait in."""
@@ -145,7 +149,7 @@ class Lifecycle:
         """Accept no more events; return the promise that resolves when the service is closed."""
         with self._dispatcher.lock:
             if self._closing is None:
-                self._closing = Promise(f"closing {self._dispatcher.name}")
+                self._closing = Promise(f"closing {self.title}")
             self.is_open = False
             return self._closing
 
@@ -188,7 +192,7 @@ class Lifecycle:
             if lost:
                 logger.error(
                     "%s was closed before %d events were delivered that waited for its handlers; they are dropped",
-                    self._dispatcher.name,
+                    self.title,
                     lost,
                 )
             self._closed()
@@ -209,11 +213,15 @@ class EventService:
 
     Args:
         lifecycle: opens and closes the service; for the modules of the service, not for applications.
+        services: registry of the handlers; ``None`` for the registry of the process.
     """
 
-    def __init__(self, lifecycle: Lifecycle) -> None:
+    def __init__(self, lifecycle: Lifecycle, services: ServiceRegistry | None) -> None:
+        if services is not None:
+            check_instance("services", services, ServiceRegistry)
         self.lifecycle = lifecycle
         self.name = lifecycle.name
+        self.services = default_registry() if services is None else services
 
     def flush(self) -> Promise[None]:
         """Return a promise that resolves when all handlers have processed the events published before this call."""

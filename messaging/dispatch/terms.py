@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from messaging.dispatch.topics import TopicFilter, parse_filter
 from messaging.errors import ArgumentError
 from messaging.services import LdapFilter
-from messaging.text import exact
 
 if TYPE_CHECKING:
     from messaging.dispatch.permission import Principal
@@ -30,9 +29,15 @@ class Tolerance:
     timeout: float = 30.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.failures, int) or isinstance(self.failures, bool) or self.failures < 0:
-            raise ArgumentError(f"failures must be an int of at least 0, not {self.failures!r:.80}")
+        check_count("failures", self.failures)
         _check_seconds("timeout", self.timeout)
+
+
+def check_count(name: str, value: Any, at_least: int = 0) -> int:
+    """Return a whole number. Raise ``ArgumentError`` for a value that is no int of at least ``at_least``."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+        raise ArgumentError(f"{name} must be an int of at least {at_least}, not {value!r:.80}")
+    return value
 
 
 def _check_seconds(name: str, value: Any) -> float:
@@ -77,11 +82,7 @@ def read_topics(value: Any, name: str, *, single_level: bool = True) -> tuple[To
 
 
 def read_filter(value: Any) -> LdapFilter | None:
-    """Parse a case-sensitive filter over event data; an empty text means no filter.
-
-    Raises:
-        InvalidFilterError: ``value`` does not parse.
-    """
+    """Parse a case-sensitive filter over event data, or raise ``InvalidFilterError``; an empty text means no filter."""
     if value is None or value == "":
         return None
     if isinstance(value, LdapFilter):
@@ -89,21 +90,6 @@ def read_filter(value: Any) -> LdapFilter | None:
     return LdapFilter(value, case_sensitive=True)
 
 
-def read_principal(value: Any, name: str) -> Principal:
-    """Return the name of a principal as an exact ``str``, or ``None``.
-
-    Raises:
-        ArgumentError: ``value`` is neither.
-    """
-    if value is not None and not isinstance(value, str):
-        raise ArgumentError(f"{name} must be a str, not {type(value).__name__}")
-    return None if value is None else exact(value)
-
-
 def read_timeout(value: Any, name: str) -> float | None:
-    """Return a number of seconds, or ``None``.
-
-    Raises:
-        ArgumentError: ``value`` is no number of at least 0.
-    """
+    """Return a number of seconds, or ``None``. Raise ``ArgumentError`` for a value that is no number of at least 0."""
     return None if value is None else _check_seconds(name, value)

@@ -3,9 +3,8 @@
 The room stands on ``messaging.dispatch``, ``messaging.services`` and, for the bridge, ``messaging.typedevent``.
 
 =============  =====================================================================================================
-``admin``      EventAdmin: publishing, and finding handlers
-``receiver``   one handler: its function (``function``), its terms (``terms``), its posted events (``posting``)
-``sending``    synchronous delivery
+``admin``      EventAdmin: posting, sending, and finding handlers
+``receiver``   one handler: its terms, its function (``function``), its posted events (``posting``)
 ``context``    the EventAdmins whose handlers the running code is part of
 ``event``      Event; its conventional names are in ``constants``, the interface of handlers in ``handlers``
 ``sources``    service, log, configuration and connection events

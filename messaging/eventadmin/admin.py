@@ -14,6 +14,8 @@ with the next handler on another thread. No lock is held while a handler runs.
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import itertools
 import threading
 from collections.abc import Callable
@@ -32,23 +34,21 @@ from messaging.dispatch import (
     parse_filter,
     read_timeout,
 )
-from messaging.errors import ArgumentError, NullEventError, check_instance
+from messaging.errors import ArgumentError, NullEventError
 from messaging.eventadmin.constants import EventConstants as Names
 from messaging.eventadmin.context import DeliveryContext, is_inside, is_quiet
 from messaging.eventadmin.event import Event
 from messaging.eventadmin.handlers import EventHandler
 from messaging.eventadmin.posting import PostedQueue
-from messaging.eventadmin.receiver import AdminHandler
-from messaging.eventadmin.sending import asend, fetch_functions, receive_in_time
-from messaging.eventadmin.terms import AdminTerms, read_terms
-from messaging.services import ServiceRegistry, as_filter, default_registry
+from messaging.eventadmin.receiver import AdminHandler, AdminTerms, read_terms
+from messaging.execution import Flag, Promise, running_loop, workers
 from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
     from messaging.dispatch import Principal
     from messaging.eventadmin.posting import PostedItem
     from messaging.execution import Lane
-    from messaging.services import ServiceProperties, ServiceReference
+    from messaging.services import ServiceProperties, ServiceReference, ServiceRegistry
 
 logger = SafeLog(__name__)
 
@@ -127,6 +127,7 @@ class EventAdmin(EventService):
     ) -> None:
         super().__init__(
             Lifecycle(
+                "event admin",
                 f"event-admin-{next(_numbers)}" if name is None else name,
                 threads,
                 tolerance,
@@ -134,23 +135,22 @@ class EventAdmin(EventService):
                 lanes=self._lanes,
                 is_inside=lambda: is_inside(self),
                 closed=lambda: self._queue.close(),
-            )
+            ),
+            services,
         )
         if without_topics not in ("all", "none"):
             raise ArgumentError(f"without_topics must be 'all' or 'none', not {without_topics!r:.80}")
-        if services is not None:
-            check_instance("services", services, ServiceRegistry)
-        self.services = default_registry() if services is None else services
         self._send_timeout = read_timeout(send_timeout, "send_timeout") or 0.0
         self._without_topics = () if without_topics == "none" else (parse_filter("*"),)
         self._properties = {Names.EVENT_ADMIN_NAME: self.name, "service.ranking": ranking}
         self._context = DeliveryContext(self)
         self._publishing = self.lifecycle.publishing
-        self._queue = PostedQueue(self.lifecycle.pool, f"event admin {self.name!r}")
+        self._queue = PostedQueue(self.lifecycle.pool, self.lifecycle.title)
         self._dispatcher: Dispatcher[AdminHandler, TopicRoute] = Dispatcher(
-            f"event admin {self.name!r}",
+            self.lifecycle.title,
             self.services,
             (EventHandler,),
+            announced=self._properties,
             make=self._make,
             change=self._change,
             route=lambda _, handlers: TopicRoute(handlers),
@@ -224,7 +224,7 @@ class EventAdmin(EventService):
         seconds = self._send_timeout if timeout is None else read_timeout(timeout, "timeout") or 0.0
         route = self._route_of(event, principal)
         handlers = route.handlers_for(event)
-        failed = fetch_functions(handlers) if route.may_be_coroutines else None
+        failed = _fetch_functions(handlers) if route.may_be_coroutines else None
         interrupt: BaseException | None = None
         for handler in handlers:
             if not handler.is_active:
@@ -233,7 +233,7 @@ class EventAdmin(EventService):
                 if failed and handler in failed:
                     handler.fail(event, failed[handler])
                 elif seconds:
-                    receive_in_time(handler, event, seconds)
+                    _receive_in_time(handler, event, seconds)
                 else:
                     handler.receive(event)
             except (KeyboardInterrupt, SystemExit) as error:
@@ -248,7 +248,7 @@ class EventAdmin(EventService):
         do not receive the event.
         """
         seconds = self._send_timeout if timeout is None else read_timeout(timeout, "timeout") or 0.0
-        await asend(self._route_of(event, principal).handlers_for(event), event, seconds)
+        await _asend(self._route_of(event, principal).handlers_for(event), event, seconds)
 
     def _route_of(self, event: Event, principal: Principal) -> TopicRoute:
         """Return the route of ``event``; raises the errors of :meth:`post_event`."""
@@ -265,9 +265,7 @@ class EventAdmin(EventService):
 
     # --- handlers
 
-    def _make(self, reference: ServiceReference, _: str, properties: ServiceProperties) -> AdminHandler | None:
-        if not self._is_target_of(properties):
-            return None
+    def _make(self, reference: ServiceReference, _: str, properties: ServiceProperties) -> AdminHandler:
         lifecycle = self.lifecycle
         made = AdminHandler(
             reference,
@@ -283,15 +281,9 @@ class EventAdmin(EventService):
             made.function.fetch()
         return made
 
-    def _change(self, handler: AdminHandler, properties: ServiceProperties) -> Callable[[], object] | None:
-        if not self._is_target_of(properties):
-            return None
+    def _change(self, handler: AdminHandler, properties: ServiceProperties) -> Callable[[], object]:
         terms = self._read_terms(handler.reference, properties)
         return lambda: handler.take_over(terms)
-
-    def _is_target_of(self, properties: ServiceProperties) -> bool:
-        target = as_filter(properties.get(Names.EVENT_TARGET))
-        return target is None or target.matches(self._properties)
 
     def _read_terms(self, reference: ServiceReference, properties: ServiceProperties) -> AdminTerms:
         """Return the terms of a handler. Raises ``ArgumentError`` if its properties are invalid."""
@@ -327,3 +319,101 @@ class EventAdmin(EventService):
     @tolerant
     def __repr__(self) -> str:
         return f"<EventAdmin {self.name!r}{'' if self.lifecycle.is_open else ', closed'}>"
+
+
+# --- sending: handlers are called one after the other, and the sender waits for each of them (RFC 97 5.2.1, 5.3.2)
+
+#: tasks of handlers that did not return in time, until they end: event loops hold their tasks weakly
+_overdue: Final[set[asyncio.Task[None]]] = set()
+
+
+def _fetch_functions(handlers: list[AdminHandler]) -> dict[AdminHandler, Exception]:
+    """Find out which handlers are coroutine functions, and refuse those of the event loop that runs here.
+
+    Returns:
+        Handlers whose function could not be made.
+    """
+    failed: dict[AdminHandler, Exception] = {}
+    here = running_loop()
+    if here is None:
+        return failed
+    for handler in handlers:
+        try:
+            handler.function.fetch()
+        except Exception as error:  # noqa: BLE001  # a factory may raise anything: the handler has failed
+            failed[handler] = error
+        if handler.function.runs_on(here):
+            raise ArgumentError(f"{handler.name} runs on the event loop that would wait for it: use asend_event()")
+    return failed
+
+
+def _receive_in_time(handler: AdminHandler, event: Event, seconds: float) -> None:
+    """Deliver ``event`` on another thread, and block the handler if it does not return within ``seconds``.
+
+    The handler's own timeout takes precedence, unless it is 0.
+    """
+    limit = handler.terms.timeout or seconds
+    done = Flag()
+    _receive_elsewhere(handler, event, limit, running_loop(), done.set)
+    if not done.wait(limit):
+        handler.stalled(limit)
+
+
+async def _asend(handlers: list[AdminHandler], event: Event, seconds: float) -> None:
+    """Deliver ``event`` to each handler; see ``EventAdmin.asend_event``."""
+    here = asyncio.get_running_loop()
+    for handler in handlers:
+        if not handler.is_active:
+            continue
+        limit = (handler.terms.timeout or seconds) if seconds else 0.0
+        if handler.function.runs_on(here):
+            in_time = await _receive_here(handler, event, limit)
+        else:
+            in_time = await _await_elsewhere(handler, event, limit)
+        if not in_time:
+            handler.stalled(limit)
+
+
+async def _receive_here(handler: AdminHandler, event: Event, limit: float) -> bool:
+    """Deliver ``event`` to a coroutine function; return whether it returned in time."""
+    if not limit:
+        await handler.receive_async(event)
+        return True
+    task = asyncio.ensure_future(handler.receive_async(event))
+    _overdue.add(task)
+    task.add_done_callback(_overdue.discard)
+    try:
+        done, _ = await asyncio.wait((task,), timeout=limit)
+    finally:
+        task.cancel()  # if it has not ended
+    return bool(done)
+
+
+async def _await_elsewhere(handler: AdminHandler, event: Event, limit: float) -> bool:
+    """Deliver ``event`` on another thread; return whether the handler returned in time."""
+    done: Promise[None] = Promise(f"the event {event.topic!r} for {handler.name}")
+    _receive_elsewhere(handler, event, limit, None, lambda: done.resolve(None))
+    try:
+        async with asyncio.timeout(limit or None):
+            await done
+    except TimeoutError:
+        return False
+    return True
+
+
+def _receive_elsewhere(
+    handler: AdminHandler,
+    event: Event,
+    limit: float,
+    waiting_loop: asyncio.AbstractEventLoop | None,
+    done: Callable[[], object],
+) -> None:
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            context.run(handler.receive, event, False, limit, waiting_loop)
+        finally:
+            done()
+
+    workers().submit(run)

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from messaging.dispatch import TopicFilter, parse_filter, read_principal
+from messaging.dispatch import TopicFilter, check_principal, parse_filter
 from messaging.errors import ArgumentError, ClosedError, MessagingError, check_instance
 from messaging.eventadmin.admin import EventAdmin
 from messaging.eventadmin.constants import EventConstants
@@ -77,7 +77,7 @@ class EventBridge:
             raise ArgumentError(f"topics must be a str or several, not {type(topics).__name__}")
         self._admin = admin
         self._bus = bus
-        self._principal = read_principal(principal, "principal")
+        self._principal = check_principal(principal)
         self._topics = [parse_filter(each) for each in ([topics] if isinstance(topics, str) else topics)]
         if not self._topics or not (to_bus or to_admin):
             raise ArgumentError("a bridge needs a topic, and a direction")

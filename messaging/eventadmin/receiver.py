@@ -6,11 +6,24 @@ import asyncio
 import inspect
 import threading
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
-from messaging.dispatch import DispatchHandler, TopicPermission, run_elsewhere, too_long
+from messaging.dispatch import (
+    DispatchHandler,
+    Terms,
+    TopicPermission,
+    check_principal,
+    read_filter,
+    read_timeout,
+    read_topics,
+    run_elsewhere,
+    too_long,
+)
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
+from messaging.eventadmin.constants import EventConstants as Names
 from messaging.eventadmin.context import DeliveryContext, leave, leave_anywhere
 from messaging.eventadmin.event import Event
 from messaging.eventadmin.function import HandlerFunction
@@ -21,11 +34,51 @@ from messaging.text import SafeLog
 if TYPE_CHECKING:
     from messaging.dispatch import Dispatcher, Tolerance
     from messaging.eventadmin.posting import PostedQueue
-    from messaging.eventadmin.terms import AdminTerms
     from messaging.execution import Lane, Pool
     from messaging.services import ServiceReference
 
 logger = SafeLog(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AdminTerms(Terms):
+    """The terms of an event handler.
+
+    Attributes:
+        is_ordered: whether it needs its events in order.
+    """
+
+    is_ordered: bool = True
+
+
+def read_terms(properties: Mapping[str, Any]) -> AdminTerms:
+    """Read the terms from the properties of an event handler; ``topics`` is ``None`` if they name none.
+
+    Raises:
+        ArgumentError: a property is invalid.
+    """
+    return AdminTerms(
+        read_topics(_first(properties, Names.EVENT_TOPIC_NAMES), Names.EVENT_TOPIC, single_level=False),
+        read_filter(_first(properties, Names.EVENT_FILTER_NAMES)),
+        check_principal(properties.get(Names.EVENT_PRINCIPAL), Names.EVENT_PRINCIPAL),
+        read_timeout(properties.get(Names.EVENT_TIMEOUT), Names.EVENT_TIMEOUT),
+        _read_delivery(properties.get(Names.EVENT_DELIVERY)),
+    )
+
+
+def _first(properties: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    return next((properties[name] for name in names if properties.get(name) is not None), None)
+
+
+def _read_delivery(value: Any) -> bool:
+    """Return whether order is needed: unless there is ``async.unordered`` and no ``async.ordered``."""
+    if value is None:
+        return True
+    several = (value,) if isinstance(value, str) else value
+    known = (Names.DELIVERY_ASYNC_ORDERED, Names.DELIVERY_ASYNC_UNORDERED)
+    if not isinstance(several, (list, tuple, set, frozenset)) or any(each not in known for each in several):
+        raise ArgumentError(f"{Names.EVENT_DELIVERY} must be one or both of {', '.join(known)}, not {value!r:.80}")
+    return Names.DELIVERY_ASYNC_ORDERED in several or Names.DELIVERY_ASYNC_UNORDERED not in several
 
 
 class AdminHandler(DispatchHandler[Event]):

@@ -15,15 +15,15 @@ publishes until it is closed, and is a context manager that closes it.
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import contextvars
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.dispatch import read_principal
+from messaging.dispatch import check_principal
 from messaging.errors import ArgumentError, ClosedError, PermissionDeniedError, check_instance
 from messaging.eventadmin.admin import EventAdmin
 from messaging.eventadmin.constants import LOG_TOPIC
@@ -76,13 +76,16 @@ def service_properties(reference: ServiceReference | None) -> dict[str, Any]:
     return found | ({Names.SERVICE_PID: pid} if pid is not None else {})
 
 
-class EventSource(abc.ABC):
+class EventSource:
     """Publishes events of one kind with an EventAdmin until it is closed. Thread safe."""
+
+    #: stops observing the source
+    _stop: Callable[[], object] | None = None
 
     def __init__(self, admin: EventAdmin, principal: Principal) -> None:
         check_instance("admin", admin, EventAdmin)
         self._admin = admin
-        self._principal = read_principal(principal, "principal")
+        self._principal = check_principal(principal)
         self._is_over = False
         self._is_denied = False
 
@@ -108,9 +111,11 @@ class EventSource(abc.ABC):
         """End the source, since the EventAdmin is closed."""
         self.close()
 
-    @abc.abstractmethod
     def close(self) -> None:
         """Publish no more events; idempotent."""
+        self._is_over = True
+        if self._stop is not None:
+            self._stop()
 
     def __enter__(self) -> Self:
         return self
@@ -142,7 +147,7 @@ class ServiceEvents(EventSource):
         super().__init__(admin, principal)
         services = admin.services if services is None else services
         check_instance("services", services, ServiceRegistry)
-        self._watch = services.add_listener(self._changed, filter=filter)
+        self._stop = services.add_listener(self._changed, filter=filter).remove
 
     def _changed(self, event: ServiceEvent) -> None:
         properties = {**service_properties(event.reference), Names.EVENT: event}
@@ -153,11 +158,6 @@ class ServiceEvents(EventSource):
             self._admin.send_event(event, principal=principal)
         except ArgumentError:  # no handler has received it
             self._admin.post_event(event, principal=principal)
-
-    def close(self) -> None:
-        """Publish no more events; idempotent."""
-        self._is_over = True
-        self._watch.remove()
 
 
 class LogEvents(EventSource, logging.Handler):
@@ -193,8 +193,8 @@ class LogEvents(EventSource, logging.Handler):
             logging.Handler.__init__(self, level)
         except ValueError as error:
             raise ArgumentError(f"level must be an int or the name of a level of logging: {error}") from None
-        self._logger = logger
         if logger is not None:
+            self._stop = functools.partial(logger.removeHandler, self)
             logger.addHandler(self)
 
     def handle(self, record: logging.LogRecord) -> bool:
@@ -232,9 +232,7 @@ class LogEvents(EventSource, logging.Handler):
 
     def close(self) -> None:
         """Publish no more events; idempotent."""
-        self._is_over = True
-        if self._logger is not None:
-            self._logger.removeHandler(self)
+        EventSource.close(self)
         logging.Handler.close(self)
 
 
@@ -282,10 +280,6 @@ class ConfigurationEvents(EventSource):
     def _deny(self, error: PermissionDeniedError) -> None:
         raise error
 
-    def close(self) -> None:
-        """Publish no more events; idempotent."""
-        self._is_over = True
-
 
 class ConnectionEvents(EventSource):
     """Posts the states of a messaging instance's connection, the present one first.
@@ -304,10 +298,9 @@ class ConnectionEvents(EventSource):
         if not callable(getattr(getattr(instance, "connection_state", None), "subscribe", None)):
             raise ArgumentError(f"instance must be a Messaging, not {type(instance).__name__}")
         self._name = instance.name
-        self._watch: Any = None
-        self._watch = instance.connection_state.subscribe(self._changed)
+        self._stop = instance.connection_state.subscribe(self._changed).dispose
         if self._is_over:  # publishing the present state found the EventAdmin closed
-            self._watch.dispose()
+            self._stop()
 
     def _changed(self, state: ConnectionState) -> None:
         properties = {
@@ -319,9 +312,3 @@ class ConnectionEvents(EventSource):
             Names.TIMESTAMP: int((state.since or time.time()) * 1000),
         }
         self._publish(self._admin.post_event, f"{CONNECTION_TOPIC}/{state.name.upper()}", properties)
-
-    def close(self) -> None:
-        """Publish no more events; idempotent."""
-        self._is_over = True
-        if self._watch is not None:
-            self._watch.dispose()

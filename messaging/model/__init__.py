@@ -11,11 +11,17 @@ from messaging.model.acknowledge import AcknowledgeHandler as AcknowledgeHandler
 from messaging.model.acknowledge import AcknowledgeMessageContext as AcknowledgeMessageContext
 from messaging.model.acknowledge import AcknowledgeType as AcknowledgeType
 from messaging.model.acknowledge import state_lock as state_lock
+from messaging.model.addressing import REPLY_CHANNELS as REPLY_CHANNELS
+from messaging.model.addressing import Addressing as Addressing
+from messaging.model.addressing import ReplyAddress as ReplyAddress
+from messaging.model.addressing import ReplyRoute as ReplyRoute
 from messaging.model.builder import AcknowledgeMessageContextBuilder as AcknowledgeMessageContextBuilder
 from messaging.model.builder import MessageContextBuilder as MessageContextBuilder
 from messaging.model.builder import MessageContextProvider as MessageContextProvider
 from messaging.model.builder import as_context as as_context
 from messaging.model.builder import as_message as as_message
+from messaging.model.capabilities import CORE_FEATURES as CORE_FEATURES
+from messaging.model.capabilities import Capabilities as Capabilities
 from messaging.model.channels import ANY_LEVEL as ANY_LEVEL
 from messaging.model.channels import ANY_LEVELS as ANY_LEVELS
 from messaging.model.channels import SEPARATOR as SEPARATOR
@@ -71,6 +77,7 @@ from messaging.model.message import maker as maker
 from messaging.model.message import parts as parts
 from messaging.model.outgoing import Outgoing as Outgoing
 from messaging.model.plan import PublishPlan as PublishPlan
+from messaging.model.plan import SubscriptionSpec as SubscriptionSpec
 from messaging.model.url import BrokerUrl as BrokerUrl
 from messaging.model.url import concealed as concealed
 from messaging.model.url import is_secret_option as is_secret_option

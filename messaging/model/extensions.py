@@ -12,7 +12,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from messaging.errors import (
     ArgumentError,
@@ -47,37 +47,8 @@ def _empty() -> Mapping[str, Any]:
     return EMPTY
 
 
-class Announced(Protocol):
-    """The announcements of an instance that the checks of extensions need; see ``adapter.Adapter``."""
-
-    publish_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]]
-    subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]]
-    name: str
-    settings: Any
-
-    @property
-    def features(self) -> frozenset[str]:
-        """Return the announced features."""
-        ...
-
-    @property
-    def qos_levels(self) -> tuple[str, ...]:
-        """Return the values of the extension ``qos``, lowest first."""
-        ...
-
-    @property
-    def default_qos(self) -> str:
-        """Return the ``qos`` of a context that sets none."""
-        ...
-
-    @property
-    def header_types(self) -> frozenset[type]:
-        """Return the types of header values that the protocol carries."""
-        ...
-
-    def lacks(self, feature: str, hint: str = "", *, supported: Iterable[str] = ()) -> UnsupportedFeatureError:
-        """Return the error for a feature that is not announced."""
-        ...
+if TYPE_CHECKING:
+    from messaging.model.capabilities import Capabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,51 +269,55 @@ _BY_DEFAULT: Final = {
 }
 
 
-def check_extensions(extensions: Mapping[str, Any], adapter: Announced, *, publishing: bool = False) -> dict[str, Any]:
+def check_extensions(
+    extensions: Mapping[str, Any], capabilities: Capabilities, *, publishing: bool = False
+) -> dict[str, Any]:
     """Return the extensions with checked values.
 
     With ``publishing``, keys that both subscribing and received messages use are ignored.
 
     Raises:
-        UnsupportedFeatureError: a key is unknown or not announced by ``adapter``.
+        UnsupportedFeatureError: a key is unknown or not announced by ``capabilities``.
         InvalidExtensionError: a value has the wrong type or range; ``InvalidHeaderError`` for headers.
     """
     if not isinstance(extensions, Mapping):
         raise ArgumentError(f"extensions must be a mapping of str to values, not {type(extensions).__name__}")
     checked: dict[str, Any] = {}
-    features = adapter.features
+    features = capabilities.features
     for key, value in extensions.items():
-        check = CHECKS.get(key) or adapter.publish_extensions.get(key)
-        if check is None and publishing and key in RECEIVED_ONLY and key in adapter.subscribe_extensions:
+        check = CHECKS.get(key) or capabilities.publish_extensions.get(key)
+        if check is None and publishing and key in RECEIVED_ONLY and key in capabilities.subscribe_extensions:
             continue
-        check = check or adapter.subscribe_extensions.get(key)
+        check = check or capabilities.subscribe_extensions.get(key)
         if check is None and key in RECEIVED_ONLY and _is_told(key, value):
             continue
         if check is None:
-            supported = known(adapter)
+            supported = known(capabilities)
             hint = did_you_mean(str(key), supported)
             text = f"unknown extension; {hint}" if hint else "unknown extension"
-            raise UnsupportedFeatureError(str(key), adapter.name, text, supported=supported)
+            raise UnsupportedFeatureError(str(key), capabilities.name, text, supported=supported)
         checked[key] = _checked(key, check, value)
         if key not in features and not (key in _BY_DEFAULT and checked[key] is _BY_DEFAULT[key]):
-            raise adapter.lacks(key, supported=known(adapter))
-    _check_header_types(checked.get(Features.EXTENSION_HEADERS, EMPTY), adapter)
+            raise capabilities.lacks(key, supported=known(capabilities))
+    _check_header_types(checked.get(Features.EXTENSION_HEADERS, EMPTY), capabilities)
     qos = checked.get(Features.EXTENSION_QOS)
-    if qos is not None and qos not in adapter.qos_levels:
-        raise UnsupportedFeatureError(f"qos={qos}", adapter.name, f"qos levels here: {', '.join(adapter.qos_levels)}")
+    if qos is not None and qos not in capabilities.qos_levels:
+        raise UnsupportedFeatureError(
+            f"qos={qos}", capabilities.name, f"qos levels here: {', '.join(capabilities.qos_levels)}"
+        )
     return checked
 
 
-def _check_header_types(given: Mapping[str, Any], adapter: Announced) -> None:
-    """Refuse header values that the protocol of ``adapter`` cannot carry."""
+def _check_header_types(given: Mapping[str, Any], capabilities: Capabilities) -> None:
+    """Refuse header values that the protocol of ``capabilities`` cannot carry."""
     if headers.uncarried(given, headers.TEXT) is None:  # the common case
         return
-    name = headers.uncarried(given, adapter.header_types)
+    name = headers.uncarried(given, capabilities.header_types)
     if name is not None:
         raise InvalidHeaderError(
             Features.EXTENSION_HEADERS,
-            f"the value of {name[:60]!r} is a {type(given[name]).__name__}; {adapter.name} carries "
-            f"{headers.described(adapter.header_types)}: make it a str",
+            f"the value of {name[:60]!r} is a {type(given[name]).__name__}; {capabilities.name} carries "
+            f"{headers.described(capabilities.header_types)}: make it a str",
         )
 
 
@@ -361,13 +336,13 @@ def _checked(key: str, check: Callable[[Any], Any], value: Any) -> Any:
         raise kind(key, text) from None
 
 
-def carried_headers(received: Mapping[str, Any], adapter: Announced) -> Mapping[str, Any]:
-    """Return received headers as ``adapter`` can publish them, see :func:`messaging.model.headers.carried`."""
+def carried_headers(received: Mapping[str, Any], capabilities: Capabilities) -> Mapping[str, Any]:
+    """Return received headers as ``capabilities`` can publish them, see :func:`messaging.model.headers.carried`."""
     is_text = headers.uncarried(received, headers.TEXT) is None  # the common case
-    return headers.carried(received, headers.TEXT if is_text else adapter.header_types)
+    return headers.carried(received, headers.TEXT if is_text else capabilities.header_types)
 
 
-def requested(context: MessageContext, adapter: Announced) -> Mapping[str, Any]:
+def requested(context: MessageContext, capabilities: Capabilities) -> Mapping[str, Any]:
     """Return the extensions of ``context`` to publish with.
 
     A received message keeps its message id, and its headers as :func:`carried_headers` returns them. It gets a new
@@ -377,12 +352,12 @@ def requested(context: MessageContext, adapter: Announced) -> Mapping[str, Any]:
     if not context.is_received:
         return extensions
     told = extensions.get(Features.EXTENSION_HEADERS)
-    if isinstance(told, Mapping) and (carried := carried_headers(told, adapter)) is not told:
+    if isinstance(told, Mapping) and (carried := carried_headers(told, capabilities)) is not told:
         extensions = {**extensions, Features.EXTENSION_HEADERS: carried}
     key = Features.EXTENSION_MESSAGE_ID
     if key not in extensions:
         return extensions
-    if key in adapter.features:
+    if key in capabilities.features:
         try:
             _message_id(extensions[key])
         except ValueError:
@@ -399,30 +374,30 @@ def identified(options: PublishOptions, message_id: Any) -> PublishOptions:
     return PublishOptions(*(*_shared(options), checked))
 
 
-def known(adapter: Announced) -> list[str]:
-    """Return the extension keys that ``adapter`` announces, sorted."""
-    every = {*CHECKS, *adapter.publish_extensions, *adapter.subscribe_extensions}
-    return sorted(every & adapter.features)
+def known(capabilities: Capabilities) -> list[str]:
+    """Return the extension keys that ``capabilities`` announces, sorted."""
+    every = {*CHECKS, *capabilities.publish_extensions, *capabilities.subscribe_extensions}
+    return sorted(every & capabilities.features)
 
 
-def subscribing_only(adapter: Announced) -> frozenset[str]:
+def subscribing_only(capabilities: Capabilities) -> frozenset[str]:
     """Return the extension keys without a meaning for publishing."""
-    return SUBSCRIBE_ONLY | (adapter.subscribe_extensions.keys() - adapter.publish_extensions.keys())
+    return SUBSCRIBE_ONLY | (capabilities.subscribe_extensions.keys() - capabilities.publish_extensions.keys())
 
 
-def publishing_only(adapter: Announced) -> frozenset[str]:
+def publishing_only(capabilities: Capabilities) -> frozenset[str]:
     """Return the extension keys without a meaning for subscribing."""
-    return PUBLISH_ONLY | (adapter.publish_extensions.keys() - adapter.subscribe_extensions.keys())
+    return PUBLISH_ONLY | (capabilities.publish_extensions.keys() - capabilities.subscribe_extensions.keys())
 
 
-def publish_options(extensions: Mapping[str, Any], adapter: Announced) -> PublishOptions:
+def publish_options(extensions: Mapping[str, Any], capabilities: Capabilities) -> PublishOptions:
     """Compile the extensions of a context for publishing. Raises as :func:`check_extensions`."""
-    values = check_extensions(extensions, adapter, publishing=True)
+    values = check_extensions(extensions, capabilities, publishing=True)
     guaranteed = values.get(Features.EXTENSION_GUARANTEED_DELIVERY, False)
     mandatory = values.get(Features.EXTENSION_MANDATORY, False)
     qos = values.get(Features.EXTENSION_QOS)
     if qos is None:
-        qos = adapter.default_qos
+        qos = capabilities.default_qos
         if (guaranteed or mandatory) and qos == "0":
             qos = "1"
     elif qos == "0" and (guaranteed or mandatory):
@@ -441,19 +416,22 @@ def publish_options(extensions: Mapping[str, Any], adapter: Announced) -> Publis
         timeout=values.get(Features.EXTENSION_TIMEOUT),
         autocreate=values.get(Features.EXTENSION_AUTOCREATE, True),
         message_id=values.get(Features.EXTENSION_MESSAGE_ID),
-        custom=_custom(values, adapter.publish_extensions),
+        custom=_custom(values, capabilities.publish_extensions),
     )
 
 
 def subscribe_options(
-    extensions: Mapping[str, Any], adapter: Announced, *, acknowledging: bool = False
+    extensions: Mapping[str, Any], capabilities: Capabilities, settings: Any, *, acknowledging: bool = False
 ) -> SubscribeOptions:
     """Compile the extensions of a context for subscribing. Raises as :func:`check_extensions`.
 
-    ``acknowledging``: an acknowledge builder made the context, which therefore needs acknowledgement.
+    Args:
+        extensions: of the context.
+        capabilities: of the instance.
+        settings: of the instance (``Settings``): the defaults of buffer, overflow and prefetch.
+        acknowledging: whether an acknowledge builder made the context, which therefore needs acknowledgement.
     """
-    values = check_extensions(extensions, adapter)
-    settings = adapter.settings
+    values = check_extensions(extensions, capabilities)
     ordered = values.get(Features.EXTENSION_GUARANTEED_ORDERING, False)
     buffer_size = values.get(Features.EXTENSION_BUFFER_SIZE, settings.buffer_size)
     overflow = values.get(Features.EXTENSION_OVERFLOW, settings.overflow)
@@ -461,7 +439,7 @@ def subscribe_options(
     # a policy that drops needs the surplus messages: the broker must not hold them back
     default_prefetch = min(buffer_size, MAX_PREFETCH) if overflow == "block" else MAX_PREFETCH
     prefetch = values.get(Features.EXTENSION_PREFETCH, settings.prefetch or default_prefetch)
-    qos = values.get(Features.EXTENSION_QOS) or adapter.default_qos
+    qos = values.get(Features.EXTENSION_QOS) or capabilities.default_qos
     if qos == "0":
         wanting = [key for key in _NEED_ACKNOWLEDGEMENT if values.get(key)]
         if Features.EXTENSION_QOS in values:
@@ -472,11 +450,11 @@ def subscribe_options(
                 )
         # with an explicit "0" only messages that are invalid, or refused by a filter, are dead-lettered
         elif acknowledging or wanting or Features.EXTENSION_DEAD_LETTER_CHANNEL in values:
-            qos = "1" if "1" in adapter.qos_levels else qos
+            qos = "1" if "1" in capabilities.qos_levels else qos
     if qos == "0" and overflow == "block" and overflow_chosen:
         raise UnsupportedFeatureError(
             f"{Features.EXTENSION_OVERFLOW}=block",
-            adapter.name,
+            capabilities.name,
             "without acknowledgement (qos 0) nothing can hold messages back; subscribe with qos '1', or choose "
             "drop_oldest, drop_latest or fail",
         )
@@ -492,7 +470,7 @@ def subscribe_options(
         prefetch=1 if ordered else prefetch,
         buffer_size=buffer_size,
         overflow=overflow,
-        custom=_custom(values, adapter.subscribe_extensions),
+        custom=_custom(values, capabilities.subscribe_extensions),
     )
 
 

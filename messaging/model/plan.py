@@ -1,11 +1,11 @@
-"""PublishPlan: a context that one instance checked and compiled for publishing, once for all its messages."""
+"""What one instance compiles of a context: a plan to publish all its messages with, or the spec of a subscription."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from messaging.model.extensions import PublishOptions
+    from messaging.model.extensions import PublishOptions, SubscribeOptions
 
 
 class PublishPlan:
@@ -56,3 +56,21 @@ class PublishPlan:
         """Return a copy with some values changed, which are not checked, and with nothing hung on it."""
         values = {name: getattr(self, name) for name in self.__slots__ if name not in ("request", "slot")}
         return PublishPlan(**{**values, **changes})
+
+
+class SubscriptionSpec:
+    """Channel and options of a subscription. Made by the core.
+
+    Attributes:
+        channel: passed ``check_pattern``.
+        channel_extension: routing key pattern, as given; only with feature ``routingKey``.
+        options: the checked extensions, defaults filled in. ``options.prefetch`` is how many unsettled
+            deliveries the core can take; an adapter whose protocol has credit per consumer must not exceed it.
+    """
+
+    __slots__ = ("channel", "channel_extension", "options")
+
+    def __init__(self, channel: str, channel_extension: str | None, options: SubscribeOptions) -> None:
+        self.channel = channel
+        self.channel_extension = channel_extension
+        self.options = options

@@ -393,7 +393,7 @@ class Outbox:
     def _take(self) -> list[Publication]:
         waiting = self._waiting
         batch = []
-        for _ in range(min(len(waiting), self._adapter.publish_window)):
+        for _ in range(min(len(waiting), self._adapter.capabilities.publish_window)):
             entry = waiting.popleft()
             if not entry.settled:
                 entry.is_waiting = False

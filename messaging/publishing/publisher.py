@@ -56,7 +56,7 @@ class MessagePublisher:
         self._plans: dict[tuple[Any, ...], PublishPlan] = {}
         #: marks the plans of this publisher, for the features that the adapter announces now
         self.stamp = object()
-        self._size_limit = adapter.max_message_size
+        self._size_limit = adapter.capabilities.max_message_size
         self._will_lock = threading.Lock()  # guards _will_taken
         self._will_taken = False
 
@@ -181,7 +181,7 @@ class MessagePublisher:
     def refresh(self) -> None:
         """Forget all plans: the adapter announces other features than before. On the loop."""
         self._plans.clear()
-        self._size_limit = self._adapter.max_message_size
+        self._size_limit = self._adapter.capabilities.max_message_size
         self.stamp = object()
 
     @staticmethod
@@ -195,7 +195,7 @@ class MessagePublisher:
     def _compile(self, context: MessageContext) -> PublishPlan:
         """Check ``context`` and keep the plan in it. Thread safe: at worst it is done twice."""
         stamp = self.stamp
-        extensions = requested(context, self._adapter) if context.is_received else context.extensions
+        extensions = requested(context, self._adapter.capabilities) if context.is_received else context.extensions
         key = plan_key(context, extensions)
         try:
             plan = self._plans.get(key) if key is not None else None
@@ -221,7 +221,7 @@ class MessagePublisher:
                 "use builder.channel(...) or publish(message, 'a/b')"
             )
         channel = channels.check_name(channel)
-        options = publish_options(extensions, self._adapter)
+        options = publish_options(extensions, self._adapter.capabilities)
         self._check_values(context)
         reply_to = context.reply_to_channel
         plan = PublishPlan(
@@ -235,9 +235,9 @@ class MessagePublisher:
         return plan
 
     def _check_values(self, context: MessageContext) -> None:
-        features = self._adapter.features
+        features = self._adapter.capabilities.features
         if context.channel_extension is not None and Features.ROUTING_KEY not in features:
-            raise self._adapter.lacks(
+            raise self._adapter.capabilities.lacks(
                 Features.ROUTING_KEY, "channel(name, extension) needs a protocol with routing keys"
             )
         for name in ("channel_extension", "content_type", "content_encoding", "correlation_id", "reply_to_channel"):
@@ -246,7 +246,9 @@ class MessagePublisher:
                 continue
             (check_printable if name in _PRINTABLE else check_text)(name, value)
             if name != "channel_extension" and Features.MESSAGE_PROPERTIES not in features:
-                raise self._adapter.lacks(Features.MESSAGE_PROPERTIES, f"{name} would not reach the subscriber")
+                raise self._adapter.capabilities.lacks(
+                    Features.MESSAGE_PROPERTIES, f"{name} would not reach the subscriber"
+                )
 
     def _set_will(self, will: Publication) -> None:
         with self._will_lock:

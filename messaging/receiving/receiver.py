@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from messaging.connection import Subscribed
 
 if TYPE_CHECKING:
-    from messaging.adapter import SubscriptionSpec
     from messaging.connection import Connection
+    from messaging.model import SubscriptionSpec
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from messaging.model import Features, Incoming, Message, MessageContext, carried
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from messaging.adapter import Adapter
+    from messaging.model import Capabilities
     from messaging.receiving.receiver import Receiver
 
 logger = SafeLog(__name__)
@@ -120,7 +120,7 @@ class Redelivery:
     def _requeue(self, incoming: Incoming, deliveries: int, requeued: Callable[[], object]) -> None:
         self._delayed.pop(id(incoming), None)
         if not self._owner.ended:
-            if self._adapter.can_reject:
+            if self._adapter.capabilities.can_reject:
                 self._adapter.reject([incoming.token])
             else:
                 self._counters.redelivered += 1
@@ -129,7 +129,7 @@ class Redelivery:
 
     def _leave(self, incoming: Incoming, deliveries: int) -> None:
         """Leave a rejected message to another consumer; dead-letter it if there will be none."""
-        if not self._adapter.can_reject and not self._is_handed_on:
+        if not self._adapter.capabilities.can_reject and not self._is_handed_on:
             self._left.append((incoming, deliveries))  # another subscription may be about to replace this one
             return
         is_requeued = self.is_requeued()
@@ -137,7 +137,7 @@ class Redelivery:
             self.dead_letter(incoming, REJECTED, deliveries)
             return
         if is_requeued:
-            if self._adapter.can_reject and not self._adapter.is_stale(incoming.token):
+            if self._adapter.capabilities.can_reject and not self._adapter.is_stale(incoming.token):
                 self._adapter.reject([incoming.token])
             self._owner.connection.subscriptions.hand_on(self._owner, {_key(incoming): deliveries})
         else:
@@ -151,7 +151,7 @@ class Redelivery:
 
     def hand_on(self, buffered: Iterable[Incoming]) -> None:
         """Hand pending redeliveries and delivery counts to other subscriptions, when this one ends."""
-        if not self._adapter.can_reject:
+        if not self._adapter.capabilities.can_reject:
             for incoming in buffered:
                 if incoming.delivery_count is not None:  # put back after it was rejected
                     self.rejections[_key(incoming)] = incoming.delivery_count - 1
@@ -177,7 +177,7 @@ class Redelivery:
             if left <= 0:
                 return len(messages) - start
             for incoming in messages[start : start + _AT_A_TIME]:
-                was_rejected = not self._adapter.can_reject and incoming.delivery_count is not None
+                was_rejected = not self._adapter.capabilities.can_reject and incoming.delivery_count is not None
                 deliveries = (incoming.delivery_count or 1) - was_rejected
                 self.dead_letter(incoming, REJECTED if was_rejected else CLOSED, deliveries)
             await self.finish(left)
@@ -188,9 +188,9 @@ class Redelivery:
         if self._owner.handle is None:
             return False
         heir = self._owner.heir
-        if heir is not None and heir.handle is not None and not self._adapter.can_reject:
+        if heir is not None and heir.handle is not None and not self._adapter.capabilities.can_reject:
             return True
-        return self._adapter.requeues(self._owner.spec, self._owner.handle)
+        return self._adapter.redelivers(self._owner.spec, self._owner.handle)
 
     async def finish(self, timeout: float) -> None:
         """Wait until pending dead letters are published: unsubscribing before would requeue their messages as well."""
@@ -210,7 +210,7 @@ class Redelivery:
             )  # fmt: skip
             self._acknowledge(incoming)
             return
-        contexts = dead_letter_contexts(incoming, channel, reason, deliveries, self._adapter)
+        contexts = dead_letter_contexts(incoming, channel, reason, deliveries, self._adapter.capabilities)
         pause = _FIRST_RETRY
         first_attempt: Promise[None] = Promise(f"the dead letter of a message of {incoming.channel!r}")
         self._dead_letters.add(first_attempt)
@@ -259,7 +259,7 @@ class Redelivery:
         if incoming.delivery_count is not None:
             return incoming.delivery_count
         key = _key(incoming)
-        if not self._adapter.can_reject:
+        if not self._adapter.capabilities.can_reject:
             return self.rejections.pop(key, 0) + 1  # later deliveries are made here, and counted
         count = self.rejections.pop(key, 0) + 1
         self.rejections[key] = count
@@ -290,7 +290,7 @@ def again(incoming: Incoming, deliveries: int) -> Incoming:
 
 
 def dead_letter_contexts(
-    incoming: Incoming, channel: str, reason: str, deliveries: int, adapter: Adapter
+    incoming: Incoming, channel: str, reason: str, deliveries: int, capabilities: Capabilities
 ) -> list[MessageContext]:
     """Return the contexts for the attempts to publish a dead letter, the one with the most values first.
 
@@ -298,26 +298,26 @@ def dead_letter_contexts(
     letter and the content type, the last nothing.
     """
     ours = {REASON_HEADER: reason, CHANNEL_HEADER: incoming.channel or "", DELIVERIES_HEADER: str(deliveries)}
-    theirs = carried_headers(incoming.extensions.get(Features.EXTENSION_HEADERS, {}), adapter)
-    source: MessageContext = incoming if Features.MESSAGE_PROPERTIES in adapter.features else MessageContext()
-    least = MessageContext(channel, extensions=_dead_letter_extensions({}, adapter))
+    theirs = carried_headers(incoming.extensions.get(Features.EXTENSION_HEADERS, {}), capabilities)
+    source: MessageContext = incoming if Features.MESSAGE_PROPERTIES in capabilities.features else MessageContext()
+    least = MessageContext(channel, extensions=_dead_letter_extensions({}, capabilities))
     less = least.replace(
         content_type=source.content_type,
         content_encoding=source.content_encoding,
-        extensions=_dead_letter_extensions(ours, adapter),
+        extensions=_dead_letter_extensions(ours, capabilities),
     )
     full = less.replace(
         correlation_id=source.correlation_id,
         reply_to_channel=source.reply_to_channel,
-        extensions=_dead_letter_extensions({**theirs, **ours}, adapter),
+        extensions=_dead_letter_extensions({**theirs, **ours}, capabilities),
     )
     return [full, less, least]
 
 
-def _dead_letter_extensions(headers: dict[str, Any], adapter: Adapter) -> MappingProxyType[str, object]:
+def _dead_letter_extensions(headers: dict[str, Any], capabilities: Capabilities) -> MappingProxyType[str, object]:
     extensions: dict[str, object] = {}
-    if Features.EXTENSION_GUARANTEED_DELIVERY in adapter.features:
+    if Features.EXTENSION_GUARANTEED_DELIVERY in capabilities.features:
         extensions[Features.EXTENSION_GUARANTEED_DELIVERY] = True
-    if headers and Features.EXTENSION_HEADERS in adapter.features:
+    if headers and Features.EXTENSION_HEADERS in capabilities.features:
         extensions[Features.EXTENSION_HEADERS] = MappingProxyType(headers)
     return MappingProxyType(extensions)

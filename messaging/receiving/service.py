@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from messaging.adapter import SubscriptionSpec
 from messaging.codecs import check_model
 from messaging.errors import (
     ArgumentError,
@@ -18,6 +17,7 @@ from messaging.model import (
     DirectAcknowledgement,
     Features,
     MessageContext,
+    SubscriptionSpec,
     as_context,
     channels,
     check_text,
@@ -132,15 +132,17 @@ class MessageSubscription:
             direct = DirectAcknowledgement()
         if (
             keep_subscription
-            and adapter.acknowledging_qos is not None
+            and adapter.capabilities.acknowledging_qos is not None
             and Features.EXTENSION_QOS not in context.extensions
         ):
-            extensions = MappingProxyType({**context.extensions, Features.EXTENSION_QOS: adapter.acknowledging_qos})
+            extensions = MappingProxyType(
+                {**context.extensions, Features.EXTENSION_QOS: adapter.capabilities.acknowledging_qos}
+            )
             context = MessageContext(context.channel, context.channel_extension, extensions=extensions)
         spec = self._check(context, acknowledging=direct is not None)
         if keep_subscription and spec.options.qos == "0":
             raise ArgumentError("keep_subscription=True needs acknowledgement: leave qos out, or set it to 1 or more")
-        if keep_subscription and not (adapter.keeps_session or adapter.redelivers(spec)):
+        if keep_subscription and not (adapter.capabilities.keeps_session or adapter.redelivers(spec)):
             raise ArgumentError(
                 f"keep_subscription=True: the broker of {adapter.name!r} keeps nothing for this subscription; give "
                 "it a queue, or with MQTT connect with a client_id and session_expiry (version 5) or clean_start=false "
@@ -211,8 +213,8 @@ class MessageSubscription:
         """
         adapter = self._connection.adapter
         wanted = {**extensions}
-        if adapter.acknowledging_qos is not None:
-            wanted.setdefault(Features.EXTENSION_QOS, adapter.acknowledging_qos)
+        if adapter.capabilities.acknowledging_qos is not None:
+            wanted.setdefault(Features.EXTENSION_QOS, adapter.capabilities.acknowledging_qos)
         if str(wanted.get(Features.EXTENSION_QOS)) != "0":
             wanted.setdefault(Features.EXTENSION_PREFETCH, adapter.settings.prefetch or _REQUESTS)
         spec = self._check(MessageContext(channel, extensions=MappingProxyType(wanted)))
@@ -223,15 +225,20 @@ class MessageSubscription:
         if context.channel is None:
             raise InvalidChannelError("no channel: the context names none; use builder.channel(...)")
         channel, extension = channels.check_pattern(context.channel), context.channel_extension
-        if channels.has_wildcard(channel) and Features.WILDCARDS not in adapter.features:
-            raise adapter.lacks(Features.WILDCARDS)
+        if channels.has_wildcard(channel) and Features.WILDCARDS not in adapter.capabilities.features:
+            raise adapter.capabilities.lacks(Features.WILDCARDS)
         if extension is not None:
-            if Features.ROUTING_KEY not in adapter.features:
-                raise adapter.lacks(Features.ROUTING_KEY)
+            if Features.ROUTING_KEY not in adapter.capabilities.features:
+                raise adapter.capabilities.lacks(Features.ROUTING_KEY)
             check_text("channel_extension", extension)
-        if acknowledging and Features.ACKNOWLEDGE not in adapter.features:
-            raise adapter.lacks(Features.ACKNOWLEDGE)
-        options = subscribe_options(requested(context, adapter), adapter, acknowledging=acknowledging)
+        if acknowledging and Features.ACKNOWLEDGE not in adapter.capabilities.features:
+            raise adapter.capabilities.lacks(Features.ACKNOWLEDGE)
+        options = subscribe_options(
+            requested(context, adapter.capabilities),
+            adapter.capabilities,
+            adapter.settings,
+            acknowledging=acknowledging,
+        )
         spec = SubscriptionSpec(channel, extension, options)
         dead = options.dead_letter_channel
         if dead is not None and extension is None and channels.matches(channel, dead):

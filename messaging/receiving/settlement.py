@@ -281,7 +281,7 @@ class Settlement:
 
     def _pause(self) -> None:
         if self._owner.handle is not None:
-            self._adapter.pause(self._owner.handle)
+            self._connection.reading.pause(self._owner.handle)
 
     def _drop_rejected(self, incoming: Incoming) -> None:
         """Count a rejection that the protocol cannot take; dead-letter the message if there is a channel for it."""

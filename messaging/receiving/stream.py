@@ -232,10 +232,10 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
                 subscription.paused = paused
 
         def apply() -> None:
-            adapter = self._connection.adapter
+            reading = self._connection.reading
             for subscription in subscriptions:
                 if subscription.handle is not None:
-                    (adapter.pause if paused else adapter.resume)(subscription.handle)
+                    (reading.pause if paused else reading.unpause)(subscription.handle)
                 if not paused:
                     subscription.proceed()
 

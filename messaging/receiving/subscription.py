@@ -37,10 +37,9 @@ from messaging.receiving.throttle import ReadThrottle
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from messaging.adapter import SubscriptionSpec
     from messaging.connection import Connection
     from messaging.execution import Promise
-    from messaging.model import DirectAcknowledgement, Incoming, Message
+    from messaging.model import DirectAcknowledgement, Incoming, Message, SubscriptionSpec
     from messaging.receiving.redelivery import Publish
     from messaging.services import ServiceRegistry
 

@@ -19,7 +19,6 @@ import threading
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from messaging.adapter import SubscriptionSpec
 from messaging.connection import Subscribed
 from messaging.errors import (
     ArgumentError,
@@ -30,7 +29,7 @@ from messaging.errors import (
     RequestCancelledError,
 )
 from messaging.execution import Promise
-from messaging.model import AcknowledgeType, Features, Message, V, maker, subscribe_options
+from messaging.model import AcknowledgeType, Features, Message, SubscriptionSpec, V, maker, subscribe_options
 from messaging.publishing import Publication
 from messaging.replyto import markers
 
@@ -215,7 +214,7 @@ class Inbox(Subscribed):
 
     def on_connection_lost(self) -> None:
         """Fail the requests that were sent, if no session keeps their replies."""
-        if not self._adapter.keeps_session:
+        if not self._adapter.capabilities.keeps_session:
             self._fail_sent()
 
     def reconnected(self, resumed: bool) -> None:
@@ -278,7 +277,7 @@ class Inboxes:
 
     def is_own(self, channel: str) -> bool:
         """Return whether ``channel`` is the reply channel of requests that name none."""
-        return channel == self.connection.adapter.reply_address(self._token).channel
+        return channel == self.connection.adapter.addressing.reply_address(self._token).channel
 
     def own_inbox(self) -> Inbox:
         """Return the inbox of this instance, made and subscribed on first use. From any thread."""
@@ -287,7 +286,7 @@ class Inboxes:
             return own
         with self._lock:
             if self.own is None:
-                address = self.connection.adapter.reply_address(self._token)
+                address = self.connection.adapter.addressing.reply_address(self._token)
                 own = Inbox(self, self._spec(address.pattern), address.channel, individual=address.individual)
                 self.own = own
                 self.connection.engine.call(self.start, own)
@@ -296,9 +295,9 @@ class Inboxes:
     def _spec(self, pattern: str) -> SubscriptionSpec:
         adapter = self.connection.adapter
         # replies arrive with the guarantee they were sent with
-        level = adapter.acknowledging_qos
+        level = adapter.capabilities.acknowledging_qos
         wanted = {Features.EXTENSION_QOS: level} if level is not None else {}
-        return SubscriptionSpec(pattern, None, subscribe_options(wanted, adapter))
+        return SubscriptionSpec(pattern, None, subscribe_options(wanted, adapter.capabilities, adapter.settings))
 
     @staticmethod
     def enter(request: Request[Any], inbox: Inbox) -> None:

@@ -10,9 +10,8 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
-from messaging.adapter import REPLY_CHANNELS, SubscriptionSpec
 from messaging.errors import StreamConsumedError
-from messaging.model import Features, requested, subscribe_options
+from messaging.model import REPLY_CHANNELS, Features, SubscriptionSpec, requested, subscribe_options
 from messaging.receiving import Consumption, MessageStream, Subscription
 from messaging.replyto.inboxes import RequestPublication
 from messaging.replyto.reply_stream import OpenReplyStreams, ReplySubscription
@@ -74,10 +73,16 @@ class ReplyToManyPublisher:
         )
         connection, adapter = self._connection, self._connection.adapter
         requests.refuse_closed()
-        wanted = {key: value for key, value in requested(context, adapter).items() if key != Features.EXTENSION_QOS}
-        if adapter.acknowledging_qos is not None:
-            wanted[Features.EXTENSION_QOS] = adapter.acknowledging_qos
-        spec = SubscriptionSpec(context.reply_to_channel or "", None, subscribe_options(wanted, adapter))
+        wanted = {
+            key: value
+            for key, value in requested(context, adapter.capabilities).items()
+            if key != Features.EXTENSION_QOS
+        }
+        if adapter.capabilities.acknowledging_qos is not None:
+            wanted[Features.EXTENSION_QOS] = adapter.capabilities.acknowledging_qos
+        spec = SubscriptionSpec(
+            context.reply_to_channel or "", None, subscribe_options(wanted, adapter.capabilities, adapter.settings)
+        )
         plan = self._publisher.compile(context)
         patience = plan.options.timeout if plan.options.timeout is not None else adapter.settings.timeout
         subscription = ReplySubscription(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import ArgumentError
 from messaging.model import Features, as_context, as_message, channels, parts
+from messaging.properties import announced
 from messaging.replyto.markers import MANY, Marker
 
 if TYPE_CHECKING:
@@ -148,9 +149,9 @@ class ReplyToPublisher:
 
     def _check(self, context: MessageContext) -> PublishPlan:
         """Check the context of a request: it has, or can be given, a correlation id and a reply channel."""
-        features, name = self._adapter.announced, self._adapter.name
+        features, name = announced(self._adapter), self._adapter.name
         if Features.REPLY_TO not in features:
-            raise self._adapter.lacks(Features.REPLY_TO, "it needs messageProperties and headers")
+            raise self._adapter.capabilities.lacks(Features.REPLY_TO, "it needs messageProperties and headers")
         if context.correlation_id is None and Features.GENERATE_CORRELATION_ID not in features:
             raise ArgumentError(
                 f"the request has no correlation id, and {name!r} makes none: "
@@ -172,7 +173,7 @@ class ReplyToPublisher:
         if headers is not None:
             extensions = {**extensions, Features.EXTENSION_HEADERS: headers}
         if (
-            Features.EXTENSION_MANDATORY in self._adapter.features
+            Features.EXTENSION_MANDATORY in self._adapter.capabilities.features
             and Features.EXTENSION_MANDATORY not in extensions
             and self._publisher.compile(context).options.qos != "0"
         ):

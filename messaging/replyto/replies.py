@@ -10,9 +10,9 @@ from messaging.errors import InvalidChannelError
 from messaging.model import Features, MessageContext, channels
 
 if TYPE_CHECKING:
-    from messaging.adapter import Adapter, ReplyRoute, SubscriptionSpec
+    from messaging.adapter import Adapter
     from messaging.connection import Connection
-    from messaging.model import PublishPlan
+    from messaging.model import PublishPlan, ReplyRoute, SubscriptionSpec
     from messaging.publishing import MessagePublisher, Publication
     from messaging.replyto.inboxes import Inbox, Inboxes
     from messaging.replyto.markers import Marker
@@ -31,7 +31,7 @@ class Replies:
         #: streams of replies that requesters may cancel
         self.streams = ReplyStreams(connection, inboxes)
         self._publisher = publisher
-        self.best_qos = self.adapter.default_qos
+        self.best_qos = self.adapter.capabilities.default_qos
         self._allowed = self._matchers(connection.settings.reply_channels)
         #: subscriptions to requests: no reply goes to their channels
         self._served: tuple[SubscriptionSpec, ...] = ()
@@ -43,7 +43,7 @@ class Replies:
 
     def refresh(self) -> None:
         """Forget the checked contexts: the features that the adapter announces have changed."""
-        self.best_qos = self.adapter.acknowledging_qos or self.adapter.default_qos
+        self.best_qos = self.adapter.capabilities.acknowledging_qos or self.adapter.capabilities.default_qos
         self._plans.clear()
         self._alike.clear()
         self._routes.clear()
@@ -74,7 +74,7 @@ class Replies:
         self._routes = {}
 
     def _is_served(self, channel: str, extension: str | None) -> bool:
-        reaches = self.adapter.reaches
+        reaches = self.adapter.addressing.reaches
         return any(reaches(spec, channel, extension) for spec in self._served)
 
     def refuse_served(self, channel: str, extension: str | None) -> None:
@@ -100,7 +100,7 @@ class Replies:
         found = routes.get(channel)
         if found is None:
             self.refuse_served(channel, None)
-            first, *others = self.adapter.reply_routes(channel)
+            first, *others = self.adapter.addressing.reply_routes(channel)
             found = first, *(each for each in others if not self._is_served(each.channel, each.channel_extension))
             if len(routes) >= _CONTEXTS:
                 routes.clear()
@@ -147,7 +147,8 @@ class Replies:
                 return self._keep(key, self._publisher.readdress(other, route.channel))
         wanted: dict[str, Any] = {**extensions}
         wanted.setdefault(Features.EXTENSION_QOS, qos)
-        if route.mandatory and wanted[Features.EXTENSION_QOS] != "0":
+        tells = route.mandatory and Features.EXTENSION_MANDATORY in self.adapter.capabilities.features
+        if tells and wanted[Features.EXTENSION_QOS] != "0":
             wanted.setdefault(Features.EXTENSION_MANDATORY, True)
         if marker is not None:
             wanted[Features.EXTENSION_HEADERS] = {**wanted.get(Features.EXTENSION_HEADERS, {}), **marker.headers()}

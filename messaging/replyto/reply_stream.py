@@ -26,9 +26,8 @@ from messaging.replyto import markers
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from messaging.adapter import SubscriptionSpec
     from messaging.connection import Connection
-    from messaging.model import Incoming
+    from messaging.model import Incoming, SubscriptionSpec
     from messaging.publishing import MessagePublisher
     from messaging.replyto.inboxes import RequestPublication
     from messaging.services import ServiceRegistry
@@ -164,7 +163,7 @@ class OpenReplyStreams:
 
     def _cancel(self, channel: str, sequence: ReplySequence) -> None:
         """Tell a responder to stop, on the channel of its start marker."""
-        route = self._adapter.reply_routes(channel)[0]
+        route = self._adapter.addressing.reply_routes(channel)[0]
         headers = markers.Marker(markers.CANCEL).headers()
         extensions = {**sequence.extensions, Features.EXTENSION_HEADERS: headers}
         context = MessageContext(route.channel, route.channel_extension, extensions=extensions)
@@ -211,7 +210,7 @@ class ReplySubscription(Subscription):
         #: called once when it has ended, on the loop
         self.on_end: Callable[[], object] | None = None
         self.patience = patience
-        self.sequence = ReplySequence(correlation_id, self.adapter.reply_extensions)
+        self.sequence = ReplySequence(correlation_id, self.adapter.capabilities.reply_extensions)
         self._outbox = publisher.outbox
         self._streams = streams
         #: tokens of messages that arrived after the stream was closed, acknowledged while it waits for the channel of
@@ -303,7 +302,7 @@ class ReplySubscription(Subscription):
 
     def on_connection_lost(self) -> None:
         """Fail a stream whose replies no session keeps."""
-        if self.publication.may_have_arrived and not self.adapter.keeps_session:
+        if self.publication.may_have_arrived and not self.adapter.capabilities.keeps_session:
             self._fail_lost()
         else:
             super().on_connection_lost()
@@ -327,7 +326,7 @@ class ReplySubscription(Subscription):
         known = self.sequence.control_known
         if self.sequence.is_final or self.ended or known.done() or not self.publication.may_have_arrived:
             return stopped
-        if Features.EXTENSION_MANDATORY in self.adapter.features:
+        if Features.EXTENSION_MANDATORY in self.adapter.capabilities.features:
             return stopped  # the responder finds out by itself: its replies are returned
         both: Promise[None] = Promise("the end of replies")
 
@@ -358,7 +357,7 @@ class ReplySubscription(Subscription):
         self.throttle.release()
         if self.paused:
             self.paused = False
-            self.adapter.resume(self.handle)
+            self.connection.reading.unpause(self.handle)
 
     def _drain(self, batch: Sequence[Incoming]) -> None:
         """Read the markers of unwanted messages."""

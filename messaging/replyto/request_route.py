@@ -93,7 +93,7 @@ class RequestRoute:
     def open(self, subscription: Subscription) -> None:
         """Take the requests of ``subscription``."""
         self.subscription = subscription
-        self.overlap.patterns = self._replies.adapter.patterns(subscription.spec)
+        self.overlap.patterns = self._replies.adapter.addressing.patterns(subscription.spec)
         self._limit = min(subscription.spec.options.prefetch, subscription.spec.options.buffer_size)
         subscription.consumer = self
         subscription.ready.listen(self._confirmed)
@@ -364,7 +364,7 @@ class Overlap:
         if route.queue is None or route.queue != other.queue:
             return False
         # a queue that keeps messages is one for all channels; otherwise each channel has a queue of that name
-        return route.channel == other.channel or Features.QUEUE_RETENTION in self._adapter.features
+        return route.channel == other.channel or Features.QUEUE_RETENTION in self._adapter.capabilities.features
 
     def preferred(self, request: Message, home: RequestRoute | None) -> Binding | None:
         """Return the preferred one of the handlers that a request means; ``None`` if it means none.

@@ -30,8 +30,7 @@ from messaging.replyto.replies import NO_EXTENSIONS
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from messaging.adapter import ReplyRoute
-    from messaging.model import Message
+    from messaging.model import Message, ReplyRoute
     from messaging.publishing import Publication
     from messaging.replyto.replies import Replies
     from messaging.replyto.request_copies import SharedVerdict
@@ -117,9 +116,9 @@ class ServedRequest:
         extensions = incoming.extensions
         qos = extensions.get(_QOS)
         if not isinstance(qos, str):
-            qos = "0" if incoming.state is AcknowledgeType.UNSUPPORTED else replies.adapter.default_qos
+            qos = "0" if incoming.state is AcknowledgeType.UNSUPPORTED else replies.adapter.capabilities.default_qos
         self._qos = qos
-        returned = replies.adapter.reply_extensions
+        returned = replies.adapter.capabilities.reply_extensions
         if returned and not returned.isdisjoint(extensions):
             self._extensions: Mapping[str, Any] = {key: extensions[key] for key in returned if key in extensions}
         else:
@@ -299,7 +298,9 @@ class ServedRequest:
             correlation_id = None
             headers = extensions.get(Features.EXTENSION_HEADERS)
             extensions = (
-                {Features.EXTENSION_HEADERS: carried_headers(headers, replies.adapter)} if headers else NO_EXTENSIONS
+                {Features.EXTENSION_HEADERS: carried_headers(headers, replies.adapter.capabilities)}
+                if headers
+                else NO_EXTENSIONS
             )
         elif own.channel is not None and own.channel != self.reply_to:
             replies.refuse_served(own.channel, own.channel_extension)

@@ -4,18 +4,16 @@ The room imports only rooms below: errors, arguments, texts, forks. Import from 
 
 ==============  ==================================================================================================
 ``registry``    ServiceRegistry and ServiceRegistration: offering and finding services
-``reference``   ServiceReference, and the names of interfaces
+``reference``   ServiceReference; properties of services, with case-insensitive keys; the names of interfaces
 ``listening``   service events and their listeners
-``properties``  properties of services, with case-insensitive keys
 ``version``     versions as property values
-``filter``      LdapFilter; ``parsing`` reads its text, ``matching`` compiles it
+``filter``      LdapFilter, and reading its text; ``matching`` compiles it
 ==============  ==================================================================================================
 """
 
 from messaging.services.filter import LdapFilter, as_filter, escaped
 from messaging.services.listening import ListenerRegistration, ServiceEvent, ServiceEventKind, ServiceListener
-from messaging.services.properties import ServiceProperties
-from messaging.services.reference import SERVICE_RANKING, ServiceReference, interface_name
+from messaging.services.reference import SERVICE_RANKING, ServiceProperties, ServiceReference, interface_name
 from messaging.services.registry import ServiceRegistration, ServiceRegistry, default_registry
 from messaging.services.version import Version
 

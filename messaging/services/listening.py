@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 if TYPE_CHECKING:
     from messaging.services.filter import LdapFilter
-    from messaging.services.properties import ServiceProperties
-    from messaging.services.reference import ServiceReference
+    from messaging.services.reference import ServiceProperties, ServiceReference
 
 logger = logging.getLogger(__name__)
 

@@ -1,14 +1,12 @@
-"""References to services, and the names of interfaces (OSGi core 5.2)."""
+"""References to services, their properties, and the names of interfaces (OSGi core 5.2)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeAlias
 
-from messaging.errors import ArgumentError
+from messaging.errors import ArgumentError, check_mapping
 from messaging.text import exact, printable, tolerant
-
-if TYPE_CHECKING:
-    from messaging.services.properties import ServiceProperties
 
 OBJECT_CLASS: Final = "objectClass"
 SERVICE_ID: Final = "service.id"
@@ -29,6 +27,66 @@ def interface_name(interface: Interface) -> str:
     if isinstance(interface, type):
         return f"{interface.__module__}.{interface.__qualname__}"
     raise ArgumentError(f"an interface must be a class or a non-empty str, not {interface!r:.80}")
+
+
+class ServiceProperties(Mapping[str, Any]):
+    """Properties of a service: an immutable mapping, safe to share between threads (OSGi core 5.2.5).
+
+    Iteration yields the keys as they were written; looking up ignores their case.
+
+    Args:
+        properties: copied; the values are not, so do not change them afterwards.
+
+    Attributes:
+        folded: the values by keys without case. For filters, which only read it.
+        get_exact: returns the value of a key as it was written, or ``None``. For filters.
+
+    Raises:
+        ArgumentError: they are no mapping, a key is not a non-empty str, or two keys differ only by case.
+    """
+
+    __slots__ = ("_written", "folded", "get_exact")
+
+    def __init__(self, properties: Mapping[str, Any]) -> None:
+        self._written: dict[str, Any] = {}
+        self.folded: dict[str, Any] = {}
+        self.get_exact: Callable[[str], Any] = self._written.get
+        for key, value in check_mapping("properties", properties).items():
+            if not isinstance(key, str) or not key:
+                raise ArgumentError(f"a property key must be a non-empty str, not {key!r:.80}")
+            key = exact(key)
+            folded = key.casefold()
+            if folded in self.folded:
+                raise ArgumentError(f"property {key!r:.80} is given twice; keys that differ only by case are the same")
+            self.folded[folded] = value
+            self._written[key] = value
+
+    def __getitem__(self, key: str) -> Any:
+        try:
+            return self.folded[key.casefold()]
+        except AttributeError:  # not a str
+            raise KeyError(key) from None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of ``key`` in any case."""
+        try:
+            return self.folded.get(key.casefold(), default)
+        except AttributeError:  # not a str
+            return default
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and key.casefold() in self.folded
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._written)
+
+    def __len__(self) -> int:
+        return len(self._written)
+
+    @tolerant
+    def __repr__(self) -> str:
+        # names only: values may be secrets of the application
+        return f"<ServiceProperties {', '.join(map(printable, self._written))}>"
 
 
 class ServiceReference:

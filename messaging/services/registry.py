@@ -28,13 +28,13 @@ from messaging.errors import ArgumentError, ClosedError
 from messaging.forking import hold_over_fork
 from messaging.services.filter import LdapFilter, as_filter
 from messaging.services.listening import Change, ListenerRegistration, ServiceEventKind, ServiceListener
-from messaging.services.properties import ServiceProperties
 from messaging.services.reference import (
     OBJECT_CLASS,
     SERVICE_ID,
     SERVICE_RANKING,
     SERVICE_SCOPE,
     Interface,
+    ServiceProperties,
     ServiceReference,
     interface_name,
 )

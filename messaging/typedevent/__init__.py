@@ -1,12 +1,10 @@
 """Typed Event Service 1.1 (OSGi compendium, chapter 157): an event bus in the process, for typed and untyped events.
 
 ==================  ================================================================================================
-``bus``             TypedEventBus: publishes events, and is the entry to the parts below
-``publisher``       TypedEventPublisher: publishes to one topic
-``routes``          the receivers, observers and history policy of one topic
+``bus``             TypedEventBus: publishes events, and is the entry to the parts below; TypedEventPublisher
 ``handlers``        the interfaces of handlers, and decorators for their properties (``constants``)
 ``registration``    from functions to services, and from services to receivers
-``receivers``       receivers: handlers with their terms
+``receivers``       receivers: handlers with their terms; the receivers, observers and history policy of one topic
 ``reify``           the type that a handler wants, and the topic made of its name
 ``monitor``         TypedEventMonitor: observes events, and configures the ``history``
 ``event``           a published event, converted once to each type
@@ -16,7 +14,7 @@
 """
 
 from messaging.dispatch import HandlerDTO, Tolerance, TopicPermission, TopicPermissionCollection, TopicPolicy
-from messaging.typedevent.bus import TypedEventBus, TypedEventBusDTO
+from messaging.typedevent.bus import TypedEventBus, TypedEventBusDTO, TypedEventPublisher
 from messaging.typedevent.constants import TypedEventConstants
 from messaging.typedevent.conversion import convert
 from messaging.typedevent.handlers import (
@@ -30,7 +28,6 @@ from messaging.typedevent.handlers import (
 from messaging.typedevent.history import RangePolicy
 from messaging.typedevent.maps import to_map
 from messaging.typedevent.monitor import MonitorEvent, TypedEventMonitor
-from messaging.typedevent.publisher import TypedEventPublisher
 from messaging.typedevent.reify import topic_of
 
 __all__ = [

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import get_ident
-from typing import Any, Final, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Final, Generic, Self, TypedDict, TypeVar, Unpack, overload
 
 from messaging.dispatch import (
     Dispatcher,
@@ -33,9 +33,9 @@ from messaging.dispatch import (
     check_topic,
     dto_of,
 )
-from messaging.errors import ArgumentError, InvalidEventError, NullEventError, check_instance
+from messaging.errors import ArgumentError, ClosedError, InvalidEventError, NullEventError
 from messaging.execution import LoopLane, running_loop
-from messaging.services import ServiceRegistration, ServiceRegistry, Version, default_registry
+from messaging.services import ServiceRegistration, ServiceRegistry, Version
 from messaging.text import tolerant
 from messaging.typedevent.constants import TypedEventConstants as Names
 from messaging.typedevent.event import PublishedEvent
@@ -43,11 +43,9 @@ from messaging.typedevent.handlers import TypedEventHandler, UnhandledEventHandl
 from messaging.typedevent.history import History, RangePolicy
 from messaging.typedevent.maps import checked_copy
 from messaging.typedevent.monitor import TypedEventMonitor
-from messaging.typedevent.publisher import TypedEventPublisher
-from messaging.typedevent.receivers import Receiver
-from messaging.typedevent.registration import HandlerRegistrar, next_bus_id, registered, without_function
+from messaging.typedevent.receivers import Receiver, TopicRoute
+from messaging.typedevent.registration import HandlerRegistrar, next_bus_id, registered
 from messaging.typedevent.reify import topic_of
-from messaging.typedevent.routes import TopicRoute
 from messaging.typedevent.schema import schema_of
 
 T = TypeVar("T")
@@ -135,19 +133,18 @@ class TypedEventBus(EventService):
         bus_id = next_bus_id()
         super().__init__(
             Lifecycle(
+                "typed event bus",
                 f"typed-events-{bus_id}" if name is None else name,
                 threads,
                 tolerance,
                 permissions,
                 is_inside=self._is_inside,
                 closed=lambda: self.monitor.close(),
-            )
+            ),
+            services,
         )
         if history is not None and not isinstance(history, Mapping):
             raise ArgumentError(f"history must be a mapping of topic filters, not {type(history).__name__}")
-        if services is not None:
-            check_instance("services", services, ServiceRegistry)
-        self.services = default_registry() if services is None else services
         self._history = History(history_capacity)
         announced = {
             Names.TYPED_EVENT_BUS_NAME: self.name,
@@ -157,11 +154,12 @@ class TypedEventBus(EventService):
         self._publishing = self.lifecycle.publishing
         self._registrar = registrar = HandlerRegistrar(bus_id, announced, self._history, self.lifecycle)
         self._dispatcher = dispatcher = registrar.dispatcher = Dispatcher[Receiver, TopicRoute](
-            f"typed event bus {self.name!r}",
+            self.lifecycle.title,
             self.services,
             (TypedEventHandler, UntypedEventHandler, UnhandledEventHandler),
+            announced=registrar.properties,
             make=registrar.make,
-            change=registrar.change,
+            change=Receiver.change,
             route=self._make_route,
             policy=permissions,
         )
@@ -374,7 +372,6 @@ class TypedEventBus(EventService):
             @bus.on("orders/+/placed", filter="(total>=100)")
             def large(topic: str, order: Order) -> None: ...
         """
-        topics, bare = without_function(topics)
         options = {
             Names.TYPED_EVENT_FILTER: filter,
             Names.TYPED_EVENT_HISTORY: history,
@@ -382,7 +379,8 @@ class TypedEventBus(EventService):
             Names.TYPED_EVENT_TIMEOUT: timeout,
             "service.ranking": ranking,
         }
-        return registered(lambda each: self._registrar.register_by_type(each, topics, type, options), handler, bare)
+        register = self._registrar.register_by_type
+        return registered(lambda each, topics: register(each, topics, type, options), topics, handler)
 
     @overload
     def on_unhandled(
@@ -408,16 +406,14 @@ class TypedEventBus(EventService):
             handler: a function or coroutine function of the event, a nested dict, or of topic and event.
             filter, principal, timeout, ranking: see :meth:`on`.
         """
-        topics, bare = without_function(topics)
         options = {
             Names.TYPED_EVENT_FILTER: filter,
             Names.TYPED_EVENT_PRINCIPAL: principal,
             Names.TYPED_EVENT_TIMEOUT: timeout,
             "service.ranking": ranking,
         }
-        return registered(
-            lambda each: self._registrar.register(UnhandledEventHandler, each, topics, options), handler, bare
-        )
+        register = self._registrar.register
+        return registered(lambda each, topics: register(UnhandledEventHandler, each, topics, options), topics, handler)
 
     # --- state
 
@@ -442,6 +438,70 @@ class TypedEventBus(EventService):
     @tolerant
     def __repr__(self) -> str:
         return f"<TypedEventBus {self.name!r}{'' if self.lifecycle.is_open else ', closed'}>"
+
+
+class TypedEventPublisher(Generic[T]):
+    """Publishes events to one topic. A context manager that closes it. Thread safe.
+
+    ``TypedEventBus.create_publisher`` makes it, and checks topic and permission. They are not checked again (157.3.4):
+    do not pass it to code without that permission.
+    """
+
+    __slots__ = ("_bus", "_is_open", "_topic")
+
+    def __init__(self, bus: TypedEventBus, topic: str) -> None:
+        self._bus = bus
+        self._topic = topic
+        self._is_open = True
+
+    @property
+    def topic(self) -> str:
+        """The topic of all its events; also after closing (157.9.6.4)."""
+        return self._topic
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the publisher was not closed (157.9.6.5)."""
+        return self._is_open
+
+    def deliver(self, event: T) -> None:
+        """Publish a typed event; see ``TypedEventBus.deliver`` (157.9.6.2).
+
+        Raises:
+            NullEventError, InvalidEventError: see there.
+            ClosedError: the publisher or the bus is closed.
+        """
+        self._refuse_closed()
+        self._bus.publish(self._topic, event, None, False, True)
+
+    def deliver_untyped(self, event: Mapping[str, Any]) -> None:
+        """Publish an untyped event; see ``TypedEventBus.deliver_untyped`` (157.9.6.3).
+
+        Raises:
+            NullEventError, InvalidEventError: see there.
+            ClosedError: the publisher or the bus is closed.
+        """
+        self._refuse_closed()
+        self._bus.publish(self._topic, event, None, True, True)
+
+    def _refuse_closed(self) -> None:
+        if not self._is_open:
+            raise ClosedError(f"the publisher for {self._topic!r} is closed")
+
+    def close(self) -> None:
+        """Stop publishing; idempotent (157.9.6.1). Events that were published are delivered."""
+        self._is_open = False
+
+    def __enter__(self) -> Self:
+        self._refuse_closed()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @tolerant
+    def __repr__(self) -> str:
+        return f"<TypedEventPublisher for {self._topic!r}, {'open' if self._is_open else 'closed'}>"
 
 
 def _copied(event: Any, is_untyped: bool) -> dict[str, Any]:

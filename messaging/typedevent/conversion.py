@@ -534,29 +534,19 @@ _FACTORIES: Final = (int, float, str, bool, list, dict, set)
 
 
 def _typed_dict(type_: Any) -> _Target:
+    """Compile a ``TypedDict`` with its first value: it may refer to classes that are defined later."""
     class_ = typing.get_origin(type_) or type_
     given = dict(zip(getattr(class_, "__parameters__", ()), typing.get_args(type_), strict=False))
-    fields: list[tuple[str, bool, _Target]] | None = None
+    target: _Target | None = None
 
     def converter(value: Any) -> Any:
-        nonlocal fields
-        if fields is None:  # compiled late: a TypedDict may contain itself
-            fields = [
-                (name, _must_be(each, name in class_.__required_keys__), _target(bound(each, given)))
-                for name, each in hints_of(class_).items()
-            ]
-        data = _record(value, with_article(class_))
-        found = {}
-        for name, is_required, target in fields:
-            if name in data:
-                try:
-                    found[name] = target.guarded(data[name])
-                except ConversionError as error:
-                    if data[name] is not None or is_required:
-                        raise located(name, error) from None
-            elif is_required:
-                raise ConversionError(name, "is missing")
-        return found
+        nonlocal target
+        if target is None:
+            keys = class_.__required_keys__
+            hints = hints_of(class_).items()
+            fields = (Field(name, bound(each, given), _must_be(each, name in keys), name) for name, each in hints)
+            target = _schema(Schema(class_, tuple(fields), dict, dict))
+        return target.convert(value)
 
     return _Target(converter, "record")
 
@@ -628,7 +618,7 @@ def _schema(schema: Schema) -> _Target:
                         continue
                     raise located(name, error) from None
             if is_required:
-                raise ConversionError(name, "is missing, and has no default")
+                raise ConversionError(name, "is missing" if make is dict else "is missing, and has no default")
         if schema.takes_more:
             values |= {
                 key: to_data(each)

@@ -75,11 +75,7 @@ class PublishedEvent:
         return owned
 
     def as_map(self) -> EventData:
-        """Return the data in map form, made once and shared by the handlers: it must not be mutated.
-
-        Raises:
-            InvalidEventError: the data is no tree.
-        """
+        """Return the data in map form, shared by the handlers and not to be mutated; see ``to_map`` for errors."""
         if self.data.__class__ is dict:
             return self.data
         data: EventData = self.converted(to_map)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
-from messaging.dispatch import TopicFilter, TopicTrie
+from messaging.dispatch import TopicFilter, TopicTrie, check_count
 from messaging.errors import ArgumentError, HistoryFullError
 from messaging.typedevent.event import PublishedEvent
 
@@ -39,9 +39,7 @@ class RangePolicy:
 
     def __post_init__(self) -> None:
         for name in ("minimum", "maximum"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ArgumentError(f"the {name} of a RangePolicy must be an int of at least 0, not {value!r:.80}")
+            check_count(f"the {name} of a RangePolicy", getattr(self, name))
         if self.minimum > self.maximum:
             raise ArgumentError(
                 f"the minimum of a RangePolicy, {self.minimum}, is more than its maximum, {self.maximum}"
@@ -108,9 +106,7 @@ class History:
     """
 
     def __init__(self, capacity: int) -> None:
-        if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < -1:
-            raise ArgumentError(f"the capacity of the history must be an int of at least -1, not {capacity!r:.80}")
-        self.capacity = capacity
+        self.capacity = check_count("the capacity of the history", capacity, -1)
         self._policies: dict[TopicFilter, RangePolicy] = {}
         self._trie: TopicTrie[TopicFilter] = TopicTrie()
         self._kept: dict[str, _TopicHistory] = {}

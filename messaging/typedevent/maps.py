@@ -68,11 +68,7 @@ def checked_copy(event: Mapping[str, Any]) -> EventData:
 
 
 def as_data(value: Any) -> Any:
-    """Return a copy of ``value`` with maps in place of schemas.
-
-    Raises:
-        InvalidEventError: see :func:`to_map`.
-    """
+    """Return a copy of ``value`` with maps in place of schemas; see :func:`to_map` for errors."""
     return value if type(value) in COMMON else _copied(value, is_untyped=False)
 
 

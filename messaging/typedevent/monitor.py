@@ -12,8 +12,8 @@ import reactivex
 from reactivex import Observable
 from reactivex.disposable import Disposable
 
-from messaging.dispatch import TopicPermission, check_topic, parse_filter, read_principal, when_all_done
-from messaging.errors import ArgumentError, InvalidEventError, NullEventError
+from messaging.dispatch import TopicPermission, check_principal, check_topic, parse_filter, when_all_done
+from messaging.errors import ArgumentError, InvalidEventError, NullEventError, check_instance
 from messaging.execution import LIMIT, Pool, ThreadLane, workers
 from messaging.text import SafeLog
 from messaging.typedevent.history import UNLIMITED, RangePolicy, newest
@@ -133,7 +133,7 @@ class TypedEventMonitor:
     def __init__(self, dispatcher: Dispatcher[Any, Any], history: History, limit: int = LIMIT) -> None:
         self.dispatcher = dispatcher
         #: separate from the pool of the handlers, since observers have no time limit
-        self.pool = Pool()
+        self.pool = Pool(name=f"the monitor of {dispatcher.name}")
         self.limit = limit
         self._history = history
         #: replaced with the lock, read without it
@@ -180,9 +180,8 @@ class TypedEventMonitor:
         if not (isinstance(history, datetime) or (is_count and history >= 0)):
             raise ArgumentError(f"history must be an int of at least 0, or a datetime, not {history!r:.80}")
         since = _in_utc(history) if isinstance(history, datetime) else history
-        if not isinstance(history_only, bool):
-            raise ArgumentError(f"history_only must be a bool, not {type(history_only).__name__}")
-        principal = read_principal(principal, "principal")
+        check_instance("history_only", history_only, bool)
+        principal = check_principal(principal)
 
         def subscribe(observer: rx.ObserverBase[MonitorEvent], _: Any = None) -> rx.DisposableBase:
             tap = Tap(self, observer, principal)
@@ -266,8 +265,7 @@ class TypedEventMonitor:
         parsed = parse_filter(topic_filter)
         if policy is None:
             raise NullEventError("policy must be a RangePolicy, not None")
-        if not isinstance(policy, RangePolicy):
-            raise ArgumentError(f"policy must be a RangePolicy, not {type(policy).__name__}")
+        check_instance("policy", policy, RangePolicy)
         with self.dispatcher.lock:
             room = self._history.configure(parsed, policy)
             self.dispatcher.forget()

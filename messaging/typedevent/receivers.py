@@ -1,4 +1,7 @@
-"""Receivers: the handlers of a bus, typed, untyped and unhandled, with their properties (157.4)."""
+"""Receivers: the handlers of a bus, typed, untyped and unhandled, with their properties (157.4).
+
+A route holds the receivers, observers and history policy that apply to the events of one topic (157.3, 157.4.4).
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging.dispatch import (
     LaneHandler,
     Terms,
+    check_count,
+    check_principal,
     name_of,
     parse_filter,
     read_filter,
-    read_principal,
     read_timeout,
     read_topics,
 )
@@ -34,7 +38,10 @@ from messaging.typedevent.maps import to_map
 from messaging.typedevent.reify import event_parameter, load_type, reified_type, topic_of
 
 if TYPE_CHECKING:
+    from messaging.execution import Lane
     from messaging.services import ServiceReference
+    from messaging.typedevent.history import RangePolicy
+    from messaging.typedevent.monitor import Tap
     from messaging.typedevent.simple import Converter
 
 logger = SafeLog(__name__)
@@ -114,9 +121,9 @@ def read_terms(kind: str, service: Any, properties: Mapping[str, Any]) -> EventT
     return EventTerms(
         topics,
         read_filter(asked(Names.TYPED_EVENT_FILTER)),
-        read_principal(asked(Names.TYPED_EVENT_PRINCIPAL), Names.TYPED_EVENT_PRINCIPAL),
+        check_principal(asked(Names.TYPED_EVENT_PRINCIPAL), Names.TYPED_EVENT_PRINCIPAL),
         read_timeout(asked(Names.TYPED_EVENT_TIMEOUT), Names.TYPED_EVENT_TIMEOUT),
-        _read_history(history),
+        0 if history is None else check_count(Names.TYPED_EVENT_HISTORY, history),
         type_,
         converter_to(type_) if kind == TYPED else to_map,
     )
@@ -133,19 +140,10 @@ def _read_type(service: Any, named: Any) -> Any:
     return found
 
 
-def _read_history(value: Any) -> int:
-    if value is None:
-        return 0
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ArgumentError(f"{Names.TYPED_EVENT_HISTORY} must be an int of at least 0, not {value!r:.80}")
-    return value
-
-
 def function_of(kind: str, service: Any) -> Callable[..., Any]:
     """Return the function of topic and event: the method of the interface, or the service if it is a function.
 
-    Raises:
-        ArgumentError: the service has neither, or it does not take these arguments.
+    Raise ``ArgumentError`` if the service has neither, or does not take these arguments.
     """
     if isinstance(service, Relay):
         return service.receive
@@ -276,9 +274,39 @@ class TypedReceiver(Receiver):
         return self.function(event.topic, data)
 
 
-def make_receiver(
-    reference: ServiceReference, kind: str, service: Any, properties: Mapping[str, Any], **options: Any
-) -> Receiver:
-    """Return the receiver of a handler. Raise ``ArgumentError`` if the handler is invalid (157.4.9)."""
-    class_ = TypedReceiver if kind == TYPED else Receiver
-    return class_(reference, kind, service, read_terms(kind, service, properties), **options)
+class TopicRoute:
+    """Cached routing of one topic: receivers, history policy, observers. Immutable.
+
+    Args:
+        handlers: receivers that match the topic, those for unhandled events included.
+        policy: the history policy of the topic.
+        taps: subscriptions to the monitor that may see the topic.
+    """
+
+    __slots__ = ("filtered", "is_fixed", "is_recorded", "lanes", "policy", "relays", "taps", "unhandled")
+
+    def __init__(self, handlers: list[Receiver], policy: RangePolicy, taps: list[Tap]) -> None:
+        regular = [each for each in handlers if each.kind != UNHANDLED and not each.is_relay]
+        #: lanes of the receivers without a filter
+        self.lanes: list[Lane] = [each.lane for each in regular if each.terms.filter is None]
+        self.filtered = [each for each in regular if each.terms.filter is not None]
+        self.unhandled = [each for each in handlers if each.kind == UNHANDLED]
+        self.relays = [each for each in handlers if each.is_relay]
+        self.policy = policy
+        self.taps = taps
+        self.is_recorded = bool(taps) or policy.maximum > 0
+        #: whether all events go to the same lanes
+        self.is_fixed = bool(self.lanes) and not (self.filtered or self.relays)
+
+    def lanes_for(self, event: PublishedEvent) -> list[Lane]:
+        """Return the lanes that ``event`` goes to; without any, those for unhandled events (157.4.4)."""
+        lanes = self.lanes
+        if self.is_fixed:
+            return lanes
+        if self.filtered:
+            lanes = lanes + [each.lane for each in self.filtered if each.accepts(event)]
+        if not lanes:
+            lanes = [each.lane for each in self.unhandled if each.accepts(event)]
+        if self.relays:
+            lanes = lanes + [each.lane for each in self.relays if each.accepts(event)]
+        return lanes

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from messaging.dispatch import TopicPermission
 from messaging.errors import ArgumentError
-from messaging.services import as_filter, interface_name
+from messaging.services import interface_name
 from messaging.typedevent.constants import TypedEventConstants as Names
 from messaging.typedevent.handlers import TypedEventHandler, UntypedEventHandler, declared_properties
-from messaging.typedevent.receivers import function_of, make_receiver, read_terms
+from messaging.typedevent.receivers import TYPED, Receiver, TypedReceiver, function_of, read_terms
 from messaging.typedevent.reify import is_untyped, load_type, reified_type, topic_of
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from messaging.services import ServiceProperties, ServiceReference, ServiceRegistration
     from messaging.typedevent.event import PublishedEvent
     from messaging.typedevent.history import History
-    from messaging.typedevent.receivers import Receiver
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,11 +55,7 @@ class HandlerRegistrar:
     def register_by_type(
         self, function: Callable[..., Any], topics: tuple[Any, ...], type_: Any, options: Mapping[str, Any]
     ) -> ServiceRegistration:
-        """Register a function as a typed handler, or as an untyped one if it names no type.
-
-        Raises:
-            ArgumentError, MessagingError: see :meth:`register`.
-        """
+        """Register a function as a typed handler, or as an untyped one if it names no type; see :meth:`register`."""
         declared = declared_properties(function)
         wanted = declared.get(Names.TYPED_EVENT_TYPE) if type_ is None else type_
         if wanted is None:
@@ -76,12 +71,7 @@ class HandlerRegistrar:
     def register(
         self, interface: type[Any], function: Callable[..., Any], topics: tuple[Any, ...], options: Mapping[str, Any]
     ) -> ServiceRegistration:
-        """Register a function as a handler of this bus only.
-
-        Raises:
-            ClosedError: the bus is closed.
-            ArgumentError, MessagingError: the bus would ignore the handler.
-        """
+        """Register a function as a handler of this bus only; raises the errors for which a bus ignores a handler."""
         self._lifecycle.refuse_closed()
         named = [topic_of(each) if isinstance(each, type) else each for each in topics]
         properties = {
@@ -98,36 +88,26 @@ class HandlerRegistrar:
                 self.dispatcher.check(terms.principal, TopicPermission.SUBSCRIBE, each.text)
         return self.dispatcher.services.register(interface, function, properties)
 
-    # --- from services to receivers; see ``Dispatcher``
+    # --- from services to receivers
 
     def make(self, reference: ServiceReference, kind: str, properties: ServiceProperties) -> Receiver | None:
-        """Return the receiver of a service, or ``None`` if the service is not for this bus."""
-        if not self._selects_bus(properties):
-            return None
+        """Return the receiver of a service, or ``None`` if the service is gone; see ``Dispatcher``."""
         services = self.dispatcher.services
         service = services.get(reference)
         if service is None:
             if services.is_registered(reference):
                 raise ArgumentError("its factory returned None")
             return None
-        return make_receiver(
+        return (TypedReceiver if kind == TYPED else Receiver)(
             reference,
             kind,
             service,
-            properties,
+            read_terms(kind, service, properties),
             replay=self._replay,
             pool=self._lifecycle.pool,
             tolerance=self._lifecycle.tolerance,
             block=self.dispatcher.block,
         )
-
-    def change(self, receiver: Receiver, properties: ServiceProperties) -> Callable[[], object] | None:
-        """Return the change to new properties, or ``None`` if the handler is not for this bus any more."""
-        return receiver.change(properties) if self._selects_bus(properties) else None
-
-    def _selects_bus(self, properties: ServiceProperties) -> bool:
-        target = as_filter(properties.get(Names.TYPED_EVENT_TARGET))
-        return target is None or target.matches(self.properties)
 
     def _replay(self, receiver: Receiver) -> Iterator[PublishedEvent]:
         """Yield the past events of a receiver's topics, the newest first. Called with the lock, iterated without."""
@@ -136,30 +116,26 @@ class HandlerRegistrar:
         return (each for each in past if self.dispatcher.may(principal, TopicPermission.SUBSCRIBE, each.topic))
 
 
-def without_function(topics: tuple[Any, ...]) -> tuple[tuple[Any, ...], Callable[..., Any] | None]:
-    """Split the arguments of ``on``: topics, and the function of ``@bus.on`` without parentheses."""
-    if len(topics) == 1 and callable(topics[0]) and not isinstance(topics[0], type):
-        return (), topics[0]
-    return topics, None
-
-
 def registered(
-    register: Callable[[Callable[..., Any]], ServiceRegistration],
+    register: Callable[[Callable[..., Any], tuple[Any, ...]], ServiceRegistration],
+    topics: tuple[Any, ...],
     handler: Callable[..., Any] | None,
-    bare: Callable[..., Any] | None,
 ) -> Any:
     """Return the registration of ``handler``; without it, the result of using ``on`` as a decorator.
 
     Args:
-        register: registers a function.
+        register: registers a function for topics.
+        topics: the topics; or the function of ``@bus.on`` without parentheses.
         handler: the argument ``handler`` of ``on``.
-        bare: the function of ``@bus.on`` without parentheses.
     """
+    bare: Callable[..., Any] | None = None
+    if len(topics) == 1 and callable(topics[0]) and not isinstance(topics[0], type):
+        (bare,), topics = topics, ()
+    if handler is not None:
+        return register(handler, topics)
 
     def decorate(function: F) -> F:
-        register(function)
+        register(function, topics)
         return function
 
-    if handler is not None:
-        return register(handler)
     return decorate if bare is None else decorate(bare)

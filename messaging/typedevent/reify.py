@@ -45,11 +45,7 @@ def topic_of(type_: type[Any]) -> str:
 
 
 def load_type(name: Any) -> Any:
-    """Return the class that ``event.type`` gives, as a class or a name such as ``package.module.Class``.
-
-    Raises:
-        ArgumentError: the class does not exist.
-    """
+    """Return the class that ``event.type`` gives or names; raise ``ArgumentError`` if it does not exist."""
     if not isinstance(name, str):
         if is_reified(name) and _is_type(name):
             return name
@@ -182,11 +178,7 @@ def event_parameter(function: Callable[..., Any], *, is_method: bool = False) ->
 
 
 def _event_annotation(function: Any, *, is_method: bool) -> Any:
-    """Return the annotation of the event among the parameters of a handler, or ``None``.
-
-    Raises:
-        ArgumentError: the annotation names a type that cannot be found.
-    """
+    """Return the annotation of the event, or ``None``. Raise ``ArgumentError`` if its type cannot be found."""
     try:
         _, event = event_parameter(function, is_method=is_method)
     except ArgumentError:

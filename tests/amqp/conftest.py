@@ -3,9 +3,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import os
-import signal
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pika.adapters.blocking_connection import BlockingChannel
-
-Freeze = Callable[[], None]
 
 
 @pytest.fixture(scope="session")
@@ -77,13 +72,6 @@ def exchange(foreign: BlockingChannel) -> Iterator[str]:
     name = unique("exchange")
     yield name
     foreign.exchange_delete(name)  # an exchange that does not exist is no error
-
-
-@pytest.fixture
-def freeze(own_rabbitmq: TlsRabbitMQ) -> Iterator[Freeze]:
-    """A function that stops the broker's process, which continues after the test."""
-    yield lambda: os.kill(own_rabbitmq.pid, signal.SIGSTOP)
-    os.kill(own_rabbitmq.pid, signal.SIGCONT)
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from adapters.amqp import AmqpAdapter
-from messaging.adapter import SubscriptionSpec
 from messaging.errors import ConnectFailedError
-from messaging.model import Incoming, MessageContext, parse_url
+from messaging.model import Incoming, MessageContext, SubscriptionSpec, parse_url
 from messaging.model.extensions import publish_options, subscribe_options
 from messaging.model.settings import load_settings
+from tests.doubles.events import Recorded
 from tests.doubles.plans import plan_of
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def run(main: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio.Abstrac
         asyncio.get_running_loop().set_exception_handler(lambda _, context: mishaps.append(str(context)))
         async with asyncio.timeout(60):
             result = await main
-        # what was told to end does so within a few turns; nothing may be left that waits for something
+        # tasks that were told to end do so within a few turns of the loop; no other task may be left
         for _ in range(5):
             await asyncio.sleep(0)
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -51,7 +51,7 @@ def run(main: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio.Abstrac
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         result = runner.run(watched())
-    assert not mishaps
+    assert not mishaps, mishaps
     return result
 
 
@@ -61,15 +61,6 @@ async def until(condition: Callable[[], Any], what: str = "condition", patience:
     while not condition():
         assert time.monotonic() < deadline, f"waited {patience:g} s in vain: {what}"
         await asyncio.sleep(0.005)
-
-
-async def blocked(client: Client) -> None:
-    """Publish until the broker, which is out of memory, says so: it tells those who publish after it has found out."""
-    deadline = time.monotonic() + PATIENCE
-    while not client.link.publisher.is_blocked:
-        assert time.monotonic() < deadline, "the broker does not say that it is out of memory"
-        await within(client.adapter.publish([client.message("out/of/memory")]))
-        await asyncio.sleep(0.02)
 
 
 async def within(awaitable: Awaitable[T], patience: float = PATIENCE) -> T:
@@ -94,7 +85,7 @@ class Out:
     def __init__(self, adapter: AmqpAdapter, payload: bytes, context: MessageContext) -> None:
         self.payload = payload
         self.correlation_id = context.correlation_id
-        self.plan = plan_of(context, publish_options(context.extensions, adapter))
+        self.plan = plan_of(context, publish_options(context.extensions, adapter.capabilities))
         adapter.check_publish(self.plan)
         self.settled = False
         self.was_sent = False
@@ -176,10 +167,11 @@ class Client:
 
     def __init__(self, adapter: AmqpAdapter) -> None:
         self.adapter = adapter
-        self.losses: list[MessagingError] = []
+        self.events = Recorded()
+        self.losses = self.events.losses
 
     async def open(self) -> None:
-        assert await self.adapter.open(self.losses.append) is False
+        assert await self.adapter.open(self.events) is False
 
     @property
     def link(self) -> Link:
@@ -213,7 +205,9 @@ class Client:
         self, channel: str, *, key: str | None = None, sink: Sink | None = None, **extensions: Any
     ) -> tuple[Sink, QueueConsumer]:
         sink = sink or Sink()
-        spec = SubscriptionSpec(channel, key, subscribe_options(extensions, self.adapter))
+        spec = SubscriptionSpec(
+            channel, key, subscribe_options(extensions, self.adapter.capabilities, self.adapter.settings)
+        )
         self.adapter.check_subscribe(spec)
         return sink, await within(self.adapter.subscribe(spec, sink))
 

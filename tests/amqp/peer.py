@@ -56,21 +56,26 @@ class Session:
         """A header, its properties given as they are on the wire, and a body."""
         self.raw(b"".join(frames.content(channel, properties, body, FRAME_MAX)))
 
-    async def greet(self, frame_max: int = FRAME_MAX) -> int:
+    async def greet(self, frame_max: int = FRAME_MAX, channel_max: int = 2047) -> int:
         """The handshake, up to ``connection.open``; returns the size of frames that the client agreed to."""
         async with asyncio.timeout(PATIENCE):
             assert await self._reader.readexactly(8) == b"AMQP\x00\x00\x09\x01"
         self.send(Connection.Start(0, 9, {"capabilities": {"publisher_confirms": True}}, "PLAIN", "en_US"))
-        await self.expect(Connection.StartOk)
-        self.send(Connection.Tune(2047, frame_max, 60))
+        _, start = await self.expect(Connection.StartOk)
+        assert isinstance(start, Connection.StartOk)
+        self.login = start.response
+        self.client_name = (start.client_properties or {}).get("connection_name")
+        self.send(Connection.Tune(channel_max, frame_max, 60))
         _, agreed = await self.expect(Connection.TuneOk)
-        await self.expect(Connection.Open)
+        _, opening = await self.expect(Connection.Open)
+        assert isinstance(opening, Connection.Open)
+        self.vhost = opening.virtual_host
         assert isinstance(agreed, Connection.TuneOk)
         return agreed.frame_max
 
-    async def open(self, frame_max: int = FRAME_MAX) -> Self:
+    async def open(self, frame_max: int = FRAME_MAX, channel_max: int = 2047) -> Self:
         """The whole handshake."""
-        await self.greet(frame_max)
+        await self.greet(frame_max, channel_max)
         self.send(Connection.OpenOk())
         return self
 

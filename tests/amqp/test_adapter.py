@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from adapters.amqp import AmqpAdapter, AmqpSettings
-from messaging.adapter import Adapter, SubscriptionSpec
 from messaging.errors import (
     ArgumentError,
     ConnectionLostError,
@@ -21,7 +19,7 @@ from messaging.errors import (
     InvalidUrlError,
     UnsupportedFeatureError,
 )
-from messaging.model import Features, MessageContext, PublishOptions
+from messaging.model import Features, MessageContext, PublishOptions, SubscriptionSpec
 from messaging.model.extensions import SubscribeOptions, publish_options
 from tests.amqp.harness import Out, make_adapter
 from tests.doubles.plans import plan_of
@@ -30,17 +28,8 @@ AMQP = "amqp://localhost"
 ROOT = Path(__file__).parents[2]
 
 
-def test_it_keeps_the_contract_without_leaving_anything_out() -> None:
-    adapter = make_adapter(AMQP)
-    assert isinstance(adapter, Adapter)
-    assert (adapter.can_reject, adapter.has_credit) == (True, True)
-    assert (adapter.qos_levels, adapter.default_qos) == (("0", "1"), "1")
-    assert adapter.protocols[0] == "amqp"
-    assert adapter.settings_type is AmqpSettings
-
-
 def test_it_announces_the_features_of_amqp_and_no_others() -> None:
-    features = make_adapter(AMQP).features
+    features = make_adapter(AMQP).capabilities.features
     assert {Features.POINT_TO_POINT, Features.EXTENSION_PRIORITY, Features.BROKER_REDELIVERY} <= features
     assert not {Features.EXTENSION_LAST_WILL, Features.EXTENSION_RETAIN, Features.REPLY_TO} & features
 
@@ -49,13 +38,13 @@ def test_it_announces_the_features_of_amqp_and_no_others() -> None:
 def test_a_priority_travels_also_without_levels_of_priority_here(settings: dict[str, Any]) -> None:
     """The queue that a message reaches may be another program's."""
     adapter = make_adapter(AMQP, **settings)
-    assert Features.EXTENSION_PRIORITY in adapter.features
-    assert publish_options({"priority": 3}, adapter).priority == 3
+    assert Features.EXTENSION_PRIORITY in adapter.capabilities.features
+    assert publish_options({"priority": 3}, adapter.capabilities).priority == 3
 
 
 def test_exactly_once_is_refused() -> None:
     with pytest.raises(UnsupportedFeatureError, match="qos=2"):
-        publish_options({"qos": "2"}, make_adapter(AMQP))
+        publish_options({"qos": "2"}, make_adapter(AMQP).capabilities)
 
 
 @pytest.mark.parametrize(
@@ -121,14 +110,9 @@ def test_tls_options_are_for_tls() -> None:
     assert make_adapter("amqp://h")._target.tls is None
 
 
-def test_names_for_the_broker() -> None:
-    assert make_adapter(AMQP, name="mine")._target.name == "mine"
-    assert make_adapter(AMQP, name="mine", client_id="yours")._target.name == "yours"
-
-
 def test_the_size_limit_is_rabbitmqs_unless_set() -> None:
-    assert make_adapter(AMQP).max_message_size == 128 * 2**20
-    assert make_adapter(AMQP, max_message_size=7).max_message_size == 7
+    assert make_adapter(AMQP).capabilities.max_message_size == 128 * 2**20
+    assert make_adapter(AMQP, max_message_size=7).capabilities.max_message_size == 7
 
 
 @pytest.mark.parametrize(
@@ -210,7 +194,3 @@ def test_without_the_library_the_adapter_is_imported_and_names_the_missing_extra
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("MissingExtraError amqp amqp:// needs an optional package")
-
-
-def test_its_class_is_found_where_the_entry_point_says() -> None:
-    assert AmqpAdapter.__module__.startswith("adapters.amqp")

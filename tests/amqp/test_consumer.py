@@ -1,11 +1,10 @@
-"""Subscribing at a real broker: who gets what, how often, and what becomes of what is not acknowledged."""
+"""Subscribing at a real broker: delivery, acknowledgement, requeueing, and the end of a subscription."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
-import time
 from typing import TYPE_CHECKING, Any
 
 import pika
@@ -16,12 +15,10 @@ from hypothesis import strategies as st
 from adapters.amqp import frames
 from adapters.amqp.consumer import QueueConsumer
 from adapters.amqp.declarations import source
-from messaging.adapter import SubscriptionSpec
-from messaging.errors import ConnectionLostError, SubscriptionRefusedError
-from messaging.model import channels
+from messaging.errors import SubscriptionRefusedError
+from messaging.model import SubscriptionSpec
 from messaging.model.extensions import SubscribeOptions
-from tests.amqp.conftest import Freeze
-from tests.amqp.harness import Client, Sink, connected, run, unique, until, within
+from tests.amqp.harness import Client, Sink, connected, run, unique, until
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
@@ -45,145 +42,8 @@ def exists(foreign: BlockingChannel, queue: str) -> bool:
 
 # --- who gets what
 
-NAMES = [
-    "a", "a/b", "a/b/c", "b", "b/b", "/", "/a", "a/", "a//b", "//", "a.b", "a.b/c", "a*b", "%2E", "50%", "$SYS",
-    "$SYS/a", "$a/b", "ä/ö", "a b/c",
-]  # fmt: skip
-PATTERNS = [
-    "#", "+", "a", "a/b", "a/#", "a/+", "+/b", "+/+", "+/#", "a/+/c", "a/b/#", "/#", "/+", "+/", "a//b", "a/+/b",
-    "a.b", "a.b/+", "a*b", "%2E", "50%", "$SYS/#", "$SYS/+", "ä/+", "a/+/#", "+/+/+",
-]  # fmt: skip
-
-
-async def test_every_pattern_gets_exactly_the_channels_it_matches(client: Client) -> None:
-    sinks = {pattern: (await client.subscribe(pattern))[0] for pattern in PATTERNS}
-    # twice: once the second round is there, everything of the first has been seen, also what was not wanted
-    for name in NAMES * 2:
-        await client.publish(name, name.encode())
-    for pattern, sink in sinks.items():
-        wanted = [name for name in NAMES if channels.matches(pattern, name)]
-        assert wanted, pattern
-        await sink.count(2 * len(wanted))
-        assert [arrived.channel for arrived in sink.arrived] == wanted * 2, pattern
-        assert sink.payloads == [name.encode() for name in wanted * 2], pattern
-
-
-async def test_channel_and_extension_are_exchange_and_binding_pattern(client: Client) -> None:
-    exchange = unique("raw")
-    sink, _ = await client.subscribe(exchange, key="orders.*.new")
-    default, _ = await client.subscribe("amq.topic", key="orders.#")
-    for key in ("orders.1.new", "orders.1.old", "orders.%2E.new"):
-        await client.publish(exchange, key.encode(), key=key)
-    await client.publish("orders/2", b"x")
-    await sink.count(2)
-    assert [(each.channel, each.channel_extension) for each in sink.arrived] == [
-        (exchange, "orders.1.new"),
-        (exchange, "orders.%2E.new"),
-    ]
-    [arrived] = await default.count(1)
-    assert (arrived.channel, arrived.channel_extension) == ("amq.topic", "orders.2")
-
-
-async def test_private_queues_are_deleted_with_the_subscription(rabbitmq: RabbitMQ, client: Client) -> None:
-    _, handle = await client.subscribe("private")
-    queues = await asyncio.to_thread(rabbitmq.ctl, "list_queues", "name", "exclusive", "auto_delete")
-    [line] = [line for line in queues.splitlines() if line.startswith("amq.gen")]
-    assert line.split()[1:] == ["true", "true"]
-    await client.adapter.unsubscribe(handle)
-    await client.adapter.unsubscribe(handle)
-    assert "amq.gen" not in await asyncio.to_thread(rabbitmq.ctl, "list_queues", "name")
-
-
-# --- what a delivery tells
-
-
-async def test_messages_of_another_client_are_read_with_all_properties(
-    client: Client, foreign: BlockingChannel
-) -> None:
-    sink, _ = await client.subscribe("foreign/+")
-    foreign.basic_publish(
-        "amq.topic",
-        "foreign.50%",
-        b"\x00\xff",
-        pika.BasicProperties(
-            content_type="application/json", content_encoding="gzip", correlation_id="c",
-            reply_to="answers.%2E",
-            headers={"text": "ü", "number": 7, "list": [1, {"a": None}], "yes": True}, priority=200,
-            expiration="60000", message_id="m", timestamp=1_700_000_000, type="t", user_id="guest", app_id="a",
-        ),
-    )  # fmt: skip
-    arrived = await sink.next()
-    assert (arrived.payload, arrived.channel, arrived.channel_extension) == (b"\x00\xff", "foreign/50%", None)
-    assert (arrived.content_type, arrived.content_encoding) == ("application/json", "gzip")
-    assert (arrived.correlation_id, arrived.reply_to_channel) == ("c", "answers/.")
-    assert dict(arrived.extensions) == {
-        "headers": {"text": "ü", "number": 7, "list": (1, {"a": None}), "yes": True},
-        "priority": 200,
-        "timeToLive": 60.0,
-        "messageId": "m",
-        "timestamp": 1_700_000_000.0,
-        "type": "t",
-        "userId": "guest",
-        "appId": "a",
-    }
-    assert arrived.delivery_count is None
-    foreign.basic_publish("amq.topic", "foreign.", b"")
-    arrived = await sink.next()
-    assert (arrived.channel, arrived.payload, dict(arrived.extensions)) == ("foreign/", b"", {})
-
-
-async def test_a_published_message_is_received_unchanged(client: Client) -> None:
-    sink, _ = await client.subscribe("back")
-    extensions = {"headers": {"a": "b"}, "priority": 3, "timeToLive": 60.0, "guaranteedDelivery": True}
-    message = client.message(
-        "back", b"x", content_type="t", content_encoding="e", correlation_id="c", reply_to_channel="r/.%",
-        extensions=extensions,
-    )  # fmt: skip
-    await client.adapter.publish([message])
-    arrived = await sink.next()
-    assert (arrived.content_type, arrived.content_encoding, arrived.correlation_id) == ("t", "e", "c")
-    assert arrived.reply_to_channel == "r/.%"
-    known = dict(arrived.extensions)
-    assert known.pop("timestamp") == pytest.approx(time.time(), abs=5)
-    assert known == {
-        "headers": {"a": "b"}, "priority": 3, "timeToLive": 60.0, "messageId": message.message_id,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "properties",
-    [
-        pika.BasicProperties(timestamp=2**63),
-        pika.BasicProperties(headers={"x": [[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]}),
-    ],
-)
-async def test_messages_that_the_amqp_library_cannot_decode_are_delivered(
-    client: Client, foreign: BlockingChannel, properties: pika.BasicProperties
-) -> None:
-    sink, _ = await client.subscribe("odd")
-    foreign.basic_publish("amq.topic", "odd", b"1", properties)
-    foreign.basic_publish("amq.topic", "odd", b"2")
-    await sink.count(2)
-    assert sink.payloads == [b"1", b"2"]
-    assert client.losses == []
-
 
 # --- named queues
-
-
-async def test_a_queue_keeps_messages_while_it_has_no_consumer(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
-    queue = unique("kept ü%")
-    async with connected(rabbitmq.url) as client:
-        _, handle = await client.subscribe("kept", queue=queue)
-        await client.adapter.unsubscribe(handle)
-        await client.publish("kept", b"1", b"2")
-    async with connected(rabbitmq.url) as client:
-        sink, _ = await client.subscribe("kept", queue=queue)
-        await sink.count(2)
-        assert sink.payloads == [b"1", b"2"]
-        assert not any(arrived.extensions.get("redelivered") for arrived in sink.arrived)
-    foreign.queue_declare(queue, durable=True)  # the same, or it would be refused
-    foreign.queue_delete(queue)
 
 
 async def test_a_queue_that_exists_is_used_as_it_is(client: Client, foreign: BlockingChannel) -> None:
@@ -239,40 +99,6 @@ async def test_messages_by_bindings_of_other_programs_are_delivered(
 # --- credit and acknowledgement
 
 
-async def test_prefetch_bounds_unsettled_messages(client: Client) -> None:
-    sink, _ = await client.subscribe("credit", prefetch=3)
-    probe, _ = await client.subscribe("credit", qos="0")
-    await client.publish("credit", *[b"%d" % number for number in range(10)])
-    await probe.count(10)
-    await sink.count(3)
-    client.acknowledge(sink.arrived[1])
-    await sink.count(4)
-    client.acknowledge(sink.arrived[0], sink.arrived[2])
-    await sink.count(6)
-    await client.publish("credit", b"10")
-    await probe.count(11)
-    assert sink.payloads == [b"%d" % number for number in range(6)]
-
-
-async def test_messages_acknowledged_in_any_order_are_not_redelivered(client: Client, queue: str) -> None:
-    sink, handle = await client.subscribe("acks", queue=queue)
-    await client.publish("acks", *[b"%d" % number for number in range(12)])
-    arrived = [*await sink.count(12)]
-    client.acknowledge(*arrived[6:8])  # beyond a gap
-    client.acknowledge(arrived[1], arrived[0])  # from the start
-    await asyncio.sleep(0)
-    client.acknowledge(arrived[2], arrived[2])  # twice
-    client.acknowledge(arrived[2], arrived[6])
-    client.acknowledge(*arrived[3:6])  # closes the gap
-    client.acknowledge(arrived[11])
-    await client.adapter.unsubscribe(handle)
-    assert client.losses == []
-    again, _ = await client.subscribe("acks", queue=queue)
-    await again.count(3)
-    assert again.payloads == [b"8", b"9", b"10"]
-    assert all(each.extensions["redelivered"] for each in again.arrived)
-
-
 class Broker:
     """What a broker makes of acknowledgements on one channel; stands in for the ``Wire``."""
 
@@ -325,56 +151,6 @@ def test_the_broker_learns_the_first_verdict_on_each_delivery_and_nothing_else(
     assert broker.acknowledged == {tag for tag, requeue in first.items() if not requeue}
 
 
-async def test_a_rejected_message_is_delivered_again_where_it_was(client: Client) -> None:
-    sink, _ = await client.subscribe("rejected", prefetch=1)
-    await client.publish("rejected", b"1", b"2")
-    await sink.count(1)
-    assert "redelivered" not in sink.arrived[0].extensions
-    client.reject(sink.arrived[0])
-    await sink.count(2)
-    assert sink.payloads == [b"1", b"1"]
-    assert sink.arrived[1].extensions["redelivered"] is True
-    client.acknowledge(sink.arrived[0])  # the verdict is given
-    client.acknowledge(sink.arrived[1])
-    await sink.count(3)
-    assert sink.payloads == [b"1", b"1", b"2"]
-    assert "redelivered" not in sink.arrived[2].extensions
-
-
-async def test_verdicts_of_one_turn_are_not_mixed_up(client: Client) -> None:
-    sink, _ = await client.subscribe("mixed", prefetch=6)
-    await client.publish("mixed", *[b"%d" % number for number in range(6)])
-    arrived = [*await sink.count(6)]
-    client.acknowledge(arrived[0])
-    client.reject(arrived[1])
-    client.acknowledge(arrived[2])
-    client.reject(arrived[3])
-    client.acknowledge(arrived[4], arrived[5])
-    await sink.count(8)
-    assert sorted(sink.payloads[6:]) == sorted([arrived[1].payload, arrived[3].payload])
-    client.acknowledge(*sink.arrived[6:])
-    await client.publish("mixed", b"end")
-    await sink.count(9)
-    assert sink.payloads[8] == b"end"
-
-
-async def test_unsubscribing_requeues_unsettled_messages(client: Client, foreign: BlockingChannel, queue: str) -> None:
-    sink, handle = await client.subscribe("back", queue=queue)
-    await client.publish("back", b"1", b"2", b"3")
-    arrived = [*await sink.count(3)]
-    client.acknowledge(arrived[1])
-    assert not client.adapter.is_stale(arrived[0].token)
-    await client.adapter.unsubscribe(handle)
-    assert all(client.adapter.is_stale(each.token) for each in arrived)
-    client.acknowledge(*arrived)  # too late
-    await until(lambda: depth(foreign, queue) == 2, "the return")
-    again, _ = await client.subscribe("back", queue=queue)
-    await again.count(2)
-    assert again.payloads == [b"1", b"3"]
-    assert len(sink.arrived) == 3
-    assert client.losses == []
-
-
 @pytest.mark.parametrize("rejected", [(), (3,), (0, 9)])
 async def test_unsettled_and_rejected_messages_are_requeued_in_order(
     client: Client, queue: str, rejected: tuple[int, ...]
@@ -421,69 +197,7 @@ async def test_a_channel_the_broker_closes_ends_that_subscription_only(client: C
     assert (sink.failures, others.error, client.losses) == (1, None, [])
 
 
-async def test_a_user_who_may_not_read_is_refused_and_leaves_no_queue(rabbitmq: RabbitMQ) -> None:
-    rabbitmq.ctl("add_user", "writer", "writer")
-    # may bind, which takes reading from the exchange, but not consume
-    rabbitmq.ctl("set_permissions", "writer", ".*", ".*", "^amq.topic$")
-    async with connected(f"amqp://writer:writer@{rabbitmq.host}:{rabbitmq.port}") as client:
-        sink = Sink()
-        with pytest.raises(SubscriptionRefusedError, match="403 ACCESS_REFUSED"):
-            await client.subscribe("a", sink=sink)
-        await client.publish("a", b"x")
-        assert (sink.failures, client.losses) == (0, [])
-        assert "amq.gen" not in await asyncio.to_thread(rabbitmq.ctl, "list_queues", "name")
-
-
-def test_more_channels_than_the_broker_allows_are_refused_and_the_others_live(own_rabbitmq: RabbitMQ) -> None:
-    own_rabbitmq.ctl("eval", "application:set_env(rabbit, channel_max, 3).")
-
-    async def main() -> None:
-        async with connected(own_rabbitmq.url) as client:
-            sinks = [(await client.subscribe("few"))[0] for _ in range(3)]
-            with pytest.raises(SubscriptionRefusedError, match="allows 3 channels"):
-                await client.subscribe("few")
-            await client.publish("few", b"x")
-            for sink in sinks:
-                await sink.count(1)
-            assert client.losses == []
-
-    try:
-        run(main())
-    finally:
-        own_rabbitmq.ctl("eval", "application:set_env(rabbit, channel_max, 2047).")
-
-
 # --- what ends altogether
-
-
-async def test_closing_takes_no_longer_if_the_broker_is_silent(own_rabbitmq: RabbitMQ, freeze: Freeze) -> None:
-    async with connected(own_rabbitmq.url) as client:
-        await client.subscribe("silent")
-        await client.publish("silent", b"x")
-        freeze()
-        subscribing = asyncio.create_task(client.subscribe("too late"))
-        message = client.message("silent")
-        await client.adapter.publish([message])
-        started = time.monotonic()
-        await client.adapter.close()
-        assert time.monotonic() - started < 2
-        with pytest.raises(ConnectionLostError):
-            await within(subscribing)
-        assert message.was_sent
-        assert client.losses == []
-
-
-async def test_closing_ends_a_subscription_that_waits_for_its_connection(
-    own_rabbitmq: RabbitMQ, freeze: Freeze
-) -> None:
-    async with connected(own_rabbitmq.url) as client:
-        freeze()
-        subscribing = asyncio.create_task(client.subscribe("too late"))
-        link = client.link
-        await until(lambda: link._dialling, "the second connection")
-        await client.adapter.close()
-        with pytest.raises(ConnectionLostError):
-            await within(subscribing)
 
 
 async def test_subscribing_can_be_cancelled_and_leaves_nothing(rabbitmq: RabbitMQ) -> None:
@@ -512,12 +226,3 @@ async def test_subscribing_can_be_cancelled_and_leaves_nothing(rabbitmq: RabbitM
         await sink.count(1)
         queues = await asyncio.to_thread(rabbitmq.ctl, "list_queues", "name")
         assert queues.count("amq.gen") == 1
-
-
-async def test_a_connection_without_answer_to_a_request_is_closed(own_rabbitmq: RabbitMQ, freeze: Freeze) -> None:
-    async with connected(own_rabbitmq.url, connect_timeout=0.3, heartbeat=0) as client:
-        await client.subscribe("silent")
-        freeze()
-        with pytest.raises(ConnectionLostError, match=r"no answer within 0\.3 s"):
-            await client.subscribe("silent")
-        assert "no answer within 0.3 s" in str(await client.lost())

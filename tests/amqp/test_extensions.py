@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 
 from adapters.amqp import AmqpSettings, extensions
 from adapters.amqp.declarations import DelaySpec, destination, source
-from messaging.adapter import SubscriptionSpec
 from messaging.errors import InvalidExtensionError
-from messaging.model import MessageContext, PublishOptions, SubscribeOptions, publish_options, subscribe_options
+from messaging.model import (
+    MessageContext,
+    PublishOptions,
+    SubscribeOptions,
+    SubscriptionSpec,
+    publish_options,
+    subscribe_options,
+)
 from tests.amqp.harness import make_adapter
 from tests.doubles.plans import plan_of
 
@@ -28,13 +34,13 @@ ANYTHING = st.recursive(
 
 def subscribing(channel: str = "c", key: str | None = None, **given: Any) -> SubscriptionSpec:
     """The spec of a subscription, checked as the core does."""
-    spec = SubscriptionSpec(channel, key, subscribe_options(given, ADAPTER))
+    spec = SubscriptionSpec(channel, key, subscribe_options(given, ADAPTER.capabilities, ADAPTER.settings))
     ADAPTER.check_subscribe(spec)
     return spec
 
 
 def publishing(channel: str = "c", key: str | None = None, **given: Any) -> PublishOptions:
-    options = publish_options(given, ADAPTER)
+    options = publish_options(given, ADAPTER.capabilities)
     ADAPTER.check_publish(plan_of(MessageContext(channel, key), options))
     return options
 
@@ -119,7 +125,7 @@ def test_intervals_have_the_same_lengths_as_at_the_broker() -> None:
 
 
 def test_every_key_is_announced_and_none_is_a_common_one() -> None:
-    assert set(EXTENSIONS) <= ADAPTER.features
+    assert set(EXTENSIONS) <= ADAPTER.capabilities.features
     assert set(ADAPTER.publish_extensions) | set(ADAPTER.subscribe_extensions) == set(EXTENSIONS)
     assert "exchangeInternal" not in ADAPTER.publish_extensions
     assert "queueType" not in ADAPTER.publish_extensions
@@ -219,23 +225,7 @@ def test_values_that_are_off_or_default_contradict_nothing() -> None:
     publishing(mandatory=False, qos="0")
 
 
-# --- what is made of them
-
-
-def test_a_queue_is_declared_with_the_arguments_that_were_asked_for() -> None:
-    spec = subscribing(
-        queue="q", maxPriority=3, messageTimeToLive=1.5, queueExpires=60, maxLength=7, maxLengthBytes=70,
-        queueOverflow="reject-publish", deadLetterExchange="amq.default", deadLetterRoutingKey="dead",
-        singleActiveConsumer=True, durable=False, autoDelete=True, exclusive=True, consumerPriority=4,
-    )  # fmt: skip
-    found = source(spec, "amq.topic", 9)
-    assert dict(found.queue.arguments) == {
-        "x-message-ttl": 1500, "x-expires": 60_000, "x-max-length": 7, "x-max-length-bytes": 70,
-        "x-overflow": "reject-publish", "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead",
-        "x-single-active-consumer": True, "x-max-priority": 3,
-    }  # fmt: skip
-    assert (found.queue.durable, found.queue.auto_delete, found.queue.exclusive) == (False, True, True)
-    assert found.consumer_arguments == {"x-priority": 4}
+# --- compiled
 
 
 def test_nothing_asked_for_is_a_durable_shared_queue_that_stays() -> None:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import aio_pika
 import pytest
 
-from adapters.amqp import internals
+from adapters.amqp import connection, internals
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from tests.amqp.harness import Client, connected, unique
+from tests.proxy import Proxy
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
@@ -59,12 +60,13 @@ async def test_messages_and_declarations_pass(rabbitmq: RabbitMQ, foreign: Block
 async def test_a_loss_is_reported_and_only_the_adaptation_keeps_aiormq_quiet(
     rabbitmq: RabbitMQ, is_adapted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with connected(rabbitmq.url) as client:
-        await client.subscribe("lost")
-        await asyncio.to_thread(rabbitmq.ctl, "close_all_connections", "maintenance")
-        assert isinstance(await client.lost(), ConnectionLostError)
-        await client.open()
-        await client.publish("lost", b"x")
+    with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
+        async with connected(f"amqp://guest:guest@{proxy.host}:{proxy.port}") as client:
+            await client.subscribe("lost")
+            proxy.sever()
+            assert isinstance(await client.lost(), ConnectionLostError)
+            await client.open()
+            await client.publish("lost", b"x")
     said = [record for record in caplog.records if record.name.startswith(("aiormq", "aio_pika"))]
     assert not is_adapted or not said, said
 
@@ -84,10 +86,12 @@ async def test_a_name_that_pamqp_refuses_is_used_or_refused_with_the_reason(
     assert client.losses == []
 
 
+@pytest.mark.slow
 async def test_a_busy_connection_is_not_taken_for_silent(
-    rabbitmq: RabbitMQ, is_adapted: bool, caplog: pytest.LogCaptureFixture
+    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A broker that sends messages sends no heartbeats, and aiormq, which sees no messages, gives up after 6 s."""
+    monkeypatch.setattr(connection, "SILENT_HEARTBEATS", 1)  # silence of 1 s is a loss
     caplog.set_level(logging.WARNING)
     async with connected(rabbitmq.url, heartbeat=1) as client:
         sink, _ = await client.subscribe("busy", qos="0")

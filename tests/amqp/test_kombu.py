@@ -158,13 +158,6 @@ def test_headers_keep_their_types_to_kombu_and_back(
     }  # fmt: skip
 
 
-def test_type_and_application_reach_kombu(rabbitmq: RabbitMQ, connection: kombu.Connection, queue: str) -> None:
-    with messaging.connect(rabbitmq.url) as m:
-        m.publish(f"{queue}/out", b"1", type="task", app_id="here").result(timeout=DEADLINE)
-    message = receive(connection, queue, ["application/octet-stream"])
-    assert (message.properties["type"], message.properties["app_id"]) == ("task", "here")
-
-
 def test_a_message_of_kombu_is_passed_on_as_it_is(rabbitmq: RabbitMQ, connection: kombu.Connection, queue: str) -> None:
     with messaging.connect(rabbitmq.url) as m, m.subscribe("pass/on") as stream:
         stream.ready.result(timeout=DEADLINE)

@@ -75,13 +75,6 @@ def test_translation_is_undone(channel: str) -> None:
     assert names.channel_name(names.routing_key(channel)) == channel
 
 
-@given(NAME, NAME)
-@example("a.b", "a/b")
-@example("%2E", ".")
-def test_different_channels_have_different_keys(one: str, other: str) -> None:
-    assert (names.routing_key(one) == names.routing_key(other)) is (one == other)
-
-
 @given(NAME)
 def test_the_levels_of_a_channel_are_the_words_of_its_key(channel: str) -> None:
     assert len(names.routing_key(channel).split(".")) == len(channel.split("/"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
+import time
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,10 @@ import pytest
 from pamqp import commands
 from pamqp.commands import Basic
 
+import messaging
 from adapters.amqp import frames
 from messaging.errors import (
+    BrokerError,
     ConnectFailedError,
     ConnectionLostError,
     PublishRefusedError,
@@ -21,14 +24,15 @@ from messaging.errors import (
     UnroutableError,
 )
 from messaging.model import as_text
-from tests.amqp.harness import Client, within
+from tests.amqp.harness import Client, Sink, make_adapter, until, within
 from tests.amqp.peer import FRAME_MAX, Peer, Session, client_of
 from tests.amqp.test_publisher import outcomes
+from tests.conformance.helpers import Failing, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.amqp.harness import Out, Sink
+    from tests.amqp.harness import Out
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +153,72 @@ async def test_a_broker_that_takes_only_tiny_frames_is_refused(peer: Peer, clien
         await within(opening)
 
 
+async def test_connections_carry_the_name_of_the_instance(peer: Peer) -> None:
+    async with client_of(peer, name="plant 7") as client:
+        opening = asyncio.create_task(client.open())
+        publishing = await (await peer.session()).open()
+        await opening
+        subscribing = asyncio.create_task(client.subscribe("c"))
+        consuming = await (await peer.session()).open()
+        await consuming.consumer()
+        await subscribing
+    assert (publishing.client_name, consuming.client_name) == ("plant 7 (publishing)", "plant 7 (consuming)")
+
+
+async def test_an_odd_virtual_host_and_a_password_that_is_shown_nowhere(
+    peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    secret = "s3cr3t/pässwörd%"
+    client = Client(make_adapter(f"{peer.url}/a%2Fb%20%252F", username="odd user", password=secret))
+    opening = asyncio.create_task(client.open())
+    session = await (await peer.session()).open()
+    await opening
+    assert session.vhost == "a/b %2F"
+    assert session.login == f"\0odd user\0{secret}"
+    shown = [repr(vars(thing)) for thing in (client.adapter, client.adapter.link)]
+    await client.adapter.close()
+    assert "s3cr3t" not in "".join(shown)
+    assert caplog.records
+    assert "s3cr3t" not in caplog.text
+
+
 # --- declarations
+
+
+async def test_more_channels_than_the_broker_allows_are_refused_and_the_others_live(peer: Peer, client: Client) -> None:
+    await opened(client, peer)
+    subscribing = asyncio.create_task(client.subscribe("c"))
+    session = await (await peer.session()).open(channel_max=2)
+    await session.consumer()
+    await subscribing
+    subscribing = asyncio.create_task(client.subscribe("c"))
+    channel = await session.consumer()
+    sink, _ = await subscribing
+    with pytest.raises(SubscriptionRefusedError, match="allows 2 channels"):
+        await client.subscribe("c")
+    session.send(DELIVER, channel)
+    session.content(channel, b"\0\0", b"x")
+    await sink.count(1)
+    assert client.losses == []
+
+
+async def test_a_user_who_may_not_consume_is_refused_and_leaves_no_queue(peer: Peer, client: Client) -> None:
+    await opened(client, peer)
+    sink = Sink()
+    subscribing = asyncio.create_task(client.subscribe("c", sink=sink))
+    session = await (await peer.session()).open()
+    channel, _ = await session.answer()
+    session.send(commands.Channel.Close(403, "ACCESS_REFUSED", 60, 20), channel)
+    with pytest.raises(SubscriptionRefusedError, match="403 ACCESS_REFUSED"):
+        await subscribing
+    await session.expect(commands.Channel.CloseOk)
+    channel, frame = await session.answer()
+    assert isinstance(frame, commands.Queue.Delete)
+    assert frame.queue == "q"
+    session.send(commands.Queue.DeleteOk(0), channel)
+    assert isinstance((await session.frame())[1], commands.Channel.Close)
+    assert (sink.failures, client.losses) == (0, [])
 
 
 async def test_a_queue_that_is_another_one_is_refused_with_its_declaration_and_the_ways_out(
@@ -278,6 +347,24 @@ async def test_a_frame_that_does_not_belong_there_is_a_loss_that_says_so(
     assert (sink.error, sink.arrived, len(client.losses)) == (None, [], 1)
 
 
+async def test_a_message_that_no_other_consumer_receives_is_not_requeued_and_counts_once(peer: Peer) -> None:
+    """A nameless queue would deliver it to the subscription that ends, which would count it again."""
+    connecting = asyncio.create_task(asyncio.to_thread(messaging.connect, peer.url))
+    await (await peer.session()).open()
+    m = await within(connecting)
+    stream = m.subscribe("c")
+    stream.subscribe(Failing(b"1"))
+    session = await (await peer.session()).open()
+    channel = await session.consumer()
+    session.send(Basic.Deliver("t", 1, False, "amq.topic", "c"), channel)
+    session.content(channel, b"\0\0", b"1")
+    await session.expect(commands.Channel.Close)  # and no Basic.Nack before it
+    session.send(commands.Channel.CloseOk(), channel)
+    await asyncio.to_thread(eventually, lambda: stream.counters.dropped, "counted")
+    assert (stream.counters.dropped, stream.counters.rejected) == (1, 1)
+    await asyncio.to_thread(m.close)
+
+
 # --- publishing
 
 
@@ -403,8 +490,12 @@ async def test_a_connection_closed_with_messages_on_their_way_is_a_loss_with_cod
     peer: Peer, client: Client, code: int
 ) -> None:
     batch, session, _ = await published(client, peer, 2)
+    batch.append(client.message("exchange", key="k"))
+    publishing = asyncio.create_task(client.adapter.publish(batch[2:]))
+    await session.expect(commands.Channel.Open)  # and the request for the exchange is not answered
     session.close_reason(code, "for a test")
-    assert await outcomes(batch) == ["ConnectionLostError"] * 2
+    assert await outcomes(batch) == ["ConnectionLostError"] * 3
+    await publishing
     lost = await client.lost()
     assert isinstance(lost, ConnectionLostError)
     assert (lost.code, lost.detail) == (code, "for a test")
@@ -444,6 +535,59 @@ async def test_a_request_to_a_broker_that_takes_no_messages_waits_until_it_does(
         assert client.losses == []
 
 
+async def test_a_broker_short_of_memory_is_told_of_and_messages_wait_until_it_takes_them(
+    peer: Peer, client: Client
+) -> None:
+    told = client.events.impairments
+    _, session, channel = await published(client, peer, 1)
+    session.send(commands.Connection.Blocked("low on memory"))
+    await until(lambda: told, "the broker's word")
+    [reason] = told
+    assert isinstance(reason, BrokerError)
+    assert reason.detail == "low on memory"
+    assert "takes no messages for now: low on memory" in str(reason)
+    late = [client.message("c"), client.message("c")]
+    publishing = asyncio.create_task(client.adapter.publish(late))
+    assert await is_silent(session)
+    assert not any(message.was_sent for message in late)
+    late[0].fail(ConnectionLostError("its deadline passed"))
+    session.send(commands.Connection.Unblocked())
+    await session.published(1)
+    await publishing
+    assert told == [reason, None]
+    session.send(Basic.Ack(2), channel)
+    await late[1].result()
+    assert await is_silent(session)
+
+
+async def test_a_memory_alarm_suspends_delayed_messages_and_consuming_goes_on(peer: Peer, client: Client) -> None:
+    publishing = await opened(client, peer)
+    subscribing = asyncio.create_task(client.subscribe("c", queue="q", redeliveryDelay=0.1))
+    consuming = await (await peer.session()).open()
+    channel = await consuming.consumer()
+    sink, _ = await subscribing
+    consuming.send(DELIVER, channel)
+    consuming.content(channel, b"\0\0", b"1")
+    rejected = await sink.next()
+    publishing.send(commands.Connection.Blocked("low on memory"))
+    await until(lambda: client.link.publisher.is_blocked)
+    client.reject(rejected)
+    assert await is_silent(publishing)
+    consuming.send(Basic.Deliver("t", 2, False, "amq.topic", "c"), channel)
+    consuming.content(channel, b"\0\0", b"2")
+    client.acknowledge(await sink.next())
+    _, frame = await consuming.expect(Basic.Ack)
+    assert isinstance(frame, Basic.Ack)
+    assert (frame.delivery_tag, frame.multiple) == (2, False)
+    publishing.send(commands.Connection.Unblocked())
+    channel = await publishing.published(1)
+    publishing.send(Basic.Ack(1), channel)
+    _, frame = await consuming.expect(Basic.Ack)
+    assert isinstance(frame, Basic.Ack)
+    assert frame.delivery_tag in (1, 2)
+    assert client.losses == []
+
+
 async def test_a_channel_that_is_always_closed_over_publishing_refuses_each_message(peer: Peer, client: Client) -> None:
     session = await opened(client, peer)
     batch = [client.message("c") for _ in range(3)]
@@ -462,3 +606,61 @@ async def test_a_channel_that_is_always_closed_over_publishing_refuses_each_mess
         assert isinstance(message.error, PublishRefusedError)
         assert (message.error.code, message.error.detail) == (403, "ACCESS_REFUSED - for a test")
     refusing.cancel()
+
+
+# --- silence
+
+
+@pytest.mark.slow
+async def test_silence_is_a_loss_after_two_heartbeats(peer: Peer) -> None:
+    async with client_of(peer, heartbeat=1) as client:
+        await opened(client, peer)
+        started = time.monotonic()
+        assert "it was silent for 2 s" in str(await client.lost())
+        assert time.monotonic() - started < 3
+
+
+@pytest.mark.slow
+async def test_without_heartbeats_it_still_says_good_bye(peer: Peer) -> None:
+    async with client_of(peer, heartbeat=0) as client:
+        session = await opened(client, peer)
+        await asyncio.sleep(3.5)  # aiormq takes a silence of 3 s for a loss, and would say no good-bye
+        closing = asyncio.create_task(client.adapter.close())
+        await session.expect(commands.Connection.Close)
+        session.send(commands.Connection.CloseOk())
+        await closing
+
+
+async def test_closing_takes_no_longer_if_the_broker_is_silent(peer: Peer, client: Client) -> None:
+    [message], _, _ = await published(client, peer, 1)
+    subscribing = asyncio.create_task(client.subscribe("c"))
+    await (await (await peer.session()).open()).consumer()
+    await subscribing
+    subscribing = asyncio.create_task(client.subscribe("too late"))
+    await asyncio.sleep(0)
+    started = time.monotonic()
+    await client.adapter.close()
+    assert time.monotonic() - started < 2
+    with pytest.raises(ConnectionLostError):
+        await within(subscribing)
+    assert message.was_sent
+    assert client.losses == []
+
+
+async def test_closing_ends_a_subscription_that_waits_for_its_connection(peer: Peer, client: Client) -> None:
+    await opened(client, peer)
+    subscribing = asyncio.create_task(client.subscribe("too late"))
+    await peer.session()
+    await client.adapter.close()
+    with pytest.raises(ConnectionLostError):
+        await within(subscribing)
+
+
+async def test_a_connection_without_answer_to_a_request_is_closed(peer: Peer) -> None:
+    async with client_of(peer, connect_timeout=0.3, heartbeat=0) as client:
+        await opened(client, peer)
+        subscribing = asyncio.create_task(client.subscribe("silent"))
+        await (await peer.session()).open()
+        with pytest.raises(ConnectionLostError, match=r"no answer within 0\.3 s"):
+            await subscribing
+        assert "no answer within 0.3 s" in str(await client.lost())

@@ -1,4 +1,4 @@
-"""``basic.nack``: what is sent again until its deadline, in which order, and what is refused at once."""
+"""``basic.nack``: messages that are sent again until their deadline, in order, and messages that are refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QUIET = 0.3
 
 
 class Broker:
-    """Takes what is published, and answers as the test says."""
+    """Takes published messages, and answers as the test says."""
 
     def __init__(self, session: Session, client: Client) -> None:
         self.session = session
@@ -192,16 +192,6 @@ async def test_waiting_messages_are_bounded_by_the_window(peer: Peer) -> None:
         await within(publishing)
 
 
-async def test_an_answer_to_all_messages_names_none_of_them(peer: Peer, broker: Broker) -> None:
-    """``multiple`` with tag 0."""
-    client = broker.client
-    batch = messages(client, [1, 2, 3])
-    await client.adapter.publish(batch)
-    await broker.count(3)
-    broker.ack(0, multiple=True)
-    assert await outcomes(batch) == [""] * 3
-
-
 async def test_a_message_whose_deadline_has_passed_is_not_sent_again(peer: Peer, broker: Broker) -> None:
     client = broker.client
     batch = messages(client, [1, 2, 3])
@@ -347,5 +337,5 @@ async def test_order_is_kept_while_a_real_queue_refuses_now_and_then(rabbitmq: R
             await within(publishing)
             assert await outcomes(batch) == [""] * 20
             assert sorted(seen) == list(range(20))
-            # what was in flight when one was refused may come before it, and nothing else
+            # only messages in flight when one was refused may come before it
             assert max(at - number for at, number in enumerate(seen)) < 8

@@ -1,4 +1,4 @@
-"""Streams: queues that keep what was read, and remember nobody."""
+"""Streams: queues that keep messages after they were read, and remember no reader."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_a_message_of_a_stream_has_its_offset_as_extension_and_not_as_head
     assert (first.extensions["streamOffset"], "headers" in first.extensions) == (0, False)
     assert (second.extensions["streamOffset"], dict(second.extensions["headers"])) == (1, {"a": "b"})
     # it can be passed on as it is: to publishing, an offset is nothing
-    assert publish_options(second.extensions, client.adapter).custom == {}
+    assert publish_options(second.extensions, client.adapter.capabilities).custom == {}
 
 
 async def test_no_more_is_handed_over_than_prefetch_allows_though_more_is_sent(client: Client, stream: str) -> None:

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from typing import TYPE_CHECKING
 
 import pytest
 
 from messaging.errors import AuthenticationError, InvalidOptionError
-from tests.amqp.harness import Client, connected, make_adapter, open_fails
-from tests.brokers import RabbitMQ, require
-from tests.certificates import Authority, TlsRabbitMQ
+from tests.amqp.harness import connected, make_adapter, open_fails
+from tests.brokers import require
+from tests.certificates import TlsRabbitMQ
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
 def certified() -> Iterator[TlsRabbitMQ]:
-    """Knows its users by their certificates, and takes nobody without one on its TLS port."""
+    """A broker that knows its users by their certificates, and refuses clients without one on its TLS port."""
     require("rabbitmq")
     lines = [
         "ssl_options.verify = verify_peer",
@@ -42,69 +40,6 @@ def without_user(broker: TlsRabbitMQ) -> str:
 
 
 # --- who the broker is
-
-
-class TlsServer:
-    """Runs something on a TLS port with a certificate of choice; nobody gets further than the handshake."""
-
-    def __init__(self, authority: Authority) -> None:
-        self._authority = authority
-
-    async def refused(self, name: str, subject: str, *, expired: bool = False, **settings: object) -> str:
-        """Return why connecting to it fails."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(*self._authority.issue(name, subject, expired=expired))
-        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
-        async with server:
-            error = await open_fails(f"amqps://127.0.0.1:{server.sockets[0].getsockname()[1]}", **settings)
-        assert isinstance(error.__cause__, Exception)
-        return str(error)
-
-
-@pytest.fixture
-def tls_server(authority: Authority) -> TlsServer:
-    return TlsServer(authority)
-
-
-async def test_an_expired_certificate_is_refused(tls_server: TlsServer, authority: Authority) -> None:
-    error = await tls_server.refused("old", "IP:127.0.0.1", expired=True, cafile=authority.cafile)
-    assert "certificate verify failed: certificate has expired" in error
-
-
-async def test_a_certificate_for_another_host_is_refused(tls_server: TlsServer, authority: Authority) -> None:
-    error = await tls_server.refused("elsewhere", "DNS:broker.example", cafile=authority.cafile)
-    assert "certificate verify failed: IP address mismatch" in error
-    assert "127.0.0.1" in error
-
-
-async def test_a_certificate_of_an_unknown_authority_is_refused(tls_server: TlsServer, tmp_path: Path) -> None:
-    other = Authority(tmp_path, "other")
-    error = await tls_server.refused("unknown", "IP:127.0.0.1", cafile=other.cafile)
-    assert "certificate verify failed: unable to get local issuer certificate" in error
-
-
-async def test_tls_to_a_plain_port_says_so(rabbitmq: RabbitMQ) -> None:
-    error = await open_fails(f"amqps://{rabbitmq.host}:{rabbitmq.port}")
-    assert "it does not speak TLS there" in str(error)
-    assert "amqp:// instead of amqps://" in str(error)
-
-
-async def test_plain_text_to_a_tls_port_says_so(certified: TlsRabbitMQ) -> None:
-    error = await open_fails(f"amqp://{certified.host}:{certified.tls_port}")
-    assert str(error).endswith("it speaks TLS there: use amqps:// instead of amqp://")
-
-
-async def test_a_tls_handshake_that_never_ends_ends_with_the_attempt() -> None:
-    writers: list[asyncio.StreamWriter] = []
-    server = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
-    async with server:
-        client = Client(make_adapter(f"amqps://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.3):
-                await client.open()
-        await client.adapter.close()
-        for writer in writers:
-            writer.close()
 
 
 # --- who the client is

@@ -15,9 +15,6 @@ from tests.brokers import Mosquitto, require
 
 Run = Callable[..., tuple[int, str, str]]
 
-#: the thread of the program that receives the signal
-any_thread = pytest.mark.parametrize("elsewhere", [False, True], ids=["main_thread", "another_thread"])
-
 
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The program ``messaging`` as its users run it: a process of its own."""
+"""The program ``messaging`` in a process of its own."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Self
+
+from tests.forking import ForkedProcess
 
 ROOT = Path(__file__).parents[2]
 #: how long to wait for anything, seconds
@@ -93,15 +95,8 @@ class Program:
     def __init__(
         self, *arguments: str, stdout: int | IO[bytes] = subprocess.PIPE, variables: dict[str, str] | None = None
     ) -> None:
-        self.process = subprocess.Popen(
-            [*COMMAND, *arguments],
-            cwd=ROOT,
-            env=environment(**(variables or {})),
-            stdin=subprocess.PIPE,
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-        )
-        assert self.process.stderr is not None
+        code = "import sys; from messaging.cli import main; sys.exit(main())"
+        self.process = ForkedProcess(code, arguments, environment(**(variables or {})), stdout)
         self.err = Lines(self.process.stderr)
         self._out: Lines | None = None
 
@@ -120,9 +115,9 @@ class Program:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(PATIENCE)
-        for pipe in (self.process.stdin, None if self._out else self.process.stdout):
-            if pipe is not None:
-                pipe.close()
+        self.process.stdin.close()
+        if self.process.stdout is not None and self._out is None:
+            self.process.stdout.close()
 
     def says(self, text: str) -> str:
         """Wait for a line on stderr that contains ``text``."""
@@ -130,13 +125,12 @@ class Program:
 
     def send(self, data: bytes) -> None:
         """Write to its stdin."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(data)
-        self.process.stdin.flush()
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self.process.stdin.write(rest) :]
 
     def end_input(self) -> None:
         """Close its stdin."""
-        assert self.process.stdin is not None
         self.process.stdin.close()
 
     def signal(self, number: signal.Signals, *, elsewhere: bool = False) -> None:

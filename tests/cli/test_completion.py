@@ -8,6 +8,7 @@ import re
 import select
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -100,10 +101,15 @@ class Bash:
             f"printf '%s\\n' \"$@\" END > {self._notes}\n"
         )
         program.chmod(0o755)
+        config = str(folder / "config")
+        assert process(*COMMAND, "context", "add", "plant", "mqtt://broker", XDG_CONFIG_HOME=config).returncode == 0
         self._terminal, slave = pty.openpty()
         self._process = subprocess.Popen(
             ["bash", "--norc", "-i"], stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-            env=environment(PATH=f"{folder}:{os.environ['PATH']}", TERM="dumb", HISTFILE="/dev/null"), cwd=ROOT,
+            env=environment(
+                PATH=f"{folder}:{os.environ['PATH']}", TERM="dumb", HISTFILE="/dev/null", XDG_CONFIG_HOME=config
+            ),
+            cwd=ROOT,
         )  # fmt: skip
         os.close(slave)
         (folder / "script").write_text(process(*COMMAND, "--show-completion", "bash").stdout)
@@ -122,6 +128,7 @@ class Bash:
 
     def run(self, typed: str) -> list[str]:
         """Type ``typed``, where a tab completes; the arguments that the command then has."""
+        self._notes.unlink(missing_ok=True)
         self._write(typed + " | cat\n")
         until(lambda: self._notes.exists() and self._notes.read_text().endswith("END\n"))
         return self._notes.read_text().splitlines()[:-1]
@@ -130,6 +137,13 @@ class Bash:
         self._process.kill()
         self._process.wait(PATIENCE)
         os.close(self._terminal)
+
+
+@pytest.fixture(scope="module")
+def bash(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bash]:
+    bash = Bash(tmp_path_factory.mktemp("bash"))
+    yield bash
+    bash.close()
 
 
 @pytest.mark.parametrize(
@@ -145,16 +159,8 @@ class Bash:
         ]),
     ],
 )  # fmt: skip
-def test_bash_completes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run, typed: str, arguments: list[str]
-) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    run("context", "add", "plant", "mqtt://broker")
-    bash = Bash(tmp_path)
-    try:
-        assert bash.run(typed) == arguments
-    finally:
-        bash.close()
+def test_bash_completes(bash: Bash, typed: str, arguments: list[str]) -> None:
+    assert bash.run(typed) == arguments
 
 
 # --- the scripts

@@ -84,13 +84,12 @@ def test_a_lost_amqp_connection_is_reported(rabbitmq: RabbitMQ, topic: str) -> N
 
 
 @LISTENERS
-@pytest.mark.parametrize("stdin", ["</dev/null", "<&-"])
-def test_a_listener_works_as_a_service_whose_stdin_has_ended(
-    mosquitto: Mosquitto, topic: str, listener: tuple[str, ...], stdin: str
+def test_a_listener_works_as_a_service_whose_stdin_is_closed(
+    mosquitto: Mosquitto, topic: str, listener: tuple[str, ...]
 ) -> None:
     command = " ".join([*COMMAND, *listener, mosquitto.url, "-t", topic, "-C", "1"])
     program = subprocess.Popen(
-        ["bash", "-c", f"exec {command} {stdin}"], cwd=ROOT, env=environment(), stdout=subprocess.PIPE,
+        ["bash", "-c", f"exec {command} <&-"], cwd=ROOT, env=environment(), stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )  # fmt: skip
     assert program.stdout is not None
@@ -139,7 +138,7 @@ def test_on_amqp_stderr_names_the_connection_as_the_broker_lists_it(rabbitmq: Ra
     with Program("sub", rabbitmq.url, "-t", topic) as program:
         line = program.says("subscribed to")
         assert f" as sub-{program.process.pid}\n" in line
-        assert f"sub-{program.process.pid} (" in rabbitmq.ctl("list_connections", "client_properties")
+        assert f" - sub-{program.process.pid} (" in rabbitmq.log()
 
 
 # --- memory://

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_without_a_url_it_lists_what_is_installed(run: Run) -> None:
+def test_without_a_url_it_lists_the_installation(run: Run) -> None:
     code, out, err = run("info")
     assert (code, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
@@ -30,7 +30,7 @@ def test_without_a_url_it_lists_what_is_installed(run: Run) -> None:
     assert ["application/json", "ok"] in lines
 
 
-def test_what_is_installed_as_json(run: Run) -> None:
+def test_the_installation_as_json(run: Run) -> None:
     code, out, _ = run("info", "--json")
     assert code == 0
     found = json.loads(out)

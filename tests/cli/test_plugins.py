@@ -45,7 +45,7 @@ def test_a_command_of_this_project_is_not_replaced(run: Run) -> None:
     assert "Publish a message" in run("pub", "--help")[1]
 
 
-def test_help_lists_what_loads_and_warns_of_the_rest(run: Run) -> None:
+def test_help_lists_commands_that_load_and_warns_of_the_others(run: Run) -> None:
     code, out, err = run("--help")
     assert code == 0
     for command in ("pub", "demo", "parties", "pipeline"):

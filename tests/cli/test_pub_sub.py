@@ -16,7 +16,7 @@ import pytest
 
 import messaging
 from tests.brokers import Mosquitto, RabbitMQ, require
-from tests.cli.conftest import Run, any_thread
+from tests.cli.conftest import Run
 from tests.cli.program import PATIENCE, Program, subscriber
 
 
@@ -198,8 +198,7 @@ def test_a_timeout_before_the_count_is_reached_has_an_exit_code_of_its_own(run: 
         assert sub.err.rest().endswith(b"messaging: warning: timeout: 1 of 2 messages within 0.5 s\n")
 
 
-@any_thread
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("number", "elsewhere"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
 def test_a_signal_ends_sub_in_good_order(
     run: Run, url: str, topic: str, number: signal.Signals, elsewhere: bool
 ) -> None:
@@ -307,30 +306,6 @@ def test_amqp_headers_and_routing_keys_go_through(run: Run, rabbitmq: RabbitMQ, 
     assert (found["channel"], found["channel_extension"], found["value"]) == (exchange, "a.b.c", 17)
     assert found["extensions"]["headers"] == {"k": "v"}
     assert found["extensions"]["priority"] == 3
-
-
-# --- other clients
-
-
-def tool(name: str, broker: Mosquitto, *arguments: str) -> list[str]:
-    return [name, "-h", broker.host, "-p", str(broker.port), "-V", "5", *arguments]
-
-
-def test_sub_receives_messages_of_mosquitto_pub(mosquitto: Mosquitto, topic: str) -> None:
-    with subscriber(mosquitto.url, "-t", topic, "--json", "-C", "1", "-q", "1") as sub:
-        properties = ["-D", "publish", "content-type", "application/json", "-D", "publish", "user-property", "k", "v"]
-        command = tool("mosquitto_pub", mosquitto, "-t", topic, "-m", '{"a": 1}', "-q", "1", *properties)
-        subprocess.run(command, check=True, timeout=PATIENCE)
-        found = json.loads(sub.out.rest())
-    assert (found["value"], found["content_type"]) == ({"a": 1}, "application/json")
-    assert found["extensions"]["headers"] == {"k": "v"}
-
-
-def test_mosquitto_sub_receives_messages_of_pub(run: Run, mosquitto: Mosquitto, topic: str) -> None:
-    published(run, mosquitto.url, "-t", topic, "-m", "hello", "-r", "-q", "1", "-D", "k=v", "--content-type", "text/x")
-    command = tool("mosquitto_sub", mosquitto, "-t", topic, "-C", "1", "-W", "20", "-F", "%t %p %r %C %P")
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
-    assert done.stdout.split()[:5] == [topic, "hello", "1", "text/x", "k:v"]
 
 
 # --- when the broker fails

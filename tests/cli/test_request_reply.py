@@ -14,7 +14,7 @@ import pytest
 
 import messaging
 from tests.brokers import Mosquitto, RabbitMQ
-from tests.cli.conftest import Run, any_thread
+from tests.cli.conftest import Run
 from tests.cli.program import PATIENCE, Program, ready, until
 
 Ask = Callable[..., tuple[int, str, str]]
@@ -346,9 +346,10 @@ def test_requests_beyond_the_count_are_refused(m: messaging.Messaging, url: str,
             assert isinstance(request.exception(PATIENCE), messaging.ReplyError)
 
 
-@any_thread
 @pytest.mark.parametrize(
-    ("number", "kind"), [(signal.SIGINT, []), (signal.SIGTERM, ["--lines"])], ids=["whole", "lines"]
+    ("number", "kind", "elsewhere"),
+    [(signal.SIGINT, [], False), (signal.SIGTERM, ["--lines"], True)],
+    ids=["main_thread-whole", "another_thread-lines"],
 )
 def test_a_signal_ends_reply_and_kills_running_commands(
     m: messaging.Messaging,
@@ -372,7 +373,7 @@ def test_a_signal_ends_reply_and_kills_running_commands(
     until(lambda: all(map(has_ended, pids)))
 
 
-@any_thread
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["main_thread", "another_thread"])
 @pytest.mark.parametrize("many", [[], ["--many"]], ids=["one", "many"])
 def test_interrupting_a_request_cancels_it(
     m: messaging.Messaging, url: str, topic: str, many: list[str], elsewhere: bool

@@ -136,7 +136,7 @@ def test_an_unknown_or_incomplete_sequence_is_an_error(run: Run, text: str, expe
         "%J",
     ],
 )
-def test_formats_write_what_mosquitto_sub_writes(
+def test_formats_agree_with_mosquitto_sub(
     run: Run, m: messaging.Messaging, url: str, topic: str, retained: Callable[..., None], text: str
 ) -> None:
     if shutil.which("mosquitto_sub") is None:
@@ -222,7 +222,7 @@ def test_filtered_messages_are_acknowledged(run: Run, rabbitmq: RabbitMQ, topic:
     assert run("sub", rabbitmq.url, *queue, "-W", "0.2", "--quiet") == (0, "", "")
 
 
-def test_no_retained_writes_only_what_is_published_now(
+def test_no_retained_writes_only_live_messages(
     m: messaging.Messaging, url: str, topic: str, retained: Callable[..., None]
 ) -> None:
     retained(old="old")

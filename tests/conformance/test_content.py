@@ -81,7 +81,7 @@ def test_a_header_value_arrives_with_its_type_or_is_refused(backend: Backend, va
     m = backend.connect()
     channel = backend.channel()
     with m.subscribe(channel, **backend.reliable) as stream:
-        if uncarried({"h": value}, m._adapter.header_types) is None:
+        if uncarried({"h": value}, m._adapter.capabilities.header_types) is None:
             publish(m, channel, [b"1"], headers={"h": value, "text": "t"}, **backend.reliable)
             told = stream.receive(PATIENCE).context.extensions["headers"]
             assert told == {"h": value, "text": "t"}

@@ -35,7 +35,7 @@ def received(id_: str, payload: bytes = b"x") -> Message:
 def test_it_arrives_as_it_was_given_with_every_qos(backend: Backend) -> None:
     m = backend.connect()
     channel = backend.channel()
-    for qos in m._adapter.qos_levels:
+    for qos in m._adapter.capabilities.qos_levels:
         with m.subscribe(channel, qos=qos) as stream:
             for given in ("1", AWKWARD, f"level-{qos}"):
                 context = m.context_builder().channel(channel).extension_entry("messageId", given)

@@ -66,13 +66,6 @@ def test_a_defect_of_the_adapter_is_a_typed_error_with_its_cause(broker: FakeBro
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_retry_connect_keeps_trying(broker: FakeBroker, connect: Connect) -> None:
-    broker.errors["open"] += [ConnectFailedError("not yet")] * 3
-    m = connect(broker, retry_connect=True)
-    assert broker.calls.count("open") == 4
-    assert m.publish("a", b"1").result(PATIENCE) is None
-
-
 def test_on_a_thread_with_an_event_loop_connect_returns_at_once(broker: FakeBroker, connect: Connect) -> None:
     broker.gates["open"].close()
 
@@ -164,28 +157,6 @@ def test_a_defect_in_setting_up_the_first_connection_does_not_hang_connect(
 
 
 # --- losing it
-
-
-def test_a_lost_connection_is_made_again(
-    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Scenario 99 [S]: the runtime shows it."""
-    m = connect(broker)
-    stream = m.subscribe("a")
-    stream.ready.result(PATIENCE)
-    broker.gates["open"].close()
-    broker.errors["open"] += [ConnectFailedError("still down"), ConnectFailedError("still down")]
-    broker.lose("the cable was cut")
-    dto = m.runtime.get_runtime_dto()
-    until(lambda: state(m) == "reconnecting")
-    dto = m.runtime.get_runtime_dto()
-    assert [each.channel.connected for each in dto.subscriptions] == [False]
-    assert dto.connection.cause == "the cable was cut"
-    broker.gates["open"].open()
-    broker.wait_open(2)
-    until(lambda: m.runtime.get_runtime_dto().subscriptions[0].channel.connected)
-    assert state(m) == "connected"
-    stream.close().result(PATIENCE)
 
 
 def told(caplog: pytest.LogCaptureFixture, pattern: str) -> list[int]:
@@ -425,24 +396,6 @@ def test_a_subscription_the_broker_never_answers_does_not_block_publishing(
     broker.gates["subscribe"].open()
 
 
-def test_a_refused_subscription_ends_its_stream_with_the_reason(broker: FakeBroker, connect: Connect) -> None:
-    """Scenario 35 [I]."""
-    m = connect(broker)
-    refusal = SubscriptionRefusedError("access to 'a' refused")
-    broker.errors["subscribe"].append(refusal)
-    stream = m.subscribe("a")
-    assert stream.ready.exception(PATIENCE) is refusal
-    with pytest.raises(SubscriptionRefusedError, match="access to 'a' refused"):
-        stream.receive(PATIENCE)
-    broker.errors["subscribe"].append(refusal)
-    errors: list[Exception] = []
-    m.subscribe("a").subscribe(on_error=errors.append)
-    until(lambda: errors == [refusal])
-    assert m.runtime.get_runtime_dto().subscriptions == ()
-    with m.subscribe("a"):  # the instance is as good as before
-        assert len(broker.live) == 1
-
-
 def test_an_adapter_that_fails_to_subscribe_ends_the_stream_and_nothing_else(
     broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -554,36 +507,6 @@ def test_a_paused_stream_stays_paused(broker: FakeBroker, connect: Connect, when
         until(lambda: not broker.live[0].paused)
     finally:
         stream.close().result(PATIENCE)
-
-
-def test_subscribing_storms_race_with_losses(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    streams = []
-    barrier = threading.Barrier(5)
-    lock = threading.Lock()
-
-    def storm() -> None:
-        barrier.wait(PATIENCE)
-        for _ in range(25):
-            stream = m.subscribe("a")
-            with lock:
-                streams.append(stream)
-
-    with ThreadPoolExecutor(4) as pool:
-        running = [pool.submit(storm) for _ in range(4)]
-        barrier.wait(PATIENCE)
-        for round_ in range(2, 8):
-            broker.lose()
-            broker.wait_open(round_)
-        for each in running:
-            each.result(PATIENCE)
-    for stream in streams:
-        assert stream.ready.result(PATIENCE) is None
-    until(lambda: len(broker.live) == 100)
-    for stream in streams:
-        stream.close()
-    until(lambda: broker.live == [])
-    assert m.runtime.get_runtime_dto().subscriptions == ()
 
 
 def test_a_stream_entered_while_the_broker_is_silent_has_a_deadline(broker: FakeBroker, connect: Connect) -> None:

@@ -130,7 +130,7 @@ def test_a_client_that_was_taken_over_waits_before_it_reconnects(
 
     for module in ("backoff", "connection"):
         monkeypatch.setattr(f"messaging.connection.{module}.jitter", no_time)
-    broker.lose(TakenOverError("somebody else is me", code=0x8E))
+    broker.lose(TakenOverError("another client has this id", code=0x8E))
     states.wait("refused")
     states.wait("connected", 2)
     assert (15, 30) in ranges
@@ -139,9 +139,9 @@ def test_a_client_that_was_taken_over_waits_before_it_reconnects(
 def test_the_state_is_degraded_while_the_broker_is_impaired(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker)
     states = observe(m)
-    adapter = broker.adapter
+    impaired = broker.events.impaired
     cause = ConnectFailedError("out of memory")
-    on_loop(adapter.impaired, cause)
+    on_loop(impaired, cause)
     assert states.wait("degraded").cause is cause
     assert m.connection_state.value.is_up
     dto = m.runtime.get_runtime_dto()
@@ -149,9 +149,9 @@ def test_the_state_is_degraded_while_the_broker_is_impaired(broker: FakeBroker, 
     with m.subscribe("a") as stream:  # it is connected all the same
         stream.ready.result(PATIENCE)
         assert m.runtime.get_runtime_dto().subscriptions[0].channel.connected
-    on_loop(adapter.impaired, None)
+    on_loop(impaired, None)
     states.wait("connected", 2)
-    on_loop(adapter.impaired, cause)
+    on_loop(impaired, cause)
     states.wait("degraded", 2)
     broker.lose()  # with the impaired connection
     states.wait("connected", 3)
@@ -206,7 +206,7 @@ def test_a_slow_observer_misses_the_oldest_states_and_does_not_hold_up_the_conne
     m.connection_state.subscribe(hold)
     held.wait(PATIENCE)
     for number in range(200):
-        on_loop(broker.adapter.impaired, ConnectFailedError(str(number)))
+        on_loop(broker.events.impaired, ConnectFailedError(str(number)))
     release.set()
     until(lambda: slow.seen and str(slow.seen[-1].cause) == "199")
     assert [str(state.cause) for state in slow.seen[1:]] == [str(number) for number in range(136, 200)]

@@ -88,7 +88,7 @@ def test_a_topic_of_an_event_is_permitted_by_its_characters() -> None:
     assert got == [ALLOWED]
 
 
-def test_a_principal_is_who_its_characters_name() -> None:
+def test_a_principal_is_identified_by_its_characters() -> None:
     granted = TopicPolicy({"meter": [TopicPermission("*", "publish")]})
     guest = Pretending("guest", "meter")
     assert granted.permits("meter", TopicPermission("a", "publish"))

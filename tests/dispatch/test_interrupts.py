@@ -1,4 +1,7 @@
-"""A signal handler that raises while an event service is closed leaves nothing open, and no thread waiting."""
+"""Signal handlers that raise.
+
+Closing an event service leaves nothing open, and no thread waiting. Delivering costs no event and blocks no handler.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 from messaging.dispatch.service import EventService
 from messaging.eventadmin import EventAdmin
 from messaging.services import ServiceRegistry
-from messaging.typedevent import TypedEventBus
+from messaging.typedevent import TypedEventBus, UntypedEventHandler
 from tests.doubles.fake import PATIENCE, until
 from tests.interrupts import again, interrupt_everywhere
 
@@ -18,7 +21,7 @@ KINDS = pytest.mark.parametrize("kind", [TypedEventBus, EventAdmin])
 
 
 @KINDS
-def test_closing_ends_whatever_is_interrupted(kind: type[TypedEventBus] | type[EventAdmin]) -> None:
+def test_closing_ends_in_spite_of_interrupts(kind: type[TypedEventBus] | type[EventAdmin]) -> None:
     before = threading.active_count()
     made: list[EventService] = []
 
@@ -35,7 +38,7 @@ def test_closing_ends_whatever_is_interrupted(kind: type[TypedEventBus] | type[E
 
 
 @KINDS
-def test_who_waits_for_a_closing_is_told_though_the_thread_that_closes_is_interrupted(
+def test_waiting_for_closing_ends_although_the_closing_thread_is_interrupted(
     kind: type[TypedEventBus] | type[EventAdmin],
 ) -> None:
     def run() -> None:
@@ -54,7 +57,7 @@ def test_who_waits_for_a_closing_is_told_though_the_thread_that_closes_is_interr
 
 
 @KINDS
-def test_a_signal_handler_may_close_what_its_thread_is_closing(
+def test_a_signal_handler_may_close_a_service_that_its_thread_is_closing(
     kind: type[TypedEventBus] | type[EventAdmin],
 ) -> None:
     registry = ServiceRegistry()
@@ -63,3 +66,32 @@ def test_a_signal_handler_may_close_what_its_thread_is_closing(
     closer = threading.Thread(target=service.close)
     closer.start()
     until(lambda: not closer.is_alive(), "the end of closing")
+
+
+@pytest.mark.parametrize("is_coroutine", [False, True])
+def test_events_are_delivered_in_spite_of_interrupts(is_coroutine: bool) -> None:
+    before = threading.active_count()
+    services = ServiceRegistry()
+    seen: list[int] = []
+
+    def notify(topic: str, event: dict[str, int]) -> None:
+        seen.append(event["number"])
+
+    async def notify_later(topic: str, event: dict[str, int]) -> None:
+        await asyncio.sleep(0)
+        notify(topic, event)
+
+    numbers = iter(range(10**6))
+    with TypedEventBus(services) as bus:
+        handler = notify_later if is_coroutine else notify
+        services.register(UntypedEventHandler, handler, {"event.topics": ["a"]})
+
+        def run() -> None:
+            number = next(numbers)
+            again(lambda: bus.deliver_untyped("a", {"number": number}))
+            until(lambda: number in seen, f"event {number}")
+
+        assert (
+            interrupt_everywhere(run, lambda: None, "lanes.py", "pool.py", "threads.py", "loop.py", "mailboxes.py") > 5
+        )
+    assert threading.active_count() < before + 50

@@ -99,7 +99,9 @@ def test_a_permission_needs_a_name() -> None:
         ("x/*", BOTH, "*", "publish", False),
     ],
 )
-def test_what_a_permission_implies(mine: str, my_actions: str, theirs: str, their_actions: str, expected: bool) -> None:
+def test_a_permission_implies_narrower_topics_and_its_own_actions(
+    mine: str, my_actions: str, theirs: str, their_actions: str, expected: bool
+) -> None:
     """Scenarios 85 and 87, 50 of Event Admin; 157.9.2.7, RFC 97 5.4.1, 6.7.4."""
     permission, other = TopicPermission(mine, my_actions), TopicPermission(theirs, their_actions)
     assert permission.implies(other) is expected
@@ -139,7 +141,7 @@ def test_permissions_are_immutable_and_can_be_copied() -> None:
 
 
 @given(st.lists(PERMISSIONS, max_size=5), PERMISSIONS)
-def test_a_collection_implies_what_its_permissions_imply_action_by_action(
+def test_a_collection_combines_its_permissions_action_by_action(
     permissions: list[TopicPermission], other: TopicPermission
 ) -> None:
     """Scenario 50 of Event Admin; RFC 97 6.7.6: the actions may come from several permissions."""
@@ -184,7 +186,7 @@ def test_a_collection_may_grow_while_others_look_through_it() -> None:
 # --- policies
 
 
-def test_a_policy_permits_nothing_but_what_is_granted() -> None:
+def test_a_policy_permits_only_granted_permissions() -> None:
     policy = TopicPolicy({"meter": [TopicPermission("meters/*", "publish")], None: [TopicPermission("*", "subscribe")]})
     publish = TopicPermission("meters/1", "publish")
     subscribe = TopicPermission("meters/1", "subscribe")
@@ -194,7 +196,7 @@ def test_a_policy_permits_nothing_but_what_is_granted() -> None:
         assert not policy.permits(principal, permission)
 
 
-def test_what_is_not_permitted_is_refused_by_name() -> None:
+def test_the_error_of_a_denied_permission_names_the_principal() -> None:
     policy = TopicPolicy()
     with pytest.raises(PermissionDeniedError, match=r"^the principal 'meter' may not publish 'meters/1'$"):
         policy.check("meter", TopicPermission("meters/1", "publish"))
@@ -334,5 +336,5 @@ def test_a_principal_that_is_no_name_is_refused_everywhere(principal: Any) -> No
         lambda: policy.permits(principal, TopicPermission("a", "publish")),
         lambda: policy.check(principal, TopicPermission("a", "publish")),
     ):
-        with pytest.raises(ArgumentError, match="a principal is a str or None"):
+        with pytest.raises(ArgumentError, match="principal must be a str or None"):
             call()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import sys
 import threading
 import time
@@ -83,7 +82,7 @@ def test_a_topic_is_a_filter_for_itself_only(topic: str) -> None:
 
 
 @pytest.mark.parametrize("text", NEITHER)
-def test_what_breaks_the_grammar_is_neither_topic_nor_filter(text: str) -> None:
+def test_a_text_outside_the_grammar_is_neither_topic_nor_filter(text: str) -> None:
     """Scenarios 2 and 5 of the bus, 1 of Event Admin; 157.3.1, 157.4.3."""
     assert not is_topic(text)
     with pytest.raises(InvalidTopicError) as caught:
@@ -118,7 +117,7 @@ def test_event_admin_has_no_single_level_wildcard(text: str) -> None:
 
 @pytest.mark.parametrize("call", [check_topic, TopicFilter, parse_filter])
 @pytest.mark.parametrize("value", [None, 5, b"a", ["a"], {}, object()])
-def test_none_is_no_topic_and_neither_is_what_is_no_text(call: Any, value: Any) -> None:
+def test_none_and_other_types_are_no_topics(call: Any, value: Any) -> None:
     """Scenario 1; 157.5.1. What has no hash is no ``TypeError``."""
     with pytest.raises(NullEventError if value is None else InvalidTopicError):
         call(value)
@@ -137,7 +136,7 @@ def test_none_is_no_topic_and_neither_is_what_is_no_text(call: Any, value: Any) 
         ("+", r"'\+' at position 0; wildcards are for handlers"),
     ],
 )
-def test_the_error_of_a_topic_says_what_is_wrong_and_where(text: str, told: str) -> None:
+def test_the_error_of_a_topic_names_fault_and_position(text: str, told: str) -> None:
     with pytest.raises(InvalidTopicError, match=f"{told}$"):
         check_topic(text)
 
@@ -152,7 +151,7 @@ def test_the_error_of_a_topic_says_what_is_wrong_and_where(text: str, told: str)
         ("a.b/c", "level 1 of 'a.b/c' is 'a.b': only letters, digits, '_', '\\$' and '-' are allowed"),
     ],
 )
-def test_the_error_of_a_filter_says_what_is_wrong_and_where(text: str, told: str) -> None:
+def test_the_error_of_a_filter_names_fault_and_level(text: str, told: str) -> None:
     with pytest.raises(InvalidTopicError, match=told):
         TopicFilter(text)
 
@@ -203,27 +202,9 @@ def naive(wanted: list[str], topic: list[str]) -> bool:
     return wanted[0] in ("+", topic[0]) and naive(wanted[1:], topic[1:])
 
 
-@pytest.mark.parametrize(
-    ("text", "matching", "others"),
-    [
-        ("foo/*", ["foo/bar", "foo/baz", "foo/bar/baz"], ["foo", "foo-bar/fizzbuzz", "foobar", "FOO/bar"]),
-        ("foo/+/foobar", ["foo/bar/foobar", "foo/baz/foobar"], ["foo/foobar", "foo/bar/foobar/baz", "foo/a/b/foobar"]),
-        ("+", ["a", "b-c"], ["a/b"]),
-        ("*", ["a", "a/b/c"], []),
-        ("+/*", ["a/b", "a/b/c"], ["a"]),
-        ("a/+/*", ["a/b/c", "a/b/c/d"], ["a/b", "b/b/c"]),
-        ("a$/+", ["a$/b"], ["a/b"]),
-        ("Foo", ["Foo"], ["foo"]),
-    ],
-)
-def test_what_matches_what(text: str, matching: list[str], others: list[str]) -> None:
-    """Scenario 44; 157.4.3.1, 157.4.3.2."""
-    wanted = TopicFilter(text)
-    assert [topic for topic in [*matching, *others] if wanted.matches(topic)] == matching
-
-
 @given(WILD, PATHS)
 def test_matching_agrees_with_a_naive_reading(text: str, topic: str) -> None:
+    """Scenario 44; 157.4.3.1, 157.4.3.2."""
     assert TopicFilter(text).matches(topic) is naive(text.split("/"), topic.split("/"))
 
 
@@ -298,7 +279,7 @@ def most_specific(filters: list[str], topic: str) -> str | None:
 
 
 @given(st.lists(WILD, unique=True, max_size=12), PATHS)
-def test_the_trie_finds_what_a_naive_search_finds(filters: list[str], topic: str) -> None:
+def test_the_trie_agrees_with_a_naive_search(filters: list[str], topic: str) -> None:
     """Scenarios 42 and 43, 15 of Event Admin: overlapping filters, and filters with the same literal prefix."""
     trie: TopicTrie[str] = TopicTrie()
     for text in filters:
@@ -311,7 +292,8 @@ def test_the_trie_finds_what_a_naive_search_finds(filters: list[str], topic: str
 
 
 @given(st.lists(st.tuples(st.booleans(), WILD, st.integers(0, 2)), max_size=40), PATHS)
-def test_the_trie_is_what_was_added_and_not_removed(steps: list[tuple[bool, str, int]], topic: str) -> None:
+def test_the_trie_holds_the_added_values_that_were_not_removed(steps: list[tuple[bool, str, int]], topic: str) -> None:
+    """Scenario 46: without any values, no nodes are left."""
     trie: TopicTrie[int] = TopicTrie()
     held: set[tuple[str, int]] = set()
     for is_added, text, value in steps:
@@ -342,23 +324,7 @@ def test_values_of_one_filter_come_in_the_order_they_were_added() -> None:
         assert len(trie) == 0
 
 
-def test_nothing_stays_of_what_is_removed() -> None:
-    """Scenario 46: rounds of wildcard handlers."""
-    chosen = random.Random(46)
-    filters = ["/".join(chosen.choices("abcdefgh+", k=chosen.randint(1, 5))) for _ in range(2_000)]
-    filters = list(dict.fromkeys([*filters, *(f"{text}/*" for text in filters), "*"]))
-    trie: TopicTrie[str] = TopicTrie()
-    for _ in range(2):
-        for text in filters:
-            trie.add(TopicFilter(text), text)
-        assert len(trie) > 1_000
-        chosen.shuffle(filters)
-        for text in filters:
-            trie.remove(TopicFilter(text), text)
-        assert len(trie) == 0
-
-
-def test_what_was_not_added_is_removed_without_a_trace() -> None:
+def test_removing_an_unknown_value_changes_nothing() -> None:
     trie: TopicTrie[int] = TopicTrie()
     trie.add(TopicFilter("a/b"), 1)
     for text, value in (("a/b", 2), ("a/b/c/d", 1), ("x/y/*", 1), ("a/*", 1), ("*", 1), ("a", 1)):
@@ -422,7 +388,7 @@ def test_other_threads_may_look_while_it_changes() -> None:
         threads = [threading.Thread(target=look) for _ in range(3)]
         for thread in threads:
             thread.start()
-        ends = time.monotonic() + 1
+        ends = time.monotonic() + 0.4
         while time.monotonic() < ends and not failures:
             for value in range(50):
                 for each in filters:

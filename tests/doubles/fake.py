@@ -22,10 +22,10 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from pydantic import Field
 
-from messaging.adapter import Adapter, Sink, SubscriptionSpec
+from messaging.adapter import Adapter, Events, Sink
 from messaging.errors import ConnectionLostError, MessagingError
 from messaging.execution import engine
-from messaging.model import NO_EXTENSIONS, Features, Incoming, Outgoing
+from messaging.model import NO_EXTENSIONS, Capabilities, Features, Incoming, Outgoing, SubscriptionSpec
 from messaging.model.settings import Settings, TlsSettings
 
 T = TypeVar("T")
@@ -169,6 +169,7 @@ class FakeBroker:
         #: whether nothing is to be read for now, and how often that was asked for
         self.suspended = False
         self.suspensions = 0
+        self.events: Any = None
         self._lost: Callable[[MessagingError], None] | None = None
         self._tokens = itertools.count(1)
 
@@ -296,7 +297,6 @@ class FakeAdapter(Adapter):
     provider: ClassVar[str] = "tests.fake"
     settings_type: ClassVar[type[Settings]] = FakeSettings
     can_reject: ClassVar[bool] = True
-    has_credit: ClassVar[bool] = True
     publish_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({"fakeColour": _colour})
     subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = publish_extensions
 
@@ -307,31 +307,22 @@ class FakeAdapter(Adapter):
         self.closing = False
 
     @property
-    def protocols(self) -> tuple[str, ...]:
-        return ("fake",)
+    def capabilities(self) -> Capabilities:  # type: ignore[override]  # tests change the broker's
+        return Capabilities(
+            name=self.name,
+            protocols=("fake",),
+            features=self.broker.features,
+            qos_levels=("0", "1"),
+            default_qos="1",
+            max_message_size=self.broker.limit,
+            publish_window=self.broker.window,
+            can_reject=self.can_reject,
+            publish_extensions=self.publish_extensions,
+            subscribe_extensions=self.subscribe_extensions,
+        )
 
-    def requeues(self, spec: SubscriptionSpec, handle: Any) -> bool:
-        return self.can_reject and self.broker.requeues
-
-    @property
-    def features(self) -> frozenset[str]:
-        return self.broker.features
-
-    @property
-    def qos_levels(self) -> tuple[str, ...]:
-        return ("0", "1")
-
-    @property
-    def default_qos(self) -> str:
-        return "1"
-
-    @property
-    def max_message_size(self) -> int | None:
-        return self.broker.limit
-
-    @property
-    def publish_window(self) -> int:
-        return self.broker.window
+    def redelivers(self, spec: SubscriptionSpec, handle: Any = None) -> bool:
+        return super().redelivers(spec) if handle is None else self.can_reject and self.broker.requeues
 
     async def _enter(self, call: str) -> None:
         broker = self.broker
@@ -341,12 +332,13 @@ class FakeAdapter(Adapter):
         if broker.errors[call]:
             raise broker.errors[call].popleft()
 
-    async def open(self, lost: Callable[[MessagingError], None]) -> bool:
+    async def open(self, events: Events) -> bool:
         broker = self.broker
         assert not broker.connected, "open was called while connected"
         await self._enter("open")
         broker.epoch += 1
-        broker._lost = lost
+        broker.events = events
+        broker._lost = events.lost
         broker.connected = True
         broker.opened += 1
         return broker.resumes and broker.opened > 1
@@ -409,25 +401,24 @@ class FakeAdapter(Adapter):
         broker = self.broker
         return not broker.tokens_survive and (token.epoch != broker.epoch or not broker.connected)
 
-    def suspend_reading(self) -> None:
+    def pause(self, handle: Any | None) -> None:
+        if handle is not None:
+            handle.paused = True
+            return
         assert not self.broker.suspended
         self.broker.suspended = True
         self.broker.suspensions += 1
 
-    def resume_reading(self) -> None:
+    def resume(self, handle: Any | None) -> None:
+        if handle is not None:
+            handle.paused = False
+            return
         assert self.broker.suspended
         self.broker.suspended = False
-
-    def pause(self, handle: Any) -> None:
-        handle.paused = True
-
-    def resume(self, handle: Any) -> None:
-        handle.paused = False
 
 
 class BareAdapter(FakeAdapter):
     can_reject: ClassVar[bool] = False
-    has_credit: ClassVar[bool] = False
     publish_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({})
     subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({})
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -14,6 +13,10 @@ import pytest
 
 from messaging.eventadmin import Event, EventAdmin, EventHandler, HandlerDTO
 from messaging.services import ServiceRegistration, ServiceRegistry
+from tests.conformance.helpers import eventually as eventually
+from tests.dispatch.helpers import logged as logged
+from tests.dispatch.helpers import named as named
+from tests.dispatch.helpers import no_defects as no_defects
 
 T = TypeVar("T")
 
@@ -23,9 +26,6 @@ PATIENCE: Final = 20.0
 SOON: Final = 0.25
 #: and how long a test waits for what must not happen
 MOMENT: Final = 0.05
-
-#: beginnings of log lines about a defect of this project
-_DEFECTS: Final = ("worker job failed", "the receiver of", "nobody looks after", "was to be called after an event")
 
 
 @pytest.fixture
@@ -103,11 +103,6 @@ def on(loop: asyncio.AbstractEventLoop, call: Callable[[], T]) -> T:
         return call()
 
     return asyncio.run_coroutine_threadsafe(run(), loop).result(PATIENCE)
-
-
-def no_defects(caplog: pytest.LogCaptureFixture) -> None:
-    texts = [each.getMessage() for each in [*caplog.records] if each.name.startswith("messaging.")]
-    assert not [each for each in texts if each.startswith(_DEFECTS)]
 
 
 class Recorder:
@@ -215,15 +210,6 @@ class AsyncGate(AsyncRecorder):
         self.loops[-1].call_soon_threadsafe(self.opened.set)
 
 
-_PROPERTIES: Final = {"ranking": "service.ranking"}
-
-
-def named(topics: Any = None, **properties: Any) -> dict[str, Any]:
-    """Service properties: ``filter="(a=1)"`` for ``event.filter``."""
-    found = {_PROPERTIES.get(name, f"event.{name}"): value for name, value in properties.items()}
-    return found if topics is None else {"event.topics": topics, **found}
-
-
 def handle(
     services: ServiceRegistry, handler: Any, topics: Any = "*", *, scope: Any = "singleton", **properties: Any
 ) -> ServiceRegistration:
@@ -267,27 +253,6 @@ def blocked(admin: EventAdmin, registration: ServiceRegistration) -> str | None:
     found = dto(admin, registration)
     assert found is not None
     return found.blocked
-
-
-def eventually(condition: Callable[[], T], what: str = "condition") -> T:
-    """Wait until ``condition()`` is true and return what it returned."""
-    deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {PATIENCE:g} s in vain: {what}")
-        time.sleep(0.005)
-    return found
-
-
-def logged(caplog: pytest.LogCaptureFixture, *parts: str, level: int = logging.WARNING) -> list[str]:
-    """Return the log lines of this project from ``level`` on that have all these parts."""
-    return [
-        text
-        for each in [*caplog.records]
-        if each.name.startswith("messaging.") and each.levelno >= level
-        for text in [each.getMessage() + (f"\n{each.exc_text}" if each.exc_text else "")]
-        if all(part in text for part in parts)
-    ]
 
 
 @dataclass(frozen=True, slots=True)

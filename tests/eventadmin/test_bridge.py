@@ -30,6 +30,7 @@ from messaging.typedevent import (
 )
 from tests.eventadmin.conftest import PATIENCE, Gate, Hub, eventually, flush, logged, record
 from tests.threads import in_background
+from tests.typedevent.conftest import Recorder as BusRecorder
 
 Admins = Callable[..., EventAdmin]
 Buses = Callable[..., TypedEventBus]
@@ -45,25 +46,6 @@ class Item:
 class Order:
     id: int
     items: list[Item] = field(default_factory=list)
-
-
-class BusRecorder:
-    """A handler of a bus that records its events."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, Any]] = []
-
-    def notify_untyped(self, topic: str, event: Any) -> None:
-        self.events.append((topic, event))
-
-    notify = notify_unhandled = notify_untyped
-
-    @property
-    def topics(self) -> list[str]:
-        return [topic for topic, _ in self.events]
-
-    def of(self, key: str) -> list[Any]:
-        return [event.get(key) for _, event in self.events]
 
 
 def listen(
@@ -188,7 +170,7 @@ def test_values_of_other_types_must_be_silently_discarded(
     assert not hub.logged()
 
 
-def test_what_a_mapping_raises_stays_there(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
+def test_an_exception_of_a_mapping_does_not_reach_the_sender(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
     recorder = listen(hub.services)
     hub.admin.send_event(Event("a", {"value": EvilMapping(), "after": 2}))
     settle(bus)
@@ -196,7 +178,7 @@ def test_what_a_mapping_raises_stays_there(hub: Hub, bus: TypedEventBus, bridge:
     assert event["after"] == 2
 
 
-def test_what_crossed_is_not_shared(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
+def test_events_are_copied_when_they_cross(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
     """RFC 97 5.1.1.2: a list that handlers on one side change stays the same on the other."""
     recorder = listen(hub.services)
     values = [1]
@@ -207,7 +189,7 @@ def test_what_crossed_is_not_shared(hub: Hub, bus: TypedEventBus, bridge: EventB
     assert recorder.of("nested") == [{"values": [1]}]
 
 
-def test_typed_handlers_get_what_they_ask_for(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
+def test_typed_handlers_receive_their_type_across_the_bridge(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
     orders: list[Order] = []
 
     @bus.on("orders/*")
@@ -237,7 +219,7 @@ def test_typed_events_cross_as_maps(hub: Hub, bus: TypedEventBus, bridge: EventB
     assert threading.get_ident() not in recorder.threads
 
 
-def test_filters_of_the_admin_see_what_crossed(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
+def test_filters_of_the_admin_apply_to_events_that_crossed(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
     recorder = hub.record("orders/*", filter="(&(id>=5)(topic=orders/new))")
     for number in (4, 5):
         bus.deliver(Order(number), "orders/new")
@@ -258,7 +240,7 @@ class Looping:
     x: list[Any]
 
 
-def test_what_is_no_tree_does_not_cross(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
+def test_events_that_are_no_trees_do_not_cross(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
     recorder = hub.record()
     bus.deliver(Looping(circle), "a")
     bus.deliver(Order(1), "b")
@@ -340,7 +322,7 @@ def test_a_chain_is_passed_from_end_to_end(admins: Admins, buses: Buses) -> None
     assert recorder.of("x") == [[1]]
 
 
-def test_what_is_logged_crosses_and_does_not_come_back(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
+def test_log_events_cross_and_do_not_come_back(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
     """Scenario 51."""
     log = logging.Logger("test")  # noqa: LOG001  # its records go nowhere else
     there, back = listen(hub.services, "org/osgi/service/log/*"), hub.record("org/osgi/service/log/*")
@@ -417,7 +399,9 @@ def test_a_bridge_that_cannot_be_is_refused(
 # --- it is no handler
 
 
-def test_what_nobody_else_gets_is_unhandled(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
+def test_an_event_without_other_handlers_is_unhandled_on_the_bus(
+    hub: Hub, bus: TypedEventBus, bridge: EventBridge
+) -> None:
     unhandled, back = listen(hub.services, "*", UnhandledEventHandler), hub.record()
     handled = listen(hub.services, "handled/*")
     bus.deliver_untyped("handled/x", {})
@@ -517,7 +501,7 @@ def test_permissions_count_on_both_sides(
 # --- flooding
 
 
-def test_a_bus_that_does_not_keep_up_slows_down_whoever_sends(hub: Hub, bus: TypedEventBus) -> None:
+def test_a_bus_that_is_behind_slows_down_senders(hub: Hub, bus: TypedEventBus) -> None:
     """Scenario 42: across the bridge, too."""
     gate = Gate()
     reached = threading.Event()

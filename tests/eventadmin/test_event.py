@@ -188,7 +188,7 @@ def test_the_caller_may_change_the_mapping_meanwhile() -> None:
         sys.setswitchinterval(interval)
 
 
-def test_what_an_event_gives_out_cannot_change_it() -> None:
+def test_results_of_an_event_cannot_change_it() -> None:
     event = Event("a", {"x": 1})
     event.get_property_names().clear()
     with pytest.raises(TypeError):
@@ -269,7 +269,7 @@ def test_comparing_with_another_type_is_false(other: Any) -> None:
     assert (other == Event("a/b")) is False
 
 
-def test_what_equals_anything_equals_events() -> None:
+def test_an_object_equal_to_everything_equals_events() -> None:
     assert Event("a") == mock.ANY
     assert mock.ANY == Event("a")  # noqa: SIM300
 
@@ -327,7 +327,7 @@ def test_the_topic_can_be_asked_for_in_filters() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x=1", "(x=1", "(&)", None, 5])
-def test_what_is_no_filter_is_refused(text: Any) -> None:
+def test_objects_that_are_no_filters_are_refused(text: Any) -> None:
     with pytest.raises(InvalidFilterError):
         Event("a").matches(text)
 

@@ -72,7 +72,7 @@ def test_an_admin_is_a_service_with_a_name(services: ServiceRegistry, admins: Ad
         {"permissions": {}},
     ],
 )
-def test_what_is_wrong_with_it_is_said_and_nothing_is_left(services: ServiceRegistry, options: Any) -> None:
+def test_invalid_arguments_are_refused_and_leave_nothing(services: ServiceRegistry, options: Any) -> None:
     record(services)
     before = services.find()
     with pytest.raises(ArgumentError):
@@ -85,7 +85,7 @@ def test_what_is_wrong_with_it_is_said_and_nothing_is_left(services: ServiceRegi
 
 
 @pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
-def test_closing_delivers_what_was_posted(services: ServiceRegistry, admins: Admins, delivery: str) -> None:
+def test_closing_delivers_posted_events(services: ServiceRegistry, admins: Admins, delivery: str) -> None:
     """Scenario 36."""
     admin = admins()
     recorder, coroutine = record(services, delivery=delivery), AsyncRecorder()
@@ -96,7 +96,7 @@ def test_closing_delivers_what_was_posted(services: ServiceRegistry, admins: Adm
     assert not [each for each in services.find() if EventAdmin.__module__ in repr(each)]
 
 
-def test_what_closing_gives_up_must_be_logged_with_a_count(
+def test_events_dropped_by_closing_are_counted_in_the_log(
     services: ServiceRegistry, admins: Admins, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Scenario 36: it does not hang."""
@@ -146,7 +146,7 @@ def test_a_closed_admin_takes_no_events(services: ServiceRegistry, admins: Admin
         admin.__enter__()
 
 
-def test_what_is_registered_with_a_closed_admin_is_nothing_to_it(services: ServiceRegistry, admins: Admins) -> None:
+def test_a_closed_admin_ignores_registrations(services: ServiceRegistry, admins: Admins) -> None:
     admin = admins()
     registration = handle(services, Recorder())
     admin.close()
@@ -287,7 +287,7 @@ def test_an_admin_inside_a_handler_of_another_one_is_waited_for(services: Servic
     assert counts == [50]
 
 
-def test_what_is_posted_while_it_is_closed_is_delivered_or_refused(
+def test_events_posted_during_closing_are_delivered_or_refused(
     services: ServiceRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Scenario 36: no event is lost silently."""
@@ -319,7 +319,7 @@ def test_what_is_posted_while_it_is_closed_is_delivered_or_refused(
 
 
 @pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
-def test_whoever_posts_what_makes_a_handler_close_the_admin_is_not_refused(
+def test_posting_an_event_whose_handler_closes_the_admin_is_not_refused(
     services: ServiceRegistry, delivery: str
 ) -> None:
     """Scenario 36: the event was delivered, however soon the rest happens."""
@@ -335,7 +335,7 @@ def test_whoever_posts_what_makes_a_handler_close_the_admin_is_not_refused(
         sys.setswitchinterval(interval)
 
 
-def test_who_waits_for_room_is_told_that_it_is_closed(services: ServiceRegistry, admins: Admins) -> None:
+def test_a_publisher_that_waits_for_room_is_refused_by_closing(services: ServiceRegistry, admins: Admins) -> None:
     """Scenarios 36 and 42."""
     admin = admins()
     admin._queue._room.limit = 2
@@ -414,7 +414,7 @@ PROGRAM = """
 """
 
 
-def test_what_was_posted_is_delivered_when_the_program_ends() -> None:
+def test_posted_events_are_delivered_when_the_program_ends() -> None:
     """Scenario 36."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM)], capture_output=True, text=True, timeout=60, check=True
@@ -601,7 +601,7 @@ def test_a_factory_that_makes_no_handler_is_logged_with_each_event(hub: Hub) -> 
     assert len(hub.logged("failed on the event 'a'", "neither a function nor has handle_event")) == 2
 
 
-def test_a_factory_that_causes_an_event_for_what_it_makes_does_not_wait_for_itself(hub: Hub) -> None:
+def test_a_factory_that_causes_an_event_for_its_service_does_not_wait_for_itself(hub: Hub) -> None:
     recorder = Recorder()
 
     def factory() -> Recorder:

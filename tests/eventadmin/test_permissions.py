@@ -54,7 +54,7 @@ def test_publishing_requires_the_permission_for_the_topic(
     assert not logged(caplog)
 
 
-def test_without_a_policy_everybody_may_everything(hub: Hub) -> None:
+def test_without_a_policy_all_principals_may_do_everything(hub: Hub) -> None:
     recorder = hub.record(principal="nobody")
     hub.admin.send_event(Event("a"), principal="any")
     assert recorder.topics == ["a"]
@@ -115,7 +115,7 @@ def test_permissions_may_be_granted_and_revoked_at_any_time(admins: Admins, serv
 
 
 @pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
-def test_what_waits_is_not_delivered_to_whom_it_was_forbidden_meanwhile(
+def test_pending_events_are_not_delivered_after_the_permission_was_revoked(
     admins: Admins, services: ServiceRegistry, delivery: str
 ) -> None:
     """RFC 97 4.1.4 [23]."""

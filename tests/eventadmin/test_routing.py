@@ -26,7 +26,7 @@ def test_exactly_the_topics_asked_for_are_received(hub: Hub) -> None:
     assert recorder.topics == ["org/a", "com/b/c", "com/b/c/d"]
 
 
-def test_handlers_must_only_receive_what_they_are_registered_for(hub: Hub) -> None:
+def test_handlers_must_only_receive_their_registered_topics(hub: Hub) -> None:
     """Scenario 18; RFC 97 4.1.2 [13]: the table of the test kit."""
     first = hub.record(["org/osgi/test/*", "org/osgi/newtest1/*", "org/osgi1/*", "org/Event1"])
     second = hub.record(["org/osgi/test/*", "org/osgi/newtest1/newtest2/*", "org/osgi2/*"])
@@ -186,7 +186,7 @@ class Explosive:
         raise RuntimeError("boom")
 
 
-def test_what_filters_cannot_look_at_does_not_match(hub: Hub) -> None:
+def test_values_that_filters_cannot_compare_do_not_match(hub: Hub) -> None:
     picky, other = hub.record(filter="(x=1)"), hub.record()
     hub.send("a", x=Explosive())
     assert (picky.topics, other.topics) == ([], ["a"])
@@ -232,7 +232,7 @@ def test_the_next_event_goes_by_the_new_topics_and_filter(hub: Hub) -> None:
     ]
 
 
-def test_what_is_posted_while_a_handler_is_updated_reaches_it(hub: Hub) -> None:
+def test_events_posted_during_an_update_reach_the_handler(hub: Hub) -> None:
     """Scenario 19: a topic that it has before and after the update, it has all the time."""
     recorder = Recorder()
     registration = hub.handle(recorder, ["a/b", "c/*"])
@@ -359,7 +359,7 @@ def test_two_admins_may_deliver_to_one_handler_at_the_same_time(services: Servic
 
 
 @pytest.mark.parametrize("publish", ["post_event", "send_event"])
-def test_what_is_no_event_is_refused(hub: Hub, publish: str) -> None:
+def test_objects_that_are_no_events_are_refused(hub: Hub, publish: str) -> None:
     for wrong, problem in (("a/b", "of type str"), ({"event.topics": "a"}, "of type dict"), (None, "not None")):
         with pytest.raises(ValueError, match=problem):
             getattr(hub.admin, publish)(wrong)

@@ -60,7 +60,7 @@ def test_all_handlers_must_have_returned_before_send_returns(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, PATIENCE])
-def test_send_waits_whatever_thread_handlers_run_on(hub: Hub, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
+def test_send_waits_for_handlers_on_all_threads(hub: Hub, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
     """Scenario 21; RFC 97 5.2.1: the caller's thread, or another one with a timeout, or an event loop."""
     plain, coroutine = hub.record(), AsyncRecorder()
     on(loop, lambda: hub.handle(coroutine))
@@ -204,7 +204,7 @@ def test_sent_events_do_not_wait_for_posted_ones(hub: Hub) -> None:
     assert recorder.of("n") == ["sent", None, "posted"]
 
 
-def test_who_gets_a_sent_event_is_determined_when_it_is_sent(hub: Hub) -> None:
+def test_the_receivers_of_a_sent_event_are_determined_at_sending(hub: Hub) -> None:
     """RFC 97 5.2.1; a handler that was unregistered by one before it is not called (4.1.2 [12])."""
     late, gone = Recorder(), Recorder()
     added: list[Any] = []
@@ -221,7 +221,7 @@ def test_who_gets_a_sent_event_is_determined_when_it_is_sent(hub: Hub) -> None:
     assert late.numbers == [2]
 
 
-def test_whatever_context_is_there_handlers_have_it(hub: Hub) -> None:
+def test_handlers_run_in_the_context_of_the_sender(hub: Hub) -> None:
     """The context variables of the sender, with a timeout or without."""
     seen: list[str] = []
     hub.handle(lambda event: seen.append(variable.get()))
@@ -250,7 +250,7 @@ def test_sent_events_have_ten_threads_for_each_other(hub: Hub) -> None:
 # --- interrupts
 
 
-def test_an_interrupt_ends_whoever_sends_after_the_others_have_the_event(hub: Hub) -> None:
+def test_an_interrupt_is_raised_in_the_sender_after_the_other_handlers(hub: Hub) -> None:
     """Ctrl-C on the main thread is meant for the program, not for the handler that happens to run."""
     began = threading.Event()
 
@@ -301,7 +301,7 @@ def test_an_interrupt_ends_the_waiting_for_a_handler_elsewhere(hub: Hub, loop: a
     assert other.topics == ["thread", "loop"]
 
 
-def test_what_ends_the_program_in_a_signal_handler_ends_it(hub: Hub) -> None:
+def test_an_exit_in_a_signal_handler_ends_the_program(hub: Hub) -> None:
     """``sys.exit()`` on SIGTERM, say, whatever runs then."""
 
     def leave(*_: Any) -> None:
@@ -318,7 +318,7 @@ def test_what_ends_the_program_in_a_signal_handler_ends_it(hub: Hub) -> None:
     assert outer.topics == ["inner"]
 
 
-def test_a_handler_cannot_end_the_thread_of_whoever_sends(hub: Hub) -> None:
+def test_a_handler_cannot_end_the_thread_of_the_sender(hub: Hub) -> None:
     """RFC 97 5.3.1: there are no signals on other threads than the main one."""
     for error in (KeyboardInterrupt(), SystemExit(), GeneratorExit()):
         hub.handle(Failing(error))
@@ -327,7 +327,7 @@ def test_a_handler_cannot_end_the_thread_of_whoever_sends(hub: Hub) -> None:
     assert len(hub.logged("failed on the event 'a'")) == 6
 
 
-def test_what_only_ends_generators_and_tasks_is_a_failure(hub: Hub) -> None:
+def test_exceptions_that_end_generators_and_tasks_are_failures(hub: Hub) -> None:
     for error in (GeneratorExit(), asyncio.CancelledError()):
         hub.handle(Failing(error))
     hub.admin.send_event(number(1))
@@ -516,7 +516,7 @@ def test_a_deadline_of_the_caller_s_is_the_caller_s(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("boom"), TimeoutError(), DeadlineError("boom"), asyncio.CancelledError()])
-def test_what_a_coroutine_raises_is_its_own_failure(hub: Hub, error: BaseException) -> None:
+def test_an_exception_of_a_coroutine_is_its_own_failure(hub: Hub, error: BaseException) -> None:
     """Scenario 25; RFC 97 5.3.1: an error about time is not taken for the one of the admin."""
     last = hub.record(ranking=-1)
 

@@ -241,7 +241,7 @@ def test_threads_may_register_services_at_the_same_time(hub: Hub) -> None:
 # --- the log
 
 
-def test_what_is_logged_is_posted(hub: Hub, log: logging.Logger) -> None:
+def test_log_records_are_posted(hub: Hub, log: logging.Logger) -> None:
     """Scenario 48; RFC 97 5.6.3, 4.2.2.3."""
     recorder = hub.record(LOG)
     with LogEvents(hub.admin, log):
@@ -371,7 +371,7 @@ def test_a_handler_of_log_events_may_log(
 
 @pytest.mark.parametrize("publish", ["post", "send", "send elsewhere", "asend"])
 @pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
-def test_what_a_handler_of_log_events_causes_does_not_come_back(
+def test_log_records_caused_by_log_events_are_not_posted(
     hub: Hub, rooted: LogEvents, loop: asyncio.AbstractEventLoop, publish: str, delivery: str
 ) -> None:
     """Scenario 51: log event, another event, a handler of that which logs: it would go round for ever."""
@@ -534,7 +534,7 @@ def test_when_the_admin_is_closed_logging_goes_on(
     assert capsys.readouterr().err == ""
 
 
-def test_once_closed_it_posts_nothing_whatever_logger_still_has_it(hub: Hub, log: logging.Logger) -> None:
+def test_a_closed_source_posts_nothing_for_any_logger(hub: Hub, log: logging.Logger) -> None:
     recorder = hub.record()
     source = LogEvents(hub.admin)
     assert log.handlers == []
@@ -670,7 +670,7 @@ def test_connection_events_end_with_the_admin(admins: Admins) -> None:
 # --- permissions
 
 
-def test_what_a_source_may_not_publish_is_said_once(
+def test_a_denied_source_logs_once(
     admins: Admins, services: ServiceRegistry, log: logging.Logger, caplog: pytest.LogCaptureFixture, capsys: Any
 ) -> None:
     """RFC 97 5.4.2. No caller could handle the error, and it may be granted later."""

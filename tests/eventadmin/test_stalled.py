@@ -109,7 +109,7 @@ def test_an_update_of_its_registration_unblocks_a_handler(hub: Hub, delivery: st
     assert hub.dto(registration).dropped == 1  # type: ignore[union-attr]
 
 
-def test_what_waited_when_a_handler_was_blocked_does_not_come_back(hub: Hub) -> None:
+def test_events_pending_at_a_block_do_not_come_back(hub: Hub) -> None:
     """Scenario 39: the log has said that it is dropped, so it is, even if the update comes before its turn."""
     slow, hold = Gate(), Gate()
     hub.handle(hold, "hold")
@@ -128,7 +128,7 @@ def test_what_waited_when_a_handler_was_blocked_does_not_come_back(hub: Hub) -> 
     assert hub.dto(registration).dropped == 2  # type: ignore[union-attr]
 
 
-def test_without_a_timeout_nobody_is_blocked_by_time(admins: Admins, services: ServiceRegistry) -> None:
+def test_without_a_timeout_no_handler_is_blocked_for_its_duration(admins: Admins, services: ServiceRegistry) -> None:
     """Scenario 40."""
     admin = admins(tolerance=Tolerance(failures=0, timeout=0))
     gate, unordered, last = Gate(), Gate(), record(services, ranking=-1)
@@ -222,7 +222,7 @@ def test_a_thread_that_was_given_up_delivers_nothing_more(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("after", ["async.ordered", "async.unordered"])
-def test_a_handler_may_stall_in_what_it_had_before_it_changed_its_mind_about_order(hub: Hub, after: str) -> None:
+def test_a_handler_may_stall_in_its_lane_from_before_a_change_of_order(hub: Hub, after: str) -> None:
     """Scenarios 35 and 37: what waits there is dropped, and counted; flushing does not wait for it."""
     before = ({*DELIVERIES} - {after}).pop()
     gate, other = Gate(), hub.record()
@@ -276,7 +276,7 @@ def test_a_coroutine_that_stalls_is_cancelled(hub: Hub, loop: asyncio.AbstractEv
     assert (gate.numbers, other.numbers) == ([1], [1, 2])
 
 
-def test_a_coroutine_that_does_not_want_to_be_cancelled_holds_up_nobody(hub: Hub) -> None:
+def test_a_coroutine_that_resists_cancellation_delays_no_other_handler(hub: Hub) -> None:
     release = threading.Event()
     ended = threading.Event()
 
@@ -297,7 +297,9 @@ def test_a_coroutine_that_does_not_want_to_be_cancelled_holds_up_nobody(hub: Hub
     assert ended.wait(PATIENCE)
 
 
-def test_a_coroutine_that_blocks_its_loop_holds_up_nobody_else(hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
+def test_a_coroutine_that_blocks_its_loop_delays_no_handler_elsewhere(
+    hub: Hub, loop: asyncio.AbstractEventLoop
+) -> None:
     release = threading.Event()
 
     async def handler(event: Event) -> None:
@@ -311,7 +313,7 @@ def test_a_coroutine_that_blocks_its_loop_holds_up_nobody_else(hub: Hub, loop: a
     release.set()
 
 
-def test_what_takes_long_but_not_too_long_is_no_stall(hub: Hub) -> None:
+def test_a_handler_within_its_time_limit_is_not_stalled(hub: Hub) -> None:
     """Each event has the time to itself."""
 
     def slow(event: Event) -> None:
@@ -329,7 +331,7 @@ def test_what_takes_long_but_not_too_long_is_no_stall(hub: Hub) -> None:
 # --- sent events
 
 
-def test_whoever_sends_is_freed_by_the_timeout(
+def test_the_timeout_releases_the_sender(
     admins: Admins, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Scenarios 26 and 37: and the other handlers get the event."""
@@ -415,7 +417,7 @@ def test_asend_gives_up_on_functions_on_other_threads(hub: Hub) -> None:
     gate.leave()
 
 
-def test_time_that_a_handler_spends_in_what_it_sends_is_its_own(hub: Hub) -> None:
+def test_time_spent_in_nested_sending_counts_for_the_outer_handler(hub: Hub) -> None:
     """Unless there is a timeout for what it sends: then the other one is to blame."""
     gate = Gate()
     inner = hub.handle(gate, "b")

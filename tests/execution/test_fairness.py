@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 import pytest
@@ -17,7 +17,7 @@ from adapters.memory import broker as memory
 from messaging import instance
 from messaging.errors import DeadlineError, PublishRefusedError
 from messaging.execution import Deadlines, Engine, Promise, engine
-from messaging.model import Incoming, MessageContext, Outgoing, PublishOptions, SubscribeOptions
+from messaging.model import Incoming, Outgoing, PublishOptions, PublishPlan, SubscribeOptions
 from messaging.receiving import StreamCounters, redelivery
 from messaging.receiving.consumers import Push
 from tests.doubles.calling import Calling
@@ -112,7 +112,7 @@ def test_memory_looks_for_expired_messages_only_if_something_can_expire(monkeypa
 
 def entry(expires: float | None = None) -> memory.Entry:
     """An entry of a memory queue, as far as the queue looks at it."""
-    return (b"", MessageContext("a"), None, PublishOptions(), False, 0, expires)
+    return (b"", cast("PublishPlan", SimpleNamespace(options=PublishOptions())), None, False, 0, expires)
 
 
 # --- wake-ups
@@ -231,6 +231,9 @@ class Later:
             each()
 
 
+BROKER_REJECTS = SimpleNamespace(can_reject=True, features=frozenset())
+
+
 def redelivering(later: Later, adapter: Any, publisher: Any = None, **options: Any) -> redelivery.Redelivery:
     owner: Any = SimpleNamespace(
         connection=SimpleNamespace(engine=later),
@@ -245,7 +248,7 @@ def redelivering(later: Later, adapter: Any, publisher: Any = None, **options: A
 def test_a_message_rejected_again_and_again_waits_longer_each_time() -> None:
     later = Later()
     rejected: list[object] = []
-    adapter = SimpleNamespace(can_reject=True, reject=rejected.extend)
+    adapter = SimpleNamespace(capabilities=BROKER_REJECTS, reject=rejected.extend)
     subject = redelivering(later, adapter)
     given_back: list[int] = []
     for count in range(1, 31):
@@ -265,7 +268,7 @@ def test_a_message_rejected_again_and_again_waits_longer_each_time() -> None:
 
 def test_a_message_counted_by_its_id_waits_longer_each_time() -> None:
     later = Later()
-    adapter = SimpleNamespace(can_reject=True, reject=lambda _: None)
+    adapter = SimpleNamespace(capabilities=BROKER_REJECTS, reject=lambda _: None)
     subject = redelivering(later, adapter)
     for _ in range(10):
         subject.reject(Incoming(b"", "a", extensions={"messageId": "same"}, token=0), lambda: None)
@@ -288,7 +291,7 @@ def test_a_dead_letter_that_is_refused_again_and_again_waits_longer_each_time() 
             promise.resolve(None)
             return promise
 
-    adapter = SimpleNamespace(can_reject=True, features=frozenset(), acknowledge=acknowledged.extend)
+    adapter = SimpleNamespace(capabilities=BROKER_REJECTS, acknowledge=acknowledged.extend)
     subject = redelivering(later, adapter, Refusing().publish, dead_letter_channel="dead")
     subject.dead_letter(Incoming(b"", "a", token="token"), redelivery.REJECTED)
     while refusals > 0:

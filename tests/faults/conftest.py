@@ -11,7 +11,7 @@ from tests.certificates import TlsRabbitMQ
 
 
 class FrailRabbitMQ(TlsRabbitMQ):
-    """A RabbitMQ that listens with TLS, too, and takes no large messages. Whoever breaks it leaves it in order."""
+    """A RabbitMQ that listens with TLS, too, and takes no large messages. A test that breaks it repairs it."""
 
     #: largest message, bytes
     limit = 500_000

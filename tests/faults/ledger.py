@@ -1,8 +1,8 @@
-"""Who sent what, who got what, and whether the two agree.
+"""A ledger of sent and received messages, and their comparison.
 
-Every message carries where it comes from (run, publisher, sequence) and a hash over that and its body. A publisher
-writes down what it is about to send, synced to disk before it is sent, and what became of it. Whoever receives keeps
-what arrives in its order. :func:`compare` then holds one against the other.
+Every message carries its origin (run, publisher, sequence) and a hash over that and its body. A publisher logs each
+message, synced to disk, before it is sent, and later its outcome. A receiver keeps what arrives in order of arrival.
+:func:`compare` then compares both.
 
 ::
 

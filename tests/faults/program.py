@@ -1,8 +1,8 @@
 """A program that publishes and ends without closing; run by test_shutdown.
 
 ``python -m tests.faults.program URL CHANNEL RUN LOG COUNT`` publishes ``COUNT`` messages, writes them into ``LOG``, and
-a line to its output once half of them are on their way. Then it just ends; with ``COUNT`` 0 it goes on until somebody
-ends it.
+a line to its output once half of them are on their way. Then it ends; with ``COUNT`` 0 it continues until it is
+killed.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from messaging import ClosedError, Message, MessagingError, Promise
 from messaging.services import ServiceRegistry
 from tests.brokers import Broker
 from tests.faults.ledger import Arrivals, History, PublisherLog, Stamp, Verdict, compare, encode, read_log
+from tests.forking import ForkedProcess
 from tests.proxy import Proxy
 
 T = TypeVar("T")
@@ -90,6 +91,39 @@ def through(proxy: Proxy, url: str) -> str:
     parts = urlsplit(url)
     credentials = parts.netloc.rpartition("@")
     return parts._replace(netloc=f"{''.join(credentials[:2])}{proxy.host}:{proxy.port}").geturl()
+
+
+class Victim:
+    """A program in a process of its own, to be killed. Entered when it has written ``up`` to its stdout.
+
+    Args:
+        code: the program.
+        arguments: its arguments.
+    """
+
+    def __init__(self, code: str, *arguments: str) -> None:
+        self._program = code, arguments
+
+    def __enter__(self) -> Self:
+        self._process = ForkedProcess(*self._program)
+        self.expect("up")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+    def expect(self, line: str) -> None:
+        """Wait for the next line of its stdout."""
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == f"{line}\n".encode()
+
+    def kill(self) -> None:
+        """Send SIGKILL, and wait for its end. Idempotent."""
+        self._process.kill()
+        self._process.wait(PATIENCE)
 
 
 @dataclass(frozen=True)

@@ -224,7 +224,7 @@ class Driver:
         flow.release()
 
     def half_open(self) -> None:
-        """A pulled cable until somebody notices."""
+        """A half-open connection, until it is noticed."""
         scene, proxy = self._scene, self._proxy()
         sending = proxy is scene.sending
         instances = [publisher.instance for publisher in scene.publishers] if sending else [scene.receiver]
@@ -239,7 +239,7 @@ class Driver:
             flow.restore()
 
     def refuse(self) -> None:
-        """Nobody gets through for a while."""
+        """Connections are refused for a while."""
         proxy = self._proxy()
         proxy.refuse()
         time.sleep(self._random.uniform(0.2, 2.0))

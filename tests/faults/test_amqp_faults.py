@@ -217,7 +217,7 @@ def test_a_queue_that_is_deleted_ends_its_consumer_and_no_other(rabbitmq: Rabbit
             stream.receive(PATIENCE)
         scene.progress()
         assert scene.receiving.attempts == attempts
-        # nobody makes it again behind the operator's back
+        # it is not declared again without the operator
         with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="404"):
             foreign.queue_declare(queue, passive=True)
         scene.finish()
@@ -271,7 +271,7 @@ def consume_locked(m: messaging.Messaging, foreign: BlockingChannel, name: str) 
 def test_an_error_of_a_channel_fails_that_channel_alone(
     frail_rabbitmq: RabbitMQ, wrong: Wrong, code: int, tmp_path: Path
 ) -> None:
-    """Whoever asked for it is told the code; the connections stay, and what goes on beside it loses nothing."""
+    """The caller gets the code; the connections stay, and other traffic loses nothing."""
     with Scene(AMQP, frail_rabbitmq, tmp_path) as scene, foreign_channel(frail_rabbitmq) as foreign:
         scene.progress()
         m = scene.publishers[0].instance
@@ -287,7 +287,7 @@ def test_an_error_of_a_channel_fails_that_channel_alone(
 
 
 @pytest.mark.parametrize("qos", ["0", "1"])
-def test_an_exchange_that_is_deleted_costs_what_was_under_way_to_it_and_nothing_else(
+def test_a_deleted_exchange_costs_only_the_messages_in_flight_to_it(
     rabbitmq: RabbitMQ, qos: str, tmp_path: Path
 ) -> None:
     """The next message makes it again."""
@@ -340,7 +340,7 @@ def test_a_verdict_after_reconnecting_is_refused_and_settles_nothing_else(rabbit
 # --- slow ones
 
 
-def test_a_slow_consumer_holds_up_nobody_and_gets_everything(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+def test_a_slow_consumer_delays_no_other_and_receives_everything(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     """What it does not take waits at the broker; other subscriptions of the same instance go on."""
     slow = threading.Event()
 

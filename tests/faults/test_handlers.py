@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import secrets
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import messaging
 from tests.brokers import Broker
-from tests.faults.scenario import AMQP, MQTT5, MQTT311, PATIENCE, Profile, eventually
+from tests.faults.scenario import AMQP, MQTT5, MQTT311, PATIENCE, Profile, Victim, eventually
 
-ROOT = Path(__file__).parents[2]
+#: a program whose message handler never returns
+_HANDLING = """
+import sys, threading
+import messaging
+url, channel, settings, queue = *sys.argv[1:3], *map(eval, sys.argv[3:])
+m = messaging.connect(url, **settings)
+def handle(message):
+    print(message.payload.decode(), flush=True)
+    threading.Event().wait()
+m.on(channel, handle, keep_subscription=True, **queue)
+print("up", flush=True)
+threading.Event().wait()
+"""
 
 
 @pytest.mark.parametrize("profile", [MQTT5, MQTT311, AMQP], ids=str)
@@ -26,23 +35,14 @@ def test_a_message_whose_handler_was_killed_comes_again(request: pytest.FixtureR
     if profile is AMQP:
         settings, queue = {}, {"queue": unique}
     elif profile is MQTT5:
-        settings |= {"session_expiry": 60, "clean_start": "false"}
+        settings |= {"session_expiry": 60, "clean_start": False}
     else:
-        settings |= {"version": "3.1.1", "clean_start": "false"}
-    arguments = [f"{key}={value}" for key, value in {**settings, **queue}.items()]
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.handling", broker.url, channel, *arguments],
-        stdout=subprocess.PIPE, text=True, cwd=ROOT,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == "ready\n"
-            with messaging.connect(broker.url) as m:
-                m.publish(channel, b"1", guaranteed_delivery=True).result(PATIENCE)
-                m.publish(channel, b"2", guaranteed_delivery=True).result(PATIENCE)
-            assert process.stdout.readline() == "1\n"
-        finally:
-            process.kill()
+        settings |= {"version": "3.1.1", "clean_start": False}
+    with Victim(_HANDLING, broker.url, channel, *map(repr, [settings, queue])) as program:
+        with messaging.connect(broker.url) as m:
+            m.publish(channel, b"1", guaranteed_delivery=True).result(PATIENCE)
+            m.publish(channel, b"2", guaranteed_delivery=True).result(PATIENCE)
+        program.expect("1")
     seen: list[bytes] = []
     with messaging.connect(broker.url, **settings) as m:
         m.on(channel, lambda message: seen.append(message.payload), keep_subscription=True, **queue)

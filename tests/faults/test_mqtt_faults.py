@@ -163,7 +163,7 @@ def lost_between(scene: Scene, verdict: Verdict, before: Mapping[str, int], resu
 
 
 @every
-def test_a_killed_broker_without_persistence_loses_what_it_had_and_nothing_else(
+def test_a_killed_broker_without_persistence_loses_only_its_undelivered_messages(
     broker: Mosquitto, profile: Profile, tmp_path: Path
 ) -> None:
     """What was confirmed and not delivered yet, and what came before the receiver had subscribed again."""
@@ -192,7 +192,7 @@ def test_a_killed_broker_that_saves_every_change_loses_one_message_of_each_publi
 
 
 @once_each
-def test_what_waits_for_a_receiver_that_is_away_outlives_a_killed_broker_that_saves_every_change(
+def test_messages_for_a_disconnected_receiver_outlive_a_killed_broker_that_saves_every_change(
     profile: Profile, tmp_path: Path
 ) -> None:
     with Mosquitto(persistence=True) as broker, Scene(profile, broker, tmp_path) as scene:
@@ -222,7 +222,7 @@ def test_publishing_while_the_broker_is_down_waits_and_goes_on(profile: Profile,
 
 
 @once_each
-def test_what_cannot_be_sent_in_time_fails_and_never_arrives(profile: Profile, tmp_path: Path) -> None:
+def test_a_message_not_sent_before_its_deadline_fails_and_never_arrives(profile: Profile, tmp_path: Path) -> None:
     with (
         Mosquitto(SAVES_AT_THE_END, persistence=True) as broker,
         Scene(profile, broker, tmp_path, timeout=1.0) as scene,
@@ -400,7 +400,7 @@ def test_a_message_that_costs_the_connection_holds_others_up_until_its_deadline(
 
 
 @once_each
-def test_a_slow_consumer_holds_up_nobody_and_gets_everything(
+def test_a_slow_consumer_delays_no_other_and_receives_everything(
     broker: Mosquitto, profile: Profile, tmp_path: Path
 ) -> None:
     """What it does not take waits at the broker: in this process there is no more than a window."""

@@ -149,7 +149,7 @@ def test_a_message_that_is_denied_fails_once_mqtt(tmp_path: Path) -> None:
         assert len(re.findall(r"Denied PUBLISH", broker.log())) == 2
 
 
-def test_what_a_user_may_not_do_fails_once_amqp(frail_rabbitmq: FrailRabbitMQ) -> None:
+def test_an_operation_without_permission_fails_once_amqp(frail_rabbitmq: FrailRabbitMQ) -> None:
     broker = frail_rabbitmq
     broker.ctl("add_user", "guarded", "secret")
     try:
@@ -237,7 +237,7 @@ def test_reason_codes_of_puback_fail_the_message_whatever_they_are(reason: int) 
         b"\x30\xff\xff\xff\xff\x01",  # a length of five bytes
         b"\x40\x01\x00",  # PUBACK without an id
         b"\x36\x05\x00\x01x\x00\x01",  # PUBLISH with QoS 3
-        b"\xf0\x00",  # AUTH nobody asked for
+        b"\xf0\x00",  # an unsolicited AUTH
         b"\x00\x00",  # no such packet
         b"\x20\x03\x00\x00\x00",  # a second CONNACK
         b"\x82\x06\x00\x01\x00\x00\x00\x00",  # SUBSCRIBE, which is for clients to send

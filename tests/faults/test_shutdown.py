@@ -5,14 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
 import messaging
-from messaging import ClosedError, MessagingError, OutcomeUnknownError
+from messaging import ClosedError, OutcomeUnknownError
 from tests.brokers import Broker
 from tests.faults.ledger import Arrivals, compare, read_log
 from tests.faults.scenario import AMQP, MQTT5, MQTT311, PATIENCE, Profile, Scene, eventually, through
@@ -79,36 +78,6 @@ def test_a_receiver_that_is_closed_leaves_the_rest_to_its_successor(
             scene.receive_anew()
         scene.progress()
         scene.finish()
-
-
-@profiles
-def test_many_threads_may_close_at_once_while_others_publish(any_broker: Broker, profile: Profile) -> None:
-    m = messaging.connect(any_broker.url, **profile.sender)
-    outcomes: list[MessagingError | None] = []
-    started = threading.Barrier(9)
-
-    def publish() -> None:
-        started.wait(PATIENCE)
-        promises = []
-        try:
-            while True:
-                promises.append(m.publish("x", b"", **profile.publish))
-        except ClosedError:
-            outcomes.extend(promise.exception(PATIENCE) for promise in promises)
-
-    def close() -> None:
-        started.wait(PATIENCE)
-        m.close()
-
-    threads = [threading.Thread(target=each) for each in (publish, close) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    started.wait(PATIENCE)
-    for thread in threads:
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-    assert {type(error) for error in outcomes} <= {type(None), OutcomeUnknownError, ClosedError}
-    assert m.runtime.get_runtime_dto().publisher.pending == 0
 
 
 @profiles

@@ -113,6 +113,6 @@ def test_tls_on_one_side_only_says_so_and_is_no_storm(endpoint: Endpoint, secure
         assert 1 <= attempts <= STORM
 
 
-def test_whoever_does_not_answer_is_given_up_after_the_connect_timeout(endpoint: Endpoint) -> None:
+def test_a_silent_server_is_abandoned_after_the_connect_timeout(endpoint: Endpoint) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(ConnectFailedError):
         endpoint.connect(silent.getsockname()[1], connect_timeout=0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import inspect
 import threading
@@ -32,6 +33,7 @@ from messaging.errors import (
     InvalidOptionError,
     InvalidUrlError,
     MessagingError,
+    PublishRefusedError,
     UnknownSchemeError,
     UnsupportedFeatureError,
 )
@@ -333,6 +335,51 @@ def test_public_signatures_stay() -> None:
     assert [*inspect.signature(MessagePublisher.publish).parameters] == ["self", "message", "channel_or_context"]
     for name in ("publisher", "subscription", "services", "runtime", "ready", "name"):
         assert name in (Messaging.__doc__ or "")
+
+
+# --- the runtime; see also tests/conformance/test_runtime.py
+
+
+def test_publishing_is_counted(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    broker.hold = True
+    promises = [m.publish("a", b"1") for _ in range(3)]
+    broker.wait_sent(3)
+    assert dataclasses.astuple(m.runtime.get_runtime_dto().publisher) == (3, 0, 0)
+    broker.fail(PublishRefusedError("no"))
+    broker.confirm(1)
+    promises[0].exception(PATIENCE)
+    promises[1].result(PATIENCE)
+    assert dataclasses.astuple(m.runtime.get_runtime_dto().publisher) == (1, 1, 1)
+    broker.confirm()
+    promises[2].result(PATIENCE)
+
+
+def test_asking_while_everything_changes_is_safe(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    stop = threading.Event()
+    errors: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            while not stop.wait(0.0005):
+                repr(m.runtime.get_runtime_dto())
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    asking = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in asking:
+        thread.start()
+    for _ in range(30):
+        streams = [m.subscribe("a") for _ in range(5)]
+        m.publish("a", b"1")
+        for stream in streams:
+            stream.close().result(PATIENCE)
+    m.close()
+    stop.set()
+    for thread in asking:
+        thread.join(PATIENCE)
+    assert errors == []
 
 
 # --- the end

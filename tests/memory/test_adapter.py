@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -199,7 +201,13 @@ def test_closing_keeps_the_subscriptions_of_a_session_and_closing_a_stream_does_
         unsubscribed.append(handle)
         await unsubscribe(self, handle)
 
-    monkeypatch.setattr(MemoryAdapter, "keeps_session", property(lambda _: True))
+    make = MemoryAdapter.__init__
+
+    def make_keeping(self: MemoryAdapter, *arguments: Any) -> None:
+        make(self, *arguments)
+        self.capabilities = dataclasses.replace(self.capabilities, keeps_session=True)
+
+    monkeypatch.setattr(MemoryAdapter, "__init__", make_keeping)
     monkeypatch.setattr(MemoryAdapter, "unsubscribe", noted)
     for _ in range(20):
         m = connect("memory://x")

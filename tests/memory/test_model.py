@@ -22,8 +22,7 @@ from adapters.memory import MemoryAdapter, MemorySettings
 from adapters.memory import broker as module
 from adapters.memory.broker import Broker, Consumer, Queue
 from messaging import Features, MessageContext
-from messaging.adapter import SubscriptionSpec
-from messaging.model import Incoming, PublishOptions, SubscribeOptions, matcher, parse_url
+from messaging.model import Incoming, PublishOptions, SubscribeOptions, SubscriptionSpec, matcher, parse_url
 from tests.doubles.plans import plan_of
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messaging import Message, MessageContext, MessageContextBuilder
-from messaging.errors import ArgumentError, InvalidChannelError, InvalidContentError
+from messaging.errors import ArgumentError, InvalidContentError
 from messaging.services import ServiceRegistry
 from tests.doubles.fake import PATIENCE, FakeBroker
 from tests.doubles.fixtures import Connect
@@ -41,22 +41,6 @@ class Foreign:
 
     def __init__(self, extensions: Any) -> None:
         self.extensions = extensions
-
-
-def test_every_getter_returns_the_value_that_was_set() -> None:
-    """Scenario 1 [S]."""
-    context = (
-        MessageContextBuilder()
-        .channel("a/b", "key")
-        .content_type("text/plain")
-        .content_encoding("gzip")
-        .correlation_id("id")
-        .reply_to("r")
-        .extension_entry("qos", "1")
-        .build_context()
-    )
-    assert values(context) == dict(zip(GETTERS, ("a/b", "key", "text/plain", "gzip", "id", "r"), strict=True))
-    assert context.extensions == {"qos": "1"}
 
 
 def test_extensions_cannot_be_written_to() -> None:
@@ -301,34 +285,6 @@ def test_an_extension_key_is_text(key: Any) -> None:
 def test_extensions_are_a_mapping(bad: Any) -> None:
     with pytest.raises(ArgumentError):
         MessageContextBuilder().extensions(bad)
-
-
-def test_no_channel_and_an_empty_one_are_refused_and_nothing_goes_out(broker: FakeBroker, connect: Connect) -> None:
-    """Scenario 17 [S]."""
-    m = connect(broker)
-    message = m.context_builder().content(b"x").build_message()
-    empty = m.context_builder().channel("").build_context()
-    for publish in (
-        lambda: m.publisher.publish(message),
-        lambda: m.publisher.publish(message, ""),
-        lambda: m.publisher.publish(message, empty),
-        lambda: m.publish("", b"x"),
-        lambda: m.subscription.subscribe(""),
-        lambda: m.subscription.subscribe(empty),
-        lambda: m.subscription.subscribe(message.context),
-        lambda: m.subscribe(""),
-    ):
-        with pytest.raises(InvalidChannelError):
-            publish()
-    for nothing in (
-        lambda: m.publish(None, b"x"),  # type: ignore[arg-type]
-        lambda: m.subscribe(None),  # type: ignore[arg-type]
-        lambda: m.subscription.subscribe(None),  # type: ignore[arg-type]
-        lambda: m.publisher.publish(None),  # type: ignore[arg-type]
-    ):
-        with pytest.raises(ArgumentError):
-            nothing()
-    assert broker.calls == ["open"]
 
 
 STEPS = st.lists(

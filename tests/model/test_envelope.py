@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from messaging.model import envelope
@@ -32,26 +32,22 @@ def enveloped(header: bytes, payload: bytes = b"x", version: int = 1) -> bytes:
     return envelope.MAGIC + bytes((version,)) + len(header).to_bytes(4, "big") + header + payload
 
 
-@settings(deadline=None)
 @given(PAYLOAD, HEADER)
 def test_an_envelope_gives_back_its_payload_and_header(payload: bytes, header: dict[str, Any]) -> None:
     assert envelope.decode(envelope.encode(payload, header)) == (payload, header)
 
 
-@settings(deadline=None)
 @given(PAYLOAD)
 def test_a_payload_that_looks_like_an_envelope_survives(payload: bytes) -> None:
     inner = envelope.encode(payload, {"contentType": "a"})
     assert envelope.decode(envelope.encode(inner, {})) == (inner, {})
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_bytes_that_do_not_start_with_the_magic_are_the_payload(data: bytes) -> None:
     assert envelope.decode(data) == (data, {})
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=60), st.binary(max_size=20), st.integers(0, 255), st.integers(0, 2**32 - 1))
 def test_damaged_envelopes_never_raise(header: bytes, payload: bytes, version: int, length: int) -> None:
     good = enveloped(header, payload, version)

@@ -101,7 +101,7 @@ SAMPLES: dict[Any, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize(("name", "annotation"), sorted({**hints(PublishKeywords), **hints(SubscribeKeywords)}.items()))
-def test_the_check_of_an_extension_takes_what_its_keyword_is_typed_as(name: str, annotation: Any) -> None:
+def test_the_check_of_an_extension_accepts_the_type_of_its_keyword(name: str, annotation: Any) -> None:
     check = checks().get(name)
     if check is None:
         assert name in CONTEXT | {"channel_extension"}

@@ -170,7 +170,7 @@ def test_settings_cannot_be_changed_and_do_not_show_the_password() -> None:
 
 
 @given(option=st.sampled_from(sorted(FakeSettings.model_fields)), value=st.text(max_size=8) | st.integers() | st.none())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_value_is_taken_or_an_invalid_option(option: str, value: Any) -> None:
     refused = ""
     try:

@@ -12,10 +12,10 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from adapters.mqtt import MqttAdapter
-from messaging.adapter import SubscriptionSpec
 from messaging.errors import MessagingError
-from messaging.model import Incoming, MessageContext, parse_url, publish_options, subscribe_options
+from messaging.model import Incoming, MessageContext, SubscriptionSpec, parse_url, publish_options, subscribe_options
 from messaging.model.settings import load_settings
+from tests.doubles.events import Recorded
 from tests.doubles.plans import plan_of
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class Out:
     def __init__(self, adapter: MqttAdapter, payload: bytes, context: MessageContext) -> None:
         self.payload = payload
         self.correlation_id = context.correlation_id
-        self.plan = plan_of(context, publish_options(context.extensions, adapter))
+        self.plan = plan_of(context, publish_options(context.extensions, adapter.capabilities))
         adapter.check_publish(self.plan)
         self.settled = False
         self.was_sent = False
@@ -114,11 +114,12 @@ class Core:
     def __init__(self, url: str, **settings: Any) -> None:
         parsed = parse_url(url)
         self.adapter = MqttAdapter(parsed, load_settings(MqttAdapter.settings_type, parsed, settings), "test")
-        self.losses: list[MessagingError] = []
+        self.events = Recorded()
+        self.losses = self.events.losses
 
     async def open(self) -> bool:
         async with asyncio.timeout(PATIENCE):
-            return await self.adapter.open(self.losses.append)
+            return await self.adapter.open(self.events)
 
     async def reopen(self) -> bool:
         """Open as soon as the broker is there again."""
@@ -160,7 +161,9 @@ class Core:
         return out
 
     def spec(self, channel: str, **extensions: Any) -> SubscriptionSpec:
-        spec = SubscriptionSpec(channel, None, subscribe_options(_extensions(extensions), self.adapter))
+        spec = SubscriptionSpec(
+            channel, None, subscribe_options(_extensions(extensions), self.adapter.capabilities, self.adapter.settings)
+        )
         self.adapter.check_subscribe(spec)
         return spec
 

@@ -438,20 +438,20 @@ async def test_connect_carries_the_settings() -> None:
 async def test_features_that_connack_rules_out_are_not_announced() -> None:
     async with Peer() as peer:
         core = Core(peer.url, max_message_size=5000)
-        assert core.adapter.max_message_size == 5000
-        everything = core.adapter.features
+        assert core.adapter.capabilities.max_message_size == 5000
+        everything = core.adapter.capabilities.features
         opening = asyncio.create_task(core.open())
         connection, _ = await peer.accept()
         # Maximum QoS 0, no retain, packets up to 100 bytes, no wildcards, no identifiers, no shared subscriptions
         connection.connack(b"\x24\x00\x25\x00\x27\x00\x00\x00\x64\x28\x00\x29\x00\x2a\x00")
         await opening
         adapter = core.adapter
-        assert everything - adapter.features == {
+        assert everything - adapter.capabilities.features == {
             Features.EXTENSION_RETAIN, Features.EXTENSION_GUARANTEED_DELIVERY, Features.WILDCARDS,
             Features.POINT_TO_POINT, Features.EXTENSION_QUEUE, "retainHandling", "retainAsPublished",
         }  # fmt: skip
-        assert adapter.qos_levels == ("0",)
-        assert adapter.max_message_size == 95
+        assert adapter.capabilities.qos_levels == ("0",)
+        assert adapter.capabilities.max_message_size == 95
         subscribing = asyncio.create_task(core.subscribe("x"))
         assert (await connection.suback())[2:] == b"\x00\x00\x01x\x00"  # no identifier
         sink, _ = await subscribing

@@ -107,8 +107,8 @@ async def test_properties_travel_with_mqtt_5(mosquitto: Mosquitto) -> None:
 async def test_properties_travel_with_an_envelope_and_plain_payloads_stay_plain(mosquitto: Mosquitto) -> None:
     options = {"version": "3.1.1", "envelope": True}
     async with connected(mosquitto.url, **options) as core, connected(mosquitto.url, version="3.1.1") as plain:
-        assert Features.MESSAGE_PROPERTIES in core.adapter.features
-        assert Features.MESSAGE_PROPERTIES not in plain.adapter.features
+        assert Features.MESSAGE_PROPERTIES in core.adapter.capabilities.features
+        assert Features.MESSAGE_PROPERTIES not in plain.adapter.capabilities.features
         sink, _ = await core.subscribe("env", qos="1")
         raw, _ = await plain.subscribe("env")
         out = await core.publish(
@@ -393,9 +393,9 @@ async def test_limits_of_the_broker_are_announced_and_kept() -> None:
         url = broker.url
         async with connected(url) as core:
             adapter = core.adapter
-            assert adapter.qos_levels == ("0", "1")
-            assert Features.EXTENSION_RETAIN not in adapter.features
-            assert adapter.max_message_size == 2000 - 5
+            assert adapter.capabilities.qos_levels == ("0", "1")
+            assert Features.EXTENSION_RETAIN not in adapter.capabilities.features
+            assert adapter.capabilities.max_message_size == 2000 - 5
             with pytest.raises(UnsupportedFeatureError):
                 core.out("x", retain=True)
             with pytest.raises(UnsupportedFeatureError):

@@ -84,7 +84,7 @@ async def test_a_refusing_or_malformed_connack_is_reported(
 
 async def test_connack_is_read_and_the_reason_of_a_disconnect_told() -> None:
     async with session(b"\x12\x00\x02me\x13\x00\x05\x21\x00\x03\x22\x00\x07") as (core, _, connection):
-        assert core.adapter.client_id == "me"
+        assert core.adapter.capabilities.client_id == "me"
         connection.send(packets.DISCONNECT, b"\x8b\x00")
         assert "disconnected this client: Server shutting down" in str(await core.lost())
 

@@ -71,7 +71,7 @@ class Suspending(In):
 
     def deliver(self, batch: Sequence[Incoming]) -> None:
         super().deliver(batch)
-        self._core.adapter.suspend_reading()
+        self._core.adapter.pause(None)
 
 
 @pytest.mark.parametrize("is_paced", [True, False])
@@ -87,7 +87,7 @@ async def test_packets_that_were_read_wait_while_reading_is_suspended(
         handed: list[int] = []
         while len(sink.messages) < 2000:
             before = len(sink.messages)
-            core.adapter.resume_reading()
+            core.adapter.resume(None)
             await sink.wait(before + 1)
             handed.append(len(sink.messages) - before)
         assert max(handed) <= 512  # a batch, and the rest of the read before
@@ -101,10 +101,10 @@ async def test_a_loss_while_reading_is_suspended_is_noticed() -> None:
             connection.deliver("t", b"%d" % number)
         await sink.wait(1)
         connection.abort()
-        core.adapter.resume_reading()
+        core.adapter.resume(None)
         while not core.losses:
             await asyncio.sleep(0)
-            core.adapter.resume_reading()
+            core.adapter.resume(None)
         assert [int(payload) for payload in sink.payloads] == list(range(len(sink.payloads)))
 
 

@@ -123,13 +123,13 @@ def test_when_a_session_outlives_its_connection(url: str, persistent: bool) -> N
 def test_features_are_what_the_version_can_do() -> None:
     five, three = make("mqtt://h"), make("mqtt://h?version=3.1.1")
     enveloped = make("mqtt://h?version=3.1.1&envelope=true")
-    assert five.protocols == ("mqtt", "mqtt5")
-    assert three.protocols == ("mqtt", "mqtt3.1.1")
+    assert five.capabilities.protocols == ("mqtt", "mqtt5")
+    assert three.capabilities.protocols == ("mqtt", "mqtt3.1.1")
     own = {"willDelay", "retainHandling", "retainAsPublished", "noLocal"}
-    assert five.features == enveloped.features | own | {Features.EXTENSION_MANDATORY}
-    assert not enveloped.features & own
-    assert "packetId" in five.features & three.features & enveloped.features
-    assert five.features - three.features == {
+    assert five.capabilities.features == enveloped.capabilities.features | own | {Features.EXTENSION_MANDATORY}
+    assert not enveloped.capabilities.features & own
+    assert "packetId" in five.capabilities.features & three.capabilities.features & enveloped.capabilities.features
+    assert five.capabilities.features - three.capabilities.features == {
         Features.MESSAGE_PROPERTIES, Features.EXTENSION_HEADERS, Features.EXTENSION_TIME_TO_LIVE,
         Features.EXTENSION_MESSAGE_ID, Features.EXTENSION_MANDATORY, *own,
     }  # fmt: skip
@@ -137,9 +137,9 @@ def test_features_are_what_the_version_can_do() -> None:
         Features.EXTENSION_PRIORITY, Features.ROUTING_KEY, Features.EXTENSION_AUTOCREATE, Features.BROKER_REDELIVERY,
         Features.QUEUE_RETENTION, Features.REPLY_TO,
     ):  # fmt: skip
-        assert absent not in five.features
-    assert five.qos_levels == ("0", "1", "2")
-    assert five.default_qos == "0"
+        assert absent not in five.capabilities.features
+    assert five.capabilities.qos_levels == ("0", "1", "2")
+    assert five.capabilities.default_qos == "0"
 
 
 def test_without_paho_the_package_imports_and_an_adapter_names_the_missing_extra() -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messaging import Message, MessageContext, Promise
@@ -27,6 +27,7 @@ from messaging.errors import (
     PublishRefusedError,
 )
 from messaging.execution import engine
+from messaging.model import Capabilities
 from messaging.publishing import Outbox, Publication
 from tests.doubles.calling import Calling
 from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
@@ -130,45 +131,6 @@ def test_the_longest_deadline_is_as_good_as_any_and_a_longer_one_is_refused(
 
 
 # --- confirms
-
-
-def test_without_confirmation_the_promise_resolves_when_the_bytes_are_handed_over(
-    broker: FakeBroker, connect: Connect
-) -> None:
-    m = connect(broker)
-    broker.hold = True
-    assert m.publish("a", b"1", qos=0).result(PATIENCE) is None
-    confirmed = m.publish("a", b"2", qos=1)
-    broker.wait_sent(2)
-    assert not confirmed.done()
-    broker.confirm()
-    assert confirmed.result(PATIENCE) is None
-
-
-def test_guaranteed_delivery_waits_for_the_brokers_answer(broker: FakeBroker, connect: Connect) -> None:
-    """Scenario 27 [S]."""
-    m = connect(broker)
-    broker.hold = True
-    promise = m.publish("a", b"1", guaranteed_delivery=True)
-    broker.wait_sent(1)
-    assert on_loop(lambda: broker.held[0].plan.options.qos) == "1"
-    assert not promise.done()
-    broker.confirm()
-    assert promise.result(PATIENCE) is None
-
-
-def test_a_refusal_fails_its_message_alone(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    broker.hold = True
-    first, second = m.publish("a", b"1"), m.publish("a", b"2")
-    broker.wait_sent(2)
-    refusal = PublishRefusedError("not here")
-    broker.fail(refusal, 0)
-    assert first.exception(PATIENCE) is refusal
-    broker.confirm()
-    assert second.result(PATIENCE) is None
-    publisher = m.runtime.get_runtime_dto().publisher
-    assert (publisher.published, publisher.failed, publisher.pending) == (1, 1, 0)
 
 
 def test_settling_twice_counts_once(broker: FakeBroker, connect: Connect) -> None:
@@ -408,20 +370,6 @@ def test_a_blocked_publisher_is_released_when_the_instance_closes(broker: FakeBr
     assert isinstance(first.exception(0), OutcomeUnknownError)
 
 
-def test_every_publisher_that_waits_for_room_gets_through(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker, outbox_size=3)
-
-    def publish(number: int) -> None:
-        for _ in range(50):
-            m.publish("a", b"%d" % number).result(PATIENCE)
-
-    with ThreadPoolExecutor(8) as pool:
-        for each in [pool.submit(publish, number) for number in range(8)]:
-            each.result(60)
-    assert len(broker.sent) == 400
-    assert m.runtime.get_runtime_dto().publisher.pending == 0
-
-
 # --- order
 
 
@@ -461,29 +409,6 @@ def test_a_storm_from_eight_threads_keeps_the_order_of_each(broker: FakeBroker, 
 
 
 # --- closing
-
-
-@pytest.mark.parametrize("waits_for", ["publish", "confirm"])
-def test_closing_sends_accepted_messages_and_waits_for_their_confirms(
-    broker: FakeBroker, connect: Connect, waits_for: str
-) -> None:
-    m = connect(broker)
-    broker.hold = waits_for == "confirm"
-    if waits_for == "publish":
-        broker.gates["publish"].close()
-    promises = [m.publish("a", b"%d" % number) for number in range(3)]
-    closing = Calling(m.close, 5.0)
-    closing.until_waiting()
-    settle_loop()
-    assert not closing.done()
-    if waits_for == "publish":
-        broker.gates["publish"].open()
-    else:
-        broker.wait_sent(3)
-        broker.confirm()
-    closing.result()
-    assert [promise.result(0) for promise in promises] == [None] * 3
-    assert broker.payloads == [b"0", b"1", b"2"]
 
 
 def test_closing_settles_everything_when_time_is_up(broker: FakeBroker, connect: Connect) -> None:
@@ -628,7 +553,7 @@ def test_an_adapter_that_fails_to_register_a_will_does_not_take_the_connection_w
 class Scripted:
     """An outbox on a made-up adapter, driven step by step on the loop."""
 
-    publish_window = 3
+    capabilities = Capabilities(name="scripted", protocols=(), features=frozenset(), publish_window=3)
     name = "scripted"
 
     def __init__(self) -> None:
@@ -659,7 +584,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120)
 def test_any_order_of_confirms_refusals_losses_and_deadlines_agrees_with_a_model(
     steps: list[tuple[str, Any]],
 ) -> None:

@@ -110,20 +110,6 @@ def test_each_message_id_is_checked_however_many_were_alike(broker: FakeBroker, 
         )
 
 
-def test_a_message_that_is_sent_again_keeps_the_message_id_of_the_application(
-    broker: FakeBroker, connect: Connect
-) -> None:
-    m = connect(broker)
-    broker.hold = True
-    promise = m.publish("a", b"1", message_id="own")
-    broker.wait_sent(1)
-    broker.lose()
-    broker.wait_sent(2)
-    broker.confirm()
-    promise.result(PATIENCE)
-    assert [each.message_id for each in broker.sent] == ["own", "own"]
-
-
 def test_a_message_that_is_passed_on_keeps_its_id(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker)
     message = arrived(m, broker, "own")

@@ -140,7 +140,7 @@ def test_no_reply_goes_to_a_channel_after_its_handler_came_while_one_was_sent(
 ) -> None:
     """The route of the first reply is looked up before the handler of its channel comes, and known only after."""
     calls: list[bytes] = []
-    inbox, ways = m.subscribe("answers"), m._adapter.reply_routes
+    inbox, ways = m.subscribe("answers"), m._adapter.addressing.reply_routes
     inbox.ready.result(PATIENCE)
 
     def echo(request: Message) -> Message:
@@ -153,7 +153,7 @@ def test_no_reply_goes_to_a_channel_after_its_handler_came_while_one_was_sent(
         return ways(channel)
 
     m.reply("a", echo)
-    monkeypatch.setattr(m._adapter, "reply_routes", found_late)
+    monkeypatch.setattr(m._adapter.addressing, "reply_routes", found_late)
     m.publish("a", b"1", reply_to="answers", correlation_id="1").result(PATIENCE)
     eventually(lambda: calls == [b"", b"1"], "the first reply is sent")
     m.publish("a", b"2", reply_to="answers", correlation_id="2").result(PATIENCE)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from messaging.errors import ArgumentError, InvalidFilterError
 from messaging.services import LdapFilter, ServiceProperties, Version
-from messaging.services.parsing import MAX_DEPTH, MAX_LENGTH, MAX_OPERATIONS
+from messaging.services.filter import MAX_DEPTH, MAX_LENGTH, MAX_OPERATIONS
 
 
 class Level(enum.Enum):
@@ -281,7 +281,7 @@ def test_does_not_match(text: str) -> None:
         ("  (room = b**oo)*m*) ) ", 16, "the end of the filter"),
     ],
 )
-def test_bad_text_is_refused_saying_where_and_what_was_expected(text: str, position: int, says: str) -> None:
+def test_the_error_of_an_invalid_filter_names_index_and_expected_text(text: str, position: int, says: str) -> None:
     with pytest.raises(InvalidFilterError) as caught:
         LdapFilter.parse(text)
 
@@ -303,7 +303,7 @@ def test_excerpt_of_a_long_or_unprintable_text_stays_short() -> None:
 
 
 @pytest.mark.parametrize("text", [None, 5, b"(a=b)", ["(a=b)"]])
-def test_what_is_no_text_is_refused(text: Any) -> None:
+def test_other_types_than_text_are_refused(text: Any) -> None:
     with pytest.raises(InvalidFilterError, match="must be a str, not"):
         LdapFilter.parse(text)
 
@@ -412,7 +412,7 @@ def test_odd_values_do_not_match_and_do_not_raise(value: Any, operation: str) ->
         assert LdapFilter.parse(f"(!({operation}))").matches({"a": value})
 
 
-def test_a_value_that_does_not_say_what_it_is_does_not_match() -> None:
+def test_a_value_with_a_broken_class_does_not_match() -> None:
     value = HostileClass()
     for properties in ({"a": value}, {"a": [value]}):
         assert not LdapFilter.parse("(a=1)").matches(properties)
@@ -615,7 +615,7 @@ def test_it_is_compiled() -> None:
     assert wanted.matches(properties)
     assert evaluate(tree, properties)
 
-    def seconds(work: Callable[[], object], rounds: int = 2_000) -> float:
+    def seconds(work: Callable[[], object], rounds: int = 1_000) -> float:
         work()
         start = time.perf_counter()
         for _ in range(rounds):
@@ -630,7 +630,7 @@ def test_it_is_compiled() -> None:
     # in turns, so that whatever else the machine does is everybody's; the best of many
     best = [float("inf")] * len(contenders)
     naive = float("inf")
-    for _ in range(17):
+    for _ in range(9):
         for number, contender in enumerate(contenders):
             best[number] = min(best[number], seconds(contender))
         naive = min(naive, seconds(lambda: evaluate(tree, properties)))

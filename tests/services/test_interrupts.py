@@ -89,7 +89,7 @@ def test_an_interrupted_update_changes_properties_and_order_or_neither(registry:
         assert interrupt_everywhere(run, check, "registry.py", "listening.py") > 30
 
 
-def test_listeners_hear_of_a_service_that_goes_whatever_is_interrupted(registry: ServiceRegistry) -> None:
+def test_listeners_receive_unregistrations_in_spite_of_interrupts(registry: ServiceRegistry) -> None:
     log = Log()
     registry.add_listener(log)
     registrations: list[ServiceRegistration] = []

@@ -88,7 +88,7 @@ def test_a_service_may_have_several_interfaces(registry: ServiceRegistry) -> Non
 
 
 @pytest.mark.parametrize("interface", ["", 5, None, [], [Printer, 5], [""], Printer()])
-def test_what_is_no_interface_is_refused(registry: ServiceRegistry, interface: Any) -> None:
+def test_objects_that_are_no_interfaces_are_refused(registry: ServiceRegistry, interface: Any) -> None:
     with pytest.raises(ArgumentError, match="interface"):
         registry.register(interface, object())
     assert registry.find() == []
@@ -192,7 +192,7 @@ def test_bad_services_and_scopes_are_refused(registry: ServiceRegistry) -> None:
         registry.add_listener(Events(), filter=5)  # type: ignore[arg-type]
 
 
-def test_what_a_factory_raises_reaches_the_caller(registry: ServiceRegistry) -> None:
+def test_an_exception_of_a_factory_reaches_the_caller(registry: ServiceRegistry) -> None:
     def broken() -> Any:
         raise LookupError("no paper")
 
@@ -279,7 +279,7 @@ def test_references_of_another_registry_mean_nothing(registry: ServiceRegistry) 
     assert ServiceRegistry().get(reference) is None
 
 
-def test_service_skips_what_goes_while_it_looks(registry: ServiceRegistry) -> None:
+def test_service_skips_services_that_are_unregistered_during_the_search(registry: ServiceRegistry) -> None:
     first = registry.register("a", "first", {"service.ranking": 1})
     registry.register("a", "second")
 
@@ -335,7 +335,7 @@ def test_a_listener_removed_by_another_during_an_event_is_not_called_any_more(re
     assert events.kinds == []
 
 
-def test_a_listener_that_raises_is_logged_and_harms_nobody(
+def test_a_listener_that_raises_is_logged_and_affects_no_other(
     registry: ServiceRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(event: ServiceEvent) -> None:

@@ -260,4 +260,4 @@ class RegistryMachine(RuleBasedStateMachine):
 
 
 TestRegistryAgainstModel = RegistryMachine.TestCase
-TestRegistryAgainstModel.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestRegistryAgainstModel.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from adapters.spark import register
 from tests.brokers import Mosquitto, require
-from tests.spark.harness import JAVA_OPTIONS
+from tests.spark.harness import session, unique
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,30 +73,30 @@ def event_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spark(tmp_path_factory: pytest.TempPathFactory, event_log: Path) -> Iterator[SparkSession]:
     """A local session that knows the data source. Tasks may fail twice."""
     require_java()
-    from pyspark.sql import SparkSession
-
-    folder = tmp_path_factory.mktemp("spark")
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = (
-        SparkSession.builder.master("local[2, 3]")
-        .appName("tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
-        .config("spark.local.dir", str(folder))
-        .config("spark.eventLog.enabled", "true")
-        .config("spark.eventLog.compress", "false")
-        .config("spark.eventLog.dir", event_log.as_uri())
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .getOrCreate()
+    made = session(
+        tmp_path_factory.mktemp("spark"),
+        "local[2, 3]",
+        **{
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.compress": "false",
+            "spark.eventLog.dir": event_log.as_uri(),
+        },
     )
-    session.sparkContext.setLogLevel("OFF")
-    register(session)
-    yield session
-    session.stop()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(params=["mosquitto", "rabbitmq"])
+def url(request: pytest.FixtureRequest) -> str:
+    """The URL of a shared broker of each kind."""
+    found: str = request.getfixturevalue(request.param).url
+    return found
+
+
+@pytest.fixture
+def channel() -> str:
+    """A channel of the test's own at a shared broker."""
+    return unique("channel")
 
 
 @pytest.fixture

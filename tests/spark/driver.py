@@ -8,32 +8,16 @@ micro-batch, and one with the error of a query that fails.
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
+from tests.spark.harness import session
+
 
 def main(folder: Path, options: dict[str, str]) -> int:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
-    from adapters.spark import register
-    from tests.spark.harness import JAVA_OPTIONS
-
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.local.dir", str(folder / "spark"))
-        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    register(spark)
+    spark = session(folder, "local[2]")
 
     class Progress(StreamingQueryListener):
         def onQueryStarted(self, event: object) -> None:  # noqa: N802

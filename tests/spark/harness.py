@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
+from uuid import uuid4
 
 import messaging
+from adapters.spark import register
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
 #: for the Java of a test run: it is over before a better compiler, or a parallel collector, has paid for itself, and
@@ -19,6 +23,28 @@ if TYPE_CHECKING:
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 #: how long anything may take that is expected to happen, seconds
 PATIENCE = 60.0
+
+
+def session(folder: Path, master: str, **more: str) -> SparkSession:
+    """A local session that knows the data source, with its files in ``folder``."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.local.dir": str(folder / "spark"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.sql.shuffle.partitions": "2",
+        **more,
+    }
+    made = SparkSession.builder.master(master).config(map=settings).getOrCreate()
+    made.sparkContext.setLogLevel("OFF")
+    register(made)
+    return made
 
 
 def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> None:
@@ -92,3 +118,20 @@ def numbers(count: int, start: int = 0) -> list[bytes]:
 def values(rows: Iterable[Row]) -> list[bytes]:
     """The payloads of ``rows``."""
     return [bytes(row.value) for row in rows]
+
+
+def unique(name: str) -> str:
+    """A name that no other test uses at a shared broker."""
+    return f"{name}-{uuid4().hex[:8]}"
+
+
+def make_stream(url: str, name: str, payloads: list[bytes]) -> None:
+    """A stream that holds ``payloads``."""
+    with messaging.connect(url) as m:
+        made = m.subscribe(name, queue=name, queue_type="stream", stream_offset="first")
+        made.ready.result(10)
+        made.close().result(10)
+        for payload in payloads:
+            promise = m.publish(name, payload)
+        if payloads:
+            promise.result(10)

@@ -1,9 +1,5 @@
 """Drivers that are killed with -9 at random moments, and checks of their table.
 
-The test runs a few rounds; for more of them::
-
-    python -m tests.spark.kills --times 20 --seed 7
-
 Messages are published all the while. A round ends with a kill: of the driver's JVM, of the Python process that
 receives for the query, or of everything the driver had started (as if the machine had gone). What the journal holds is
 noted after each kill. In the end: every confirmed message is in the table once, and each row is that of the journal.
@@ -11,14 +7,13 @@ noted after each kill. In the end: every confirmed message is in the table once,
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -31,7 +26,7 @@ from adapters.spark.errors import JournalUnreadableError
 from adapters.spark.journal import Journal
 from adapters.spark.journal.log import read
 from messaging import MessagingError
-from tests.brokers import Mosquitto, RabbitMQ
+from tests.brokers import Mosquitto
 from tests.spark.harness import wait_for
 
 if TYPE_CHECKING:
@@ -39,8 +34,6 @@ if TYPE_CHECKING:
 
     from tests.brokers import Broker
 
-#: kinds of kills
-KINDS: Final = ("driver", "receiver", "machine")
 _START_SECONDS: Final = 120.0
 
 
@@ -233,8 +226,6 @@ def _has_all(folder: Path, count: int) -> bool:
 
 def table(folder: Path) -> list[tuple[int, bytes]]:
     """Offset and value of the rows of the table, as Spark's log of it says."""
-    import json
-
     log = folder / "table" / "_spark_metadata"
     files: list[str] = []
     names = [path.name for path in log.iterdir() if not path.name.startswith(".")] if log.is_dir() else []
@@ -258,31 +249,3 @@ def _rows_of(file: str) -> list[tuple[int, bytes]]:
 
     found = pq.read_table(file, columns=["offset", "value"])
     return list(zip(found.column("offset").to_pylist(), found.column("value").to_pylist(), strict=True))
-
-
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--times", type=int, default=20, help="kills (20)")
-    parser.add_argument("--seed", type=int, default=None, help="of the random moments")
-    parser.add_argument("--kind", choices=KINDS, action="append", help="of the kills (all)")
-    parser.add_argument("--broker", choices=["mosquitto", "rabbitmq"], default="mosquitto")
-    arguments = parser.parse_args()
-    seed = arguments.seed if arguments.seed is not None else random.randrange(10_000)
-    chance = random.Random(seed)
-    kinds = [chance.choice(arguments.kind or KINDS) for _ in range(arguments.times)]
-    with tempfile.TemporaryDirectory() as folder, make_broker(arguments.broker) as broker:
-        started = time.monotonic()
-        counted = run(broker, Path(folder), kinds, chance)
-    print(f"seed {seed}: {time.monotonic() - started:.0f} s, {dict(counted)}: nothing lost, nothing twice")  # noqa: T201
-
-
-def make_broker(name: str) -> Broker:
-    """A broker that keeps undelivered messages."""
-    if name == "rabbitmq":
-        return RabbitMQ()
-    return Mosquitto(["max_queued_messages 0", "set_tcp_nodelay true"])
-
-
-if __name__ == "__main__":
-    main()

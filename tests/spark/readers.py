@@ -1,4 +1,4 @@
-"""The stream reader of a journaled source, driven as Spark drives it, in this process and without Java."""
+"""The stream reader of the data source, driven as Spark drives it, in this process and without Java."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ import json
 import pickle
 from typing import TYPE_CHECKING, Any, Self
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable
-
-from adapters.spark.options import ReadOptions
-from adapters.spark.read.journaled import JournalStreamReader
-from adapters.spark.read.rows import schema_of
+from adapters.spark.formats import MessagingDataSource
 from tests.spark.harness import publish, wait_for
 
 if TYPE_CHECKING:
@@ -22,19 +18,30 @@ class Driven:
 
     Args:
         url: of the broker.
-        journal: path.
+        journal: path; ``None`` for streams.
         checkpoint: the offsets of an earlier query, to go on from; by default a new checkpoint.
+        skip: the number of micro-batches that the sink skips, since it knows their numbers.
     """
 
     def __init__(
-        self, url: str, journal: Path, checkpoint: list[str] | None = None, *, skip: int = 0, **options: str
+        self, url: str, journal: Path | None, checkpoint: list[str] | None = None, *, skip: int = 0, **options: str
     ) -> None:
-        read = ReadOptions.of({"url": url, "journalPath": str(journal), **options})
-        self.reader = JournalStreamReader(read, schema_of(read))
+        source = MessagingDataSource(
+            {"url": url, **({} if journal is None else {"journalPath": str(journal)}), **options}
+        )
+        self.reader: Any = source.streamReader(source.schema())
         self.checkpoint = [] if checkpoint is None else checkpoint
-        self.values: list[bytes] = []
-        #: micro-batches that the sink skips, since it knows their numbers
+        #: the rows of each micro-batch
+        self.batches: list[list[dict[str, Any]]] = []
         self.skip = skip
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for batch in self.batches for row in batch]
+
+    @property
+    def values(self) -> list[bytes]:
+        return [row["value"] for row in self.rows]
 
     def start(self) -> Self:
         """Connect: ask for the first offsets, as a query does when it starts."""
@@ -46,7 +53,8 @@ class Driven:
 
     def latest(self) -> str:
         """The end of the next micro-batch."""
-        return json.dumps(self.reader.latestOffset(json.loads(self.checkpoint[-1]), ReadAllAvailable()))
+        start = json.loads(self.checkpoint[-1])
+        return json.dumps(self.reader.latestOffset(start, self.reader.getDefaultReadLimit()))
 
     def micro_batch(self) -> bool:
         """Process one micro-batch, and commit the one before; ``False`` if there is nothing new."""
@@ -59,20 +67,35 @@ class Driven:
         partitions = self.reader.partitions(json.loads(start), json.loads(end))
         if len(self.checkpoint) > self.skip:
             on_executor = pickle.loads(pickle.dumps(self.reader))
-            for partition in pickle.loads(pickle.dumps(partitions)):
-                for batch in on_executor.read(partition):
-                    self.values += batch.column("value").to_pylist()
+            tasks = pickle.loads(pickle.dumps(partitions))
+            self.batches.append(
+                [row for task in tasks for batch in on_executor.read(task) for row in batch.to_pylist()]
+            )
         self.checkpoint.append(end)
         return True
 
     def receive(self, count: int) -> list[bytes]:
+        """Process micro-batches until there are ``count`` rows; return their payloads."""
+        self.receive_rows(count)
+        return self.values
+
+    def receive_rows(self, count: int) -> list[dict[str, Any]]:
         """Process micro-batches until there are ``count`` rows."""
 
         def enough() -> bool:
             self.micro_batch()
-            return len(self.values) >= count
+            return sum(map(len, self.batches)) >= count
 
         wait_for(enough, f"{count} rows", patience=30)
+        return self.rows
+
+    def finish(self) -> list[bytes]:
+        """Run with the trigger ``availableNow``; return the payloads."""
+        with self:
+            self.reader.prepareForTriggerAvailableNow()
+            self.start()
+            while self.micro_batch():
+                pass
         return self.values
 
     def __enter__(self) -> Self:
@@ -80,6 +103,15 @@ class Driven:
 
     def __exit__(self, *_: Any) -> None:
         self.reader.stop()
+
+
+def batch_read(**options: str) -> list[dict[str, Any]]:
+    """The rows of a batch read."""
+    source = MessagingDataSource(options)
+    reader: Any = source.reader(source.schema())
+    tasks = pickle.loads(pickle.dumps(reader.partitions()))
+    on_executor = pickle.loads(pickle.dumps(reader))
+    return [row for task in tasks for batch in on_executor.read(task) for row in batch.to_pylist()]
 
 
 def processed(payloads: list[bytes], url: str, journal: Path, **options: str) -> Driven:

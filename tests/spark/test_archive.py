@@ -900,6 +900,21 @@ def test_a_replay_onto_a_closed_bus(tmp_path: Path) -> None:
         replay(path, bus, **ALWAYS)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"topics": "a/#"}, InvalidTopicError),
+        ({"channel": "events/#"}, InvalidChannelError),
+        ({"trigger": "availableNow"}, ArgumentError),
+        ({"spark": "no session"}, ArgumentError),
+    ],
+)
+def test_wrong_arguments_of_an_archive(tmp_path: Path, arguments: dict[str, Any], error: type[Exception]) -> None:
+    given = {"spark": None, "url": "mqtt://nowhere", "journal_path": tmp_path, "path": tmp_path}
+    with pytest.raises(error):
+        archive(**{**given, "checkpoint": tmp_path, **arguments})
+
+
 # --- all of it, with Spark
 
 
@@ -1035,16 +1050,6 @@ def test_an_archive_that_spark_cannot_read(spark: SparkSession, tmp_path: Path, 
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(ArchiveUnreadableError, match="Spark"):
         replay(frame, other, **ALWAYS)
-
-
-@pytest.mark.slow
-def test_wrong_arguments_of_an_archive(archived: Archived) -> None:
-    with pytest.raises(InvalidTopicError):
-        archived.start(topics="a/#")
-    with pytest.raises(InvalidChannelError):
-        archived.start(channel="events/#")
-    with pytest.raises(ArgumentError):
-        archived.start(trigger="availableNow")
 
 
 def test_a_replay_waits_for_the_pace_without_a_breakable_wait(tmp_path: Path, other: TypedEventBus) -> None:

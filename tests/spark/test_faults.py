@@ -10,46 +10,14 @@ import pytest
 
 from adapters.spark.errors import JournalFullError
 from adapters.spark.read import journaled
-from tests.brokers import Mosquitto, RabbitMQ
+from tests.brokers import RabbitMQ
 from tests.proxy import Proxy
-from tests.spark.harness import Collected, numbers, publish, values, wait_for
+from tests.spark.harness import make_stream, numbers, publish, unique, wait_for
 from tests.spark.readers import Driven
-from tests.spark.test_read import make_stream, stream, unique
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
-pytestmark = pytest.mark.slow
-
-
-def test_a_broker_that_is_restarted_meanwhile(spark: SparkSession, durable_broker: Mosquitto, tmp_path: Path) -> None:
-    frame = stream(spark, durable_broker.url, tmp_path, channel="a", reconnect_max="0.2")
-    with Collected(frame, tmp_path / "checkpoint").ready() as query:
-        for start in range(0, 300, 100):
-            publish(durable_broker.url, "a", numbers(100, start))
-            durable_broker.kill()
-            durable_broker.start()
-        publish(durable_broker.url, "a", numbers(1, 300))
-        assert values(query.receive(301)) == numbers(301)
-
-
-def test_a_torn_tail_is_cut_off_and_comes_from_the_broker(
-    spark: SparkSession, broker: Mosquitto, tmp_path: Path
-) -> None:
-    frame = stream(spark, broker.url, tmp_path, channel="a")
-    with Collected(frame, tmp_path / "checkpoint").ready() as query:
-        publish(broker.url, "a", numbers(100))
-        query.receive(100)
-    (segment,) = (tmp_path / "journal" / "0").iterdir()
-    with segment.open("ab") as file:  # as if the power had gone in the middle of a write
-        file.write(b"RXJ1" + bytes(1000))
-    publish(broker.url, "a", numbers(100, 100))
-    with Collected(frame, tmp_path / "checkpoint") as query:
-        assert values(query.receive(100)) == numbers(100, 100)
-        assert [row.offset for row in query.rows] == list(range(100, 200))
 
 
 @pytest.fixture
@@ -68,25 +36,18 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_a_full_disk_delays_only_the_messages_that_do_not_fit(
-    spark: SparkSession, rabbitmq: RabbitMQ, small_disk: Path, tmp_path: Path
-) -> None:
+def test_a_full_disk_delays_only_the_messages_that_do_not_fit(rabbitmq: RabbitMQ, small_disk: Path) -> None:
     """Ten times the size of the disk passes through it: processed rows make room."""
-    frame = stream(
-        spark, rabbitmq.url, tmp_path, channel="full/disk", journalPath=str(small_disk / "journal"), prefetch="50",
-        journalBytes="1g", group="full-disk",
-    )  # fmt: skip
-    with Collected(frame.select("offset", "value"), tmp_path / "checkpoint").ready() as query:
+    options = {"channel": "full/disk", "group": "full-disk", "prefetch": "50", "journalBytes": "1g"}
+    with Driven(rabbitmq.url, small_disk / "journal", **options).start() as query:
         payloads = [b"%04d" % number + b"x" * 20_000 for number in range(2000)]
         publish(rabbitmq.url, "full/disk", payloads)
-        rows = query.receive(2000)
-    assert [bytes(row.value)[:4] for row in rows] == [payload[:4] for payload in payloads]
+        assert query.receive(2000) == payloads
 
 
 def test_a_disk_that_stays_full_fails_the_query(
     rabbitmq: RabbitMQ, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without Spark: in its process the ten seconds that a full disk may take cannot be set."""
     monkeypatch.setattr(journaled, "PATIENCE", 0.5)
     journal, channel = small_disk / "journal", unique("no-room")
     with Driven(rabbitmq.url, journal, channel=channel, group=channel).start() as query:
@@ -99,24 +60,18 @@ def test_a_disk_that_stays_full_fails_the_query(
         assert query.receive(1) == [b"x" * 100_000]
 
 
-def test_a_broker_of_streams_that_is_away_for_a_while(spark: SparkSession, rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+def test_a_broker_of_streams_that_is_away_for_a_while(rabbitmq: RabbitMQ) -> None:
     name = unique("away")
     make_stream(rabbitmq.url, name, numbers(100))
+    options = {"queue": name, "queueType": "stream", "timeout": "1", "reconnect_max": "0.2"}
     with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
-        options = {
-            "url": f"amqp://guest:guest@127.0.0.1:{proxy.port}",
-            "queue": name,
-            "queueType": "stream",
-            "timeout": "3",
-            "reconnect_max": "0.5",
-        }
-        frame = spark.readStream.format("messaging").options(**options).load()
-        with Collected(frame, tmp_path / "checkpoint", processingTime="200 milliseconds") as query:
+        url = f"amqp://guest:guest@127.0.0.1:{proxy.port}"
+        with Driven(url, None, **options).start() as query:
             query.receive(100)
             proxy.refuse()
             publish(rabbitmq.url, name, numbers(100, 100))
             attempts = proxy.attempts
-            wait_for(lambda: proxy.attempts > attempts + 2, "attempts to reconnect")
-            assert query.query.isActive
+            wait_for(lambda: query.micro_batch() or proxy.attempts > attempts + 2, "attempts to reconnect")
+            assert len(query.values) == 100
             proxy.accept()
-            assert sorted(values(query.receive(200))) == sorted(numbers(200))
+            assert query.receive(200) == numbers(200)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
-import socket
-import threading
-from typing import TYPE_CHECKING, Self
-from uuid import uuid4
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,30 +15,20 @@ from adapters.spark.read import group_lock
 from adapters.spark.read.group_lock import lock_group
 from adapters.spark.read.takeover import started_earlier
 from messaging.errors import TakenOverError
-from tests.brokers import Mosquitto, RabbitMQ
+from tests.mqtt.peer import Peer
 from tests.proxy import Proxy
-from tests.spark.harness import numbers, publish, wait_for
+from tests.spark.harness import numbers, publish, unique, wait_for
 from tests.spark.readers import Driven, processed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-
-@pytest.fixture(params=["mqtt", "amqp"])
-def url(request: pytest.FixtureRequest) -> str:
-    """A broker of each kind."""
-    broker: Mosquitto | RabbitMQ = request.getfixturevalue("mosquitto" if request.param == "mqtt" else "rabbitmq")
-    return broker.url
-
-
-@pytest.fixture
-def channel() -> str:
-    return f"channel-{uuid4().hex[:8]}"
+    from tests.brokers import Mosquitto, RabbitMQ
 
 
 @pytest.fixture
 def group() -> str:
-    return f"group-{uuid4().hex[:8]}"
+    return unique("group")
 
 
 def failure(query: Driven) -> Exception | None:
@@ -170,14 +158,20 @@ def test_of_two_queries_that_take_a_session_from_each_other_the_later_one_ends(
 def test_a_query_whose_broker_says_that_its_session_was_taken_over_ends(
     channel: str, group: str, tmp_path: Path
 ) -> None:
-    with (
-        _Overtaker() as broker,
-        Driven(f"mqtt://127.0.0.1:{broker.port}", tmp_path / "one", channel=channel, group=group) as query,
-    ):
-        query.start()
-        broker.take_over()
-        assert f"option 'group' ({group}): another query connected" in str(failure(query))
-        wait_for(broker.is_left, "the query to leave the session alone")
+    async def taken_over() -> None:
+        async with Peer() as broker:
+            with Driven(broker.url, tmp_path, channel=channel, group=group) as query:
+                starting = asyncio.create_task(asyncio.to_thread(query.start))
+                connection, _ = await broker.accept()
+                connection.connack()
+                await connection.suback(1)
+                await starting
+                connection.send(0xE0, b"\x8e\x00")  # DISCONNECT: session taken over
+                error = await asyncio.to_thread(failure, query)
+                assert f"option 'group' ({group}): another query connected" in str(error)
+                await connection.end()  # the query leaves the session alone
+
+    asyncio.run(taken_over())
 
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"[1]", b'[1, "a"]', b'["a", 1.0]', b"[" * 5000, b'[9e9, "a"]'])
@@ -253,13 +247,14 @@ def test_queries_with_a_queue_of_the_users_own_share_it(
         wait_for(all_there, "both to share the queue", patience=30)
 
 
-def test_the_lock_of_a_group_waits_for_a_query_that_is_stopping(group: str) -> None:
+def test_the_lock_of_a_group_waits_for_a_query_that_is_stopping(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_lock, "LOCK_SECONDS", 0.0)
     held = lock_group("mqtt://host", group)
     other = lock_group("mqtt://other", group)
     with pytest.raises(TakenOverError):
-        lock_group("mqtt://host", group, 0.0)
+        lock_group("mqtt://host", group)
     held.close()
-    lock_group("mqtt://host", group, 0.0).close()
+    lock_group("mqtt://host", group).close()
     other.close()
 
 
@@ -274,47 +269,6 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         return made
 
     monkeypatch.setattr(group_lock, "lock_folder", folder)
-
-
-class _Overtaker:
-    """An MQTT 5 broker that accepts one client, and gives its session to another one."""
-
-    def __init__(self) -> None:
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listening.getsockname()[1]
-        self._subscribed = threading.Event()
-        self._left = threading.Event()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._connection: socket.socket | None = None
-
-    def _serve(self) -> None:
-        self._connection, _ = self._listening.accept()
-        self._connection.recv(4096)
-        self._connection.sendall(b"\x20\x03\x00\x00\x00")  # CONNACK
-        subscribe = self._connection.recv(4096)
-        self._connection.sendall(b"\x90\x04" + subscribe[2:4] + b"\x00\x01")  # SUBACK
-        self._subscribed.set()
-        while self._connection.recv(4096):
-            pass
-        self._left.set()
-
-    def take_over(self) -> None:
-        assert self._subscribed.wait(30)
-        assert self._connection is not None
-        self._connection.sendall(b"\xe0\x02\x8e\x00")  # DISCONNECT: session taken over
-
-    def is_left(self) -> bool:
-        return self._left.is_set()
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listening.close()
-        if self._connection is not None:
-            self._connection.close()
-        self._thread.join(10)
 
 
 def _through(url: str, proxy: Proxy) -> str:

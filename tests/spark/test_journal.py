@@ -38,7 +38,7 @@ from adapters.spark.errors import (
     JournalMismatchError,
     JournalUnreadableError,
 )
-from adapters.spark.journal import Journal, folders, leave_mark
+from adapters.spark.journal import Journal, folders, frames, leave_mark
 from adapters.spark.journal.folders import LocalFolder
 from adapters.spark.journal.log import Log, LogWriter, read
 from messaging import Message, MessageContext
@@ -88,7 +88,7 @@ def stored(folder: Path, *counts: int) -> tuple[Path, list[int]]:
     log = LogWriter(LocalFolder(str(folder)), 0, seed=SEED)
     for count in counts:
         add(log, count)
-    ends = [log._index._positions[0], *(p + n for p, n in zip(log._index._positions, log._index._lengths, strict=True))]
+    ends = [log._positions[0], *(begin + log._bytes(at) for at, begin in enumerate(log._positions))]
     log.close()
     return folder / "0" / f"{0:020d}.segment", ends
 
@@ -343,18 +343,30 @@ def refused(path: str, name: str) -> None:
         assert caught.value.option == "journalPath"
 
 
-def test_a_missing_segment_is_an_error(path: str) -> None:
-    files = segmented(path)
-    files[1].unlink()
-    refused(path, files[2].name)
+def exchange(one: Path, other: Path) -> None:
+    data = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(data)
 
 
-def test_exchanged_segments_are_an_error(path: str) -> None:
+def cut_short(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 8)
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        pytest.param(lambda files: files[1].unlink(), 2, id="missing"),
+        pytest.param(lambda files: exchange(files[1], files[2]), 1, id="exchanged"),
+        pytest.param(lambda files: cut_short(files[0]), 1, id="the first is cut short"),
+        pytest.param(lambda files: cut_short(files[1]), 2, id="the second is cut short"),
+        pytest.param(lambda files: cut_short(files[2]), 3, id="the third is cut short"),
+    ],
+)
+def test_a_damaged_segment_is_an_error(path: str, damage: Callable[[list[Path]], None], named: int) -> None:
     files = segmented(path)
-    first, second = files[1].read_bytes(), files[2].read_bytes()
-    files[1].write_bytes(second)
-    files[2].write_bytes(first)
-    refused(path, files[1].name)
+    damage(files)
+    refused(path, files[named].name)
 
 
 def test_segments_of_two_partitions_exchanged_are_an_error(path: str) -> None:
@@ -363,20 +375,11 @@ def test_segments_of_two_partitions_exchanged_are_an_error(path: str) -> None:
     other = Path(path) / "1" / files[1].name
     assert other.stat().st_size == files[1].stat().st_size
     spans = Journal.view(path).logs[0].spans(0, 12)
-    data = files[1].read_bytes()
-    files[1].write_bytes(other.read_bytes())
-    other.write_bytes(data)
+    exchange(files[1], other)
     with pytest.raises(JournalCorruptError):
         opened(path, source=replace(SOURCE, partitions=2))
     with pytest.raises(JournalCorruptError, match=files[1].name):
         list(read(LocalFolder(path), spans))
-
-
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_segment_that_was_cut_short_is_an_error(path: str, number: int) -> None:
-    files = segmented(path)
-    os.truncate(files[number], files[number].stat().st_size - 8)
-    refused(path, files[number + 1].name)
 
 
 def test_a_flip_in_an_earlier_segment_is_an_error_of_reading(path: str) -> None:
@@ -424,6 +427,34 @@ def test_missing_ranges_are_data_loss(path: str) -> None:
             log.spans(start, end)
     assert log.spans(3, 3) == []
     assert log.spans(7, 7) == []
+
+
+def image(*bodies: bytes, first: int = 5, seed: int = SEED) -> bytes:
+    """Frames with these bodies."""
+    parts = []
+    for number, body in enumerate(bodies):
+        parts += [bytes(part) for part in frames.encode(first + number, 1, pa.py_buffer(body), seed)]
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("gap", [0, 1, 31, 2**20 - 34, 2**20 - 2, 2**20 - 1, 2**20, 2**20 + 1])
+def test_an_intact_frame_is_found_anywhere_behind_damage(gap: int) -> None:
+    damaged = b"x" + b"\0" * gap
+    assert frames.any_after(pa.py_buffer(damaged + image(b"whole")), 0, SEED)
+    assert not frames.any_after(pa.py_buffer(damaged + image(b"whole")[:-1]), 0, SEED)
+    assert not frames.any_after(pa.py_buffer(damaged), 0, SEED)
+
+
+def test_a_payload_that_looks_like_frames_is_no_frame() -> None:
+    """A sender puts a journal into a message, and a crash tears the frame of that message."""
+    torn = image(image(b"inner", b"inner", seed=0) * 10)[1:]
+    assert not frames.any_after(pa.py_buffer(torn), 0, SEED)
+
+
+def test_a_length_that_no_body_has_is_damage() -> None:
+    data = frames._FIELDS.pack(frames.MAGIC, 1, 0, 2**40, 0)
+    data += frames._CHECK.pack(frames.zlib.crc32(data))
+    assert frames.header(data) is None
 
 
 # --- a disk that fails ----------------------------------------------------------------------------------------------

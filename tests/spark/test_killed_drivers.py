@@ -1,6 +1,6 @@
 """Killed drivers of a query on MQTT.
 
-A file of its own, so that it runs beside the other tests of Spark. More kills: ``python -m tests.spark.kills``.
+A file of its own, so that it runs beside the other tests of Spark.
 """
 
 from __future__ import annotations

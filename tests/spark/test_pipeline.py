@@ -9,27 +9,25 @@ import signal
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 import pydantic
 import pytest
 
-from adapters.spark.telemetry import batch
+from adapters.spark.telemetry import run
 from adapters.spark.telemetry.anomaly import ENOUGH, REACH, THRESHOLD, History, Reading, score
 from adapters.spark.telemetry.fleet import INTERVAL, START, FleetPlan, Sent, digest, simulate
-from adapters.spark.telemetry.job import Folders
 from adapters.spark.telemetry.model import METRICS, Telemetry
 from adapters.spark.telemetry.plots import draw
 from adapters.spark.telemetry.processes import find_mosquitto
 from adapters.spark.telemetry.processes import mosquitto as private_mosquitto
 from adapters.spark.telemetry.report import Run, with_lateness
 from adapters.spark.telemetry.run import MARKER, prepare
+from messaging.cli import main
 from messaging.errors import ArgumentError, ConfigurationError
 from tests.brokers import Mosquitto, require
 from tests.cli.program import COMMAND, ROOT, environment
@@ -38,7 +36,6 @@ from tests.spark.conftest import require_java
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import SparkSession
 
 SMALL = FleetPlan(seed=3, devices=8, seconds=10, rate=80)
 
@@ -144,12 +141,17 @@ def flagged(readings: Iterator[Reading]) -> list[float]:
     return [anomaly.value for reading in readings for anomaly in history.judge(reading)]
 
 
-def test_a_spike_is_an_anomaly_and_the_next_reading_is_not() -> None:
-    assert flagged(series(*STEADY, 35.0, 20.0, 20.1)) == [35.0]
-
-
-def test_a_burst_does_not_hide_itself() -> None:
-    assert flagged(series(*STEADY, 35.0, 36.0, 35.5, 20.0)) == [35.0, 36.0, 35.5]
+@pytest.mark.parametrize(
+    ("temperatures", "every", "found"),
+    [
+        pytest.param([*STEADY, 35.0, 20.0, 20.1], INTERVAL, [35.0], id="a spike, and not the next reading"),
+        pytest.param([*STEADY, 35.0, 36.0, 35.5, 20.0], INTERVAL, [35.0, 36.0, 35.5], id="a burst"),
+        pytest.param([*STEADY[: ENOUGH - 1], 90.0], INTERVAL, [], id="a short history"),
+        pytest.param([*STEADY, 90.0], REACH + timedelta(seconds=1), [], id="an old history"),
+    ],
+)
+def test_anomalies_of_a_series(temperatures: list[float], every: timedelta, found: list[float]) -> None:
+    assert flagged(series(*temperatures, every=every)) == found
 
 
 def test_a_lasting_change_becomes_the_normal_state() -> None:
@@ -168,11 +170,6 @@ def test_day_and_night_are_no_anomaly() -> None:
     assert found <= len(clean) / 2_000
 
 
-def test_a_short_history_yields_no_anomaly() -> None:
-    assert flagged(series(*STEADY[: ENOUGH - 1], 90.0)) == []
-    assert flagged(series(*STEADY, 90.0, every=REACH + timedelta(seconds=1))) == []
-
-
 def test_a_late_reading_is_compared_with_earlier_measurements() -> None:
     readings = list(series(*STEADY, *[60.0] * 20))
     late = readings.pop(15)
@@ -186,55 +183,6 @@ def test_a_late_reading_is_compared_with_earlier_measurements() -> None:
 def test_a_history_is_the_same_after_it_was_state() -> None:
     history = History(series(*STEADY))
     assert History.load(history.dump()).readings == history.readings
-
-
-# --- the batch job
-
-
-def test_the_batch_job_finds_missing_and_duplicate_messages(spark: SparkSession, tmp_path: Path) -> None:
-    folders = Folders(tmp_path)
-    at = datetime(2025, 6, 2, 12, tzinfo=UTC)
-
-    def message(device: str, sequence: int, temperature: float, hours: int = 0) -> dict[str, Any]:
-        moment = at + timedelta(hours=hours)
-        reading = {"device": device, "site": "oslo", "sequence": sequence, "temperature": temperature}
-        reading |= {"vibration": 1.0, "battery": 90.0, "measured_at": moment, "sent_at": moment, "received_at": moment}
-        reading |= {"channel": f"telemetry/oslo/{device}", "kind": "reading", "payload": None, "date": moment.date()}
-        return reading | {"offset": 0}
-
-    rejected = dict.fromkeys(message("", 0, 0.0)) | {
-        "kind": "rejected",
-        "payload": "\ufffd{",
-        "channel": "telemetry/oslo/oslo-1",
-        "date": at.date(),
-    }
-    rows = [message("oslo-1", 0, 10.0), message("oslo-1", 1, 20.0, 1), *[message("oslo-2", 0, 30.0)] * 2]
-    pq.write_to_dataset(pa.Table.from_pylist([*rows, rejected]), folders.table("messages"), ["kind", "date"])
-    anomaly = {"id": "oslo-1/1/temperature", "device": "oslo-1", "site": "oslo", "metric": "temperature", "score": 9.0}
-    anomaly |= {"measured_at": at + timedelta(hours=1), "date": at.date()}
-    pq.write_to_dataset(pa.Table.from_pylist([anomaly]), folders.table("anomalies"), ["date"])
-    Path(folders.table("aggregates")).mkdir()
-    ledger = tmp_path / "sent.jsonl"
-    sent = [("oslo-1", 0, "reading"), ("oslo-1", 1, "reading"), ("oslo-1", 2, "rejected")]
-    sent += [("oslo-2", 0, "reading"), ("oslo-2", 1, "reading")]
-    lines = [
-        json.dumps({"device": device, "sequence": sequence, "kind": kind, "digest": digest(b"\xff{")})
-        for device, sequence, kind in sent
-    ]
-    ledger.write_text("\n".join(lines) + "\n")
-
-    batch.run(spark, folders, ledger)
-
-    def table(name: str, *columns: str) -> list[tuple[Any, ...]]:
-        rows = ds.dataset(folders.table(name), partitioning="hive").to_table().to_pylist()
-        return sorted(tuple(row[column] for column in columns) for row in rows)
-
-    assert [row[1:] for row in table("site_hourly", "hour", "readings", "anomalies")] == [(3, 0), (1, 1)]
-    columns = ("readings", "devices", "temperature_min", "temperature_max", "anomalies")
-    assert table("site_daily", *columns) == [(4, 2, 10, 30, 1)]
-    assert table("top_devices", "device", "anomalies", "metrics") == [("oslo-1", 1, "temperature")]
-    found = table("completeness", "device", "sent", "stored", "rejected", "missing", "too_many")
-    assert found == [("oslo-1", 3, 3, 1, 0, 0), ("oslo-2", 2, 2, 0, 1, 1)]
 
 
 # --- checks and plots
@@ -366,27 +314,19 @@ def test_the_jobs_are_scripts_too(script: str) -> None:
     assert "OUTPUT" in done.stdout.upper()
 
 
-def test_help_needs_no_spark() -> None:
+def test_without_pyspark_the_help_is_there_and_the_error_names_the_extra(tmp_path: Path) -> None:
     code = "import sys; sys.modules['pyspark'] = None; from messaging.cli import main; sys.exit(main(sys.argv[1:]))"
-    for arguments, expected in (
-        (["--help"], "Device telemetry through Spark"),
-        (["pipeline", "demo", "--help"], "--overwrite"),
+    for arguments, returncode, expected in (
+        (["--help"], 0, "Device telemetry through Spark"),
+        (["pipeline", "demo", "--help"], 0, "--overwrite"),
+        (["pipeline", "demo", "--output", str(tmp_path / "run")], 2, "pip install 'rx-messaging[pipeline]'"),
     ):
         done = subprocess.run(
             [sys.executable, "-c", code, *arguments], env=environment(), capture_output=True, text=True, check=False
         )
-        assert (done.returncode, done.stderr) == (0, "")
-        assert expected in done.stdout
-
-
-def test_without_pyspark_the_error_names_the_extra(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['pyspark'] = None; from messaging.cli import main; sys.exit(main(sys.argv[1:]))"
-    arguments = ["pipeline", "demo", "--output", str(tmp_path / "run")]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=environment(), capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "pip install 'rx-messaging[pipeline]'" in done.stderr
+        assert done.returncode == returncode
+        assert expected in (done.stderr if returncode else done.stdout)
+        assert (done.stdout if returncode else done.stderr) == ""
     assert not (tmp_path / "run").exists()
 
 
@@ -405,14 +345,17 @@ def test_without_pyspark_the_error_names_the_extra(tmp_path: Path) -> None:
         ([], "Missing command"),
     ],
 )
-def test_a_wrong_command_line_is_an_error_of_one_line(arguments: list[str], expected: str) -> None:
+def test_a_wrong_command_line_is_an_error_of_one_line(
+    arguments: list[str], expected: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     require("mosquitto")
     require_java()
-    done = command(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("messaging: error: ")
-    assert done.stderr.count("\n") == 1
-    assert expected in done.stderr
+    assert main(["pipeline", *arguments]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("messaging: error: ")
+    assert err.count("\n") == 1
+    assert expected in err
 
 
 def test_without_java_or_mosquitto_the_error_names_their_packages(tmp_path: Path) -> None:
@@ -429,9 +372,6 @@ def test_without_java_or_mosquitto_the_error_names_their_packages(tmp_path: Path
 
 
 def test_a_run_in_which_something_is_wrong_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    from adapters.spark.telemetry import run
-    from messaging.cli import main
-
     for is_right, code in ((True, 0), (False, 1)):
         monkeypatch.setattr(run, "run", lambda *_, is_right=is_right, **__: is_right)
         assert main(["pipeline", "demo"]) == code
@@ -499,7 +439,7 @@ def test_a_signal_ends_everything_that_was_started(tmp_path: Path, number: signa
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 130
+    assert process.returncode == 130, err
     assert f"ended early; logs and stored messages are in {output}" in out
     assert "Traceback" not in err
     until = time.monotonic() + 5

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import time
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import pytest
-from pydantic import BaseModel
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql.types import StructField, StructType
 
-import messaging
 from adapters.spark.read.typed import CORRUPT, MESSAGE_COLUMNS, TypedColumns
-from tests.spark.harness import Collected, numbers, publish, values, wait_for
+from tests.brokers import Mosquitto
+from tests.spark.harness import Collected, make_stream, numbers, publish, unique, values, wait_for
+from tests.spark.readers import Driven, processed
 from tests.spark.test_typed import EVERYTHING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
-    from tests.brokers import Mosquitto, RabbitMQ
-
-pytestmark = pytest.mark.slow
+    from tests.brokers import RabbitMQ
 
 COLUMNS = [
     ("value", "binary"),
@@ -40,14 +44,9 @@ COLUMNS = [
 ]
 
 
-class Reading(BaseModel):
-    device: str
-    celsius: float
+pytestmark = pytest.mark.slow
 
-
-def unique(name: str) -> str:
-    """A name that no other test uses at a shared broker."""
-    return f"{name}-{uuid4().hex[:8]}"
+SECRET = "a7c-hush-hush-91"
 
 
 def stream(spark: SparkSession, url: str, tmp_path: Path, **options: Any) -> DataFrame:
@@ -76,7 +75,7 @@ def test_rows_have_the_properties_of_the_message(spark: SparkSession, mosquitto:
     assert abs((first.timestamp.astimezone(UTC).replace(tzinfo=None) - before).total_seconds()) < 60
 
 
-def test_a_queue_of_the_group_keeps_messages_while_the_query_is_stopped(
+def test_a_queue_of_the_group_keeps_messages_while_the_query_is_stopped_and_has_no_consumer(
     spark: SparkSession, rabbitmq: RabbitMQ, tmp_path: Path
 ) -> None:
     channel, checkpoint = unique("orders"), tmp_path / "checkpoint"
@@ -91,20 +90,9 @@ def test_a_queue_of_the_group_keeps_messages_while_the_query_is_stopped(
         rows = query.receive(510)
     assert values(rows) == numbers(510, 500)
     assert [row.offset for row in rows] == list(range(500, 1010))
-
-
-def test_a_session_keeps_messages_while_the_query_is_stopped(
-    spark: SparkSession, broker: Mosquitto, tmp_path: Path
-) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    frame = stream(spark, broker.url, tmp_path, channel="orders/#")
-    with Collected(frame, checkpoint).ready() as query:
-        publish(broker.url, "orders/eu", numbers(500))
-        assert values(query.receive(500)) == numbers(500)
-    publish(broker.url, "orders/eu", numbers(500, 500))
-    with Collected(frame, checkpoint) as query:
-        assert values(query.receive(500)) == numbers(500, 500)
-        assert [row.offset for row in query.rows] == list(range(500, 1000))
+    wait_for(
+        lambda: f"{channel}\t0" in rabbitmq.ctl("list_queues", "name", "consumers"), "the consumer to go", patience=20
+    )
 
 
 def test_available_now_reads_all_kept_messages_and_ends(spark: SparkSession, broker: Mosquitto, tmp_path: Path) -> None:
@@ -116,44 +104,6 @@ def test_available_now_reads_all_kept_messages_and_ends(spark: SparkSession, bro
     assert values(query.finish()) == numbers(1000)
     assert max(len(batch) for batch in query.batches) == 300
     assert Collected(frame, checkpoint, availableNow=True).finish() == []
-
-
-def test_available_now_of_a_queue(spark: SparkSession, rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    queue, checkpoint = unique("work"), tmp_path / "checkpoint"
-    with messaging.connect(rabbitmq.url) as m:  # a queue that is there already, and holds something
-        made = m.subscribe(queue, queue=queue, queue_type="quorum")
-        made.ready.result(10)
-        made.close().result(10)
-        for number in numbers(1000):
-            promise = m.publish(queue, number)
-        promise.result(10)
-    frame = stream(spark, rabbitmq.url, tmp_path, queue=queue, queueType="quorum", availableNowQuiet="0.5")
-    assert values(Collected(frame, checkpoint, availableNow=True).finish()) == numbers(1000)
-
-
-def test_two_queries_at_once_get_all_of_it_each(spark: SparkSession, broker: Mosquitto, tmp_path: Path) -> None:
-    one = stream(spark, broker.url, tmp_path / "one", channel="a/#")
-    two = stream(spark, broker.url, tmp_path / "two", channel="a/+")
-    with (
-        Collected(one, tmp_path / "checkpoint1").ready() as first,
-        Collected(two, tmp_path / "checkpoint2", processingTime="200 milliseconds").ready() as second,
-    ):
-        publish(broker.url, "a/b", numbers(300))
-        assert values(first.receive(300)) == numbers(300)
-        assert values(second.receive(300)) == numbers(300)
-
-
-def test_several_channels(spark: SparkSession, rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    name = unique("several")
-    frame = stream(spark, rabbitmq.url, tmp_path, channel=f"{name}/a, {name}/b/+")
-    with Collected(frame, tmp_path / "checkpoint").ready() as query:
-        publish(rabbitmq.url, f"{name}/a", [b"1"])
-        publish(rabbitmq.url, f"{name}/b/c", [b"2"])
-        publish(rabbitmq.url, f"{name}/d", [b"3"])
-        assert {(row.channel, bytes(row.value)) for row in query.receive(2)} == {
-            (f"{name}/a", b"1"),
-            (f"{name}/b/c", b"2"),
-        }
 
 
 def test_typed_columns_of_a_schema(spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path) -> None:
@@ -173,22 +123,6 @@ def test_typed_columns_of_a_schema(spark: SparkSession, mosquitto: Mosquitto, tm
         (None, None, channel, 1, "{no json"),
         (None, None, channel, 2, '{"device": 5}'),
     ]
-
-
-def test_typed_columns_of_a_model(spark: SparkSession, rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    channel = unique("typed")
-    frame = (
-        spark.readStream.format("amqp")
-        .options(url=rabbitmq.url, channel=channel, journalPath=str(tmp_path / "journal"))
-        .option("model", f"{Reading.__module__}:Reading")
-        .load()
-    )
-    assert frame.dtypes[:2] == [("device", "string"), ("celsius", "double")]
-    with Collected(frame, tmp_path / "checkpoint").ready() as query:
-        publish(rabbitmq.url, channel, [Reading(device="a", celsius=1.5).model_dump_json(), b"nothing"])
-        good, bad = query.receive(2)
-    assert (good.device, good.celsius, good._corrupt_record, good._channel) == ("a", 1.5, None, channel)
-    assert (bad.device, bad.celsius, bad._corrupt_record) == (None, None, "nothing")
 
 
 def test_every_type_of_a_typed_read_reaches_spark(spark: SparkSession) -> None:
@@ -218,13 +152,12 @@ def test_every_type_of_a_typed_read_reaches_spark(spark: SparkSession) -> None:
 
 
 def test_a_batch_read_of_the_journal(spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path) -> None:
-    channel, journal = unique("batch"), str(tmp_path / "journal")
-    frame = stream(spark, mosquitto.url, tmp_path, channel=channel)
-    with Collected(frame, tmp_path / "checkpoint").ready() as query:
+    channel = unique("batch")
+    with Driven(mosquitto.url, tmp_path, channel=channel).start() as query:
         publish(mosquitto.url, channel, numbers(1000))
         query.receive(1000)
         # beside the running query
-        read = spark.read.format("messaging").option("journalPath", journal)
+        read = spark.read.format("messaging").option("journalPath", str(tmp_path))
         assert values(read.load().orderBy("offset").collect()) == numbers(1000)
     read = read.option("startingOffsets", '{"0": 100}').option("endingOffsets", '{"0": 200}').option("minPartitions", 4)
     part = read.load()
@@ -233,68 +166,7 @@ def test_a_batch_read_of_the_journal(spark: SparkSession, mosquitto: Mosquitto, 
     assert read.schema("value binary, offset long").load().columns == ["value", "offset"]
 
 
-def test_limits_of_a_micro_batch(spark: SparkSession, broker: Mosquitto, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    frame = stream(spark, broker.url, tmp_path, channel="a")
-    Collected(frame, checkpoint, availableNow=True).finish()
-    publish(broker.url, "a", [b"x" * 1000 for _ in range(2000)])
-    frame = stream(
-        spark, broker.url, tmp_path, channel="a", maxRowsPerBatch=900, maxBytesPerBatch="200k", availableNowQuiet="0.3"
-    )
-    query = Collected(frame, checkpoint, availableNow=True)
-    assert len(query.finish()) == 2000
-    sizes = [len(batch) for batch in query.batches]
-    assert max(sizes) <= 900
-    assert len(sizes) >= 5
-
-
-def test_processed_segments_are_deleted(spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path) -> None:
-    channel = unique("trim")
-    frame = stream(spark, mosquitto.url, tmp_path, channel=channel, journalBytes="4m", minPartitions=2)
-    with Collected(frame, tmp_path / "checkpoint").ready() as query:
-        for batch in range(12):  # three times the limit of the journal
-            publish(mosquitto.url, channel, [b"x" * 10_000 for _ in range(100)])
-            query.receive(100 * (batch + 1))
-    sizes = [file.stat().st_size for file in (tmp_path / "journal" / "0").iterdir()]
-    assert sum(sizes) < 8 * 2**20
-
-
-def test_several_receivers_share_the_work(spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path) -> None:
-    channel = unique("shared")
-    frame = stream(spark, mosquitto.url, tmp_path, channel=f"{channel}/#", receivers=3)
-    with Collected(frame, tmp_path / "checkpoint").ready() as query:
-        publish(mosquitto.url, f"{channel}/a", numbers(900))
-        rows = query.receive(900)
-    assert sorted(values(rows)) == sorted(numbers(900))
-    assert {row.partition for row in rows} == {0, 1, 2}
-    for partition in range(3):
-        mine = [row for row in rows if row.partition == partition]
-        assert [row.offset for row in mine] == list(range(len(mine)))
-
-
-def test_several_receivers_of_a_queue(spark: SparkSession, rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    channel = unique("shared")
-    frame = stream(spark, rabbitmq.url, tmp_path, channel=channel, receivers=2)
-    with Collected(frame, tmp_path / "checkpoint").ready() as query:
-        publish(rabbitmq.url, channel, numbers(900))
-        rows = query.receive(900)
-    assert sorted(values(rows)) == sorted(numbers(900))
-    assert {row.partition for row in rows} == {0, 1}
-
-
 # --- RabbitMQ streams
-
-
-def make_stream(url: str, name: str, payloads: list[bytes]) -> None:
-    """A stream that holds ``payloads``."""
-    with messaging.connect(url) as m:
-        made = m.subscribe(name, queue=name, queue_type="stream", stream_offset="first")
-        made.ready.result(10)
-        made.close().result(10)
-        for payload in payloads:
-            promise = m.publish(name, payload)
-        if payloads:
-            promise.result(10)
 
 
 def test_a_stream_in_micro_batches_and_from_its_checkpoint(
@@ -315,46 +187,133 @@ def test_a_stream_in_micro_batches_and_from_its_checkpoint(
         assert sorted(values(query.finish())) == sorted(numbers(10, 1010))
 
 
-def test_several_streams_are_partitions(spark: SparkSession, rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    one, two, empty = unique("one"), unique("two"), unique("empty")
-    make_stream(rabbitmq.url, one, numbers(30))
-    make_stream(rabbitmq.url, two, numbers(40))
-    make_stream(rabbitmq.url, empty, [])
-    options = {"url": rabbitmq.url, "queue": f"{one},{two},{empty}", "queueType": "stream"}
-    frame = spark.read.format("messaging").options(**options).load()
-    rows = frame.collect()
-    assert values(row for row in rows if row.partition == 0) == numbers(30)
-    assert values(row for row in rows if row.partition == 1) == numbers(40)
-    assert frame.collect() == rows  # the same rows again
-    part = frame = (
-        spark.read.format("messaging").options(**options, startingOffsets=json.dumps({one: 25, two: 35})).load()
-    )
-    assert part.count() == 10
-    limited = spark.readStream.format("messaging").options(**options, maxRowsPerBatch=20).load()
-    query = Collected(limited, tmp_path / "checkpoint", availableNow=True)
-    assert len(query.finish()) == 70
-    assert max(len(batch) for batch in query.batches) <= 23
+# --- refusals
 
 
-def test_the_latest_of_a_stream(spark: SparkSession, rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    name = unique("stream")
-    make_stream(rabbitmq.url, name, numbers(100))
-    options = {"url": rabbitmq.url, "queue": name, "queueType": "stream", "startingOffsets": "latest"}
-    frame = spark.readStream.format("amqp").options(**options).load()
+def failure(spark: SparkSession, tmp_path: Path, **options: Any) -> str:
+    """The text of the error of a streaming read, wherever it comes up."""
+    started = time.monotonic()
+
+    def run() -> None:
+        reader = spark.readStream.format(options.pop("format", "messaging")).options(**options)
+        with Collected(reader.load(), tmp_path / "checkpoint") as query:
+            wait_for(lambda: not query.query.isActive, "the query to fail")
+            query.check()
+
+    with pytest.raises((AnalysisException, StreamingQueryException)) as caught:
+        run()
+    assert time.monotonic() - started < 40
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "texts"),
+    [
+        ({"url": "mqtt://h", "jurnalPath": "/x"}, ["InvalidOptionError", "jurnalpath", "did you mean 'journalPath'"]),
+        ({"url": "mqtt://h", "channel": "a"}, ["InvalidOptionError", "'journalPath'", "missing"]),
+    ],
+    ids=["load", "start"],
+)
+def test_wrong_options(spark: SparkSession, tmp_path: Path, options: dict[str, str], texts: list[str]) -> None:
+    """One case for each way out of Spark; ``test_options`` has all wrong values."""
+    text = failure(spark, tmp_path, **options)
+    for each in texts:
+        assert each in text
+
+
+def test_a_batch_read_needs_a_journal(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(AnalysisException, match="InvalidOptionError: option 'journalPath' is missing"):
+        spark.read.format("messaging").load().count()
+    with pytest.raises(AnalysisException, match=r"JournalUnreadableError.*'journalPath'.*there is no journal"):
+        spark.read.format("messaging").option("journalPath", str(tmp_path)).load().count()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
+    """A broker that lets in ``user`` with a password."""
+    passwords = tmp_path_factory.mktemp("guarded") / "passwords"
+    passwords.touch()
+    subprocess.run(["mosquitto_passwd", "-b", str(passwords), "user", SECRET], check=True)
+    passwords.chmod(0o644)
+    passwords.parent.chmod(0o755)
+    with Mosquitto([f"password_file {passwords}", "allow_anonymous false"]) as broker:
+        yield broker
+
+
+def test_a_wrong_password(spark: SparkSession, guarded: Mosquitto, tmp_path: Path) -> None:
+    url = f"mqtt://user:wrong-{SECRET}@127.0.0.1:{guarded.port}"
+    text = failure(spark, tmp_path, url=url, channel="a", journalPath=str(tmp_path / "journal"))
+    assert "AuthenticationError" in text
+    assert SECRET not in text
+
+
+def test_secrets_appear_nowhere(spark: SparkSession, guarded: Mosquitto, tmp_path: Path, event_log: Path) -> None:
+    url = f"mqtt://user:{SECRET}@127.0.0.1:{guarded.port}"
+    frame = stream(spark, url, tmp_path, channel="a")
     with Collected(frame, tmp_path / "checkpoint").ready() as query:
-        publish(rabbitmq.url, name, numbers(5, 100))
-        assert values(query.receive(5)) == numbers(5, 100)
+        publish(url, "a", numbers(10))
+        query.receive(10)
+        assert SECRET not in str(query.query.explain(extended=True))
+        assert SECRET not in json.dumps(query.query.lastProgress, default=str)
+        assert SECRET not in frame._jdf.queryExecution().toString()
+    (tmp_path / "password").write_text(SECRET + "\n")
+    url = f"mqtt://user@127.0.0.1:{guarded.port}"
+    frame = stream(spark, url, tmp_path, channel="a", passwordFile=str(tmp_path / "password"))
+    with Collected(frame, tmp_path / "checkpoint") as query:
+        publish(url.replace("user@", f"user:{SECRET}@"), "a", numbers(10, 10))
+        assert values(query.receive(10)) == numbers(10, 10)
+    (tmp_path / "password").unlink()
+    for file in [*tmp_path.rglob("*"), *event_log.rglob("*")]:
+        assert not file.is_file() or SECRET.encode() not in file.read_bytes(), file
 
 
-def test_stop_leaves_nothing_behind(spark: SparkSession, rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    channel = unique("stop")
-    frame = stream(spark, rabbitmq.url, tmp_path, channel=channel, group=channel)
-    with Collected(frame, tmp_path / "checkpoint").ready() as query:
-        publish(rabbitmq.url, channel, numbers(10))
-        query.receive(10)
-    wait_for(
-        lambda: f"{channel}\t0" in rabbitmq.ctl("list_queues", "name", "consumers"), "the consumer to go", patience=20
-    )
-    with Collected(frame, tmp_path / "checkpoint") as query:  # the lock is free
-        publish(rabbitmq.url, channel, numbers(10))
-        query.receive(10)
+def test_a_damaged_journal_fails_the_task(spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path) -> None:
+    channel, journal = unique("damaged"), tmp_path / "journal"
+    first = processed([b"the first of all"], mosquitto.url, journal, channel=channel)
+    publish(mosquitto.url, channel, numbers(100))
+    with Driven(mosquitto.url, journal, first.checkpoint, channel=channel).start() as query:
+        query.receive(100)
+    (segment,) = (journal / "0").iterdir()
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"the first of all")] ^= 1  # not in the last frame, which could be a write that is going on
+    segment.write_bytes(data)
+    with pytest.raises(Exception, match=r"(?s)JournalCorruptError.*'journalPath'"):
+        spark.read.format("messaging").option("journalPath", str(journal)).load().collect()
+
+
+def test_a_parquet_table_gets_every_row_on_the_way_back_from_a_deleted_checkpoint(
+    spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    channel = unique("table")
+
+    def table(name: str, checkpoint: str, **options: Any) -> StreamingQuery:
+        frame = stream(spark, mosquitto.url, tmp_path, channel=channel, **options)
+        writer = frame.writeStream.format("parquet").option("path", str(tmp_path / name))
+        return writer.option("checkpointLocation", str(tmp_path / checkpoint)).start()
+
+    def rows_of(name: str) -> set[bytes]:
+        return {bytes(row.value) for row in spark.read.parquet(str(tmp_path / name)).collect()}
+
+    def has(name: str, rows: list[bytes]) -> bool:
+        query.processAllAvailable()  # of what has come from the broker
+        return set(rows) <= rows_of(name)
+
+    query = table("table", "checkpoint")
+    wait_for(lambda: query.lastProgress is not None, "the query")
+    for start in range(0, 4000, 2000):
+        publish(mosquitto.url, channel, numbers(2000, start))
+        wait_for(partial(has, "table", numbers(2000, start)), "the rows")
+    query.stop()
+    publish(mosquitto.url, channel, numbers(500, 4000))
+    shutil.rmtree(tmp_path / "checkpoint")
+    options = {"adoptJournal": "true", "availableNowQuiet": "0.3"}
+    query = table("table", "checkpoint", **options)
+    wait_for(lambda: query.lastProgress is not None or not query.isActive, "the first micro-batch")
+    publish(mosquitto.url, channel, numbers(100, 4500))  # only with the next one, Spark commits the first
+    wait_for(lambda: not query.isActive, "the query to fail")
+    assert "MicroBatchSkippedError: option 'journalPath'" in str(query.exception())
+    shutil.rmtree(tmp_path / "checkpoint")
+    query = table("table2", "checkpoint", **options)
+    wait_for(partial(has, "table2", numbers(600, 4000)), "the rows")
+    query.stop()
+    assert rows_of("table") | rows_of("table2") == set(numbers(4600))

@@ -1,15 +1,23 @@
-"""A job takes the session it was submitted with, and only without one a local session of its own."""
+"""The jobs of the pipeline in a session: the one they were submitted with, or a local one of their own."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 
+from adapters.spark.telemetry import batch
+from adapters.spark.telemetry.fleet import digest
+from adapters.spark.telemetry.job import Folders
 from adapters.spark.telemetry.session import is_submitted, spark_session
 from tests.spark.conftest import require_java
 from tests.spark.harness import JAVA_OPTIONS
@@ -65,3 +73,50 @@ def test_a_session_that_is_there_is_used_and_left_running(spark: SparkSession, t
 def test_a_process_with_a_master_from_outside_is_submitted(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "12345")
     assert is_submitted()
+
+
+@pytest.mark.slow
+def test_the_batch_job_finds_missing_and_duplicate_messages(spark: SparkSession, tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+    at = datetime(2025, 6, 2, 12, tzinfo=UTC)
+
+    def message(device: str, sequence: int, temperature: float, hours: int = 0) -> dict[str, Any]:
+        moment = at + timedelta(hours=hours)
+        reading = {"device": device, "site": "oslo", "sequence": sequence, "temperature": temperature}
+        reading |= {"vibration": 1.0, "battery": 90.0, "measured_at": moment, "sent_at": moment, "received_at": moment}
+        reading |= {"channel": f"telemetry/oslo/{device}", "kind": "reading", "payload": None, "date": moment.date()}
+        return reading | {"offset": 0}
+
+    rejected = dict.fromkeys(message("", 0, 0.0)) | {
+        "kind": "rejected",
+        "payload": "\ufffd{",
+        "channel": "telemetry/oslo/oslo-1",
+        "date": at.date(),
+    }
+    rows = [message("oslo-1", 0, 10.0), message("oslo-1", 1, 20.0, 1), *[message("oslo-2", 0, 30.0)] * 2]
+    pq.write_to_dataset(pa.Table.from_pylist([*rows, rejected]), folders.table("messages"), ["kind", "date"])
+    anomaly = {"id": "oslo-1/1/temperature", "device": "oslo-1", "site": "oslo", "metric": "temperature", "score": 9.0}
+    anomaly |= {"measured_at": at + timedelta(hours=1), "date": at.date()}
+    pq.write_to_dataset(pa.Table.from_pylist([anomaly]), folders.table("anomalies"), ["date"])
+    Path(folders.table("aggregates")).mkdir()
+    ledger = tmp_path / "sent.jsonl"
+    sent = [("oslo-1", 0, "reading"), ("oslo-1", 1, "reading"), ("oslo-1", 2, "rejected")]
+    sent += [("oslo-2", 0, "reading"), ("oslo-2", 1, "reading")]
+    lines = [
+        json.dumps({"device": device, "sequence": sequence, "kind": kind, "digest": digest(b"\xff{")})
+        for device, sequence, kind in sent
+    ]
+    ledger.write_text("\n".join(lines) + "\n")
+
+    batch.run(spark, folders, ledger)
+
+    def table(name: str, *columns: str) -> list[tuple[Any, ...]]:
+        rows = ds.dataset(folders.table(name), partitioning="hive").to_table().to_pylist()
+        return sorted(tuple(row[column] for column in columns) for row in rows)
+
+    assert [row[1:] for row in table("site_hourly", "hour", "readings", "anomalies")] == [(3, 0), (1, 1)]
+    columns = ("readings", "devices", "temperature_min", "temperature_max", "anomalies")
+    assert table("site_daily", *columns) == [(4, 2, 10, 30, 1)]
+    assert table("top_devices", "device", "anomalies", "metrics") == [("oslo-1", 1, "temperature")]
+    found = table("completeness", "device", "sent", "stored", "rejected", "missing", "too_many")
+    assert found == [("oslo-1", 3, 3, 1, 0, 0), ("oslo-2", 2, 2, 0, 1, 1)]

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
-from functools import partial
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import pytest
 
@@ -15,20 +12,11 @@ from adapters.spark.journal import Journal
 from adapters.spark.journal.folders import LocalFolder
 from tests.spark.harness import numbers, publish, wait_for
 from tests.spark.readers import Driven, processed
-from tests.spark.test_read import stream
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import StreamingQuery
-
     from tests.brokers import Mosquitto
-
-
-@pytest.fixture
-def channel() -> str:
-    return f"channel-{uuid4().hex[:8]}"
 
 
 def left_behind(mosquitto: Mosquitto, channel: str, journal: Path, count: int = 40) -> None:
@@ -133,40 +121,3 @@ def test_a_journal_of_an_earlier_version_is_read_without_marks(
     publish(mosquitto.url, channel, numbers(5, 5))
     with Driven(mosquitto.url, journal, [json.dumps(offsets)], channel=channel) as later:
         assert later.start().receive(5) == numbers(5, 5)
-
-
-@pytest.mark.slow
-def test_a_parquet_table_gets_every_row_on_the_way_back_from_a_deleted_checkpoint(
-    spark: SparkSession, mosquitto: Mosquitto, channel: str, tmp_path: Path
-) -> None:
-    def table(name: str, checkpoint: str, **options: Any) -> StreamingQuery:
-        frame = stream(spark, mosquitto.url, tmp_path, channel=channel, **options)
-        writer = frame.writeStream.format("parquet").option("path", str(tmp_path / name))
-        return writer.option("checkpointLocation", str(tmp_path / checkpoint)).start()
-
-    def rows_of(name: str) -> set[bytes]:
-        return {bytes(row.value) for row in spark.read.parquet(str(tmp_path / name)).collect()}
-
-    def has(name: str, rows: list[bytes]) -> bool:
-        query.processAllAvailable()  # of what has come from the broker
-        return set(rows) <= rows_of(name)
-
-    query = table("table", "checkpoint")
-    wait_for(lambda: query.lastProgress is not None, "the query")
-    for start in range(0, 4000, 2000):
-        publish(mosquitto.url, channel, numbers(2000, start))
-        wait_for(partial(has, "table", numbers(2000, start)), "the rows")
-    query.stop()
-    publish(mosquitto.url, channel, numbers(500, 4000))
-    shutil.rmtree(tmp_path / "checkpoint")
-    options = {"adoptJournal": "true", "availableNowQuiet": "0.3"}
-    query = table("table", "checkpoint", **options)
-    wait_for(lambda: query.lastProgress is not None or not query.isActive, "the first micro-batch")
-    publish(mosquitto.url, channel, numbers(100, 4500))  # only with the next one, Spark commits the first
-    wait_for(lambda: not query.isActive, "the query to fail")
-    assert "MicroBatchSkippedError: option 'journalPath'" in str(query.exception())
-    shutil.rmtree(tmp_path / "checkpoint")
-    query = table("table2", "checkpoint", **options)
-    wait_for(partial(has, "table2", numbers(600, 4000)), "the rows")
-    query.stop()
-    assert rows_of("table") | rows_of("table2") == set(numbers(4600))

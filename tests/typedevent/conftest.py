@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import pytest
 
@@ -21,15 +20,16 @@ from messaging.typedevent import (
     UntypedEventHandler,
     topic_of,
 )
-
-T = TypeVar("T")
+from tests.conformance.helpers import eventually as eventually
+from tests.dispatch.helpers import logged as logged
+from tests.dispatch.helpers import named as named
+from tests.dispatch.helpers import no_defects
+from tests.threads import in_threads as in_threads
 
 #: seconds any wait in a test may take
 PATIENCE: Final = 20.0
 #: seconds after which a handler that does not return is blocked, in tests of that
 SOON: Final = 0.2
-
-_PROPERTIES: Final = {"ranking": "service.ranking"}
 
 
 @dataclass
@@ -75,8 +75,7 @@ def bus(services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Iterator
         yield bus
     finally:
         bus.close()
-    died = ("worker job failed", "service registry: a listener failed", "what was to be called")
-    assert not [each for each in caplog.records if each.getMessage().startswith(died)]
+    no_defects(caplog)
 
 
 class Recorder:
@@ -99,8 +98,8 @@ class Recorder:
         return [event for _, event in self.events]
 
     def of(self, key: str) -> list[Any]:
-        """What the events have under that key."""
-        return [event[key] for event in self.data]
+        """Return the values that the events have under a key, or ``None``."""
+        return [event.get(key) for event in self.data]
 
 
 class Gate(Recorder):
@@ -145,12 +144,6 @@ def _register(
     return services.register(interface, handler, named(topics, **properties))
 
 
-def named(topics: Any = None, **properties: Any) -> dict[str, Any]:
-    """Service properties: ``filter="(a=1)"`` for ``event.filter``."""
-    found = {_PROPERTIES.get(name, f"event.{name}"): value for name, value in properties.items()}
-    return found if topics is None else {"event.topics": topics, **found}
-
-
 typed = functools.partial(_register, TypedEventHandler)
 untyped = functools.partial(_register, UntypedEventHandler)
 unhandled = functools.partial(_register, UnhandledEventHandler)
@@ -187,27 +180,6 @@ def blocked(bus: TypedEventBus, registration: ServiceRegistration) -> str | None
     return state_of(bus, registration).blocked
 
 
-def eventually(condition: Callable[[], T], what: str = "condition") -> T:
-    """Wait until ``condition()`` is true and return what it returned."""
-    deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {PATIENCE:g} s in vain: {what}")
-        time.sleep(0.005)
-    return found
-
-
-def logged(caplog: pytest.LogCaptureFixture, *parts: str, level: int = logging.WARNING) -> list[str]:
-    """Return the log records of this project from ``level`` on that contain all ``parts``."""
-    return [
-        text
-        for each in [*caplog.records]
-        if each.name.startswith("messaging.") and each.levelno >= level
-        for text in [each.getMessage() + (f"\n{each.exc_text}" if each.exc_text else "")]
-        if all(part in text for part in parts)
-    ]
-
-
 def ignored(caplog: pytest.LogCaptureFixture, registration: ServiceRegistration) -> str:
     """Return the log record of a service that the bus ignores."""
     (text,) = logged(caplog, repr(registration.reference), "is ignored", level=logging.ERROR)
@@ -235,25 +207,3 @@ def matches(topic_filter: str, topic: str) -> bool:
             return False
         wanted, tokens = wanted[:-1], tokens[: len(wanted) - 1]
     return len(wanted) == len(tokens) and all(one in ("+", other) for one, other in zip(wanted, tokens, strict=True))
-
-
-def in_threads(count: int, run: Callable[[int], object]) -> None:
-    """Call ``run`` with 0, 1, ... on as many threads at once, and raise what it raises."""
-    errors: list[BaseException] = []
-    barrier = threading.Barrier(count)
-
-    def work(number: int) -> None:
-        try:
-            barrier.wait(PATIENCE)
-            run(number)
-        except BaseException as error:  # noqa: BLE001
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(6 * PATIENCE)
-        assert not thread.is_alive()
-    if errors:
-        raise errors[0]

@@ -163,7 +163,7 @@ def test_a_filter_of_the_target_may_be_anything_that_parses(services: ServiceReg
             bus.on("a", handler=received, filter="(")
 
 
-def test_what_there_is_now_can_be_seen(bus: TypedEventBus) -> None:
+def test_the_dto_shows_handlers_threads_and_monitors(bus: TypedEventBus) -> None:
     gate = Gate()
     registration = typed(bus, gate, ["a", "b/*"], type=Order, filter="(id>=0)", principal="me")
     for number in range(4):
@@ -261,7 +261,7 @@ def test_a_closed_bus_knows_no_handlers_and_finds_none(services: ServiceRegistry
     assert before.events == after.events == []
 
 
-def test_a_bus_is_closed_at_the_end_of_its_block_whatever_happens_there(services: ServiceRegistry) -> None:
+def test_a_bus_is_closed_at_the_end_of_its_block_even_after_an_exception(services: ServiceRegistry) -> None:
     received = Recorder()
     untyped(services, received, "a")
 

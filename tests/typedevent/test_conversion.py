@@ -64,6 +64,7 @@ from typing_extensions import TypeAliasType, TypedDict
 from messaging.errors import ConversionError
 from messaging.typedevent.conversion import convert, converter_to
 from messaging.typedevent.maps import checked_copy, to_map
+from tests.typedevent.test_schema import KINDS, OwnInit, Page, Tags
 
 T = TypeVar("T")
 UTC = datetime.UTC
@@ -93,10 +94,6 @@ class Rank(enum.IntEnum):
 class Word(enum.StrEnum):
     RED = "r"
     BLUE = "b"
-
-
-class Shade(enum.Enum):
-    BLUE = 1
 
 
 class Permission(enum.Flag):
@@ -183,7 +180,9 @@ def refused(target: Any, *values: Any) -> list[tuple[Any, Any]]:
         *rows(decimal.Decimal, ("1.10", decimal.Decimal("1.10")), (0.1, decimal.Decimal("0.1"))),
         *rows(decimal.Decimal, (7, decimal.Decimal(7)), (None, decimal.Decimal(0))),
         *rows(complex, ("1+2j", 1 + 2j), (2, 2 + 0j)),
-        *rows(fractions.Fraction, ("1/3", fractions.Fraction(1, 3))),
+        *rows(fractions.Fraction, ("1/3", fractions.Fraction(1, 3)), ("0.25", fractions.Fraction(1, 4))),
+        *rows(fractions.Fraction, (0.5, fractions.Fraction(1, 2)), (None, fractions.Fraction(0))),
+        *rows(fractions.Fraction, (decimal.Decimal("1e-3"), fractions.Fraction(1, 1000))),
         *rows(Celsius, ("21.5", Celsius(21.5))),
         *rows(UserName, (7, UserName("7")), (deque(["x"]), UserName("x"))),
         *rows(UserId, ("5", 5)),
@@ -257,6 +256,11 @@ def refused(target: Any, *values: Any) -> list[tuple[Any, Any]]:
         *rows(Final[int], ("5", 5)),
         *rows(ClassVar[int], ("5", 5)),
         *rows(Final, (5, 5)),
+        *rows(Literal[1, "a"], (1, 1), ("1", 1), ("a", "a")),
+        *rows(Literal[1, True], (True, True)),
+        *rows(Literal["a", None], (None, None)),
+        *rows(Literal[Colour.RED], ("RED", Colour.RED)),
+        *rows(Literal["a"], (b"a", "a"), (["a"], "a")),
     ],
 )
 def test_values_become_the_target_type(value: Any, target: Any, expected: Any) -> None:
@@ -345,17 +349,6 @@ def test_numbers_that_take_very_long_to_convert_are_refused_at_once(value: Any, 
     with pytest.raises(ConversionError):
         convert({"value": value, "share": value} if target in (Raw, dict[str, int]) else value, target)
     assert time.process_time() - start < 1
-
-
-def test_fractions_are_made_of_numbers_and_texts() -> None:
-    for value, expected in (
-        ("1/3", (1, 3)),
-        ("0.25", (1, 4)),
-        (0.5, (1, 2)),
-        (decimal.Decimal("1e-3"), (1, 1000)),
-        (None, (0, 1)),
-    ):
-        assert convert(value, fractions.Fraction) == fractions.Fraction(*expected)
 
 
 class Gap(enum.Flag):
@@ -613,130 +606,15 @@ def test_paths_are_of_limited_length() -> None:
 # --- every kind of schema, into every other
 
 
-class ModelA(BaseModel):
-    number: int
-    text: str
-    when: datetime.datetime
-    colour: Colour
-    nested: Item | None = None
-    more: list[int] = []
-    ignored: str = "a"
-
-
-@dataclass
-class DataA:
-    number: float
-    text: str
-    when: str
-    colour: str
-    nested: dict[str, Any] | None = None
-    more: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrozenA:
-    number: decimal.Decimal
-    text: bytes
-    when: datetime.datetime
-    colour: Colour
-    nested: Item | None = None
-    more: frozenset[int] = frozenset()
-
-
-@pydantic_dataclass
-class CheckedA:
-    number: int
-    text: str
-    when: datetime.datetime
-    colour: Colour
-    nested: Item | None = None
-    more: list[int] = PydanticField(default_factory=list)
-
-
-class NamedA(NamedTuple):
-    number: int
-    text: str
-    when: datetime.datetime
-    colour: Shade
-    nested: Any = None
-    more: Any = ()
-
-
-class PlainA:
-    number: int
-    text: str
-    when: datetime.datetime
-    colour: Colour
-    nested: Item | None
-    more: list[int]
-
-
-class MadeA:
-    def __init__(
-        self,
-        number: int,
-        text: str,
-        when: datetime.datetime,
-        colour: Colour,
-        nested: Item | None = None,
-        more: Sequence[int] = (),
-    ) -> None:
-        self.number, self.text, self.when, self.colour, self.nested, self.more = (
-            number,
-            text,
-            when,
-            colour,
-            nested,
-            more,
-        )
-
-
-class TypedA(TypedDict):
+class TypedData(TypedDict):
     number: Required[int]
     text: str
-    when: str
-    colour: str
-    nested: NotRequired[Item | None]
     more: NotRequired[list[int]]
 
 
-def struct_a() -> Any:
-    msgspec = pytest.importorskip("msgspec")
-    return msgspec.defstruct(
-        "StructA",
-        [
-            *(("number", int), ("text", str), ("when", datetime.datetime), ("colour", Colour)),
-            *(("nested", Item | None, None), ("more", list[int], msgspec.field(default_factory=list))),
-        ],
-    )
-
-
-def attrs_a() -> Any:
-    attrs = pytest.importorskip("attrs")
-
-    @attrs.frozen(kw_only=True)
-    class AttrsA:
-        number: int
-        text: str
-        when: datetime.datetime
-        colour: Colour
-        nested: Item | None = None
-        more: list[int] = attrs.field(factory=list)
-
-    return AttrsA
-
-
-KINDS: dict[str, Callable[[], Any]] = {
-    "pydantic": lambda: ModelA,
-    "dataclass": lambda: DataA,
-    "frozen dataclass": lambda: FrozenA,
-    "pydantic dataclass": lambda: CheckedA,
-    "NamedTuple": lambda: NamedA,
-    "plain": lambda: PlainA,
-    "with __init__": lambda: MadeA,
-    "TypedDict": lambda: TypedA,
-    "msgspec": struct_a,
-    "attrs": attrs_a,
+SCHEMAS: dict[str, Callable[[], Any]] = {
+    **{name: lambda make=make: type(make()(number=1)) for name, make in KINDS.items()},  # type: ignore[misc]
+    "TypedDict": lambda: TypedData,
     "dict": lambda: dict[str, Any],
 }
 
@@ -746,32 +624,23 @@ def canonical(event: Any) -> dict[str, Any]:
     return {
         "number": convert(data["number"], int),
         "text": convert(data["text"], str),
-        "when": convert(data["when"], datetime.datetime),
-        "colour": convert(data["colour"], Colour),
-        "nested": convert(data["nested"], Item),
         "more": sorted(convert(data["more"], list[int])),
     }
 
 
-@pytest.mark.parametrize(("source", "target"), [*itertools.product(KINDS, repeat=2)])
+@pytest.mark.parametrize(("source", "target"), [*itertools.product(SCHEMAS, repeat=2)])
 def test_every_kind_of_schema_becomes_every_other(source: str, target: str) -> None:
     """Scenario 31."""
-    data = {
-        "number": "7",
-        "text": "text",
-        "when": NOON,
-        "colour": "blue",
-        "nested": {"name": "a", "price": "2"},
-        "more": ["1", 2],
-    }
+    data = {"number": "7", "text": NOON, "more": ["1", 2]}
     expected = canonical(data)
-    event = convert(data, KINDS[source]())
+    event = convert(data, SCHEMAS[source]())
     assert canonical(event) == expected
-    found = convert(event, KINDS[target]())
+    wanted = SCHEMAS[target]()
+    found = convert(event, wanted)
     assert canonical(found) == expected
-    assert canonical(convert(to_map(found), KINDS[source]())) == expected
+    assert canonical(convert(to_map(found), SCHEMAS[source]())) == expected
     if target not in ("TypedDict", "dict"):
-        assert type(found) is KINDS[target]() or target in ("msgspec", "attrs")
+        assert type(found).__name__ == wanted.__name__
 
 
 # --- round trips
@@ -935,10 +804,6 @@ def test_validators_that_want_data_as_it_came_get_it() -> None:
     assert convert([{"title": Word.RED}], list[Renaming])[0].name == "r"
 
 
-class Tags(RootModel[list[str]]):
-    pass
-
-
 class Items(RootModel[list[Item]]):
     pass
 
@@ -992,18 +857,12 @@ class GenericModel(BaseModel, Generic[T]):
     first: T | None = None
 
 
-@dataclass
-class Page(Generic[T]):
-    items: list[T]
-    first: T | None = None
-
-
 class ItemPage(Page[Item]):
     pass
 
 
 @pytest.mark.parametrize("target", [GenericModel[Item], Page[Item], ItemPage])
-def test_generic_classes_convert_to_what_they_are_given(target: Any) -> None:
+def test_fields_of_generic_classes_convert_to_their_arguments(target: Any) -> None:
     found = convert({"items": [{"name": 1}], "first": {"name": "b"}}, target)
     assert isinstance(found, typing.get_origin(target) or target)
     assert (found.items, found.first) == ([Item("1")], Item("b"))
@@ -1119,22 +978,6 @@ def test_annotated_types_are_converted_and_then_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "target", "expected"),
-    [
-        *rows(Literal[1, "a"], (1, 1), ("1", 1), ("a", "a")),
-        *rows(Literal[1, True], (True, True)),
-        *rows(Literal["a", None], (None, None)),
-        *rows(Literal[Colour.RED], ("RED", Colour.RED)),
-        *rows(Literal["a"], (b"a", "a"), (["a"], "a")),
-    ],
-)
-def test_literals(value: Any, target: Any, expected: Any) -> None:
-    found = convert(value, target)
-    assert found == expected
-    assert type(found) is type(expected)
-
-
-@pytest.mark.parametrize(
     ("value", "target"),
     [("b", Literal["a"]), (2, Literal[1]), (None, Literal[0, False, ""]), ({}, Literal["a"]), (math.nan, Literal[1])],
 )
@@ -1239,7 +1082,7 @@ class Checked(Protocol):
     number: int
 
 
-def test_protocols_are_what_instances_have_but_nothing_becomes_one() -> None:
+def test_instances_of_a_protocol_pass_and_no_value_becomes_one() -> None:
     plain = convert({"number": 1}, Plain)
     assert convert(plain, Checked) is plain
     for target in (Handled, Checked):
@@ -1587,7 +1430,7 @@ def test_only_conversion_errors_are_raised_and_they_contain_no_value(target: Any
 @pytest.mark.parametrize(
     "error", [ValueError, TypeError, RuntimeError, RecursionError, StopIteration, OSError, MemoryError]
 )
-def test_whatever_a_constructor_raises_is_a_conversion_error(error: type[Exception]) -> None:
+def test_an_exception_of_a_constructor_becomes_a_conversion_error(error: type[Exception]) -> None:
     class Raises(Raising):
         pass
 
@@ -1646,16 +1489,6 @@ class Area:
 class Counted:
     name: str
     count: int = field(default=0, init=False)
-
-
-@dataclass(init=False)
-class OwnInit:
-    total: int
-    parts: list[int]
-
-    def __init__(self, *parts: int, total: int = 0) -> None:
-        self.parts = [*parts]
-        self.total = total or sum(parts)
 
 
 def test_fields_that_constructors_do_not_take_are_set_unless_they_are_computed() -> None:

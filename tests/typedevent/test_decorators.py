@@ -84,7 +84,7 @@ class Overridden(Untyped):
     """Has the filter of its base class still."""
 
 
-def test_what_a_class_declares_counts_as_service_properties(bus: TypedEventBus) -> None:
+def test_declarations_of_a_class_count_as_service_properties(bus: TypedEventBus) -> None:
     """157.12.2 to 157.12.4."""
     handlers = [Untyped(), Typed(), Left(), Inherited(), Overridden()]
     typed_, left = handlers[1:3]
@@ -106,7 +106,7 @@ def test_what_a_class_declares_counts_as_service_properties(bus: TypedEventBus) 
     assert typed_.data == [RushOrder(1), RushOrder(2)]
 
 
-def test_what_a_service_is_registered_with_goes_before_what_its_class_declares(bus: TypedEventBus) -> None:
+def test_properties_of_a_registration_override_declarations_of_the_class(bus: TypedEventBus) -> None:
     by_topics, by_filter, by_type = Untyped(), Untyped(), Typed()
     bus.services.register(UntypedEventHandler, by_topics, {"Event.Topics": "a"})
     untyped(bus, by_filter, filter="(id=1)")
@@ -211,7 +211,7 @@ def test_the_names_of_the_specification_are_there() -> None:
 # --- on
 
 
-def test_a_decorated_function_gets_what_its_event_is_annotated_with(bus: TypedEventBus) -> None:
+def test_a_decorated_function_receives_the_annotated_type(bus: TypedEventBus) -> None:
     """157.4.1: without topics, of the topic of that class."""
     received: dict[str, list[Any]] = {name: [] for name in ("bare", "called", "topics", "both", "class", "coroutine")}
 
@@ -275,7 +275,7 @@ def test_without_annotation_or_with_a_mapping_a_function_gets_a_map(bus: TypedEv
 
 
 @pytest.mark.parametrize("wanted", [Order, ORDERS.replace("/", "."), dict[str, Any], Any, Row], ids=str)
-def test_type_says_what_a_function_gets_whatever_its_annotation(bus: TypedEventBus, wanted: Any) -> None:
+def test_the_option_type_overrides_the_annotation(bus: TypedEventBus, wanted: Any) -> None:
     received: list[Any] = []
 
     def handle(event: Invoice) -> None:
@@ -309,7 +309,7 @@ def test_one_decorator_may_be_used_for_several_functions(bus: TypedEventBus, cap
     assert not logged(caplog)
 
 
-def test_options_say_what_properties_say(services: ServiceRegistry) -> None:
+def test_options_set_the_service_properties(services: ServiceRegistry) -> None:
     """157.4.8."""
     with TypedEventBus(services, history={"a": RangePolicy.unlimited()}) as bus:
         count(bus, range(5))

@@ -77,7 +77,7 @@ def test_an_event_that_only_filters_keep_off_is_unhandled(bus: TypedEventBus) ->
     assert left.of("n") == [0, 2]
 
 
-def test_an_event_that_a_handler_received_is_not_unhandled_whatever_it_did_with_it(bus: TypedEventBus) -> None:
+def test_an_event_that_a_handler_received_is_never_unhandled(bus: TypedEventBus) -> None:
     """Scenario 49; 157.4.5.2."""
     left, filtered = Recorder(), Recorder()
     untyped(bus, lambda topic, event: None, "a")

@@ -21,6 +21,7 @@ from messaging.services import ServiceRegistry
 from messaging.typedevent import MonitorEvent, RangePolicy, TypedEventBus
 from messaging.typedevent.event import PublishedEvent
 from messaging.typedevent.history import UNLIMITED, History
+from tests.typedevent.test_replay import publish
 
 PATIENCE = 10.0
 
@@ -39,13 +40,6 @@ def make_bus() -> Iterator[Make]:
     yield make
     for bus in made:
         bus.close()
-
-
-def publish(bus: TypedEventBus, *events: str) -> None:
-    """``"a 1"`` is event 1 on topic ``a``."""
-    for event in events:
-        topic, number = event.split()
-        bus.deliver_untyped(topic, {"n": int(number)})
 
 
 def recorded(bus: TypedEventBus) -> list[str]:
@@ -109,7 +103,7 @@ def test_a_policy_never_changes() -> None:
 
 
 @pytest.mark.parametrize("capacity", [-1, 0, 1, 500])
-def test_the_maximum_storage_is_what_the_bus_was_given(make_bus: Make, capacity: int) -> None:
+def test_the_maximum_storage_is_the_capacity_of_the_bus(make_bus: Make, capacity: int) -> None:
     """157.6.2.1, 157.11.4.5: -1 if there is no limit, 0 if there is no history."""
     bus = make_bus(capacity)
     assert bus.monitor.get_maximum_event_storage() == bus.get_dto().capacity == capacity
@@ -299,7 +293,7 @@ def test_a_minimum_is_never_discarded_in_favour_of_other_topics(make_bus: Make) 
 # --- changing policies while there is something (157.6.2.2)
 
 
-def test_what_no_policy_keeps_any_more_is_not_returned_any_more(make_bus: Make) -> None:
+def test_events_without_a_policy_are_removed_from_the_history(make_bus: Make) -> None:
     """157.6.2.2, 157.11.4.11: neither to monitors nor to handlers."""
     bus = make_bus(history={"a/*": RangePolicy.at_most(3), "a/b": RangePolicy.at_most(5)})
     publish(bus, *(f"a/{topic} {n}" for n in range(5) for topic in "bc"))
@@ -317,7 +311,7 @@ def test_what_no_policy_keeps_any_more_is_not_returned_any_more(make_bus: Make) 
 # --- the record of an event
 
 
-def test_nothing_of_a_published_event_is_lost_but_what_it_was_converted_to() -> None:
+def test_a_record_keeps_all_of_an_event_except_its_conversions() -> None:
     """Whatever else an event may have one day."""
     event = PublishedEvent("a", {"n": 1})
     event.time = 12.5
@@ -345,7 +339,7 @@ class Converted:
     n: int
 
 
-def test_what_handlers_got_is_not_kept_for_the_history(make_bus: Make) -> None:
+def test_the_history_keeps_no_converted_events(make_bus: Make) -> None:
     """The history may hold thousands of events; what they were converted to is the handlers' alone."""
     bus = make_bus(history={"a": RangePolicy.unlimited()})
     made: list[weakref.ref[Converted]] = []

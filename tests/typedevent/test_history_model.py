@@ -1,4 +1,4 @@
-"""The history, and the bus with it, against simple models: plain lists, gone through from end to end."""
+"""The bus and its history against a simple model: plain lists, gone through from end to end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from messaging.dispatch.topics import parse_filter
 from messaging.errors import ArgumentError, HistoryFullError
 from messaging.services import ServiceRegistration, ServiceRegistry
 from messaging.typedevent import MonitorEvent, RangePolicy, TypedEventBus, UnhandledEventHandler, UntypedEventHandler
-from messaging.typedevent.event import PublishedEvent
-from messaging.typedevent.history import UNLIMITED, History
+from messaging.typedevent.history import UNLIMITED
 from tests.conformance.helpers import eventually
 from tests.typedevent.conftest import matches
+from tests.typedevent.test_history import recorded
 
 PATIENCE = 10.0
 
@@ -97,110 +96,6 @@ class Model:
         self.changed()
 
 
-class HistoryMachine(RuleBasedStateMachine):
-    """157.6.2: whatever is configured, removed and published, in whatever order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.history = History(-1)
-        self.model = Model(-1)
-        self.published: dict[str, list[int]] = defaultdict(list)
-        self.count = 0
-
-    @initialize(
-        capacity=st.sampled_from([-1, 0, 1, 2, 4, 4, 7, 7, 12]),
-        maximum=st.sampled_from([0, 1, 2, 3, UNLIMITED]),
-        special=st.dictionaries(filters, policies, max_size=3),
-    )
-    def begin(self, capacity: int, maximum: int, special: dict[str, RangePolicy]) -> None:
-        self.history = History(capacity)
-        self.model = Model(capacity)
-        for topic_filter, policy in {"*": RangePolicy.at_most(maximum), **special}.items():
-            self.configure(topic_filter, policy)
-
-    @rule(topic=topics, times=st.integers(1, 4))
-    def append(self, topic: str, times: int) -> None:
-        for _ in range(times):
-            self.count += 1
-            event = PublishedEvent(topic, {"n": self.count})
-            event.time = float(self.count)
-            self.history.append(event, self.history.effective(topic))
-            self.model.append(topic, self.count)
-            self.published[topic].append(self.count)
-
-    @rule(turns=st.lists(topics, min_size=3, max_size=12))
-    def append_to_several(self, turns: list[str]) -> None:
-        for topic in turns:
-            self.append(topic, 1)
-
-    @rule(topic_filter=filters, policy=policies)
-    def configure(self, topic_filter: str, policy: RangePolicy) -> None:
-        before = self.history.configured()
-        expected = self.model.configure(topic_filter, policy)
-        if isinstance(expected, int):
-            room = self.history.configure(parse_filter(topic_filter), policy)
-            assert room == expected
-            assert policy.minimum <= room <= policy.maximum
-        else:
-            with pytest.raises(expected):
-                self.history.configure(parse_filter(topic_filter), policy)
-            assert self.history.configured() == before
-
-    @rule(topic_filter=filters)
-    def remove(self, topic_filter: str) -> None:
-        self.history.remove(parse_filter(topic_filter))
-        self.model.remove(topic_filter)
-
-    @rule(asked=st.lists(filters, max_size=3))
-    def look_back(self, asked: list[str]) -> None:
-        found = [(each.topic, each.data["n"]) for each in self.history.of(map(parse_filter, asked))]
-        assert found == [each for each in self.model.kept if any(matches(one, each[0]) for one in asked)][::-1]
-
-    @invariant()
-    def it_keeps_what_the_model_keeps_in_order(self) -> None:
-        found = [*self.history.all()]
-        assert [(each.topic, each.data["n"]) for each in found] == self.model.kept[::-1]
-        assert [each.sequence for each in found] == sorted((each.sequence for each in found), reverse=True)
-        assert [each.time for each in found] == [float(each.data["n"]) for each in found]
-        assert len(self.history) == len(found)
-
-    @invariant()
-    def it_is_never_over_capacity(self) -> None:
-        assert self.history.capacity < 0 or len(self.history) <= self.history.capacity
-
-    @invariant()
-    def each_topic_has_the_newest_between_its_minimum_and_its_maximum(self) -> None:
-        for topic in TOPICS:
-            kept = [each.data["n"] for each in self.history.of([parse_filter(topic)])][::-1]
-            assert kept == self.published[topic][len(self.published[topic]) - len(kept) :]
-            assert self.model.floor[topic] <= len(kept) <= self.history.effective(topic).maximum
-
-    @invariant()
-    def the_most_specific_policy_counts_and_comes_first(self) -> None:
-        """157.6.2.1, 157.11.4.2."""
-        configured = self.history.configured()
-        assert configured == self.model.policies
-        for topic in TOPICS:
-            first = next((configured[each] for each in configured if matches(each, topic)), RangePolicy.none())
-            assert self.history.effective(topic) == self.model.effective(topic) == first
-        for each in FILTERS:
-            assert self.history.policy(parse_filter(each)) == self.model.policies.get(each)
-
-    @invariant()
-    def no_structure_outlives_its_events(self) -> None:
-        assert len(self.history._spare) <= len(self.history._kept) == len({topic for topic, _ in self.model.kept})
-        assert len(self.history._spare) == sum(kept.is_listed for kept in self.history._kept.values())
-        if not self.model.policies:
-            assert len(self.history._trie) == 0
-
-
-TestHistoryAgainstModel = HistoryMachine.TestCase
-TestHistoryAgainstModel.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
-
-
-# --- the bus
-
-
 class Handler:
     """A registered handler: what it asks for, what it got, and what it should have got."""
 
@@ -254,26 +149,33 @@ class BusMachine(RuleBasedStateMachine):
         self.registry = ServiceRegistry()
         self.bus: TypedEventBus | None = None
         self.model = Model(-1)
+        self.published: dict[str, list[int]] = defaultdict(list)
         self.there: list[Handler] = []
         self.watching: list[Watcher] = []
         self.count = 0
 
-    @initialize(capacity=st.sampled_from([-1, 0, 3, 8, 8]), maximum=st.sampled_from([0, 2, UNLIMITED]))
-    def begin(self, capacity: int, maximum: int) -> None:
+    @initialize(
+        capacity=st.sampled_from([-1, 0, 1, 2, 4, 4, 7, 7, 12]),
+        maximum=st.sampled_from([0, 1, 2, 3, UNLIMITED]),
+        special=st.dictionaries(filters, policies, max_size=3),
+    )
+    def begin(self, capacity: int, maximum: int, special: dict[str, RangePolicy]) -> None:
         self.model = Model(capacity)
         self.bus = TypedEventBus(self.registry, history_capacity=capacity)
-        self.configure("*", RangePolicy.at_most(maximum))
+        for topic_filter, policy in {"*": RangePolicy.at_most(maximum), **special}.items():
+            self.configure(topic_filter, policy)
 
     def teardown(self) -> None:
         if self.bus is not None:
             self.bus.close()
             assert self.registry.find("messaging.typedevent.bus.TypedEventBus") == []
 
-    @rule(turns=st.lists(topics, min_size=1, max_size=6))
+    @rule(turns=st.lists(topics, min_size=1, max_size=12))
     def publish(self, turns: list[str]) -> None:
         assert self.bus is not None
         for topic in turns:
             self.count += 1
+            self.published[topic].append(self.count)
             self.bus.deliver_untyped(topic, {"n": self.count, "weight": weight(self.count)})
             event = topic, self.count
             self.model.append(*event)
@@ -322,6 +224,7 @@ class BusMachine(RuleBasedStateMachine):
         expected = self.model.configure(topic_filter, policy)
         if isinstance(expected, int):
             assert self.bus.monitor.configure_history_storage(topic_filter, policy) == expected
+            assert policy.minimum <= expected <= policy.maximum
         else:
             with pytest.raises(expected):
                 self.bus.monitor.configure_history_storage(topic_filter, policy)
@@ -356,6 +259,31 @@ class BusMachine(RuleBasedStateMachine):
         for watcher in self.watching:
             eventually(lambda watcher=watcher: len(watcher.got) >= len(watcher.expected), "all was seen")  # type: ignore[misc]
             assert watcher.got == watcher.expected
+
+    @invariant()
+    def it_keeps_what_the_model_keeps_in_order(self) -> None:
+        """157.6.2: of each topic the newest events, between its minimum and its maximum."""
+        if self.bus is not None:
+            assert recorded(self.bus) == [f"{topic} {number}" for topic, number in self.model.kept]
+            assert self.model.capacity < 0 or len(self.model.kept) <= self.model.capacity
+        for topic in TOPICS:
+            kept = [number for _, number in self.model.of(topic)]
+            assert kept == self.published[topic][len(self.published[topic]) - len(kept) :]
+            assert self.model.floor[topic] <= len(kept) <= self.model.effective(topic).maximum
+
+    @invariant()
+    def the_most_specific_policy_counts_and_comes_first(self) -> None:
+        """157.6.2.1, 157.11.4.2."""
+        if self.bus is None:
+            return
+        monitor = self.bus.monitor
+        configured = monitor.get_configured_history_storage()
+        assert configured == self.model.policies
+        for topic in TOPICS:
+            first = next((configured[each] for each in configured if matches(each, topic)), RangePolicy.none())
+            assert monitor.get_effective_history_storage(topic) == self.model.effective(topic) == first
+        for each in FILTERS:
+            assert monitor.get_configured_history_storage(each) == self.model.policies.get(each)
 
     @invariant()
     def it_tells_what_there_is(self) -> None:

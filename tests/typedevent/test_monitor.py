@@ -224,7 +224,7 @@ def test_an_event_that_has_no_map_form_is_left_out_and_logged(
 # --- past and present (157.6.1)
 
 
-def test_without_history_only_what_comes_is_seen(bus: TypedEventBus) -> None:
+def test_without_history_only_later_events_are_seen(bus: TypedEventBus) -> None:
     """Scenario 77; 157.11.4.6: whatever is stored."""
     publish(bus, 1, 2)
     watching = Watching(bus.monitor.monitor_events())
@@ -576,7 +576,7 @@ def test_publishers_do_not_wait_for_an_observer_that_never_returns(bus: TypedEve
     assert stuck.numbers[-1] == count - 1
 
 
-def test_handlers_have_their_threads_whatever_observers_do() -> None:
+def test_observers_take_no_threads_of_handlers() -> None:
     """157.6."""
     with TypedEventBus(ServiceRegistry(), threads=1) as bus:
         gate, begun = threading.Event(), threading.Barrier(4)
@@ -695,7 +695,7 @@ def test_operators_work_on_the_observed_events(bus: TypedEventBus) -> None:
     eventually(lambda: bus.get_dto().monitors == 0, "all have unsubscribed")
 
 
-def test_taking_some_of_what_comes_lets_go_of_the_monitor(bus: TypedEventBus) -> None:
+def test_a_take_operator_ends_the_subscription_to_the_monitor(bus: TypedEventBus) -> None:
     taken: Future[list[MonitorEvent]] = Future()
     bus.monitor.monitor_events().pipe(ops.take(3), ops.to_list()).subscribe(taken.set_result, taken.set_exception)
     publish(bus, *range(10))
@@ -735,7 +735,7 @@ def test_an_observer_may_publish_and_watch(bus: TypedEventBus) -> None:
 # --- with permissions (157.8.2)
 
 
-def test_a_monitor_shows_what_its_principal_may_subscribe_to() -> None:
+def test_a_monitor_shows_the_topics_that_its_principal_may_subscribe_to() -> None:
     """Past and present; without a principal, the topics that are permitted without one."""
     policy = TopicPolicy(
         {
@@ -864,7 +864,7 @@ def test_flushing_waits_for_all_observers(bus: TypedEventBus) -> None:
     assert bus.monitor.flush().result(PATIENCE) is None
 
 
-def test_flushing_waits_for_what_observers_get_after_the_bus_was_closed(bus: TypedEventBus) -> None:
+def test_flushing_waits_for_events_that_observers_receive_after_closing(bus: TypedEventBus) -> None:
     gate = threading.Event()
     watching = Watching(bus.monitor.monitor_events(), lambda event: gate.wait(PATIENCE))
     publish(bus, 1, 2)

@@ -71,7 +71,7 @@ def test_a_replayed_event_that_is_cleared_is_replayed_to_the_next_handler() -> N
 
 
 @pytest.mark.parametrize("data", [event(), Measured()], ids=["untyped", "typed"])
-def test_an_observer_that_clears_what_it_sees_changes_nothing_for_others(data: Any) -> None:
+def test_an_observer_that_clears_its_event_changes_nothing_for_others(data: Any) -> None:
     seen: list[list[int]] = [[], []]
     handled: list[int] = []
 
@@ -96,7 +96,7 @@ def test_an_observer_that_clears_what_it_sees_changes_nothing_for_others(data: A
     assert handled == later == [count]
 
 
-def test_what_a_handler_of_maps_changes_in_a_typed_event_does_not_reach_monitors_nor_history() -> None:
+def test_changes_of_the_map_of_a_typed_event_reach_neither_monitors_nor_history() -> None:
     seen: list[Any] = []
     with TypedEventBus(history={"*": RangePolicy.at_most(5)}) as bus:
         bus.on("a", handler=lambda topic, data: spoil(data))

@@ -243,7 +243,7 @@ def test_publishing_is_granted_and_revoked_at_run_time(world: World) -> None:
         world.policy.revoke("writer")
 
 
-def test_the_past_is_shown_to_those_who_may_have_it_when_they_come(world: World) -> None:
+def test_past_events_are_replayed_to_handlers_with_permission_at_registration(world: World) -> None:
     """157.4.7 and 157.8.2: what they may not have does not count either."""
     world.bus.monitor.configure_history_storage("*", RangePolicy.unlimited())
     world.publish("public/a 1", "secret 2", "public/b 3", "secret 4", "secret 5")

@@ -144,7 +144,7 @@ def test_publishers_of_one_topic_are_closed_one_by_one(bus: TypedEventBus, recei
     assert received.topics == ["a"]
 
 
-def test_a_publisher_is_closed_at_the_end_of_its_block_whatever_happens_there(
+def test_a_publisher_is_closed_at_the_end_of_its_block_even_after_an_exception(
     bus: TypedEventBus, received: Recorder
 ) -> None:
     """Scenario 23; 157.9.6: AutoCloseable."""
@@ -166,9 +166,7 @@ def test_a_publisher_is_closed_at_the_end_of_its_block_whatever_happens_there(
     assert received.of("id") == [1]
 
 
-def test_what_goes_through_publishers_and_through_the_bus_keeps_its_order(
-    bus: TypedEventBus, received: Recorder
-) -> None:
+def test_events_of_publishers_and_of_the_bus_keep_their_order(bus: TypedEventBus, received: Recorder) -> None:
     """Scenario 24; 157.3.3."""
     a, b = bus.create_publisher("a"), bus.create_publisher("b", Order)
     ways = itertools.cycle(
@@ -255,7 +253,7 @@ def test_a_publisher_may_be_used_by_several_threads(bus: TypedEventBus, received
         assert [each["n"] for each in received.data if each["thread"] == thread] == [*range(500)]
 
 
-def test_a_publisher_shows_what_it_is(bus: TypedEventBus) -> None:
+def test_the_repr_of_a_publisher_shows_topic_and_state(bus: TypedEventBus) -> None:
     publisher = bus.create_publisher("a")
     assert isinstance(publisher, TypedEventPublisher)
     assert repr(publisher) == "<TypedEventPublisher for 'a', open>"

@@ -91,7 +91,7 @@ def test_patterns_with_the_same_beginning_do_not_replace_each_other(bus: TypedEv
         ("a/+", ["a/b", "a/$", "a/é"], ["a", "a/b/c", "ab"]),
     ],
 )
-def test_a_pattern_matches_what_the_specification_says(
+def test_a_pattern_matches_as_the_specification_says(
     bus: TypedEventBus, pattern: str, matching: list[str], others: list[str]
 ) -> None:
     """Scenario 44; 157.4.3.1, 157.4.3.2: for handlers of all kinds."""
@@ -178,7 +178,7 @@ def test_updates_lose_and_double_nothing_of_the_topics_that_stay(services: Servi
         assert left.events == []
 
 
-def test_who_gets_an_event_is_looked_up_before_or_after_an_update_and_not_within(bus: TypedEventBus) -> None:
+def test_routing_sees_an_update_completely_or_not_at_all(bus: TypedEventBus) -> None:
     """Scenario 45: a handler may have a topic by one pattern before it, and by another one after it."""
     handler = Recorder()
     registration = untyped(bus, handler, "nothing")
@@ -217,7 +217,7 @@ def test_an_update_that_is_wrong_ends_the_handler_and_one_that_is_right_begins_i
     assert handler.of("n") == [1, 3, 5, 7, 9]
 
 
-def test_what_waits_during_an_update_is_delivered(bus: TypedEventBus) -> None:
+def test_pending_events_are_delivered_after_an_update(bus: TypedEventBus) -> None:
     """Scenario 45: also of topics that it has no more; it was published before."""
     opened = threading.Event()
     received: list[int] = []

@@ -196,7 +196,7 @@ def test_event_type_goes_before_the_reified_type_as_target_and_as_default_topic(
     assert handler.data == [RushOrder(2, hours=3), RushOrder(4)]
 
 
-def test_topics_decide_what_arrives_and_the_type_what_it_becomes(bus: TypedEventBus) -> None:
+def test_topics_select_events_and_the_type_converts_them(bus: TypedEventBus) -> None:
     """Scenario 28; 157.4.1."""
     handler = Orders()
     typed(bus, handler, ["foo", "foo/bar"])
@@ -641,7 +641,7 @@ def test_a_constructor_may_raise_anything_and_no_handler_gets_anything_else_inst
     assert [[event.x for event in each.data] for each in handlers] == [[3]] * 4
 
 
-def test_a_constructor_that_hangs_holds_up_only_who_called_it(bus: TypedEventBus) -> None:
+def test_a_hanging_constructor_delays_only_its_own_handler(bus: TypedEventBus) -> None:
     """Others make their own after a while."""
     opened = threading.Event()
     calls = itertools.count()
@@ -739,7 +739,7 @@ def test_the_type_may_be_changed_by_an_update(bus: TypedEventBus) -> None:
     assert handler.data == [Order(1, "c"), Invoice("1", "c"), Order(2)]
 
 
-def test_a_mapping_may_be_what_a_typed_handler_wants(bus: TypedEventBus) -> None:
+def test_the_type_of_a_typed_handler_may_be_a_mapping(bus: TypedEventBus) -> None:
     """Through the registry it is a type like others: its values are converted."""
     handler = Recorder()
     typed(bus, handler, "a", type=dict[str, int])

@@ -140,7 +140,7 @@ def test_handlers_of_unhandled_events_are_blocked_like_others(bus: TypedEventBus
     assert left.of("n") == [*range(12)]
 
 
-def test_whether_an_event_is_unhandled_follows_who_comes_and_goes(bus: TypedEventBus) -> None:
+def test_whether_an_event_is_unhandled_is_decided_for_each_event(bus: TypedEventBus) -> None:
     """157.4.4: it is looked up with each event."""
     handler, left = Recorder(), Left()
     unhandled(bus, left)

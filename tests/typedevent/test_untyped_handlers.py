@@ -485,7 +485,7 @@ def test_a_handler_that_raises_gets_the_next_event(bus: TypedEventBus, caplog: p
     assert len(logged(caplog, repr(registration.reference), "failed on", "'a'")) == 2
 
 
-def test_the_topic_is_what_it_was_published_to_and_the_data_a_mapping(bus: TypedEventBus) -> None:
+def test_handlers_receive_the_published_topic_and_a_mapping(bus: TypedEventBus) -> None:
     """157.9.8.1."""
 
     class Text(str):

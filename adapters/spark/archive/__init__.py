@@ -31,14 +31,6 @@ the message, and with neither topic nor data. A replay leaves such rows out.
 **Guarantees.** From the recorder to Parquet every event comes at least once. The journal drops a redelivered
 message if it can identify it. Other duplicates stay in the archive, since finding the first one takes a read of the
 whole archive. Drop them when you read, as :func:`replay` does: ``frame.dropDuplicates(["recorder", "sequence"])``.
-
-::
-
-    query       ``archive``: the streaming query that writes the Parquet files
-    reader      ``read_events``: a time range of the files, sorted
-    replaying   ``replay``: a time range back onto a bus
-
-Imports :mod:`adapters.spark.recorder` and, to register the data source, :mod:`adapters.spark`.
 """
 
 from __future__ import annotations

@@ -117,27 +117,20 @@ def _rows_of(topics: list[str]) -> Callable[[Iterable[pa.RecordBatch]], Iterator
 
 def to_rows(messages: pa.RecordBatch, is_wanted: Callable[[str], bool]) -> pa.RecordBatch:
     """Return the rows of an archive for messages of the source. Events on unwanted topics are left out."""
-    rows: list[tuple[Any, ...]] = []
+    rows: list[dict[str, Any]] = []
     columns = (messages.column(name).to_pylist() for name in _MESSAGE)
     for value, channel, partition, offset, received in zip(*columns, strict=True):
+        row = {"channel": channel, "partition": partition, "offset": offset}
         try:
             event = load_event(value)
         except DecodeError as error:
             time = datetime.now(UTC) if received is None else received  # RabbitMQ streams may have no time
-            rows.append(_row(None, time, None, None, None, channel, partition, offset, value, str(error)))
-            continue
-        if is_wanted(event.topic):
-            rows.append(
-                _row(
-                    event.topic, event.time, dump_data(event.data), event.recorder, event.sequence,
-                    channel, partition, offset, None, None,
-                )
-            )  # fmt: skip
-    found = zip(*rows, strict=True) if rows else [()] * len(SCHEMA)
-    return pa.RecordBatch.from_arrays(
-        [pa.array(values, field.type) for values, field in zip(found, SCHEMA, strict=True)], schema=SCHEMA
-    )
-
-
-def _row(topic: str | None, time: datetime, *others: Any) -> tuple[Any, ...]:
-    return topic, time, *others, time.astimezone(UTC).date()
+            row |= {"_corrupt_record": value, "_error": str(error)}
+        else:
+            if not is_wanted(event.topic):
+                continue
+            time = event.time
+            row |= {"topic": event.topic, "data": dump_data(event.data)}
+            row |= {"recorder": event.recorder, "sequence": event.sequence}
+        rows.append({**row, "timestamp": time, "date": time.astimezone(UTC).date()})
+    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)

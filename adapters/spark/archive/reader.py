@@ -19,7 +19,7 @@ import logging
 import tempfile
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import datetime
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow import fs, ipc
 
+from adapters.spark.errors import first_line, redacted
 from adapters.spark.recorder.recorded_event import RecordedEvent, load_data, microseconds, time_of
 from adapters.spark.recorder.topic_patterns import filters_of
 from messaging.errors import ArgumentError, DecodeError, MessagingError
@@ -43,8 +44,6 @@ logger = logging.getLogger(__name__)
 BUFFER_BYTES: Final = 64 * 2**20
 #: rows of a batch
 _ROWS: Final = 8192
-#: characters that are shown of another library's error
-_MAX_ERROR: Final = 300
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _SCHEMA: Final = pa.schema(
@@ -179,14 +178,14 @@ def _spark_rows(frame: DataFrame, first: int, last: int, filters: tuple[TopicFil
     try:
         found = _selected(frame, first, last, filters)
     except PySparkException as error:
-        raise ArchiveUnreadableError("a DataFrame", f"Spark: {_first_line(error)}") from error
+        raise ArchiveUnreadableError("a DataFrame", f"Spark: {first_line(error)}") from error
 
     def rows() -> _Rows:
         try:
             for row in found.toLocalIterator():
                 yield tuple(row)
         except (PySparkException, Py4JJavaError) as error:  # the iterator passes errors of Java unchanged
-            raise ArchiveUnreadableError("a DataFrame", f"Spark: {_first_line(error)}") from error
+            raise ArchiveUnreadableError("a DataFrame", f"Spark: {first_line(error)}") from error
 
     return rows()
 
@@ -197,39 +196,23 @@ def _selected(frame: DataFrame, first: int, last: int, filters: tuple[TopicFilte
     begin, end = (sql.timestamp_micros(sql.lit(each)) for each in (first, last))
     found = frame.where((sql.col("timestamp") >= begin) & (sql.col("timestamp") < end) & sql.col("topic").isNotNull())
     if "date" in frame.columns:  # so that Spark skips the files of other days
-        found = found.where(sql.col("date").between(*(sql.lit(str(each)).cast("date") for each in _days(first, last))))
+        days = (sql.lit(str(time_of(each).date())).cast("date") for each in (first, last))
+        found = found.where(sql.col("date").between(*days))
     if not any(each.has_wildcard for each in filters):
         found = found.where(sql.col("topic").isin([each.text for each in filters]))
     found = found.select(sql.unix_micros("timestamp").alias("micros"), "recorder", "sequence", "topic", "data")
     return found.orderBy("micros", "recorder", "sequence")
 
 
-def _first_line(error: Exception) -> str:
-    """Return the first line of an error, without the Java call it came from."""
-    lines = [line.lstrip(": ") for line in str(error).splitlines() if not line.startswith("An error occurred while")]
-    return next(filter(None, lines), type(error).__name__)[:_MAX_ERROR]
-
-
-def _days(first: int, last: int) -> tuple[date, date]:
-    """Return the first and the last day of a range, in UTC."""
-    return time_of(first).date(), time_of(last).date()
-
-
 # --- files
-
-
-def _without_login(path: str) -> str:
-    """Return a path or URI without the keys of an object store."""
-    scheme, mark, rest = path.partition("://")
-    return f"{scheme}{mark}{rest.rpartition('@')[2].partition('?')[0]}" if mark else path
 
 
 class _Files:
     """The files of an archive at a path."""
 
     def __init__(self, path: str) -> None:
-        self._path = _without_login(path)
-        self._given = path
+        self._path = redacted(path)
+        self._has_secrets = self._path != path
         with self._archive_errors():
             if "://" in path:
                 self._filesystem, self._root = fs.FileSystem.from_uri(path)
@@ -256,8 +239,8 @@ class _Files:
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             if isinstance(error, MessagingError):
                 raise
-            text = f"{type(error).__name__}: {_first_line(error)}".replace(self._given, self._path)
-            raise ArchiveUnreadableError(self._path, text) from (None if self._given != self._path else error)
+            text = redacted(f"{type(error).__name__}: {first_line(error)}")
+            raise ArchiveUnreadableError(self._path, text) from (None if self._has_secrets else error)
 
     def _list(self, folder: str) -> list[fs.FileInfo]:
         found: list[fs.FileInfo] = self._filesystem.get_file_info(fs.FileSelector(folder))
@@ -292,7 +275,7 @@ class _Files:
 
     def rows(self, first: int, last: int) -> _Rows:
         """Yield the rows of recorded events of a range, sorted."""
-        begin, end = (f"{_DAY}{each.isoformat()}" for each in _days(first, last))
+        begin, end = (f"{_DAY}{time_of(each).date().isoformat()}" for each in (first, last))
         for day in self._days:
             if begin <= day <= end:
                 yield from self._rows_of(day, first, last)

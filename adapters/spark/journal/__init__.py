@@ -4,11 +4,8 @@
 
     journal      the open journal: which source and which query it belongs to
     log          one partition: append, read, commit; segments and offsets
-    frame_index  where each frame of a log is
     frames       the binary format of segments
     folders      file systems: local disk, object stores
-
-Imports the columns and the errors of :mod:`adapters.spark`, and nothing of the readers and writers.
 """
 
 from __future__ import annotations as annotations

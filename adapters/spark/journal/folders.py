@@ -26,16 +26,14 @@ from adapters.spark.errors import JournalLockedError, JournalUnreadableError
 #: how long a stopped query may take to release its journal, in seconds
 LOCK_SECONDS = 15.0
 
+#: pause between two attempts to get a lock, in seconds
+_PAUSE: Final = 0.05
 #: the beginning of a path that is meant as a URL
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(?=/)")
 
 
 def open_folder(path: str) -> Folder:
-    """Return the folder at ``path``: a local path (``~`` is the home of the user), or a URL for pyarrow or fsspec.
-
-    Raises:
-        JournalUnreadableError: the file system is unknown, or cannot be reached.
-    """
+    """Return the folder at ``path``: a local path (``~`` is the home of the user), or a URL for pyarrow or fsspec."""
     if path.lower().startswith("file:"):
         return LocalFolder(_of_file_url(path))
     scheme, is_url, _ = path.partition("://")
@@ -80,14 +78,18 @@ def _fsspec(path: str) -> Folder:
 # --- local ----------------------------------------------------------------------------------------------------------
 
 
-def try_lock(path: Path, mode: int, flags: int = 0) -> int | None:
-    """Return a descriptor of the lock file ``path`` with its lock, or ``None`` if another process has the lock.
+def lock_file(path: Path, patience: float, refused: Exception, *, mode: int = 0o644, flags: int = 0) -> int:
+    """Return a descriptor of the lock file ``path`` with its lock; raise ``refused`` after ``patience`` seconds."""
+    deadline = time.monotonic() + patience
+    while (file := _try_lock(path, mode, flags)) is None:
+        if time.monotonic() > deadline:
+            raise refused
+        time.sleep(_PAUSE)
+    return file
 
-    Args:
-        path: of the file, which is created if it is missing.
-        mode: permissions of a new file.
-        flags: for ``os.open``, beside those of every lock file.
-    """
+
+def _try_lock(path: Path, mode: int, flags: int) -> int | None:
+    """Return a descriptor of the lock file ``path`` with its lock, or ``None`` if another process has the lock."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, mode)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -147,13 +149,7 @@ class LocalFolder:
     def read(self, name: str, start: int = 0, length: int | None = None, *, copy: bool = False) -> pa.Buffer:
         """Return a part of a file, as far as it exists. Local files are mapped.
 
-        Args:
-            name: the name of the file.
-            start, length: the part, in bytes; by default the whole file.
-            copy: do not map. A writer may truncate the file, which ends a process that then reads mapped bytes.
-
-        Raises:
-            FileNotFoundError: there is no such file.
+        With ``copy`` they are not: a writer may truncate the file, which ends a process that then reads mapped bytes.
         """
         with (self._root / name).open("rb") as file:
             size = max(0, os.fstat(file.fileno()).st_size - start)
@@ -195,20 +191,10 @@ class LocalFolder:
         _sync(path.parent)  # a file that is deleted later must not disappear earlier
 
     def lock(self) -> contextlib.AbstractContextManager[Any]:
-        """Lock out other writers until the context is left. The kernel releases the lock however its holder ends.
-
-        Raises:
-            JournalLockedError: another writer has the folder.
-        """
-        deadline = time.monotonic() + LOCK_SECONDS
-        while (file := try_lock(self._root / "lock", 0o644)) is None:
-            if time.monotonic() > deadline:
-                raise JournalLockedError(
-                    self.path, "another query is using this journal; give each query one of its own"
-                )
-            time.sleep(0.05)
+        """Lock out other writers until the context is left. The kernel releases the lock however its holder ends."""
+        error = JournalLockedError(self.path, "another query is using this journal; give each query one of its own")
         held = contextlib.ExitStack()
-        held.callback(os.close, file)
+        held.callback(os.close, lock_file(self._root / "lock", LOCK_SECONDS, error))
         return held
 
     def check_lock(self) -> None:
@@ -233,11 +219,7 @@ class Appender:
             raise
 
     def append(self, parts: Iterable[Any]) -> None:
-        """Write all of ``parts`` and wait until the disk has them.
-
-        Raises:
-            OSError: it does not. The file is truncated to its previous size, if that is possible.
-        """
+        """Write all of ``parts`` and wait until the disk has them; if that fails, truncate the file if possible."""
         views = [memoryview(part).cast("B") for part in parts]
         end = self.size + sum(len(view) for view in views)
         at = self.size
@@ -308,14 +290,7 @@ class RemoteFolder:
                 if info.type == fs.FileType.File
             }
 
-    def read(
-        self,
-        name: str,
-        start: int = 0,
-        length: int | None = None,
-        *,
-        copy: bool = False,
-    ) -> pa.Buffer:
+    def read(self, name: str, start: int = 0, length: int | None = None, *, copy: bool = False) -> pa.Buffer:
         """See :class:`LocalFolder`."""
         del copy  # it always copies
         with _os_errors(), self._filesystem.open_input_file(self._full(name)) as file:

@@ -96,8 +96,6 @@ class Journal(Generic[L]):
         """Open a journal to write, and create it if it is missing.
 
         Args:
-            path: see option ``journalPath``.
-            source: the source whose messages go to the journal.
             adopt: whether a journal of another source is accepted.
             segment_bytes: bytes from which on a segment is closed.
             check: raises if the journal must not be used; called before anything is written to it.
@@ -132,12 +130,7 @@ class Journal(Generic[L]):
 
     @staticmethod
     def view(path: str) -> Journal[Log]:
-        """Open a journal to read its current rows, also while a query writes to it.
-
-        Raises:
-            JournalUnreadableError: there is no journal, or it cannot be reached.
-            JournalCorruptError: it is damaged.
-        """
+        """Open a journal to read its current rows, also while a query writes to it. Raises as :meth:`open`."""
         with journal_errors(path, "cannot open", JournalUnreadableError):
             folder = open_folder(path)
             meta = _read_meta(folder)
@@ -217,15 +210,7 @@ class Journal(Generic[L]):
 
 
 def leave_mark(folder: Folder, mark: str) -> None:
-    """Leave a mark that a task has read rows. Runs on executors.
-
-    Args:
-        folder: the folder of the journal.
-        mark: see :attr:`Journal.mark`.
-
-    Raises:
-        JournalError: the executor cannot write to the folder.
-    """
+    """Leave a mark that a task has read rows, see :attr:`Journal.mark`. Runs on executors."""
     with journal_errors(folder.path, "an executor cannot write the mark that it has read the first rows"):
         folder.write(mark + secrets.token_hex(8), [b"read"])  # each attempt of each task has its own
 

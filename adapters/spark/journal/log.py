@@ -15,6 +15,8 @@ import contextlib
 import errno
 import logging
 import threading
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -30,7 +32,6 @@ from adapters.spark.errors import (
     redacted,
 )
 from adapters.spark.journal import frames
-from adapters.spark.journal.frame_index import Index
 
 if TYPE_CHECKING:
     from adapters.spark.journal.folders import Appender, Folder
@@ -62,44 +63,110 @@ class Span(NamedTuple):
     seed: int
 
 
-class Log:
-    """One partition of a journal, for reading. Thread safe.
+class _Frames:
+    """The positions and sizes of the frames of a log, found by offset without disk access. Thread safe.
 
-    Args:
-        folder: the folder of the journal.
-        partition: the number of the partition.
-        seed: the seed of its frames, see :mod:`adapters.spark.journal.frames`.
+    Attributes:
+        begin: the offset of the first row.
+        end: the offset after the last row on the disk, or in the object store.
     """
 
-    def __init__(self, folder: Folder, partition: int, *, seed: int = 0) -> None:
-        self.partition = partition
-        self._folder = folder
-        self._seed = seed
-        #: guards the index
-        self._lock = threading.Lock()
-        self._index = Index(0)
+    def __init__(self) -> None:
+        #: guards the columns; reentrant, for changes that need several calls
+        self._lock = threading.RLock()
+        # arrays: a backlog of small frames has millions
+        self._firsts = array("q")
+        self._segment_firsts = array("q")  # the offsets in their names
+        self._positions = array("q")
+        #: bytes of all frames that were ever added: up to the begin of each, and up to the end of the last one
+        self._totals = array("q", [0])
+        self.begin = self.end = 0
 
-    @property
-    def begin(self) -> int:
-        """The offset of the first row."""
-        with self._lock:
-            return self._index.begin
+    def _clear(self, begin: int) -> None:
+        """Drop all frames; the next one begins at ``begin``."""
+        for column in (self._firsts, self._segment_firsts, self._positions, self._totals):
+            del column[:]
+        self._totals.append(0)
+        self.begin = self.end = begin
 
-    @property
-    def end(self) -> int:
-        """The offset after the last row on the disk, or in the object store."""
+    def _add(self, first: int, rows: int, segment: int, position: int, length: int) -> None:
+        """Add a frame: ``rows`` from offset ``first`` on, in ``length`` bytes of ``segment``."""
         with self._lock:
-            return self._index.end
+            if not self._firsts:
+                self.begin = first
+            self._firsts.append(first)
+            self._segment_firsts.append(segment)
+            self._positions.append(position)
+            self._totals.append(self._totals[-1] + length)
+            self.end = first + rows
+
+    def _segment_of(self, offset: int) -> int | None:
+        """Return the segment that holds ``offset``."""
+        at = bisect_right(self._firsts, offset) - 1
+        return self._segment_firsts[at] if at >= 0 else None
+
+    def _forget(self, segment: int) -> None:
+        """Drop the frames of all segments before ``segment``."""
+        count = bisect_left(self._segment_firsts, segment)
+        for column in (self._firsts, self._segment_firsts, self._positions, self._totals):
+            del column[:count]
+        self.begin = self._firsts[0] if self._firsts else self.end
 
     def bytes_from(self, offset: int) -> int:
-        """Return the bytes in the journal from ``offset`` on."""
+        """Return the bytes of the frame that holds ``offset``, and of all later frames."""
         with self._lock:
-            return self._index.bytes_from(offset)
+            at = max(0, bisect_right(self._firsts, offset) - 1)
+            return 0 if offset >= self.end else self._totals[-1] - self._totals[at]
 
     def end_within(self, start: int, limit: int) -> int:
-        """Return the offset up to which the rows from ``start`` on have about ``limit`` bytes; at least one row."""
+        """Return the largest offset at which the rows from ``start`` on have about ``limit`` bytes; at least one row.
+
+        All rows of a frame count the same.
+        """
         with self._lock:
-            return self._index.end_within(start, limit)
+            at = max(0, bisect_right(self._firsts, start) - 1)
+            if start >= self.end or not self._firsts:
+                return self.end
+            skipped = self._bytes(at) * (start - self._firsts[at]) // self._rows(at)
+            until = self._totals[at] + skipped + limit
+            last = bisect_right(self._totals, until) - 1
+            if last >= len(self._firsts):
+                return self.end
+            within = (until - self._totals[last]) * self._rows(last) // self._bytes(last)
+            return max(start + 1, self._firsts[last] + within)
+
+    def _bytes(self, at: int) -> int:
+        """Return the length of a frame."""
+        return self._totals[at + 1] - self._totals[at]
+
+    def _rows(self, at: int) -> int:
+        """Return the number of rows of a frame."""
+        return (self._firsts[at + 1] if at + 1 < len(self._firsts) else self.end) - self._firsts[at]
+
+    def _pieces(self, start: int, end: int) -> list[tuple[int, int, int, int, int]]:
+        """Return segment, position, length and offsets of the rows from ``start`` to ``end``, for each segment."""
+        found: list[tuple[int, int, int, int, int]] = []
+        at = max(0, bisect_right(self._firsts, start) - 1)
+        while at < len(self._firsts) and self._firsts[at] < end:
+            segment = self._segment_firsts[at]
+            after = bisect_right(self._segment_firsts, segment, at)
+            stop = min(after, bisect_left(self._firsts, end, at))
+            position = self._positions[at]
+            length = self._positions[stop - 1] + self._bytes(stop - 1) - position
+            until = self._firsts[stop] if stop < len(self._firsts) else self.end
+            found.append((segment, position, length, max(start, self._firsts[at]), min(end, until)))
+            at = stop
+        return found
+
+
+class Log(_Frames):
+    """One partition of a journal, for reading. Thread safe. For ``seed`` see :mod:`adapters.spark.journal.frames`."""
+
+    def __init__(self, folder: Folder, partition: int, *, seed: int = 0) -> None:
+        super().__init__()
+        self.partition = partition
+        self.folder = folder
+        self._seed = seed
 
     def spans(self, start: int, end: int) -> list[Span]:
         """Return the spans of the rows from ``start`` to ``end``.
@@ -107,12 +174,14 @@ class Log:
         Raises:
             DataLossError: some of these rows are missing.
         """
+        if start >= end:
+            return []
         with self._lock:
-            begin, known = self._index.begin, self._index.end
-            found = self._index.spans(start, end)
-        if start < end and (start < begin or end > known):
+            begin, known = self.begin, self.end
+            found = self._pieces(start, end)
+        if start < begin or end > known:
             raise DataLossError(
-                f"option 'journalPath' ({self._folder.path}): offsets {start} to {end} of partition {self.partition} "
+                f"option 'journalPath' ({self.folder.path}): offsets {start} to {end} of partition {self.partition} "
                 f"are asked for, and {begin} to {known} are there; failOnDataLoss=false goes on with those"
             )
         return [
@@ -123,7 +192,7 @@ class Log:
     def _segments(self) -> list[tuple[int, int]]:
         """Return the offset and the size of each segment, in order."""
         found = []
-        for name, size in self._folder.list(str(self.partition)).items():
+        for name, size in self.folder.list(str(self.partition)).items():
             stem = name.removesuffix(_SUFFIX)
             if stem != name and len(stem) == 20 and stem.isdecimal():
                 found.append((int(stem), size))
@@ -138,26 +207,24 @@ class Log:
             JournalCorruptError: a segment is not as it was written.
         """
         segments = [segment for segment, _ in self._segments()]
-        index = Index(segments[0] if segments else 0)
+        self._clear(segments[0] if segments else 0)
         last: tuple[int, int, int] | None = None
         for number, segment in enumerate(segments):
-            if segment != index.end:
+            if segment != self.end:
                 if segments[number - 1] in (known for known, _ in self._segments()):
-                    self._corrupt(segment, f"rows {index.end} to {segment} are missing before it")
-                index = Index(segment)
+                    self._corrupt(segment, f"rows {self.end} to {segment} are missing before it")
+                self._clear(segment)
             until = segments[number + 1] if number + 1 < len(segments) else None
             try:
-                data = self._folder.read(_name(self.partition, segment), copy=until is None)
+                data = self.folder.read(_name(self.partition, segment), copy=until is None)
             except FileNotFoundError:
-                index = Index(segment if until is None else until)
+                self._clear(segment if until is None else until)
                 continue
-            last = (segment, self._load(index, segment, data, until), data.size)
-        with self._lock:
-            self._index = index
+            last = (segment, self._load(segment, data, until), data.size)
         return last
 
-    def _load(self, index: Index, segment: int, data: pa.Buffer, until: int | None) -> int:
-        """Add the frames of ``segment``, up to row ``until``, to ``index``; return the end of the last one."""
+    def _load(self, segment: int, data: pa.Buffer, until: int | None) -> int:
+        """Add the frames of ``segment``, up to row ``until``; return the end of the last one."""
         position = 0
         for frame in frames.scan(data, self._seed):
             header = frame.header
@@ -167,27 +234,24 @@ class Log:
                 self._corrupt(segment, f"it is segment {_name(self.partition, header.first)}")
             if until is not None and header.first >= until:
                 return position
-            if header.first != index.end:
-                self._corrupt(segment, f"row {header.first} follows row {index.end - 1}")
+            if header.first != self.end:
+                self._corrupt(segment, f"row {header.first} follows row {self.end - 1}")
             if header.rows:
-                index.add(header.first, header.rows, segment, position, frame.end - position)
+                self._add(header.first, header.rows, segment, position, frame.end - position)
             position = frame.end
         if position < data.size and frames.any_after(data, position, self._seed):
             self._corrupt(segment, f"the frame at byte {position} is damaged, and whole ones follow")
         return position
 
     def _corrupt(self, segment: int, what: str) -> None:
-        raise JournalCorruptError(self._folder.path, f"segment {_name(self.partition, segment)}: {what}")
+        raise JournalCorruptError(self.folder.path, f"segment {_name(self.partition, segment)}: {what}")
 
 
 class LogWriter(Log):
     """One partition of a journal, for its one writer.
 
-    :meth:`append` is called by one thread, everything else by any.
-
-    Args:
-        folder, partition, seed: see :class:`Log`.
-        segment_bytes: bytes from which on a segment is closed, where segments grow.
+    :meth:`append` is called by one thread, everything else by any. Where segments grow, a segment is closed from
+    ``segment_bytes`` on.
     """
 
     def __init__(self, folder: Folder, partition: int, *, seed: int = 0, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -208,7 +272,7 @@ class LogWriter(Log):
         if last is None:
             return
         self._segment, whole, size = last
-        self._committed = self._index.begin
+        self._committed = self.begin
         if whole < size:
             logger.warning(
                 "journal %s: cut off %d bytes of an unfinished write at the end of %s",
@@ -220,8 +284,7 @@ class LogWriter(Log):
     @property
     def backlog(self) -> int:
         """Bytes of rows that are not committed."""
-        with self._lock:
-            return self._index.bytes_from(self._committed)
+        return self.bytes_from(self._committed)
 
     def append(self, batch: pa.RecordBatch) -> None:
         """Add rows whose offsets begin with :attr:`end`. They are on the disk when this returns.
@@ -232,11 +295,11 @@ class LogWriter(Log):
         """
         if not batch.num_rows:
             return
-        with self._writing, journal_errors(self._folder.path, "cannot write"):
+        with self._writing, journal_errors(self.folder.path, "cannot write"):
             if self._is_closed:
-                raise JournalError(self._folder.path, "it is closed")
+                raise JournalError(self.folder.path, "it is closed")
             try:
-                self._append(self._index.end, batch)
+                self._append(self.end, batch)
             except BaseException:
                 self._close_appender()  # a failed file is not used again
                 raise
@@ -244,17 +307,16 @@ class LogWriter(Log):
     def _append(self, first: int, batch: pa.RecordBatch) -> None:
         parts = frames.encode(first, batch.num_rows, batch.serialize(), self._seed)
         length = sum(len(memoryview(part)) for part in parts)
-        if self._folder.appends:
+        if self.folder.appends:
             appender = self._open_segment(first)
             appender.append(parts if appender.size else [*self._head(first), *parts])
             end = appender.size
         else:
-            self._folder.check_lock()
-            end = self._folder.write(_name(self.partition, first), [*self._head(first), *parts])
-            self._folder.check_lock()  # another writer may have taken over and written the same object
+            self.folder.check_lock()
+            end = self.folder.write(_name(self.partition, first), [*self._head(first), *parts])
+            self.folder.check_lock()  # another writer may have taken over and written the same object
             self._segment = first
-        with self._lock:
-            self._index.add(first, batch.num_rows, self._segment, end - length, length)
+        self._add(first, batch.num_rows, self._segment, end - length, length)
 
     def _head(self, first: int) -> list[Any]:
         """Return the first frame of a segment."""
@@ -268,7 +330,7 @@ class LogWriter(Log):
             appender = None
         self._close_segment = False
         if appender is None:
-            appender = self._appender = self._folder.append_to(_name(self.partition, first))
+            appender = self._appender = self.folder.append_to(_name(self.partition, first))
             self._segment = first
         return appender
 
@@ -284,20 +346,20 @@ class LogWriter(Log):
             JournalError: something cannot be deleted. The next commit tries again.
         """
         with self._lock:
-            self._committed = max(self._committed, min(offset, self._index.end))
-            if self._committed == self._index.end and self._index.bytes_from(self._index.begin) >= _WORTH_CLOSING:
+            self._committed = max(self._committed, min(offset, self.end))
+            if self._committed == self.end and self.bytes_from(self.begin) >= _WORTH_CLOSING:
                 self._close_segment = True
-            keep = self._index.segment_of(self._committed)
-            if self._committed == self._index.end == self._segment:
+            keep = self._segment_of(self._committed)
+            if self._committed == self.end == self._segment:
                 keep = self._segment  # new and empty: the disk may be full of committed segments
             if keep is None or keep == self._kept:
                 return
-            self._index.forget(keep)
-        with journal_errors(self._folder.path, "cannot delete committed segments"):
-            self._folder.check_lock()
+            self._forget(keep)
+        with journal_errors(self.folder.path, "cannot delete committed segments"):
+            self.folder.check_lock()
             for segment, _ in self._segments():
                 if segment < keep:
-                    self._folder.delete(_name(self.partition, segment))
+                    self.folder.delete(_name(self.partition, segment))
         self._kept = keep
 
     def tail(self, rows: int) -> pa.Table:
@@ -306,7 +368,7 @@ class LogWriter(Log):
             end, begin = self.end, self.begin
             try:
                 spans = self.spans(max(begin, end - rows), end)
-                return pa.Table.from_batches(read(self._folder, spans), JOURNAL)
+                return pa.Table.from_batches(read(self.folder, spans), JOURNAL)
             except DataLossError:
                 if self.begin == begin:
                     raise  # not because of a commit meanwhile

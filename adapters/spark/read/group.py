@@ -25,17 +25,10 @@ def default_group(journal: str) -> str:
     return f"spark-{journal[:16]}"
 
 
-def join_group(
-    options: ReadOptions,
-    opened: Journal[Any],
-    checkpoint: tuple[str, str | None] | None,
-) -> str:
+def join_group(options: ReadOptions, opened: Journal[Any], checkpoint: tuple[str, str | None] | None) -> str:
     """Return the group of the query, and record it in the journal.
 
-    Args:
-        options: the options of the read.
-        opened: the journal of the query.
-        checkpoint: the id of the journal and the group in the checkpoint; ``None`` for a query without one.
+    ``checkpoint`` holds the id of the journal and the group; it is ``None`` for a query without one.
 
     Raises:
         DataLossError: the checkpoint is of another journal, and ``failOnDataLoss`` is true.
@@ -78,11 +71,6 @@ def join_group(
 
 def check_sessions(options: ReadOptions, path: str, meta: Meta) -> None:
     """Check that a query reads all sessions or queues in which the broker keeps messages for a journal.
-
-    Args:
-        options: the options of the read.
-        path: the path of the journal.
-        meta: the metadata of the journal, as the previous query left it.
 
     Raises:
         JournalMismatchError: it does not, and ``adoptJournal`` is false.

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from adapters.spark.journal.folders import LOCK_SECONDS, try_lock
+from adapters.spark.journal.folders import LOCK_SECONDS, lock_file
 from messaging.errors import MessagingError, SubscriptionRefusedError, TakenOverError
 from messaging.execution import Flag, start_thread
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 QUEUE_SECONDS: Final = 40.0
 #: how long a broker may take to detect that an earlier connection of this query is dead, in seconds
 REGAIN_SECONDS: Final = 120.0
-#: pause between two attempts to get a lock, in seconds
+#: pause between two attempts to declare the queue, in seconds
 _PAUSE: Final = 0.1
 #: AMQP reply code: another connection has the exclusive queue
 _RESOURCE_LOCKED: Final = 405
@@ -46,11 +46,10 @@ def taken_over(group: str, how: str) -> TakenOverError:
     )
 
 
-def lock_group(address: str, group: str, patience: float | None = None) -> contextlib.ExitStack:
+def lock_group(address: str, group: str) -> contextlib.ExitStack:
     """Keep other queries on this machine from using ``group`` of the broker at ``address`` until the result is closed.
 
-    The kernel releases the lock when the process ends. Wait up to ``patience`` seconds, by default 15, for a query that
-    is stopping.
+    The kernel releases the lock when the process ends. Wait up to 15 seconds for a query that is stopping.
 
     Raises:
         TakenOverError: another query on this machine uses the group.
@@ -60,12 +59,8 @@ def lock_group(address: str, group: str, patience: float | None = None) -> conte
     if folder is None:
         return held
     path = folder / (hashlib.sha256(f"{address}\0{group}".encode()).hexdigest()[:32] + ".lock")
-    deadline = time.monotonic() + (LOCK_SECONDS if patience is None else patience)
-    while (file := try_lock(path, 0o600, os.O_NOFOLLOW)) is None:
-        if time.monotonic() > deadline:
-            raise taken_over(group, "another query on this machine uses the group")
-        time.sleep(_PAUSE)
-    held.callback(os.close, file)
+    error = taken_over(group, "another query on this machine uses the group")
+    held.callback(os.close, lock_file(path, LOCK_SECONDS, error, mode=0o600, flags=os.O_NOFOLLOW))
     held.callback(path.unlink, missing_ok=True)  # while it is locked
     return held
 
@@ -87,13 +82,8 @@ def lock_folder() -> Path | None:
 class QueueLock:
     """An exclusive AMQP queue ``GROUP.owner``, which one connection at a time can have.
 
-    The broker deletes the queue with the connection. It is declared again after a reconnect.
-
-    Args:
-        instance: the connection of the query's first receiver.
-        group: the group of the query.
-        lost: called from another thread when another query has the queue.
-        timeout: how long the broker may take to answer, in seconds.
+    The broker deletes the queue with the connection of ``instance``. It is declared again after a reconnect. ``lost``
+    is called from another thread when another query has the queue.
     """
 
     def __init__(
@@ -114,11 +104,10 @@ class QueueLock:
             MessagingError: the broker does not answer.
         """
         name = f"{self._group}.owner"
-        builder = self._instance.context_builder().channel("amq.default", name)  # bound to no channel
-        context = builder.extension_entry("queue", name).extension_entry("exclusive", True).build_context()
         deadline = time.monotonic() + (QUEUE_SECONDS if patience is None else patience)
         while not self._closed.is_set():
-            stream = self._instance.subscription.subscribe(context)
+            # bound to no channel
+            stream = self._instance.subscribe("amq.default", channel_extension=name, queue=name, exclusive=True)
             stream.subscribe(lambda _: None, self._ended)
             try:
                 stream.ready.result(self._timeout)

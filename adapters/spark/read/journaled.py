@@ -36,7 +36,7 @@ from adapters.spark.option_values import EARLIEST, LATEST
 from adapters.spark.read.group import check_sessions, join_group
 from adapters.spark.read.group_lock import lock_group
 from adapters.spark.read.receiver import Receiver
-from adapters.spark.read.receiver_settings import broker_sessions, receiver_settings
+from adapters.spark.read.receiver_settings import broker_sessions
 from adapters.spark.read.rows import Columns, TaskReader
 from messaging.errors import MessagingError
 
@@ -60,13 +60,13 @@ PATIENCE: Final = 10.0
 # --- in tasks
 
 
+@dataclass
 class JournalPartition(InputPartition):
     """The rows of one task: spans of one partition of the journal, and the mark to leave, if any."""
 
-    def __init__(self, path: str, spans: Sequence[Span], mark: str | None = None) -> None:
-        self.path = path
-        self.spans = list(spans)
-        self.mark = mark
+    path: str
+    spans: Sequence[Span]
+    mark: str | None = None
 
 
 def _read_task(columns: Columns, partition: JournalPartition) -> Iterator[pa.RecordBatch]:
@@ -110,11 +110,7 @@ class Offsets:
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Offsets:
-        """Return the offsets that :meth:`dump` has written.
-
-        Raises:
-            MessagingError: it is the checkpoint of another kind of source.
-        """
+        """Return the offsets that :meth:`dump` has written; raise for the checkpoint of another kind of source."""
         try:
             ends = {int(partition): int(end) for partition, end in values["offsets"].items()}
             return cls(values["journal"], values["query"], ends, values.get("group"))
@@ -189,11 +185,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
     # --- opening and closing
 
     def _open(self, at: Offsets | None = None) -> Journal[LogWriter]:
-        """Open the journal and start the receivers, once.
-
-        Args:
-            at: the position of the checkpoint; ``None`` for a query without one.
-        """
+        """Open the journal and start the receivers, once; ``at`` the position of the checkpoint, if there is one."""
         if self._journal is not None:
             return self._journal
         options = self._options
@@ -214,9 +206,8 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
             group = join_group(options, opened, None if at is None else (at.journal, at.group))
             if broker_sessions(options, group):
                 self._group_lock = lock_group(source.url, group)
-            for settings, log in zip(receiver_settings(options, group, opened.folder), opened.logs, strict=True):
-                receiver = Receiver(settings, log)
-                self._receivers.append(receiver)
+            self._receivers = [Receiver(options, group, log) for log in opened.logs]
+            for receiver in self._receivers:
                 receiver.start()
         except BaseException:
             self._stop_receivers()
@@ -359,11 +350,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
         return {log.partition: ends.get(log.partition, log.begin) for log in opened.logs}
 
     def _within_journal(self, begins: dict[int, int], opened: Journal[LogWriter]) -> dict[int, int]:
-        """Return ``begins`` after a check that none of them is beyond the end of the journal.
-
-        Raises:
-            DataLossError: one is, and ``failOnDataLoss`` is true.
-        """
+        """Return ``begins``, after a check (``failOnDataLoss``) that none of them is beyond the end of the journal."""
         for log in opened.logs:
             begin, end = begins[log.partition], log.end
             if begin > end:

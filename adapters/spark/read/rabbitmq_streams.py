@@ -13,6 +13,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -40,7 +41,7 @@ _FIRST_SECONDS: Final = 0.5
 #: silence after which the last chunk of a stream has arrived, and how long that may take, in seconds
 _QUIET_SECONDS, _CHUNK_SECONDS = 0.05, 1.0
 #: how long to wait for a message that should exist, in seconds
-_CERTAIN_SECONDS: Final = 5.0
+CERTAIN_SECONDS: Final = 5.0
 #: rows of a batch of a task
 _BATCH_ROWS: Final = 8192
 #: silence within a range of offsets after which the task fails, in seconds
@@ -95,7 +96,7 @@ class _Ends:
         """Return whether the stream has a message with ``offset``."""
         with _subscribe(self._instance, stream, offset, 1) as messages:
             try:
-                return _offset_of(messages.receive(_CERTAIN_SECONDS)) == offset
+                return _offset_of(messages.receive(CERTAIN_SECONDS)) == offset
             except DeadlineError:
                 return False
 
@@ -104,14 +105,14 @@ class _Ends:
         self._instance.close()
 
 
+@dataclass
 class StreamPartition(InputPartition):
     """The range of one task: the messages of a stream from offset ``start`` on and before ``end``."""
 
-    def __init__(self, number: int, stream: str, start: int, end: int) -> None:
-        self.number = number
-        self.stream = stream
-        self.start = start
-        self.end = end
+    number: int
+    stream: str
+    start: int
+    end: int
 
 
 class _StreamTasks:
@@ -298,16 +299,9 @@ class StreamsReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailable
             known |= {stream: self._connected.begin(stream) for stream in missing}
         return {stream: known[stream] for stream in self._options.queues}
 
-    def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return nothing: asking for the ends costs a consumer."""
-        return None
-
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the tasks of a micro-batch."""
         return _plan(self._options.queues, self._begins(start), self._begins(end), self._options.min_partitions)
-
-    def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: the broker keeps the messages, and Spark the checkpoint."""
 
     def stop(self) -> None:
         """Disconnect."""

@@ -23,13 +23,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import messaging
 from adapters.spark.columns import Identity, batch_of, identities, identity_of
 from adapters.spark.errors import JournalFullError, invalid_option
 from adapters.spark.read.group_lock import QueueLock, taken_over
+from adapters.spark.read.receiver_settings import connection_settings, subscriptions
 from adapters.spark.read.takeover import TakeoverWatch
 from messaging import Message, MessageStream, Messaging, MessagingError
 from messaging.errors import ClosedError, SubscriptionRefusedError, TakenOverError
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from adapters.spark.journal.log import LogWriter
+    from adapters.spark.options import ReadOptions
     from messaging.connection import ConnectionState
 
 logger = logging.getLogger(__name__)
@@ -52,63 +53,39 @@ PENDING_BYTES: Final = 32 * 2**20
 _MIN_TAIL: Final = 1024
 #: how long stopping may take, in seconds
 _STOP_SECONDS: Final = 30.0
+#: how long the first message waits for others where each write is a file, in seconds
+_LINGER: Final = 0.5
 #: pauses between attempts to write to a full disk, in seconds
 _RETRY_FIRST, _RETRY_LAST = 0.1, 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiverSubscription:
-    """One subscription of a receiver: a channel and the extensions of its context."""
-
-    channel: str
-    extensions: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiverSettings:
-    """The connection and the subscriptions of a receiver. Holds secrets, hence no ``repr`` of its settings."""
-
-    url: str = field(repr=False)
-    settings: Mapping[str, Any] = field(repr=False)
-    subscriptions: tuple[ReceiverSubscription, ...]
-    #: unacknowledged messages that the broker may send
-    prefetch: int
-    #: bytes that may wait in the journal
-    journal_bytes: int
-    #: how long the first write waits for more messages, in seconds; for file systems where each write is a file
-    linger: float = 0.0
-    deduplicate: bool = True
-    #: the group of the query, for errors
-    group: str = ""
-    #: AMQP: whether this receiver holds the exclusive queue of the group, so that one query consumes its queues
-    locks_group: bool = False
-    #: MQTT: whether this receiver detects that another query uses the session
-    watches_takeover: bool = False
-
-    @property
-    def timeout(self) -> float:
-        """How long the broker may take to answer, in seconds."""
-        return float(self.settings.get("timeout", 30.0))
 
 
 class Receiver:
     """Receives messages and stores them, see the module. Call :meth:`start` and :meth:`stop` once, from one thread.
 
-    Args:
-        settings: the connection and its subscriptions.
-        log: the partition of the journal; appended to by this receiver alone.
+    The receiver has the number of its partition, and appends to its ``log`` alone.
+
+    Raises:
+        InvalidOptionError: ``passwordFile`` cannot be read, or an option is given that the query sets itself.
     """
 
-    def __init__(self, settings: ReceiverSettings, log: LogWriter) -> None:
+    def __init__(self, options: ReadOptions, group: str, log: LogWriter) -> None:
         self.partition = log.partition
         self._log = log
-        self._settings = settings
+        self._options = options
+        self._group = group
+        self._settings = connection_settings(options, group, log.partition)
+        #: how long the broker may take to answer, in seconds
+        self._timeout = float(self._settings.get("timeout", 30.0))
+        #: bytes that may wait in the journal
+        self._journal_bytes = options.journal_bytes // options.receivers
+        #: how long the first message waits for others, in seconds
+        self._linger = 0.0 if log.folder.appends else _LINGER
         self._instance: Messaging | None = None
         self._streams: list[MessageStream] = []
         self._queue_lock: QueueLock | None = None
         self._takeover_watch: TakeoverWatch | None = None
         #: filters redeliveries; used by the writing thread
-        self.redeliveries = Redeliveries(log, max(settings.prefetch, _MIN_TAIL))
+        self.redeliveries = Redeliveries(log, max(options.prefetch, _MIN_TAIL))
         #: woken when something below changes for a thread that waits
         self._changed = Waiters()
         #: reentrant: a finalizer or a signal handler may stop the receiver at any place
@@ -137,30 +114,32 @@ class Receiver:
         Raises:
             MessagingError: it could not; nothing is left open.
         """
-        settings = self._settings
-        self._instance = messaging.connect(settings.url, **settings.settings)
+        broker = self._options.required_broker
+        self._instance = messaging.connect(broker.url, **self._settings)
         try:
             start_thread(self._run, f"messaging-receiver-{self.partition}")
             self._has_started = True
-            if settings.watches_takeover:
-                self._takeover_watch = TakeoverWatch(settings.url, settings.settings, settings.group, self._fail)
+            is_first = self.partition == 0
+            if is_first and broker.is_mqtt:
+                self._takeover_watch = TakeoverWatch(broker.url, self._settings, self._group, self._fail)
             self._instance.connection_state.subscribe(self._connection_changed)
-            if settings.locks_group:
-                self._queue_lock = QueueLock(self._instance, settings.group, self._fail, settings.timeout)
+            # another query must not consume the queues of the group; queues of the user may be shared
+            if is_first and not broker.is_mqtt and not self._options.queues:
+                self._queue_lock = QueueLock(self._instance, self._group, self._fail, self._timeout)
                 self._queue_lock.acquire()
-            for subscription in settings.subscriptions:
-                self._streams.append(self._subscribe(self._instance, subscription))
+            for channel, extensions in subscriptions(self._options, self._group):
+                self._streams.append(self._subscribe(self._instance, channel, extensions))
             for stream in self._streams:
-                stream.ready.result(settings.timeout)
+                stream.ready.result(self._timeout)
             self._last = time.monotonic()
         except BaseException:
             self.stop()
             raise
 
-    def _subscribe(self, instance: Messaging, subscription: ReceiverSubscription) -> MessageStream:
-        builder = instance.acknowledge_context_builder().message_context_builder().channel(subscription.channel)
+    def _subscribe(self, instance: Messaging, channel: str, extensions: Mapping[str, Any]) -> MessageStream:
+        builder = instance.acknowledge_context_builder().message_context_builder().channel(channel)
         names = {feature.lower(): feature for feature in instance.features}
-        for key, value in subscription.extensions.items():
+        for key, value in extensions.items():
             name = names.get(key.lower())
             if name is None:
                 raise invalid_option(f"extension.{key}", f"{instance!r} has no such extension")
@@ -172,7 +151,7 @@ class Receiver:
     @property
     def is_full(self) -> bool:
         """Whether the journal accepts no more rows until some are committed."""
-        return self._log.backlog >= self._settings.journal_bytes
+        return self._log.backlog >= self._journal_bytes
 
     @property
     def failure(self) -> MessagingError | None:
@@ -192,9 +171,7 @@ class Receiver:
     def wait_quiet(self, quiet: float, deadline: float) -> None:
         """Wait until no message has arrived for ``quiet`` seconds and all are stored, or the journal is full.
 
-        Args:
-            quiet: seconds.
-            deadline: return at this time at the latest, monotonic.
+        Return at ``deadline`` (monotonic) at the latest.
         """
 
         def is_over() -> bool:
@@ -248,7 +225,7 @@ class Receiver:
     def _connection_changed(self, state: ConnectionState) -> None:
         """End when the broker has given the MQTT session to another client: reconnecting would take it back."""
         if isinstance(state.cause, TakenOverError):
-            self._fail(taken_over(self._settings.group, "another query connected with the group later"))
+            self._fail(taken_over(self._group, "another query connected with the group later"))
         elif self._takeover_watch is not None:
             self._takeover_watch.state_changed(state)
 
@@ -298,8 +275,8 @@ class Receiver:
             self._changed.wait_for(lambda: self._stopping or (bool(self._pending) and not self.is_full))
         if self._stopping:
             return None
-        if self._settings.linger:
-            self._changed.wait_for(lambda: self._stopping or self.pending_bytes >= BATCH_BYTES, self._settings.linger)
+        if self._linger:
+            self._changed.wait_for(lambda: self._stopping or self.pending_bytes >= BATCH_BYTES, self._linger)
         with self._lock:
             batch: list[Message] = []
             size = 0
@@ -320,7 +297,7 @@ class Receiver:
             return self._stopping or (bool(self._pending) and not is_full)
 
     def _store(self, batch: list[Message]) -> None:
-        fresh = self.redeliveries.without_stored(batch) if self._settings.deduplicate else batch
+        fresh = self.redeliveries.without_stored(batch) if self._options.deduplicate else batch
         if fresh:
             rows = batch_of(fresh, self.partition, self._log.end, time.time_ns() // 1000)
             if not self._append(rows):
@@ -351,12 +328,7 @@ class Receiver:
 
 
 class Redeliveries:
-    """Finds messages that a broker delivers again although the journal has them. For one thread.
-
-    Args:
-        log: the partition of the journal.
-        window: number of rows, counted from the end, that messages are compared with.
-    """
+    """Finds messages that a broker delivers again although one of the last ``window`` rows has them. For one thread."""
 
     def __init__(self, log: LogWriter, window: int) -> None:
         #: messages that were not stored again

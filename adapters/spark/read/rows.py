@@ -75,11 +75,7 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class TaskReader:
-    """The part of a reader that runs in tasks, on executors. A pickled reader holds this part alone, and no options.
-
-    Args:
-        read_task: yields the rows of a partition. Picklable.
-    """
+    """The part of a reader that runs in tasks, on executors. A pickled reader holds this part alone, and no options."""
 
     def __init__(self, read_task: Callable[[Any], Iterator[pa.RecordBatch]]) -> None:
         self._read_task = read_task

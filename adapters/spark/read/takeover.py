@@ -41,11 +41,7 @@ _PAUSE: Final = 0.25
 class TakeoverWatch:
     """Watches one connection for repeated short connections, the pattern of two clients with one id.
 
-    Args:
-        url: the broker.
-        settings: the settings of the watched connection. Holds secrets.
-        group: the group of the query.
-        lost: called from another thread when a query that started earlier has the group.
+    ``lost`` is called from another thread when a query that started earlier has the group.
     """
 
     def __init__(

@@ -1,12 +1,5 @@
 """Recording of a typed event bus: its events become messages of a broker, for an archive (157.6).
 
-::
-
-    event_recorder   observes the bus
-    event_publisher  publishes its events and counts their outcomes
-    recorded_event   the payload of such a message
-    topic_patterns   topic filters, and the channel patterns that match them
-
 Needs neither Spark nor the extra ``spark``, and imports nothing else of :mod:`adapters.spark`.
 """
 

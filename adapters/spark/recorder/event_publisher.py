@@ -56,13 +56,6 @@ class RecorderDTO:
 class EventPublisher:
     """Publishes the events of one recorder. :meth:`put` never blocks. Thread safe.
 
-    Args:
-        recorder: the name of the recorder, for logs.
-        instance: the messaging instance of the broker.
-        channel: the first levels of the channels.
-        max_pending: number of events that may wait for the broker.
-        timeout: how long the broker has for one event, in seconds; ``None`` for the setting of the instance.
-
     Raises:
         UnsupportedFeatureError: the instance has no delivery with QoS 1.
     """
@@ -137,15 +130,10 @@ class EventPublisher:
         self._changed.wake()
 
     def wait_confirmed(self, timeout: float) -> int:
-        """Wait until no event is pending, then drop the events that were not published.
+        """Wait up to ``timeout`` seconds until no event is pending, then drop the events that were not published.
 
-        The publishing thread still waits for the events that it has published, and counts them.
-
-        Args:
-            timeout: seconds.
-
-        Returns:
-            The number of events that the broker has not confirmed.
+        Returns the number of events that the broker has not confirmed. The publishing thread still waits for the events
+        that it has published, and counts them.
         """
         self._changed.wait_for(lambda: not self._pending, timeout)
         with self._lock:

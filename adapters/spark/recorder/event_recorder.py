@@ -18,14 +18,13 @@ import threading
 import time
 from collections.abc import Iterable
 from datetime import datetime
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 from uuid import uuid4
 
 from adapters.spark.recorder.event_publisher import EventPublisher, RecorderDTO
 from adapters.spark.recorder.recorded_event import RecordedEvent
 from adapters.spark.recorder.topic_patterns import filters_of
-from messaging.errors import ArgumentError, ClosedError, DeadlineError
+from messaging.errors import ArgumentError, ClosedError, DeadlineError, check_instance
 from messaging.execution import Promise, may_block, seconds, workers
 from messaging.instance import Messaging
 from messaging.model import check_name
@@ -88,10 +87,8 @@ class EventRecorder:
         max_pending: int = MAX_PENDING,
         timeout: float | None = None,
     ) -> None:
-        if not isinstance(monitor, TypedEventMonitor):
-            raise ArgumentError(f"a TypedEventMonitor is needed, such as bus.monitor, not {type(monitor).__name__}")
-        if not isinstance(instance, Messaging):
-            raise ArgumentError(f"a messaging instance is needed, not {type(instance).__name__}")
+        check_instance("monitor", monitor, TypedEventMonitor)
+        check_instance("instance", instance, Messaging)
         if not isinstance(max_pending, int) or isinstance(max_pending, bool) or max_pending < 1:
             raise ArgumentError(f"max_pending must be an int of at least 1, not {max_pending!r:.80}")
         if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME or not name.isprintable():
@@ -196,18 +193,14 @@ class EventRecorder:
         self._refuse_closed()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         self._refuse_closed()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     @tolerant

@@ -105,11 +105,7 @@ def time_of(count: int) -> datetime.datetime:
 
 
 def dump_event(event: RecordedEvent) -> bytes:
-    """Return a recorded event as a payload.
-
-    Raises:
-        InvalidEventError: its data has a value that cannot be recorded; tells the type of the value.
-    """
+    """Return a recorded event as a payload; ``InvalidEventError`` tells the type of a value that has no form."""
     return _written(
         lambda: {
             "event": LAYOUT,
@@ -123,11 +119,7 @@ def dump_event(event: RecordedEvent) -> bytes:
 
 
 def load_event(payload: bytes) -> RecordedEvent:
-    """Return the recorded event in a payload.
-
-    Raises:
-        DecodeError: the payload is no recorded event; tells why.
-    """
+    """Return the recorded event in a payload; ``DecodeError`` tells why it is none."""
     found = _parsed(payload)
     if not isinstance(found, dict) or "event" not in found:
         raise DecodeError("not a recorded event: no object with a version in 'event'")

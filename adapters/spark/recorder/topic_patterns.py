@@ -16,12 +16,7 @@ from messaging.model import overlap
 
 
 def filters_of(topics: str | Iterable[str]) -> tuple[TopicFilter, ...]:
-    """Return the parsed topic filters, at least one.
-
-    Raises:
-        InvalidTopicError, NullEventError: one of them is no topic filter.
-        ArgumentError: there is none.
-    """
+    """Return the parsed topic filters, at least one (``ArgumentError``)."""
     found = tuple(parse_filter(each) for each in ([topics] if isinstance(topics, str) or topics is None else topics))
     if not found:
         raise ArgumentError("at least one topic filter is needed")

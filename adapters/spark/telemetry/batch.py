@@ -74,11 +74,7 @@ def most_anomalies(tables: Tables) -> DataFrame:
 
 
 def completeness(spark: SparkSession, tables: Tables, ledger: Path) -> DataFrame:
-    """Return for each device how many messages the broker has accepted, and how many are stored.
-
-    Args:
-        ledger: the file in which the fleet writes a line for each accepted message.
-    """
+    """Return for each device how many messages the broker has accepted, by the ledger, and how many are stored."""
     sent = spark.read.schema("device string, sequence bigint, kind string, digest string").json(str(ledger))
     # a rejected message has neither device nor number: it is identified by its digest
     name = sql.concat_ws("/", "device", "sequence")

@@ -13,12 +13,17 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
+from adapters.spark.errors import first_line
+from adapters.spark.telemetry.session import SparkFailedError
 from messaging.cli.output import one_line, show
+from messaging.errors import MessagingError
 from messaging.execution import Flag, start_thread
 
 #: interval of the status line on a terminal, and of status lines elsewhere, in seconds
 TICK: Final = 0.25
 _TELL: Final = 5.0
+#: timeout of each step of Spark, in seconds
+_STEP_TIMEOUT: Final = 180.0
 
 T = TypeVar("T")
 
@@ -72,16 +77,22 @@ class Display:
 
         An interrupt ends this wait, but not a call of Spark. The other thread is always the same: Spark binds its
         session to it.
+
+        Raises:
+            SparkFailedError: ``function`` failed, or has not returned within ``_STEP_TIMEOUT``.
         """
+        until = time.monotonic() + _STEP_TIMEOUT
         outcome: list[T] = []
-        failure: list[BaseException] = []
+        failure: list[MessagingError] = []
         done = Flag()
 
         def work() -> None:
             try:
                 outcome.append(function())
-            except BaseException as error:  # noqa: BLE001  # raised in the calling thread
+            except MessagingError as error:
                 failure.append(error)
+            except BaseException as error:  # noqa: BLE001  # raised in the calling thread
+                failure.append(SparkFailedError(first_line(error)))  # while Spark can still describe it
             done.set()
 
         if not self._is_working:
@@ -89,6 +100,8 @@ class Display:
             self._is_working = True
         self._work.put(work)
         while not done.is_set():
+            if time.monotonic() > until:
+                raise SparkFailedError(f"Spark has not finished within {_STEP_TIMEOUT:g} s")
             tick()
             done.wait(TICK)
         if failure:

@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as sql
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
+from adapters.spark.errors import first_line
 from adapters.spark.telemetry.anomaly import History, Reading
 from adapters.spark.telemetry.model import ALERT_CHANNEL, METRICS, TELEMETRY, TELEMETRY_CHANNEL
-from adapters.spark.telemetry.session import SparkFailedError, first_line
+from adapters.spark.telemetry.session import SparkFailedError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,12 +76,7 @@ class Folders:
 
 
 class TelemetryJob:
-    """The queries, started.
-
-    Args:
-        spark: a session with the data source registered.
-        url: the broker, MQTT or AMQP.
-        folders: the folders of tables, journal and checkpoints. A restarted job continues with them.
+    """The queries, started. A restarted job continues with the tables, the journal and the checkpoints in ``folders``.
 
     Attributes:
         queries: the queries by name, in the order of the data flow.
@@ -108,11 +104,7 @@ class TelemetryJob:
         self.queries[name] = writer.start()
 
     def wait_subscribed(self) -> None:
-        """Wait until the broker keeps messages for the job: until its first query has started.
-
-        Raises:
-            SparkFailedError: a query has failed.
-        """
+        """Wait until the broker keeps messages for the job: until its first query has started, or one has failed."""
         while self.queries["messages"].lastProgress is None:
             self.check()
             time.sleep(0.1)
@@ -128,11 +120,7 @@ class TelemetryJob:
             query.stop()
 
     def check(self) -> None:
-        """Check that no query has failed.
-
-        Raises:
-            SparkFailedError: a query has ended with an error.
-        """
+        """Raise ``SparkFailedError`` if a query has ended with an error."""
         for name, query in self.queries.items():
             error = None if query.isActive else query.exception()
             if error is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import matplotlib as mpl
 import numpy as np
@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 
 BLUE: Final = "#0072B2"
 SKY: Final = "#56B4E9"
-ORANGE: Final = "#E69F00"
 VERMILLION: Final = "#D55E00"
-GREEN: Final = "#009E73"
-GREY: Final = "#999999"
+_STYLES: Final = {
+    "messages": (BLUE, "o", "store messages"),
+    "aggregates": ("#E69F00", "s", "aggregate"),
+    "anomalies": (VERMILLION, "^", "detect anomalies"),
+    "alerts": ("#009E73", "D", "publish alerts"),
+}
 
 _STYLE: Final = {
     "axes.spines.top": False,
@@ -32,32 +35,23 @@ _STYLE: Final = {
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": "#E5E5E5",
-    "grid.linewidth": 0.6,
     "font.size": 9.5,
-    "axes.titlesize": 10.5,
     "axes.titlelocation": "left",
     "legend.frameon": False,
     "date.converter": "concise",
+    "savefig.dpi": 130,
 }
-_DPI: Final = 130
 
 
 def draw(run: Run, folder: Path) -> list[Path]:
     """Draw all plots; return their files."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
+    plots = {"readings": readings, "aggregates": heat_map, "lateness": lateness, "batches": batches}
+    files = {folder / f"{name}.png": make for name, make in plots.items()}
     with mpl.rc_context(_STYLE):
-        for name, make in (
-            ("readings", readings),
-            ("aggregates", heat_map),
-            ("lateness", lateness),
-            ("batches", batches),
-        ):
-            file = folder / f"{name}.png"
-            figure = make(run)
-            figure.savefig(file, dpi=_DPI)
-            made.append(file)
-    return made
+        for file, make in files.items():
+            make(run).savefig(file)
+    return list(files)
 
 
 def _figure(width: float, height: float, title: str, subtitle: str) -> Figure:
@@ -68,46 +62,30 @@ def _figure(width: float, height: float, title: str, subtitle: str) -> Figure:
 
 
 def readings(run: Run) -> Figure:
-    """Draw the readings and the anomalies of three devices."""
-    devices = _telling(run.anomalies) or sorted(run.readings["device"].unique())[:3]
+    """Draw the readings and the anomalies of three devices, those with the most kinds of anomalies."""
+    kinds = run.anomalies.groupby("device")["metric"].agg(["nunique", "size"]).sort_values(["nunique", "size"])
+    devices = list(kinds.index[-3:]) or sorted(run.readings["device"].unique())[:3]
     figure = _figure(
         13, 2.3 * len(devices) + 1.5,
         "Readings of the devices, and their anomalies",
-        "Devices that had anomalies of every kind between them; time of measurement, by the clock of the device (UTC)",
+        "Devices that had anomalies of several kinds; time of measurement, by the clock of the device (UTC)",
     )  # fmt: skip
     axes = figure.subplots(len(devices), len(METRICS), sharex=True, sharey="col", squeeze=False)
-    for row, device in enumerate(devices):
+    for row, device in zip(axes, devices, strict=True):
         mine = run.readings[run.readings["device"] == device].sort_values("measured_at")
         flagged = run.anomalies[run.anomalies["device"] == device]
-        for column, metric in enumerate(METRICS):
-            ax = axes[row, column]
+        row[0].set_title(device, fontweight="bold")
+        for ax, metric in zip(row, METRICS, strict=True):
             ax.plot(mine["measured_at"], mine[metric.name], color=BLUE, linewidth=0.9, label="reading")
             found = flagged[flagged["metric"] == metric.name]
             ax.scatter(
-                found["measured_at"], found["value"], s=46, marker="o", facecolor="none", edgecolor=VERMILLION,
-                linewidth=1.6, zorder=3, label="anomaly",
+                found["measured_at"], found["value"], s=46, facecolor="none", edgecolor=VERMILLION, linewidth=1.6,
+                zorder=3, label="anomaly",
             )  # fmt: skip
             ax.set_ylabel(f"{metric.name} ({metric.unit})")
-            ax.margins(y=0.12)
             ax.xaxis.set_major_locator(AutoDateLocator(maxticks=7))
-            if not column:
-                ax.set_title(device, fontweight="bold")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper right", ncols=2)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="upper right", ncols=2)
     return figure
-
-
-def _telling(anomalies: pd.DataFrame, count: int = 3) -> list[str]:
-    """Return devices whose anomalies cover as many kinds as possible."""
-    kinds = anomalies.groupby("device")["metric"].agg(set)
-    chosen: list[str] = []
-    shown: set[str] = set()
-    while len(chosen) < min(count, len(kinds)):
-        left = kinds.drop(chosen)
-        device = max(left.index, key=lambda each: (len(left[each] - shown), len(left[each]), each))
-        chosen.append(device)
-        shown |= left[device]
-    return chosen
 
 
 def heat_map(run: Run) -> Figure:
@@ -124,8 +102,7 @@ def heat_map(run: Run) -> Figure:
         ("temperature_mean", "mean temperature (°C)", "cividis", None),
         ("vibration_stddev", "standard deviation of vibration (mm/s)", "magma", "log"),
     )
-    axes = figure.subplots(1, 2, sharey=True)
-    for ax, (column, label, colours, scale) in zip(axes, panels, strict=True):
+    for ax, (column, label, colours, scale) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
         cells = run.aggregates.pivot_table(index="device", columns="start", values=column)
         cells = cells.reindex(index=devices, columns=hours).astype(float)
         if scale == "log":
@@ -136,47 +113,34 @@ def heat_map(run: Run) -> Figure:
         ax.set_facecolor("#D9D9D9")
         ax.grid(visible=False)
         image = ax.imshow(cells.to_numpy(), aspect="auto", cmap=colours, norm=scale, interpolation="nearest")
-        bar = figure.colorbar(image, ax=ax, label=label, pad=0.02, aspect=35)
-        if scale == "log":
-            low, high = np.nanmin(cells), np.nanmax(cells)
-            ticks = [tick for tick in (0.03, 0.1, 0.3, 1, 3, 10, 30) if low <= tick <= high]
-            bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+        figure.colorbar(image, ax=ax, label=label, pad=0.02, aspect=35)
         step = max(1, len(hours) // 8)
         ax.set_xticks(range(0, len(hours), step), [f"{hour:%H:%M}" for hour in hours[::step]])
         ax.set_xlabel(f"start of the window (UTC), from {hours[0]:%Y-%m-%d}")
-        every = max(1, len(devices) // 60 + 1)
+        every = len(devices) // 60 + 1
         ax.set_yticks(range(0, len(devices), every), devices[::every], fontsize=7.5)
-    for number in range(1, len(devices)):  # between sites
-        if devices[number].partition("-")[0] != devices[number - 1].partition("-")[0]:
-            for ax in axes:
-                ax.axhline(number - 0.5, color="white", linewidth=1.5)
     return figure
 
 
 def lateness(run: Run) -> Figure:
     """Draw how late readings were, against the watermark."""
-    limit = duration(WATERMARK).total_seconds()
-    dropped = run.dropped()
     figure = _figure(
         10.5, 5.2,
         "How late readings were",
-        f"{len(run.readings):,} readings; {dropped:,} came when their window of {WINDOW} was closed: stored, seen by "
-        "the batch job, but not in the aggregates of the stream",
+        f"{len(run.readings):,} readings; {run.dropped():,} came when their window of {WINDOW} was closed: stored, "
+        "seen by the batch job, but not in the aggregates of the stream",
     )  # fmt: skip
     ax = figure.subplots()
     # logarithmic steps from a minute on; linear below, since readings of clocks that are ahead are early
-    edges = np.array([-600, -300, -180, -120, -60, -30, 0, 5, 10, 15, 20, 30, 45, 60, *np.geomspace(90, 43200, 20)])
-    groups = (
-        ("in time for its window", run.readings[~run.readings["late"]]["lateness"], BLUE, ""),
-        ("late: its window was due to be closed", run.readings[run.readings["late"]]["lateness"], VERMILLION, "////"),
-    )
+    edges = [-600, -300, -180, -120, -60, -30, 0, 5, 10, 15, 20, 30, 45, 60, *np.geomspace(90, 43200, 20)]
+    late = run.readings["late"]
+    groups = [run.readings[rows]["lateness"].clip(edges[0], edges[-1] - 1) for rows in (~late, late)]
+    names = ("in time for its window", "late: its window was due to be closed")
     ax.hist(
-        [values.clip(edges[0], edges[-1] - 1) for _, values, _, _ in groups], bins=list(edges), stacked=True,
-        color=[colour for *_, colour, _ in groups], label=[f"{name} ({len(values):,})" for name, values, *_ in groups],
-        edgecolor="white", linewidth=0.5,
+        groups, bins=edges, stacked=True, color=[BLUE, VERMILLION], hatch=["", "////"], edgecolor="white",
+        label=[f"{name} ({len(values):,})" for name, values in zip(names, groups, strict=True)],
     )  # fmt: skip
-    for patch in ax.containers[1]:
-        patch.set_hatch("////")
+    limit = duration(WATERMARK).total_seconds()
     ax.axvline(limit, color="black", linestyle="--", linewidth=1.3, label=f"watermark: {WATERMARK} behind the newest")
     ax.set_xscale("symlog", linthresh=60, linscale=1.2)
     ax.set_yscale("log")
@@ -195,19 +159,17 @@ def lateness(run: Run) -> Figure:
 
 def batches(run: Run) -> Figure:
     """Draw the rows per second and the duration of micro-batches."""
-    rows = run.batches.sort_values("at").copy()
+    rows = run.batches.sort_values("at")
     began = rows["at"].min()
     rows["began"] = (rows["at"] - began).dt.total_seconds()
-    delays = sorted(run.alerts.values())
-    told = f"; an alert came {np.median(delays):.1f} s after its reading (median)" if delays else ""
+    told = f"; an alert came {np.median([*run.alerts.values()]):.1f} s after its reading (median)" if run.alerts else ""
     figure = _figure(
         10.5, 6.2,
         "Micro-batches",
         f"A query starts one every {TRIGGER} if there is anything to do; the first ones compile what they run{told}",
     )  # fmt: skip
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.4))
-    arrived = run.readings["received_at"]
-    seconds = (arrived - pd.Timestamp(began).tz_convert("UTC").tz_localize(None)).dt.total_seconds()
+    seconds = (run.readings["received_at"] - pd.Timestamp(began).tz_convert(None)).dt.total_seconds()
     if len(seconds):
         bins = np.arange(np.floor(seconds.min()), np.ceil(seconds.max()) + 1)
         above.hist(seconds, bins=list(bins), color=SKY, label="readings that came, each second")
@@ -217,21 +179,11 @@ def batches(run: Run) -> Figure:
         facecolor="none", edgecolor=BLUE, linewidth=1.4, label="stored: a box is a micro-batch, its area the messages",
     )  # fmt: skip
     above.set_ylabel("messages / s")
-    above.set_ylim(bottom=0)
-    above.margins(y=0.25)
     above.legend(loc="upper right")
-    styles: dict[str, Any] = {
-        "messages": (BLUE, "o", "store messages"),
-        "aggregates": (ORANGE, "s", "aggregate"),
-        "anomalies": (VERMILLION, "^", "detect anomalies"),
-        "alerts": (GREEN, "D", "publish alerts"),
-    }
-    for query, (colour, marker, name) in styles.items():
+    for query, (colour, marker, name) in _STYLES.items():
         mine = rows[rows["query"] == query]
-        below.plot(
-            mine["began"], mine["seconds"], color=colour, marker=marker, markersize=5, linewidth=1,
-            label=f"{name}: median {mine['seconds'].median():.1f} s" if len(mine) else f"{name}: none",
-        )  # fmt: skip
+        label = f"{name}: median {mine['seconds'].median():.1f} s" if len(mine) else f"{name}: none"
+        below.plot(mine["began"], mine["seconds"], color=colour, marker=marker, markersize=5, linewidth=1, label=label)
     below.set_ylabel("duration of a micro-batch (s)")
     below.set_ylim(bottom=0)
     below.set_xlabel("start of the micro-batch, seconds since the first one (real time)")

@@ -35,6 +35,16 @@ _MISSING: Final = (
     "mosquitto is not installed, and the pipeline needs a broker of its own: 'apt install mosquitto', "
     "'dnf install mosquitto' or 'brew install mosquitto'"
 )
+#: without limits for bursts. As root, mosquitto would change to a user who may have no access to the folder
+_CONFIGURATION: Final = """\
+listener {port} {host}
+allow_anonymous true
+user root
+max_inflight_messages 100
+max_queued_messages 0
+max_queued_bytes 0
+set_tcp_nodelay true
+"""
 #: waits on a pipe that this process holds open; ends the broker if this process ended without doing so
 _GUARD: Final = """trap '' HUP INT TERM; read -r _ && exit 0; kill "$1" """
 
@@ -48,11 +58,7 @@ class FleetFailedError(MessagingError):
 
 
 def find_mosquitto() -> str:
-    """Return the path of mosquitto.
-
-    Raises:
-        ConfigurationError: it is not installed; tells how to install it.
-    """
+    """Return the path of mosquitto; raise ``ConfigurationError`` if it is not installed."""
     # with an empty PATH, search nowhere else
     paths = os.environ.get("PATH", os.defpath).split(os.pathsep)
     more = _MORE_PATHS if any(path in paths for path in ("/usr/bin", "/usr/local/bin", "/bin")) else ()
@@ -64,51 +70,25 @@ def find_mosquitto() -> str:
 
 @contextlib.contextmanager
 def mosquitto(folder: Path) -> Iterator[str]:
-    """Run a private mosquitto on the loopback interface; yield its URL.
-
-    Args:
-        folder: the folder of its configuration and its log.
-
-    Raises:
-        ConfigurationError: it is not installed.
-        BrokerFailedError: it does not start.
-    """
+    """Run a private mosquitto on the loopback interface, with its log in ``folder``; yield its URL."""
     binary = find_mosquitto()
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "mosquitto.log"
-    for attempts_left in (2, 1, 0):  # another process may take the port first
-        port = _free_port()
-        config = folder / "mosquitto.conf"
-        config.write_text("\n".join(_configuration(port)) + "\n")
-        with log.open("ab") as output:
-            process = _start([binary, "-c", str(config)], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        guard = _start(["/bin/sh", "-c", _GUARD, "guard", str(process.pid)], stdin=subprocess.PIPE)
-        try:
-            if _answers(port, process):
-                yield f"mqtt://{_HOST}:{port}"
-                return
-        finally:
-            end(process)
-            with contextlib.suppress(OSError):
-                guard.communicate(b"\n", timeout=_END)
-        if not attempts_left:
+    config = folder / "mosquitto.conf"
+    with socket.create_server((_HOST, 0)) as probe:
+        port = probe.getsockname()[1]
+    config.write_text(_CONFIGURATION.format(host=_HOST, port=port))
+    with log.open("ab") as output:
+        process = _start([binary, "-c", str(config)], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    guard = _start(["/bin/sh", "-c", _GUARD, "guard", str(process.pid)], stdin=subprocess.PIPE)
+    try:
+        if not _answers(port, process):
             raise BrokerFailedError(f"mosquitto did not start: {log.read_text(errors='replace')[-500:]}")
-
-
-def _configuration(port: int) -> Iterator[str]:
-    yield f"listener {port} {_HOST}"
-    yield "allow_anonymous true"
-    if os.geteuid() == 0:
-        yield "user root"  # otherwise it changes to the user mosquitto, who may have no access to the folder
-    # queue bursts without limit; send small packets at once
-    yield from ("max_inflight_messages 100", "max_queued_messages 0", "max_queued_bytes 0", "set_tcp_nodelay true")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+        yield f"mqtt://{_HOST}:{port}"
+    finally:
+        end(process)
+        with contextlib.suppress(OSError):
+            guard.communicate(b"\n", timeout=_END)
 
 
 def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:
@@ -182,11 +162,7 @@ class Fleet:
 
     @property
     def is_running(self) -> bool:
-        """Whether it still publishes.
-
-        Raises:
-            FleetFailedError: it ended before its last message.
-        """
+        """Whether it still publishes; ``FleetFailedError`` if it ended before its last message."""
         if self._process.poll() is None:
             return True
         self._thread.join(_END)

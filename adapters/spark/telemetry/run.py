@@ -6,11 +6,11 @@ import contextlib
 import json
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from rich.table import Table
@@ -20,7 +20,7 @@ from adapters.spark.telemetry.bridge import SEVERE, AlertBridge
 from adapters.spark.telemetry.display import TICK, Display
 from adapters.spark.telemetry.fleet import START, FleetPlan
 from adapters.spark.telemetry.processes import Fleet, find_mosquitto, mosquitto
-from adapters.spark.telemetry.session import LocalSpark, SparkFailedError, check_installed, first_line
+from adapters.spark.telemetry.session import LocalSpark, check_installed
 from messaging.cli.output import one_line, show
 from messaging.errors import ArgumentError, MessagingError
 
@@ -33,20 +33,10 @@ T = TypeVar("T")
 #: file that marks an output folder, with the parameters of the run
 MARKER: Final = "pipeline.json"
 _LEDGER: Final = "sent.jsonl"
-#: timeout of each step of Spark after the end of the fleet, in seconds
-_STEP_TIMEOUT: Final = 180.0
-
-
-class NotInTimeError(MessagingError):
-    """A step of Spark has exceeded its timeout."""
 
 
 def prepare(output: Path, *, overwrite: bool) -> None:
-    """Create the folder of a run.
-
-    Raises:
-        ArgumentError: it is not empty, and ``overwrite`` is false, or it is no output of a pipeline.
-    """
+    """Create the folder of a run; empty it only with ``overwrite``, and only if it is the output of a pipeline."""
     if output.exists() and not output.is_dir():
         raise ArgumentError(f"--output {output} is a file; name a directory")
     if output.exists() and any(output.iterdir()):
@@ -59,21 +49,9 @@ def prepare(output: Path, *, overwrite: bool) -> None:
 
 
 def run(plan: FleetPlan, output: Path, *, overwrite: bool = False, keep: bool = False) -> bool:
-    """Run the whole pipeline once.
+    """Run the whole pipeline once, with all files in ``output``; return whether all checks were right.
 
-    Args:
-        plan: the parameters of the fleet.
-        output: the directory of all files.
-        overwrite: whether to replace an earlier run.
-        keep: whether to keep journal, checkpoints and logs after a successful run.
-
-    Returns:
-        Whether all checks were right.
-
-    Raises:
-        ConfigurationError: a program or package is not installed.
-        ArgumentError: the output directory cannot be used.
-        MessagingError: a part of the pipeline failed.
+    ``overwrite`` replaces an earlier run. With ``keep``, journal, checkpoints and logs of a successful run stay.
     """
     check_installed("matplotlib")
     find_mosquitto()
@@ -85,11 +63,9 @@ def run(plan: FleetPlan, output: Path, *, overwrite: bool = False, keep: bool = 
         except (MessagingError, KeyboardInterrupt):
             display.say(f"ended early; logs and stored messages are in {output}")
             raise
-    work = output / "work"
-    checks = done.checks()
-    is_right = all(check.is_right for check in checks)
+    is_right = all(check.is_right for check in done.checks())
     if is_right and not keep:
-        shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(output / "work", ignore_errors=True)
     _summary(done, output, plots, display.seconds)
     return is_right
 
@@ -101,9 +77,7 @@ def _torn_down() -> Iterator[contextlib.ExitStack]:
     try:
         yield stack
     finally:
-        before = {}
-        if threading.current_thread() is threading.main_thread():
-            before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             stack.close()
         finally:
@@ -122,7 +96,7 @@ def _run(plan: FleetPlan, output: Path, display: Display, stack: contextlib.Exit
 
     def wait(what: str, function: Callable[[], T]) -> T:
         """Run a step in another thread, and show it in the status line."""
-        return _within(display, function, lambda: display.status(what, quietly=True))
+        return display.wait(function, lambda: display.status(what, quietly=True))
 
     url = stack.enter_context(mosquitto(folders.work / "mosquitto"))
     display.say(f"mosquitto listens at {url}")
@@ -149,7 +123,7 @@ def _run(plan: FleetPlan, output: Path, display: Display, stack: contextlib.Exit
             time.sleep(TICK)
     display.say(f"the fleet has sent {fleet.accepted:,} messages, {fleet.failed:,} failed; the queries finish")
     for step in (job.drain, bridge.flush):
-        _within(display, step, lambda: display.status(status.text(fleet)))
+        display.wait(step, lambda: display.status(status.text(fleet)))
     display.say(f"streaming is done: {status.text(fleet)}")
 
     batches, watermark = wait("the queries end", lambda: (list(job.batches()), job.watermark()))
@@ -157,36 +131,11 @@ def _run(plan: FleetPlan, output: Path, display: Display, stack: contextlib.Exit
     tables = wait("the batch job runs", lambda: batch.run(spark, folders, ledger))
     display.say("the batch job has written site_hourly, site_daily, top_devices and completeness")
     live = {"alerts": dict(bridge.delays), "severe": len(bridge.severe), "watermark": watermark}
-    done = wait(
-        "the tables are verified",
-        lambda: Run.load(spark, folders, tables, ledger, batches, **live),
-    )
-    ending = threading.Thread(target=local.close)  # while the plots are drawn
-    ending.start()
+    done = wait("the tables are verified", lambda: Run.load(spark, folders, tables, ledger, batches, **live))
+    wait("Spark ends", local.close)
     drawn = wait("plots are drawn", lambda: plots.draw(done, output / "plots"))
-    wait("Spark ends", ending.join)
     display.say(f"{len(drawn)} plots are drawn")
     return done, drawn
-
-
-def _within(display: Display, function: Callable[[], T], tick: Callable[[], None]) -> T:
-    """Call ``display.wait`` with a timeout."""
-    until = time.monotonic() + _STEP_TIMEOUT
-
-    def explained() -> T:
-        try:
-            return function()
-        except MessagingError:
-            raise
-        except Exception as error:  # while Spark can still describe it
-            raise SparkFailedError(first_line(error)) from error
-
-    def in_time() -> None:
-        if time.monotonic() > until:
-            raise NotInTimeError(f"Spark has not finished within {_STEP_TIMEOUT:g} s")
-        tick()
-
-    return display.wait(explained, in_time)
 
 
 class _Status:
@@ -213,50 +162,52 @@ class _Status:
 def _summary(done: Run, output: Path, plots: list[Path], seconds: float) -> None:
     """Print the figures, the checks, and the paths of tables and plots."""
     made, found, others = done.injected()
+    injected = f"of {made:,} that the fleet made up {found:,} were found; {others:,} others"
     delays = sorted(done.alerts.values())
-    figures = {
-        "readings stored": f"{len(done.readings):,} of {done.readings['device'].nunique()} devices",
-        "dead letters": f"{done.rejected:,}",
-        "windows closed": f"{len(done.aggregates):,}; {done.dropped():,} readings came too late for theirs",
-        "anomalies": f"{len(done.anomalies):,}; of {made:,} that the fleet made up {found:,} were found; "
-        f"{others:,} others",
-        "alerts on the event bus": f"{len(delays):,}, of which {done.severe:,} with a score of {SEVERE} or more",
-    }
+    figures = [
+        ("readings stored", f"{len(done.readings):,} of {done.readings['device'].nunique()} devices"),
+        ("dead letters", f"{done.rejected:,}"),
+        ("windows closed", f"{len(done.aggregates):,}; {done.dropped():,} readings came too late for theirs"),
+        ("anomalies", f"{len(done.anomalies):,}; {injected}"),
+        ("alerts on the event bus", f"{len(delays):,}, of which {done.severe:,} with a score of {SEVERE} or more"),
+    ]
     if delays:
-        figures["from reading to alert"] = f"{delays[len(delays) // 2]:.1f} s (median), {delays[-1]:.1f} s (longest)"
-    show("", _table(("run", ""), *figures.items()), "")
+        figures.append(("from reading to alert", f"{median(delays):.1f} s (median), {delays[-1]:.1f} s (longest)"))
     worst = done.anomalies.groupby("device").agg(
-        count=("id", "size"), metrics=("metric", lambda names: ", ".join(sorted(set(names)))), score=("score", "max")
+        count=("id", "size"), score=("score", "max"), metrics=("metric", lambda names: ", ".join(sorted(set(names))))
     )
     rows = worst.sort_values(["count", "score"], ascending=False).head(5).itertuples()
-    columns = ("devices with most anomalies", "anomalies", "highest score", "metrics")
-    show(_table(columns, *((row.Index, str(row.count), f"{row.score:.0f}", row.metrics) for row in rows)), "")
     checks = done.checks()
-    wrong = sum(not check.is_right for check in checks)
-    table = Table("check", "expected", "found", "", box=None, pad_edge=False, header_style="bold")
-    for check in checks:
-        mark = Text("ok", style="green") if check.is_right else Text("WRONG", style="bold red")
-        table.add_row(check.what, f"{check.expected:,}", f"{check.found:,}", mark)
-    show(table, "")
+    right = Text("ok", style="green")
+    wrong = Text("WRONG", style="bold red")
     tables = sorted(folder for folder in (output / "tables").iterdir() if folder.is_dir())
     places = [(f"table {each.name}", str(each)) for each in tables] + [
         (f"plot {each.stem}", str(each)) for each in plots
     ]
-    show(_table(("where", ""), *places), "")
-    if wrong:
-        verdict = Text(f"{wrong} of {len(checks)} checks are WRONG", style="bold red")
+    for columns, lines in (
+        (("run", ""), figures),
+        (
+            ("devices with most anomalies", "anomalies", "highest score", "metrics"),
+            [(row.Index, str(row.count), f"{row.score:.0f}", row.metrics) for row in rows],
+        ),
+        (
+            ("check", "expected", "found", ""),
+            [
+                (each.what, f"{each.expected:,}", f"{each.found:,}", right if each.is_right else wrong)
+                for each in checks
+            ],
+        ),
+        (("where", ""), places),
+    ):
+        table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+        for line in lines:
+            table.add_row(*(each if isinstance(each, Text) else one_line(each) for each in line))
+        show("", table)
+    if failed := sum(not check.is_right for check in checks):
+        verdict = Text(f"{failed} of {len(checks)} checks are WRONG", style="bold red")
         verdict.append(f"; logs, journal and checkpoints are in {output / 'work'}")
     else:
         stored = len(done.readings) + done.rejected
-        verdict = Text(
-            f"{len(checks)} checks, all right: each of the {stored:,} accepted messages is stored exactly once"
-        )
-        verdict.stylize("bold")
-    show(verdict.append(f"; {seconds:.1f} s"))
-
-
-def _table(columns: tuple[str, ...], *rows: tuple[str, ...]) -> Table:
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold", show_header=any(columns))
-    for row in rows:
-        table.add_row(*map(one_line, row))
-    return table
+        text = f"{len(checks)} checks, all right: each of the {stored:,} accepted messages is stored exactly once"
+        verdict = Text(text, style="bold")
+    show("", verdict.append(f"; {seconds:.1f} s"))

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from adapters.spark.errors import first_line
 from messaging.errors import ConfigurationError, MessagingError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -36,15 +37,6 @@ _OF_THE_JOBS: Final = (
     ("spark.sql.streaming.numRecentProgressUpdates", "1000"),
     ("spark.sql.execution.arrow.pyspark.enabled", "true"),
 )
-_LOGGING: Final = """\
-rootLogger.level = error
-rootLogger.appenderRef.stderr.ref = stderr
-appender.stderr.type = Console
-appender.stderr.name = stderr
-appender.stderr.target = SYSTEM_ERR
-appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
-"""
 
 
 class SparkFailedError(MessagingError):
@@ -52,15 +44,7 @@ class SparkFailedError(MessagingError):
 
 
 def check_installed(*modules: str) -> None:
-    """Check that all packages and Java are installed. Java is not checked where :func:`is_submitted`.
-
-    Args:
-        modules: needed in addition to PySpark, pyarrow, pandas and paho.
-
-    Raises:
-        MissingExtraError: a package is missing.
-        ConfigurationError: Java is missing.
-    """
+    """Check that PySpark, pyarrow, pandas, paho and ``modules`` are installed, and Java unless :func:`is_submitted`."""
     for module in ("pyspark", "pyarrow", "pandas", "paho", *modules):
         if importlib.util.find_spec(module) is None:
             raise MissingExtraError("pipeline", f"the telemetry pipeline ({module})")
@@ -72,11 +56,9 @@ def check_installed(*modules: str) -> None:
 
 
 class LocalSpark:
-    """Spark in a child process. :meth:`close` may be called from any thread, at any time.
+    """Spark in a child process, with its log and temporary files in ``folder``.
 
-    Args:
-        name: the name of the application.
-        folder: the folder of the log and of temporary files.
+    :meth:`close` may be called from any thread, at any time.
     """
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -88,11 +70,7 @@ class LocalSpark:
         self._session: SparkSession | None = None
 
     def start(self) -> SparkSession:
-        """Return a session with the data source registered.
-
-        Raises:
-            SparkFailedError: it did not start; the message has the end of its log.
-        """
+        """Return a session with the data source registered; ``SparkFailedError`` has the end of the log."""
         from pyspark import SparkConf, SparkContext, java_gateway
         from pyspark.sql import SparkSession
 
@@ -116,18 +94,34 @@ class LocalSpark:
             raise
         except Exception as error:
             text = log.read_text(errors="replace").strip()
-            reason = text.splitlines()[-1] if text else first_line(error)
+            reason = text.splitlines()[-1] if text and self._gateway is None else first_line(error)
             raise SparkFailedError(f"Spark did not start: {reason} (see {log})") from error
         register(spark)
         return spark
 
     def close(self) -> None:
-        """Stop Spark; if it does not stop, end its process. Its Python workers end with it."""
+        """Stop Spark and end its process; kill it if it does not end. Its Python workers end with it."""
         self._is_closed = True
         with self._launching:
             gateway, self._gateway = self._gateway, None
-        if gateway is not None:
-            _end(gateway, self._session)
+        if gateway is None:
+            return
+
+        def stop() -> None:
+            with contextlib.suppress(Exception):  # its process may have ended already
+                if self._session is not None:
+                    self._session.stop()
+
+        stopping = threading.Thread(target=stop, daemon=True)  # stopping may hang, and must not be interrupted
+        stopping.start()
+        stopping.join(_STOP)
+        process = gateway.proc
+        process.stdin.close()  # it exits when its stdin ends
+        try:
+            process.wait(_STOP)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def is_submitted() -> bool:
@@ -143,10 +137,6 @@ def spark_session(name: str, folder: Path) -> Iterator[SparkSession]:
 
     A submitted program gets its session, or a session on its master. Any other program gets a :class:`LocalSpark`. An
     existing session stays open when the context is left.
-
-    Args:
-        name: the name of the application, if the session is created here.
-        folder: the folder of a local session, for its log and temporary files.
     """
     from pyspark.sql import SparkSession
 
@@ -170,24 +160,9 @@ def spark_session(name: str, folder: Path) -> Iterator[SparkSession]:
         local.close()
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error of Spark, without the query plan and stack traces."""
-    text = ""
-    with contextlib.suppress(Exception):  # PySpark asks a Java process that may have ended
-        text = str(error)
-    # the last line of a Python trace is the cause
-    lines = [line.strip(" :") for line in text.split("== Streaming Query")[0].splitlines() if line.strip(" :")]
-    lines = [line for line in lines if not line.startswith("An error occurred while calling")]
-    ours = [line for line in lines if line.partition(":")[0].rpartition(".")[2].endswith("Error")]
-    return (ours or lines or [type(error).__name__])[0][:500]
-
-
 def _settings(folder: Path) -> list[tuple[str, str]]:
-    logging = folder / "log4j2.properties"
-    logging.write_text(_LOGGING)
     # a run of a minute ends before a better compiler or collector pays off
-    java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-    java += f"-Dlog4j2.configurationFile={logging.resolve().as_uri()} -Djava.io.tmpdir={folder.resolve()}"
+    java = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={folder.resolve()}"
     return [
         ("spark.driver.bindAddress", "127.0.0.1"),
         ("spark.driver.host", "127.0.0.1"),
@@ -199,32 +174,3 @@ def _settings(folder: Path) -> list[tuple[str, str]]:
         ("spark.sql.shuffle.partitions", "2"),  # enough for the rate of one machine
         *_OF_THE_JOBS,
     ]
-
-
-def _end(gateway: Any, session: SparkSession | None) -> None:
-    """Stop Spark. If it does not stop in time, end its process, which ends its Python workers, too."""
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
-    def stop() -> None:
-        with contextlib.suppress(Exception):  # its process may have ended already
-            if session is not None:
-                session.stop()
-
-    thread = threading.Thread(target=stop, daemon=True)  # stopping may hang, and must not be interrupted
-    thread.start()
-    thread.join(_STOP)
-    process = gateway.proc
-    with contextlib.suppress(Exception):
-        gateway.shutdown()
-    process.stdin.close()
-    try:
-        process.wait(_STOP)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    # PySpark has no public way to forget a gateway whose process has ended; the next session needs a new one
-    SparkContext._gateway = None
-    SparkContext._jvm = None
-    SparkContext._active_spark_context = None
-    SparkSession._instantiatedSession = None

@@ -44,21 +44,10 @@ class _Shape(NamedTuple):
     checksum: int
 
 
-class _Unreadable:
-    """Stands for bytes that are no UTF-8."""
-
-
-_UNREADABLE: Final = _Unreadable()
-
-
 class RowPublisher:
     """Publishes the rows of one task, over a connection of its own that the first row opens.
 
-    Args:
-        options: the options of the write.
-        columns: the columns of the rows that are used.
-        partition: the number of the task.
-        id_stem: the prefix of its message ids; row and checksum follow.
+    ``partition`` is the number of the task. Its message ids are ``id_stem``, row and checksum.
     """
 
     def __init__(self, options: WriteOptions, columns: Sequence[str], partition: int, id_stem: str) -> None:
@@ -206,10 +195,10 @@ class RowPublisher:
         found = self._shapes[fields] = _Shape(plan, crc32(channel.encode()))
         return found
 
-    def _check_text(self, name: str, text: str | _Unreadable | None) -> None:
+    def _check_text(self, name: str, text: str | bytes | None) -> None:
         if text is None:
             return
-        if isinstance(text, _Unreadable):
+        if isinstance(text, bytes):
             self._refuse(name, "is no valid UTF-8")
         try:
             if name in ("channel", "reply_to"):
@@ -226,7 +215,7 @@ class RowPublisher:
         sent = {}
         encoding = None
         for name, text in headers:
-            if isinstance(name, _Unreadable) or isinstance(text, _Unreadable):
+            if isinstance(name, bytes) or isinstance(text, bytes):
                 self._refuse("headers", "holds bytes that are no valid UTF-8")
             if text is None:
                 self._refuse("headers", f"header {name[:80]!r} is null")
@@ -249,21 +238,22 @@ def _bytes(column: pa.Array) -> list[bytes | None]:
     return found
 
 
-def _texts(column: pa.Array | None, rows: int) -> Sequence[str | _Unreadable | None]:
+def _texts(column: pa.Array | None, rows: int) -> Sequence[str | bytes | None]:
+    """Return the texts of a column; bytes that are no UTF-8 as they are."""
     if column is None or column.null_count == rows:
         return (None,) * rows
     try:
-        found: list[str | _Unreadable | None] = column.to_numpy(zero_copy_only=False).tolist()
+        found: list[str | bytes | None] = column.to_numpy(zero_copy_only=False).tolist()
     except (pa.ArrowException, UnicodeDecodeError):  # Spark accepts any bytes as a string
         return [None if raw is None else _text(raw) for raw in _bytes(column)]
     return found
 
 
-def _text(raw: bytes) -> str | _Unreadable:
+def _text(raw: bytes) -> str | bytes:
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        return _UNREADABLE
+        return raw
 
 
 def _headers(column: pa.Array | None, rows: int) -> Sequence[tuple[tuple[Any, Any], ...] | None]:

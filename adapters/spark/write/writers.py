@@ -12,10 +12,10 @@ in another order the next time, as they may after a shuffle, must not be taken f
 
 from __future__ import annotations
 
-import difflib
 import logging
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from pyspark import TaskContext
@@ -25,6 +25,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from adapters.spark.errors import InvalidColumnError
 from adapters.spark.write.row_publisher import TEXT_COLUMNS, RowPublisher
 from messaging.errors import InvalidOptionError
+from messaging.text import did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,11 +43,11 @@ _QUERY: Final = "sql.streaming.queryId"
 _EPOCH: Final = "streaming.sql.batchId"
 
 
+@dataclass
 class Written(WriterCommitMessage):
     """The result of a task: the number of rows that it published, all of them confirmed."""
 
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
+    rows: int
 
 
 class _Writer:
@@ -84,11 +85,6 @@ class _Writer:
         """Return prefix and epoch of the message ids of this write."""
         return self._options.id_prefix or self._generated_prefix, "0"
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:
-        """Do nothing: the broker has confirmed every row."""
-        rows = sum(message.rows for message in messages if isinstance(message, Written))
-        logger.debug("%d rows were published (batch %s)", rows, batchId)
-
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:
         """Log the failure. Published messages stay published."""
         rows = sum(message.rows for message in messages if isinstance(message, Written))
@@ -113,11 +109,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
 
 def check_columns(schema: StructType, channel: str | None) -> None:
-    """Check that rows of ``schema`` can be messages.
-
-    Args:
-        schema: the schema of the rows.
-        channel: the channel of rows that name none.
+    """Check that rows of ``schema`` can be messages; ``channel`` is that of rows that name none.
 
     Raises:
         InvalidColumnError: a column is unknown, duplicate, missing, or of the wrong type.
@@ -127,8 +119,7 @@ def check_columns(schema: StructType, channel: str | None) -> None:
     for field in schema.fields:
         name = field.name
         if name not in _KNOWN:
-            near = difflib.get_close_matches(name.lower(), _KNOWN, n=1, cutoff=0.7)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_KNOWN)}"
+            hint = did_you_mean(name, _KNOWN) or f"known: {', '.join(_KNOWN)}"
             raise InvalidColumnError(
                 name, f"unknown column {name!r}; {hint} (more than these can go into the value, such as "
                 "to_json(struct(*)))"

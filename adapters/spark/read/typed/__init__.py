@@ -30,14 +30,6 @@ array, map, struct          a list; an object; an object with the same rules
 Bytes and times of CBOR and msgpack fit as well. Names of fields are compared exactly. A missing field is null if it is
 nullable, and corrupt otherwise. Fields without a column are ignored. The last of duplicate fields counts. No number in
 a row is NaN, infinite, truncated or rounded to fit; floating point numbers are the nearest doubles.
-
-::
-
-    columns     messages -> rows of a typed read
-    by_model    model -> plan               kinds       Python types -> Spark types
-    by_schema   schema -> plan              plan        a compiled model or schema
-    rows        payloads -> columns         content     payload -> row: JSON and codecs
-    decimals    exact numbers
 """
 
 from __future__ import annotations

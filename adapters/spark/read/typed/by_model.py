@@ -59,11 +59,7 @@ def bad_model(reference: object, problem: str) -> InvalidOptionError:
 
 
 def plan_of_model(reference: str) -> RowPlan:
-    """Import a model and compile it.
-
-    Raises:
-        InvalidOptionError: there is no such model, or one of its fields has no type in Spark.
-    """
+    """Import a model and compile it, see :meth:`TypedColumns.of_model`."""
     model = _imported(reference)
     try:
         adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(model)
@@ -99,7 +95,7 @@ def plan_of_model(reference: str) -> RowPlan:
 
 
 def _imported(reference: str) -> Any:
-    match = _REFERENCE.fullmatch(reference) if isinstance(reference, str) else None
+    match = _REFERENCE.fullmatch(reference)
     if match is None:
         raise bad_model(reference, "expected 'package.module:Model'")
     if match["module"] == "__main__":

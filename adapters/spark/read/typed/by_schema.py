@@ -21,11 +21,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def plan_of_schema(schema: spark.StructType) -> RowPlan:
-    """Compile the columns of a schema that are fields of the payload.
-
-    Raises:
-        InvalidOptionError: one of them has a type that cannot be read from a payload, or two have one name.
-    """
+    """Compile the columns of a schema that are fields of the payload, see :meth:`TypedColumns.of_schema`."""
     fields = spark.StructType([field for field in schema if field.name not in RESERVED])
     if len(set(schema.names)) < len(schema.names):
         raise invalid_option("schema", "two columns have the same name")

@@ -19,12 +19,7 @@ class TypedColumns:
     """Converts messages to the rows of a typed read.
 
     Created on the driver and pickled to the executors, where a model is imported again by its name.
-
-    Attributes:
-        schema: the Spark schema of the read.
     """
-
-    schema: spark.StructType
 
     def __init__(self, schema: spark.StructType, plan: RowPlan, reference: str | None = None) -> None:
         self.schema = schema
@@ -34,9 +29,6 @@ class TypedColumns:
     @classmethod
     def of_model(cls, reference: str) -> TypedColumns:
         """Return the fields of a model, then :data:`MESSAGE_COLUMNS` without ``_value``, then ``_corrupt_record``.
-
-        Args:
-            reference: ``package.module:Model``, a pydantic model, dataclass or typed dict.
 
         Raises:
             InvalidOptionError: there is no such model, or one of its fields has no type in Spark.
@@ -54,10 +46,9 @@ class TypedColumns:
 
         Raises:
             InvalidOptionError: a column's type cannot be read from a payload, one of :data:`MESSAGE_COLUMNS` has
-                another type than it should, or a column is ``NOT NULL``, which no payload can promise.
+                another type than it should, two columns have one name, or a column is ``NOT NULL``, which no payload
+                can promise.
         """
-        if not isinstance(schema, spark.StructType):
-            raise invalid_option("schema", f"it must be a StructType, not {type(schema).__name__}")
         for field in schema:
             right = RESERVED.get(field.name)
             if right is not None and field.dataType != right:
@@ -82,13 +73,7 @@ class TypedColumns:
         self._plan = None
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of a batch of messages, in order, one for each.
-
-        Args:
-            batch: the columns of :data:`MESSAGE_COLUMNS`, in that order.
-
-        Returns:
-            A batch with the Arrow schema that ``to_arrow_schema(self.schema, timezone="UTC")`` makes.
+        """Return the rows of a batch of :data:`MESSAGE_COLUMNS`, in order, one for each message.
 
         Raises:
             BoundReachedError: a column would hold more than 2 GiB.

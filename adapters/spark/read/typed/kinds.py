@@ -45,14 +45,7 @@ class Kind(NamedTuple):
 
 
 class Field(NamedTuple):
-    """A field of a model.
-
-    Attributes:
-        name: its name.
-        kind: the kind of its type.
-        nullable: whether it may be ``None``.
-        get: returns its value from an instance of the model.
-    """
+    """A field of a model; ``get`` returns its value from an instance of the model."""
 
     name: str
     kind: Kind

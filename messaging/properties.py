@@ -1,10 +1,10 @@
-"""The service properties of a messaging instance: its name, its features and its capabilities (RFC 5.1, 5.2)."""
+"""The features of a messaging instance, and its service properties (RFC 5.1, 5.2)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.model import Features
+from messaging.model import GENERATE_REPLY_CHANNEL_ALIAS, Features
 from messaging.services.version import Version
 
 if TYPE_CHECKING:
@@ -28,13 +28,31 @@ ACKNOWLEDGE_IMPLEMENTATION: Final = "osgi.messaging.acknowledge"
 SPECIFICATION_VERSION: Final = Version("1.0")
 
 
+#: features an adapter must announce for requests and replies, and the features that the core then adds
+_REPLY_NEEDS: Final = frozenset({Features.MESSAGE_PROPERTIES, Features.EXTENSION_HEADERS})
+REPLY_FEATURES: Final = frozenset({Features.REPLY_TO, Features.REPLY_TO_MANY_PUBLISH, Features.REPLY_TO_MANY_SUBSCRIBE})
+
+
+def announced(adapter: Adapter) -> frozenset[str]:
+    """Return the ``osgi.messaging.feature`` of an instance: its adapter's features and those of the core (RFC 5.7)."""
+    features = adapter.capabilities.features
+    if not features >= _REPLY_NEEDS:
+        return features
+    found = features | REPLY_FEATURES
+    if adapter.settings.generate_correlation_id:
+        found |= {Features.GENERATE_CORRELATION_ID}
+    if adapter.settings.generate_reply_channel:
+        found |= {Features.GENERATE_REPLY_CHANNEL, GENERATE_REPLY_CHANNEL_ALIAS}
+    return found
+
+
 def instance_properties(name: str, adapter: Adapter) -> dict[str, Any]:
     """Return the properties of an instance's services, with the features its adapter announces now."""
-    features = adapter.announced
+    features = announced(adapter)
     properties: dict[str, Any] = {
         NAME_PROPERTY: name,
         PROVIDER_PROPERTY: adapter.provider,
-        PROTOCOL_PROPERTY: list(adapter.protocols),
+        PROTOCOL_PROPERTY: list(adapter.capabilities.protocols),
         FEATURE_PROPERTY: sorted(features),
         VERSION_PROPERTY: SPECIFICATION_VERSION,
     }
