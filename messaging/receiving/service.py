@@ -181,7 +181,7 @@ class MessageSubscription:
 
     @property
     def handlers(self) -> tuple[HandlerRegistration, ...]:
-        """Registrations that have not ended, the oldest first."""
+        """The registrations that have not ended, the oldest first."""
         return (*self._handlers.copy(),)
 
     def abandon(self, error: MessagingError) -> None:
