@@ -26,6 +26,17 @@ T = TypeVar("T")
 #: what a line may begin with though no handler covers it: ``try:``, and the bounds of the handling of an exception
 _UNCOVERED = frozenset({"NOP", "PUSH_EXC_INFO", "POP_EXCEPT"})
 
+#: modules that a message comes through between the buffer and the adapter
+RECEIVING_MODULES = (
+    "receiving/buffer.py",
+    "receiving/handout.py",
+    "receiving/settlement.py",
+    "receiving/subscription.py",
+    "consumers.py",
+    "serial.py",
+    "verdicts.py",
+)
+
 _FOLDER = str(Path(messaging.__file__).parent)
 
 

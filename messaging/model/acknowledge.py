@@ -1,7 +1,7 @@
 """Acknowledgement (RFC 5.8): the states, the context of a received message, and its acknowledge handler.
 
 A message changes once from ``RECEIVED`` to ``ACKNOWLEDGED`` or ``REJECTED``; a call that loses the race returns
-``False``. The subscription sends the verdict to the broker (:mod:`messaging.receiving.subscription`).
+``False``. The subscription sends the verdict to the broker (:mod:`messaging.receiving.settlement`).
 """
 
 from __future__ import annotations

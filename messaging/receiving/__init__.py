@@ -4,8 +4,8 @@ May import: ``connection``, ``adapter`` (the contract), ``model``, ``execution``
 ``publishing``.
 """
 
+from messaging.receiving.blocks import AsyncBlock as AsyncBlock
 from messaging.receiving.consumers import in_observer as in_observer
-from messaging.receiving.counters import StreamCounters as StreamCounters
 from messaging.receiving.handler import HandlerOnInvalid as HandlerOnInvalid
 from messaging.receiving.handler import HandlerRegistration as HandlerRegistration
 from messaging.receiving.handler import MessageHandler as MessageHandler
@@ -13,6 +13,7 @@ from messaging.receiving.parameters import NOT_ANNOTATED as NOT_ANNOTATED
 from messaging.receiving.parameters import MessageParameter as MessageParameter
 from messaging.receiving.parameters import evaluated as evaluated
 from messaging.receiving.parameters import parameter_of as parameter_of
+from messaging.receiving.receiver import StreamCounters as StreamCounters
 from messaging.receiving.runners import Handler as Handler
 from messaging.receiving.runners import HandlerExhaustedError as HandlerExhaustedError
 from messaging.receiving.runners import LoopRunner as LoopRunner

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 from reactivex import abc as rx
 
 from messaging.errors import CodecError, DeadlineError, MessagingError, StreamConsumedError
-from messaging.execution import Flag, Promise, Serial, mailbox, seconds
+from messaging.execution import Flag, Promise, Serial, mailbox, running_loop, seconds
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -28,37 +28,36 @@ T = TypeVar("T")
 
 
 class Push(rx.DisposableBase):
-    """Drives one observer, on one worker thread at a time."""
+    """Drives one observer, on one worker thread at a time.
+
+    Attributes:
+        quiet: resolves when the observer will not be called any more.
+        gone: resolves when the subscription is ended at the broker, too.
+    """
 
     def __init__(
         self,
-        connection: Connection,
         subscription: Subscription,
         on_next: Callable[[Message], object],
         on_error: Callable[[Exception], object] | None,
         on_completed: Callable[[], object] | None,
     ) -> None:
-        self._connection = connection
         self.subscription = subscription
+        self._channel = subscription.spec.channel
         self._on_next = on_next
         self._on_error = on_error
         self._on_completed = on_completed
         self._serial = Serial(self._drain, self._has_work)
         self._thread: int | None = None
-        #: take no more messages; with ``_complete``, tell the observer
-        self._stopping = False
-        self._complete = False
-        self._in_error = False
-        self._over = False
-        self._started = False
-        #: resolves when the observer will not be called any more
+        self._started = self._in_error = self._over = False
+        #: take no more messages; with ``_complete``, call ``on_completed``
+        self._stopping = self._complete = False
         self.quiet: Promise[None] = Promise("the end of an observer")
-        #: resolves when the broker was told, too
         self.gone: Promise[None] = Promise("the end of an observed subscription")
         subscription.consumer = self
 
     def wake(self) -> None:
-        """Have a worker drain the buffer, unless one does. On the loop."""
+        """Start a worker that drains the buffer, unless one runs. On the loop."""
         if self._started and not self._over:
             self._serial.wake()
 
@@ -66,7 +65,7 @@ class Push(rx.DisposableBase):
         """Emit from now on. From any thread; idempotent."""
         self._started = True
         # on the loop, since no signal handler interrupts it between acquiring and using the right to drain
-        self._connection.engine.call(self.wake)
+        self.subscription.connection.engine.call(self.wake)
 
     def _drain(self) -> None:
         subscription = self.subscription
@@ -81,53 +80,51 @@ class Push(rx.DisposableBase):
             _in_observer.push = None
 
     def _has_work(self) -> bool:
-        return not self._over and (self._stopping or self.subscription.has_next)
+        return not self._over and (self._stopping or self.subscription.hand_out.has_next)
 
     def _consume(self, subscription: Subscription) -> None:
-        on_next = self._on_next
-        fetch = subscription.fetch
-        accept = ignore if subscription.manual else subscription.accept
+        on_next, hand_out, settlement = self._on_next, subscription.hand_out, subscription.settlement
+        fetch = hand_out.fetch
+        accept = ignore if subscription.manual else settlement.accept
         while not (self._stopping or subscription.ended):
             try:
                 message = fetch()
-                subscription.fetched = None
+                hand_out.fetched = None
             except CodecError as error:
                 self._finish(error, notify=True)
                 return
-            except BaseException as error:  # noqa: BLE001  # out of a direct acknowledgement callback
-                subscription.reject_unfinished()
+            except BaseException as error:  # noqa: BLE001  # of a direct acknowledgement callback
+                hand_out.reject_unfinished()
                 self._observer_raised(error)
                 return
             if message is None:
                 return
             try:
                 on_next(message)
-            except BaseException as error:  # noqa: BLE001  # whatever an observer raises ends this stream only
-                subscription.leave()
+            except BaseException as error:  # noqa: BLE001  # an observer that raises ends this stream only
+                settlement.stop_accepting()
                 if not subscription.manual:
-                    subscription.refuse(message)
+                    settlement.refuse(message)
                 self._observer_raised(error)
                 return
             if self._in_error and not subscription.manual:
-                subscription.leave()
-                subscription.refuse(message)
+                settlement.stop_accepting()
+                settlement.refuse(message)
             else:
                 accept(message)
 
     def _observer_raised(self, error: BaseException) -> None:
-        channel = self.subscription.spec.channel
         if not isinstance(error, Exception):
-            wrapped = MessagingError(f"the observer of {channel!r} raised {type(error).__name__}")
+            wrapped = MessagingError(f"the observer of {self._channel!r} raised {type(error).__name__}")
             wrapped.__cause__ = error
             error = wrapped
         if self._on_error is None:
-            logger.error("the observer of %r raised; its stream ends", channel, exc_info=error)
+            logger.error("the observer of %r raised; its stream ends", self._channel, exc_info=error)
         self._finish(error, notify=not self._stopping)
 
     def _finish(self, error: Exception | None, *, notify: bool) -> None:
-        """Tell the observer that it is over, then unsubscribe. On the worker thread."""
+        """Call ``on_completed`` or ``on_error``, then unsubscribe. On the worker thread."""
         self._over = self.subscription.dismissed = True
-        channel = self.subscription.spec.channel
         if notify:
             try:
                 if error is None:
@@ -136,11 +133,12 @@ class Push(rx.DisposableBase):
                 elif self._on_error is not None:
                     self._on_error(error)
                 elif isinstance(error, MessagingError):
-                    logger.error("stream of %r ended: %s", channel, error)
+                    logger.error("stream of %r ended: %s", self._channel, error)
             except BaseException:  # it must not reach the worker
-                logger.exception("observer of %r raised from on_error or on_completed", channel)
-        self._connection.engine.call(self.quiet.resolve, None)
-        remove(self._connection, channel, self.subscription).listen(lambda: self.gone.resolve(None))
+                logger.exception("observer of %r raised from on_error or on_completed", self._channel)
+        connection = self.subscription.connection
+        connection.engine.call(self.quiet.resolve, None)
+        remove(connection, self._channel, self.subscription).listen(lambda: self.gone.resolve(None))
 
     def stop(self) -> Promise[None]:
         """Complete after the message in progress; the promise resolves when that is done. From any thread."""
@@ -171,28 +169,21 @@ _handler_task: Final[ContextVar[asyncio.Task[Any] | None]] = ContextVar("messagi
 
 
 def in_observer() -> bool:
-    """Whether the caller is an observer's callback or a message handler, which must not wait for its own end."""
+    """Return whether the caller is an observer's callback or a message handler, which must not wait for its own end."""
     if _in_observer.push is not None:
         return True
     task = _handler_task.get()
-    return task is not None and task is _current_task()
+    return task is not None and running_loop() is not None and task is asyncio.current_task()
 
 
 def observed_here() -> Subscription | None:
-    """Return the subscription whose observer the caller is a callback of."""
+    """Return the subscription whose observer calls this function."""
     found = _in_observer.push
     return found if found is not True else None
 
 
-def _current_task() -> asyncio.Task[Any] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # no loop runs here
-        return None
-
-
 def call_inside(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Call a message handler on this thread, where :func:`in_observer` is true meanwhile."""
+    """Call a message handler on this thread; :func:`in_observer` returns true meanwhile."""
     outer, _in_observer.push = _in_observer.push, True
     try:
         return function(*arguments)
@@ -201,7 +192,7 @@ def call_inside(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any
 
 
 async def await_inside(awaitable: Awaitable[T]) -> T:
-    """Await what a message handler has to do, in a task of its own where :func:`in_observer` is true meanwhile."""
+    """Await a message handler in a task of its own; :func:`in_observer` returns true meanwhile."""
     _handler_task.set(asyncio.current_task())
     return await awaitable
 
@@ -221,16 +212,16 @@ def remove(connection: Connection, channel: str, *subscriptions: Subscription) -
 
 
 class StreamEndedError(Exception):
-    """The stream is complete: how a pull says it to whichever iterator asked."""
+    """The stream is complete. Internal: each face raises its own exception."""
 
 
 class Pull:
-    """Lets one thread or event loop at a time ask for messages."""
+    """Returns messages to one thread or event loop at a time."""
 
-    def __init__(self, connection: Connection, subscription: Subscription) -> None:
-        self._connection = connection
+    def __init__(self, subscription: Subscription) -> None:
         self.subscription = subscription
-        #: who is asking: written under the guard
+        self._hand_out = subscription.hand_out
+        #: the caller that waits for a message: written under the guard
         self._asking: object = None
         self._guard = threading.Lock()
         self._in_hand: ReceivedMessage | None = None
@@ -244,26 +235,21 @@ class Pull:
         self._arrived()
 
     def stop(self) -> None:
-        """Nothing runs here that could be waited for."""
+        """Do nothing: no message is in progress here. See ``Consumer.stop``."""
 
     def settle(self, *, failed: bool = False) -> None:
-        """Settle the message handed out last.
-
-        Settling twice does no harm, losing the message would: it is forgotten when the verdict is recorded.
-        """
+        """Settle the message handed out last, and forget it when its verdict is recorded: an interrupt repeats this."""
         message, subscription = self._in_hand, self.subscription
-        if message is None or message is subscription.fetched:  # that one was not handed out: an interrupt came first
+        if message is None or message is self._hand_out.fetched:  # an interrupt came before that one was handed out
             return
         if not subscription.manual:
-            if failed:
-                subscription.refuse(message)
-            else:
-                subscription.accept(message)
+            settlement = subscription.settlement
+            (settlement.refuse if failed else settlement.accept)(message)
         if self._in_hand is message:
             self._in_hand = None
 
     def _claim(self, caller: object) -> None:
-        """Take the right to ask. An interrupt may come at any time: the caller must be in its ``try`` already."""
+        """Acquire the right to wait for a message. The caller must be in its ``try`` already: interrupts may come."""
         with self._guard:
             if self._asking is not None:
                 raise StreamConsumedError(
@@ -273,29 +259,29 @@ class Pull:
             self._asking = caller
 
     def _take(self) -> ReceivedMessage | Exception | None:
-        """The next message, or what ends the stream: returned, so that all of :meth:`next` is in its ``try``."""
+        """Return the next message, or the error that ends the stream, which :meth:`next` raises after its ``try``."""
         subscription = self.subscription
         if self._error is not None:
             return self._error.with_traceback(None)
         if subscription.ended:
             return StreamEndedError() if subscription.error is None else subscription.error.with_traceback(None)
         try:
-            message = self._in_hand = subscription.fetch()
+            message = self._in_hand = self._hand_out.fetch()
         except CodecError as error:
             self._error = error
-            self._connection.engine.call(subscription.fail, error)
+            subscription.connection.engine.call(subscription.fail, error)
             return error
         return message
 
     def _withdraw(self, caller: object, found: ReceivedMessage | Exception | None) -> None:
-        """Give the right to ask back after an interrupt; a message that was taken already is handed out next."""
+        """Return the right to wait after an interrupt; a message that was taken already is handed out next."""
         if found is not None and not isinstance(found, Exception):
-            self.subscription.fetched = found
+            self._hand_out.fetched = found
         if self._asking is caller:
             self._asking = None
 
     def next(self, timeout: float | None) -> ReceivedMessage:
-        """The next message; raises ``StreamEndedError``, or ``DeadlineError`` after ``timeout`` seconds."""
+        """Return the next message; raise ``StreamEndedError``, or ``DeadlineError`` after ``timeout`` seconds."""
         if timeout is not None:
             timeout = seconds(timeout)
         caller = object()
@@ -319,7 +305,7 @@ class Pull:
             else:
                 # From here on it is the caller's. No signal is looked for between the assignments and the return; on a
                 # thread that is interrupted otherwise, see _withdraw.
-                self._asking = self.subscription.fetched = None
+                self._asking = self._hand_out.fetched = None
                 return found
         except BaseException:
             self._withdraw(caller, found)
@@ -327,7 +313,7 @@ class Pull:
         raise found
 
     async def anext(self) -> ReceivedMessage:
-        """The next message; raises ``StreamEndedError``. Cancelling loses none."""
+        """Return the next message; raise ``StreamEndedError``. Cancelling loses no message."""
         caller = object()
         found: ReceivedMessage | Exception | None = None
         arrived: asyncio.Event | None = None
@@ -344,7 +330,7 @@ class Pull:
             if isinstance(found, Exception):
                 self._asking = None
             else:
-                self._asking = self.subscription.fetched = None  # as in next()
+                self._asking = self._hand_out.fetched = None  # as in next()
                 return found
         except BaseException:
             self._withdraw(caller, found)
@@ -357,4 +343,4 @@ def _nothing() -> None:
 
 
 def ignore(_: Message) -> None:
-    """Do nothing: the observer of a stream subscribed without one, and the acknowledgement left to the consumer."""
+    """Do nothing: the callback of a stream without observer, and the acknowledgement that is left to the consumer."""

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from messaging.model import AcknowledgeConsumer, AcknowledgeFilter, AcknowledgeHandler, AcknowledgeType, context_of
+from messaging.model import AcknowledgeConsumer, AcknowledgeFilter, AcknowledgeHandler, AcknowledgeType
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -22,10 +22,26 @@ logger = SafeLog(__name__)
 
 
 class DirectAcknowledger:
-    """Runs the callbacks of one subscription; those given by target are looked up for each message."""
+    """Runs the callbacks of one subscription; callbacks given by target are looked up for each message.
 
-    def __init__(self, callbacks: DirectAcknowledgement, services: ServiceRegistry, channel: str) -> None:
+    Args:
+        callbacks: filter, handler and post.
+        services: the registry for their targets.
+        channel: of the subscription, for the log.
+        make: makes the message for post, of payload, context and ``model``.
+    """
+
+    def __init__(
+        self,
+        callbacks: DirectAcknowledgement,
+        services: ServiceRegistry,
+        channel: str,
+        make: Callable[[bytes, Incoming, Any], Message],
+        model: Any,
+    ) -> None:
         self._callbacks = callbacks
+        self._make = make
+        self._model = model
         self._services = services
         self._channel = channel
         self._lock = threading.Lock()  # guards the two below: a verdict may come from any thread
@@ -52,7 +68,7 @@ class DirectAcknowledger:
         return enters and incoming.state is not AcknowledgeType.REJECTED
 
     def _decide(self, message: Message, incoming: Incoming) -> bool:
-        """Call filter and handler; whether the filter lets the message enter the stream."""
+        """Call filter and handler; return whether the filter lets the message enter the stream."""
         callbacks = self._callbacks
         enters = True
         has_filter = callbacks.filter is not None
@@ -79,15 +95,15 @@ class DirectAcknowledger:
                 incoming.settle(False)
         return enters
 
-    def settled(self, message: Message) -> None:
+    def settled(self, incoming: Incoming) -> None:
         """Call post for a message that was acknowledged or rejected; after its handler, if that is running."""
         if self._callbacks.post is None:
             return
         with self._lock:
-            if context_of(message) is self._running:
+            if incoming is self._running:
                 self._is_post_due = True
                 return
-        self._call_post(message)
+        self._call_post(self._make(incoming.payload, incoming, self._model))
 
     def _call_post(self, message: Message) -> None:
         """Call post, and log its exception."""
@@ -109,7 +125,7 @@ class DirectAcknowledger:
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:
-    """Whether a handler wants the acknowledge handler beside the message (both forms are in RFC 5.8.4 and 5.8.8)."""
+    """Return whether a handler takes the acknowledge handler beside the message (both forms: RFC 5.8.4 and 5.8.8)."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

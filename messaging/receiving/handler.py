@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Sequence
-from types import CoroutineType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from messaging.errors import ArgumentError, ClosedError, CodecError
-from messaging.execution import Promise, is_coroutine, may_block, running_loop, wait_for, warn_in_loop
-from messaging.receiving.consumers import await_inside, call_inside, in_observer, remove
+from messaging.execution import Promise, is_coroutine, running_loop
+from messaging.receiving.blocks import Block
+from messaging.receiving.consumers import await_inside, call_inside, remove
 from messaging.receiving.parameters import NOT_ANNOTATED, MessageParameter, parameter_of
 from messaging.receiving.runners import Handler, LoopRunner, Runner, ThreadRunner, Verdict
 from messaging.text import SafeLog, printable, tolerant
@@ -28,22 +29,22 @@ from messaging.text import SafeLog, printable, tolerant
 if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.model import Message
-    from messaging.receiving.counters import StreamCounters
+    from messaging.receiving.receiver import StreamCounters
     from messaging.receiving.subscription import Subscription
 
 logger = SafeLog(__name__)
 
-#: what becomes of a payload that does not fit the model of a handler
+#: how a payload that does not fit the model of a handler is settled
 HandlerOnInvalid = Literal["skip", "dead_letter"]
 ON_INVALID: Final[tuple[HandlerOnInvalid, ...]] = get_args(HandlerOnInvalid)
 
 
 class InvalidPayloadError(Exception):
-    """The payload does not fit what the handler takes: its cause says why. The handler was not called."""
+    """The payload does not fit the parameter of the handler, which was not called. The cause says why."""
 
 
 class MessageHandler:
-    """A function or coroutine function of one message, called with what its parameter is annotated with.
+    """A function or coroutine function of one message, called with the type that its parameter is annotated with.
 
     Args:
         function: takes the message, its value, or nothing.
@@ -72,7 +73,7 @@ class MessageHandler:
 
     @property
     def name(self) -> str:
-        """The qualified name of the function, for logs."""
+        """Qualified name of the function, for logs."""
         return getattr(self.function, "__qualname__", None) or type(self.function).__qualname__
 
     def __call__(self, message: Message) -> Any:
@@ -102,7 +103,7 @@ class MessageHandler:
 
 
 class _Handling:
-    """One message in the hands of a runner: what the runner knows as an exchange."""
+    """One message in the hands of a runner: its unit of work."""
 
     __slots__ = ("after", "has_begun", "is_over", "is_stopped", "origin", "request", "was_cancelled")
 
@@ -110,7 +111,7 @@ class _Handling:
         self.origin = registration
         self.request = message
         self.is_over = False
-        #: called on the loop when it is over, if the handler went on after its function returned
+        #: called on the loop when the message is settled, if the handler went on after its function returned
         self.after: Callable[[], object] | None = None
         #: the task of the handler was cancelled, once
         self.was_cancelled = False
@@ -140,7 +141,7 @@ class _Handling:
             self._end(Verdict.REFUSE)
 
     def requeue(self) -> None:
-        """The handler was cancelled before it had finished: reject the message."""
+        """Reject the message: the handler was cancelled before it had finished."""
         self.failed(asyncio.CancelledError("the handler was cancelled"))
 
     def finish(self, _: Verdict) -> None:
@@ -162,8 +163,8 @@ class _Handling:
             self.origin.finished(self, verdict)
 
 
-class HandlerRegistration:
-    """What ``m.on`` returns: a handler and its subscription. Thread safe; a context manager of both kinds.
+class HandlerRegistration(Block):
+    """A handler and its subscription, returned by ``m.on``. Thread safe; a context manager of both kinds.
 
     Leaving its ``with`` block closes it. Entering the block, or ``await registration``, waits for the broker's
     confirmation.
@@ -177,6 +178,8 @@ class HandlerRegistration:
             error if the broker ended the subscription, or if the event loop of the handler was closed.
     """
 
+    _noun = "handler"
+
     def __init__(
         self,
         connection: Connection,
@@ -185,7 +188,7 @@ class HandlerRegistration:
         concurrency: int,
         on_invalid: HandlerOnInvalid | None,
     ) -> None:
-        self.channel: str = subscription.spec.channel
+        self.channel = self._channel = subscription.spec.channel
         self.handler = handler.function
         self.ready: Promise[None] = subscription.ready
         self.closed: Promise[None] = Promise(f"the end of the handler of {self.channel!r}")
@@ -198,7 +201,7 @@ class HandlerRegistration:
         self._limit = max(min(options.prefetch, options.buffer_size), concurrency)
         self._low = self._limit - 1 if self._limit <= concurrency else max(self._limit // 2, concurrency)
         self._is_full = False
-        #: nothing more is begun
+        #: the handler is not called any more
         self.is_stopping = False
         self._quiet: Promise[None] = Promise(f"the handler of {self.channel!r}")
         default: HandlerOnInvalid = "skip" if options.dead_letter_channel is None else "dead_letter"
@@ -224,7 +227,7 @@ class HandlerRegistration:
                 if len(handled) > self._low:
                     return
                 self._is_full = False
-            message = subscription.take()
+            message = subscription.hand_out.take()
             if message is None:
                 return
             handling = _Handling(self, message)
@@ -233,7 +236,7 @@ class HandlerRegistration:
             runner.submit(handling)
 
     def stop(self) -> Promise[None]:
-        """Begin nothing more, and let the handler finish; see ``Consumer``. From any thread."""
+        """Call the handler no more, and let it finish; see ``Consumer``. From any thread."""
         self.is_stopping = True
         self._connection.engine.call(self._stop)
         return self._quiet
@@ -257,12 +260,12 @@ class HandlerRegistration:
         if error is None:
             self.closed.resolve(None)
             return
-        logger.error("%s: the handler of %r has ended: %s", self._connection.adapter.name, self.channel, error)
+        logger.error("%s: the handler of %r has ended: %s", self._subscription.adapter.name, self.channel, error)
         self.closed.reject(error)
         self.closed.exception()  # it is logged
 
     def _orphaned(self, _: LoopRunner, several: Sequence[Any]) -> None:
-        """The event loop of the handler was closed."""
+        """Release the messages that the handler has not begun, and fail: its event loop was closed."""
         self._leave(several)
         if not self.is_stopping:
             error = ClosedError(f"the event loop of the handler of {self.channel!r} was closed")
@@ -271,22 +274,22 @@ class HandlerRegistration:
     # --- from the runner, on any thread
 
     def is_void(self, message: Message) -> bool:
-        """Whether ``message`` is not to be handled: it will be delivered again, or the registration is closing."""
-        return self.is_stopping or self._subscription.is_void(message)
+        """Return whether to leave ``message`` alone: it will be redelivered, or the registration is closing."""
+        return self.is_stopping or self._subscription.buffer.is_void(message)
 
     def untake(self, message: Message) -> None:
         """Release a message whose handling was not begun."""
         self._subscription.untake(message)
 
     def dispatch(self, handling: _Handling) -> None:
-        """See ``exchange.Origin``: runners of message handlers are not replaced."""
+        """See ``runners.Origin``: runners of message handlers are not replaced."""
         self._leave([handling])
 
     def log_failure(self, message: Message, error: BaseException) -> None:
         """Log what the handler raised."""
         logger.error(
             "%s: handler %s of %r raised %s on a message of %r; the message is rejected",
-            self._connection.adapter.name, self._name, self.channel, type(error).__name__, message.context.channel,
+            self._subscription.adapter.name, self._name, self.channel, type(error).__name__, message.context.channel,
             exc_info=error,
         )  # fmt: skip
 
@@ -294,7 +297,7 @@ class HandlerRegistration:
         """Dead-letter a message whose payload does not fit, or skip it."""
         logger.warning(
             "%s: a message of %r does not fit handler %s: %s; it is %s",
-            self._connection.adapter.name, message.context.channel, self._name, error,
+            self._subscription.adapter.name, message.context.channel, self._name, error,
             "dead-lettered" if self._on_invalid == "dead_letter" else "skipped",
         )  # fmt: skip
         self._connection.engine.call(self._subscription.drop_invalid, message, self._on_invalid == "dead_letter")
@@ -302,9 +305,9 @@ class HandlerRegistration:
     def finished(self, handling: _Handling, verdict: Verdict) -> None:
         """Settle a message, and take more."""
         if verdict is Verdict.ACCEPT:
-            self._subscription.accept(handling.request)
+            self._subscription.settlement.accept(handling.request)
         elif verdict is Verdict.REFUSE:
-            self._subscription.refuse(handling.request)
+            self._subscription.settlement.refuse(handling.request)
         self._handled.discard(handling)
         if handling.after is not None:
             self._connection.engine.call(handling.after)
@@ -334,47 +337,13 @@ class HandlerRegistration:
         self.is_stopping = self._subscription.dismissed = True
         return remove(self._connection, self.channel, self._subscription)
 
-    def __enter__(self) -> Self:
-        try:
-            if not may_block():
-                if not self.ready.done():
-                    warn_in_loop("the broker has confirmed the subscription", "use `async with`")
-            elif not in_observer():
-                wait_for(self.ready, self._connection.settings.timeout, f"subscribing to {self.channel!r}")
-            return self
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            closing = self.close()
-        except BaseException:  # an interrupt: nothing else would end it
-            self.close()
-            raise
-        if may_block() and not in_observer():
-            wait_for(closing, self._connection.settings.close_timeout * 2, f"closing the handler of {self.channel!r}")
+    def end_block(self, _: bool, /) -> Promise[None]:
+        """Close the registration."""
+        return self.close()
 
     def __await__(self) -> Any:
         yield from self.ready.__await__()
         return self
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.ready
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        closing = self.close()
-        if not in_observer():
-            await closing
 
     @tolerant
     def __repr__(self) -> str:

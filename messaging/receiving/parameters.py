@@ -1,4 +1,4 @@
-"""What a handler's only parameter is annotated with: the model that its argument is decoded to."""
+"""Reads the annotation of a handler's only parameter: the model that its argument is decoded to."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def parameter_of(function: Callable[..., Any], role: str, argument: str) -> Any:
 
     Args:
         function: the handler.
-        role, argument: what it is, and what it is called with, for the error message.
+        role, argument: names of the handler and of its argument, for the error message.
 
     Returns:
         ``None`` if the handler takes no argument, ``NOT_ANNOTATED`` if its parameter has no annotation, and a
@@ -51,27 +51,16 @@ def parameter_of(function: Callable[..., Any], role: str, argument: str) -> Any:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a built-in that does not say
         return NOT_ANNOTATED
-    needed = [
-        each
-        for each in signature.parameters.values()
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) and each.default is each.empty
-    ]
-    optional = [
-        each
-        for each in signature.parameters.values()
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD, each.VAR_POSITIONAL) and each not in needed
-    ]
-    only_keywords = [
-        each.name
-        for each in signature.parameters.values()
-        if each.kind is each.KEYWORD_ONLY and each.default is each.empty
-    ]
+    parameters = signature.parameters.values()
+    positional = [each for each in parameters if each.kind not in (each.KEYWORD_ONLY, each.VAR_KEYWORD)]
+    needed = [each for each in positional if each.default is each.empty and each.kind is not each.VAR_POSITIONAL]
+    needs_keyword = any(each.kind is each.KEYWORD_ONLY and each.default is each.empty for each in parameters)
     name = getattr(function, "__qualname__", type(function).__name__)
-    if len(needed) > 1 or only_keywords:
+    if len(needed) > 1 or needs_keyword:
         raise ArgumentError(f"{role} takes one argument, {argument}; {name}{signature} needs others")
-    if not needed and not optional:
+    if not positional:
         return None
-    parameter = (needed or optional)[0]
+    parameter = (needed or positional)[0]
     if parameter.annotation is parameter.empty:
         return NOT_ANNOTATED
     try:
@@ -102,12 +91,8 @@ def evaluated(function: Callable[..., Any], name: str, annotation: Any) -> Any:
 def _closure(function: Any) -> dict[str, Any]:
     """Return the variables of the enclosing functions; variables without a value are left out."""
     found = {}
-    for name, cell in zip(_names(function), getattr(function, "__closure__", None) or (), strict=False):
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False):
         with contextlib.suppress(ValueError):  # assigned later, such as the registration of the handler itself
             found[name] = cell.cell_contents
     return found
-
-
-def _names(function: Any) -> tuple[str, ...]:
-    code = getattr(function, "__code__", None)
-    return code.co_freevars if code is not None else ()

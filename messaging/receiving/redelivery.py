@@ -1,4 +1,4 @@
-"""What becomes of rejected messages: delivered again, or buried in the dead-letter channel (RFC 5.8, DESIGN).
+"""Rejected messages: redelivered, or sent to the dead-letter channel (RFC 5.8, DESIGN).
 
 Everything here runs on the engine's loop.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -18,10 +18,8 @@ from messaging.model import Features, Incoming, Message, MessageContext, carried
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from messaging.adapter import Adapter
-    from messaging.execution import Engine
-    from messaging.model import SubscribeOptions
-    from messaging.receiving.counters import StreamCounters
+    from messaging.model import Capabilities
+    from messaging.receiving.receiver import Receiver
 
 logger = SafeLog(__name__)
 
@@ -42,7 +40,7 @@ CLOSED: Final = "closed"
 
 #: messages whose deliveries are counted here at the same time; the ones not seen for longest are forgotten first
 _COUNTED: Final = 65_536
-#: deliveries in vain after which another one waits: for a moment first, then twice as long each time, seconds
+#: rejected deliveries after which the next one is delayed; first delay, doubled each time, and the longest, seconds
 _AT_ONCE: Final = 4
 _FIRST_DELAY: Final = 0.001
 _LONGEST_DELAY: Final = 1.0
@@ -54,100 +52,94 @@ _AT_A_TIME: Final = 256
 
 
 class Redelivery:
-    """Decides what a rejection leads to, for one subscription.
+    """Handles the rejected messages of one subscription.
 
-    Without ``maxDeliveries`` and dead-letter channel: another delivery. With ``maxDeliveries``: another delivery until
-    there were that many. Otherwise, or then: the dead-letter channel. First published, then acknowledged, so that a
-    message is never in neither place; tried again if publishing fails. Without dead-letter channel it is discarded
-    and said so.
+    Without ``maxDeliveries`` and dead-letter channel a rejected message is redelivered. With ``maxDeliveries`` it is
+    redelivered until it was delivered that often. Otherwise, or then, it goes to the dead-letter channel: it is
+    published first and acknowledged afterwards, so that it is always in one of both places; failed publishing is
+    retried. Without dead-letter channel the message is discarded, which is logged.
 
-    Another delivery is the broker's where its protocol can; else ``put_back`` puts the message into the buffer again,
-    while the broker still holds it for us.
+    The broker redelivers where its protocol can; elsewhere ``put_back`` puts the message into the buffer again, and
+    the broker still holds it for this client.
+
+    Args:
+        owner: the subscription.
+        publish: publishes a dead letter.
+        put_back: buffers a message again.
+
+    Attributes:
+        rejections: number of rejections so far of messages that the broker redelivers and does not count: by message
+            id or, without one, by content. Competing consumers count for themselves.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        adapter: Adapter,
-        publish: Publish,
-        options: SubscribeOptions,
-        counters: StreamCounters,
-        put_back: Callable[[Incoming], object],
-        has_ended: Callable[[], bool],
-        is_requeued: Callable[[], bool],
-        hand_on: Callable[[Mapping[object, int]], object],
-    ) -> None:
-        self._engine = engine
-        self._adapter = adapter
+    def __init__(self, owner: Receiver, publish: Publish, put_back: Callable[[Incoming], object]) -> None:
+        self._owner = owner
+        self._loop = owner.connection.engine.loop
+        self._adapter = owner.adapter
+        self._counters = owner.counters
+        self._options = owner.spec.options
         self._publish = publish
-        self._options = options
-        self._counters = counters
         self._put_back = put_back
-        self._has_ended = has_ended
-        self._is_requeued = is_requeued
-        self._hand_on = hand_on
-        #: rejections so far of messages that the broker delivers again and does not count: by message id or, without
-        #: one, by content. With competing consumers each counts its own.
         self.rejections: OrderedDict[object, int] = OrderedDict()
         #: dead letters being published for the first time
-        self._burials: set[Promise[None]] = set()
+        self._dead_letters: set[Promise[None]] = set()
         #: rejected while the subscription was leaving, and their delivery attempts
         self._left: list[tuple[Incoming, int]] = []
         self._is_handed_on = False
         #: rejected messages whose next delivery waits, by identity
         self._delayed: dict[int, tuple[asyncio.TimerHandle, Incoming, int, Callable[[], object]]] = {}
 
-    def reject(self, incoming: Incoming, given_back: Callable[[], object], *, is_leaving: bool = False) -> None:
-        """Have a rejected message delivered again, or bury it.
+    def reject(self, incoming: Incoming, requeued: Callable[[], object], *, is_leaving: bool = False) -> None:
+        """Redeliver or dead-letter a rejected message.
 
         Args:
             incoming: the message.
-            given_back: called once that is on its way.
-            is_leaving: this subscription is about to end, and delivers nothing again.
+            requeued: called once that has begun.
+            is_leaving: this subscription is about to end, and redelivers nothing.
         """
         self._counters.rejected += 1
         limit = self._options.max_deliveries
         deliveries = self._deliveries(incoming)
         if limit is None and self._options.dead_letter_channel is not None:
-            self.bury(incoming, REJECTED)
+            self.dead_letter(incoming, REJECTED)
         elif limit is not None and deliveries >= limit:
-            self.bury(incoming, MAX_DELIVERIES, deliveries)
+            self.dead_letter(incoming, MAX_DELIVERIES, deliveries)
         elif is_leaving:
             self._leave(incoming, deliveries)
         elif deliveries > _AT_ONCE:
             # a message that is always rejected must not keep broker and process busy with nothing else
             delay = min(_FIRST_DELAY * 2.0 ** min(deliveries - _AT_ONCE, 16), _LONGEST_DELAY)
-            timer = self._engine.loop.call_later(delay, self._give_back, incoming, deliveries, given_back)
-            self._delayed[id(incoming)] = timer, incoming, deliveries, given_back
+            timer = self._loop.call_later(delay, self._requeue, incoming, deliveries, requeued)
+            self._delayed[id(incoming)] = timer, incoming, deliveries, requeued
             return
         else:
-            self._give_back(incoming, deliveries, given_back)
+            self._requeue(incoming, deliveries, requeued)
             return
-        given_back()
+        requeued()
 
-    def _give_back(self, incoming: Incoming, deliveries: int, given_back: Callable[[], object]) -> None:
+    def _requeue(self, incoming: Incoming, deliveries: int, requeued: Callable[[], object]) -> None:
         self._delayed.pop(id(incoming), None)
-        if not self._has_ended():
+        if not self._owner.ended:
             if self._adapter.capabilities.can_reject:
                 self._adapter.reject([incoming.token])
             else:
                 self._counters.redelivered += 1
                 self._put_back(again(incoming, deliveries + 1))
-        given_back()
+        requeued()
 
     def _leave(self, incoming: Incoming, deliveries: int) -> None:
         """Leave a rejected message to another consumer; dead-letter it if there will be none."""
         if not self._adapter.capabilities.can_reject and not self._is_handed_on:
             self._left.append((incoming, deliveries))  # another subscription may be about to replace this one
             return
-        is_requeued = self._is_requeued()
+        is_requeued = self.is_requeued()
         if not is_requeued and self._options.dead_letter_channel is not None:
-            self.bury(incoming, REJECTED, deliveries)
+            self.dead_letter(incoming, REJECTED, deliveries)
             return
         if is_requeued:
             if self._adapter.capabilities.can_reject and not self._adapter.is_stale(incoming.token):
                 self._adapter.reject([incoming.token])
-            self._hand_on({_key(incoming): deliveries})
+            self._owner.connection.subscriptions.hand_on(self._owner, {_key(incoming): deliveries})
         else:
             # it stays unsettled: rejected, it would come to this subscription again, and be counted twice
             self._counters.dropped += 1
@@ -164,67 +156,67 @@ class Redelivery:
                 if incoming.delivery_count is not None:  # put back after it was rejected
                     self.rejections[_key(incoming)] = incoming.delivery_count - 1
         delayed, self._delayed = self._delayed, {}
-        for timer, incoming, deliveries, given_back in delayed.values():
+        for timer, incoming, deliveries, requeued in delayed.values():
             timer.cancel()
             self._leave(incoming, deliveries)
-            given_back()
+            requeued()
         self._is_handed_on = True
         for incoming, count in self._left:
             self._leave(incoming, count)
         self._left.clear()
         if self.rejections:
-            self._hand_on(self.rejections)
+            self._owner.connection.subscriptions.hand_on(self._owner, self.rejections)
 
     async def abandon(self, messages: Sequence[Incoming], timeout: float) -> int:
         """Dead-letter messages that no consumer will receive; return how many are lost instead."""
         if self._options.dead_letter_channel is None:
             return len(messages)
-        deadline = self._engine.loop.time() + timeout
+        deadline = self._loop.time() + timeout
         for start in range(0, len(messages), _AT_A_TIME):
-            left = deadline - self._engine.loop.time()
+            left = deadline - self._loop.time()
             if left <= 0:
                 return len(messages) - start
             for incoming in messages[start : start + _AT_A_TIME]:
                 was_rejected = not self._adapter.capabilities.can_reject and incoming.delivery_count is not None
                 deliveries = (incoming.delivery_count or 1) - was_rejected
-                self.bury(incoming, REJECTED if was_rejected else CLOSED, deliveries)
+                self.dead_letter(incoming, REJECTED if was_rejected else CLOSED, deliveries)
             await self.finish(left)
         return 0
 
+    def is_requeued(self) -> bool:
+        """Return whether messages that are unsettled when the subscription ends are delivered to another one."""
+        if self._owner.handle is None:
+            return False
+        heir = self._owner.heir
+        if heir is not None and heir.handle is not None and not self._adapter.capabilities.can_reject:
+            return True
+        return self._adapter.redelivers(self._owner.spec, self._owner.handle)
+
     async def finish(self, timeout: float) -> None:
-        """Wait for the dead letters on their way: unsubscribing before would give their messages back as well."""
+        """Wait until pending dead letters are published: unsubscribing before would requeue their messages as well."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                for burial in [*self._burials]:
-                    await burial
+                for published in [*self._dead_letters]:
+                    await published
 
-    def bury(self, incoming: Incoming, reason: str, deliveries: int = 1) -> None:
-        """Publish to the dead-letter channel, then acknowledge."""
+    def dead_letter(self, incoming: Incoming, reason: str, deliveries: int = 1) -> None:
+        """Publish a message to the dead-letter channel, then acknowledge it."""
         self.forget(incoming)
         channel = self._options.dead_letter_channel
-
-        def done() -> None:
-            if incoming.token is not None and not self._options.auto_acknowledge:
-                self._adapter.acknowledge([incoming.token])
-
         if channel is None:
             logger.warning(
                 "message on %r is discarded (%s, %d deliveries); set deadLetterChannel to keep such messages",
                 incoming.channel, reason, deliveries,
             )  # fmt: skip
-            done()
+            self._acknowledge(incoming)
             return
-        contexts = dead_letter_contexts(incoming, channel, reason, deliveries, self._adapter)
+        contexts = dead_letter_contexts(incoming, channel, reason, deliveries, self._adapter.capabilities)
         pause = _FIRST_RETRY
-        burial: Promise[None] = Promise(f"burying a message of {incoming.channel!r}")
-        self._burials.add(burial)
-
-        def over() -> None:
-            self._burials.discard(burial)
-            burial.resolve(None)
+        first_attempt: Promise[None] = Promise(f"the dead letter of a message of {incoming.channel!r}")
+        self._dead_letters.add(first_attempt)
 
         def publish() -> None:
-            # what others wrote may be more than can be published from here: then it travels with less
+            # another program may have set values that cannot be published from here: then it travels with less
             for context in contexts:
                 try:
                     promise = self._publish(Message(incoming.payload, context))
@@ -234,32 +226,32 @@ class Redelivery:
                     problem = error
                     break
                 else:
-                    promise.listen(lambda promise=promise: published(promise))  # type: ignore[misc]
+                    promise.listen(lambda promise=promise: finished(promise.exception()))  # type: ignore[misc]
                     return
-            failed(problem)
+            finished(problem)
 
-        def published(promise: Promise[None]) -> None:
-            error = promise.exception()
+        def finished(error: MessagingError | None) -> None:
+            nonlocal pause
             if error is None:
                 self._counters.dead_lettered += 1
-                done()
-                over()
+                self._acknowledge(incoming)
             else:
-                failed(error)
-
-        def failed(error: MessagingError) -> None:
-            nonlocal pause
-            logger.error("dead letter of %r did not reach %r: %s", incoming.channel, channel, error)
-            over()
+                logger.error("dead letter of %r did not reach %r: %s", incoming.channel, channel, error)
+            self._dead_letters.discard(first_attempt)
+            first_attempt.resolve(None)
             # not acknowledged, so not lost: the broker still has it when this stream has ended
-            if not self._has_ended() and not isinstance(error, ClosedError):
-                self._engine.loop.call_later(pause, publish)
+            if error is not None and not self._owner.ended and not isinstance(error, ClosedError):
+                self._loop.call_later(pause, publish)
                 pause = min(pause * 2, _LONGEST_RETRY)
 
         publish()
 
+    def _acknowledge(self, incoming: Incoming) -> None:
+        if incoming.token is not None and not self._options.auto_acknowledge:
+            self._adapter.acknowledge([incoming.token])
+
     def forget(self, incoming: Incoming) -> None:
-        """The message is done with: the next one like it counts from the beginning."""
+        """Count the deliveries of the next message like this one from the beginning."""
         self.rejections.pop(_key(incoming), None)
 
     def _deliveries(self, incoming: Incoming) -> int:
@@ -282,7 +274,7 @@ def _key(incoming: Incoming) -> object:
 
 
 def again(incoming: Incoming, deliveries: int) -> Incoming:
-    """Another delivery of the same message: with a state of its own, and the same token."""
+    """Return another delivery of the same message: with a state of its own, and the same token."""
     return Incoming(
         incoming.payload,
         incoming.channel or "",
@@ -298,36 +290,34 @@ def again(incoming: Incoming, deliveries: int) -> Incoming:
 
 
 def dead_letter_contexts(
-    incoming: Incoming, channel: str, reason: str, deliveries: int, adapter: Adapter
+    incoming: Incoming, channel: str, reason: str, deliveries: int, capabilities: Capabilities
 ) -> list[MessageContext]:
-    """The contexts a dead letter may travel with: that of the message as far as the instance can carry it, then less.
+    """Return the contexts for the attempts to publish a dead letter, the one with the most values first.
 
-    First with all values and headers of the message, then with our headers and the content type, then with nothing.
+    The first has all values and headers of the message that the instance can carry, the second the headers of a dead
+    letter and the content type, the last nothing.
     """
     ours = {REASON_HEADER: reason, CHANNEL_HEADER: incoming.channel or "", DELIVERIES_HEADER: str(deliveries)}
-    theirs = carried_headers(incoming.extensions.get(Features.EXTENSION_HEADERS, {}), adapter.capabilities)
-    carried = Features.MESSAGE_PROPERTIES in adapter.capabilities.features
-    full = MessageContext(
-        channel,
-        content_type=incoming.content_type if carried else None,
-        content_encoding=incoming.content_encoding if carried else None,
-        correlation_id=incoming.correlation_id if carried else None,
-        reply_to_channel=incoming.reply_to_channel if carried else None,
-        extensions=_dead_letter_extensions({**theirs, **ours}, adapter),
+    theirs = carried_headers(incoming.extensions.get(Features.EXTENSION_HEADERS, {}), capabilities)
+    source: MessageContext = incoming if Features.MESSAGE_PROPERTIES in capabilities.features else MessageContext()
+    least = MessageContext(channel, extensions=_dead_letter_extensions({}, capabilities))
+    less = least.replace(
+        content_type=source.content_type,
+        content_encoding=source.content_encoding,
+        extensions=_dead_letter_extensions(ours, capabilities),
     )
-    less = MessageContext(
-        channel,
-        content_type=incoming.content_type if carried else None,
-        content_encoding=incoming.content_encoding if carried else None,
-        extensions=_dead_letter_extensions(ours, adapter),
+    full = less.replace(
+        correlation_id=source.correlation_id,
+        reply_to_channel=source.reply_to_channel,
+        extensions=_dead_letter_extensions({**theirs, **ours}, capabilities),
     )
-    return [full, less, MessageContext(channel, extensions=_dead_letter_extensions({}, adapter))]
+    return [full, less, least]
 
 
-def _dead_letter_extensions(headers: dict[str, Any], adapter: Adapter) -> MappingProxyType[str, object]:
+def _dead_letter_extensions(headers: dict[str, Any], capabilities: Capabilities) -> MappingProxyType[str, object]:
     extensions: dict[str, object] = {}
-    if Features.EXTENSION_GUARANTEED_DELIVERY in adapter.capabilities.features:
+    if Features.EXTENSION_GUARANTEED_DELIVERY in capabilities.features:
         extensions[Features.EXTENSION_GUARANTEED_DELIVERY] = True
-    if headers and Features.EXTENSION_HEADERS in adapter.capabilities.features:
+    if headers and Features.EXTENSION_HEADERS in capabilities.features:
         extensions[Features.EXTENSION_HEADERS] = MappingProxyType(headers)
     return MappingProxyType(extensions)

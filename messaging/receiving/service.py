@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 #: how the messages of a stream are acknowledged
 Acknowledge = Literal["automatic", "manual"]
 
-#: requests a responder takes in advance, unless it is told otherwise
+#: default prefetch of a responder, requests
 _REQUESTS: Final = 128
 
 
@@ -69,8 +69,8 @@ class MessageSubscription:
             channel_or_context: a channel pattern, or a context with one and with extensions, or a provider (a builder,
                 RFC 5.6.3) that builds such a context. A context from
                 ``AcknowledgeMessageContextBuilder`` also says how messages are acknowledged.
-            model: what ``Message.value()`` of each message is validated against before it is emitted.
-            on_invalid: what becomes of a message that does not fit the model: ``raise`` ends the stream with the
+            model: type that ``Message.value()`` of each message is validated against before it is emitted.
+            on_invalid: how a message that does not fit the model is settled: ``raise`` ends the stream with the
                 ``DecodeError`` (the message is rejected), ``skip`` acknowledges and counts it, ``dead_letter`` sends
                 its original bytes to the dead-letter channel.
             keep_subscription: whether closing the stream leaves the subscription at the broker, which keeps messages
@@ -79,8 +79,8 @@ class MessageSubscription:
                 any time and on any thread.
 
         Returns:
-            The stream; its broker subscription is under way: see ``MessageStream.ready``. Until it is there, and
-            while there is no connection, nothing is missed that the protocol keeps.
+            The stream; ``MessageStream.ready`` resolves when the broker has confirmed it. Until then, and while there
+            is no connection, no message is missed that the protocol keeps.
 
         Raises:
             InvalidChannelError: no channel, or a malformed pattern.
@@ -202,14 +202,14 @@ class MessageSubscription:
             raise ClosedError(f"the instance {self._connection.adapter.name!r} is closed")
 
     def check(self, channel: str, extensions: Mapping[str, Any]) -> SubscriptionSpec:
-        """What would be subscribed to; raises as :meth:`subscribe`."""
+        """Return the checked spec of a subscription; raise as :meth:`subscribe`."""
         return self._check(MessageContext(channel, extensions=MappingProxyType({**extensions})))
 
     def open_requests(self, channel: str, extensions: Mapping[str, Any], kind: type[Subscription]) -> Subscription:
-        """A subscription to requests, which its caller starts; raises as :meth:`subscribe`.
+        """Return a subscription to requests, which its caller starts; raise as :meth:`subscribe`.
 
-        Unless the extensions say otherwise, with acknowledgement, since a request is acknowledged when it is answered,
-        and no more than a few at a time: what one responder cannot come to, another one may.
+        Unless the extensions say otherwise, it has acknowledgement, since a request is acknowledged when it is
+        answered, and a small prefetch: another responder may handle the requests beyond that.
         """
         adapter = self._connection.adapter
         wanted = {**extensions}

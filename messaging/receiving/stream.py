@@ -20,14 +20,12 @@ Iterators run where they are called.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import warnings
 import weakref
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
 
 from reactivex import Observable
@@ -35,15 +33,16 @@ from reactivex import abc as rx
 from reactivex.scheduler import CurrentThreadScheduler
 
 from messaging.errors import ClosedError, DeadlineError
-from messaging.execution import callbacks_of, may_block, refuse_in_loop, wait_for, warn_in_loop
+from messaging.execution import callbacks_of, may_block, refuse_in_loop
 from messaging.model import ReceivedMessage, V
-from messaging.receiving.consumers import Pull, Push, StreamEndedError, ignore, in_observer, remove
+from messaging.receiving.blocks import Block
+from messaging.receiving.consumers import Pull, Push, StreamEndedError, ignore, remove
 from messaging.text import tolerant
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.execution import Promise
-    from messaging.receiving.counters import StreamCounters
+    from messaging.receiving.receiver import StreamCounters
     from messaging.receiving.subscription import Subscription
 
 #: how long the subscribing thread may take to assemble the rest of a chain of operators
@@ -57,16 +56,16 @@ class MessageObserver(Protocol[V_contra]):
     """Observes a stream (an ``rx.ObserverBase`` does)."""
 
     def on_next(self, value: ReceivedMessage[V_contra], /) -> object:
-        """A message has arrived."""
+        """Handle the next message."""
 
     def on_error(self, error: Exception, /) -> object:
-        """The stream has failed."""
+        """Handle the failure of the stream."""
 
     def on_completed(self) -> object:
-        """The stream has ended."""
+        """Handle the end of the stream."""
 
 
-class MessageStream(Observable[ReceivedMessage[V]]):
+class MessageStream(Block, Observable[ReceivedMessage[V]]):
     """The messages of one subscription; see the module for when it emits, completes and errors.
 
     Each observer, and the iterator, has a subscription of its own at the broker: the first one to come takes the one
@@ -76,6 +75,8 @@ class MessageStream(Observable[ReceivedMessage[V]]):
         ready: a promise that resolves when the broker has confirmed the subscription; it fails with
             ``SubscriptionRefusedError`` if it refuses.
     """
+
+    _noun = "stream"
 
     def __init__(self, connection: Connection, open_subscription: Callable[[], Subscription]) -> None:
         super().__init__()
@@ -91,6 +92,7 @@ class MessageStream(Observable[ReceivedMessage[V]]):
         self._paused = False
         try:
             self._first = self._primary = open_subscription()
+            self._channel = self._primary.spec.channel
             self.ready: Promise[None] = self._primary.ready
             self._watch_over(self._primary)
         except BaseException:  # an interrupt: no stream is returned that could be closed
@@ -131,7 +133,7 @@ class MessageStream(Observable[ReceivedMessage[V]]):
         try:
             with self._guard:
                 subscription = self._claim()
-                push = Push(self._connection, subscription, next_ or ignore, on_error, on_completed)
+                push = Push(subscription, next_ or ignore, on_error, on_completed)
                 self._pushes.add(push)
                 self._first = None
                 if self._closed:  # by a finalizer, just now
@@ -143,7 +145,7 @@ class MessageStream(Observable[ReceivedMessage[V]]):
             # nothing is emitted before the operators above have the disposable: one that fails ends the stream with it
             trampoline = CurrentThreadScheduler.singleton()
             start = push.start
-            if not trampoline.schedule_required():  # who blocks in there must not wait for ever
+            if not trampoline.schedule_required():  # a caller that blocks in there must not wait for ever
                 self._connection.engine.call(self._connection.engine.loop.call_later, _ASSEMBLY_SECONDS, start)
             trampoline.schedule(lambda *_: start())
             return push
@@ -158,9 +160,9 @@ class MessageStream(Observable[ReceivedMessage[V]]):
         return self.subscribe(observer.on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
 
     def _claim(self) -> Subscription:
-        """A subscription for one more consumer; ``_first`` until it has that consumer. Under the guard."""
+        """Return a subscription for one more consumer; it is ``_first`` until it has one. Under the guard."""
         if self._closed:
-            raise ClosedError(f"the stream of {self._primary.spec.channel!r} is closed")
+            raise ClosedError(f"the stream of {self._channel!r} is closed")
         if self._first is None:
             self._first = self._open_subscription()
         self._first.paused = self._paused
@@ -171,9 +173,9 @@ class MessageStream(Observable[ReceivedMessage[V]]):
     def _puller(self) -> Pull:
         with self._guard:
             if self._closed:
-                raise ClosedError(f"the stream of {self._primary.spec.channel!r} is closed")
+                raise ClosedError(f"the stream of {self._channel!r} is closed")
             if self._pull is None:
-                pull = Pull(self._connection, self._claim())
+                pull = Pull(self._claim())
                 self._watch_over(pull.subscription)
                 self._pull, self._first = pull, None
             return self._pull
@@ -210,7 +212,7 @@ class MessageStream(Observable[ReceivedMessage[V]]):
         try:
             return self._puller().next(timeout)
         except StreamEndedError:
-            raise ClosedError(f"the stream of {self._primary.spec.channel!r} has ended") from None
+            raise ClosedError(f"the stream of {self._channel!r} has ended") from None
 
     # --- flow
 
@@ -269,60 +271,25 @@ class MessageStream(Observable[ReceivedMessage[V]]):
         subscriptions = self._subscriptions()
         for subscription in subscriptions:
             subscription.dismissed = True  # now, rather than when the loop comes to it
-            subscription.consumer.stop()
+            if subscription.consumer is not None:
+                subscription.consumer.stop()
         if self._pull is not None:
             if failed:
-                self._pull.subscription.leave()
+                self._pull.subscription.settlement.stop_accepting()
             self._pull.settle(failed=failed)
-        return remove(self._connection, self._primary.spec.channel, *subscriptions)
+        return remove(self._connection, self._channel, *subscriptions)
 
-    def __enter__(self) -> Self:
-        try:
-            if may_block():
-                what = f"subscribing to {self._primary.spec.channel!r}"
-                wait_for(self.ready, self._connection.settings.timeout, what)
-            elif not self.ready.done():
-                warn_in_loop("the broker has confirmed the subscription", "use `async with`")
-            return self
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        failed = kind is not None and not issubclass(kind, GeneratorExit)
-        try:
-            closing = self.close(failed=failed)
-        except BaseException:  # an interrupt: nothing else would end it
-            self.close(failed=failed)
-            raise
-        if may_block() and not in_observer():
-            wait_for(closing, self._connection.settings.close_timeout * 2, "closing a stream")
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.ready
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        cancelled = kind is not None and issubclass(kind, (GeneratorExit, asyncio.CancelledError))
-        closing = self.close(failed=kind is not None and not cancelled)
-        if not in_observer():
-            await closing
+    def end_block(self, failed: bool, /) -> Promise[None]:
+        """Close the stream."""
+        return self.close(failed=failed)
 
     @tolerant
     def __repr__(self) -> str:
-        return f"<MessageStream of {self._primary.spec.channel!r}>"
+        return f"<MessageStream of {self._channel!r}>"
 
 
 def _abandoned(connection: Connection, subscription: Subscription) -> None:
-    """End a subscription that no consumer can reach any more. An observer holds its own, and goes on."""
+    """End a subscription whose stream was forgotten. An observer keeps its own subscription."""
     if subscription.ended or isinstance(subscription.consumer, Push):
         return
     forgotten = not isinstance(subscription.consumer, Pull) and not subscription.dismissed

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from messaging.receiving import AsyncBlock
 from messaging.services import ServiceReference, ServiceRegistration
 from messaging.text import tolerant
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from messaging.execution import Promise
 
 
-class ReplyRegistration(ServiceRegistration):
+class ReplyRegistration(ServiceRegistration, AsyncBlock):
     """A registered request handler. Thread safe.
 
     ``async with m.reply(channel, function)`` and ``await m.reply(channel, function)`` wait until the broker has
@@ -49,17 +49,8 @@ class ReplyRegistration(ServiceRegistration):
         yield from self.ready.__await__()
         return self
 
-    async def __aenter__(self) -> Self:
-        try:
-            await self.ready
-        except BaseException:
-            self.unregister()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def end_block(self, _: bool, /) -> None:
+        """Unregister the handler."""
         self.unregister()
 
     @tolerant

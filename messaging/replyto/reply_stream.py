@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +27,7 @@ from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
-    from messaging.model import Incoming, ReceivedMessage, SubscriptionSpec
+    from messaging.model import Incoming, SubscriptionSpec
     from messaging.publishing import MessagePublisher
     from messaging.replyto.inboxes import RequestPublication
     from messaging.services import ServiceRegistry
@@ -203,11 +204,13 @@ class ReplySubscription(Subscription):
         patience: float,
     ) -> None:
         super().__init__(connection, services, publisher.publish, spec, consumption)
+        self.hand_out.on_empty = self._on_empty
+        self.settlement.on_flushed = self._settle_markers
         self.publication: RequestPublication
         #: called once when it has ended, on the loop
         self.on_end: Callable[[], object] | None = None
         self.patience = patience
-        self.sequence = ReplySequence(correlation_id, self._adapter.capabilities.reply_extensions)
+        self.sequence = ReplySequence(correlation_id, self.adapter.capabilities.reply_extensions)
         self._outbox = publisher.outbox
         self._streams = streams
         #: tokens of messages that arrived after the stream was closed, acknowledged while it waits for the channel of
@@ -223,10 +226,10 @@ class ReplySubscription(Subscription):
     # --- the request
 
     def start(self) -> None:
-        """Subscribe, and send the request then."""
+        """Subscribe, then send the request."""
         self._streams.add(self)
         self.ready.listen(self.send)
-        self._streams.connection.subscriptions.start(self)
+        self.connection.subscriptions.start(self)
 
     def send(self) -> None:
         """Send the request: replies can be received now."""
@@ -242,7 +245,7 @@ class ReplySubscription(Subscription):
     # --- replies
 
     def deliver(self, batch: Sequence[Incoming]) -> None:
-        """Take replies in, without the markers that travel beside them."""
+        """Buffer replies, without the markers that travel beside them."""
         self._heard_at = time.monotonic()
         if self.leaving:
             if not self.ended:
@@ -260,42 +263,26 @@ class ReplySubscription(Subscription):
         if self.sequence.is_final and not self.ended and not self.buffered:
             self._conclude()
 
-    def flush(self) -> None:
-        """See ``Subscribed.flush``."""
-        super().flush()
-        self._settle_markers()
-
     def _settle_markers(self) -> None:
         """Acknowledge markers, after the replies ahead of them: some brokers need the order."""
-        if self._marker_tokens and not self._buffer and self._handed_out == self.settled_count:
+        if self._marker_tokens and not self.buffer.messages and self.credit.is_returned:
             marked, self._marker_tokens = self._marker_tokens, []
-            self._adapter.acknowledge(marked)
+            self.adapter.acknowledge(marked)
 
-    def fetch(self) -> ReceivedMessage | None:
-        """See ``Subscription.fetch``; the end comes after the last reply."""
-        message = super().fetch()
-        if message is None and self.sequence.is_final and not self._buffer:
-            self._streams.connection.engine.call(self._conclude)
-        return message
+    def _on_empty(self) -> None:
+        """End after the last reply. By the consumer."""
+        if self.sequence.is_final and not self.buffer.messages:
+            self.connection.engine.call(self._conclude)
 
     def _conclude(self) -> None:
-        if self.ended or self.buffered:
-            return
-        if self.sequence.error is not None:
-            self.fail(self.sequence.error)
-            return
-        if self._streams.connection.state != "closed":
-            self.flush()
-        self._streams.connection.subscriptions.discard(self)
-        self._end(None)
-        if self.handle is not None:
-            self._streams.connection.endings.end(self)
+        if not self.ended and not self.buffered:
+            self.end(self.sequence.error)
 
     def expire(self, now: float) -> float:
         """End the stream if its deadline has passed; return the seconds left, or ``inf`` if it needs no deadline."""
         if self.ended or self.sequence.is_final:
             return inf
-        if self.paused or self.buffered or self._handed_out > self.settled_count:
+        if self.paused or self.buffered or not self.credit.is_returned:
             self._heard_at = now  # a slow consumer holds replies back
         left = self._heard_at + self.patience - now
         if left > 0:
@@ -315,7 +302,7 @@ class ReplySubscription(Subscription):
 
     def on_connection_lost(self) -> None:
         """Fail a stream whose replies no session keeps."""
-        if self.publication.may_have_arrived and not self._adapter.capabilities.keeps_session:
+        if self.publication.may_have_arrived and not self.adapter.capabilities.keeps_session:
             self._fail_lost()
         else:
             super().on_connection_lost()
@@ -331,9 +318,7 @@ class ReplySubscription(Subscription):
         channel = self.publication.plan.channel
         if not self.ended and not self.sequence.is_final:
             why = "the connection was lost before all replies had come"
-            self._streams.connection.engine.loop.call_soon(
-                self.unsent, ConnectionLostError(f"request to {channel!r}: {why}")
-            )
+            self.connection.engine.loop.call_soon(self.unsent, ConnectionLostError(f"request to {channel!r}: {why}"))
 
     def stop(self) -> Promise[None] | None:
         """See ``Subscribed.stop``; a stream that is closed early waits for the channel of its cancellation."""
@@ -341,13 +326,13 @@ class ReplySubscription(Subscription):
         known = self.sequence.control_known
         if self.sequence.is_final or self.ended or known.done() or not self.publication.may_have_arrived:
             return stopped
-        if Features.EXTENSION_MANDATORY in self._adapter.capabilities.features:
+        if Features.EXTENSION_MANDATORY in self.adapter.capabilities.features:
             return stopped  # the responder finds out by itself: its replies are returned
         both: Promise[None] = Promise("the end of replies")
 
         def listen() -> None:
-            self._streams.connection.engine.loop.call_later(_LINGER, known.resolve, None)
-            known.listen(lambda: when_stopped(resolve))
+            self.connection.engine.loop.call_later(_LINGER, known.resolve, None)
+            known.listen(partial(when_stopped, partial(both.resolve, None)))
             when_stopped(self._start_draining)
 
         def when_stopped(call: Callable[[], object]) -> None:
@@ -356,10 +341,7 @@ class ReplySubscription(Subscription):
             else:
                 call()
 
-        def resolve() -> None:
-            both.resolve(None)
-
-        self._streams.connection.engine.call(listen)
+        self.connection.engine.call(listen)
         return both
 
     def _start_draining(self) -> None:
@@ -369,17 +351,13 @@ class ReplySubscription(Subscription):
         self._is_draining = True
         self.flush()
         # in the order of their arrival: some brokers need it
-        unsettled = self._withheld if self._auto else self._buffer
-        before = [incoming.token for incoming in unsettled if incoming.token is not None]
-        self._unwanted[:0] = [*before, *self._marker_tokens]
-        self._buffer.clear()
-        self._withheld.clear()
+        self._unwanted[:0] = [*[incoming.token for incoming in self.buffer.clear()], *self._marker_tokens]
         self._marker_tokens.clear()
         self._acknowledge_unwanted()
-        self._throttle.release()
+        self.throttle.release()
         if self.paused:
             self.paused = False
-            self._connection.reading.unpause(self.handle)
+            self.connection.reading.unpause(self.handle)
 
     def _drain(self, batch: Sequence[Incoming]) -> None:
         """Read the markers of unwanted messages."""
@@ -391,7 +369,7 @@ class ReplySubscription(Subscription):
 
     def _acknowledge_unwanted(self) -> None:
         tokens, self._unwanted = self._unwanted, []
-        self._adapter.acknowledge(tokens)
+        self.adapter.acknowledge(tokens)
 
     def _end(self, error: MessagingError | None) -> None:
         first = not self.ended

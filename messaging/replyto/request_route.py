@@ -111,10 +111,11 @@ class RequestRoute:
         subscription, in_hand, rivals = self.subscription, self.in_hand, self.overlap.rivals
         if self.is_stopping:
             return
-        fetch = subscription.fetch
+        hand_out = subscription.hand_out
+        fetch = hand_out.fetch
         while len(in_hand) < self._limit:
             message = fetch()
-            subscription.fetched = None  # no signal handler interrupts this thread
+            hand_out.fetched = None  # no signal handler interrupts this thread
             if message is None:
                 if subscription.error is not None and not self._has_failed:
                     self._has_failed = True
@@ -141,7 +142,7 @@ class RequestRoute:
             return True
         # the queue of the preferred handler has a copy as well: one of the programs that share it handles that
         overlap.expected.arrived_early(identity_of(message))
-        self.subscription.accept(message)
+        self.subscription.settlement.accept(message)
         return False
 
     def preferred(self, named: str | None) -> Binding | None:
@@ -199,7 +200,7 @@ class RequestRoute:
             overlap.finished()
         self.in_hand.discard(served)
         if verdict is _ACCEPT:  # as in _settle(), without a call
-            self.subscription.accept(served.request)
+            self.subscription.settlement.accept(served.request)
         else:
             self._settle(served.request, verdict)
         if served.shared_verdict is not None:
@@ -221,13 +222,13 @@ class RequestRoute:
 
     def _settle(self, request: Message, verdict: Verdict) -> None:
         if verdict is _ACCEPT:
-            self.subscription.accept(request)
+            self.subscription.settlement.accept(request)
         elif verdict is Verdict.REFUSE:
-            self.subscription.refuse(request)
+            self.subscription.settlement.refuse(request)
 
     def is_void(self, request: Message) -> bool:
         """See ``receiving.Origin``. From any thread."""
-        return self.subscription.is_void(request)
+        return self.subscription.buffer.is_void(request)
 
     # --- capacity
 

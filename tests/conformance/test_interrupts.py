@@ -5,7 +5,7 @@ from __future__ import annotations
 from messaging import Features
 from tests.conformance.backends import Backend
 from tests.conformance.helpers import PATIENCE, eventually, feature
-from tests.interrupts import again, interrupt_everywhere
+from tests.interrupts import RECEIVING_MODULES, again, interrupt_everywhere
 
 
 @feature(Features.ACKNOWLEDGE)
@@ -24,7 +24,4 @@ def test_every_message_arrives_and_is_settled_whatever_is_interrupted(backend: B
             eventually(lambda: counters.acknowledged >= counters.delivered - 1, "all but the last one acknowledged")
             assert counters.delivered == counters.received
 
-        assert (
-            interrupt_everywhere(run, check, "receiving/subscription.py", "consumers.py", "serial.py", "verdicts.py")
-            > 50
-        )
+        assert interrupt_everywhere(run, check, *RECEIVING_MODULES) > 50

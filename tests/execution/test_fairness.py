@@ -17,8 +17,7 @@ from adapters.memory import broker as memory
 from messaging import instance
 from messaging.errors import DeadlineError, PublishRefusedError
 from messaging.execution import Deadlines, Engine, Promise, engine
-from messaging.model import Incoming, MessageContext, Outgoing, PublishOptions, SubscribeOptions
-from messaging.publishing import MessagePublisher
+from messaging.model import Incoming, Outgoing, PublishOptions, PublishPlan, SubscribeOptions
 from messaging.receiving import StreamCounters, redelivery
 from messaging.receiving.consumers import Push
 from tests.doubles.calling import Calling
@@ -113,7 +112,7 @@ def test_memory_looks_for_expired_messages_only_if_something_can_expire(monkeypa
 
 def entry(expires: float | None = None) -> memory.Entry:
     """An entry of a memory queue, as far as the queue looks at it."""
-    return (b"", MessageContext("a"), None, PublishOptions(), False, 0, expires)
+    return (b"", cast("PublishPlan", SimpleNamespace(options=PublishOptions())), None, False, 0, expires)
 
 
 # --- wake-ups
@@ -146,7 +145,7 @@ def test_one_rejected_message_does_not_make_every_acknowledgement_a_wake_up(
     broker.deliver(*numbered(100))
     messages = [stream.receive(PATIENCE) for _ in range(100)]
     (subscription,) = stream._subscriptions()
-    until(lambda: not subscription._gathering, "the loop no longer looks for verdicts by itself")
+    until(lambda: not subscription.settlement.is_gathering, "the loop no longer looks for verdicts by itself")
     calls.clear()
     with Standstill():
         for message in messages:
@@ -232,24 +231,24 @@ class Later:
             each()
 
 
+BROKER_REJECTS = SimpleNamespace(can_reject=True, features=frozenset())
+
+
 def redelivering(later: Later, adapter: Any, publisher: Any = None, **options: Any) -> redelivery.Redelivery:
-    return redelivery.Redelivery(
-        cast("Engine", later),
-        adapter,
-        cast("MessagePublisher", publisher),
-        SubscribeOptions(**options),
-        StreamCounters(),
-        lambda _: None,
-        lambda: False,
-        lambda: True,
-        lambda _: None,
+    owner: Any = SimpleNamespace(
+        connection=SimpleNamespace(engine=later),
+        adapter=adapter,
+        counters=StreamCounters(),
+        spec=SimpleNamespace(options=SubscribeOptions(**options)),
+        ended=False,
     )
+    return redelivery.Redelivery(owner, publisher, lambda _: None)
 
 
 def test_a_message_rejected_again_and_again_waits_longer_each_time() -> None:
     later = Later()
     rejected: list[object] = []
-    adapter = SimpleNamespace(can_reject=True, reject=rejected.extend)
+    adapter = SimpleNamespace(capabilities=BROKER_REJECTS, reject=rejected.extend)
     subject = redelivering(later, adapter)
     given_back: list[int] = []
     for count in range(1, 31):
@@ -269,7 +268,7 @@ def test_a_message_rejected_again_and_again_waits_longer_each_time() -> None:
 
 def test_a_message_counted_by_its_id_waits_longer_each_time() -> None:
     later = Later()
-    adapter = SimpleNamespace(can_reject=True, reject=lambda _: None)
+    adapter = SimpleNamespace(capabilities=BROKER_REJECTS, reject=lambda _: None)
     subject = redelivering(later, adapter)
     for _ in range(10):
         subject.reject(Incoming(b"", "a", extensions={"messageId": "same"}, token=0), lambda: None)
@@ -292,9 +291,9 @@ def test_a_dead_letter_that_is_refused_again_and_again_waits_longer_each_time() 
             promise.resolve(None)
             return promise
 
-    adapter = SimpleNamespace(can_reject=True, features=frozenset(), acknowledge=acknowledged.extend)
+    adapter = SimpleNamespace(capabilities=BROKER_REJECTS, acknowledge=acknowledged.extend)
     subject = redelivering(later, adapter, Refusing().publish, dead_letter_channel="dead")
-    subject.bury(Incoming(b"", "a", token="token"), redelivery.REJECTED)
+    subject.dead_letter(Incoming(b"", "a", token="token"), redelivery.REJECTED)
     while refusals > 0:
         later.go()
     assert acknowledged == []

@@ -18,7 +18,7 @@ from messaging.execution import Promise
 from messaging.services import ServiceRegistry
 from tests.doubles.fake import PATIENCE, FakeBroker, until
 from tests.doubles.fixtures import Connect
-from tests.interrupts import InterruptError, again, interrupt_everywhere, ready
+from tests.interrupts import RECEIVING_MODULES, InterruptError, again, interrupt_everywhere, ready
 
 T = TypeVar("T")
 
@@ -100,8 +100,8 @@ def test_a_message_whose_check_was_interrupted_comes_again(connect: Connect, kin
         assert {again(lambda: stream.receive(PATIENCE)).payload for _ in READINGS} == {*READINGS}
 
     def check() -> None:
-        subscription = stream._primary
-        until(lambda: subscription._handed_out - subscription.settled_count <= (kind == "model"), "all settled")
+        credit = stream._primary.credit
+        until(lambda: credit.handed_out - credit.settled <= (kind == "model"), "all settled")
 
     assert interrupt_everywhere(run, check) > 50
 
@@ -134,12 +134,7 @@ def test_a_coroutine_gets_every_message_once(
         deliveries.check(broker.acknowledged, but=1)
 
     # an interrupt of asyncio's own code may lose a wake-up
-    assert (
-        interrupt_everywhere(
-            run, check, "consumers.py", "receiving/subscription.py", "serial.py", "verdicts.py", "stream.py"
-        )
-        > 50
-    )
+    assert interrupt_everywhere(run, check, *RECEIVING_MODULES, "stream.py") > 50
     caplog.clear()  # asyncio logs errors of its callbacks
 
 

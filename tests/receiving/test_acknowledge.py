@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from messaging import (
 from messaging.errors import ArgumentError, InvalidFilterError, UnsupportedFeatureError
 from messaging.instance import Messaging
 from messaging.services import ServiceRegistry
-from tests.doubles.consumers import acknowledge, manual, numbered, state
+from tests.doubles.consumers import acknowledge, numbered, state
 from tests.doubles.fake import PATIENCE, FakeBroker, settle_loop, until
 from tests.doubles.fixtures import Connect
 
@@ -83,12 +82,15 @@ def journal() -> Journal:
     return Journal()
 
 
-def subscribe(m: Messaging, journal: Journal, **callbacks: Any) -> MessageStream:
+def subscribe(
+    m: Messaging, journal: Journal, model: Any = None, extensions: dict[str, Any] | None = None, **callbacks: Any
+) -> MessageStream:
     """A stream with direct acknowledgement, observed by the journal."""
     builder = m.acknowledge_context_builder()
     for name, callback in callbacks.items():
         getattr(builder, name)(callback)
-    stream = m.subscription.subscribe(builder.message_context_builder().channel("a").build_context())
+    context = builder.message_context_builder().channel("a").extensions(extensions or {}).build_context()
+    stream = m.subscription.subscribe(context, model=model)
     stream.subscribe(journal.stream)
     return stream
 
@@ -104,24 +106,6 @@ def test_without_the_feature_a_context_cannot_ask_for_it(broker: FakeBroker, con
         m.acknowledge_context_builder()
     with pytest.raises(UnsupportedFeatureError, match="acknowledge"):
         m.subscription.subscribe(context)
-
-
-def test_a_verdict_from_any_thread_or_loop_counts(broker: FakeBroker, connect: Connect) -> None:
-    import asyncio
-
-    stream = manual(connect(broker))
-    broker.deliver(*numbered(3))
-    messages = [stream.receive(PATIENCE) for _ in range(3)]
-
-    async def in_a_loop() -> bool:
-        return acknowledge(messages[0])
-
-    assert asyncio.run(in_a_loop())
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(acknowledge, messages[1]).result(PATIENCE)
-    assert acknowledge(messages[2])
-    broker.wait_acknowledged(3)
-    stream.close().result(PATIENCE)
 
 
 # --- filter
@@ -178,8 +162,7 @@ def test_optional_parameters_do_not_make_a_handler_take_two(
 def test_post_is_not_called_for_a_verdict_after_a_lost_connection(
     broker: FakeBroker, connect: Connect, journal: Journal
 ) -> None:
-    m = connect(broker)
-    subscribe(m, journal, post_acknowledge=journal.post)
+    subscribe(connect(broker), journal, post_acknowledge=journal.post)
     broker.deliver(b"1")
     journal.wait()
     broker.lose()
@@ -191,34 +174,20 @@ def test_post_is_not_called_for_a_verdict_after_a_lost_connection(
 def test_post_sees_the_value_and_the_context_of_the_message(
     broker: FakeBroker, connect: Connect, journal: Journal
 ) -> None:
-    m = connect(broker)
     values: list[object] = []
-    context = (
-        m.acknowledge_context_builder()
-        .filter_acknowledge(lambda message: message.value()["x"] == 1)
-        .post_acknowledge(lambda message: values.append((message.value(), message.context.channel)))
-        .message_context_builder()
-        .channel("a")
-        .build_context()
+    subscribe(
+        connect(broker),
+        journal,
+        dict[str, int],
+        filter_acknowledge=lambda message: message.value()["x"] == 1,
+        post_acknowledge=lambda message: values.append((message.value(), message.context.channel)),
     )
-    m.subscription.subscribe(context, model=dict[str, int]).subscribe(journal.stream)
     broker.deliver(b'{"x": 1}', content_type="application/json")
     journal.wait()
     assert values == [({"x": 1}, "a")]
 
 
 # --- targets
-
-
-def test_of_several_services_the_highest_ranking_is_used(
-    broker: FakeBroker, connect: Connect, journal: Journal, registry: ServiceRegistry
-) -> None:
-    registry.register(AcknowledgeFilter, lambda _: False, {"kind": "filter"})
-    registry.register(AcknowledgeFilter, journal.filter(True), {"kind": "filter", "service.ranking": 5})
-    subscribe(connect(broker), journal, filter_acknowledge="(kind=filter)")
-    broker.deliver(b"1")
-    journal.wait()
-    assert journal.order == ["filter", "stream"]
 
 
 def test_a_service_of_another_interface_is_no_filter(
@@ -235,16 +204,7 @@ def test_a_target_that_matches_no_service_with_auto_acknowledge_acknowledges(
     broker: FakeBroker, connect: Connect, journal: Journal
 ) -> None:
     """Scenario 82 [I], its exception."""
-    m = connect(broker)
-    context = (
-        m.acknowledge_context_builder()
-        .filter_acknowledge("(kind=absent)")
-        .message_context_builder()
-        .channel("a")
-        .extension_entry("autoAcknowledge", True)
-        .build_context()
-    )
-    m.subscription.subscribe(context).subscribe(journal.stream)
+    subscribe(connect(broker), journal, extensions={"autoAcknowledge": True}, filter_acknowledge="(kind=absent)")
     tokens = broker.deliver(b"1")
     journal.wait()
     assert journal.entries == [("stream", b"1", ACKNOWLEDGED)]
@@ -267,7 +227,7 @@ def test_a_stream_goes_on_when_the_factory_of_a_callback_service_raises(
 
     interface = AcknowledgeFilter if step == "filter_acknowledge" else AcknowledgeConsumer
     with registry.register(interface, factory, {"kind": "broken"}, scope="prototype"):
-        stream = subscribe(connect(broker), journal, **{step: "(kind=broken)"})
+        subscribe(connect(broker), journal, **{step: "(kind=broken)"})
         broker.deliver(b"0")
         if step == "post_acknowledge":
             journal.wait()
@@ -277,7 +237,6 @@ def test_a_stream_goes_on_when_the_factory_of_a_callback_service_raises(
     registry.register(AcknowledgeConsumer, lambda _: None, {"kind": "broken"})
     broker.deliver(b"1")
     until(lambda: journal.messages and journal.messages[-1].payload == b"1", "the stream goes on")
-    stream.close().result(PATIENCE)
 
 
 # --- automatic

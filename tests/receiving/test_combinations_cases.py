@@ -224,10 +224,10 @@ def test_credit_of_an_invalid_message_is_given_back_once_even_over_a_loss(connec
     assert inside.wait(PATIENCE)
     drop_and_reconnect(m)
     gate.set()
-    subscription = push.subscription
-    until(lambda: stream.counters.dead_lettered >= 1 and subscription._handed_out == subscription.settled_count)
+    credit = push.subscription.credit
+    until(lambda: stream.counters.dead_lettered >= 1 and credit.is_returned)
     stream.close().result(PATIENCE)
-    assert subscription._handed_out == subscription.settled_count
+    assert credit.is_returned
 
 
 def test_unsettled_messages_of_a_lost_instance_are_requeued_once(connect: Connect) -> None:

@@ -20,9 +20,8 @@ from tests.doubles.fixtures import Connect
 
 @pytest.mark.parametrize("batch", [1, 7, 100])
 def test_messages_come_in_the_order_they_arrived(broker: FakeBroker, connect: Connect, batch: int) -> None:
-    m = connect(broker)
     seen: list[bytes] = []
-    m.subscribe("a").subscribe(lambda message: seen.append(message.payload))
+    connect(broker).subscribe("a").subscribe(lambda message: seen.append(message.payload))
     for start in range(0, 500, batch):
         broker.deliver(*numbered(min(batch, 500 - start), start))
     until(lambda: len(seen) == 500)
@@ -56,8 +55,7 @@ def test_the_adapter_is_told_how_much_may_be_sent_ahead(broker: FakeBroker, conn
 
 
 def test_no_more_messages_are_handed_out_unsettled_than_the_prefetch(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    stream = manual(m, prefetch=2)
+    stream = manual(connect(broker), prefetch=2)
     broker.deliver(*numbered(5))  # a broker that does not care
     first, second = stream.receive(PATIENCE), stream.receive(PATIENCE)
     with pytest.raises(TimeoutError):
@@ -69,15 +67,12 @@ def test_no_more_messages_are_handed_out_unsettled_than_the_prefetch(broker: Fak
         stream.receive(0.05)
     reject(first)
     assert stream.receive(PATIENCE).payload == b"3"
-    stream.close().result(PATIENCE)
 
 
 def test_without_acknowledgement_there_is_no_credit(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    stream = manual(m, prefetch=1)
+    stream = manual(connect(broker), prefetch=1)
     broker.deliver(*numbered(5), qos0=True)
     assert receive(stream, 5) == numbered(5)
-    stream.close().result(PATIENCE)
 
 
 def test_verdicts_from_many_threads_do_not_drift_the_credit(broker: FakeBroker, connect: Connect) -> None:
@@ -94,33 +89,16 @@ def test_verdicts_from_many_threads_do_not_drift_the_credit(broker: FakeBroker, 
 
     builder = m.acknowledge_context_builder().message_context_builder().channel("a").extension_entry("prefetch", 3)
     stream = m.subscription.subscribe(builder.build_context())
-    disposable = stream.subscribe(settle_elsewhere)
+    stream.subscribe(settle_elsewhere)
     for start in range(0, 300, 10):
         broker.deliver(*numbered(10, start))
     for _ in range(300):
         assert done.acquire(timeout=PATIENCE)
     until(lambda: len(broker.acknowledged) + len(broker.rejected) == 300)
     assert len(broker.rejected) == 100
-    disposable.dispose()
 
 
 # --- overflow
-
-
-def test_block_holds_the_broker_back_by_its_credit_and_drops_nothing(
-    broker: FakeBroker, connect: Connect, slow: Slow
-) -> None:
-    m = connect(broker)
-    context = m.context_builder().channel("a").extension_entry("bufferSize", 4).build_context()
-    stream = m.subscription.subscribe(context)
-    stream.subscribe(slow)
-    assert broker.live[0].spec.options.prefetch == 4
-    broker.deliver(*numbered(4))
-    slow.wait()
-    slow.go(4)
-    broker.wait_acknowledged(4)
-    assert slow.seen == numbered(4)
-    assert stream.counters.dropped == 0
 
 
 def test_block_without_acknowledgement_drops_the_oldest_and_counts(
@@ -232,7 +210,6 @@ def test_auto_acknowledge_takes_no_more_than_the_buffer_holds(broker: FakeBroker
     assert receive(stream, 10) == numbered(10)
     broker.wait_acknowledged(10)
     assert broker.acknowledged == tokens
-    stream.close().result(PATIENCE)
 
 
 @pytest.mark.parametrize(("policy", "kept"), [("drop_oldest", [b"8", b"9"]), ("drop_latest", [b"0", b"1"])])
@@ -240,20 +217,17 @@ def test_auto_acknowledge_acknowledges_dropped_messages(
     broker: FakeBroker, connect: Connect, policy: str, kept: list[bytes]
 ) -> None:
     """Or the broker's credit runs out, and the stream is dead."""
-    m = connect(broker)
-    stream = m.subscribe("a", auto_acknowledge=True, buffer_size=2, overflow=policy)
+    stream = connect(broker).subscribe("a", auto_acknowledge=True, buffer_size=2, overflow=policy)
     stream.ready.result(PATIENCE)
     tokens = broker.deliver(*numbered(10))
     assert receive(stream, 2) == kept
     assert stream.counters.dropped == 8
     assert sorted(token.number for token in broker.acknowledged) == sorted(token.number for token in tokens)
-    stream.close().result(PATIENCE)
 
 
 def test_auto_acknowledge_under_load_loses_no_wake_up(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
     seen: list[bytes] = []
-    stream = m.subscribe("a", auto_acknowledge=True, buffer_size=1, prefetch=50)
+    stream = connect(broker).subscribe("a", auto_acknowledge=True, buffer_size=1, prefetch=50)
     stream.subscribe(lambda message: seen.append(message.payload))
     for start in range(0, 2000, 50):
         broker.deliver(*numbered(50, start))
@@ -267,8 +241,7 @@ def test_auto_acknowledge_under_load_loses_no_wake_up(broker: FakeBroker, connec
 
 def test_unsettled_messages_are_released_when_their_stream_closes(broker: FakeBroker, connect: Connect) -> None:
     """Scenario 89 [I]."""
-    m = connect(broker)
-    stream = manual(m)
+    stream = manual(connect(broker))
     broker.deliver(*numbered(2))
     message = stream.receive(PATIENCE)
     stream.close().result(PATIENCE)
@@ -285,8 +258,7 @@ def test_a_verdict_on_a_message_of_a_lost_connection_never_reaches_the_new_one(
     broker: FakeBroker, connect: Connect
 ) -> None:
     """Scenario 88 [I]."""
-    m = connect(broker)
-    stream = manual(m)
+    stream = manual(connect(broker))
     broker.deliver(*numbered(2))
     first, second = stream.receive(PATIENCE), stream.receive(PATIENCE)
     broker.lose()
@@ -302,7 +274,6 @@ def test_a_verdict_on_a_message_of_a_lost_connection_never_reaches_the_new_one(
     broker.wait_acknowledged(1)
     assert [token.epoch for token in broker.acknowledged] == [2]
     assert broker.rejected == []
-    stream.close().result(PATIENCE)
 
 
 @pytest.mark.parametrize("settles", [True, False])
@@ -310,8 +281,7 @@ def test_a_lost_connection_gives_the_credit_of_its_messages_back(
     broker: FakeBroker, connect: Connect, settles: bool
 ) -> None:
     """Once, whether the application settles them or not: the broker delivers them again, and they must get in."""
-    m = connect(broker)
-    stream = manual(m, prefetch=2)
+    stream = manual(connect(broker), prefetch=2)
     broker.deliver(*numbered(2))
     messages = [stream.receive(PATIENCE) for _ in range(2)]
     broker.lose()
@@ -323,15 +293,13 @@ def test_a_lost_connection_gives_the_credit_of_its_messages_back(
     assert receive(stream, 2) == numbered(2)
     with pytest.raises(TimeoutError):
         stream.receive(0.05)
-    stream.close().result(PATIENCE)
 
 
 @pytest.mark.parametrize("queue", [None, "jobs"])
 def test_buffered_messages_are_kept_over_a_loss_only_where_the_broker_does_not_redeliver_them(
     broker: FakeBroker, connect: Connect, queue: str | None
 ) -> None:
-    m = connect(broker)
-    stream = manual(m, **({"queue": queue} if queue else {}))
+    stream = manual(connect(broker), **({"queue": queue} if queue else {}))
     broker.deliver(*numbered(5))
     broker.lose()
     broker.wait_open(2)
@@ -344,7 +312,6 @@ def test_buffered_messages_are_kept_over_a_loss_only_where_the_broker_does_not_r
         broker.deliver(b"again")
         assert receive(stream, 1) == [b"again"]
     assert broker.acknowledged == []
-    stream.close().result(PATIENCE)
 
 
 def test_messages_redelivered_by_a_resumed_session_are_not_kept_twice(broker: FakeBroker, connect: Connect) -> None:
@@ -358,7 +325,6 @@ def test_messages_redelivered_by_a_resumed_session_are_not_kept_twice(broker: Fa
     broker.deliver(*numbered(3))
     broker.deliver(b"end")
     assert receive(stream, 4) == [*numbered(3), b"end"]
-    stream.close().result(PATIENCE)
 
 
 def test_a_resumed_session_whose_tokens_live_on_loses_nothing(broker: FakeBroker, connect: Connect) -> None:
@@ -376,7 +342,6 @@ def test_a_resumed_session_whose_tokens_live_on_loses_nothing(broker: FakeBroker
     broker.wait_acknowledged(len(messages))
     assert [message.payload for message in messages] == numbered(10)
     assert broker.acknowledged == tokens
-    stream.close().result(PATIENCE)
 
 
 @pytest.mark.parametrize(("unacknowledged", "bound"), [(0, 8), (1, 10)])
@@ -397,7 +362,6 @@ def test_stale_messages_kept_over_losses_are_bounded_and_counted(
     left = m.runtime.get_runtime_dto().subscriptions[0].buffered
     assert receive(stream, left) == numbered(rounds * each)[-left:]  # the newest
     assert stream.counters.dropped == rounds * each - left
-    stream.close().result(PATIENCE)
 
 
 def test_auto_acknowledged_messages_survive_a_loss(broker: FakeBroker, connect: Connect) -> None:
@@ -436,8 +400,7 @@ def test_an_observer_gets_messages_in_order_through_losses_under_load(broker: Fa
 
 
 def test_deliveries_to_an_ended_stream_are_ignored(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    stream = manual(m)
+    stream = manual(connect(broker))
     handle = broker.live[0]
     stream.close().result(PATIENCE)
     on_loop(lambda: handle.sink.deliver([Incoming(b"late", "a", token=object())]))
@@ -450,8 +413,7 @@ def test_messages_that_arrive_while_a_stream_closes_are_counted_as_dropped(
     broker: FakeBroker, connect: Connect, slow: Slow
 ) -> None:
     broker.requeues = False
-    m = connect(broker)
-    stream = m.subscribe("a")
+    stream = connect(broker).subscribe("a")
     stream.subscribe(slow)
     broker.deliver(b"first")
     slow.wait()

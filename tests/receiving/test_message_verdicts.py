@@ -49,31 +49,5 @@ def test_a_verdict_in_the_observer_is_the_last_word(
 
 
 @pytest.mark.parametrize("verdict", [Message.acknowledge, Message.reject])
-def test_a_verdict_on_a_message_without_acknowledgement_is_refused(
-    broker: FakeBroker, connect: Connect, verdict: Callable[[Message], bool]
-) -> None:
-    stream = manual(connect(broker))
-    broker.deliver(b"1", qos0=True)
-    message = stream.receive(PATIENCE)
-    assert verdict(message) is False
-    assert state(message) is AcknowledgeType.UNSUPPORTED
-
-
-@pytest.mark.parametrize("verdict", [Message.acknowledge, Message.reject])
 def test_a_verdict_on_a_message_that_was_not_received_is_refused(verdict: Callable[[Message], bool]) -> None:
     assert verdict(Message(b"", MessageContext("a"))) is False
-
-
-@pytest.mark.parametrize("verdict", [Message.acknowledge, Message.reject])
-def test_a_verdict_on_a_message_of_a_lost_connection_is_refused(
-    broker: FakeBroker, connect: Connect, verdict: Callable[[Message], bool]
-) -> None:
-    stream = manual(connect(broker))
-    broker.deliver(b"1")
-    message = stream.receive(PATIENCE)
-    broker.lose()
-    broker.wait_open(2)
-    assert verdict(message) is False
-    assert state(message) is AcknowledgeType.UNKNOWN
-    settle_loop()
-    assert broker.acknowledged == broker.rejected == []

@@ -36,8 +36,7 @@ from tests.doubles.fixtures import Connect
 def test_messages_without_acknowledgement_never_displace_messages_with_it(
     broker: FakeBroker, connect: Connect, auto: bool, lossy: bool
 ) -> None:
-    m = connect(broker)
-    stream = m.subscribe("a", qos=1, buffer_size=3, auto_acknowledge=auto)
+    stream = connect(broker).subscribe("a", qos=1, buffer_size=3, auto_acknowledge=auto)
     stream.ready.result(PATIENCE)
     broker.deliver(*numbered(3))
     if lossy:
@@ -73,8 +72,7 @@ def acknowledged_leads_to(
 def test_acknowledgements_of_a_batch_are_sent_at_its_end(
     broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch, extensions: dict[str, Any]
 ) -> None:
-    m = connect(broker)
-    stream = m.subscribe("a", qos=1, buffer_size=5, **extensions)
+    stream = connect(broker).subscribe("a", qos=1, buffer_size=5, **extensions)
     stream.ready.result(PATIENCE)
     calls = acknowledged_leads_to(monkeypatch, lambda *_: None)
     broker.deliver(*numbered(10))
@@ -85,8 +83,7 @@ def test_acknowledgements_of_a_batch_are_sent_at_its_end(
 def test_a_delivery_within_an_acknowledgement_keeps_order_and_bounds(
     broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    m = connect(broker)
-    stream = m.subscribe("a", qos=1, buffer_size=5, prefetch=10, overflow="drop_oldest")
+    stream = connect(broker).subscribe("a", qos=1, buffer_size=5, prefetch=10, overflow="drop_oldest")
     stream.ready.result(PATIENCE)
     more = [numbered(10, start) for start in (30, 20, 10)]
 
@@ -200,8 +197,7 @@ def test_a_message_that_fails_twice_is_sent_once_more(broker: FakeBroker, connec
 def test_a_pause_holds_buffered_messages_before_the_loop_knows_of_it(
     broker: FakeBroker, connect: Connect, slow: Slow
 ) -> None:
-    m = connect(broker)
-    stream = m.subscribe("a")
+    stream = connect(broker).subscribe("a")
     stream.subscribe(slow)
     broker.deliver(*numbered(5))
     slow.wait()

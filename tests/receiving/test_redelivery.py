@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -25,15 +24,13 @@ def close(stream: MessageStream) -> None:
 
 
 def test_a_rejection_goes_to_the_broker_where_it_has_a_form_on_the_wire(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    stream = manual(m)
+    stream = manual(connect(broker))
     tokens = broker.deliver(b"0")
     assert reject(stream.receive(PATIENCE))
     until(lambda: broker.rejected == tokens)
     assert broker.acknowledged == []
     assert stream.counters.rejected == 1
     assert stream.counters.redelivered == 0
-    close(stream)
 
 
 def test_a_rejection_is_delivered_again_from_here_where_the_protocol_cannot(bare: FakeBroker, connect: Connect) -> None:
@@ -60,12 +57,10 @@ def test_a_rejection_is_delivered_again_from_here_where_the_protocol_cannot(bare
     bare.wait_acknowledged(1)
     assert bare.acknowledged == tokens[:1]  # once, and not before
     assert stream.counters.redelivered == 1
-    close(stream)
 
 
 def test_rejecting_again_and_again_keeps_the_credit(bare: FakeBroker, connect: Connect) -> None:
-    m = connect(bare)
-    stream = manual(m, prefetch=1)
+    stream = manual(connect(bare), prefetch=1)
     bare.deliver(*numbered(2))
     for _ in range(20):
         message = stream.receive(PATIENCE)
@@ -75,35 +70,16 @@ def test_rejecting_again_and_again_keeps_the_credit(bare: FakeBroker, connect: C
     bare.wait_acknowledged(2)
     with pytest.raises(TimeoutError):
         stream.receive(0.05)
-    close(stream)
 
 
-def test_a_message_that_is_always_rejected_comes_again_after_growing_delays(bare: FakeBroker, connect: Connect) -> None:
-    m = connect(bare)
-    rejections: list[float] = []
-
-    def reject_it(message: Message) -> None:
-        rejections.append(time.monotonic())
-        reject(message)
-
-    context = m.acknowledge_context_builder().message_context_builder().channel("a").build_context()
-    disposable = m.subscription.subscribe(context).subscribe(reject_it)
-    bare.deliver(b"0")
-    until(lambda: len(rejections) >= 10)
-    assert rejections[9] - rejections[0] > 0.03  # 2 + 4 + 8 + 16 + 32 ms, and more each time
-    disposable.dispose()
-
-
-@pytest.mark.parametrize("count", [5, 1000, 1100, 2**31])
+@pytest.mark.parametrize("count", [5, 2**31])
 def test_a_message_delivered_very_often_is_still_requeued(broker: FakeBroker, connect: Connect, count: int) -> None:
-    m = connect(broker)
-    stream = manual(m, prefetch=1)
+    stream = manual(connect(broker), prefetch=1)
     tokens = broker.deliver(b"0", delivery_count=count)
     reject(stream.receive(PATIENCE))
     until(lambda: broker.rejected == tokens)
     broker.deliver(b"1")
     assert stream.receive(PATIENCE).payload == b"1"
-    close(stream)
 
 
 # --- maxDeliveries
@@ -114,8 +90,7 @@ def test_after_max_deliveries_a_message_is_dead_lettered(
     broker: FakeBroker, bare: FakeBroker, connect: Connect, counted_by: str
 ) -> None:
     used = broker if counted_by == "broker" else bare
-    m = connect(used)
-    stream = manual(m, maxDeliveries=3, deadLetterChannel="dead")
+    stream = manual(connect(used), maxDeliveries=3, deadLetterChannel="dead")
     token = used.deliver(b"0", delivery_count=1 if counted_by == "broker" else None)
     for delivery in (1, 2, 3):
         message = stream.receive(PATIENCE)
@@ -131,14 +106,12 @@ def test_after_max_deliveries_a_message_is_dead_lettered(
     assert stream.counters.dead_lettered == 1
     with pytest.raises(TimeoutError):
         stream.receive(0.05)
-    close(stream)
 
 
 def test_a_message_discarded_after_max_deliveries_is_logged(
     bare: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
-    m = connect(bare)
-    stream = manual(m, maxDeliveries=2)
+    stream = manual(connect(bare), maxDeliveries=2)
     token = bare.deliver(b"0")
     for _ in range(2):
         reject(stream.receive(PATIENCE))
@@ -146,7 +119,6 @@ def test_a_message_discarded_after_max_deliveries_is_logged(
     assert bare.acknowledged == token
     assert bare.sent == []
     assert "message on 'a' is discarded (maxDeliveries, 2 deliveries)" in caplog.text
-    close(stream)
 
 
 @pytest.mark.parametrize("other", [("a", "2"), ("b", "1")], ids=["another id", "another channel"])
@@ -161,15 +133,13 @@ def test_deliveries_of_messages_with_an_id_are_counted_by_channel_and_id(
     reject(stream.receive(PATIENCE))
     until(lambda: stream.counters.redelivered == 2)
     assert bare.acknowledged == []
-    close(stream)
 
 
 def test_a_message_that_was_accepted_does_not_count_against_the_next_with_its_content(
     bare: FakeBroker, connect: Connect
 ) -> None:
     """Sensors send ``ON`` all day: one rejection now and then must not dead-letter one that was delivered once."""
-    m = connect(bare)
-    stream = manual(m, maxDeliveries=2, deadLetterChannel="dead")
+    stream = manual(connect(bare), maxDeliveries=2, deadLetterChannel="dead")
     for _ in range(3):
         bare.deliver(b"ON")
         reject(stream.receive(PATIENCE))
@@ -178,31 +148,38 @@ def test_a_message_that_was_accepted_does_not_count_against_the_next_with_its_co
         assert acknowledge(again)
     bare.wait_acknowledged(3)
     assert bare.sent == []
-    close(stream)
 
 
 def test_two_messages_with_the_same_content_are_counted_apart(bare: FakeBroker, connect: Connect) -> None:
-    m = connect(bare)
-    stream = manual(m, maxDeliveries=2, deadLetterChannel="dead")
+    stream = manual(connect(bare), maxDeliveries=2, deadLetterChannel="dead")
     bare.deliver(b"ON", b"ON")
     reject(stream.receive(PATIENCE))
     reject(stream.receive(PATIENCE))
     assert [stream.receive(PATIENCE).payload for _ in range(2)] == [b"ON", b"ON"]  # each had one delivery so far
     assert bare.sent == []
-    close(stream)
 
 
 # --- dead letters
 
 
+def letter_in_flight(m: Messaging, broker: FakeBroker) -> MessageStream:
+    """Reject a message, whose dead letter the broker does not confirm yet; return its stream."""
+    stream = manual(m, deadLetterChannel="dead")
+    broker.hold = True
+    broker.deliver(b"0")
+    reject(stream.receive(PATIENCE))
+    broker.wait_sent(1)
+    return stream
+
+
 def test_a_dead_letter_names_its_origin_and_keeps_its_message(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    stream = manual(m, channel="orders/+", deadLetterChannel="dead")
+    """Headers may have control characters from other programs: escaped, since publishing them here is refused."""
+    stream = manual(connect(broker), channel="orders/+", deadLetterChannel="dead")
     broker.hold = True
     broker.deliver(
         b"payload",
         channel="orders/1",
-        extensions={"headers": {"x": "y"}, "qos": "1", "redelivered": True},
+        extensions={"headers": {"x": "y", "note": "two\nlines"}, "qos": "1", "redelivered": True},
         content_type="text/plain",
         correlation_id="c",
         reply_to_channel="r",
@@ -217,6 +194,7 @@ def test_a_dead_letter_names_its_origin_and_keeps_its_message(broker: FakeBroker
     assert letter.plan.reply_to_channel == "r"
     assert dict(letter.plan.options.headers) == {
         "x": "y",
+        "note": r"two\u000alines",
         REASON_HEADER: "rejected",
         CHANNEL_HEADER: "orders/1",
         DELIVERIES_HEADER: "1",
@@ -224,68 +202,38 @@ def test_a_dead_letter_names_its_origin_and_keeps_its_message(broker: FakeBroker
     assert letter.plan.options.guaranteed_delivery
     assert letter.plan.options.qos == "1"
     broker.confirm()
-    close(stream)
-
-
-def test_a_dead_letter_keeps_headers_with_control_characters_escaped(broker: FakeBroker, connect: Connect) -> None:
-    """Another program may send them; an application that publishes them here is refused."""
-    m = connect(broker)
-    stream = manual(m, deadLetterChannel="dead")
-    broker.hold = True
-    broker.deliver(b"x", extensions={"headers": {"note": "two\nlines"}, "qos": "1"}, content_type="text/plain")
-    reject(stream.receive(PATIENCE))
-    broker.wait_sent(1)
-    letter = broker.held[0]
-    assert letter.plan.options.headers["note"] == r"two\u000alines"
-    assert letter.plan.content_type == "text/plain"
-    broker.confirm()
-    close(stream)
 
 
 def test_a_dead_letter_carries_as_much_of_its_context_as_the_instance_can(bare: FakeBroker, connect: Connect) -> None:
-    m = connect(bare)
-    stream = manual(m, deadLetterChannel="dead")
+    stream = manual(connect(bare), deadLetterChannel="dead")
     bare.deliver(b"payload", content_type="text/plain", extensions={"headers": {"x": "y"}})
     reject(stream.receive(PATIENCE))
     bare.wait_acknowledged(1)
     assert [(each.channel, each.payload) for each in bare.sent] == [("dead", b"payload")]
-    close(stream)
 
 
 def test_a_dead_letter_is_published_before_its_message_is_acknowledged(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    stream = manual(m, deadLetterChannel="dead")
-    broker.hold = True
-    token = broker.deliver(b"0")
-    reject(stream.receive(PATIENCE))
-    broker.wait_sent(1)
+    stream = letter_in_flight(connect(broker), broker)
     settle_loop()
     assert broker.acknowledged == []
     assert stream.counters.dead_lettered == 0
     broker.confirm()
     broker.wait_acknowledged(1)
-    assert broker.acknowledged == token
     assert broker.rejected == []
     assert stream.counters.dead_lettered == 1
-    close(stream)
 
 
 def test_a_dead_letter_that_is_refused_is_tried_again(
     broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After a second; ``tests/execution/test_fairness.py`` has the delays of further attempts."""
-    stream = manual(connect(broker), deadLetterChannel="dead")
-    broker.hold = True
-    broker.deliver(b"0")
-    reject(stream.receive(PATIENCE))
-    broker.wait_sent(1)
+    letter_in_flight(connect(broker), broker)
     broker.fail(PublishRefusedError("full"))
     assert broker.acknowledged == []
     broker.wait_sent(2)
     broker.confirm()
     broker.wait_acknowledged(1)
     assert caplog.text.count("dead letter of 'a' did not reach 'dead': full") == 1
-    close(stream)
 
 
 def test_a_dead_letter_the_outbox_has_no_room_for_is_tried_again(broker: FakeBroker, connect: Connect) -> None:
@@ -303,36 +251,23 @@ def test_a_dead_letter_the_outbox_has_no_room_for_is_tried_again(broker: FakeBro
     broker.wait_sent(2)
     broker.confirm()
     broker.wait_acknowledged(1)
-    close(stream)
 
 
 def test_a_dead_letter_in_flight_over_a_loss_is_published_and_its_stale_token_forgotten(
     broker: FakeBroker, connect: Connect
 ) -> None:
-    m = connect(broker)
-    stream = manual(m, deadLetterChannel="dead")
-    broker.hold = True
-    broker.deliver(b"0")
-    reject(stream.receive(PATIENCE))
-    broker.wait_sent(1)
+    stream = letter_in_flight(connect(broker), broker)
     broker.lose()
     broker.wait_open(2)
     broker.wait_sent(2)
     broker.confirm()
     until(lambda: stream.counters.dead_lettered == 1)
     assert broker.acknowledged == []
-    close(stream)
 
 
 def test_a_dead_letter_that_fails_for_good_is_not_acknowledged(broker: FakeBroker, connect: Connect) -> None:
     """The stream ends: the broker still has the message, and there are no further attempts."""
-    m = connect(broker)
-    stream = manual(m, deadLetterChannel="dead")
-    broker.hold = True
-    broker.deliver(b"0")
-    reject(stream.receive(PATIENCE))
-    broker.wait_sent(1)
-    close(stream)
+    close(letter_in_flight(connect(broker, close_timeout=0.2), broker))
     broker.fail(PublishRefusedError("full"))
     settle_loop()
     assert broker.acknowledged == []
@@ -380,8 +315,7 @@ def model_stream(m: Messaging, **settings: Any) -> MessageStream:
 
 
 def test_a_dead_letter_of_an_invalid_message_keeps_the_original_bytes(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-    stream = model_stream(m, on_invalid="dead_letter", dead_letter_channel="dead")
+    stream = model_stream(connect(broker), on_invalid="dead_letter", dead_letter_channel="dead")
     broker.hold = True
     tokens = broker.deliver(b"\xff no json", b'{"x": 1}', content_type="application/json")
     assert stream.receive(PATIENCE).value() == {"x": 1}
@@ -391,7 +325,6 @@ def test_a_dead_letter_of_an_invalid_message_keeps_the_original_bytes(broker: Fa
     assert broker.acknowledged == []
     broker.confirm()
     until(lambda: broker.acknowledged == tokens[:1])
-    close(stream)
 
 
 @pytest.mark.parametrize("on_invalid", ["skip", "dead_letter"])
@@ -399,12 +332,10 @@ def test_invalid_messages_do_not_stop_the_stream_at_a_credit_of_one(
     bare: FakeBroker, connect: Connect, on_invalid: str
 ) -> None:
     """An adapter without credit of its own hands over more than one; after each verdict the next must come."""
-    m = connect(bare)
-    stream = model_stream(m, on_invalid=on_invalid, dead_letter_channel="dead", guaranteed_ordering=True)
+    stream = model_stream(connect(bare), on_invalid=on_invalid, dead_letter_channel="dead", guaranteed_ordering=True)
     bare.deliver(b"bad", b"worse", b'{"x": 1}', content_type="application/json")
     assert stream.receive(PATIENCE).value() == {"x": 1}
     assert stream.counters.invalid == 2
-    close(stream)
 
 
 def test_a_model_that_raises_something_else_is_a_decode_error_too(broker: FakeBroker, connect: Connect) -> None:
@@ -423,18 +354,15 @@ def test_a_model_that_raises_something_else_is_a_decode_error_too(broker: FakeBr
     with pytest.raises(TimeoutError):
         stream.receive(0.05)
     assert stream.counters.invalid == 2
-    close(stream)
 
 
 def test_auto_acknowledged_invalid_messages_are_dead_lettered_without_a_second_acknowledgement(
     broker: FakeBroker, connect: Connect
 ) -> None:
-    m = connect(broker)
-    stream = model_stream(m, on_invalid="dead_letter", dead_letter_channel="dead", auto_acknowledge=True)
+    stream = model_stream(connect(broker), on_invalid="dead_letter", dead_letter_channel="dead", auto_acknowledge=True)
     tokens = broker.deliver(b"bad", b'{"x": 1}', content_type="application/json")
     assert stream.receive(PATIENCE).value() == {"x": 1}
     broker.wait_sent(1)
     until(lambda: stream.counters.dead_lettered == 1)
     on_loop(lambda: None)
     assert broker.acknowledged == tokens
-    close(stream)

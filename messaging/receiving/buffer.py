@@ -1,0 +1,208 @@
+"""The bounded buffer of a subscription: overflow, withheld messages, and messages of a lost connection."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from messaging.errors import StreamOverflowError
+from messaging.model import context_of
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from messaging.model import Incoming, Message
+    from messaging.receiving.receiver import Receiver
+
+logger = SafeLog(__name__)
+
+
+class MessageBuffer:
+    """Holds the messages that arrived and were not handed out. On the engine loop, unless a docstring says otherwise.
+
+    The consumer takes from the left end of :attr:`messages` on its own thread; the ends of a deque need no lock.
+
+    Attributes:
+        messages: in the order in which they are handed out.
+        withheld: with autoAcknowledge, messages that arrived while the buffer was full; they are acknowledged when
+            they move up.
+        expects_stale: a connection was lost: ``messages`` may have arrived on it.
+        is_redelivered: the broker redelivers the unsettled messages of that connection.
+        is_admitting: the consumer has called :meth:`request_more`, and the loop has not followed yet.
+    """
+
+    def __init__(self, owner: Receiver) -> None:
+        self._owner = owner
+        self._adapter = owner.adapter
+        self._counters = owner.counters
+        self._capacity = owner.spec.options.buffer_size
+        self._auto = owner.spec.options.auto_acknowledge
+        self.messages: deque[Incoming] = deque()
+        self.withheld: deque[Incoming] = deque()
+        self.expects_stale = self.is_redelivered = self.is_admitting = False
+
+    def __len__(self) -> int:
+        return len(self.messages) + len(self.withheld)
+
+    # --- arrivals
+
+    def add(self, batch: Sequence[Incoming]) -> None:
+        """Add messages; apply the overflow policy to the ones that do not fit."""
+        messages = self.messages
+        if self._auto:
+            self._admit(batch)
+        elif len(messages) + len(batch) <= self._capacity:
+            messages.extend(batch)
+        else:
+            dropped: list[Any] = []
+            for incoming in batch:
+                if len(messages) < self._capacity or self._makes_room(incoming, dropped):
+                    messages.append(incoming)
+                if self._owner.ended:
+                    return
+            if dropped:
+                self._adapter.acknowledge(dropped)
+
+    def _admit(self, arrived: Sequence[Incoming]) -> None:
+        """Acknowledge the messages that find room; withhold the others, which holds the broker back."""
+        withheld, messages = self.withheld, self.messages
+        withheld.extend(arrived)
+        done: list[Any] = []
+        while withheld:
+            incoming = withheld[0]
+            is_full = len(messages) >= self._capacity
+            if is_full and incoming.token is not None and self._owner.spec.options.overflow == "block":
+                break
+            withheld.popleft()
+            if incoming.token is not None:
+                done.append(incoming.token)
+            if not is_full or self._makes_room(incoming, []):
+                messages.append(incoming)
+        if any(incoming.token is None for incoming in withheld):
+            # no broker holds those back: they must not pile up behind the others
+            self.withheld = deque(incoming for incoming in withheld if incoming.token is not None)
+            self._counters.dropped += len(withheld) - len(self.withheld)
+        if done:
+            self._counters.acknowledged += len(done)
+            self._adapter.acknowledge(done)
+
+    def request_more(self) -> None:
+        """Move withheld messages up soon: there is room. By the consumer."""
+        try:
+            self.is_admitting = True
+            self._owner.connection.engine.call(self._admit_withheld)
+        except BaseException:  # an interrupt: the next call requests again
+            self.is_admitting = False
+            raise
+
+    def _admit_withheld(self) -> None:
+        self.is_admitting = False
+        if not self._owner.ended:
+            self._admit(())
+            self._owner.proceed()
+
+    def _makes_room(self, incoming: Incoming, dropped: list[Any]) -> bool:
+        """Apply the overflow policy to a full buffer; return whether to append ``incoming``.
+
+        Args:
+            incoming: the message that arrived.
+            dropped: gets the tokens of dropped messages, to be acknowledged.
+        """
+        policy = self._owner.spec.options.overflow
+        channel = self._owner.spec.channel
+        if policy == "block":
+            if incoming.token is not None:
+                return True  # bounded by the protocol's credit
+            # unacknowledged deliveries cannot be held back: the newest counts most, but the order is kept
+            policy = "drop_oldest" if self.messages and self._may_drop(self.messages[0]) else "drop_latest"
+        if policy == "fail":
+            self._owner.fail(
+                StreamOverflowError(f"stream of {channel!r} overflowed: its buffer holds {self._capacity} messages")
+            )
+            return False
+        victim = incoming
+        if policy == "drop_oldest":
+            try:
+                victim = self.messages.popleft()
+            except IndexError:  # the consumer was faster
+                return True
+        if self._counters.dropped == 0:
+            logger.warning(
+                "stream of %r on %s overflows: dropping messages (%s); raise bufferSize or consume faster",
+                channel, self._adapter.name, policy,
+            )  # fmt: skip
+        self._counters.dropped += 1
+        if victim.token is not None:
+            dropped.append(victim.token)
+        return victim is not incoming
+
+    def _may_drop(self, incoming: Incoming) -> bool:
+        """Return whether a buffered message has no acknowledgement, or lost it with its connection."""
+        return incoming.token is None or (not self._auto and self.expects_stale and self.is_stale(incoming))
+
+    def put_back(self, incoming: Incoming) -> None:
+        """Deliver a rejected message again, next if the order is guaranteed."""
+        if self._owner.spec.options.guaranteed_ordering:
+            self.messages.appendleft(incoming)
+        else:
+            self.messages.append(incoming)
+
+    def clear(self) -> list[Incoming]:
+        """Empty the buffer; return the messages that are to be released. The consumer may take meanwhile."""
+        unsettled = []
+        for queue, settles in ((self.messages, not self._auto), (self.withheld, True)):
+            with contextlib.suppress(IndexError):
+                while queue:
+                    incoming = queue.popleft()
+                    if settles and incoming.token is not None:
+                        unsettled.append(incoming)
+        return unsettled
+
+    # --- lost connections
+
+    def on_connection_lost(self) -> None:
+        """Drop the messages that the broker will redeliver, as far as no consumer takes them meanwhile."""
+        self._expect_stale(is_redelivered=self.outlives_connection())
+
+    def reconnected(self, resumed: bool) -> None:
+        """Bound the messages of the lost connection. :meth:`is_superseded` drops what the broker redelivers."""
+        self._expect_stale(is_redelivered=resumed or self.outlives_connection())
+        for queue in (self.messages, self.withheld):
+            # from the end where the consumer takes: their order must not change under its hands
+            with contextlib.suppress(IndexError):
+                while len(queue) > self._capacity and self._may_drop(queue[0]):
+                    gone = queue.popleft()
+                    self._counters.dropped += gone.token is None or not self.is_redelivered
+
+    def _expect_stale(self, *, is_redelivered: bool) -> None:
+        self.is_redelivered = is_redelivered
+        self.expects_stale = True
+        if is_redelivered and self.withheld:
+            self.withheld = deque(incoming for incoming in self.withheld if not self.is_stale(incoming))
+
+    def outlives_connection(self) -> bool:
+        """Return whether the queue outlives its connection and redelivers unsettled messages."""
+        return self._adapter.redelivers(self._owner.spec)
+
+    def is_stale(self, incoming: Incoming) -> bool:
+        """Return whether a message arrived on a lost connection. From any thread."""
+        return incoming.token is not None and self._adapter.is_stale(incoming.token)
+
+    def is_superseded(self, incoming: Incoming) -> bool:
+        """Return whether the broker redelivers the next message, which arrived on a lost connection. By the consumer.
+
+        If the broker does not, the message has no acknowledgement any more.
+        """
+        if incoming.token is None or self._auto:  # acknowledged on arrival: there is no other copy
+            return False
+        if not self._adapter.is_stale(incoming.token):
+            self.expects_stale = False  # all that follow are newer
+            return False
+        incoming.token = None
+        return self.is_redelivered
+
+    def is_void(self, message: Message) -> bool:
+        """Return whether the broker redelivers a message that was handed out. From any thread."""
+        token = context_of(message).token
+        return token is not None and self.is_redelivered and not self._auto and self._adapter.is_stale(token)

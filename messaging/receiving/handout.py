@@ -1,0 +1,232 @@
+"""The hand-out of buffered messages to the one consumer of a subscription."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.errors import CodecError
+from messaging.model import AcknowledgeType, Message, ReceivedMessage, context_of
+from messaging.receiving.settlement import withdraw
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from messaging.model import Incoming
+    from messaging.receiving.buffer import MessageBuffer
+    from messaging.receiving.direct import DirectAcknowledger
+    from messaging.receiving.receiver import Receiver
+    from messaging.receiving.settlement import Credit, Settlement
+    from messaging.receiving.throttle import ReadThrottle
+
+logger = SafeLog(__name__)
+
+_RECEIVED: Final = AcknowledgeType.RECEIVED
+_ACKNOWLEDGED: Final = AcknowledgeType.ACKNOWLEDGED
+_UNSUPPORTED: Final = AcknowledgeType.UNSUPPORTED
+
+
+class HandOut:
+    """Makes messages of what the buffer holds, checks them, and hands them out. By one consumer thread at a time.
+
+    Args:
+        owner, buffer, credit, settlement, throttle, direct: the subscription, and parts of it.
+        make: makes a message of payload, context and model.
+        model: what the values of messages are validated against.
+        on_invalid: what becomes of a message that does not fit the model.
+
+    Attributes:
+        fetched: the message that :meth:`fetch` returned, until its consumer has confirmed that it has it.
+        on_empty: called when the buffer has no message that may be handed out.
+    """
+
+    def __init__(
+        self,
+        owner: Receiver,
+        buffer: MessageBuffer,
+        credit: Credit,
+        settlement: Settlement,
+        throttle: ReadThrottle,
+        direct: DirectAcknowledger | None,
+        make: Callable[[bytes, Incoming, Any], ReceivedMessage],
+        model: Any,
+        on_invalid: str,
+    ) -> None:
+        self._owner = owner
+        self._counters = owner.counters
+        self._buffer = buffer
+        self._credit = credit
+        self._settlement = settlement
+        self._throttle = throttle
+        self._direct = direct
+        self._make = make
+        self._model = model
+        self._on_invalid = on_invalid
+        self._prefetch = owner.spec.options.prefetch
+        self._auto = owner.spec.options.auto_acknowledge
+        #: messages may be kept out of the stream
+        self._is_checked = model is not None or direct is not None
+        #: all enter it, and wait for the verdict of the consumer if they have a token
+        self._is_plain = not (self._is_checked or self._auto)
+        #: takes messages off the buffer: in one step with assigning them, so that no interrupt comes in between
+        self._moving = map(deque.popleft, repeat(buffer.messages))
+        #: off the buffer, not a message yet
+        self._moved: Incoming | None = None
+        #: counted as handed out before it has entered the stream
+        self._counted: Incoming | None = None
+        self.fetched: ReceivedMessage | None = None
+        self.on_empty: Callable[[], object] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of messages that an interrupt of the consumer has kept here."""
+        return (self._moved is not None) + (self.fetched is not None)
+
+    @property
+    def has_next(self) -> bool:
+        """Whether :meth:`fetch` would return a message, or the subscription has ended."""
+        return self._owner.ended or (
+            bool(self._buffer.messages)
+            and not self._owner.paused
+            and self._credit.handed_out - self._credit.settled < self._prefetch
+        )
+
+    def take(self) -> ReceivedMessage | None:
+        """Fetch and confirm: for consumers on threads that no signal handler interrupts."""
+        message = self.fetch()
+        self.fetched = None
+        return message
+
+    def fetch(self) -> ReceivedMessage | None:
+        """Return the next message that enters the stream, or ``None`` if there is none to be had now.
+
+        It stays :attr:`fetched`, and is what the next call returns, until the consumer sets that to ``None``. So an
+        interrupt on the consumer's thread, anywhere up to there, costs no message.
+
+        The consumer is woken when there may be one.
+
+        Raises:
+            CodecError: a message does not fit the model and ``on_invalid`` is ``raise``. It was rejected.
+        """
+        if self.fetched is not None and not self._is_fetched_void():
+            return None if self._owner.paused else self.fetched
+        buffer, credit, throttle, moving = self._buffer, self._credit, self._throttle, self._moving
+        while True:
+            if self._moved is None:
+                if self._owner.paused or credit.handed_out - credit.settled >= self._prefetch:
+                    break
+                try:
+                    for self._moved in moving:
+                        break
+                except IndexError:
+                    break
+            incoming: Incoming = self._moved  # type: ignore[assignment]  # the loop above has set it
+            if throttle.is_throttled and len(buffer.messages) <= throttle.low:
+                self._resume_reading()
+            if buffer.withheld and not buffer.is_admitting:
+                buffer.request_more()
+            if buffer.expects_stale and buffer.is_superseded(incoming):
+                self._moved = None
+                continue
+            # each assignment is one step, as far as interrupts go: it does not look for signals
+            if self._is_plain and incoming.token is not None:
+                incoming.settler = self._settlement
+                incoming.state = _RECEIVED
+                message, counters = self._make(incoming.payload, incoming, None), self._counters
+                self.fetched, self._moved, credit.handed_out, counters.delivered = (
+                    message, None, credit.handed_out + 1, counters.delivered + 1
+                )  # fmt: skip
+                return message
+            if incoming.token is None:
+                incoming.state = _UNSUPPORTED
+            elif self._auto:
+                incoming.state = _ACKNOWLEDGED
+            elif incoming is not self._counted:
+                if credit.held is not None:
+                    credit.held[id(incoming)] = incoming
+                incoming.settler = self._settlement
+                incoming.state = _RECEIVED
+                self._counted, credit.handed_out = incoming, credit.handed_out + 1
+            message, counters = self._make(incoming.payload, incoming, self._model), self._counters
+            if not self._is_checked or self._enters(message, incoming):
+                self.fetched, self._moved, self._counted, counters.delivered = (
+                    message, None, None, counters.delivered + 1
+                )  # fmt: skip
+                return message
+        settlement = self._settlement
+        if not settlement.flush_requested and settlement.has_verdicts():
+            settlement.request_flush()
+        if self.on_empty is not None:
+            self.on_empty()
+        return None
+
+    def _is_fetched_void(self) -> bool:
+        """Drop the fetched message if its connection was lost meanwhile and the broker redelivers it."""
+        if self.fetched is not None and self._buffer.is_void(self.fetched):
+            self.fetched = None
+            return True
+        return False
+
+    def _resume_reading(self) -> None:
+        throttle = self._throttle
+        try:
+            throttle.is_throttled = False
+            self._owner.connection.engine.call(throttle.release)
+        except BaseException:  # an interrupt: the next call resumes
+            throttle.is_throttled = True
+            raise
+
+    def _enters(self, message: Message, incoming: Incoming) -> bool:
+        """Validate a message and acknowledge it directly; return whether it enters the stream."""
+        try:
+            if self._model is not None and not self._is_valid(message, incoming):
+                self._moved = None
+                return False
+            # one that was settled already: the callbacks had it before an interrupt
+            is_decided = incoming is self._counted and incoming.state is not _RECEIVED
+            if self._direct is None or is_decided or self._direct.run(message, incoming):
+                return True
+            self._settlement.refuse_unsupported(incoming)
+            self._moved = None
+            return False
+        except CodecError:
+            self._moved = None
+            raise
+
+    def _is_valid(self, message: Message, incoming: Incoming) -> bool:
+        try:
+            message.value()
+        except CodecError as error:
+            self._counters.invalid += 1
+            if self._on_invalid == "raise":
+                self._settlement.stop_accepting()
+                incoming.settle(False)
+                raise
+            logger.warning("message on %r is invalid: %s", incoming.channel, error)
+            if self._on_invalid == "skip":
+                incoming.settle(True)
+            else:
+                self._owner.connection.engine.call(self._settlement.dead_letter_invalid, incoming)
+            return False
+        return True
+
+    def reject_unfinished(self) -> None:
+        """Reject the message in which :meth:`fetch` was interrupted: there will be no next call."""
+        incoming = self._moved
+        if incoming is not None:
+            if incoming.settle(False) and incoming is not self._counted:
+                self._credit.handed_out += 1  # the verdict returns its credit
+            self._moved = None
+
+    def clear(self) -> list[Incoming]:
+        """Withdraw the messages that an interrupt has kept here; return those without a verdict. On the loop."""
+        unsettled: list[Incoming] = []
+        message, self.fetched = self.fetched, None
+        if message is not None and withdraw(context_of(message)):
+            unsettled.append(context_of(message))
+        incoming, self._moved = self._moved, None
+        if incoming is None or incoming.token is None or self._auto:
+            return unsettled
+        if incoming is not self._counted or withdraw(incoming):
+            unsettled.append(incoming)
+        return unsettled

@@ -1,0 +1,319 @@
+"""The verdicts on the messages of a subscription: collected from any thread, passed on by the engine loop.
+
+**Batches.** A consumer that is busy is not interrupted: verdicts are collected for a millisecond, or until the
+consumer has no more messages to take, and are sent together.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from messaging.model import AcknowledgeType, Message, context_of, state_lock
+from messaging.receiving.redelivery import INVALID, REJECTED
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from messaging.model import Incoming
+    from messaging.receiving.buffer import MessageBuffer
+    from messaging.receiving.direct import DirectAcknowledger
+    from messaging.receiving.receiver import Receiver
+    from messaging.receiving.redelivery import Redelivery
+
+#: how long verdicts are collected before the loop looks for them by itself, seconds
+_GATHER_SECONDS: Final = 0.001
+
+_RECEIVED: Final = AcknowledgeType.RECEIVED
+_ACKNOWLEDGED: Final = AcknowledgeType.ACKNOWLEDGED
+_UNSUPPORTED: Final = AcknowledgeType.UNSUPPORTED
+
+
+class Credit:
+    """Counts the unsettled messages in the hands of the consumer, which the prefetch bounds.
+
+    Args:
+        is_tracked: the consumer may hold messages for long, so that a lost connection has to return their credit.
+
+    Attributes:
+        handed_out: messages handed out so far; by the consumer.
+        settled: verdicts that reached the loop.
+        held: if tracked, the messages in the hands of the consumer, by identity; removed when they count as settled.
+    """
+
+    __slots__ = ("handed_out", "held", "settled")
+
+    def __init__(self, *, is_tracked: bool) -> None:
+        self.handed_out = self.settled = 0
+        self.held: dict[int, Incoming] | None = {} if is_tracked else None
+
+    @property
+    def is_returned(self) -> bool:
+        """Whether every message that was handed out is settled."""
+        return self.handed_out == self.settled
+
+    def forget(self, incoming: Incoming) -> bool:
+        """Forget a settled message; return ``False`` if its credit was returned when its connection was lost."""
+        return self.held is None or self.held.pop(id(incoming), None) is not None
+
+    def return_stale(self, is_stale: Callable[[Incoming], bool]) -> None:
+        """Return the credit of the messages of a lost connection. The consumer goes on meanwhile."""
+        if self.held is not None:
+            for incoming in self.held.copy().values():
+                if is_stale(incoming):
+                    self.settled += self.forget(incoming)
+
+
+def withdraw(incoming: Incoming) -> bool:
+    """Return whether a message has no verdict; if so, it takes none from now on. From any thread."""
+    with state_lock:
+        if incoming.state is not _RECEIVED:
+            return False
+        incoming.state = AcknowledgeType.UNKNOWN
+        incoming.settler = None
+        return True
+
+
+class Settlement:
+    """Accepts the verdicts on the messages of one subscription, see ``acknowledge.Settler``.
+
+    Args:
+        owner, buffer, redelivery, credit: the subscription, and parts of it.
+        direct: runs the post-acknowledge callback after a verdict, on its thread.
+
+    Attributes:
+        flush_requested: the loop will call ``flush``.
+        is_gathering: the loop looks for verdicts by itself: no flush needs to be requested.
+        is_released: the unsettled messages were released: verdicts on them reach no broker.
+        on_flushed: called after each flush, on the loop.
+    """
+
+    def __init__(
+        self,
+        owner: Receiver,
+        buffer: MessageBuffer,
+        redelivery: Redelivery,
+        credit: Credit,
+        direct: DirectAcknowledger | None,
+    ) -> None:
+        self._owner = owner
+        self._connection = owner.connection
+        self._loop = owner.connection.engine.loop
+        self._adapter = owner.adapter
+        self._counters = owner.counters
+        self._buffer = buffer
+        self._redelivery = redelivery
+        self._credit = credit
+        self._direct = direct
+        self._auto = owner.spec.options.auto_acknowledge
+        #: messages with verdicts that are not flushed: acknowledged, rejected, and void (the broker redelivers them by
+        #: itself). An interrupt may record a message twice: see :meth:`_collect`.
+        self._acknowledged: deque[Incoming] = deque()
+        self._rejected: deque[Incoming] = deque()
+        self._void: deque[Incoming] = deque()
+        #: rejected after the subscription released them, or their connection was lost; no consumer will receive them
+        self._rejected_late: deque[Incoming] = deque()
+        self.flush_requested = self.is_gathering = False
+        self._gather_timer: asyncio.TimerHandle | None = None
+        self.is_released = False
+        self.on_flushed: Callable[[], object] | None = None
+        #: no other consumer receives the released messages
+        self._is_lost = False
+
+    # --- from any thread
+
+    def settle(self, incoming: Incoming, acknowledged: bool) -> bool:
+        """Settle a message, then run the post-acknowledge callback; see ``acknowledge.Settler``."""
+        if self.is_released or self._adapter.is_stale(incoming.token):
+            state = AcknowledgeType.UNKNOWN
+            verdicts = self._rejected_late if not acknowledged and self._is_gone(incoming) else self._void
+        elif acknowledged:
+            verdicts, state = self._acknowledged, _ACKNOWLEDGED
+        else:
+            verdicts, state = self._rejected, AcknowledgeType.REJECTED
+        try:
+            with state_lock:
+                if incoming.state is not _RECEIVED:
+                    return False
+                incoming.state = state
+                verdicts.append(incoming)
+            if not (self.flush_requested or self.is_gathering):
+                self.request_flush()
+        except BaseException:  # an interrupt: the verdict is recorded, twice at worst
+            if incoming.state is state:
+                verdicts.append(incoming)
+            self.request_flush()
+            raise
+        if state is AcknowledgeType.UNKNOWN:
+            return False
+        if self._direct is not None:
+            self._direct.settled(incoming)
+        return True
+
+    def _is_gone(self, incoming: Incoming) -> bool:
+        """Return whether no consumer will receive a message whose verdict cannot reach the broker."""
+        if self.is_released:
+            held = self._credit.held
+            return self._is_lost and (held is None or id(incoming) in held)
+        return not (self._buffer.is_redelivered or self._buffer.outlives_connection())
+
+    def accept(self, message: Message) -> None:
+        """Acknowledge a message unless it is settled: the fast form of :meth:`settle`."""
+        incoming: Incoming = context_of(message)
+        try:
+            with state_lock:
+                if incoming.state is not _RECEIVED:
+                    return
+                incoming.state = _ACKNOWLEDGED
+                self._acknowledged.append(incoming)
+            if not (self.flush_requested or self.is_gathering):
+                self.request_flush()
+        except BaseException:  # an interrupt, as in settle()
+            if incoming.state is _ACKNOWLEDGED and not self._auto:
+                self._acknowledged.append(incoming)
+            self.request_flush()
+            raise
+
+    def refuse(self, message: Message) -> None:
+        """Reject a message unless it is settled."""
+        incoming: Incoming = context_of(message)
+        if not incoming.settle(False):
+            self.refuse_unsupported(incoming)
+
+    def refuse_unsupported(self, incoming: Incoming) -> None:
+        """Reject a message without acknowledgement, or acknowledged on arrival; others are left as they are."""
+        if self._auto or incoming.state is _UNSUPPORTED:
+            self._connection.engine.call(self._drop_rejected, incoming)
+
+    def stop_accepting(self) -> None:
+        """Stop accepting messages, so that a rejected message is not redelivered to a consumer that is about to end."""
+        self._owner.leaving = True
+        self._connection.engine.call(self._pause)
+
+    def request_flush(self) -> None:
+        """Have the loop call ``flush`` of the subscription."""
+        try:
+            self.flush_requested = True
+            self._connection.verdicts.request_flush(self._owner)
+        except BaseException:
+            # an interrupt, and whether it was requested is not known: it is, at the latest with the next verdict
+            self.flush_requested = False
+            self._connection.verdicts.request_flush(self._owner)
+            raise
+
+    def has_verdicts(self) -> bool:
+        """Return whether verdicts wait to be flushed."""
+        return bool(self._acknowledged or self._rejected or self._void or self._rejected_late)
+
+    # --- on the loop
+
+    def gather(self) -> None:
+        """Look for verdicts soon, and again while there are any."""
+        self.is_gathering = True
+        self._gather_timer = self._loop.call_later(_GATHER_SECONDS, self._flush_gathered)
+
+    def _flush_gathered(self) -> None:
+        if self._owner.ended or self._connection.state == "closed":  # then the adapter is closed, too
+            self.is_gathering = False
+        elif self._acknowledged or self.has_verdicts():
+            self.flush()
+            self.gather()
+        else:
+            self.is_gathering = False
+            if self.has_verdicts():  # settled between the two lines above, without a request
+                self.request_flush()
+
+    def stop_gathering(self) -> None:
+        """Look for no more verdicts: the subscription has ended."""
+        if self._gather_timer is not None:
+            self._gather_timer.cancel()
+            self.is_gathering = False
+
+    def flush(self) -> None:
+        """Pass the verdicts collected so far to the adapter."""
+        credit, redelivery = self._credit, self._redelivery
+        # cleared before the queues are read: a thread that appends after this line requests again
+        self.flush_requested = False
+        if self._acknowledged:
+            accepted = self._collect(self._acknowledged)
+            credit.settled += len(accepted) if credit.held is None else sum(map(credit.forget, accepted))
+            self._counters.acknowledged += len(accepted)
+            self._adapter.acknowledge([incoming.token for incoming in accepted])
+            if redelivery.rejections:
+                for incoming in accepted:
+                    redelivery.forget(incoming)
+        if self._rejected:
+            if self._owner.leaving:
+                self._pause()  # this may be here before the call of stop_accepting()
+            for incoming in self._collect(self._rejected):
+                requeued = self._return_credit if credit.forget(incoming) else self._owner.proceed
+                redelivery.reject(incoming, requeued, is_leaving=self._owner.leaving)
+        if self._void:
+            credit.settled += sum(map(credit.forget, self._collect(self._void)))
+        if self._rejected_late:
+            for incoming in self._collect(self._rejected_late):
+                if self.is_released:
+                    redelivery.reject(incoming, _nothing, is_leaving=True)
+                else:
+                    self._drop_rejected(incoming)
+                credit.settled += credit.forget(incoming)
+        if self._buffer.messages:
+            self._owner.proceed()
+        if self.on_flushed is not None:
+            self.on_flushed()
+
+    @staticmethod
+    def _collect(verdicts: deque[Incoming]) -> list[Incoming]:
+        """Take messages off a queue of verdicts: each once, however often it was recorded."""
+        found = []
+        for _ in range(len(verdicts)):
+            incoming = verdicts.popleft()
+            if incoming.settler is not None:
+                incoming.settler = None
+                found.append(incoming)
+        return found
+
+    def _return_credit(self) -> None:
+        # only now may the next one be taken: the message that was put back goes first
+        self._credit.settled += 1
+        self._owner.proceed()
+
+    def _pause(self) -> None:
+        if self._owner.handle is not None:
+            self._connection.reading.pause(self._owner.handle)
+
+    def _drop_rejected(self, incoming: Incoming) -> None:
+        """Count a rejection that the protocol cannot take; dead-letter the message if there is a channel for it."""
+        self._counters.rejected += 1
+        if self._owner.spec.options.dead_letter_channel is not None:
+            self._redelivery.dead_letter(incoming, REJECTED)
+
+    def dead_letter_invalid(self, incoming: Incoming) -> None:
+        """Dead-letter a message that does not fit its model and is not settled."""
+        with state_lock:
+            if incoming.state is _RECEIVED:
+                incoming.state = _ACKNOWLEDGED
+                incoming.settler = None
+                self._credit.settled += self._credit.forget(incoming)
+        self._redelivery.dead_letter(incoming, INVALID)
+        self._owner.proceed()
+
+    def close(self, *, is_lost: bool) -> list[Incoming]:
+        """Withdraw the messages that the consumer holds, and return them: later verdicts do not reach the broker.
+
+        Args:
+            is_lost: no other consumer receives them.
+        """
+        self._is_lost = is_lost
+        self.is_released = True
+        held = self._credit.held
+        if held is None:
+            return []
+        unsettled = [incoming for incoming in [*held.values()] if withdraw(incoming)]
+        held.clear()
+        return unsettled
+
+
+def _nothing() -> None:
+    """Do nothing: no buffer waits for the credit of this message."""
