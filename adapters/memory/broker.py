@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import SubscriptionRefusedError
+from messaging.forking import in_child
 from messaging.model import Features, Incoming, channels
 
 if TYPE_CHECKING:
@@ -485,7 +485,7 @@ def _closure(reached: set[int], words: list[str]) -> set[int]:
 
 _brokers: dict[str, Broker] = {}
 # a forked child must not publish to copies of its parent's subscribers
-os.register_at_fork(after_in_child=_brokers.clear)
+in_child(_brokers.clear)
 
 
 def join(name: str) -> Broker:

@@ -8,7 +8,6 @@ use and remembered until a change affects them; then all of them are forgotten i
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +19,7 @@ from messaging.dispatch.topics import TopicTrie, check_topic
 from messaging.errors import ClosedError
 from messaging.execution import Promise
 from messaging.services import ServiceEvent, ServiceEventKind, as_filter, interface_name
+from messaging.forking import LiveObjects
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -95,6 +95,10 @@ class Dispatcher(Generic[H, R]):
         self._watches: list[Any] = []
         self._stop_watching: Callable[[], object] | None = None
         _dispatchers.add(self)
+
+    def after_fork(self) -> None:
+        """Replace the lock, which a thread of the parent process may hold. See ``Forkable``."""
+        self.lock = threading.RLock()
 
     # --- handlers are added, changed and removed
 
@@ -323,13 +327,4 @@ def when_all_done(lanes: Iterable[Lane], what: str) -> Promise[None]:
     return promise
 
 
-_dispatchers: weakref.WeakSet[Dispatcher[Any, Any]] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """Replace the locks, which threads of the parent process may hold."""
-    for dispatcher in [*_dispatchers]:
-        dispatcher.lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_dispatchers: Final = LiveObjects[Dispatcher[Any, Any]]()

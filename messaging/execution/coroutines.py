@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
-import threading
 from typing import Any
 
 from messaging.execution.threads import start_thread
+from messaging.forking import per_process
 
 
 def is_coroutine(function: Any) -> bool:
@@ -31,30 +30,14 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-_loop: asyncio.AbstractEventLoop | None = None
-_loop_lock = threading.Lock()  # guards _loop
-
-
+@per_process
 def handlers_loop() -> asyncio.AbstractEventLoop:
     """Return the loop of callbacks registered without a running loop. Starts its daemon thread on first use."""
-    global _loop
-    with _loop_lock:
-        if _loop is None:
-            loop = asyncio.new_event_loop()
+    loop = asyncio.new_event_loop()
 
-            def run() -> None:
-                asyncio.set_event_loop(loop)
-                loop.run_forever()
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_forever()
 
-            start_thread(run, "messaging-handlers")
-            _loop = loop
-        return _loop
-
-
-def _after_fork() -> None:
-    global _loop, _loop_lock
-    _loop = None
-    _loop_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+    start_thread(run, "messaging-handlers")
+    return loop

@@ -32,6 +32,7 @@ from typing import Any, Final, Protocol, cast
 from messaging.execution.loop import may_block
 from messaging.execution.mailboxes import mailbox
 from messaging.execution.waiting import Waiters
+from messaging.forking import LiveObjects
 from messaging.text import SafeLog
 
 logger = SafeLog(__name__)
@@ -393,7 +394,7 @@ class Lane(abc.ABC):
     # --- forks
 
     def after_fork(self) -> None:
-        """Drop the parent's items, in a forked child."""
+        """See ``Forkable``: drop the parent's items. Their finalizers may put others."""
         self._items.clear()
         self._left.clear()
         dropped = self._room.dropped
@@ -615,10 +616,4 @@ class LoopLane(Lane):
         self.is_busy = False
 
 
-_lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
-
-
-def after_fork() -> None:
-    """Drop the parent's items, in a forked child. Called after the pools: finalizers of items may put others."""
-    for lane in [*_lanes]:
-        lane.after_fork()
+_lanes: Final = LiveObjects[Lane](is_late=True)

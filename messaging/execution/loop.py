@@ -11,7 +11,6 @@ child gets an engine of its own.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -20,6 +19,7 @@ from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
 from messaging.execution.promise import Promise
 from messaging.execution.threads import start_thread
 from messaging.execution.waiting import runs_loop
+from messaging.forking import per_process
 from messaging.text import SafeLog
 
 logger = SafeLog(__name__)
@@ -107,20 +107,10 @@ class Engine:
         return promise
 
 
-_engine: Engine | None = None
-_engine_lock = threading.Lock()  # guards _engine; held only while the thread is started
-
-
+@per_process
 def engine() -> Engine:
     """Return the engine of the process, started on first use. Thread safe."""
-    global _engine
-    current = _engine
-    if current is None:
-        with _engine_lock:
-            current = _engine
-            if current is None:
-                current = _engine = Engine()
-    return current
+    return Engine()
 
 
 def may_block() -> bool:
@@ -151,12 +141,3 @@ async def of_library(call: Awaitable[T]) -> T:
         if task is None or task.cancelling():
             raise
         raise ConnectionLostError("the call was cancelled by the library below") from None
-
-
-def _after_fork() -> None:
-    global _engine, _engine_lock
-    _engine = None
-    _engine_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)

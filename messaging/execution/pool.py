@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 import time
 import weakref
@@ -18,9 +17,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
-from messaging.execution.lanes import DeliveryThread, LoopLane, ThreadLane, after_fork, here
+from messaging.execution.lanes import DeliveryThread, LoopLane, ThreadLane, here
 from messaging.execution.mailboxes import Mailbox, mailbox
 from messaging.execution.threads import start_thread, workers
+from messaging.forking import LiveObjects
 from messaging.text import SafeLog
 
 logger = SafeLog(__name__)
@@ -89,6 +89,17 @@ class Pool:
         self._is_starved = False
         self._supervisor = _Supervisor(self)
         _pools.add(self)
+
+    def after_fork(self) -> None:
+        """See ``Forkable``: threads do not survive a fork. A receiver that forked returns to an abandoned thread."""
+        self._lock = threading.RLock()
+        for thread in self._threads:
+            thread.is_abandoned = True
+        self._threads.clear()
+        self._adopted.clear()
+        self._ready.clear()
+        self._is_starved = False
+        self._supervisor = _Supervisor(self)
 
     @property
     def threads(self) -> int:
@@ -385,24 +396,4 @@ class _Supervisor:
         return lane.progress.is_late(lane.timeout, step if heard[loop] or lane.has_the_turn else 0.0)
 
 
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """Reset the pools in a forked child: threads do not survive a fork.
-
-    A receiver that forked returns to a thread that was abandoned.
-    """
-    for pool in [*_pools]:
-        pool._lock = threading.RLock()
-        for thread in pool._threads:
-            thread.is_abandoned = True
-        pool._threads.clear()
-        pool._adopted.clear()
-        pool._ready.clear()
-        pool._is_starved = False
-        pool._supervisor = _Supervisor(pool)
-    after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_pools: Final = LiveObjects[Pool]()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import os
 import sys
 import threading
 from collections import deque
@@ -18,6 +17,7 @@ from functools import partial
 from typing import Final
 from weakref import WeakSet
 
+from messaging.forking import in_child
 from messaging.text import SafeLog
 
 logger = SafeLog(__name__)
@@ -69,6 +69,10 @@ class Workers:
     """
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all threads, jobs and holders. For a forked child, where they are the parent's."""
         #: most recently idle last: the warmest thread gets the next job, and the coldest ones end
         self._idle: deque[_Worker] = deque()
         #: every job wakes or starts a thread, which runs it unless another thread has just become free
@@ -163,6 +167,10 @@ class Lanes:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self.reset()
+
+    def reset(self) -> None:
+        """See ``Workers.reset``."""
         self._jobs: deque[Callable[[], object]] = deque()
         self._lock = threading.Lock()  # guards _active against the emptiness of _jobs
         #: an object for each lane that is running or about to run
@@ -203,8 +211,10 @@ class Lanes:
 #: maximum number of threads for callbacks of promises
 CALLBACK_THREADS: Final = 32
 
-_workers = Workers()
-_callbacks = Lanes(CALLBACK_THREADS)
+_workers: Final = Workers()
+_callbacks: Final = Lanes(CALLBACK_THREADS)
+in_child(_workers.reset)
+in_child(_callbacks.reset)
 
 
 def call_back(job: Callable[[], object]) -> None:
@@ -215,12 +225,3 @@ def call_back(job: Callable[[], object]) -> None:
 def workers() -> Workers:
     """Return the worker threads of the process."""
     return _workers
-
-
-def _after_fork() -> None:
-    global _workers, _callbacks
-    _workers = Workers()
-    _callbacks = Lanes(CALLBACK_THREADS)
-
-
-os.register_at_fork(after_in_child=_after_fork)
