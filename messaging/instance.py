@@ -16,6 +16,7 @@ from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from messaging.adapter import ENTRY_POINT_GROUP, Adapter
+from messaging.bounded import BoundedCache
 from messaging.codecs import encode
 from messaging.connection import Connection
 from messaging.errors import (
@@ -110,8 +111,6 @@ _CONTEXT_KEYWORDS: Final = frozenset({"content_type", "content_encoding", "corre
 _OF_STREAMS: Final = frozenset(
     {Features.EXTENSION_BUFFER_SIZE, Features.EXTENSION_OVERFLOW, Features.EXTENSION_PREFETCH}
 )
-#: contexts the short way keeps, so that publishing the same way again checks nothing twice
-_CONTEXT_CACHE: Final = 1024
 
 #: instances that are open
 _open: Final = LiveObjects["Messaging"](is_late=True)  # listeners of the registry are application code
@@ -272,7 +271,7 @@ class Messaging:
         #: the thread that takes the services out of the registry, while it does
         self._unregistering: int | None = None
         self._close_lock = threading.RLock()  # guards _closing; reentrant for signal handlers
-        self._contexts: dict[Any, MessageContext] = {}
+        self._contexts: BoundedCache[Any, MessageContext] = BoundedCache()
         connection.on_connected = self._connected
         connection.on_closed = self._closed
         _open.add(self)
@@ -456,8 +455,6 @@ class Messaging:
                 channel, context, subscribing_only(self._adapter.capabilities) - allowed, "subscribing"
             ).build_context()
             if key is not None and context.get("message_id") is None:  # which is for one message
-                if len(self._contexts) >= _CONTEXT_CACHE:
-                    self._contexts.clear()
                 self._contexts[key] = known
         if type(content) is bytes:
             return Message(content, known)

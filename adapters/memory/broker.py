@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.bounded import BoundedCache
 from messaging.errors import SubscriptionRefusedError
 from messaging.forking import in_child
 from messaging.model import Features, Incoming, channels
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from messaging.adapter import Sink
     from messaging.model import Outgoing, PublishPlan, SubscriptionSpec
 
-#: maximum number of cached routes
-_ROUTE_CACHE: Final = 4096
 _PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
     qos: MappingProxyType({Features.EXTENSION_QOS: qos}) for qos in ("0", "1", "2")
 }
@@ -296,7 +295,7 @@ class Broker:
         self.queues: dict[str, Queue] = {}
         self._private: set[Queue] = set()
         self._retained: dict[tuple[str | None, str | None], Entry] = {}
-        self._routes: dict[tuple[str | None, str | None], tuple[Queue, ...]] = {}
+        self._routes: BoundedCache[tuple[str | None, str | None], tuple[Queue, ...]] = BoundedCache(4096)
 
     # --- clients
 
@@ -375,8 +374,6 @@ class Broker:
         key = (plan.channel, plan.channel_extension)
         found = self._routes.get(key)
         if found is None:
-            if len(self._routes) >= _ROUTE_CACHE:
-                self._routes.clear()
             found = tuple(queue for queue in (*self._private, *self.queues.values()) if queue.matches(plan))
             self._routes[key] = found
         return found

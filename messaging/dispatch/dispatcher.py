@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from messaging.bounded import BoundedCache
 from messaging.dispatch.permission import TopicPermission, check_principal, denied
 from messaging.dispatch.topics import TopicTrie, check_topic
 from messaging.errors import ClosedError
@@ -81,7 +82,7 @@ class Dispatcher(Generic[H, R]):
         #: reentrant: finalizers and signal handlers may need it on a thread that holds it
         self.lock = threading.RLock()
         #: by topic; replaced at every change. Publishers look here first, and call :meth:`route` on a miss
-        self.routes: dict[str, R] = {}
+        self.routes: BoundedCache[str, R] = BoundedCache(_ROUTES)
         self.is_closed = False
         self.policy = policy
         self._interfaces = [interface_name(each) for each in interfaces]
@@ -91,7 +92,7 @@ class Dispatcher(Generic[H, R]):
         self._route = route
         self._handlers: dict[_Key, H] = {}
         self._trie: TopicTrie[H] = TopicTrie()
-        self._answers: dict[tuple[Principal, str, str], bool] = {}
+        self._answers: BoundedCache[tuple[Principal, str, str], bool] = BoundedCache(_ANSWERS)
         self._watches: list[Any] = []
         self._stop_watching: Callable[[], object] | None = None
         _dispatchers.add(self)
@@ -255,14 +256,12 @@ class Dispatcher(Generic[H, R]):
         ]
         handlers.sort(key=lambda each: each.order)
         made = self._route(topic, handlers)
-        if len(routes) >= _ROUTES:
-            routes.clear()  # not replaced: if they are out of date, the route made here is, too
         routes[topic] = made
         return made
 
     def forget(self) -> None:
         """Forget all routes. To be called after a change that affects them, so that none is made of older state."""
-        self.routes = {}
+        self.routes = BoundedCache(_ROUTES)
 
     # --- permissions
 
@@ -275,8 +274,6 @@ class Dispatcher(Generic[H, R]):
         answer = answers.get(key)
         if answer is None:
             answer = self.policy.permits(principal, TopicPermission(topic, action))
-            if len(answers) >= _ANSWERS:
-                answers.clear()  # not replaced, as in route()
             answers[key] = answer
         return answer
 
@@ -292,7 +289,7 @@ class Dispatcher(Generic[H, R]):
             raise denied(principal, action, topic, by=self.name)
 
     def _policy_changed(self) -> None:
-        self._answers = {}
+        self._answers = BoundedCache(_ANSWERS)
         self.forget()
 
     # --- waiting
