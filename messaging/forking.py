@@ -1,8 +1,8 @@
 """Forks of the process: no lock, thread or event loop of the parent may be used in a forked child.
 
 This module has the only fork handler of the project. In the child it releases the held locks, increments
-:data:`generation`, and calls the resets in the order in which they were added, those that may run code of the
-application last.
+:data:`generation`, and calls the resets in the order in which they were added. The late resets follow: they may run
+code of the application.
 
 Imports nothing of this project.
 """

@@ -27,8 +27,8 @@ logger = SafeLog(__name__)
 
 #: delivery threads of one pool, not counting those whose receivers exceed their time limit
 THREADS: Final = 64
-#: how long a waiting lane is left to the running threads, seconds
-_GROW_AFTER: Final = 0.005
+#: how long waiting work is left to the running threads before another one is started, seconds
+GROW_AFTER: Final = 0.003
 #: interval of the supervisor while no lane waits, seconds
 _LOOK: Final = 0.1
 #: how long the supervisor stays when there is nothing to supervise, seconds
@@ -77,27 +77,23 @@ class Pool:
     def __init__(self, threads: int = THREADS, name: str = "event delivery") -> None:
         self.name = name
         self._limit = threads
+        self._threads: set[DeliveryThread] = set()
+        self.after_fork()
+        _pools.add(self)
+
+    def after_fork(self) -> None:
+        """See ``Forkable``: threads do not survive a fork. A receiver that forked returns to an abandoned thread."""
+        for thread in self._threads:
+            thread.is_abandoned = True
         self._lock = threading.RLock()  # guards the following, and which lanes are scheduled
+        self._threads = set()
         #: the lanes that wait for a thread, as a queue; each once
         self._ready: OrderedDict[ThreadLane, None] = OrderedDict()
-        self._threads: set[DeliveryThread] = set()
         #: the lanes that run on their loops
         self._adopted: set[LoopLane] = set()
         #: how many lanes threads have taken so far
         self._taken = 0
         #: no thread could be started
-        self._is_starved = False
-        self._supervisor = _Supervisor(self)
-        _pools.add(self)
-
-    def after_fork(self) -> None:
-        """See ``Forkable``: threads do not survive a fork. A receiver that forked returns to an abandoned thread."""
-        self._lock = threading.RLock()
-        for thread in self._threads:
-            thread.is_abandoned = True
-        self._threads.clear()
-        self._adopted.clear()
-        self._ready.clear()
         self._is_starved = False
         self._supervisor = _Supervisor(self)
 
@@ -317,7 +313,7 @@ class _Supervisor:
         while True:
             self._wake_up.acquire(timeout=_LOOK)
             if self._is_hurried:
-                time.sleep(_GROW_AFTER)
+                time.sleep(GROW_AFTER)
             now = time.monotonic()
             with pool._lock:
                 if self._current is not current:

@@ -1,8 +1,21 @@
-"""Worker threads, which run observers and other user callbacks.
+"""The threads of the process, and the workers, which run observers and other user callbacks.
 
-A job occupies a thread only while it runs. Idle threads are reused, and end after a while. The pool has no upper
-bound: every stream submits at most one job at a time, so the number of busy streams bounds the number of threads, and a
-blocked observer never delays that of another stream.
+========================  =============================================  ==============================================
+thread                    runs                                           how many
+========================  =============================================  ==============================================
+``messaging-engine``      the loop of all instances; no user code        one, from the first instance on
+``messaging-handlers``    coroutines that were registered without a      one, from the first of them on
+                          running event loop
+``messaging-worker``      observers, handlers, callbacks, events         the jobs that run, and idle ones for
+                                                                         ``IDLE_SECONDS``; see below
+``messaging-supervisor``  delivery threads are added, receivers over     one for each event service and monitor that
+                          their time limit detected; no user code        has something to deliver
+========================  =============================================  ==============================================
+
+All are daemon threads. Each source of jobs is bounded, so a blocked job delays no job of another source: one job at a
+time for each stream and each observer of connection states (``Serial``); ``concurrency`` jobs for each handler;
+``CALLBACK_THREADS`` for the callbacks of all promises; ``Pool(threads)`` for each event service, not counting receivers
+over their time limit.
 """
 
 from __future__ import annotations

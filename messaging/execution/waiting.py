@@ -9,6 +9,7 @@ project therefore wait on raw locks only.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import threading
@@ -140,9 +141,14 @@ class Waiters:
             flag.set()
 
 
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs on the calling thread, or ``None``."""
+    # asyncio's public function raises without a loop, and an exception costs as much as a publish
+    return _get_running_loop()
+
+
 def runs_loop() -> bool:
     """Return whether the calling thread runs an event loop."""
-    # get_running_loop() raises without a loop, and an exception costs as much as a publish
     return _get_running_loop() is not None
 
 

@@ -13,7 +13,7 @@ from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
 from messaging.execution import Mailbox, Promise, engine, mailbox, may_block, wait_for
 from messaging.execution.loop import THREAD_NAME
 from tests.doubles.fake import PATIENCE, on_loop, settle_loop, until
-from tests.scripts import run_script
+from tests.scripts import FORK, run_script
 
 
 def test_there_is_one_engine_in_a_process_however_many_threads_ask_at_once() -> None:
@@ -229,29 +229,6 @@ asyncio.run(main())
 
 
 # --- forks
-
-
-FORK = """
-import os, sys, threading, traceback
-import messaging
-from messaging.errors import MessagingError
-
-def child(work):
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush(); sys.stderr.flush()
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    assert status == 0, f"the child ended with {status}"
-"""
 
 
 def test_a_forked_child_has_an_engine_of_its_own() -> None:

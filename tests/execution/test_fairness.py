@@ -17,7 +17,7 @@ from adapters.memory import broker as memory
 from messaging import instance
 from messaging.errors import DeadlineError, PublishRefusedError
 from messaging.execution import Deadlines, Engine, Promise, engine
-from messaging.model import Incoming, MessageContext, Outgoing, PublishOptions, SubscribeOptions
+from messaging.model import Incoming, Outgoing, PublishOptions, PublishPlan, SubscribeOptions
 from messaging.publishing import MessagePublisher
 from messaging.receiving import StreamCounters, redelivery
 from messaging.receiving.consumers import Push
@@ -113,7 +113,7 @@ def test_memory_looks_for_expired_messages_only_if_something_can_expire(monkeypa
 
 def entry(expires: float | None = None) -> memory.Entry:
     """An entry of a memory queue, as far as the queue looks at it."""
-    return (b"", MessageContext("a"), None, PublishOptions(), False, 0, expires)
+    return (b"", cast("PublishPlan", SimpleNamespace(options=PublishOptions())), None, False, 0, expires)
 
 
 # --- wake-ups
