@@ -13,7 +13,6 @@ from messaging.execution.loop import Engine as Engine
 from messaging.execution.loop import engine as engine
 from messaging.execution.loop import handlers_loop as handlers_loop
 from messaging.execution.loop import is_coroutine as is_coroutine
-from messaging.execution.loop import may_block as may_block
 from messaging.execution.loop import of_library as of_library
 from messaging.execution.loop import wait_for as wait_for
 from messaging.execution.mailboxes import Mailbox as Mailbox
@@ -28,6 +27,7 @@ from messaging.execution.threads import start_thread as start_thread
 from messaging.execution.threads import workers as workers
 from messaging.execution.waiting import Flag as Flag
 from messaging.execution.waiting import Waiters as Waiters
+from messaging.execution.waiting import may_block as may_block
 from messaging.execution.waiting import refuse_in_loop as refuse_in_loop
 from messaging.execution.waiting import running_loop as running_loop
 from messaging.execution.waiting import seconds as seconds

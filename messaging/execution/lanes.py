@@ -29,9 +29,8 @@ from itertools import repeat
 from operator import methodcaller
 from typing import Any, Final, Protocol, cast
 
-from messaging.execution.loop import may_block
 from messaging.execution.mailboxes import mailbox
-from messaging.execution.waiting import Waiters
+from messaging.execution.waiting import Waiters, may_block
 from messaging.forking import LiveObjects
 from messaging.text import SafeLog
 

@@ -22,7 +22,6 @@ from typing import Any, Final, TypeVar
 from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
 from messaging.execution.promise import Promise
 from messaging.execution.threads import start_thread
-from messaging.execution.waiting import runs_loop
 from messaging.forking import per_process
 from messaging.text import SafeLog
 
@@ -140,11 +139,6 @@ def is_coroutine(function: Any) -> bool:
         inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each)
         for each in (function, getattr(function, "__call__", None))  # noqa: B004  # asks for the method, not whether there is one
     )
-
-
-def may_block() -> bool:
-    """Return whether the calling thread may block: it runs no event loop."""
-    return not runs_loop()
 
 
 def wait_for(promise: Promise[T], timeout: float, what: str) -> T:

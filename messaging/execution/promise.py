@@ -15,7 +15,7 @@ from messaging import forking
 from messaging.errors import ClosedError, DeadlineError, MessagingError
 from messaging.execution.mailboxes import mailbox
 from messaging.execution.threads import call_back
-from messaging.execution.waiting import Flag, refuse_in_loop, runs_loop, seconds
+from messaging.execution.waiting import Flag, may_block, refuse_in_loop, seconds
 from messaging.text import SafeLog, printable, tolerant
 
 logger = SafeLog(__name__)
@@ -86,7 +86,7 @@ class Promise(Generic[T]):
         return self._error
 
     def _wait(self, timeout: float | None) -> None:
-        if timeout != 0 and runs_loop():
+        if timeout != 0 and not may_block():
             refuse_in_loop(f"the outcome of {self.what}", "`await` the promise")
         arrived = Flag()
         try:

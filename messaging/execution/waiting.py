@@ -147,9 +147,9 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
     return _get_running_loop()
 
 
-def runs_loop() -> bool:
-    """Return whether the calling thread runs an event loop."""
-    return _get_running_loop() is not None
+def may_block() -> bool:
+    """Return whether the calling thread may block: it runs no event loop."""
+    return _get_running_loop() is None
 
 
 def refuse_in_loop(what: str, instead: str) -> None:
@@ -162,7 +162,7 @@ def refuse_in_loop(what: str, instead: str) -> None:
     Raises:
         WouldBlockError: the thread runs an event loop.
     """
-    if runs_loop():
+    if not may_block():
         raise WouldBlockError(f"waiting for {what} would block the event loop of this thread; {instead}")
 
 
