@@ -102,7 +102,7 @@ def _attempt(reset: Callable[[], object]) -> None:
 def _after_fork() -> None:
     global generation
     for lock in _held:
-        lock.release()
+        _attempt(lock.release)
     generation += 1
     for reset in [*_resets, *_late_resets]:
         _attempt(reset)
