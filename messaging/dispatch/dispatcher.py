@@ -9,7 +9,6 @@ use and remembered until a change affects them; then all of them are forgotten i
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -19,8 +18,8 @@ from messaging.dispatch.permission import TopicPermission, check_principal, deni
 from messaging.dispatch.topics import TopicTrie, check_topic
 from messaging.errors import ClosedError
 from messaging.execution import Promise
-from messaging.services import ServiceEvent, ServiceEventKind, as_filter, interface_name
 from messaging.forking import LiveObjects
+from messaging.services import ServiceEvent, ServiceEventKind, as_filter, interface_name
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from messaging.dispatch.permission import TopicPolicy
 from messaging.dispatch.terms import Tolerance, check_count
 from messaging.errors import ArgumentError, ClosedError, DeadlineError, check_instance
 from messaging.execution import Pool, Promise, may_block, seconds, workers
-from messaging.services import ServiceRegistry, default_registry
 from messaging.forking import LiveObjects
+from messaging.services import ServiceRegistry, default_registry
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
