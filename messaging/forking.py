@@ -1,12 +1,31 @@
-"""Locks across a fork of the process: a child must not inherit a locked lock.
+"""Forks of the process: no lock, thread or event loop of the parent may be used in a forked child.
+
+This module has the only fork handler of the project. In the child it releases the held locks, increments
+:data:`generation`, and calls the resets in the order in which they were added. The late resets follow: they may run
+code of the application.
 
 Imports nothing of this project.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Final, Protocol, TypeVar
+from weakref import WeakSet
+
+T = TypeVar("T")
+
+#: number of forks between the first process and this one. An object that remembers another number was made by a parent
+#: process
+generation = 0
+
+_held: Final[list[threading.Lock]] = []
+_resets: Final[list[Callable[[], object]]] = []
+_late_resets: Final[list[Callable[[], object]]] = []
 
 
 def hold_over_fork(lock: threading.Lock) -> None:
@@ -15,4 +34,78 @@ def hold_over_fork(lock: threading.Lock) -> None:
     A child would otherwise inherit it locked if another thread held it. For locks of modules that are held for moments
     only, and never while another lock is acquired.
     """
-    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+    _held.append(lock)
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release)
+
+
+def in_child(reset: Callable[[], object], *, is_late: bool = False) -> None:
+    """Call ``reset`` in each forked child; with ``is_late`` after the others, because it may run application code."""
+    (_late_resets if is_late else _resets).append(reset)
+
+
+class Forkable(Protocol):
+    """An object with state that a forked child must not inherit."""
+
+    def after_fork(self) -> None:
+        """Replace locks and forget threads of the parent process. In the child."""
+
+
+F = TypeVar("F", bound=Forkable)
+
+
+class LiveObjects(WeakSet[F]):
+    """Weak set of objects whose ``after_fork`` is called in each forked child."""
+
+    def __init__(self, *, is_late: bool = False) -> None:
+        super().__init__()
+        in_child(self._after_fork, is_late=is_late)
+
+    def _after_fork(self) -> None:
+        for each in [*self]:
+            _attempt(each.after_fork)
+
+
+def per_process(make: Callable[[], T]) -> Callable[[], T]:
+    """Decorate a function that makes the only object of its kind in the process.
+
+    The decorated function calls it once, and once again in each forked child. Thread safe.
+    """
+    made: T | None = None
+    lock = threading.Lock()  # guards made; held only while the object is made
+
+    def reset() -> None:
+        nonlocal made, lock
+        made, lock = None, threading.Lock()
+
+    @wraps(make)
+    def get() -> T:
+        nonlocal made
+        found = made
+        if found is None:
+            with lock:
+                found = made
+                if found is None:
+                    found = made = make()
+        return found
+
+    in_child(reset)
+    return get
+
+
+def _attempt(reset: Callable[[], object]) -> None:
+    try:
+        reset()
+    except BaseException:  # the other resets have to be called all the same
+        logging.getLogger(__name__).exception("%r failed in a forked child", reset)
+
+
+def _after_fork() -> None:
+    global generation
+    for lock in _held:
+        _attempt(lock.release)
+    generation += 1
+    for reset in [*_resets, *_late_resets]:
+        _attempt(reset)
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -13,9 +13,10 @@ from importlib.metadata import entry_points
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, overload
 from uuid import uuid4
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from messaging.adapter import ENTRY_POINT_GROUP, Adapter
+from messaging.bounded import BoundedCache
 from messaging.codecs import encode
 from messaging.connection import Connection
 from messaging.errors import (
@@ -31,7 +32,7 @@ from messaging.errors import (
     check_mapping,
 )
 from messaging.execution import Promise, engine, may_block, seconds, warn_in_loop, workers
-from messaging.forking import hold_over_fork
+from messaging.forking import LiveObjects, hold_over_fork, in_child
 from messaging.model import (
     MAX_PREFETCH,
     AcknowledgeMessageContextBuilder,
@@ -110,11 +111,9 @@ _CONTEXT_KEYWORDS: Final = frozenset({"content_type", "content_encoding", "corre
 _OF_STREAMS: Final = frozenset(
     {Features.EXTENSION_BUFFER_SIZE, Features.EXTENSION_OVERFLOW, Features.EXTENSION_PREFETCH}
 )
-#: contexts the short way keeps, so that publishing the same way again checks nothing twice
-_CONTEXT_CACHE: Final = 1024
 
 #: instances that are open
-_open: WeakSet[Messaging] = WeakSet()
+_open: Final = LiveObjects["Messaging"](is_late=True)  # listeners of the registry are application code
 #: by name, what has it
 _names: WeakKeyDictionary[ServiceRegistry, dict[str, object]] = WeakKeyDictionary()
 _names_lock = threading.Lock()  # guards _names
@@ -272,7 +271,7 @@ class Messaging:
         #: the thread that takes the services out of the registry, while it does
         self._unregistering: int | None = None
         self._close_lock = threading.RLock()  # guards _closing; reentrant for signal handlers
-        self._contexts: dict[Any, MessageContext] = {}
+        self._contexts: BoundedCache[Any, MessageContext] = BoundedCache()
         connection.on_connected = self._connected
         connection.on_closed = self._closed
         _open.add(self)
@@ -456,8 +455,6 @@ class Messaging:
                 channel, context, subscribing_only(self._adapter.capabilities) - allowed, "subscribing"
             ).build_context()
             if key is not None and context.get("message_id") is None:  # which is for one message
-                if len(self._contexts) >= _CONTEXT_CACHE:
-                    self._contexts.clear()
                 self._contexts[key] = known
         if type(content) is bytes:
             return Message(content, known)
@@ -917,15 +914,12 @@ class Messaging:
             subscription.stop()  # now, rather than when the loop comes to it
         return closing
 
-    def _abandon(self) -> None:
-        """Mark the instance as closed in a forked child, which has no engine that could close it."""
+    def after_fork(self) -> None:
+        """See ``Forkable``: an instance of the parent is closed here, without touching the parent's connection."""
         self._close_lock = threading.RLock()
         self._closing = Promise(f"closing {self.name!r}")
         self._closing.resolve(None)
-        error = ClosedError(f"{self.name!r} is of the parent of this process")
-        self._requests.abandon()
-        self.subscription.abandon(error)
-        self._connection.abandon(error)
+        self._connection.abandon()
         self._unregister()
 
     def __enter__(self) -> Self:
@@ -980,17 +974,9 @@ def _close_all() -> None:
         each.exception()
 
 
-def _after_fork() -> None:
-    """In a forked child: its parent's instances have no engine here, so they are closed."""
-    _names.clear()
-    for instance in [*_open]:
-        instance._abandon()
-    _open.clear()
-
-
 atexit.register(_close_all)
 hold_over_fork(_names_lock)
-os.register_at_fork(after_in_child=_after_fork)
+in_child(_names.clear)
 
 
 def _claim_name(services: ServiceRegistry, name: str, claim: object) -> None:

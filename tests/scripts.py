@@ -9,6 +9,29 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
+#: begins a script whose ``child(work)`` calls ``work`` in a forked process, and checks that it returned
+FORK = """
+import os, sys, threading, traceback
+import messaging
+from messaging.errors import MessagingError
+
+def child(work):
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush(); sys.stderr.flush()
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, f"the child ended with {status}"
+"""
+
 
 def run_script(script: str, *, first: Path | None = None, seconds: float = 30) -> subprocess.CompletedProcess[str]:
     """Run Python code in a process of its own, where ``first`` comes before the project on the path."""

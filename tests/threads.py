@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
 from typing import Final
+
+import pytest
 
 #: seconds a thread of a test may take
 PATIENCE: Final = 20.0
@@ -45,3 +48,18 @@ def in_threads(count: int, run: Callable[[int], object]) -> None:
 
     for join in [start(number) for number in range(count)]:
         join()
+
+
+def together(*jobs: Callable[[], object]) -> None:
+    """Run jobs at the same time, each on a thread of its own, until all are done."""
+    in_threads(len(jobs), lambda number: jobs[number]())
+
+
+def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no thread be started, as at a limit of the system."""
+
+    def start(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(_thread, "start_new_thread", start)

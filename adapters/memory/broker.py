@@ -11,22 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.bounded import BoundedCache
 from messaging.errors import SubscriptionRefusedError
+from messaging.forking import in_child
 from messaging.model import Features, Incoming, channels
 
 if TYPE_CHECKING:
     from messaging.adapter import Sink
     from messaging.model import Outgoing, PublishPlan, SubscriptionSpec
 
-#: maximum number of cached routes
-_ROUTE_CACHE: Final = 4096
 _PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
     qos: MappingProxyType({Features.EXTENSION_QOS: qos}) for qos in ("0", "1", "2")
 }
@@ -296,7 +295,7 @@ class Broker:
         self.queues: dict[str, Queue] = {}
         self._private: set[Queue] = set()
         self._retained: dict[tuple[str | None, str | None], Entry] = {}
-        self._routes: dict[tuple[str | None, str | None], tuple[Queue, ...]] = {}
+        self._routes: BoundedCache[tuple[str | None, str | None], tuple[Queue, ...]] = BoundedCache(4096)
 
     # --- clients
 
@@ -375,8 +374,6 @@ class Broker:
         key = (plan.channel, plan.channel_extension)
         found = self._routes.get(key)
         if found is None:
-            if len(self._routes) >= _ROUTE_CACHE:
-                self._routes.clear()
             found = tuple(queue for queue in (*self._private, *self.queues.values()) if queue.matches(plan))
             self._routes[key] = found
         return found
@@ -485,7 +482,7 @@ def _closure(reached: set[int], words: list[str]) -> set[int]:
 
 _brokers: dict[str, Broker] = {}
 # a forked child must not publish to copies of its parent's subscribers
-os.register_at_fork(after_in_child=_brokers.clear)
+in_child(_brokers.clear)
 
 
 def join(name: str) -> Broker:

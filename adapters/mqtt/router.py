@@ -23,6 +23,7 @@ import secrets
 from typing import TYPE_CHECKING, Final
 
 from adapters.mqtt.streams import Route, Stream, filter_of
+from messaging.bounded import BoundedCache
 from messaging.errors import SubscriptionRefusedError
 from messaging.model import channels
 
@@ -55,7 +56,7 @@ class Router:
         # random: unlikely to meet the identifiers that an earlier process used in this session
         self._first = secrets.randbelow(_MAX_IDENTIFIER) if persistent else 0
         self._given = 0
-        self._matched: dict[str, list[Route]] = {}
+        self._matched: BoundedCache[str, list[Route]] = BoundedCache(_MATCHED)
         #: pairs of filters that were reported to contradict each other
         self._told: set[frozenset[str]] = set()
         self._streams = 0
@@ -227,8 +228,6 @@ class Router:
     def _matching(self, topic: str) -> list[Route]:
         routes = self._matched.get(topic)
         if routes is None:
-            if len(self._matched) >= _MATCHED:
-                self._matched.clear()
             routes = [route for route in self._routes.values() if route.matches(topic)]
             if len(topic) <= _MATCHED_LENGTH:
                 self._matched[topic] = routes

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from messaging.bounded import BoundedCache
 from messaging.codecs.bounds import MAX_EXPONENT, holds_vast, may_collide
 from messaging.errors import ArgumentError, DecodeError
 
@@ -54,7 +55,7 @@ class _Compiled(NamedTuple):
 
 
 #: by the id of the model
-_validators: dict[int, _Compiled] = {}
+_validators: Final[BoundedCache[int, _Compiled]] = BoundedCache(_CACHE)
 
 
 def is_any(model: Any) -> bool:
@@ -151,8 +152,6 @@ def _compiled_model(model: Any) -> _Compiled:
         raise DecodeError(
             f"{shorten(repr(model))} is no type pydantic can validate: {type(error).__name__}: {shorten(str(error))}"
         ) from error
-    if len(_validators) >= _CACHE:
-        _validators.clear()
     _validators[id(model)] = compiled
     return compiled
 

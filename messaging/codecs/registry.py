@@ -7,6 +7,7 @@ from importlib import metadata
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from messaging.bounded import BoundedCache
 from messaging.codecs.builtin import CborCodec, JsonCodec, MsgpackCodec, OctetStreamCodec, TextCodec
 from messaging.codecs.mediatype import parse_media_type
 from messaging.errors import ArgumentError, UnknownContentTypeError
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP: Final = "messaging.codecs"
-
-#: maximum number of content types with a cached codec
-_MAX_RESOLVED: Final = 1024
 
 
 class Codec(Protocol):
@@ -77,7 +75,7 @@ class Codecs:
         self._loaded: dict[str, Codec] = {}
         self._announced: dict[str, list[metadata.EntryPoint]] | None = None
         # replaced rather than cleared, so that a look-up begun before a registration cannot add its outdated result
-        self._resolved: dict[str, tuple[Codec, Mapping[str, str]]] = {}
+        self._resolved: BoundedCache[str, tuple[Codec, Mapping[str, str]]] = BoundedCache()
 
     def register(self, codec: Codec) -> None:
         """Register ``codec`` for its content types; idempotent. See ``register_codec`` for errors."""
@@ -91,7 +89,7 @@ class Codecs:
                 if self._registered.get(name, codec) is not codec:
                     raise ArgumentError(f"content type {name!r} has a codec already")
             self._registered.update(dict.fromkeys(names, codec))
-            self._resolved = {}
+            self._resolved = BoundedCache()
 
     def resolve(self, content_type: str) -> tuple[Codec, Mapping[str, str]]:
         """Return the codec and the parameters of a content type. See ``codec_for`` for errors."""
@@ -103,8 +101,6 @@ class Codecs:
         for name in _names(essence):
             codec = self._find(name)
             if codec is not None:
-                if len(resolved) >= _MAX_RESOLVED:
-                    self._resolved = {}
                 resolved[content_type] = codec, parameters
                 return codec, parameters
         raise UnknownContentTypeError(

@@ -289,12 +289,11 @@ class Connection:
             with contextlib.suppress(TimeoutError):  # a listener of the registry that hangs must not delay closing
                 await asyncio.wait_for(told, _TELL_SECONDS)
 
-    def abandon(self, error: MessagingError) -> None:
+    def abandon(self) -> None:
         """End everything in a forked child, which has no engine, without touching the parent's connection."""
-        self.states.abandon()
         self.is_abandoned = True
-        self.ready.abandon(error)
-        self.subscriptions.abandon(error)
+        self.states.abandon()
+        self.subscriptions.abandon()
         self.outbox.abandon()
 
     async def _close_adapter(self) -> None:

@@ -36,4 +36,4 @@ class PublishQueue(Protocol):
         """Fail the messages that are left."""
 
     def abandon(self) -> None:
-        """Fail every message in a forked child."""
+        """Accept no more messages in a forked child."""

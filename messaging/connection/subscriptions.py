@@ -133,11 +133,10 @@ class Subscriptions:
         for subscription in [*self._active]:
             subscription.fail(error)
 
-    def abandon(self, error: MessagingError) -> None:
+    def abandon(self) -> None:
         """End every subscription in a forked child, without touching the parent's connection."""
         for subscription in self._active:
             subscription.ended = True
-            subscription.ready.abandon(error)
         self._active.clear()
 
     def start(self, subscription: Subscribed) -> None:

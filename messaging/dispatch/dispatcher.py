@@ -8,17 +8,17 @@ use and remembered until a change affects them; then all of them are forgotten i
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from messaging.bounded import BoundedCache
 from messaging.dispatch.permission import TopicPermission, check_principal, denied
 from messaging.dispatch.topics import TopicTrie, check_topic
 from messaging.errors import ClosedError
 from messaging.execution import Promise
+from messaging.forking import LiveObjects
 from messaging.services import ServiceEvent, ServiceEventKind, as_filter, interface_name
 from messaging.text import SafeLog
 
@@ -81,7 +81,7 @@ class Dispatcher(Generic[H, R]):
         #: reentrant: finalizers and signal handlers may need it on a thread that holds it
         self.lock = threading.RLock()
         #: by topic; replaced at every change. Publishers look here first, and call :meth:`route` on a miss
-        self.routes: dict[str, R] = {}
+        self.routes: BoundedCache[str, R] = BoundedCache(_ROUTES)
         self.is_closed = False
         self.policy = policy
         self._interfaces = [interface_name(each) for each in interfaces]
@@ -91,10 +91,14 @@ class Dispatcher(Generic[H, R]):
         self._route = route
         self._handlers: dict[_Key, H] = {}
         self._trie: TopicTrie[H] = TopicTrie()
-        self._answers: dict[tuple[Principal, str, str], bool] = {}
+        self._answers: BoundedCache[tuple[Principal, str, str], bool] = BoundedCache(_ANSWERS)
         self._watches: list[Any] = []
         self._stop_watching: Callable[[], object] | None = None
         _dispatchers.add(self)
+
+    def after_fork(self) -> None:
+        """Replace the lock, which a thread of the parent process may hold. See ``Forkable``."""
+        self.lock = threading.RLock()
 
     # --- handlers are added, changed and removed
 
@@ -251,14 +255,12 @@ class Dispatcher(Generic[H, R]):
         ]
         handlers.sort(key=lambda each: each.order)
         made = self._route(topic, handlers)
-        if len(routes) >= _ROUTES:
-            routes.clear()  # not replaced: if they are out of date, the route made here is, too
         routes[topic] = made
         return made
 
     def forget(self) -> None:
         """Forget all routes. To be called after a change that affects them, so that none is made of older state."""
-        self.routes = {}
+        self.routes = BoundedCache(_ROUTES)
 
     # --- permissions
 
@@ -271,8 +273,6 @@ class Dispatcher(Generic[H, R]):
         answer = answers.get(key)
         if answer is None:
             answer = self.policy.permits(principal, TopicPermission(topic, action))
-            if len(answers) >= _ANSWERS:
-                answers.clear()  # not replaced, as in route()
             answers[key] = answer
         return answer
 
@@ -288,7 +288,7 @@ class Dispatcher(Generic[H, R]):
             raise denied(principal, action, topic, by=self.name)
 
     def _policy_changed(self) -> None:
-        self._answers = {}
+        self._answers = BoundedCache(_ANSWERS)
         self.forget()
 
     # --- waiting
@@ -323,13 +323,4 @@ def when_all_done(lanes: Iterable[Lane], what: str) -> Promise[None]:
     return promise
 
 
-_dispatchers: weakref.WeakSet[Dispatcher[Any, Any]] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """Replace the locks, which threads of the parent process may hold."""
-    for dispatcher in [*_dispatchers]:
-        dispatcher.lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_dispatchers: Final = LiveObjects[Dispatcher[Any, Any]]()

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock, get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
-from weakref import WeakSet
 
 from messaging.dispatch.dispatcher import when_all_done
 from messaging.dispatch.permission import TopicPolicy
 from messaging.dispatch.terms import Tolerance, check_count
 from messaging.errors import ArgumentError, ClosedError, DeadlineError, check_instance
 from messaging.execution import Pool, Promise, may_block, seconds, workers
+from messaging.forking import LiveObjects
 from messaging.services import ServiceRegistry, default_registry
 from messaging.text import SafeLog
 
@@ -34,7 +33,7 @@ CLOSE_TIMEOUT: Final = 5.0
 _CHECK_INTERVAL: Final = 0.001
 
 #: services that are not closed yet
-_open: WeakSet[Lifecycle] = WeakSet()
+_open: Final = LiveObjects["Lifecycle"]()
 
 
 class Lifecycle:
@@ -202,7 +201,7 @@ class Lifecycle:
             workers().release(self)
 
     def after_fork(self) -> None:
-        """Forget the threads of the parent process. In the child."""
+        """See ``Forkable``: forget the threads of the parent process."""
         self.publishing.clear()
         self._finishing = Lock()
         self._finisher = None
@@ -267,11 +266,3 @@ def _close_all() -> None:
     """Deliver the published events even if the program ends right after publishing."""
     for service in [*_open]:
         service.close()
-
-
-def _after_fork() -> None:
-    for service in [*_open]:
-        service.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -3,22 +3,22 @@
 May import: ``errors``, ``text``, ``forking``.
 """
 
-from messaging.execution.coroutines import handlers_loop as handlers_loop
-from messaging.execution.coroutines import is_coroutine as is_coroutine
-from messaging.execution.coroutines import running_loop as running_loop
 from messaging.execution.deadlines import Deadlines as Deadlines
+from messaging.execution.lanes import AFTER_CANCELLED as AFTER_CANCELLED
 from messaging.execution.lanes import LIMIT as LIMIT
 from messaging.execution.lanes import Lane as Lane
 from messaging.execution.lanes import LoopLane as LoopLane
 from messaging.execution.lanes import ThreadLane as ThreadLane
 from messaging.execution.loop import Engine as Engine
 from messaging.execution.loop import engine as engine
-from messaging.execution.loop import may_block as may_block
+from messaging.execution.loop import handlers_loop as handlers_loop
+from messaging.execution.loop import is_coroutine as is_coroutine
 from messaging.execution.loop import of_library as of_library
 from messaging.execution.loop import wait_for as wait_for
 from messaging.execution.mailboxes import Mailbox as Mailbox
 from messaging.execution.mailboxes import mailbox as mailbox
 from messaging.execution.observers import callbacks_of as callbacks_of
+from messaging.execution.pool import GROW_AFTER as GROW_AFTER
 from messaging.execution.pool import Pool as Pool
 from messaging.execution.promise import PENDING as PENDING
 from messaging.execution.promise import Promise as Promise
@@ -27,6 +27,8 @@ from messaging.execution.threads import start_thread as start_thread
 from messaging.execution.threads import workers as workers
 from messaging.execution.waiting import Flag as Flag
 from messaging.execution.waiting import Waiters as Waiters
+from messaging.execution.waiting import may_block as may_block
 from messaging.execution.waiting import refuse_in_loop as refuse_in_loop
+from messaging.execution.waiting import running_loop as running_loop
 from messaging.execution.waiting import seconds as seconds
 from messaging.execution.waiting import warn_in_loop as warn_in_loop

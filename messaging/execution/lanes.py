@@ -29,17 +29,17 @@ from itertools import repeat
 from operator import methodcaller
 from typing import Any, Final, Protocol, cast
 
-from messaging.execution.loop import may_block
 from messaging.execution.mailboxes import mailbox
-from messaging.execution.waiting import Waiters
+from messaging.execution.waiting import Waiters, may_block
+from messaging.forking import LiveObjects
 from messaging.text import SafeLog
 
 logger = SafeLog(__name__)
 
 #: items of one lane before its thread goes on to the next lane
 _BATCH: Final = 64
-#: pause of a lane whose task was cancelled from outside, seconds
-_AFTER_CANCELLED: Final = 0.1
+#: pause before the next item after a task was cancelled from outside: most likely its loop is about to end, seconds
+AFTER_CANCELLED: Final = 0.1
 #: default bound of a lane, items: from here on publishers wait
 LIMIT: Final = 10_000
 #: how many times the bound a lane may hold of publishers that must not wait
@@ -263,8 +263,9 @@ class Lane(abc.ABC):
             self._items.append(item)
             if not self.is_scheduled:
                 self._wake()
-        except BaseException:  # an interrupt: the item is delivered all the same
-            self._wake_again()
+        except BaseException:  # an interrupt, perhaps before the lane was scheduled: the item is delivered all the same
+            if self._items and not self.is_scheduled:
+                self._wake()
             raise
 
     def put_all(self, items: list[Any]) -> None:
@@ -273,14 +274,25 @@ class Lane(abc.ABC):
             self._items.extend(items)  # in one step, with the interpreter's lock
             if not self.is_scheduled:
                 self._wake()
-        except BaseException:
-            self._wake_again()
+        except BaseException:  # as in put()
+            if self._items and not self.is_scheduled:
+                self._wake()
             raise
 
     def put_newest(self, item: Any) -> None:
         """Enqueue an item without waiting; a full lane drops its oldest item. Not from several threads at once."""
-        if len(self._items) >= self._room.limit:
-            self._drop_oldest()
+        items = self._items
+        if len(items) >= self._room.limit:
+            barriers: list[_Barrier] = []
+            with contextlib.suppress(IndexError):  # the receiver took all of them just now
+                while type(oldest := items.popleft()) is _Barrier:
+                    barriers.append(oldest)
+                self._room.count_dropped()
+            # the receiver may still be processing the items before them
+            items.extendleft(reversed(barriers))
+            if self.is_closed:
+                self._drop_all(items)
+                self.settle()
         self.put(item)
 
     def release(self, first: list[Any]) -> None:
@@ -332,11 +344,6 @@ class Lane(abc.ABC):
     def _wake(self) -> None:
         """Schedule the lane: an item was put while it was idle."""
 
-    def _wake_again(self) -> None:
-        """Schedule the lane if an interrupt ended a put after the lane was marked as scheduled, and before it was."""
-        if self._items and not self.is_scheduled:
-            self._wake()
-
     @abc.abstractmethod
     def _withdraw(self) -> None:
         """Unschedule a closed lane whose receiver is not running."""
@@ -377,23 +384,10 @@ class Lane(abc.ABC):
             while self._left and self._is_at_rest():
                 self._left.popleft().reach()
 
-    def _drop_oldest(self) -> None:
-        items = self._items
-        barriers: list[_Barrier] = []
-        with contextlib.suppress(IndexError):  # the receiver took all of them just now
-            while type(oldest := items.popleft()) is _Barrier:
-                barriers.append(oldest)
-            self._room.count_dropped()
-        # the receiver may still be processing the items before them
-        items.extendleft(reversed(barriers))
-        if self.is_closed:
-            self._drop_all(items)
-            self.settle()
-
     # --- forks
 
     def after_fork(self) -> None:
-        """Drop the parent's items, in a forked child."""
+        """See ``Forkable``: drop the parent's items. Their finalizers may put others."""
         self._items.clear()
         self._left.clear()
         dropped = self._room.dropped
@@ -583,7 +577,7 @@ class LoopLane(Lane):
             if self._items:
                 # most likely the loop is about to end: the supervisor detects that
                 self.is_busy = False
-                self.loop.call_later(_AFTER_CANCELLED, self._start)
+                self.loop.call_later(AFTER_CANCELLED, self._start)
                 return
         elif (error := task.exception()) is not None:
             logger.error("the receiver of %s raised", self.name, exc_info=error)
@@ -615,10 +609,4 @@ class LoopLane(Lane):
         self.is_busy = False
 
 
-_lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
-
-
-def after_fork() -> None:
-    """Drop the parent's items, in a forked child. Called after the pools: finalizers of items may put others."""
-    for lane in [*_lanes]:
-        lane.after_fork()
+_lanes: Final = LiveObjects[Lane](is_late=True)

@@ -1,8 +1,11 @@
-"""The engine: one asyncio loop in one daemon thread per process, shared by all instances.
+"""The engine's event loop, which all instances share, and the loop of callbacks registered without a running one.
 
 Adapters and the core's bookkeeping run on the engine's loop; user code never does. The loop starts with the first
 instance and keeps running: an idle loop costs nothing, and stopping it would race with the next ``connect()``. A forked
 child gets an engine of its own.
+
+A coroutine function as callback of the application runs on the loop that was running when it was registered. Callbacks
+registered without a running loop share :func:`handlers_loop`.
 
 :class:`~messaging.execution.Mailbox` hands results to other event loops, waking each once per burst, and
 :mod:`messaging.execution.threads` runs observers on threads.
@@ -11,7 +14,7 @@ child gets an engine of its own.
 from __future__ import annotations
 
 import asyncio
-import os
+import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -19,7 +22,7 @@ from typing import Any, Final, TypeVar
 from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
 from messaging.execution.promise import Promise
 from messaging.execution.threads import start_thread
-from messaging.execution.waiting import runs_loop
+from messaging.forking import per_process
 from messaging.text import SafeLog
 
 logger = SafeLog(__name__)
@@ -49,7 +52,11 @@ class Engine:
         self.loop = _new_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ident: int | None = None
-        self._thread = start_thread(self._run, THREAD_NAME)
+        try:
+            self._thread = start_thread(self._run, THREAD_NAME)
+        except RuntimeError:
+            self.loop.close()
+            raise
 
     def _run(self) -> None:
         self._ident = threading.get_ident()
@@ -107,25 +114,31 @@ class Engine:
         return promise
 
 
-_engine: Engine | None = None
-_engine_lock = threading.Lock()  # guards _engine; held only while the thread is started
-
-
+@per_process
 def engine() -> Engine:
     """Return the engine of the process, started on first use. Thread safe."""
-    global _engine
-    current = _engine
-    if current is None:
-        with _engine_lock:
-            current = _engine
-            if current is None:
-                current = _engine = Engine()
-    return current
+    return Engine()
 
 
-def may_block() -> bool:
-    """Return whether the calling thread may block: it runs no event loop."""
-    return not runs_loop()
+@per_process
+def handlers_loop() -> asyncio.AbstractEventLoop:
+    """Return the loop of callbacks registered without a running loop. Starts its daemon thread on first use."""
+    loop = asyncio.new_event_loop()
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_forever()
+
+    start_thread(run, "messaging-handlers")
+    return loop
+
+
+def is_coroutine(function: Any) -> bool:
+    """Return whether ``function``, or the ``__call__`` of an object, needs an event loop."""
+    return any(
+        inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each)
+        for each in (function, getattr(function, "__call__", None))  # noqa: B004  # asks for the method, not whether there is one
+    )
 
 
 def wait_for(promise: Promise[T], timeout: float, what: str) -> T:
@@ -151,12 +164,3 @@ async def of_library(call: Awaitable[T]) -> T:
         if task is None or task.cancelling():
             raise
         raise ConnectionLostError("the call was cancelled by the library below") from None
-
-
-def _after_fork() -> None:
-    global _engine, _engine_lock
-    _engine = None
-    _engine_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)

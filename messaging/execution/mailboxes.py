@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Final
+
+from messaging.forking import in_child
 
 #: number of pending callbacks, less one, after which a mailbox wakes its loop again: a power of two, less one
 _LOST: Final = 1023
@@ -72,22 +72,10 @@ class Mailbox:
 
 
 _mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
-_mailboxes_lock = threading.Lock()  # guards _mailboxes
+in_child(_mailboxes.clear)
 
 
 def mailbox(loop: asyncio.AbstractEventLoop) -> Mailbox:
     """Return the mailbox of ``loop``. Thread safe."""
-    with _mailboxes_lock:
-        box = _mailboxes.get(loop)
-        if box is None:
-            box = _mailboxes[loop] = Mailbox(loop)
-        return box
-
-
-def _after_fork() -> None:
-    global _mailboxes, _mailboxes_lock
-    _mailboxes = weakref.WeakKeyDictionary()
-    _mailboxes_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+    box = _mailboxes.get(loop)
+    return _mailboxes.setdefault(loop, Mailbox(loop)) if box is None else box  # atomic: the first thread's wins

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 import time
 import weakref
@@ -18,17 +17,18 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
-from messaging.execution.lanes import DeliveryThread, LoopLane, ThreadLane, after_fork, here
+from messaging.execution.lanes import DeliveryThread, LoopLane, ThreadLane, here
 from messaging.execution.mailboxes import Mailbox, mailbox
 from messaging.execution.threads import start_thread, workers
+from messaging.forking import LiveObjects
 from messaging.text import SafeLog
 
 logger = SafeLog(__name__)
 
 #: delivery threads of one pool, not counting those whose receivers exceed their time limit
 THREADS: Final = 64
-#: how long a waiting lane is left to the running threads, seconds
-_GROW_AFTER: Final = 0.005
+#: how long waiting work is left to the running threads before another one is started, seconds
+GROW_AFTER: Final = 0.003
 #: interval of the supervisor while no lane waits, seconds
 _LOOK: Final = 0.1
 #: how long the supervisor stays when there is nothing to supervise, seconds
@@ -77,10 +77,18 @@ class Pool:
     def __init__(self, threads: int = THREADS, name: str = "event delivery") -> None:
         self.name = name
         self._limit = threads
+        self._threads: set[DeliveryThread] = set()
+        self.after_fork()
+        _pools.add(self)
+
+    def after_fork(self) -> None:
+        """See ``Forkable``: threads do not survive a fork. A receiver that forked returns to an abandoned thread."""
+        for thread in self._threads:
+            thread.is_abandoned = True
         self._lock = threading.RLock()  # guards the following, and which lanes are scheduled
+        self._threads = set()
         #: the lanes that wait for a thread, as a queue; each once
         self._ready: OrderedDict[ThreadLane, None] = OrderedDict()
-        self._threads: set[DeliveryThread] = set()
         #: the lanes that run on their loops
         self._adopted: set[LoopLane] = set()
         #: how many lanes threads have taken so far
@@ -88,7 +96,6 @@ class Pool:
         #: no thread could be started
         self._is_starved = False
         self._supervisor = _Supervisor(self)
-        _pools.add(self)
 
     @property
     def threads(self) -> int:
@@ -306,7 +313,7 @@ class _Supervisor:
         while True:
             self._wake_up.acquire(timeout=_LOOK)
             if self._is_hurried:
-                time.sleep(_GROW_AFTER)
+                time.sleep(GROW_AFTER)
             now = time.monotonic()
             with pool._lock:
                 if self._current is not current:
@@ -385,24 +392,4 @@ class _Supervisor:
         return lane.progress.is_late(lane.timeout, step if heard[loop] or lane.has_the_turn else 0.0)
 
 
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """Reset the pools in a forked child: threads do not survive a fork.
-
-    A receiver that forked returns to a thread that was abandoned.
-    """
-    for pool in [*_pools]:
-        pool._lock = threading.RLock()
-        for thread in pool._threads:
-            thread.is_abandoned = True
-        pool._threads.clear()
-        pool._adopted.clear()
-        pool._ready.clear()
-        pool._is_starved = False
-        pool._supervisor = _Supervisor(pool)
-    after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_pools: Final = LiveObjects[Pool]()

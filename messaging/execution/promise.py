@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any, Final, Generic, TypeVar
 
-from messaging.errors import DeadlineError, MessagingError
+from messaging import forking
+from messaging.errors import ClosedError, DeadlineError, MessagingError
 from messaging.execution.mailboxes import mailbox
 from messaging.execution.threads import call_back
-from messaging.execution.waiting import Flag, refuse_in_loop, runs_loop, seconds
-from messaging.forking import hold_over_fork
+from messaging.execution.waiting import Flag, may_block, refuse_in_loop, seconds
 from messaging.text import SafeLog, printable, tolerant
 
 logger = SafeLog(__name__)
@@ -26,9 +26,7 @@ T = TypeVar("T")
 PENDING: Final = object()
 #: guards the first listener of each promise; held rarely and shortly, so one lock serves all promises
 _listener_lock = threading.Lock()
-
-
-hold_over_fork(_listener_lock)
+forking.hold_over_fork(_listener_lock)
 
 
 class Promise(Generic[T]):
@@ -39,7 +37,7 @@ class Promise(Generic[T]):
             name on demand.
     """
 
-    __slots__ = ("__weakref__", "_error", "_listeners", "_value", "_what", "looked_at")
+    __slots__ = ("__weakref__", "_error", "_generation", "_listeners", "_value", "_what", "looked_at")
 
     def __init__(self, what: str | Callable[[], str] = "operation") -> None:
         self._what = what
@@ -47,12 +45,13 @@ class Promise(Generic[T]):
         self._error: MessagingError | None = None
         self._listeners: list[Callable[[], object]] | None = None
         self.looked_at = False
+        self._generation = forking.generation
 
     # --- waiting
 
     def done(self) -> bool:
         """Return whether the promise has its outcome."""
-        return self._value is not PENDING
+        return self._value is not PENDING or self._is_abandoned()
 
     def result(self, timeout: float | None = None) -> T:
         """Block the calling thread until the outcome, and return it.
@@ -87,7 +86,7 @@ class Promise(Generic[T]):
         return self._error
 
     def _wait(self, timeout: float | None) -> None:
-        if timeout != 0 and runs_loop():
+        if timeout != 0 and not may_block():
             refuse_in_loop(f"the outcome of {self.what}", "`await` the promise")
         arrived = Flag()
         try:
@@ -163,19 +162,31 @@ class Promise(Generic[T]):
             self._notify()
         return True
 
-    def abandon(self, error: MessagingError) -> None:
-        """Fail without a call of the listeners, which belong to the parent of a forked process."""
-        if self._value is PENDING:
-            self._listeners = None
-            self.looked_at = True
-            self._error = error
-            self._value = None
+    @property
+    def is_inherited(self) -> bool:
+        """Whether a parent of this process made the promise: if it is pending, it stays so."""
+        return self._generation != forking.generation
+
+    def _is_abandoned(self) -> bool:
+        """Fail a pending promise of a parent process; return whether it is one. Its listeners are the parent's."""
+        if not self.is_inherited:
+            return False
+        error = ClosedError(f"{self.what}: begun by the parent of this process, which alone gets the outcome")
+        with _listener_lock:
+            if self._value is PENDING:
+                self._listeners = None
+                self.looked_at = True
+                self._error = error
+                self._value = None
+        return True
 
     def listen(self, listener: Callable[[], object]) -> None:
         """Call ``listener`` once: on the resolving thread, or on this one if the promise has its outcome.
 
         The listener may run on the engine's loop, so it must be quick and must not raise.
         """
+        if self._value is PENDING:
+            self._is_abandoned()
         with _listener_lock:
             if self._listeners is None:
                 self._listeners = []

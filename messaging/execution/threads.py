@@ -1,15 +1,27 @@
-"""Worker threads, which run observers and other user callbacks.
+"""The threads of the process, and the workers, which run observers and other user callbacks.
 
-A job occupies a thread only while it runs. Idle threads are reused, and end after a while. The pool has no upper
-bound: every stream submits at most one job at a time, so the number of busy streams bounds the number of threads, and a
-blocked observer never delays that of another stream.
+========================  =============================================  ==============================================
+thread                    runs                                           how many
+========================  =============================================  ==============================================
+``messaging-engine``      the loop of all instances; no user code        one, from the first instance on
+``messaging-handlers``    coroutines that were registered without a      one, from the first of them on
+                          running event loop
+``messaging-worker``      observers, handlers, callbacks, events         the jobs that run, and idle ones for
+                                                                         ``IDLE_SECONDS``; see below
+``messaging-supervisor``  delivery threads are added, receivers over     one for each event service and monitor that
+                          their time limit detected; no user code        has something to deliver
+========================  =============================================  ==============================================
+
+All are daemon threads. Each source of jobs is bounded, so a blocked job delays no job of another source: one job at a
+time for each stream and each observer of connection states (``Serial``); ``concurrency`` jobs for each handler;
+``CALLBACK_THREADS`` for the callbacks of all promises; ``Pool(threads)`` for each event service, not counting receivers
+over their time limit.
 """
 
 from __future__ import annotations
 
 import _thread
 import contextlib
-import os
 import sys
 import threading
 from collections import deque
@@ -18,6 +30,7 @@ from functools import partial
 from typing import Final
 from weakref import WeakSet
 
+from messaging.forking import in_child
 from messaging.text import SafeLog
 
 logger = SafeLog(__name__)
@@ -69,6 +82,10 @@ class Workers:
     """
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all threads, jobs and holders. For a forked child, where they are the parent's."""
         #: most recently idle last: the warmest thread gets the next job, and the coldest ones end
         self._idle: deque[_Worker] = deque()
         #: every job wakes or starts a thread, which runs it unless another thread has just become free
@@ -163,6 +180,10 @@ class Lanes:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self.reset()
+
+    def reset(self) -> None:
+        """See ``Workers.reset``."""
         self._jobs: deque[Callable[[], object]] = deque()
         self._lock = threading.Lock()  # guards _active against the emptiness of _jobs
         #: an object for each lane that is running or about to run
@@ -203,8 +224,10 @@ class Lanes:
 #: maximum number of threads for callbacks of promises
 CALLBACK_THREADS: Final = 32
 
-_workers = Workers()
-_callbacks = Lanes(CALLBACK_THREADS)
+_workers: Final = Workers()
+_callbacks: Final = Lanes(CALLBACK_THREADS)
+in_child(_workers.reset)
+in_child(_callbacks.reset)
 
 
 def call_back(job: Callable[[], object]) -> None:
@@ -215,12 +238,3 @@ def call_back(job: Callable[[], object]) -> None:
 def workers() -> Workers:
     """Return the worker threads of the process."""
     return _workers
-
-
-def _after_fork() -> None:
-    global _workers, _callbacks
-    _workers = Workers()
-    _callbacks = Lanes(CALLBACK_THREADS)
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -9,6 +9,7 @@ project therefore wait on raw locks only.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import threading
@@ -140,10 +141,15 @@ class Waiters:
             flag.set()
 
 
-def runs_loop() -> bool:
-    """Return whether the calling thread runs an event loop."""
-    # get_running_loop() raises without a loop, and an exception costs as much as a publish
-    return _get_running_loop() is not None
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs on the calling thread, or ``None``."""
+    # asyncio's public function raises without a loop, and an exception costs as much as a publish
+    return _get_running_loop()
+
+
+def may_block() -> bool:
+    """Return whether the calling thread may block: it runs no event loop."""
+    return _get_running_loop() is None
 
 
 def refuse_in_loop(what: str, instead: str) -> None:
@@ -156,7 +162,7 @@ def refuse_in_loop(what: str, instead: str) -> None:
     Raises:
         WouldBlockError: the thread runs an event loop.
     """
-    if runs_loop():
+    if not may_block():
         raise WouldBlockError(f"waiting for {what} would block the event loop of this thread; {instead}")
 
 

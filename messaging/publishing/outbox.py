@@ -7,7 +7,6 @@ burst; one task on the loop hands batches to the adapter.
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import threading
 import time
@@ -16,6 +15,7 @@ from collections.abc import Iterable
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging import forking
 from messaging.errors import (
     ClosedError,
     ConnectionLostError,
@@ -38,8 +38,6 @@ logger = SafeLog(__name__)
 _LOCK_RETRY: Final = 0.001
 #: pause of the sender after the adapter raised, seconds
 _AFTER_FAILURE: Final = 0.02
-#: unique per process start: message ids must not repeat across processes
-_run_id = secrets.token_hex(8)
 
 
 class Publication(Promise[None]):
@@ -90,7 +88,12 @@ class Publication(Promise[None]):
     @property
     def message_id(self) -> str:
         """Stable across retries; the application's own, or unique across instances and processes."""
-        return self.plan.options.message_id or f"{_run_id}-{self.outbox.number:x}-{self.sequence:x}"
+        return self.plan.options.message_id or f"{self.outbox.id}-{self.sequence:x}"
+
+    @property
+    def is_inherited(self) -> bool:
+        """See ``Promise``."""
+        return self.outbox.generation != forking.generation
 
     @property
     def may_have_arrived(self) -> bool:
@@ -146,15 +149,6 @@ class IdentifiedPublication(Publication):
         return self.own_id
 
 
-def _after_fork() -> None:
-    """The child's messages are others than the parent's."""
-    global _run_id
-    _run_id = secrets.token_hex(8)
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
 class Outbox:
     """What waits to be published: bounded in messages and bytes, from any number of threads to one loop.
 
@@ -164,10 +158,11 @@ class Outbox:
     instance and waits for the loop.
     """
 
-    _numbers = iter(range(2**63))
-
     def __init__(self, engine: Engine, adapter: Adapter, timeout: float, max_messages: int, max_bytes: int) -> None:
-        self.number = next(self._numbers)
+        #: begins the ids of the messages; unique across instances and processes
+        self.id = secrets.token_hex(8)
+        #: of the process that made it, see ``forking.generation``
+        self.generation = forking.generation
         self._engine = engine
         self._adapter = adapter
         self._max_messages = max_messages
@@ -331,13 +326,10 @@ class Outbox:
         self._again.clear()
 
     def abandon(self) -> None:
-        """Refuse and fail everything, without the lock: in a forked child its holder may not exist."""
+        """Refuse everything in a forked child, where the holder of the lock may not exist."""
         self._refusing = self._closed = True
         self._lock = threading.Lock()
         self._blocked = Waiters()
-        for entry in self._outstanding():
-            entry.settled = True
-            entry.abandon(ClosedError(f"{entry.what}: published by the parent of this process"))
 
     def _wake(self) -> None:
         if self._closed:  # meanwhile, by a signal handler that interrupted ``put``

@@ -11,6 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.bounded import BoundedCache
 from messaging.errors import (
     InvalidChannelError,
     InvalidContentError,
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
     from messaging.execution import Promise
     from messaging.model import Message, MessageContext, MessageContextProvider
 
-#: plans kept; beyond that, contexts are compiled again
-_PLAN_CACHE: Final = 4096
-
 
 class MessagePublisher:
     """Publishes messages of one instance (RFC 5.5). Thread safe; get it as ``Messaging.publisher``."""
@@ -53,7 +51,7 @@ class MessagePublisher:
         #: the messages that wait to be published
         self.outbox = outbox
         self._timeout = adapter.settings.timeout
-        self._plans: dict[tuple[Any, ...], PublishPlan] = {}
+        self._plans: BoundedCache[tuple[Any, ...], PublishPlan] = BoundedCache(4096)
         #: marks the plans of this publisher, for the features that the adapter announces now
         self.stamp = object()
         self._size_limit = adapter.capabilities.max_message_size
@@ -204,8 +202,6 @@ class MessagePublisher:
         if plan is None:
             plan = self._checked(context, extensions, stamp)
             if key is not None and stamp is self.stamp:
-                if len(self._plans) >= _PLAN_CACHE:
-                    self._plans.clear()
                 self._plans[key] = plan
         elif plan.options.message_id is not None:
             options = identified(plan.options, extensions[Features.EXTENSION_MESSAGE_ID])

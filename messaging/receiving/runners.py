@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import contextlib
 import enum
 import inspect
 import threading
@@ -22,17 +23,23 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from reactivex import Observable
 
-from messaging.execution import Mailbox, Promise, engine, handlers_loop, is_coroutine, mailbox, workers
+from messaging.execution import (
+    AFTER_CANCELLED,
+    GROW_AFTER,
+    Mailbox,
+    Promise,
+    engine,
+    handlers_loop,
+    is_coroutine,
+    mailbox,
+    workers,
+)
 
 if TYPE_CHECKING:
     from messaging.model import Message
 
-#: how long waiting tasks are left to the running threads before another thread is started, seconds
-_GROW_AFTER: Final = 0.003
 #: interval at which the event loop of a handler with unfinished tasks is checked, seconds
 _LOOK: Final = 0.25
-#: pause of a runner whose task was cancelled from outside: most likely its loop is about to end, seconds
-_AFTER_CANCELLED: Final = 0.1
 
 
 class HandlerExhaustedError(Exception):
@@ -183,9 +190,15 @@ class Runner(abc.ABC):
     def submit(self, work: Work) -> None:
         """Have a request handled. On the engine's loop."""
 
-    @abc.abstractmethod
     def withdraw(self, wanted: Callable[[Any], bool]) -> list[Any]:
         """Take back and return the tasks that were not begun and are ``wanted``. On the engine's loop."""
+        found = []
+        for work in [*self._waiting]:
+            if wanted(work):
+                with contextlib.suppress(ValueError):  # the handler's thread was faster
+                    self._waiting.remove(work)
+                    found.append(work)
+        return found
 
     def pass_on(self, wanted: Callable[[Work], bool]) -> None:
         """Give requests that were not begun and are ``wanted`` to other handlers. On the engine's loop."""
@@ -206,7 +219,7 @@ class ThreadRunner(Runner):
 
     def __init__(self, handler: Handler, concurrency: int) -> None:
         super().__init__(handler, concurrency)
-        self._lock = threading.Lock()  # guards _waiting and _active
+        self._lock = threading.Lock()  # guards _active against the emptiness of _waiting
         self._active = 0
         self._growing: asyncio.TimerHandle | None = None
 
@@ -220,16 +233,7 @@ class ThreadRunner(Runner):
             # once the loop has given out all that arrived: the worker would only take the interpreter from it
             engine().loop.call_soon(workers().submit, self._work)
         elif self._growing is None and self._active < self.concurrency:
-            self._growing = engine().loop.call_later(_GROW_AFTER, self._grow, work)
-
-    def withdraw(self, wanted: Callable[[Any], bool]) -> list[Any]:
-        """See ``Runner.withdraw``."""
-        with self._lock:
-            waiting, self._waiting = self._waiting, deque()
-            found: list[Work] = []
-            for work in waiting:
-                (found if wanted(work) else self._waiting).append(work)
-        return found
+            self._growing = engine().loop.call_later(GROW_AFTER, self._grow, work)
 
     def _grow(self, seen: Work) -> None:
         """Start another thread if no thread has reached ``seen`` meanwhile."""
@@ -242,15 +246,16 @@ class ThreadRunner(Runner):
         for _ in range(more):
             workers().submit(self._work)
         if last is not None:
-            self._growing = engine().loop.call_later(_GROW_AFTER, self._grow, last)
+            self._growing = engine().loop.call_later(GROW_AFTER, self._grow, last)
 
     def _work(self) -> None:
         while True:
             with self._lock:
-                if not self._waiting:
+                try:
+                    work = self._waiting.popleft()
+                except IndexError:
                     self._active -= 1
                     return
-                work = self._waiting.popleft()
             if not self._is_void(work) and not self._run(work):
                 return
 
@@ -278,13 +283,10 @@ class ThreadRunner(Runner):
                 return False
             if handler.outlives_call(found):
                 work.after = self._next
-                handler.send(work, found)
-                return False
             handler.send(work, found)
         except BaseException as error:  # noqa: BLE001  # whatever a handler raises, its requester is told
             work.failed(error)
-            return work.after is None
-        return True
+        return work.after is None
 
 
 #: held, since a loop does not hold its tasks
@@ -361,18 +363,6 @@ class LoopRunner(Runner):
         if self._watcher is None:
             self._watcher = engine().loop.call_later(_LOOK, self._look)
 
-    def withdraw(self, wanted: Callable[[Any], bool]) -> list[Any]:
-        """See ``Runner.withdraw``."""
-        found = []
-        for work in [*self._waiting]:
-            if wanted(work):
-                try:
-                    self._waiting.remove(work)
-                except ValueError:  # the handler's loop was faster
-                    continue
-                found.append(work)
-        return found
-
     def _look(self) -> None:
         self._watcher = None
         if self._loop.is_closed():
@@ -407,11 +397,11 @@ class LoopRunner(Runner):
                 self._return(work)
         elif work is not None and (work.was_cancelled or work.is_stopped or work.has_begun):
             workers().submit(work.requeue)
-            self._loop.call_later(_AFTER_CANCELLED, self._begin)
+            self._loop.call_later(AFTER_CANCELLED, self._begin)
         elif work is not None:
             work.was_cancelled = True
             self._return(work)
-            self._loop.call_later(_AFTER_CANCELLED, self._begin)
+            self._loop.call_later(AFTER_CANCELLED, self._begin)
 
     def _return(self, work: Work) -> None:
         """Let a request wait that was not begun after all."""

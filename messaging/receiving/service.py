@@ -11,7 +11,6 @@ from messaging.errors import (
     ClosedError,
     InvalidChannelError,
     InvalidExtensionError,
-    MessagingError,
 )
 from messaging.model import (
     DirectAcknowledgement,
@@ -182,13 +181,7 @@ class MessageSubscription:
     @property
     def handlers(self) -> tuple[HandlerRegistration, ...]:
         """The registrations that have not ended, the oldest first."""
-        return (*self._handlers.copy(),)
-
-    def abandon(self, error: MessagingError) -> None:
-        """In a forked child: the handlers are the parent's."""
-        for registration in self.handlers:
-            registration.closed.abandon(error)
-        self._handlers.clear()
+        return tuple(each for each in self._handlers.copy() if not each.closed.done())
 
     @staticmethod
     def _check_dead_letters(spec: SubscriptionSpec, on_invalid: str | None) -> None:

@@ -313,10 +313,6 @@ class Inboxes:
                 f"on {inbox.reply_to!r}"
             )
 
-    def abandon(self) -> None:
-        """Replace the lock: in a forked child, the thread that held it may be missing."""
-        self._lock = threading.RLock()
-
     # --- on the loop
 
     def start(self, inbox: Inbox) -> None:

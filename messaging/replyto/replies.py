@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from messaging.bounded import BoundedCache
 from messaging.errors import InvalidChannelError
 from messaging.model import Features, MessageContext, channels
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from messaging.replyto.inboxes import Inbox, Inboxes
     from messaging.replyto.markers import Marker
 
-#: contexts of replies that are kept
-_CONTEXTS: Final = 1024
 NO_EXTENSIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -35,10 +34,10 @@ class Replies:
         self._allowed = self._matchers(connection.settings.reply_channels)
         #: subscriptions to requests: no reply goes to their channels
         self._served: tuple[SubscriptionSpec, ...] = ()
-        self._routes: dict[str, tuple[ReplyRoute, ...]] = {}
-        self._plans: dict[tuple[Any, ...], PublishPlan] = {}
+        self._routes: BoundedCache[str, tuple[ReplyRoute, ...]] = BoundedCache()
+        self._plans: BoundedCache[tuple[Any, ...], PublishPlan] = BoundedCache()
         #: plans by all that matters but the channel
-        self._alike: dict[tuple[Any, ...], PublishPlan] = {}
+        self._alike: BoundedCache[tuple[Any, ...], PublishPlan] = BoundedCache()
         self.refresh()
 
     def refresh(self) -> None:
@@ -71,7 +70,7 @@ class Replies:
         """Set the subscriptions to requests: no reply goes to their channels from now on. On the loop."""
         self._served = tuple(specs)
         # not cleared: a thread that has looked at the earlier channels may enter its route only now
-        self._routes = {}
+        self._routes = BoundedCache()
 
     def _is_served(self, channel: str, extension: str | None) -> bool:
         reaches = self.adapter.addressing.reaches
@@ -102,8 +101,6 @@ class Replies:
             self.refuse_served(channel, None)
             first, *others = self.adapter.addressing.reply_routes(channel)
             found = first, *(each for each in others if not self._is_served(each.channel, each.channel_extension))
-            if len(routes) >= _CONTEXTS:
-                routes.clear()
             routes[channel] = found
         return found
 
@@ -144,7 +141,8 @@ class Replies:
             alike = (route.channel_extension, route.mandatory, qos, content_type, content_encoding)
             other = self._alike.get(alike)
             if other is not None:
-                return self._keep(key, self._publisher.readdress(other, route.channel))
+                found = self._plans[key] = self._publisher.readdress(other, route.channel)
+                return found
         wanted: dict[str, Any] = {**extensions}
         wanted.setdefault(Features.EXTENSION_QOS, qos)
         tells = route.mandatory and Features.EXTENSION_MANDATORY in self.adapter.capabilities.features
@@ -163,14 +161,7 @@ class Replies:
         )
         plan = self._publisher.compile(context)
         if is_plain:
-            self._alike[alike] = self._keep(key, plan)
-        return plan
-
-    def _keep(self, key: tuple[Any, ...], plan: PublishPlan) -> PublishPlan:
-        if len(self._plans) >= _CONTEXTS:
-            self._plans.clear()
-            self._alike.clear()
-        self._plans[key] = plan
+            self._plans[key] = self._alike[alike] = plan
         return plan
 
 

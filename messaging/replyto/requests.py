@@ -285,14 +285,3 @@ class Requests:
                 why = "too much was waiting" if is_up else "there was no connection"
                 self.fail(request, DeadlineError(f"{request.what}: not sent before its deadline: {why}"))
         return earliest if self.open else None
-
-    # --- in a forked child
-
-    def abandon(self) -> None:
-        """Fail all requests in a forked child: the replies go to its parent."""
-        self._lock = threading.RLock()
-        self.inboxes.abandon()
-        for request in self.open:
-            request.abandon(ClosedError(f"{request.what}: made by the parent of this process"))
-        self.open.clear()
-        self._reserved.clear()

@@ -68,6 +68,7 @@ from typing import Any, Final, Literal, TypeAlias, Union
 import typing_extensions
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from messaging.bounded import BoundedCache
 from messaging.codecs.bounds import holds_vast, is_vast
 from messaging.errors import ConversionError
 from messaging.typedevent.problems import SHOWN_KEY, SHOWN_TYPE, fail, located, problem_of, with_article
@@ -95,8 +96,6 @@ from messaging.typedevent.simple import (
     unwrapped,
 )
 
-#: maximum number of cached converters
-_CACHED: Final = 4096
 _NONE: Final = frozenset({type(None)})
 
 
@@ -156,7 +155,7 @@ class _Target:
 
 
 #: by class, or by annotation and its text: ``X | Y`` equals ``Y | X``, but converts in another order
-_targets: dict[Any, _Target] = {}
+_targets: Final[BoundedCache[Any, _Target]] = BoundedCache(4096)
 
 
 def _target(type_: Any) -> _Target:
@@ -166,9 +165,10 @@ def _target(type_: Any) -> _Target:
     except Exception:  # noqa: BLE001  # metadata may have no hash
         return _compile(type_)
     if known is None:
-        if len(_targets) >= _CACHED:
-            _targets.clear()
-        known = _targets.setdefault(key, _compile(type_))
+        made = _compile(type_)
+        known = _targets.get(key)
+        if known is None:
+            known = _targets[key] = made
     return known
 
 

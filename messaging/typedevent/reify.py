@@ -11,15 +11,13 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
+from messaging.bounded import BoundedCache
 from messaging.dispatch import is_topic, name_of
 from messaging.errors import ArgumentError, InvalidTopicError
 from messaging.typedevent.handlers import TypedEventHandler
 from messaging.typedevent.schema import bound
 
-#: maximum number of cached topics
-_CACHED: Final = 4096
-
-_topics: dict[type[Any], str] = {}
+_topics: Final[BoundedCache[type[Any], str]] = BoundedCache(4096)
 
 
 def topic_of(type_: type[Any]) -> str:
@@ -38,8 +36,6 @@ def topic_of(type_: type[Any]) -> str:
     topic = name.replace(".", "/")
     if not is_topic(topic):
         raise InvalidTopicError(topic, f"no topic can be made of the name of {name!r}: give a topic")
-    if len(_topics) >= _CACHED:
-        _topics.clear()
     _topics[type_] = topic
     return topic
 

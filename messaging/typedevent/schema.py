@@ -32,6 +32,8 @@ from typing import Any, ClassVar, Final, TypeAlias
 from pydantic import AliasChoices, BaseModel, RootModel, TypeAdapter
 from pydantic.dataclasses import rebuild_dataclass
 
+from messaging.bounded import BoundedCache
+
 logger = logging.getLogger(__name__)
 
 MISSING: Final = object()
@@ -56,8 +58,6 @@ _SIMPLE: Final = (
     type,
 )
 _COLLECTIONS: Final = (list, tuple, set, frozenset, deque)
-#: maximum number of cached schemas
-_CACHED: Final = 4096
 
 
 def is_simple(value: Any) -> bool:
@@ -110,7 +110,7 @@ class Schema:
     is_complete: bool = True
 
 
-_schemas: dict[Any, Schema | None] = {}
+_schemas: Final[BoundedCache[Any, Schema | None]] = BoundedCache(4096)
 
 
 def schema_of(type_: Any) -> Schema | None:
@@ -128,8 +128,6 @@ def schema_of(type_: Any) -> Schema | None:
         known = _of_type(type_)
         if known is not None and not known.is_complete:
             return known  # not cached: it may be complete the next time
-        if len(_schemas) >= _CACHED:
-            _schemas.clear()
         _schemas[type_] = known
     return typing.cast("Schema | None", known)
 

@@ -1,7 +1,4 @@
-"""Lanes under everything at once: receivers that are quick, slow or hang, lanes that come and go, loops that end.
-
-``python -m tests.execution.lane_stress [seed] [seconds]`` does it as long as is wished.
-"""
+"""Lanes under everything at once: receivers that are quick, slow or hang, lanes that come and go, loops that end."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -367,22 +363,3 @@ class Stress:
 
 def _is_no_overflow(record: logging.LogRecord) -> bool:
     return "events behind" not in record.getMessage()
-
-
-if __name__ == "__main__":
-    from messaging.execution import lanes, pool
-
-    pool._LOOK, pool._STAY, lanes._AFTER_CANCELLED = 0.002, 0.02, 0.002  # type: ignore[misc]
-    seed, seconds = (float(each) for each in (*sys.argv[1:], 1, 60)[:2])
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        stress = Stress(int(seed))
-        stress.run(2.0)
-        stress.check()
-        stress.close()
-        everything = [*stress.past, *stress.subjects]
-        print(  # noqa: T201
-            f"seed {seed:g}: {len(everything)} lanes, {sum(len(each.seen) for each in everything)} items,"
-            f" {sum(each.stalls for each in everything)} stalls, {stress.waited} waited"
-        )
-        seed += 1

@@ -6,41 +6,38 @@ import asyncio
 import gc
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
-from messaging.execution import Engine, Mailbox, Promise, engine, mailbox, may_block, wait_for
-from messaging.execution import loop as module
+from messaging.execution import Mailbox, Promise, engine, mailbox, may_block, wait_for
 from messaging.execution.loop import THREAD_NAME
 from tests.doubles.fake import PATIENCE, on_loop, settle_loop, until
-from tests.scripts import run_script
+from tests.scripts import FORK, run_script
 
 
-def test_there_is_one_engine_however_many_ask_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_engine", None)
-    made: list[Engine] = []
+def test_there_is_one_engine_in_a_process_however_many_threads_ask_at_once() -> None:
+    script = """
+import threading
+from messaging.execution import engine
 
-    class Counted(Engine):
-        def __init__(self) -> None:
-            super().__init__()
-            made.append(self)
+barrier = threading.Barrier(8)
+found = []
 
-    monkeypatch.setattr(module, "Engine", Counted)
-    barrier = threading.Barrier(8)
+def ask():
+    barrier.wait(10)
+    found.append(engine())
 
-    def ask() -> Engine:
-        barrier.wait(PATIENCE)
-        return engine()
-
-    with ThreadPoolExecutor(8) as pool:
-        engines = {each.result(PATIENCE) for each in [pool.submit(ask) for _ in range(8)]}
-    assert len(engines) == len(made) == 1
-    (only,) = made
-    only.loop.call_soon_threadsafe(only.loop.stop)
-    only._thread.join(PATIENCE)
-    only.loop.close()
+threads = [threading.Thread(target=ask) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join(10)
+assert len(found) == 8 and len({*found}) == 1, found
+assert [each.name for each in threading.enumerate()].count("messaging-engine") == 1
+"""
+    done = run_script(script)
+    assert done.returncode == 0, done.stderr
 
 
 def test_its_thread_is_a_daemon_and_has_a_name() -> None:
@@ -234,29 +231,6 @@ asyncio.run(main())
 # --- forks
 
 
-FORK = """
-import os, sys, threading, traceback
-import messaging
-from messaging.errors import MessagingError
-
-def child(work):
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush(); sys.stderr.flush()
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    assert status == 0, f"the child ended with {status}"
-"""
-
-
 def test_a_forked_child_has_an_engine_of_its_own() -> None:
     script = (
         FORK
@@ -335,6 +309,64 @@ for _ in range(500):
 assert seen == [(parent, b"3")]
 stream.close().result(5)
 m.close()
+"""
+    )
+    done = run_script(script, seconds=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_pending_promise_of_the_parent_fails_in_the_child_however_it_is_awaited() -> None:
+    script = (
+        FORK
+        + """
+import asyncio
+from messaging.execution import engine
+
+from messaging.instance import Messaging
+from messaging.model.url import parse_url
+from messaging.services import ServiceRegistry
+from tests.doubles.fake import FakeAdapter, FakeBroker
+
+m = messaging.connect("memory://x")
+silent = m.subscribe("unanswered")
+silent.ready.result(5)
+broker = FakeBroker()
+broker.hold = True
+unconfirmed = Messaging(FakeAdapter, parse_url(broker.url), ServiceRegistry(), {})
+unconfirmed.ready.result(5)
+pending = {
+    "publication": unconfirmed.publish("a", b"1"),
+    "request": m.reply_to.publish_with_reply(
+        m.context_builder().content(b"?").channel("unanswered").build_message()
+    ),
+    "task of the engine": engine().run(asyncio.sleep(60), "sleeping"),
+}
+
+def work():
+    for what, promise in pending.items():
+        called = threading.Event()
+        promise.add_done_callback(lambda _: called.set())
+        assert called.wait(5), what
+        assert promise.done()
+        for get in (promise.result, promise.exception):
+            try:
+                error = get(5)
+            except messaging.ClosedError as raised:
+                error = raised
+            assert isinstance(error, messaging.ClosedError), error
+            assert "parent of this process" in str(error)
+        async def main():
+            await promise
+        try:
+            asyncio.run(asyncio.wait_for(main(), 5))
+        except messaging.ClosedError:
+            continue
+        raise AssertionError(what)
+
+child(work)
+assert not any(promise.done() for promise in pending.values())
+unconfirmed.close(0)
+m.close(0)
 """
     )
     done = run_script(script, seconds=60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import asyncio
 import contextlib
 import contextvars
@@ -25,7 +24,8 @@ from messaging.execution import lanes as module
 from messaging.execution import pool as pool_module
 from tests.doubles.fake import PATIENCE, until
 from tests.execution.lane_stress import Loop, Stress
-from tests.scripts import run_script
+from tests.scripts import FORK, run_script
+from tests.threads import no_more_threads, together
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The supervisor looks often, and does not stay."""
     monkeypatch.setattr(pool_module, "_LOOK", 0.005)
     monkeypatch.setattr(pool_module, "_STAY", 0.02)
-    monkeypatch.setattr(module, "_AFTER_CANCELLED", 0.01)
+    monkeypatch.setattr(module, "AFTER_CANCELLED", 0.01)
 
 
 @pytest.fixture
@@ -157,27 +157,6 @@ class Alone:
         assert len(self.seen) == publishers * count
 
 
-def together(*jobs: Callable[[], object]) -> None:
-    """Run jobs on threads of their own, at the same time, until all are done."""
-    barrier = threading.Barrier(len(jobs))
-    errors: list[BaseException] = []
-
-    def run(job: Callable[[], object]) -> None:
-        try:
-            barrier.wait(PATIENCE)
-            job()
-        except BaseException as error:  # noqa: BLE001
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * PATIENCE)
-        assert not thread.is_alive()
-    assert not errors, errors
-
-
 # --- order, each item once, one at a time
 
 
@@ -189,36 +168,6 @@ def test_items_are_delivered_in_the_order_they_were_put(pool: Pool) -> None:
     flushed(lane)
     assert seen == [*range(5000)]
     assert len(lane) == 0
-
-
-def test_each_publisher_keeps_its_order_in_every_lane_and_nobody_is_called_twice_at_a_time(
-    pool: Pool, loop: Loop
-) -> None:
-    publishers, count = 6, 300
-    receivers = [Alone() for _ in range(8)]
-    lanes: list[Lane] = [on_threads(pool, each) for each in receivers[:4]]
-    lanes += [on_loop(pool, loop.loop, each.later) for each in receivers[4:]]
-
-    def publish(who: int) -> None:
-        for number in range(count):
-            for lane in lanes:
-                lane.put((who, number))
-
-    async def publish_async(who: int) -> None:
-        for number in range(count):
-            for lane in lanes:
-                lane.put((who, number))
-            if number % 20 == 0:
-                await asyncio.sleep(0)
-
-    jobs: list[Callable[[], object]] = [lambda who=who: publish(who) for who in range(publishers - 2)]  # type: ignore[misc]
-    jobs.append(lambda: asyncio.run(publish_async(publishers - 2)))
-    jobs.append(lambda: loop.run(publish_async(publishers - 1)))  # on the loop that half of them are on
-    together(*jobs)
-    for lane in lanes:
-        flushed(lane)
-    for receiver in receivers:
-        receiver.check(publishers, count)
 
 
 def test_nothing_stays_behind_that_is_put_when_a_thread_is_about_to_leave(pool: Pool) -> None:
@@ -676,42 +625,6 @@ def test_a_thread_that_is_given_up_after_the_receiver_has_returned_takes_nothing
     assert len(stalls) == 1
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_receivers_that_take_as_long_as_they_may_lose_nothing(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    monkeypatch.setattr(pool_module, "_LOOK", 0.001)
-    monkeypatch.setattr(pool_module, "_STAY", 0.01)
-    chance = random.Random(seed)
-    seen: list[list[int]] = [[] for _ in range(8)]
-    stalled = [0] * 8
-    lanes: list[ThreadLane] = []
-
-    def receive(which: int, number: int) -> None:
-        seen[which].append(number)
-        time.sleep(0.003 + chance.uniform(-0.001, 0.002))
-
-    def restart(which: int) -> None:
-        stalled[which] += 1
-        assert lanes[which].is_stalled
-        lanes[which].restart()
-
-    for which in range(8):
-        lanes.append(
-            on_threads(
-                pool,
-                lambda number, which=which: receive(which, number),
-                timeout=0.003,
-                stalled=lambda which=which: restart(which),
-            )
-        )
-    for lane in lanes:
-        lane.put_all([*range(60)])
-    for lane in lanes:
-        flushed(lane)
-    assert seen == [[*range(60)]] * 8
-
-
 # --- event loops
 
 
@@ -1151,17 +1064,6 @@ def test_what_is_newest_takes_the_place_of_what_is_oldest(pool: Pool) -> None:
     assert gate.seen == ["first", *range(15, 20)]
 
 
-def test_the_newest_items_get_in_while_the_oldest_are_taken(pool: Pool) -> None:
-    seen: list[int] = []
-    lane = on_threads(pool, seen.append, limit=3)
-    for number in range(20_000):
-        lane.put_newest(number)
-    flushed(lane)
-    assert len(seen) + lane.dropped == 20_000
-    assert seen == sorted({*seen})
-    assert seen[-1] == 19_999
-
-
 def test_the_newest_item_takes_no_place_of_somebody_who_waits_for_the_others(pool: Pool) -> None:
     """Whoever waits is told after what was put before, and that is in progress still."""
     gate = Gate(*range(100))
@@ -1426,42 +1328,7 @@ def test_an_empty_lane_that_was_held_is_like_any_other(pool: Pool) -> None:
     assert seen == [1]
 
 
-@pytest.mark.parametrize("is_on_loop", [False, True])
-def test_what_comes_while_a_lane_is_released_comes_after_what_it_begins_with(
-    pool: Pool, loop: Loop, is_on_loop: bool
-) -> None:
-    for _ in range(10):
-        receiver = Alone()
-        first = [(4, number) for number in range(200)]
-        lane: Lane = (
-            on_loop(pool, loop.loop, receiver.later, is_held=True)
-            if is_on_loop
-            else on_threads(pool, receiver, is_held=True)
-        )
-
-        def publish(who: int, lane: Lane = lane) -> None:
-            for number in range(200):
-                lane.put((who, number))
-
-        def release(lane: Lane = lane, first: list[tuple[int, int]] = first) -> None:
-            until(lambda: len(lane) > 100)
-            lane.release(first)
-
-        together(release, *[lambda who=who: publish(who) for who in range(4)])  # type: ignore[misc]
-        flushed(lane)
-        assert receiver.seen[:200] == first
-        receiver.check(5, 200)
-
-
 # --- scarcity
-
-
-def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    monkeypatch.setattr(_thread, "start_new_thread", start)
 
 
 def test_where_no_thread_can_be_started_the_one_in_reserve_delivers(
@@ -1603,8 +1470,10 @@ def test_finalizers_may_put_and_close_whatever_they_interrupt(pool: Pool) -> Non
 # --- forks
 
 
-FORK = """
-import asyncio, os, sys, threading, time, traceback
+LANES = (
+    FORK
+    + """
+import asyncio, time
 from messaging.execution import lanes as module
 from messaging.execution.lanes import LoopLane, ThreadLane
 from messaging.execution.pool import Pool
@@ -1623,29 +1492,14 @@ def until(condition):
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
-def child(work):
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush(); sys.stderr.flush()
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    assert status == 0, f"the child ended with {status}"
-
 pool = Pool()
 """
+)
 
 
 def test_a_forked_child_delivers_what_is_put_there_and_nothing_of_its_parent() -> None:
     done = run_script(
-        FORK
+        LANES
         + """
 stop = threading.Event()
 seen = [[] for _ in range(4)]
@@ -1721,7 +1575,7 @@ assert len(held) == 4
 
 def test_locks_that_others_had_when_a_process_forked_are_free_in_the_child() -> None:
     done = run_script(
-        FORK
+        LANES
         + """
 seen = []
 each = lane(seen.append, limit=2)
@@ -1753,7 +1607,7 @@ over.set()
 def test_a_receiver_that_forks_goes_on_in_the_parent_only() -> None:
     """In the child it returns to a thread that was given up; others deliver there."""
     done = run_script(
-        FORK
+        LANES
         + """
 seen, idents, status = [], set(), []
 entered, returned = threading.Event(), threading.Event()
@@ -1802,7 +1656,7 @@ assert [os.waitstatus_to_exitcode(each) for each in status] == [7], status
 
 def test_the_loops_of_the_parent_are_as_good_as_closed_in_the_child() -> None:
     done = run_script(
-        FORK
+        LANES
         + """
 seen = []
 loop = asyncio.new_event_loop()
@@ -1944,7 +1798,7 @@ def test_items_are_not_held_when_they_are_delivered_or_given_up(pool: Pool) -> N
 def test_all_of_it_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "_LOOK", 0.002)
     monkeypatch.setattr(pool_module, "_STAY", 0.02)
-    monkeypatch.setattr(module, "_AFTER_CANCELLED", 0.002)
+    monkeypatch.setattr(module, "AFTER_CANCELLED", 0.002)
     with contextlib.closing(Stress(seed)) as stress:
         stress.run(1.5)
         stress.check()

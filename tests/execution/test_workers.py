@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import _thread
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from messaging.execution import workers
 from messaging.execution.threads import Lanes, Workers
 from tests.doubles.fake import PATIENCE, FakeBroker, until
 from tests.doubles.fixtures import Connect
+from tests.threads import no_more_threads
 
 
 @pytest.fixture
@@ -176,14 +178,6 @@ def test_there_is_one_pool_per_process() -> None:
     os.close(write)
 
 
-def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    monkeypatch.setattr(_thread, "start_new_thread", start)
-
-
 def test_where_no_thread_can_be_started_the_one_in_reserve_does_everything(
     pool: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,15 +250,6 @@ def test_lanes_run_in_order_and_no_wider_than_their_limit() -> None:
     until(lambda: len(started) == 10)
 
 
-def test_a_single_lane_keeps_the_order() -> None:
-    lanes = Lanes(1)
-    seen: list[int] = []
-    for number in range(500):
-        lanes.submit(lambda number=number: seen.append(number))  # type: ignore[misc]
-    until(lambda: len(seen) == 500)
-    assert seen == [*range(500)]
-
-
 def test_lanes_lose_no_job_between_the_last_and_the_next() -> None:
     lanes = Lanes(2)
     done = threading.Semaphore(0)
@@ -273,14 +258,12 @@ def test_lanes_lose_no_job_between_the_last_and_the_next() -> None:
         assert done.acquire(timeout=PATIENCE)
 
 
-def test_a_job_that_raises_takes_no_lane_with_it(caplog: pytest.LogCaptureFixture) -> None:
-    lanes = Lanes(1)
-
-    def job() -> None:
-        raise SystemExit
-
-    lanes.submit(job)
-    done = threading.Event()
-    lanes.submit(done.set)
-    assert done.wait(PATIENCE)
-    caplog.clear()
+def test_the_table_of_threads_is_complete() -> None:
+    """It names every thread that the core starts: the command line and the adapters have others."""
+    table = {*re.findall(r"^``(messaging-[a-z]+)``", module.__doc__ or "", re.MULTILINE)}
+    started: set[str] = set()
+    for path in (Path(module.__file__).parents[1]).rglob("*.py"):
+        source = path.read_text()
+        started |= {*re.findall(r'"(messaging-[a-z]+)"', source)} if "start_thread" in source else set()
+        assert "threading.Thread(" not in source or path.parent.name in ("cli", "execution"), path
+    assert table == started

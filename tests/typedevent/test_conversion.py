@@ -61,6 +61,7 @@ from pydantic import Field as PydanticField
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from typing_extensions import TypeAliasType, TypedDict
 
+from messaging.bounded import BoundedCache
 from messaging.errors import ConversionError
 from messaging.typedevent.conversion import convert, converter_to
 from messaging.typedevent.maps import checked_copy, to_map
@@ -1524,7 +1525,7 @@ def test_converters_are_made_once() -> None:
 
 
 def test_more_types_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("messaging.typedevent.conversion._CACHED", 20)
+    monkeypatch.setattr("messaging.typedevent.conversion._targets", BoundedCache(20))
     for number in range(50):
         target = make_dataclass(f"Class{number}", [("a", list[int])])
         assert convert({"a": ["1"]}, target) == target([1])

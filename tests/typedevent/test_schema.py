@@ -38,6 +38,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
+from messaging.bounded import BoundedCache
 from messaging.errors import InvalidEventError, NullEventError
 from messaging.typedevent.maps import checked_copy, to_map
 from messaging.typedevent.schema import has_fields, hints_of, is_simple, schema_of
@@ -511,7 +512,7 @@ def test_an_annotation_without_a_hash_is_no_schema() -> None:
 
 
 def test_more_classes_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("messaging.typedevent.schema._CACHED", 20)
+    monkeypatch.setattr("messaging.typedevent.schema._schemas", BoundedCache(20))
     known = schema_of(Base), schema_of(Derived)
     assert all(one is other for one, other in zip(known, (schema_of(Base), schema_of(Derived)), strict=True))
     for number in range(50):

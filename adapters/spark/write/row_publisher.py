@@ -13,6 +13,7 @@ import pyarrow as pa
 from adapters.spark.columns import CONTENT_ENCODING, MESSAGE_ID
 from adapters.spark.errors import InvalidRowError
 from adapters.spark.task_connection import connect
+from messaging.bounded import BoundedCache
 from messaging.errors import (
     ArgumentError,
     BoundReachedError,
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 TEXT_COLUMNS: Final = ("channel", "key", "content_type", "correlation_id", "reply_to")
 #: rows between two checks of the outcomes
 _STRIDE: Final = 256
-#: checked shapes of messages that are kept
-_MAX_SHAPES: Final = 4096
 
 
 class _Shape(NamedTuple):
@@ -55,7 +54,7 @@ class RowPublisher:
         self._columns = columns
         self._partition = partition
         self._id_stem = id_stem
-        self._shapes: dict[tuple[Any, ...], _Shape] = {}
+        self._shapes: BoundedCache[tuple[Any, ...], _Shape] = BoundedCache(4096)
         #: rows published, and rows whose outcome is known
         self._rows = self._settled = 0
         self._waiting: deque[Promise[None]] = deque()
@@ -190,8 +189,6 @@ class RowPublisher:
         except UnsupportedFeatureError as error:
             error.add_note(f"That was row {self._rows} of partition {self._partition}, counted from 0.")
             raise
-        if len(self._shapes) >= _MAX_SHAPES:
-            self._shapes.clear()
         found = self._shapes[fields] = _Shape(plan, crc32(channel.encode()))
         return found
 
