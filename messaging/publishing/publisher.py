@@ -31,7 +31,7 @@ from messaging.model import (
     publish_options,
     requested,
 )
-from messaging.publishing.outbox import IdentifiedPublication, Outbox, Publication
+from messaging.publishing.publication import IdentifiedPublication, Publication
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.execution import Promise
     from messaging.model import Message, MessageContext, MessageContextProvider
+    from messaging.publishing.outbox import Outbox
 
 #: plans kept; beyond that, contexts are compiled again
 _PLAN_CACHE: Final = 4096
@@ -50,8 +51,9 @@ class MessagePublisher:
     def __init__(self, connection: Connection, outbox: Outbox) -> None:
         self._connection = connection
         self._adapter = adapter = connection.adapter
-        #: the messages that wait to be published
+        #: the messages that are not settled
         self.outbox = outbox
+        self._admission = outbox.admission
         self._timeout = adapter.settings.timeout
         self._plans: dict[tuple[Any, ...], PublishPlan] = {}
         #: marks the plans of this publisher, for the features that the adapter announces now
@@ -113,7 +115,7 @@ class MessagePublisher:
         if plan.options.last_will:
             self._set_will(publication)
         else:
-            self.outbox.put(publication)
+            self._admission.put(publication)
         return publication
 
     def compile(self, context: MessageContext) -> PublishPlan:
@@ -163,9 +165,9 @@ class MessagePublisher:
             own.own_id = message_id
         publication.correlation_id = correlation_id
         if on_loop:
-            self.outbox.post(publication)
+            self._admission.post(publication)
         else:
-            self.outbox.put(publication)
+            self._admission.put(publication)
         return publication
 
     def check_payload(self, payload: Any) -> bytes:

@@ -1,0 +1,130 @@
+"""The services of one instance in its service registry, and the name that is unique there (RFC 5.1, 5.2)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
+
+from messaging.capabilities import builder_properties, instance_properties
+from messaging.errors import DuplicateNameError, MessagingError
+from messaging.forking import hold_over_fork
+from messaging.services import ServiceEventKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from messaging.adapter import Adapter
+    from messaging.services import ListenerRegistration, ServiceEvent, ServiceRegistration, ServiceRegistry
+
+#: the instances that have the names of each registry
+_names: WeakKeyDictionary[ServiceRegistry, dict[str, InstanceServices]] = WeakKeyDictionary()
+_names_lock = threading.Lock()  # guards _names
+hold_over_fork(_names_lock)
+os.register_at_fork(after_in_child=_names.clear)
+
+
+class InstanceServices:
+    """What one instance has in its registry until it is closed: its name, its services, and those added through it.
+
+    Args:
+        registry: where the services are registered.
+        adapter: of the instance.
+        name: of the instance.
+        refuse_closed: raises ``ClosedError`` if the instance is closed.
+    """
+
+    def __init__(
+        self, registry: ServiceRegistry, adapter: Adapter, name: str, refuse_closed: Callable[[], None]
+    ) -> None:
+        self._registry = registry
+        self._adapter = adapter
+        self._name = name
+        self.refuse_closed = refuse_closed
+        #: the instance's own services
+        self.own: list[ServiceRegistration] = []
+        #: the added services by their id; those of context builders with the properties given by the application
+        self._added: dict[int, tuple[ServiceRegistration, Mapping[str, Any] | None]] = {}
+        self._watches: list[ListenerRegistration] = []
+
+    def claim_name(self) -> None:
+        """Reserve the name in the registry until :meth:`unregister`.
+
+        Raises:
+            DuplicateNameError: another instance has it.
+        """
+        with _names_lock:
+            if _names.setdefault(self._registry, {}).setdefault(self._name, self) is not self:
+                raise DuplicateNameError(
+                    f"another instance in this service registry has the osgi.messaging.name {self._name!r}; "
+                    f"give each its own name="
+                )
+
+    def properties(self) -> dict[str, Any]:
+        """Return the properties of the instance's own services, as they are now."""
+        return instance_properties(self._name, self._adapter)
+
+    def register(
+        self, interface: type[Any], service: object, scope: Literal["singleton", "prototype"] = "singleton"
+    ) -> ServiceRegistration:
+        """Register a service of the instance itself."""
+        # in one expression: an interrupt in between would leave the service registered
+        self.own.append(self._registry.register(interface, service, self.properties(), scope=scope))
+        return self.own[-1]
+
+    def add(self, interface: type[Any], service: object, properties: Mapping[str, Any]) -> ServiceRegistration:
+        """Register a service of the application.
+
+        Raises:
+            ArgumentError: a property is malformed.
+            ClosedError: the instance is closed.
+        """
+        return self._add(self._registry.register(interface, service, properties), None)
+
+    def add_builder(
+        self, interface: type[Any], factory: Callable[[], object], given: Mapping[str, Any]
+    ) -> ServiceRegistration:
+        """Register context builders of the application, with the ``given`` properties and those of the instance."""
+        properties = builder_properties(self.properties(), given)
+        return self._add(self._registry.register(interface, factory, properties, scope="prototype"), given)
+
+    def _add(self, registration: ServiceRegistration, given: Mapping[str, Any] | None) -> ServiceRegistration:
+        self._added[registration.reference.id] = registration, given
+        try:
+            self.refuse_closed()
+        except MessagingError:  # closed meanwhile: the closing thread may have missed this one
+            registration.unregister()
+            raise
+        return registration
+
+    def watch(self, listener: Callable[[ServiceEvent], object], interface: type[Any]) -> None:
+        """Call ``listener`` with the events of an interface, until :meth:`unregister`."""
+        self._watches.append(self._registry.add_listener(listener, interface))
+
+    def forget(self, event: ServiceEvent) -> None:
+        """Forget an added service that is unregistered. A listener for :meth:`watch`."""
+        if event.kind is ServiceEventKind.UNREGISTERING:
+            self._added.pop(event.reference.id, None)
+
+    def refresh(self) -> None:
+        """Announce the features again, which have changed."""
+        for registration in self.own:
+            with contextlib.suppress(MessagingError):  # unregistered meanwhile
+                registration.update(self.properties())
+        for registration, given in [*self._added.values()]:
+            if given is not None:
+                with contextlib.suppress(MessagingError):
+                    registration.update(builder_properties(self.properties(), given))
+
+    def unregister(self) -> None:
+        """Unregister every service, the added ones first, and release the name."""
+        for watch in self._watches:
+            watch.remove()
+        for registration in [*(each for each, _ in [*self._added.values()]), *self.own]:
+            registration.unregister()
+        with _names_lock:
+            taken = _names.get(self._registry, {})
+            if taken.get(self._name) is self:
+                del taken[self._name]
