@@ -409,7 +409,7 @@ class Shortcuts:
             raise
 
     def _checked_concurrency(self, concurrency: int, context: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Check ``concurrency`` against the other options, which are returned with a prefetch that is as large."""
+        """Check ``concurrency`` against ``context``; return ``context`` with at least as large a prefetch."""
         if _checked(concurrency, MAX_PREFETCH) == 1:
             return context
         if context.get("guaranteed_ordering"):
