@@ -9,13 +9,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from messaging.adapter import ENTRY_POINT_GROUP, Adapter
-from messaging.errors import (
-    AdapterClashError,
-    ArgumentError,
-    ConfigurationError,
-    MessagingError,
-    UnknownSchemeError,
-)
+from messaging.errors import AdapterClashError, ArgumentError, ConfigurationError, MessagingError, UnknownSchemeError
 from messaging.execution import may_block
 from messaging.instance.messaging import Messaging
 from messaging.model import concealed, parse_url

@@ -18,26 +18,12 @@ from messaging.execution import Promise, engine, may_block, seconds, warn_in_loo
 from messaging.instance.contexts import Contexts
 from messaging.instance.services import InstanceServices
 from messaging.instance.shortcuts import Shortcuts
-from messaging.model import (
-    AcknowledgeMessageContextBuilder,
-    Features,
-    MessageContextBuilder,
-    MessageContextProvider,
-)
+from messaging.model import AcknowledgeMessageContextBuilder, Features, MessageContextBuilder, MessageContextProvider
 from messaging.model.settings import load_settings
 from messaging.publishing import MessagePublisher, Outbox
 from messaging.receiving import MessageSubscription, in_observer
-from messaging.replyto import (
-    Replies,
-    ReplyToManyPublisher,
-    ReplyToManySubscriptionHandler,
-    ReplyToPublisher,
-    ReplyToSingleSubscriptionHandler,
-    ReplyToWhiteboard,
-    Requests,
-)
+from messaging.replyto import Replies, ReplyToManyPublisher, ReplyToPublisher, ReplyToWhiteboard, Requests
 from messaging.runtime import MessageServiceRuntime
-from messaging.services import ServiceEvent, ServiceEventKind
 from messaging.text import tolerant
 
 if TYPE_CHECKING:
@@ -111,7 +97,6 @@ class Messaging(Shortcuts):
         registered = self._registered
         runtime = registered.register(MessageServiceRuntime, self.runtime)
         subscription = registered.register(MessageSubscription, self.subscription)
-        self._subscription_reference = subscription.reference
         self.runtime.bind(runtime.reference, subscription.reference)
         registered.register(MessagePublisher, self.publisher)
         registered.register(MessageContextBuilder, self.context_builder, "prototype")
@@ -122,9 +107,7 @@ class Messaging(Shortcuts):
             self.whiteboard.open(registered.properties)
         if Features.ACKNOWLEDGE in self.features:
             registered.register(AcknowledgeMessageContextBuilder, self.acknowledge_context_builder, "prototype")
-        registered.watch(self._end_subscriptions, MessageSubscription)
-        registered.watch(registered.forget, ReplyToSingleSubscriptionHandler)
-        registered.watch(registered.forget, ReplyToManySubscriptionHandler)
+        registered.watch(self._connection, self.whiteboard)
 
     # --- services
 
@@ -174,24 +157,13 @@ class Messaging(Shortcuts):
         given = check_mapping("properties", {} if properties is None else properties)
         return self._registered.add_builder(MessageContextProvider, factory, given)
 
-    def _end_subscriptions(self, event: ServiceEvent) -> None:
-        """End the subscriptions when the subscription service is unregistered (RFC 5.4)."""
-        gone = event.kind is ServiceEventKind.UNREGISTERING and event.reference is self._subscription_reference
-        if gone and self._closing is None:
-            for subscription in self._connection.subscriptions.snapshot():
-                self._connection.engine.call(self._connection.subscriptions.end, subscription)
-
     def _connected(self) -> None:
         """Announce the features again: the broker may support fewer than its protocol. On the loop."""
         self.publisher.refresh()
         self._replies.refresh()
         if self._adapter.announced != self._features:
             self._features = self._adapter.announced
-            workers().submit(self._announce)  # listeners of the registry are user code
-
-    def _announce(self) -> None:
-        self._registered.refresh()
-        self.whiteboard.refresh()
+            workers().submit(self._registered.refresh)  # listeners of the registry are user code
 
     def _closed(self) -> Promise[None]:
         """Unregister the services: the instance was closed, or never got a connection. On the loop."""
@@ -200,7 +172,8 @@ class Messaging(Shortcuts):
         def unregister() -> None:  # listeners of the registry are user code
             self._unregistering = threading.get_ident()
             try:
-                self._unregister()
+                _open.discard(self)
+                self._registered.unregister()
             finally:
                 self._unregistering = None
                 workers().release(self)
@@ -208,11 +181,6 @@ class Messaging(Shortcuts):
 
         workers().submit(unregister)
         return done
-
-    def _unregister(self) -> None:
-        _open.discard(self)
-        self.whiteboard.close()
-        self._registered.unregister()
 
     # --- life cycle
 
@@ -259,7 +227,7 @@ class Messaging(Shortcuts):
         self._requests.abandon()
         self.subscription.abandon(error)
         self._connection.abandon(error)
-        self._unregister()
+        self._registered.unregister()
 
     def __enter__(self) -> Self:
         self._refuse_closed()

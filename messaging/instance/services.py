@@ -11,12 +11,16 @@ from weakref import WeakKeyDictionary
 from messaging.capabilities import builder_properties, instance_properties
 from messaging.errors import DuplicateNameError, MessagingError
 from messaging.forking import hold_over_fork
+from messaging.receiving import MessageSubscription
+from messaging.replyto import ReplyToManySubscriptionHandler, ReplyToSingleSubscriptionHandler
 from messaging.services import ServiceEventKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from messaging.adapter import Adapter
+    from messaging.connection import Connection
+    from messaging.replyto import ReplyToWhiteboard
     from messaging.services import ListenerRegistration, ServiceEvent, ServiceRegistration, ServiceRegistry
 
 #: the instances that have the names of each registry
@@ -27,7 +31,7 @@ os.register_at_fork(after_in_child=_names.clear)
 
 
 class InstanceServices:
-    """What one instance has in its registry until it is closed: its name, its services, and those added through it.
+    """The name of one instance in its registry, its services, and those added through it, until it is closed.
 
     Args:
         registry: where the services are registered.
@@ -48,6 +52,8 @@ class InstanceServices:
         #: the added services by their id; those of context builders with the properties given by the application
         self._added: dict[int, tuple[ServiceRegistration, Mapping[str, Any] | None]] = {}
         self._watches: list[ListenerRegistration] = []
+        self._connection: Connection
+        self._whiteboard: ReplyToWhiteboard | None = None
 
     def claim_name(self) -> None:
         """Reserve the name in the registry until :meth:`unregister`.
@@ -99,12 +105,25 @@ class InstanceServices:
             raise
         return registration
 
-    def watch(self, listener: Callable[[ServiceEvent], object], interface: type[Any]) -> None:
-        """Call ``listener`` with the events of an interface, until :meth:`unregister`."""
-        self._watches.append(self._registry.add_listener(listener, interface))
+    def watch(self, connection: Connection, whiteboard: ReplyToWhiteboard) -> None:
+        """Follow the registry, and refresh and close ``whiteboard`` with the services."""
+        self._connection = connection
+        self._whiteboard = whiteboard
+        listen = self._registry.add_listener
+        self._watches.append(listen(self._end_subscriptions, MessageSubscription))
+        self._watches.append(listen(self._forget, ReplyToSingleSubscriptionHandler))
+        self._watches.append(listen(self._forget, ReplyToManySubscriptionHandler))
 
-    def forget(self, event: ServiceEvent) -> None:
-        """Forget an added service that is unregistered. A listener for :meth:`watch`."""
+    def _end_subscriptions(self, event: ServiceEvent) -> None:
+        """End the subscriptions when the application unregisters the subscription service (RFC 5.4)."""
+        gone = event.kind is ServiceEventKind.UNREGISTERING and any(
+            event.reference is own.reference for own in self.own
+        )
+        if gone and not self._connection.endings.is_closing:
+            for subscription in self._connection.subscriptions.snapshot():
+                self._connection.engine.call(self._connection.subscriptions.end, subscription)
+
+    def _forget(self, event: ServiceEvent) -> None:
         if event.kind is ServiceEventKind.UNREGISTERING:
             self._added.pop(event.reference.id, None)
 
@@ -117,11 +136,15 @@ class InstanceServices:
             if given is not None:
                 with contextlib.suppress(MessagingError):
                     registration.update(builder_properties(self.properties(), given))
+        if self._whiteboard is not None:
+            self._whiteboard.refresh()
 
     def unregister(self) -> None:
         """Unregister every service, the added ones first, and release the name."""
         for watch in self._watches:
             watch.remove()
+        if self._whiteboard is not None:
+            self._whiteboard.close()
         for registration in [*(each for each, _ in [*self._added.values()]), *self.own]:
             registration.unregister()
         with _names_lock:

@@ -31,6 +31,7 @@ class Outbox:
     Attributes:
         put, post, withdraw, refuse: see :class:`~messaging.publishing.admission.Admission`.
         start, connected, disconnected, retry, outstanding: see :class:`~messaging.publishing.sender.Sender`.
+        admission: accepts the messages; public, because the publisher calls it without a detour.
         number: distinguishes the outboxes of a process.
         deadlines: of all messages that are not settled.
         failed: the number of messages that failed.
@@ -44,10 +45,11 @@ class Outbox:
         self.deadlines = Deadlines(engine, timeout, self._expire)
         self.admission = admission = Admission(engine, adapter.name, max_messages, max_bytes, self._wake)
         self._sender = sender = Sender(engine, adapter, admission, self.deadlines)
+        self._in_flight = sender.in_flight
         self.failed = 0
         #: resolved when every accepted message is settled; ``None`` unless :meth:`drain` waits for that
         self._drained: asyncio.Future[None] | None = None
-        # without a call in between: publishing is the hottest path
+        # the methods of its parts are its own, without a call in between
         self.put, self.post = admission.put, admission.post
         self.withdraw, self.refuse = admission.withdraw, admission.refuse
         self.start, self.connected, self.disconnected = sender.start, sender.connected, sender.disconnected
@@ -81,9 +83,8 @@ class Outbox:
         admission.settled_bytes += len(entry.payload)
         if not entry.plan.options.last_will:  # the adapter hands a will to the broker with every connection
             del entry.payload
-        in_flight = self._sender.in_flight
-        if in_flight:
-            in_flight.pop(entry.sequence, None)
+        if self._in_flight:
+            self._in_flight.pop(entry.sequence, None)
         if admission.blocked.flags:
             admission.offer_room_in_steps()
         if self._drained is not None and not admission.pending and not self._drained.done():
@@ -96,7 +97,7 @@ class Outbox:
             self.count_settled(entry)
 
     def fail(self, entry: Publication, error: MessagingError) -> None:
-        """Fail a message, unless it is settled; it is not sent any more, even if it is put afterwards."""
+        """Fail a message, unless it is settled; it is not sent afterwards, even if it is put later."""
         if entry.settled:
             return
         entry.settled = True
@@ -111,7 +112,7 @@ class Outbox:
             self.fail(will, will.unfinished("the instance was closed"))
         elif not will.settled:
             will.is_waiting = False
-            self._sender.in_flight[will.sequence] = will
+            self._in_flight[will.sequence] = will
 
     async def drain(self, deadline: float) -> None:
         """Wait until every accepted message is settled, or until ``deadline`` (loop time)."""
@@ -171,5 +172,5 @@ class Outbox:
 
 
 def _is_uncounted(entry: Publication) -> bool:
-    """Return whether a message failed before it was accepted: a counted message has no payload any more."""
+    """Return whether a message failed before it was accepted: a counted message has no payload."""
     return entry.settled and hasattr(entry, "payload") and not entry.plan.options.last_will

@@ -17,7 +17,7 @@ _run_id = secrets.token_hex(8)
 
 
 class Publications(Protocol):
-    """What a publication needs of its outbox. On the loop."""
+    """The interface of the outbox that a publication uses. On the loop."""
 
     #: distinguishes the outboxes of a process
     number: int

@@ -10,12 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import (
-    InvalidChannelError,
-    InvalidContentError,
-    PayloadTooLargeError,
-    UnsupportedFeatureError,
-)
+from messaging.errors import InvalidChannelError, InvalidContentError, PayloadTooLargeError, UnsupportedFeatureError
 from messaging.model import (
     Features,
     PublishPlan,

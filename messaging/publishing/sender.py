@@ -83,7 +83,7 @@ class Sender:
         return (*self._admission.waiting, *self._batch, *self.in_flight.values(), *self._returned)
 
     def drop_settled(self) -> None:
-        """Remove the settled messages from those that are to be sent again."""
+        """Remove the settled messages from the messages to send again."""
         self._returned = [entry for entry in self._returned if not entry.settled]
 
     def retry(self, entry: Publication) -> bool:
