@@ -37,18 +37,18 @@ class Contexts:
     def message(
         self, channel: str, content: Any, keywords: Mapping[str, Any], allowed: frozenset[str] = frozenset()
     ) -> Message:
-        """Return a message to publish; ``allowed`` names keys of subscribing that have a meaning for it."""
+        """Return a message to publish; ``allowed`` are the extensions of subscribing that it may have."""
         try:
-            # the types too: True and 1 are equal, and mean different things
+            # with the types, because True and 1 are equal and have different meanings
             if type(channel) is not str and isinstance(channel, str):
-                channel = exact(channel)  # one that equals another channel would get its context
+                channel = exact(channel)  # a subclass of str could equal another channel, and get its context
             key = (channel, allowed, *keywords.items(), *map(type, keywords.values()))
             context = self._known.get(key)
         except TypeError:  # a value is not hashable, such as headers
             key, context = None, None
         if context is None:
             context = _build(channel, keywords, subscribing_only(self._adapter) - allowed, "subscribing")
-            if key is not None and keywords.get("message_id") is None:  # which is for one message
+            if key is not None and keywords.get("message_id") is None:  # an id is for one message
                 if len(self._known) >= _CACHE_SIZE:
                     self._known.clear()
                 self._known[key] = context
@@ -58,7 +58,7 @@ class Contexts:
             return Message(bytes(content), context)
         payload, content_type = encode(content, context.content_type, context.content_encoding)
         if context.content_type is None and Features.MESSAGE_PROPERTIES in self._adapter.announced:
-            # not asked for, so not an error where it cannot travel
+            # the application did not set it: it is left out where the protocol cannot carry it
             context = MessageContextBuilder().with_context(context).content_type(content_type).build_context()
         return Message(payload, context)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from messaging.model import BrokerUrl
     from messaging.services import ServiceRegistration, ServiceRegistry
 
-#: instances that are open
+#: the open instances
 _open: WeakSet[Messaging] = WeakSet()
 
 
@@ -84,7 +84,7 @@ class Messaging(Shortcuts):
         self._contexts = Contexts(self._adapter)
         self._features = self._adapter.announced
         self._register_services()
-        #: the thread that takes the services out of the registry, while it does
+        #: identifies the thread that is unregistering the services
         self._unregistering: int | None = None
         self._close_lock = threading.RLock()  # guards _closing; reentrant for signal handlers
         connection.on_connected = self._connected
@@ -195,7 +195,7 @@ class Messaging(Shortcuts):
             ArgumentError: ``timeout`` is no number.
         """
         closing = self._close(timeout)
-        # a listener of the registry that closes is waited for by the very closing
+        # closing waits for the listeners of the registry: a listener that closes must not wait for closing
         if may_block() and not in_observer() and threading.get_ident() != self._unregistering:
             closing.result()
 
@@ -215,7 +215,7 @@ class Messaging(Shortcuts):
                     self._closing = started
             closing = self._closing
         for subscription in self._connection.subscriptions.snapshot():
-            subscription.stop()  # now, rather than when the loop comes to it
+            subscription.stop()  # at once, before the loop ends it
         return closing
 
     def _abandon(self) -> None:
@@ -277,7 +277,7 @@ def _close_all() -> None:
 
 
 def _after_fork() -> None:
-    """In a forked child: its parent's instances have no engine here, so they are closed."""
+    """Mark the parent's instances as closed in a forked child, where they have no engine."""
     for instance in [*_open]:
         instance._abandon()
     _open.clear()
