@@ -62,16 +62,16 @@ _OF_STREAMS: Final = frozenset(
 )
 
 
-class SubscribeOptions(SubscribeKeywords, total=False):
-    """Keywords and options of ``subscribe``."""
+class SubscribeArguments(SubscribeKeywords, total=False):
+    """The keyword arguments of ``subscribe``, for its overloads."""
 
     on_invalid: OnInvalid
     keep_subscription: bool
     acknowledge: Acknowledge
 
 
-class HandlerOptions(SubscribeKeywords, total=False):
-    """Keywords and options of ``on``."""
+class HandlerArguments(SubscribeKeywords, total=False):
+    """The keyword arguments of ``on``, for its overloads."""
 
     model: Any
     concurrency: int
@@ -79,14 +79,14 @@ class HandlerOptions(SubscribeKeywords, total=False):
     keep_subscription: bool
 
 
-class RequestManyOptions(RequestManyKeywords, total=False):
-    """Keywords and options of ``request_many``."""
+class RequestManyArguments(RequestManyKeywords, total=False):
+    """The keyword arguments of ``request_many``, for its overloads."""
 
     timeout: float | None
 
 
-class ReplyOptions(ReplyKeywords, total=False):
-    """Keywords and options of ``reply``."""
+class ReplyArguments(ReplyKeywords, total=False):
+    """The keyword arguments of ``reply``, for its overloads."""
 
     content_type: str | None
     many: bool | None
@@ -135,14 +135,14 @@ class Shortcuts:
 
     @overload
     def request(
-        self, channel: str, content: Any = b"", model: None = None, **options: Unpack[PublishKeywords]
+        self, channel: str, content: Any = b"", model: None = None, **arguments: Unpack[PublishKeywords]
     ) -> Request[ReceivedMessage]: ...
     @overload
     def request(
-        self, channel: str, content: Any = b"", model: type[V] = ..., **options: Unpack[PublishKeywords]
+        self, channel: str, content: Any = b"", model: type[V] = ..., **arguments: Unpack[PublishKeywords]
     ) -> Request[V]: ...
     @overload
-    def request(self, channel: str, content: Any, model: Any, **options: Unpack[PublishKeywords]) -> Request[Any]: ...
+    def request(self, channel: str, content: Any, model: Any, **arguments: Unpack[PublishKeywords]) -> Request[Any]: ...
     def request(
         self,
         channel: str,
@@ -178,11 +178,11 @@ class Shortcuts:
 
     @overload
     def request_many(
-        self, channel: str, content: Any = b"", model: type[V] = ..., **options: Unpack[RequestManyOptions]
+        self, channel: str, content: Any = b"", model: type[V] = ..., **arguments: Unpack[RequestManyArguments]
     ) -> MessageStream[V]: ...
     @overload
     def request_many(
-        self, channel: str, content: Any = b"", model: Any = None, **options: Unpack[RequestManyOptions]
+        self, channel: str, content: Any = b"", model: Any = None, **arguments: Unpack[RequestManyArguments]
     ) -> MessageStream[Any]: ...
     def request_many(
         self,
@@ -208,11 +208,11 @@ class Shortcuts:
 
     @overload
     def reply(
-        self, channel: str | Sequence[str], handler: None = None, **options: Unpack[ReplyOptions]
+        self, channel: str | Sequence[str], handler: None = None, **arguments: Unpack[ReplyArguments]
     ) -> Callable[[F], F]: ...
     @overload
     def reply(
-        self, channel: str | Sequence[str], handler: Callable[..., Any], **options: Unpack[ReplyOptions]
+        self, channel: str | Sequence[str], handler: Callable[..., Any], **arguments: Unpack[ReplyArguments]
     ) -> ReplyRegistration: ...
     def reply(
         self,
@@ -298,9 +298,11 @@ class Shortcuts:
             raise
 
     @overload
-    def subscribe(self, channel: str, model: type[V], **options: Unpack[SubscribeOptions]) -> MessageStream[V]: ...
+    def subscribe(self, channel: str, model: type[V], **arguments: Unpack[SubscribeArguments]) -> MessageStream[V]: ...
     @overload
-    def subscribe(self, channel: str, model: Any = None, **options: Unpack[SubscribeOptions]) -> MessageStream[Any]: ...
+    def subscribe(
+        self, channel: str, model: Any = None, **arguments: Unpack[SubscribeArguments]
+    ) -> MessageStream[Any]: ...
     def subscribe(
         self,
         channel: str,
@@ -328,10 +330,10 @@ class Shortcuts:
         )
 
     @overload
-    def on(self, channel: str, handler: None = None, **options: Unpack[HandlerOptions]) -> Callable[[F], F]: ...
+    def on(self, channel: str, handler: None = None, **arguments: Unpack[HandlerArguments]) -> Callable[[F], F]: ...
     @overload
     def on(
-        self, channel: str, handler: Callable[..., Any], **options: Unpack[HandlerOptions]
+        self, channel: str, handler: Callable[..., Any], **arguments: Unpack[HandlerArguments]
     ) -> HandlerRegistration: ...
     def on(
         self,
