@@ -104,7 +104,7 @@ INTERNAL: Final[dict[str, set[str]]] = {
     },
     "MessageServiceRuntime": {"bind"},
     "MessageSubscription": {"check", "open_handler", "open_requests"},
-    "Promise": {"abandon", "listen", "reject", "resolve"},
+    "Promise": {"abandon", "call_listeners", "listen", "reject", "resolve"},
     "Publication": {"confirm", "fail", "sent", "unfinished"},
     "Push": {"start", "stop", "wake"},
     "Request": {"unsent"},

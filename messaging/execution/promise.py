@@ -147,7 +147,7 @@ class Promise(Generic[T]):
             return False
         self._value = value
         if self._listeners is not None:
-            self._notify()
+            self.call_listeners()
         return True
 
     def reject(self, error: MessagingError, cause: BaseException | None = None) -> bool:
@@ -159,7 +159,7 @@ class Promise(Generic[T]):
         self._error = error
         self._value = None
         if self._listeners is not None:
-            self._notify()
+            self.call_listeners()
         return True
 
     @property
@@ -206,7 +206,8 @@ class Promise(Generic[T]):
             pass
         return False
 
-    def _notify(self) -> None:
+    def call_listeners(self) -> None:
+        """Call the listeners, each once; the outcome must be stored."""
         listeners = self._listeners
         while listeners:
             try:

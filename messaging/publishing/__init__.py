@@ -1,8 +1,8 @@
-"""Publishing: the publisher service (RFC 5.5) and the outbox, which holds messages until they are confirmed.
+"""Publishing: the publisher service (RFC 5.5) and the outbox, which holds messages until they are settled.
 
 May import: ``connection``, ``adapter`` (the contract), ``model``, ``execution``. Independent of ``receiving``.
 """
 
 from messaging.publishing.outbox import Outbox as Outbox
-from messaging.publishing.outbox import Publication as Publication
+from messaging.publishing.publication import Publication as Publication
 from messaging.publishing.publisher import MessagePublisher as MessagePublisher

@@ -1,8 +1,7 @@
 """MessagePublisher (RFC 5.5): checks a message, puts it into the outbox, and promises its outcome.
 
-**Threads.** ``publish`` may be called from any thread and any event loop. It runs on the caller: everything that can
-be refused is refused there, before anything is sent. The engine's loop takes it from there, see
-:mod:`messaging.publishing.outbox`.
+**Threads.** ``publish`` may be called from any thread and any event loop. It checks the message on the calling thread
+and raises before anything is sent. The engine's loop sends the message, see :mod:`messaging.publishing.outbox`.
 """
 
 from __future__ import annotations
@@ -12,12 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.bounded import BoundedCache
-from messaging.errors import (
-    InvalidChannelError,
-    InvalidContentError,
-    PayloadTooLargeError,
-    UnsupportedFeatureError,
-)
+from messaging.errors import InvalidChannelError, InvalidContentError, PayloadTooLargeError, UnsupportedFeatureError
 from messaging.model import (
     Features,
     PublishPlan,
@@ -32,7 +26,7 @@ from messaging.model import (
     publish_options,
     requested,
 )
-from messaging.publishing.outbox import IdentifiedPublication, Outbox, Publication
+from messaging.publishing.publication import IdentifiedPublication, Publication
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,6 +34,10 @@ if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.execution import Promise
     from messaging.model import Message, MessageContext, MessageContextProvider
+    from messaging.publishing.outbox import Outbox
+
+#: values of a context that must be printable text on every protocol; the others may be any text
+_PRINTABLE: Final = ("content_type", "content_encoding")
 
 
 class MessagePublisher:
@@ -48,15 +46,16 @@ class MessagePublisher:
     def __init__(self, connection: Connection, outbox: Outbox) -> None:
         self._connection = connection
         self._adapter = adapter = connection.adapter
-        #: the messages that wait to be published
+        #: the messages that are not settled
         self.outbox = outbox
+        self._admission = outbox.admission
         self._timeout = adapter.settings.timeout
         self._plans: BoundedCache[tuple[Any, ...], PublishPlan] = BoundedCache(4096)
-        #: marks the plans of this publisher, for the features that the adapter announces now
+        #: marks the plans that this publisher compiled for the features that the adapter announces now
         self.stamp = object()
         self._size_limit = adapter.capabilities.max_message_size
-        self._will_lock = threading.Lock()  # guards _will_taken
-        self._will_taken = False
+        #: acquired once the instance has a last will
+        self._will = threading.Lock()
 
     def publish(
         self,
@@ -111,19 +110,16 @@ class MessagePublisher:
         if plan.options.last_will:
             self._set_will(publication)
         else:
-            self.outbox.put(publication)
+            self._admission.put(publication)
         return publication
 
     def compile(self, context: MessageContext) -> PublishPlan:
-        """Return the plan of a context, which is checked if it has none yet.
-
-        From any thread; raises as :meth:`publish`.
-        """
+        """Return the plan of ``context``, compiled on first use. From any thread; raises as :meth:`publish`."""
         plan: PublishPlan | None = context.plan
         return plan if plan is not None and plan.stamp is self.stamp else self._compile(context)
 
     def readdress(self, plan: PublishPlan, channel: str) -> PublishPlan:
-        """Return a copy of a plan for another channel, which is all that is checked. From any thread."""
+        """Return a copy of ``plan`` for another channel; only the channel is checked. From any thread."""
         other = plan.replace(channel=channels.check_name(channel))
         self._adapter.check_publish(other)
         return other
@@ -141,12 +137,12 @@ class MessagePublisher:
 
         Args:
             payload: of the message.
-            plan: of its context.
-            correlation_id: of the message; the plan's own is not used.
-            message_id: takes the place of the id that a confirmed message has anyway. Only for instances with feature
-                ``messageId``, and messages that need no envelope; others need the extension.
-            on_loop: for the engine's loop, which must not wait: the promise fails with ``OutboxFullError`` or
-                ``ClosedError``.
+            plan: of the message's context.
+            correlation_id: of the message; that of the plan is not used.
+            message_id: replaces the generated id of a confirmed message. Only for instances with feature ``messageId``,
+                and for messages that need no envelope; other messages need the extension.
+            on_loop: whether the caller is the engine's loop, which must not wait: the promise then fails with
+                ``OutboxFullError`` or ``ClosedError``.
 
         Raises:
             PayloadTooLargeError, OutboxFullError, ClosedError: as :meth:`publish`.
@@ -161,15 +157,23 @@ class MessagePublisher:
             own.own_id = message_id
         publication.correlation_id = correlation_id
         if on_loop:
-            self.outbox.post(publication)
+            self._admission.post(publication)
         else:
-            self.outbox.put(publication)
+            self._admission.put(publication)
         return publication
 
     def check_payload(self, payload: Any) -> bytes:
-        """Return a payload as bytes; raise ``InvalidContentError`` or ``PayloadTooLargeError``. From any thread."""
+        """Check a payload and return it as bytes. From any thread.
+
+        Raises:
+            InvalidContentError, PayloadTooLargeError: the payload is not bytes, or too large for the instance.
+        """
         if type(payload) is not bytes:
-            payload = _as_bytes(payload)
+            if not isinstance(payload, (bytes, bytearray, memoryview)):
+                raise InvalidContentError(
+                    f"a payload must be bytes, not {type(payload).__name__}; a builder's content(...) encodes objects"
+                )
+            payload = bytes(payload)
         limit = self._size_limit
         if limit is not None and len(payload) > limit:
             raise PayloadTooLargeError(len(payload), limit, f"{self._adapter.name!r}")
@@ -177,21 +181,21 @@ class MessagePublisher:
         return checked
 
     def refresh(self) -> None:
-        """Forget all plans: the adapter announces other features than before. On the loop."""
+        """Discard all plans, because the adapter announces other features than before. On the loop."""
         self._plans.clear()
         self._size_limit = self._adapter.capabilities.max_message_size
         self.stamp = object()
 
     @staticmethod
     def override(context: MessageContext, override: str | MessageContext | MessageContextProvider) -> MessageContext:
-        """Return the context of a message that is published with a second argument; see :meth:`publish`."""
+        """Return ``context`` as the second argument of :meth:`publish` changes it."""
         if isinstance(override, str):
             return context.at(override)
         values = as_context(override)
         return values if values.channel is not None else values.at(context.channel, context.channel_extension)
 
     def _compile(self, context: MessageContext) -> PublishPlan:
-        """Check ``context`` and keep the plan in it. Thread safe: at worst it is done twice."""
+        """Check ``context`` and store its plan in it. Thread safe: concurrent calls may compile it twice."""
         stamp = self.stamp
         extensions = requested(context, self._adapter.capabilities) if context.is_received else context.extensions
         key = plan_key(context, extensions)
@@ -247,26 +251,12 @@ class MessagePublisher:
                 )
 
     def _set_will(self, will: Publication) -> None:
-        with self._will_lock:
-            if self._will_taken:
-                raise UnsupportedFeatureError(
-                    Features.EXTENSION_LAST_WILL, self._adapter.name, "this instance has a last will already"
-                )
-            self._will_taken = True
+        if not self._will.acquire(blocking=False):
+            raise UnsupportedFeatureError(
+                Features.EXTENSION_LAST_WILL, self._adapter.name, "this instance has a last will already"
+            )
         try:
             self._connection.last_will.set(will)
         except BaseException:  # an interrupt, too
-            self._will_taken = False
+            self._will.release()
             raise
-
-
-def _as_bytes(payload: object) -> bytes:
-    if not isinstance(payload, (bytes, bytearray, memoryview)):
-        raise InvalidContentError(
-            f"a payload must be bytes, not {type(payload).__name__}; a builder's content(...) encodes objects"
-        )
-    return bytes(payload)
-
-
-#: values of a context that are printable text on every protocol; the others are any text, and checked by themselves
-_PRINTABLE: Final = ("content_type", "content_encoding")

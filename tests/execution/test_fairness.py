@@ -14,9 +14,9 @@ from weakref import WeakSet
 import pytest
 
 from adapters.memory import broker as memory
-from messaging import instance
 from messaging.errors import DeadlineError, PublishRefusedError
 from messaging.execution import Deadlines, Engine, Promise, engine
+from messaging.instance import messaging as instance
 from messaging.model import Incoming, Outgoing, PublishOptions, PublishPlan, SubscribeOptions
 from messaging.receiving import StreamCounters, redelivery
 from messaging.receiving.consumers import Push

@@ -195,7 +195,7 @@ def test_a_publisher_that_waits_for_room_can_be_interrupted(broker: FakeBroker, 
     confirming = threading.Thread(target=confirm)
     confirming.start()
     try:
-        assert interrupt_everywhere(run, lambda: None, "waiting.py", "outbox.py", "deadlines.py") > 20
+        assert interrupt_everywhere(run, lambda: None, "waiting.py", "admission.py", "deadlines.py") > 20
         until(lambda: m.runtime.get_runtime_dto().publisher.pending == 0, "an empty outbox")
     finally:
         is_over.set()
@@ -333,4 +333,6 @@ def test_an_interrupted_connect_leaves_no_name_and_no_services_behind(connect: C
     def check() -> None:
         until(lambda: not registry.find(None), "no services")
 
-    assert interrupt_everywhere(run, check, "instance.py") > 50
+    assert (
+        interrupt_everywhere(run, check, "instance/connecting.py", "instance/messaging.py", "instance/services.py") > 50
+    )

@@ -43,8 +43,8 @@ from messaging.instance import (
     PROTOCOL_PROPERTY,
     PROVIDER_PROPERTY,
     Messaging,
-    _names,
 )
+from messaging.instance.services import _names
 from messaging.model import GENERATE_REPLY_CHANNEL_ALIAS
 from messaging.services import ServiceEvent, ServiceRegistry, default_registry
 from tests.doubles.fake import PATIENCE, FakeBroker, settle_loop, until

@@ -17,7 +17,8 @@ import messaging
 from adapters.memory import broker as memory
 from messaging.errors import MessagingError
 from messaging.execution import engine, mailboxes, workers
-from messaging.instance import _names, _open
+from messaging.instance.messaging import _open
+from messaging.instance.services import _names
 from messaging.services import ServiceRegistry, default_registry
 from tests.doubles.fake import FakeBroker, brokers, on_loop, settle_loop, until
 

@@ -38,7 +38,7 @@ WRITTEN = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in classes()}
 
 
 def test_the_search_finds_classes() -> None:
-    assert "messaging.instance.Messaging" in WRITTEN
+    assert "messaging.instance.messaging.Messaging" in WRITTEN
     assert "messaging.execution.promise.Promise" in WRITTEN
 
 

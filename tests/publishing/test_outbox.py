@@ -669,10 +669,10 @@ def test_closing_does_not_wait_for_an_interrupted_publisher(broker: FakeBroker, 
     """As from a signal handler: the thread it interrupted may be the one that holds the lock."""
     m = connect(broker)
     outbox = m._connection.outbox
-    with outbox._lock:
+    with outbox.admission._lock:
         m.close()
         late = Publication(outbox, b"x", plan_of(MessageContext("a")), time.monotonic() + 30)
-        outbox._waiting.append(late)  # the interrupted call goes on
+        outbox.admission.waiting.append(late)  # the interrupted call goes on
     on_loop(outbox._wake)
     assert isinstance(late.exception(PATIENCE), ClosedError)
 
@@ -683,7 +683,7 @@ def test_publishers_that_wait_are_woken_although_another_holds_the_lock(broker: 
     m.publish("a", b"1")
     waiting = Calling(m.publish, "a", b"2")
     waiting.until_waiting()
-    with m._connection.outbox._lock:
+    with m._connection.outbox.admission._lock:
         on_loop(m._connection.outbox.refuse)
         assert not waiting.done()
     assert isinstance(waiting.exception(), ClosedError)

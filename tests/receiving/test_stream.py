@@ -293,7 +293,7 @@ def test_unregistering_the_subscription_service_ends_its_streams(broker: FakeBro
     m.subscribe("a").subscribe(observer)
     from messaging import MessageSubscription
 
-    for registration in m._registrations:
+    for registration in m._registered.own:
         if MessageSubscription.__name__ in str(registration.reference.interfaces):
             assert registration.unregister()
     assert observer.wait_end() is None

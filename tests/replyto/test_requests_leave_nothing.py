@@ -144,7 +144,7 @@ def held(m: Messaging) -> dict[str, int]:
         "in hand": sum(len(route.in_hand) for route in m.whiteboard.routes),
         "departures": len(connection.endings.tasks),
         "outbox": connection.outbox.pending,
-        "in flight": len([*connection.outbox._outstanding()]),
+        "in flight": len([*connection.outbox.outstanding()]),
     }
 
 

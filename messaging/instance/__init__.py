@@ -1,0 +1,12 @@
+"""``connect(url)``, and the messaging instance that it returns, with its services (RFC 5.2).
+
+May import every room below: an instance puts them together.
+"""
+
+from messaging.instance.connecting import connect as connect
+from messaging.instance.connecting import find_adapter as find_adapter
+from messaging.instance.messaging import Messaging as Messaging
+from messaging.properties import FEATURE_PROPERTY as FEATURE_PROPERTY  # names that are imported from here
+from messaging.properties import NAME_PROPERTY as NAME_PROPERTY
+from messaging.properties import PROTOCOL_PROPERTY as PROTOCOL_PROPERTY
+from messaging.properties import PROVIDER_PROPERTY as PROVIDER_PROPERTY

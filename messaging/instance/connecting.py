@@ -1,0 +1,108 @@
+"""``connect(url)``: finds the adapter of a URL, and connects an instance."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from importlib.metadata import entry_points
+from typing import Any
+
+from messaging.adapter import ENTRY_POINT_GROUP, Adapter
+from messaging.errors import AdapterClashError, ArgumentError, ConfigurationError, MessagingError, UnknownSchemeError
+from messaging.execution import may_block
+from messaging.instance.messaging import Messaging
+from messaging.model import concealed, parse_url
+from messaging.model.settings import URL_VARIABLE
+from messaging.services import ServiceRegistry, default_registry
+from messaging.text import did_you_mean
+
+
+def connect(url: str | None = None, *, services: ServiceRegistry | None = None, **settings: Any) -> Messaging:
+    """Create a messaging instance and connect it.
+
+    On a plain thread this returns when the connection is there. On a thread that runs an event loop it returns at
+    once: use ``async with connect(...)`` or ``await connect(...)``.
+
+    Args:
+        url: ``memory://name``, ``mqtt://host``, ``amqp://user:password@host/vhost?option=value`` and so on; without
+            it, the environment variable ``MESSAGING_URL``.
+        services: the registry the instance's services go to and direct acknowledgement callbacks come from; by
+            default the process's one.
+        **settings: settings of the adapter; they win over options in the URL and ``MESSAGING_*`` variables.
+
+    Raises:
+        InvalidUrlError, UnknownSchemeError, InvalidOptionError, MissingExtraError, AdapterClashError: as they say.
+        DuplicateNameError: ``name`` is taken by another instance in ``services``.
+        ConnectFailedError: no connection within ``connect_timeout``; ``AuthenticationError`` if the broker refused
+            the credentials. Not raised here on a thread that runs an event loop, but when the result is awaited.
+    """
+    settings = concealed(settings)
+    if url is None:
+        url = os.environ.get(URL_VARIABLE)
+        if not url:
+            raise ConfigurationError(f"no broker URL: give one to connect(), or set {URL_VARIABLE}")
+    try:
+        parsed = parse_url(url)
+    finally:
+        url = None  # a report that shows the variables of this frame must not show the password
+    if services is not None and not isinstance(services, ServiceRegistry):
+        raise ArgumentError(f"services must be a ServiceRegistry, not {type(services).__name__}")
+    kind = find_adapter(parsed.scheme)
+    instance: Messaging | None = None
+    try:
+        instance = Messaging(kind, parsed, services if services is not None else default_registry(), settings)
+        if may_block():
+            instance.ready.result()
+        return instance
+    except BaseException:
+        if instance is not None:
+            instance.close()
+        raise
+
+
+def find_adapter(scheme: str) -> type[Adapter]:
+    """Return the adapter class for ``scheme``, found by its entry point.
+
+    Raises:
+        UnknownSchemeError: none does; the error names the installed schemes.
+        AdapterClashError: a foreign package hides this project's ``adapters``.
+        MissingExtraError: a library the adapter needs is missing.
+    """
+    found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    point = found.get(scheme)
+    if point is None:
+        hint = did_you_mean(scheme, found)
+        raise UnknownSchemeError(
+            f"no adapter for {scheme}:// is installed; installed: {', '.join(sorted(found)) or 'none'}"
+            + (f"; {hint}" if hint else "")
+        )
+    try:
+        kind = point.load()
+    except MessagingError:
+        raise
+    except Exception as error:  # whatever a foreign module does when it is imported
+        _refuse_foreign_package(point.module.partition(".")[0], error)
+        raise ConfigurationError(
+            f"the adapter {point.name} = {point.value} does not load: {type(error).__name__}: {error}"
+        ) from error
+    if not (isinstance(kind, type) and issubclass(kind, Adapter)):
+        raise ConfigurationError(f"entry point {point.name} = {point.value} is not a messaging.adapter.Adapter")
+    return kind
+
+
+def _refuse_foreign_package(package: str, error: Exception) -> None:
+    """Raise ``AdapterClashError`` if ``error`` comes from another distribution's package ``adapters``."""
+    if package != "adapters":
+        return
+    try:
+        ours = getattr(importlib.import_module(package), "__rx_messaging__", False)
+    except Exception:  # noqa: BLE001  # ours does not fail
+        ours = False
+    if not ours:
+        spec = importlib.util.find_spec(package)
+        where = (spec.origin if spec is not None else None) or "an unknown place"
+        raise AdapterClashError(
+            f"the package 'adapters' at {where} belongs to another distribution and hides the one of rx-messaging; "
+            f"uninstall it, or use separate environments"
+        ) from error

@@ -1,0 +1,80 @@
+"""Contexts and messages from the keywords of the short forms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.bounded import BoundedCache
+from messaging.codecs import encode
+from messaging.errors import InvalidExtensionError
+from messaging.model import Features, Message, MessageContextBuilder, publishing_only, subscribing_only
+from messaging.text import exact
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from messaging.adapter import Adapter
+    from messaging.model import MessageContext
+
+#: keywords that are values of the context; the others are extensions in snake case
+_CONTEXT_KEYWORDS: Final = frozenset({"content_type", "content_encoding", "correlation_id", "reply_to"})
+
+
+def extension_key(keyword: str) -> str:
+    """Return the key of the extension that ``keyword`` names in snake case."""
+    head, *tail = keyword.split("_")
+    return head + "".join(word.capitalize() for word in tail)
+
+
+class Contexts:
+    """Builds the contexts of one instance. Thread safe."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter = adapter
+        #: so that publishing the same way again checks nothing twice
+        self._known: BoundedCache[Any, MessageContext] = BoundedCache()
+
+    def message(
+        self, channel: str, content: Any, keywords: Mapping[str, Any], allowed: frozenset[str] = frozenset()
+    ) -> Message:
+        """Return a message to publish; ``allowed`` are the extensions of subscribing that it may have."""
+        try:
+            # with the types, because True and 1 are equal and have different meanings
+            if type(channel) is not str and isinstance(channel, str):
+                channel = exact(channel)  # a subclass of str could equal another channel, and get its context
+            key = (channel, allowed, *keywords.items(), *map(type, keywords.values()))
+            context = self._known.get(key)
+        except TypeError:  # a value is not hashable, such as headers
+            key, context = None, None
+        if context is None:
+            context = _build(channel, keywords, subscribing_only(self._adapter.capabilities) - allowed, "subscribing")
+            if key is not None and keywords.get("message_id") is None:  # an id is for one message
+                self._known[key] = context
+        if type(content) is bytes:
+            return Message(content, context)
+        if isinstance(content, (bytes, bytearray, memoryview)):
+            return Message(bytes(content), context)
+        payload, content_type = encode(content, context.content_type, context.content_encoding)
+        if context.content_type is None and Features.MESSAGE_PROPERTIES in self._adapter.capabilities.features:
+            # the application did not set it: it is left out where the protocol cannot carry it
+            context = MessageContextBuilder().with_context(context).content_type(content_type).build_context()
+        return Message(payload, context)
+
+    def subscribing(self, channel: str, keywords: Mapping[str, Any]) -> MessageContext:
+        """Return a context to subscribe with."""
+        return _build(channel, keywords, publishing_only(self._adapter.capabilities), "publishing")
+
+
+def _build(channel: str, keywords: Mapping[str, Any], refused: frozenset[str], other_side: str) -> MessageContext:
+    builder = MessageContextBuilder().channel(channel, keywords.get("channel_extension"))
+    for keyword, value in keywords.items():
+        if value is None:
+            continue  # unset
+        if keyword in _CONTEXT_KEYWORDS:
+            getattr(builder, keyword)(value)
+        elif keyword != "channel_extension":
+            key = extension_key(keyword)
+            if key in refused:
+                raise InvalidExtensionError(key, f"{keyword}= is for {other_side}")
+            builder.extension_entry(key, value)
+    return builder.build_context()

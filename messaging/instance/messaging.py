@@ -1,0 +1,276 @@
+"""Messaging: one instance, which puts the services of one connection together (RFC 5.2)."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+from collections.abc import Callable, Generator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+from uuid import uuid4
+
+from messaging.connection import Connection
+from messaging.errors import ClosedError, check_mapping
+from messaging.execution import Promise, engine, may_block, seconds, warn_in_loop, workers
+from messaging.forking import LiveObjects
+from messaging.instance.contexts import Contexts
+from messaging.instance.services import InstanceServices
+from messaging.instance.shortcuts import Shortcuts
+from messaging.model import AcknowledgeMessageContextBuilder, Features, MessageContextBuilder, MessageContextProvider
+from messaging.model.settings import load_settings
+from messaging.properties import announced
+from messaging.publishing import MessagePublisher, Outbox
+from messaging.receiving import MessageSubscription, in_observer
+from messaging.replyto import Replies, ReplyToManyPublisher, ReplyToPublisher, ReplyToWhiteboard, Requests
+from messaging.runtime import MessageServiceRuntime
+from messaging.text import tolerant
+
+if TYPE_CHECKING:
+    from messaging.adapter import Adapter
+    from messaging.connection import ConnectionStates
+    from messaging.model import BrokerUrl
+    from messaging.services import ServiceRegistration, ServiceRegistry
+
+#: the open instances
+_open: Final = LiveObjects["Messaging"](is_late=True)  # listeners of the registry are application code
+
+
+class Messaging(Shortcuts):
+    """A messaging instance: the services of one connection setup (RFC 5.2). Thread safe.
+
+    A context manager, sync and async. Closing it sends the accepted messages, ends its streams, and settles every
+    promise.
+
+    Attributes:
+        name: the ``osgi.messaging.name``, unique in ``services``.
+        services: the registry its services are in.
+        publisher, subscription, reply_to, reply_to_many, whiteboard, runtime: its services.
+        connection_state: the state of the connection: an Observable of
+            :class:`~messaging.connection.state.ConnectionState`, and its current ``value``.
+        ready: resolves with the first connection.
+    """
+
+    def __init__(
+        self, kind: type[Adapter], url: BrokerUrl, services: ServiceRegistry, keywords: Mapping[str, Any]
+    ) -> None:
+        self._settings = load_settings(kind.settings_type, url, keywords)
+        self.name = self._settings.name or f"{url.scheme}-{uuid4().hex[:12]}"
+        self.services = services
+        self._closing: Promise[None] | None = None
+        self._adapter = kind(url, self._settings, self.name)
+        self._registered = InstanceServices(services, self._adapter, self.name, self._refuse_closed)
+        try:
+            self._registered.claim_name()
+            self._open()
+        except BaseException:  # an interrupt: there is no instance that could be closed
+            self._registered.unregister()
+            raise
+
+    def _open(self) -> None:
+        services, settings = self.services, self._settings
+        outbox = Outbox(engine(), self._adapter, settings.timeout, settings.outbox_size, settings.outbox_bytes)
+        self._connection = connection = Connection(engine(), self._adapter, outbox)
+        self.ready: Promise[None] = connection.ready
+        self.connection_state: ConnectionStates = connection.states
+        self.publisher = MessagePublisher(connection, outbox)
+        self.subscription = MessageSubscription(connection, services, self.publisher.publish)
+        self._requests = Requests(connection, self.publisher)
+        self.reply_to = ReplyToPublisher(connection, self.publisher, self._requests)
+        self.reply_to_many = ReplyToManyPublisher(connection, services, self.publisher, self.reply_to, self._requests)
+        self._replies = Replies(connection, self.publisher, self._requests.inboxes)
+        self.whiteboard = ReplyToWhiteboard(connection, services, self.subscription, self._replies)
+        self.runtime = MessageServiceRuntime(connection, outbox, self._requests, self.whiteboard)
+        self._contexts = Contexts(self._adapter)
+        self._features = announced(self._adapter)
+        self._register_services()
+        #: identifies the thread that is unregistering the services
+        self._unregistering: int | None = None
+        self._close_lock = threading.RLock()  # guards _closing; reentrant for signal handlers
+        connection.on_connected = self._connected
+        connection.on_closed = self._closed
+        _open.add(self)
+        workers().hold(self)
+        connection.engine.call(connection.start)
+
+    def _register_services(self) -> None:
+        registered = self._registered
+        runtime = registered.register(MessageServiceRuntime, self.runtime)
+        subscription = registered.register(MessageSubscription, self.subscription)
+        self.runtime.bind(runtime.reference, subscription.reference)
+        registered.register(MessagePublisher, self.publisher)
+        registered.register(MessageContextBuilder, self.context_builder, "prototype")
+        if Features.REPLY_TO in self.features:
+            registered.register(ReplyToPublisher, self.reply_to)
+            registered.register(ReplyToManyPublisher, self.reply_to_many)
+            registered.register(ReplyToWhiteboard, self.whiteboard)
+            self.whiteboard.open(registered.properties)
+        if Features.ACKNOWLEDGE in self.features:
+            registered.register(AcknowledgeMessageContextBuilder, self.acknowledge_context_builder, "prototype")
+        registered.watch(self._connection, self.whiteboard)
+
+    # --- services
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What this instance announces: functional features and extension keys. May shrink at the first connection."""
+        return announced(self._adapter)
+
+    def context_builder(self) -> MessageContextBuilder:
+        """A new builder of messages and contexts."""
+        return MessageContextBuilder()
+
+    def acknowledge_context_builder(self) -> AcknowledgeMessageContextBuilder:
+        """A new builder of contexts with direct acknowledgement.
+
+        Raises:
+            UnsupportedFeatureError: the instance does not announce ``acknowledge``.
+        """
+        if Features.ACKNOWLEDGE not in self.features:
+            raise self._adapter.capabilities.lacks(Features.ACKNOWLEDGE)
+        return AcknowledgeMessageContextBuilder()
+
+    def register_context_builder(
+        self, factory: Callable[[], MessageContextProvider], properties: Mapping[str, Any] | None = None
+    ) -> ServiceRegistration:
+        """Offer context builders of the application's own, beside ``MessageContextBuilder`` (RFC 5.6.4).
+
+        They are found under :class:`~messaging.MessageContextProvider` by the feature ``messageContextBuilder`` and
+        the properties of this instance, until the instance is closed. Each look-up makes a new one (a prototype)::
+
+            m.register_context_builder(ReadingBuilder)
+            mine = "(&(osgi.messaging.name=plant)(osgi.messaging.feature=messageContextBuilder))"
+            m.publisher.publish(m.services.service(MessageContextProvider, mine).celsius(21.5))
+
+        Args:
+            factory: makes a builder: a class, say.
+            properties: further service properties; those of the instance win.
+
+        Returns:
+            The registration, which ends it.
+
+        Raises:
+            ArgumentError: ``factory`` is not callable, or a property is malformed.
+            ClosedError: the instance is closed.
+        """
+        self._refuse_closed()
+        given = check_mapping("properties", {} if properties is None else properties)
+        return self._registered.add_builder(MessageContextProvider, factory, given)
+
+    def _connected(self) -> None:
+        """Announce the features again: the broker may support fewer than its protocol. On the loop."""
+        self.publisher.refresh()
+        self._replies.refresh()
+        if announced(self._adapter) != self._features:
+            self._features = announced(self._adapter)
+            workers().submit(self._registered.refresh)  # listeners of the registry are user code
+
+    def _closed(self) -> Promise[None]:
+        """Unregister the services: the instance was closed, or never got a connection. On the loop."""
+        done: Promise[None] = Promise(f"unregistering the services of {self.name!r}")
+
+        def unregister() -> None:  # listeners of the registry are user code
+            self._unregistering = threading.get_ident()
+            try:
+                _open.discard(self)
+                self._registered.unregister()
+            finally:
+                self._unregistering = None
+                workers().release(self)
+                self._connection.engine.call(done.resolve, None)
+
+        workers().submit(unregister)
+        return done
+
+    # --- life cycle
+
+    def close(self, timeout: float | None = None) -> None:
+        """Close in good order and wait for it; idempotent.
+
+        Accepted messages are sent, for at most ``timeout`` seconds (default: the setting
+        ``close_timeout``); the others then fail with ``ClosedError``. Streams complete. On a thread that runs an
+        event loop, or inside an observer, it does not wait: ``await aclose()`` does.
+
+        Raises:
+            ArgumentError: ``timeout`` is no number.
+        """
+        closing = self._close(timeout)
+        # closing waits for the listeners of the registry: a listener that closes must not wait for closing
+        if may_block() and not in_observer() and threading.get_ident() != self._unregistering:
+            closing.result()
+
+    async def aclose(self, timeout: float | None = None) -> None:
+        """As :meth:`close`, for event loops. Inside a coroutine that :meth:`on` called it does not wait."""
+        closing = self._close(timeout)
+        if not in_observer():
+            await closing
+
+    def _close(self, timeout: float | None) -> Promise[None]:
+        limit = self._settings.close_timeout if timeout is None else seconds(timeout)
+        with self._close_lock:
+            if self._closing is None:
+                connection = self._connection
+                started = connection.engine.run(connection.close(limit), f"closing {self.name!r}")
+                if self._closing is None:  # a signal handler that closes may have come in between
+                    self._closing = started
+            closing = self._closing
+        for subscription in self._connection.subscriptions.snapshot():
+            subscription.stop()  # at once, before the loop ends it
+        return closing
+
+    def after_fork(self) -> None:
+        """See ``Forkable``: an instance of the parent is closed here, without touching the parent's connection."""
+        self._close_lock = threading.RLock()
+        self._closing = Promise(f"closing {self.name!r}")
+        self._closing.resolve(None)
+        self._connection.abandon()
+        self._registered.unregister()
+
+    def __enter__(self) -> Self:
+        self._refuse_closed()
+        if not may_block() and not self.ready.done():
+            warn_in_loop("the connection is there", "use `async with connect(...)`")
+        return self
+
+    def _refuse_closed(self) -> None:
+        if self._closing is not None:
+            raise ClosedError(f"the instance {self.name!r} is closed; connect() again")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        try:
+            yield from self.ready.__await__()
+        except BaseException:
+            self._close(0.0)
+            raise
+        return self
+
+    async def __aenter__(self) -> Self:
+        self._refuse_closed()
+        return await self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @tolerant
+    def __repr__(self) -> str:
+        return f"<Messaging {self.name!r} {self._connection.state} at {self._adapter.url}>"
+
+
+def _close_all() -> None:
+    """Send accepted messages at exit, for programs that did not close their instances."""
+    closing = []
+    for instance in [*_open]:
+        with contextlib.suppress(RuntimeError):  # no more threads can be started: go on
+            closing.append(instance._close(None))
+    for each in closing:
+        each.exception()
+
+
+atexit.register(_close_all)

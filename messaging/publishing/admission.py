@@ -1,0 +1,199 @@
+"""Admission: accepts messages from any thread into one queue, bounded in messages and bytes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from messaging.errors import ClosedError, OutboxFullError
+from messaging.execution import Waiters, may_block
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from messaging.execution import Engine
+    from messaging.publishing.publication import Publication
+
+#: delay until the loop tries again to acquire a lock that a publisher holds, seconds
+_LOCK_RETRY: Final = 0.001
+#: publishers that wait for room are woken when this part of the bounds has become free
+_ROOM_STEPS: Final = 8
+
+
+class Admission:
+    """Accepts the messages of one instance, and counts them until they are settled.
+
+    ``_lock`` guards the counters of accepted messages and the order of ``waiting``; publishers hold it for an
+    append. The loop takes entries without it (a deque's ends are safe) and counts settled messages in counters of
+    its own. It never waits for the lock: its holder may be a thread interrupted by a signal, whose handler closes the
+    instance and waits for the loop.
+
+    Args:
+        engine: its loop sends the messages.
+        name: of the instance, for errors.
+        max_messages, max_bytes: bounds of the accepted messages that are not settled.
+        wake: wakes the sender. Called on the loop.
+    """
+
+    def __init__(
+        self, engine: Engine, name: str, max_messages: int, max_bytes: int, wake: Callable[[], object]
+    ) -> None:
+        self._engine = engine
+        self._name = name
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._wake = wake
+        self._lock = threading.Lock()
+        #: publishers that wait for room
+        self.blocked = Waiters()
+        #: whether no more messages are accepted; the accepted ones are still sent
+        self._is_refusing = False
+        self._accepted = self._accepted_bytes = 0
+        #: accepted messages that are not with the adapter, in the order of their sequence
+        self.waiting: deque[Publication] = deque()
+        #: whether the sender is awake, or will be: another entry needs no wake-up
+        self.is_signalled = False
+        # --- the rest belongs to the loop
+        self.settled = self.settled_bytes = 0
+        #: ``settled`` and ``settled_bytes`` from which on waiting publishers are woken again
+        self._next_offer = self._next_offer_bytes = 0
+        #: messages from the loop, on their way into ``waiting``
+        self.posted: list[Publication] = []
+
+    # --- any thread
+
+    @property
+    def pending(self) -> int:
+        """Return the number of messages that are accepted and not settled."""
+        return self._accepted - self.settled
+
+    def put(self, entry: Publication, *, queue: bool = True) -> None:
+        """Accept ``entry`` (and queue it for sending), waiting for room if the calling thread may block.
+
+        An interrupt withdraws ``entry``, unless it is with the adapter already.
+
+        Raises:
+            ClosedError: the outbox is closed.
+            OutboxFullError: no room, and the caller runs an event loop, or its deadline passed.
+        """
+        size = len(entry.payload)
+        try:
+            while True:
+                with self._lock:
+                    if (
+                        self._accepted - self.settled < self._max_messages
+                        and self._accepted_bytes - self.settled_bytes + size <= self._max_bytes
+                    ) or self._may_continue(size):
+                        if self._is_refusing:
+                            raise self._closed(entry)
+                        # in one step, as far as interrupts go: assignments do not look for signals
+                        sequence = self._accepted + 1
+                        self._accepted, self._accepted_bytes, entry.sequence = (
+                            sequence, self._accepted_bytes + size, sequence
+                        )  # fmt: skip
+                        if queue:
+                            self.waiting.append(entry)
+                        break
+                wait = entry.deadline - time.monotonic() if may_block() else 0.0
+                if wait <= 0 or not self.blocked.wait_for(lambda: self._may_continue(size), wait):
+                    raise self._full(entry)
+            if not self.is_signalled:
+                self.is_signalled = True
+                self._engine.call(self._wake)
+        except BaseException:
+            if entry.sequence:  # an interrupt, after it was accepted
+                self.is_signalled = False
+                entry.looked_at = True
+                self._engine.call(self.withdraw, entry)
+            raise
+
+    def _has_room(self, size: int) -> bool:
+        return self._accepted - self.settled < self._max_messages and (
+            self._accepted_bytes - self.settled_bytes + size <= self._max_bytes
+            # a message larger than the whole bound goes through alone
+            or self._accepted == self.settled
+        )
+
+    def _may_continue(self, size: int) -> bool:
+        return self._is_refusing or self._has_room(size)
+
+    def _full(self, entry: Publication) -> OutboxFullError:
+        return OutboxFullError(
+            f"{entry.what}: {self.pending} messages ({self._accepted_bytes - self.settled_bytes} bytes) wait to be "
+            f"published already; await earlier promises first, or raise outbox_size or outbox_bytes"
+        )
+
+    def _closed(self, entry: Publication) -> ClosedError:
+        return ClosedError(f"{entry.what}: the instance {self._name!r} is closed")
+
+    # --- the loop
+
+    def withdraw(self, entry: Publication) -> None:
+        """Fail a message whose publisher was interrupted, unless it is with the adapter."""
+        if entry.is_waiting:
+            entry.outbox.fail(entry, ClosedError(f"{entry.what}: publishing was interrupted"))
+        self._wake()
+
+    def post(self, entry: Publication) -> None:
+        """Accept as :meth:`put`, but without waiting: ``entry`` fails with the error that ``put`` raises."""
+        self.posted.append(entry)
+        if len(self.posted) == 1:
+            self._accept_posted()
+
+    def _accept_posted(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self._engine.loop.call_later(_LOCK_RETRY, self._accept_posted)
+            return
+        posted, self.posted = self.posted, []
+        refused: list[Publication] = []
+        try:
+            for entry in posted:
+                if self._is_refusing or not self._has_room(len(entry.payload)):
+                    refused.append(entry)
+                else:
+                    self._accepted = entry.sequence = self._accepted + 1
+                    self._accepted_bytes += len(entry.payload)
+                    self.waiting.append(entry)
+        finally:
+            self._lock.release()
+        for entry in refused:
+            entry.outbox.fail(entry, self._closed(entry) if self._is_refusing else self._full(entry))
+        if not self.is_signalled:
+            self.is_signalled = True
+            self._wake()
+
+    def offer_room_in_steps(self) -> None:
+        """Wake the publishers that wait for room after a good many messages at once, not after each."""
+        if self.settled >= self._next_offer or self.settled_bytes >= self._next_offer_bytes:
+            self.offer_room()
+
+    def offer_room(self) -> None:
+        """Wake the publishers that wait for room."""
+        self._next_offer = self.settled + max(1, self._max_messages // _ROOM_STEPS)
+        self._next_offer_bytes = self.settled_bytes + max(1, self._max_bytes // _ROOM_STEPS)
+        self.blocked.wake()
+
+    def refuse(self) -> None:
+        """Accept no more messages."""
+        self._is_refusing = True
+        self.offer_room()
+
+    def purge(self) -> None:
+        """Remove settled messages from the queue."""
+        if not self._lock.acquire(blocking=False):
+            self._engine.loop.call_later(_LOCK_RETRY, self.purge)
+            return
+        waiting = [*self.waiting]
+        self.waiting.clear()
+        self.waiting.extend(entry for entry in waiting if not entry.settled)
+        self._lock.release()
+        for entry in waiting:
+            entry.outbox.count_late(entry)
+
+    def abandon(self) -> None:
+        """Accept no more messages in a forked child, where the holder of the lock may not exist."""
+        self._is_refusing = True
+        self._lock = threading.Lock()
+        self.blocked = Waiters()

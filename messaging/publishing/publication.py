@@ -1,0 +1,139 @@
+"""Publication: a message on its way to the adapter, and the promise of its outcome."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from messaging import forking
+from messaging.errors import ClosedError, ConnectionLostError, MessagingError, OutcomeUnknownError
+from messaging.execution import PENDING, Promise
+
+if TYPE_CHECKING:
+    from messaging.model import PublishPlan
+
+
+class Publications(Protocol):
+    """The interface of the outbox that a publication uses. On the loop."""
+
+    #: distinguishes the outboxes of all processes
+    id: str
+    #: see :mod:`messaging.forking`
+    generation: int
+
+    def count_settled(self, entry: Publication) -> None:
+        """Count a publication as settled; called by it, once."""
+
+    def count_late(self, entry: Publication) -> None:
+        """Count a publication that was settled before it was accepted, unless it is counted already."""
+
+    def fail(self, entry: Publication, error: MessagingError) -> None:
+        """Fail a publication, unless it is settled."""
+
+    def retry(self, entry: Publication) -> bool:
+        """Send a publication again after reconnecting; return ``False`` if the outbox is closed."""
+
+
+class Publication(Promise[None]):
+    """An outgoing message: the core's ``Outgoing``, and the promise of its own outcome.
+
+    One object serves both purposes, because one is made for every published message. It is settled on the engine's
+    loop only, and then releases its payload, because the application may keep the promise for long.
+    """
+
+    __slots__ = (
+        "correlation_id",
+        "deadline",
+        "is_waiting",
+        "outbox",
+        "payload",
+        "plan",
+        "sequence",
+        "settled",
+        "was_sent",
+    )
+
+    def __init__(self, outbox: Publications, payload: bytes, plan: PublishPlan, deadline: float) -> None:
+        # the state of the promise: spelled out, because a call of its __init__ would cost as much as all of this
+        self._value = PENDING
+        self._error = None
+        self._listeners = None
+        self.looked_at = False
+        self.outbox = outbox
+        self.payload = payload
+        self.plan = plan
+        self.correlation_id = plan.correlation_id
+        #: monotonic seconds
+        self.deadline = deadline
+        #: position in the outbox, which sets it when it accepts the message; the order of sending, also again
+        self.sequence = 0
+        #: whether the message is confirmed or failed; read by the adapter
+        self.settled = False
+        #: whether a confirm is awaited, so that a connection loss leaves the outcome unknown
+        self.was_sent = False
+        #: whether the message is in the outbox, rather than with the adapter
+        self.is_waiting = True
+
+    @property
+    def what(self) -> str:
+        """See ``Promise``."""
+        return f"publish to {self.plan.channel!r}"
+
+    @property
+    def message_id(self) -> str:
+        """Return the message id: the application's own, or one that is unique across instances and processes."""
+        return self.plan.options.message_id or f"{self.outbox.id}-{self.sequence:x}"
+
+    @property
+    def is_inherited(self) -> bool:
+        """See ``Promise``."""
+        return self.outbox.generation != forking.generation
+
+    @property
+    def may_have_arrived(self) -> bool:
+        """Return whether the message left for the broker: its confirm is awaited, or has come."""
+        return self.was_sent or (self.done() and self._error is None)
+
+    def unfinished(self, why: str) -> MessagingError:
+        """Return the error of an unsettled message: whether it may still arrive depends on its state."""
+        if self.was_sent:
+            return OutcomeUnknownError(f"{self.what}: {why} before the broker confirmed; it may arrive")
+        return ClosedError(f"{self.what}: {why} before it was sent")
+
+    def sent(self) -> None:
+        """See ``Outgoing``."""
+        self.was_sent = True
+
+    def confirm(self) -> None:
+        """See ``Outgoing``."""
+        if not self.settled:
+            self.settled = True
+            self.outbox.count_settled(self)
+            self._value = None
+            if self._listeners is not None:
+                self.call_listeners()
+
+    def fail(self, error: MessagingError) -> None:
+        """See ``Outgoing``."""
+        if self.settled:
+            return
+        if isinstance(error, ConnectionLostError):
+            if self.outbox.retry(self):
+                return
+            error = self.unfinished("the instance was closed")
+        self.outbox.fail(self, error)
+
+
+class IdentifiedPublication(Publication):
+    """A message with an id of its own, apart from its options, so that many messages can share the same ones.
+
+    The id travels where the id of every confirmed message does; ``plan.options.message_id`` travels everywhere.
+    """
+
+    __slots__ = ("own_id",)
+
+    own_id: str
+
+    @property
+    def message_id(self) -> str:
+        """Return the id that the application gave the message."""
+        return self.own_id
