@@ -250,7 +250,7 @@ def is_own(kind: type) -> bool:
 def methods(owner: Any) -> Iterator[str]:
     """The public methods that this project has given a class."""
     kind = type(owner)
-    left_out = {name for each in kind.__mro__ for name in INTERNAL.get(each.__name__, ())}
+    left_out = {name for each in kind.__mro__ for name in INTERNAL.get(each.__name__, ())} | {"after_fork"}
     for name in dir(kind):
         method = getattr(kind, name, None)
         plain = getattr(method, "__func__", method)
