@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary
 
 from adapters.amqp import declarations, extensions, names, properties
 from adapters.amqp.addressing import AmqpAddressing
+from adapters.amqp.forms import PublishForm
 from adapters.amqp.overflow import RefusingQueues
 from adapters.amqp.settings import AmqpSettings
 from adapters.amqp.streams import StreamPosition
@@ -139,8 +140,7 @@ class AmqpAdapter(Adapter):
                     Features.EXTENSION_HEADERS,
                     f"{header!r} is not for text: RabbitMQ routes by it; publish to each channel instead",
                 )
-        properties.Template(plan)
-        declarations.destination(plan, self.settings.exchange)
+        plan.slot = PublishForm(plan, self.settings.exchange)
 
     def check_subscribe(self, spec: SubscriptionSpec) -> None:
         """Refuse names that are too long for AMQP, and extensions that contradict each other."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel
 
     from adapters.amqp.connection import Wire
-    from adapters.amqp.plans import PublishForm
+    from adapters.amqp.forms import PublishForm
     from messaging.adapter import Sink
     from messaging.model import Outgoing
 
@@ -115,14 +115,14 @@ class PublishChannels:
         #: messages that were published on closed channels
         self._base = 0
 
-    async def prepare(self, message: Outgoing, plan: PublishForm) -> None:
+    async def prepare(self, message: Outgoing, form: PublishForm) -> None:
         """Open the channel and declare the exchange of ``message``. If the broker refuses, the message fails."""
         try:
-            if plan.confirms not in self.open:
-                await self.channel(confirms=plan.confirms)
-            if plan.exchange not in self.exchanges:
-                await topology.ensure_exchange(self._wire, plan.destination.exchange)
-                self.exchanges.add(plan.exchange)
+            if form.confirms not in self.open:
+                await self.channel(confirms=form.confirms)
+            if form.exchange not in self.exchanges:
+                await topology.ensure_exchange(self._wire, form.destination.exchange)
+                self.exchanges.add(form.exchange)
         except aiormq.AMQPChannelError as error:
             message.fail(refusal(PublishRefusedError, f"publish to {message.plan.channel!r}", error))
 

@@ -30,8 +30,8 @@ import aiormq
 from adapters.amqp import overflow
 from adapters.amqp.connection import refusal
 from adapters.amqp.extensions import QUEUE_OVERFLOW
+from adapters.amqp.forms import PublishForms
 from adapters.amqp.overflow import RefusingQueues
-from adapters.amqp.plans import PublishForms
 from adapters.amqp.publish_channels import PublishChannels
 from adapters.amqp.retries import Retries
 from messaging.errors import (
@@ -77,7 +77,7 @@ class Publisher:
         self._full = False
         self._blocked = False
         self.channels = PublishChannels(self, wire)
-        self._plans = PublishForms(exchange)
+        self._forms = PublishForms(exchange)
         self._changed = asyncio.Event()
         self._recovery: asyncio.Task[None] | None = None
         #: unconfirmed messages of closed channels, one of which was rejected
@@ -160,13 +160,13 @@ class Publisher:
             if self._blocked or self._recovery is not None:
                 await self._wait()
                 continue
-            plan = self._plans.of(message)
-            if plan is None:
+            form = self._forms.of(message)
+            if form is None:
                 return
-            channel = self.channels.open.get(plan.confirms)
-            if channel is None or plan.exchange not in self.channels.exchanges:
-                await self.channels.prepare(message, plan)
-            elif not self._has_room(channel) or (plan.shared_id is not None and channel.is_taken(plan.shared_id)):
+            channel = self.channels.open.get(form.confirms)
+            if channel is None or form.exchange not in self.channels.exchanges:
+                await self.channels.prepare(message, form)
+            elif not self._has_room(channel) or (form.shared_id is not None and channel.is_taken(form.shared_id)):
                 await self._wait()
             else:
                 return
@@ -184,29 +184,29 @@ class Publisher:
         unconfirmed: list[Outgoing] = []
         now = int(time.time())
         held = None if again else self._retries.held
-        plan_of, frame_max = self._plans.of, self._wire.frame_max
+        form_of, frame_max = self._forms.of, self._wire.frame_max
         channels, exchanges = self.channels.open, self.channels.exchanges
         while position < len(batch) and size < _CHUNK:
             message = batch[position]
-            if not message.settled and (plan := plan_of(message)) is not None:
-                channel = channels.get(plan.confirms)
-                if channel is None or plan.exchange not in exchanges or not (again or self._has_room(channel)):
+            if not message.settled and (form := form_of(message)) is not None:
+                channel = channels.get(form.confirms)
+                if channel is None or form.exchange not in exchanges or not (again or self._has_room(channel)):
                     break
-                if plan.shared_id is not None and channel.is_taken(plan.shared_id):
+                if form.shared_id is not None and channel.is_taken(form.shared_id):
                     break
-                if held and plan.confirms and plan.goal in held:
-                    self._retries.wait_behind(plan.goal, message)
+                if held and form.confirms and form.goal in held:
+                    self._retries.wait_behind(form.goal, message)
                     position += 1
                     continue
                 try:
-                    parts += plan.encode(message, channel.number, now, frame_max)
+                    parts += form.encode(message, channel.number, now, frame_max)
                 except ValueError as error:
                     message.fail(ArgumentError(f"the message cannot be encoded: {error}"))
                 else:
                     size += len(message.payload) + 128
-                    if plan.confirms:
+                    if form.confirms:
                         tag = channel.expect(message)
-                        if plan.mandatory:
+                        if form.mandatory:
                             channel.mandatory[message.message_id] = tag
                         confirmed.append(message)
                     else:
@@ -229,19 +229,19 @@ class Publisher:
 
     def nacked(self, number: int, message: Outgoing) -> None:
         """Handle the refusal of ``message``, whose number rises in the order of publishing."""
-        plan = self._plans.of(message)
-        if plan is None:
+        form = self._forms.of(message)
+        if form is None:
             return
-        if overflow.refuses(plan.options.custom.get(QUEUE_OVERFLOW)) or self._refusing.may_take(plan.destination):
+        if overflow.refuses(form.options.custom.get(QUEUE_OVERFLOW)) or self._refusing.may_take(form.destination):
             message.fail(PublishRefusedError("the broker did not take the message (basic.nack): the queue is full"))
         else:
-            self._retries.refused(plan.goal, number, message)
+            self._retries.refused(form.goal, number, message)
 
     def has_in_flight(self, goal: tuple[str, str]) -> bool:
         """See ``retries.Writer``."""
         messages = (*self.channels.pending(), *self._unconfirmed)
-        plans = (self._plans.of(message) for message in messages if not message.settled)
-        return any(plan is not None and plan.goal == goal for plan in plans)
+        forms = (self._forms.of(message) for message in messages if not message.settled)
+        return any(form is not None and form.goal == goal for form in forms)
 
     def send_again(self, messages: Sequence[Outgoing]) -> int:
         """See ``retries.Writer``."""
@@ -285,9 +285,9 @@ class Publisher:
         """Send unconfirmed messages one by one until the broker closes ``channel`` over one of them, which fails."""
         while self._unconfirmed and self.channels.open.get(True) is channel:
             message = self._unconfirmed[0]
-            plan = None if message.settled else self._plans.of(message)
-            if plan is not None and plan.exchange not in self.channels.exchanges:
-                await self.channels.prepare(message, plan)
+            form = None if message.settled else self._forms.of(message)
+            if form is not None and form.exchange not in self.channels.exchanges:
+                await self.channels.prepare(message, form)
                 continue
             self._unconfirmed.popleft()
             self._send([message], 0, again=True)

@@ -68,7 +68,7 @@ class Broker:
 
     @property
     def is_mqtt(self) -> bool:
-        """Whether its protocol is MQTT."""
+        """Return whether its protocol is MQTT."""
         return self.scheme in MQTT
 
     @property
@@ -147,7 +147,7 @@ class ReadOptions:
 
     @property
     def is_stream(self) -> bool:
-        """Whether it reads RabbitMQ streams, which need no journal."""
+        """Return whether it reads RabbitMQ streams, which need no journal."""
         return self.queue_type == "stream"
 
     @classmethod

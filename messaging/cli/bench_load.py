@@ -103,12 +103,12 @@ class Load:
 
     @property
     def is_running(self) -> bool:
-        """Whether the thread is sending or waiting for outcomes."""
+        """Return whether the thread is sending or waiting for outcomes."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def unsettled(self) -> int:
-        """How many promises are pending."""
+        """Return the number of pending promises."""
         return self.sent - self.done - self.failed
 
     def _run_all(self, rate: float | None, gate: Gate | None, stop: threading.Event) -> None:

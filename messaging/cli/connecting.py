@@ -37,7 +37,7 @@ class Broker:
 
     @property
     def is_named(self) -> bool:
-        """Whether the command line names a broker, by argument or option."""
+        """Return whether the command line names a broker, by argument or option."""
         return self.url is not None or self.url_option is not None
 
     @functools.cached_property

@@ -49,7 +49,7 @@ class Outgoing:
 
     @property
     def sources(self) -> int:
-        """How many of the options that name a payload are given."""
+        """Return the number of given options that name a payload."""
         return [self.text is not None, self.file is not None, self.stdin, self.null].count(True)
 
     def extensions(self, **flags: Any) -> dict[str, Any]:

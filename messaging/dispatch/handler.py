@@ -90,7 +90,7 @@ class DispatchHandler(abc.ABC, Generic[E]):
 
     @property
     def timeout(self) -> float:
-        """How long it may take for one event, seconds; 0: unlimited."""
+        """Return the time limit for one event, seconds; 0: unlimited."""
         return self.tolerance.timeout if self.terms.timeout is None else self.terms.timeout
 
     @property

@@ -122,7 +122,10 @@ class AdminHandler(DispatchHandler[Event]):
 
     @property
     def is_active(self) -> bool:
-        """Whether it may be called (5.2.2, 5.3.2). The registry knows of an unregistration before the dispatcher."""
+        """Return whether it may be called (5.2.2, 5.3.2).
+
+        The registry knows of an unregistration before the dispatcher.
+        """
         return self.blocked is None and self.is_registered and self._services.is_registered(self.reference)
 
     # --- called by the dispatcher

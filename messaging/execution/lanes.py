@@ -58,7 +58,7 @@ here: Final = threading.local()
 
 
 class LaneHost(Protocol):
-    """What lanes need of the :class:`~messaging.execution.pool.Pool` that they run on. Thread safe."""
+    """The interface that lanes use of the :class:`~messaging.execution.pool.Pool` that they run on. Thread safe."""
 
     def schedule(self, lane: Any) -> None:
         """Have a thread run a lane, unless one does."""
@@ -482,12 +482,12 @@ class LoopLane(Lane):
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether its loop is closed, or belongs to the parent process: nothing is delivered any more."""
+        """Return whether its loop is closed, or belongs to the parent process: nothing is delivered any more."""
         return self._is_parents or self.loop.is_closed()
 
     @property
     def has_the_turn(self) -> bool:
-        """Whether its task is the one that its loop runs now. From any thread."""
+        """Return whether its task is the one that its loop runs now. From any thread."""
         task = self._task
         return self.is_busy if task is None else asyncio.current_task(self.loop) is task
 

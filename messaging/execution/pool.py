@@ -104,12 +104,12 @@ class Pool:
 
     @property
     def has_work(self) -> bool:
-        """Whether a lane waits or runs, or a delivery thread is left."""
+        """Return whether a lane waits or runs, or a delivery thread is left."""
         return bool(self._threads or self._adopted or self._ready)
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no work, and the supervisor has ended."""
+        """Return whether there is no work, and the supervisor has ended."""
         return not (self.has_work or self._supervisor.is_running)
 
     def is_inside(self) -> bool:
@@ -269,7 +269,7 @@ class _Supervisor:
 
     @property
     def is_running(self) -> bool:
-        """Whether the supervisor thread runs, or is being started."""
+        """Return whether the supervisor thread runs, or is being started."""
         return self._current is not None
 
     def hurry(self) -> None:

@@ -164,7 +164,7 @@ class Promise(Generic[T]):
 
     @property
     def is_inherited(self) -> bool:
-        """Whether a parent of this process made the promise: if it is pending, it stays so."""
+        """Return whether a parent of this process made the promise: if it is pending, it stays so."""
         return self._generation != forking.generation
 
     def _is_abandoned(self) -> bool:

@@ -113,7 +113,7 @@ class Messaging(Shortcuts):
 
     @property
     def features(self) -> frozenset[str]:
-        """What this instance announces: functional features and extension keys. May shrink at the first connection."""
+        """Return the announced functional features and extension keys; the first connection may remove some."""
         return announced(self._adapter)
 
     def context_builder(self) -> MessageContextBuilder:

@@ -1,4 +1,4 @@
-"""Capabilities: what an instance can do, as its adapter announces it."""
+"""Capabilities: the abilities of an instance, as its adapter announces them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _nothing() -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What an instance can do. Immutable: after a connect that changes them, the adapter has new ones.
+    """The abilities of an instance. Immutable: if a connect changes them, the adapter has new ones.
 
     Attributes:
         name: the ``osgi.messaging.name`` of the instance, for errors.

@@ -1,4 +1,4 @@
-"""What one instance compiles of a context: a plan to publish all its messages with, or the spec of a subscription."""
+"""The compiled forms of a context: the plan of its messages, and the spec of a subscription."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class PublishPlan:
-    """What the messages of one context have in common, compiled for one instance.
+    """The values that all messages of one context share, compiled for one instance.
 
     Made by the :class:`~messaging.publishing.MessagePublisher`, kept in the context, and shared by contexts that are
     alike. Nothing changes but ``request`` and ``slot``.
@@ -21,8 +21,8 @@ class PublishPlan:
         options: the checked extensions, defaults filled in.
         stamp: identifies the publisher, and what its adapter announced, at the time of the check.
         request: what the publisher of requests makes of the plan; ``None`` at first.
-        slot: of the adapter, ``None`` at first: anything it wants to make once for all messages of the plan. On the
-            engine's loop.
+        slot: of the adapter, ``None`` at first: anything it wants to make once for all messages of the plan, in
+            ``check_publish`` or later on the engine's loop.
     """
 
     __slots__ = (

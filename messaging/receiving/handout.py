@@ -84,7 +84,7 @@ class HandOut:
 
     @property
     def has_next(self) -> bool:
-        """Whether :meth:`fetch` would return a message, or the subscription has ended."""
+        """Return whether :meth:`fetch` would return a message, or the subscription has ended."""
         return self._owner.ended or (
             bool(self._buffer.messages)
             and not self._owner.paused

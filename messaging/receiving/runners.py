@@ -93,15 +93,15 @@ class Work(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether the message is settled."""
+        """Return whether the message is settled."""
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the requester cancelled it."""
+        """Return whether the requester cancelled it."""
 
     @property
     def has_begun(self) -> bool:
-        """Whether a reply was sent."""
+        """Return whether a reply was sent."""
 
     def done(self) -> None:
         """Accept the message. From any thread."""
@@ -207,7 +207,7 @@ class Runner(abc.ABC):
 
     @staticmethod
     def _is_void(work: Work) -> bool:
-        """Whether there is nothing to do: it will come again. Then it is settled."""
+        """Return whether there is nothing to do: it will come again. Then it is settled."""
         if work.origin.is_void(work.request):
             work.finish(Verdict.REFUSE)
             return True

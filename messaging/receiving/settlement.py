@@ -50,7 +50,7 @@ class Credit:
 
     @property
     def is_returned(self) -> bool:
-        """Whether every message that was handed out is settled."""
+        """Return whether every message that was handed out is settled."""
         return self.handed_out == self.settled
 
     def forget(self, incoming: Incoming) -> bool:

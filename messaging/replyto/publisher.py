@@ -22,7 +22,7 @@ _CORRELATION_BYTES: Final = 16
 
 
 class _RequestPlan(NamedTuple):
-    """What all requests with one context have in common; hung on the publish plan of the context."""
+    """The values that all requests with one context share; kept in the publish plan of the context."""
 
     #: its reply channel is replaced if each request has one of its own
     message: PublishPlan

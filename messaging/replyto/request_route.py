@@ -234,17 +234,17 @@ class RequestRoute:
 
     @property
     def _is_at_limit(self) -> bool:
-        """Whether the broker sends no more until a request, or a copy of one, is settled."""
+        """Return whether the broker sends no more until a request, or a copy of one, is settled."""
         return len(self.in_hand) + self.overlap.copies >= self._limit
 
     @property
     def is_full(self) -> bool:
-        """Whether requests wait at the broker, or in the buffer, until a handler has finished."""
+        """Return whether requests wait at the broker, or in the buffer, until a handler has finished."""
         return self._is_blocked or self._is_at_limit or bool(self.subscription.buffered)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no handler has a request of the route."""
+        """Return whether no handler has a request of the route."""
         return not self.in_hand
 
     # --- the end

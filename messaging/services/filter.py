@@ -248,7 +248,7 @@ class LdapFilter:
 
     @property
     def case_sensitive(self) -> bool:
-        """Whether attribute names are case-sensitive."""
+        """Return whether attribute names are case-sensitive."""
         return self._case_sensitive
 
     def __str__(self) -> str:

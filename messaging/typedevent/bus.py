@@ -461,7 +461,7 @@ class TypedEventPublisher(Generic[T]):
 
     @property
     def is_open(self) -> bool:
-        """Whether the publisher was not closed (157.9.6.5)."""
+        """Return whether the publisher was not closed (157.9.6.5)."""
         return self._is_open
 
     def deliver(self, event: T) -> None:

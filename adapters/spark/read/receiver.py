@@ -150,7 +150,7 @@ class Receiver:
 
     @property
     def is_full(self) -> bool:
-        """Whether the journal accepts no more rows until some are committed."""
+        """Return whether the journal accepts no more rows until some are committed."""
         return self._log.backlog >= self._journal_bytes
 
     @property

@@ -162,7 +162,7 @@ class Fleet:
 
     @property
     def is_running(self) -> bool:
-        """Whether it still publishes; ``FleetFailedError`` if it ended before its last message."""
+        """Return whether it still publishes; ``FleetFailedError`` if it ended before its last message."""
         if self._process.poll() is None:
             return True
         self._thread.join(_END)

@@ -32,7 +32,7 @@ class Check(NamedTuple):
 
     @property
     def is_right(self) -> bool:
-        """Whether the values are equal."""
+        """Return whether the values are equal."""
         return bool(self.expected == self.found)
 
 

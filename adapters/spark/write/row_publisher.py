@@ -36,7 +36,7 @@ _STRIDE: Final = 256
 
 
 class _Shape(NamedTuple):
-    """What messages have in common that differ in their payloads alone."""
+    """The values that messages share which differ in their payloads alone."""
 
     plan: PublishPlan
     #: checksum of the channel, with which the checksum of a message begins
