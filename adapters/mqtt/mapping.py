@@ -33,12 +33,13 @@ as the two clocks agree.
 
 from __future__ import annotations
 
+import abc
 import functools
 import math
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from adapters.mqtt import packets
 from adapters.mqtt.packets import Properties
@@ -68,15 +69,21 @@ _NOT_WORTH: Final = 5
 Decoded = tuple[bytes, str | None, str | None, str | None, str | None, MappingProxyType[str, Any]]
 
 
-class Codec(Protocol):
+class Codec(abc.ABC):
     """Encodes messages as PUBLISH packets, and decodes PUBLISH packets for the core."""
+
+    #: aliases that the broker accepts on this connection
+    alias_maximum = 0
 
     def connected(self, topic_alias_maximum: int) -> None:
         """Start on a new connection, on which the broker accepts so many aliases."""
+        self.alias_maximum = topic_alias_maximum
 
     def unsent(self) -> None:
         """Note that the last frame was not sent."""
+        return
 
+    @abc.abstractmethod
     def frame(self, outgoing: Outgoing, payload: bytes, qos: int, packet_id: int) -> bytes:
         """Return the PUBLISH packet, to be sent on this connection in the order of the calls.
 
@@ -86,15 +93,14 @@ class Codec(Protocol):
             qos: 0 to 2.
             packet_id: counts with QoS > 0 only.
         """
-        ...
 
+    @abc.abstractmethod
     def will(self, outgoing: Outgoing) -> tuple[bytes, Properties]:
         """Return payload and properties of a will."""
-        ...
 
+    @abc.abstractmethod
     def decode(self, publish: Publish) -> Decoded | None:
         """Return the content of a message; ``None`` if it has expired."""
-        ...
 
 
 def check_channel(name: str) -> None:
@@ -199,21 +205,20 @@ class _Aliases:
         return False
 
 
-class Mqtt5Codec:
+class Mqtt5Codec(Codec):
     """Contexts as properties of MQTT 5."""
 
     def __init__(self) -> None:
-        self._alias_maximum = 0
         self._aliases = _Aliases(0)
 
     def connected(self, topic_alias_maximum: int) -> None:
         """See :class:`Codec`."""
-        self._alias_maximum = topic_alias_maximum
+        super().connected(topic_alias_maximum)
         self._aliases = _Aliases(topic_alias_maximum)
 
     def unsent(self) -> None:
         """See :class:`Codec`. The frame may have introduced an alias: all are introduced again, which is allowed."""
-        self.connected(self._alias_maximum)
+        self.connected(self.alias_maximum)
 
     def frame(self, outgoing: Outgoing, payload: bytes, qos: int, packet_id: int) -> bytes:
         """See :class:`Codec`."""
@@ -283,17 +288,11 @@ class Mqtt5Codec:
         )
 
 
-class Mqtt3Codec:
+class Mqtt3Codec(Codec):
     """Contexts in an envelope; without it, only the fields of the fixed header of MQTT 3.1.1."""
 
     def __init__(self, enveloped: bool) -> None:
         self._enveloped = enveloped
-
-    def connected(self, topic_alias_maximum: int) -> None:
-        """See :class:`Codec`: there are no aliases."""
-
-    def unsent(self) -> None:
-        """See :class:`Codec`."""
 
     def frame(self, outgoing: Outgoing, payload: bytes, qos: int, packet_id: int) -> bytes:
         """See :class:`Codec`."""
