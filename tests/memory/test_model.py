@@ -264,4 +264,4 @@ class BrokerMachine(RuleBasedStateMachine):
 
 
 TestBrokerAgainstModel = BrokerMachine.TestCase
-TestBrokerAgainstModel.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestBrokerAgainstModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -31,7 +31,7 @@ from messaging.errors import (
 from messaging.model import Features
 from tests.brokers import Mosquitto, free_port
 from tests.certificates import LOOPBACK, Authority
-from tests.mqtt.harness import PATIENCE, Core, connected, settled, until
+from tests.mqtt.harness import Core, connected, settled, until
 from tests.mqtt.peer import Peer, accept, refused, session
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
@@ -251,24 +251,6 @@ async def test_a_killed_broker_is_noticed_and_reopening_works(loop_factory: Any,
         assert len(core.losses) == 1
 
 
-async def test_messages_in_flight_are_confirmed_or_fail_when_the_broker_is_killed(version: str) -> None:
-    with Mosquitto() as broker:
-        core = Core(broker.url, version=version)
-        await core.open()
-        outs = [core.out("flight", b"%d" % number, qos="012"[number % 3]) for number in range(3000)]
-        sending = asyncio.create_task(core.adapter.publish(outs))
-        await until(lambda: sum(out.settled for out in outs) > 300)
-        broker.kill()
-        await core.lost()
-        await asyncio.wait_for(sending, PATIENCE)
-        await settled(*(out.done for out in outs))
-        errors = [out.error() for out in outs]
-        assert all(error is None or isinstance(error, ConnectionLostError) for error in errors)
-        assert None in errors
-        assert any(errors)
-        await core.adapter.close()
-
-
 async def test_subscribing_fails_when_the_connection_goes_meanwhile() -> None:
     async with session() as (core, _, connection):
         subscribing = asyncio.create_task(core.subscribe("x"))
@@ -296,19 +278,6 @@ async def test_a_loss_names_its_reason(data: bytes, text: str) -> None:
         error = await core.lost()
         assert isinstance(error, ConnectionLostError)
         assert re.search(text, str(error)), error
-
-
-async def test_a_silent_broker_is_lost_after_a_ping_without_answer() -> None:
-    async with Peer() as peer:
-        core = Core(peer.url, keepalive=1)
-        connection, _ = await accept(core, peer)
-        assert connection.connect[8:10] == b"\x00\x01"
-        await connection.expect(0xC0)
-        connection.send(0xD0, b"")
-        await connection.expect(0xC0)
-        error = await core.lost()
-        assert "no answer to a ping for 0.75 s" in str(error)
-        await core.adapter.close()
 
 
 async def test_a_loss_right_after_connack_is_a_failure_to_connect_or_a_loss_but_not_both() -> None:

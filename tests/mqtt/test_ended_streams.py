@@ -148,17 +148,6 @@ def test_retry_gets_the_message_again_with_or_without_a_session(
     assert stream.counters.dropped == 0
 
 
-def test_deliveries_are_counted_on_when_an_observer_is_retried(
-    mosquitto: Mosquitto, connect: Connect, version: str
-) -> None:
-    m, other = connect(mosquitto.url, **lasting(version)), connect(mosquitto.url)
-    with other.subscribe("dead", qos=1) as letters:
-        seen = retried(m.subscribe("a", qos=1, max_deliveries=3, dead_letter_channel="dead"), [b"1"] * 5)
-        publish(other, "a", [b"1"], qos=1)
-        assert letters.receive(PATIENCE).payload == b"1"
-        assert seen == [b"1"] * 3
-
-
 def test_messages_left_in_the_window_are_dropped_with_a_warning_where_they_hold_up_other_streams(
     mosquitto: Mosquitto,
     connect: Connect,

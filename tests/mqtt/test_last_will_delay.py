@@ -14,7 +14,6 @@ from tests.brokers import Mosquitto
 from tests.conformance.helpers import PATIENCE, eventually, nothing_more, online, publish, receive
 from tests.mqtt.conftest import Connect
 from tests.mqtt.peer import accept, farewell, session
-from tests.mqtt.victims import Victim
 from tests.proxy import Proxy
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
@@ -59,74 +58,26 @@ def test_no_will_is_sent_for_a_client_that_reconnects_in_time(
 ) -> None:
     with (
         Proxy(mosquitto.host, mosquitto.port) as proxy,
+        Proxy(mosquitto.host, mosquitto.port) as other_proxy,
         watcher.subscribe(channel, qos=1) as stream,
         watcher.subscribe(f"{channel}/control", qos=1) as control,
     ):
         m = connect(f"mqtt://{proxy.host}:{proxy.port}", session_expiry=100)
         m.publish(channel, b"will", last_will=True, will_delay=DELAY, qos=1).result(PATIENCE)
+        online(m)
         # one that has the same delay and does not come back: once its will is there, the other's time is up as well
-        with Victim(mosquitto.url, f"{channel}/control", {"will_delay": DELAY, "qos": 1}, session_expiry=100) as victim:
-            online(m)
-            proxy.sever()
-            eventually(lambda: m.runtime.get_runtime_dto().connection.cause is not None, "the loss is noticed")
-            online(m)
-            victim.kill()
-            assert control.receive(PATIENCE).payload == b"victim"
+        other = connect(f"mqtt://{other_proxy.host}:{other_proxy.port}", session_expiry=100)
+        other.publish(f"{channel}/control", b"other", last_will=True, will_delay=DELAY, qos=1).result(PATIENCE)
+        online(other)
+        proxy.sever()
+        eventually(lambda: m.runtime.get_runtime_dto().connection.cause is not None, "the loss is noticed")
+        online(m)
+        other_proxy.refuse()
+        assert control.receive(PATIENCE).payload == b"other"
         nothing_more(watcher, channel, stream, qos=1)
         # and it is still registered
         proxy.refuse()
         assert receive(stream, 1) == [b"will"]
-
-
-@pytest.mark.slow
-def test_the_will_of_a_killed_process_is_sent_unless_another_takes_its_place_in_time(
-    mosquitto: Mosquitto, connect: Connect, watcher: Messaging, channel: str
-) -> None:
-    will = {"will_delay": DELAY, "qos": 1}
-    with watcher.subscribe(f"{channel}/+", qos=1) as stream:
-        with (
-            Victim(mosquitto.url, f"{channel}/left", will, client_id="left", session_expiry=100) as left,
-            Victim(mosquitto.url, f"{channel}/replaced", will, client_id="replaced", session_expiry=100) as replaced,
-        ):
-            replaced.kill()
-            left.kill()
-            start = time.monotonic()
-            connect(mosquitto.url, client_id="replaced", clean_start=False, session_expiry=100)
-            assert time.monotonic() - start < DELAY / 2  # else this proves nothing
-            message = stream.receive(PATIENCE)
-            assert message.context.channel == f"{channel}/left"
-            assert DELAY - 1 <= time.monotonic() - start < DELAY + SLACK
-        nothing_more(watcher, f"{channel}/end", stream, qos=1)
-
-
-@pytest.mark.slow
-def test_the_end_of_the_session_is_the_end_of_the_delay(mosquitto: Mosquitto, watcher: Messaging, channel: str) -> None:
-    with (
-        watcher.subscribe(channel, qos=1) as stream,
-        Victim(mosquitto.url, channel, {"will_delay": 3600.0}, session_expiry=1) as victim,
-    ):
-        victim.kill()
-        start = time.monotonic()
-        assert stream.receive(PATIENCE).payload == b"victim"
-        assert time.monotonic() - start < 1 + SLACK
-
-
-@pytest.mark.slow
-def test_closing_in_good_order_leaves_no_will_behind(
-    mosquitto: Mosquitto, connect: Connect, watcher: Messaging, channel: str
-) -> None:
-    with (
-        watcher.subscribe(channel, qos=1) as stream,
-        watcher.subscribe(f"{channel}/control", qos=1) as control,
-        Victim(mosquitto.url, f"{channel}/control", {"will_delay": DELAY, "qos": 1}, session_expiry=100) as victim,
-    ):
-        m = connect(mosquitto.url, session_expiry=100)
-        m.publish(channel, b"will", last_will=True, will_delay=DELAY, qos=1).result(PATIENCE)
-        online(m)
-        m.close()
-        victim.kill()
-        assert control.receive(PATIENCE).payload == b"victim"  # its time is up, and so is the other's
-        nothing_more(watcher, channel, stream, qos=1)
 
 
 @pytest.mark.parametrize(("delay", "seconds"), [(0.2, 1), (1.0, 1), (1.5, 2), (86_400.0, 86_400)])

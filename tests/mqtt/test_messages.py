@@ -12,34 +12,15 @@ import pytest
 from adapters.mqtt import packets
 from messaging.errors import (
     InvalidChannelError,
-    InvalidHeaderError,
     PayloadTooLargeError,
-    PublishRefusedError,
     UnsupportedFeatureError,
 )
-from messaging.model import Features, Incoming, envelope
+from messaging.model import Features, envelope
 from tests.brokers import Mosquitto
 from tests.mqtt.harness import In, connected, settled, until
 from tests.mqtt.peer import farewell, session, subscribed
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
-
-
-async def test_every_qos_arrives_and_is_confirmed(mosquitto: Mosquitto, version: str) -> None:
-    async with connected(mosquitto.url, version=version) as core:
-        for subscribed in "012":
-            sink, handle = await core.subscribe("every/+", qos=subscribed)
-            for published in "012":
-                await core.publish("every/qos", published.encode(), qos=published)
-            for message in await sink.wait(3):
-                granted = min(message.payload.decode(), subscribed)
-                assert message.channel == "every/qos"
-                assert dict(message.extensions)["qos"] == granted
-                assert (message.token is None) is (granted == "0")
-                assert "retain" not in message.extensions
-                assert "redelivered" not in message.extensions
-            core.acknowledge(*sink.messages)
-            await core.adapter.unsubscribe(handle)
 
 
 async def test_order_is_kept_and_nothing_is_lost_or_doubled_over_thousands_of_qos_2_messages(version: str) -> None:
@@ -84,26 +65,6 @@ async def test_qos_0_is_confirmed_once_the_socket_has_the_bytes_and_a_stalled_br
             assert all(out.error() is None for out in outs)
 
 
-async def test_properties_travel_with_mqtt_5(mosquitto: Mosquitto) -> None:
-    async with connected(mosquitto.url) as core:
-        sink, _ = await core.subscribe("props")
-        out = await core.publish(
-            "props", b"\x00\xff", content_type="application/json", content_encoding="gzip", correlation_id="é-1",
-            reply_to_channel="answers/here", headers={"a": "1", "b": ""}, time_to_live=59.2, qos="1",
-        )  # fmt: skip
-        await core.publish("props", b"bare")
-        full, bare = await sink.wait(2)
-        assert full.payload == b"\x00\xff"
-        assert (full.content_type, full.content_encoding) == ("application/json", "gzip")
-        assert (full.correlation_id, full.reply_to_channel) == ("é-1", "answers/here")
-        assert dict(full.extensions["headers"]) == {"a": "1", "b": ""}
-        assert full.extensions["timeToLive"] in (60.0, 59.0)
-        assert full.extensions["messageId"] == out.message_id
-        assert dict(bare.extensions) == {"qos": "0"}
-        with pytest.raises(TypeError):
-            full.extensions["x"] = 1  # type: ignore[index]
-
-
 async def test_properties_travel_with_an_envelope_and_plain_payloads_stay_plain(mosquitto: Mosquitto) -> None:
     options = {"version": "3.1.1", "envelope": True}
     async with connected(mosquitto.url, **options) as core, connected(mosquitto.url, version="3.1.1") as plain:
@@ -132,74 +93,6 @@ async def test_properties_travel_with_an_envelope_and_plain_payloads_stay_plain(
         core.acknowledge(*sink.messages)
 
 
-async def test_expired_messages_are_not_delivered(mosquitto: Mosquitto, version: str) -> None:
-    options = {"version": version, "envelope": True} if version != "5" else {"version": version}
-    async with connected(mosquitto.url, **options) as core:
-        await core.publish("expires/a", b"short", qos="1", retain=True, time_to_live=0.5)
-        await core.publish("expires/b", b"long", qos="1", retain=True, time_to_live=500.0)
-        await asyncio.sleep(2.1)  # mosquitto counts whole seconds
-        sink, _ = await core.subscribe("expires/#", qos="1")
-        await core.publish("expires/c", b"mark", qos="1")
-        await until(lambda: b"mark" in sink.payloads)
-        assert sorted(sink.payloads) == [b"long", b"mark"]
-
-
-async def test_properties_need_mqtt_5_or_an_envelope(mosquitto: Mosquitto) -> None:
-    async with connected(mosquitto.url, version="3.1.1") as core:
-        options: dict[str, Any]
-        for options in ({"headers": {"a": "b"}}, {"time_to_live": 1.0}):
-            with pytest.raises(UnsupportedFeatureError):
-                core.out("x", **options)
-    async with connected(mosquitto.url) as core:
-        for options in ({"priority": 1}, {"autocreate": False}):
-            with pytest.raises(UnsupportedFeatureError):
-                core.out("x", **options)
-        with pytest.raises(InvalidHeaderError, match="message-id"):
-            core.out("x", headers={"message-id": "1"})
-
-
-async def test_overlapping_filters_get_one_copy_each(mosquitto: Mosquitto, version: str) -> None:
-    async with connected(mosquitto.url, version=version) as core:
-        sinks = [(await core.subscribe(channel, qos="1"))[0] for channel in ("o/#", "o/b", "o/+", "o/b", "p/#")]
-        for number in range(5):
-            await core.publish("o/b", b"%d" % number, qos="1")
-        for sink in sinks[:4]:
-            await sink.wait(5)
-        # once all are acknowledged the broker can deliver this one: nothing was left over before it
-        for sink in sinks[:4]:
-            core.acknowledge(*sink.messages)
-        await core.publish("o/b", b"end", qos="0")
-        for sink in sinks[:4]:
-            await sink.wait(6)
-            assert sink.payloads == [b"0", b"1", b"2", b"3", b"4", b"end"]
-        assert not sinks[4].messages
-
-
-async def test_streams_of_one_filter_get_the_highest_qos_of_them_and_leave_independently(
-    mosquitto: Mosquitto, version: str
-) -> None:
-    async with connected(mosquitto.url, version=version) as core:
-        low, low_handle = await core.subscribe("same", qos="0")
-        await core.publish("same", b"1", qos="2")
-        assert (await low.wait(1))[0].extensions["qos"] == "0"
-        high, high_handle = await core.subscribe("same", qos="2")
-        await core.publish("same", b"2", qos="2")
-        assert (await high.wait(1))[0].extensions["qos"] == "2"
-        assert (await low.wait(2))[1].extensions["qos"] == "2"
-        core.acknowledge(*low.messages, *high.messages)
-        await core.adapter.unsubscribe(high_handle)
-        await core.adapter.unsubscribe(high_handle)  # idempotent
-        await core.publish("same", b"3", qos="0")
-        await low.wait(3)
-        await core.adapter.unsubscribe(low_handle)
-        await core.publish("same", b"4", qos="1")
-        again, _ = await core.subscribe("same")
-        await core.publish("same", b"5", qos="1")
-        assert (await again.wait(1))[0].payload == b"5"
-        assert low.payloads == [b"1", b"2", b"3"]
-        assert high.payloads == [b"2"]
-
-
 async def test_overlapping_filters_with_and_without_acknowledgement_are_warned_of(
     mosquitto: Mosquitto, version: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -222,27 +115,6 @@ async def test_the_broker_hears_of_an_unsubscription_once_when_the_last_stream_g
             await until(lambda: broker.log().count("Received UNSUBSCRIBE") == 1)
 
 
-async def test_a_retained_message_goes_to_each_new_stream_once(mosquitto: Mosquitto, version: str) -> None:
-    async with connected(mosquitto.url, version=version) as core:
-        base = f"retained/{version}"
-        for name in "ab":
-            await core.publish(f"{base}/{name}", name.encode(), qos="1", retain=True)
-        sinks: list[In] = []
-        for channel in (f"{base}/#", f"{base}/#", f"{base}/a", f"{base}/+"):
-            sink, _ = await core.subscribe(channel, qos="0")
-            sinks.append(sink)
-            await sink.wait(1 if channel.endswith("/a") else 2)
-        await core.publish(f"{base}/a", b"live", qos="0", retain=True)
-        for sink in sinks:
-            await sink.wait(2 if sink is sinks[2] else 3)
-        assert [sorted(sink.payloads) for sink in sinks] == [
-            [b"a", b"b", b"live"], [b"a", b"b", b"live"], [b"a", b"live"], [b"a", b"b", b"live"],
-        ]  # fmt: skip
-        for sink in sinks:
-            flags = [message.extensions.get("retain") for message in sink.messages]
-            assert flags == [True] * (len(flags) - 1) + [None]
-
-
 async def test_retained_messages_reach_all_streams_that_subscribe_at_once(mosquitto: Mosquitto, version: str) -> None:
     async with connected(mosquitto.url, version=version) as core:
         base = f"at-once/{version}"
@@ -258,30 +130,6 @@ async def test_retained_messages_reach_all_streams_that_subscribe_at_once(mosqui
             assert sink.payloads == [b"kept", b"end"]
 
 
-async def test_members_of_a_queue_compete(mosquitto: Mosquitto, version: str) -> None:
-    async with (
-        connected(mosquitto.url, version=version) as one,
-        connected(mosquitto.url, version=version) as two,
-        connected(mosquitto.url, version=version) as three,
-    ):
-        channel = f"work/{version}"
-        members = [
-            await one.subscribe(channel, queue="q", qos="1"),
-            await one.subscribe(channel, queue="q", qos="1"),
-            await two.subscribe(channel, queue="q", qos="1"),
-        ]
-        other, _ = await three.subscribe(channel, queue="other", qos="1")
-        for number in range(12):
-            await one.publish(channel, b"%d" % number, qos="1")
-        await other.wait(12)
-        await until(lambda: sum(len(sink.messages) for sink, _ in members) >= 12)
-        everything = sorted(payload for sink, _ in members for payload in sink.payloads)
-        assert everything == sorted(b"%d" % number for number in range(12))
-        assert all(sink.messages for sink, _ in members)
-        for core, sink in ((one, members[0][0]), (one, members[1][0]), (two, members[2][0]), (three, other)):
-            core.acknowledge(*sink.messages)
-
-
 async def test_a_queue_and_a_plain_subscription_to_one_channel_are_independent(
     mosquitto: Mosquitto, version: str
 ) -> None:
@@ -293,17 +141,6 @@ async def test_a_queue_and_a_plain_subscription_to_one_channel_are_independent(
         await plain.wait(3)
         await queued.wait(3)
         assert plain.payloads == queued.payloads == [b"0", b"1", b"2"]
-
-
-async def test_a_queue_gets_no_retained_messages(mosquitto: Mosquitto, version: str) -> None:
-    async with connected(mosquitto.url, version=version) as core:
-        channel = f"kept/{version}"
-        await core.publish(channel, b"kept", qos="1", retain=True)
-        sink, _ = await core.subscribe(channel, queue="q", qos="1")
-        await core.publish(channel, b"live", qos="1")
-        await sink.wait(1)
-        assert sink.payloads == [b"live"]
-        core.acknowledge(*sink.messages)
 
 
 async def test_a_message_that_is_acknowledged_twice_is_answered_once() -> None:
@@ -366,25 +203,6 @@ async def test_a_message_for_several_streams_is_acknowledged_when_all_have(mosqu
         await one.wait(3)
         assert two.payloads == [b"1", b"2"]
 
-
-async def test_a_refused_message_fails_and_frees_its_slot(tmp_path: Any) -> None:
-    rules = tmp_path / "acl"
-    rules.write_text("topic readwrite open/#\n")
-
-    with Mosquitto([f"acl_file {rules}", "max_queued_messages 1000"]) as broker:
-        url = broker.url
-        async with connected(url) as core:
-            sink, _ = await core.subscribe("open/x", qos="1")
-            # more often than the window has slots: a refusal frees its own
-            for number in range(60):
-                with pytest.raises(PublishRefusedError, match=r"'secret/x': Not authorized") as refusal:
-                    await core.publish("secret/x", b"", qos="12"[number % 2])
-                assert refusal.value.code == 0x87
-            for qos in "12":
-                await core.publish("open/x", b"ok", qos=qos)
-            core.acknowledge(*await sink.wait(2))
-            assert not core.losses
-
     # with its queues unlimited, mosquitto 2.0 disconnects a client whose message it refuses
 
 
@@ -406,16 +224,6 @@ async def test_limits_of_the_broker_are_announced_and_kept() -> None:
             await core.publish("size/of/it", bytes(1900), qos="1")
             core.acknowledge(*await sink.wait(1))
             assert not core.losses
-
-
-async def test_large_messages_pass(mosquitto: Mosquitto, version: str) -> None:
-    payload = bytes(range(256)) * 4096 * 5
-    async with connected(mosquitto.url, version=version) as core:
-        sink, _ = await core.subscribe("large", qos="1")
-        await core.publish("large", payload, qos="1")
-        (message,) = await sink.wait(1)
-        assert message.payload == payload
-        core.acknowledge(message)
 
 
 @pytest.mark.parametrize("channel", ["$SYS/x", "$SYS", "$share/q/x", "$sharex"])
@@ -472,17 +280,6 @@ async def test_a_failing_sink_does_not_cost_other_streams_their_messages(
         await good.wait(1)
         assert not core.losses
     assert "RuntimeError" in caplog.text
-
-
-async def test_incoming_messages_are_contexts_of_their_own(mosquitto: Mosquitto) -> None:
-    async with connected(mosquitto.url) as core:
-        one, _ = await core.subscribe("own")
-        two, _ = await core.subscribe("own")
-        await core.publish("own", b"x")
-        first, second = (await one.wait(1))[0], (await two.wait(1))[0]
-        assert isinstance(first, Incoming)
-        assert first is not second
-        assert first == second
 
 
 async def test_messages_on_their_way_to_an_ended_subscription_are_not_for_the_next_one() -> None:

@@ -9,11 +9,10 @@ import pytest
 from messaging import Message, Messaging
 from messaging.errors import InvalidExtensionError, UnsupportedFeatureError
 from tests.brokers import Mosquitto
-from tests.conformance.helpers import PATIENCE, manual, online, publish
+from tests.conformance.helpers import PATIENCE, manual, publish
 from tests.mqtt.conftest import Connect
 from tests.mqtt.harness import Core, In, lasting
 from tests.mqtt.peer import Peer, accept, reconnect, session, subscribed
-from tests.proxy import Proxy
 
 PERSISTENT: dict[str, Any] = {"client_id": "me", "clean_start": False, "session_expiry": 1000}
 
@@ -119,47 +118,6 @@ def test_a_message_delivered_again_after_a_reconnect_has_the_same_packet_id(
         again = [stream.receive(PATIENCE) for _ in payloads]
         assert {told(message): message.payload for message in again} == known
         assert all(message.context.extensions["redelivered"] for message in again)
-
-
-@pytest.mark.usefixtures("needs_mosquitto")
-def test_a_broken_link_keeps_the_packet_id(mosquitto: Mosquitto, connect: Connect) -> None:
-    with Proxy(mosquitto.host, mosquitto.port) as proxy:
-        m = connect(
-            f"mqtt://{proxy.host}:{proxy.port}", client_id="packet-id-link", clean_start=False, session_expiry=300
-        )
-        other = connect(mosquitto.url)
-        with m.subscription.subscribe(manual(m, "packet-id/link", qos="1", packetId=True)) as stream:
-            publish(other, "packet-id/link", [b"1"], qos=1)
-            held = stream.receive(PATIENCE)
-            proxy.sever()
-            publish(other, "packet-id/link", [b"2"], qos=1)
-            online(m)
-            new = stream.receive(PATIENCE)  # what this process still holds is not delivered again
-            assert (held.payload, new.payload) == (b"1", b"2")
-            assert told(held) != told(new)
-            assert held.acknowledge()
-            assert new.acknowledge()
-
-
-@pytest.mark.usefixtures("needs_mosquitto")
-def test_a_rejected_message_has_the_same_packet_id(mosquitto: Mosquitto, connect: Connect) -> None:
-    m = connect(mosquitto.url)
-    with m.subscription.subscribe(manual(m, "packet-id/rejected", qos="1", packetId=True)) as stream:
-        publish(m, "packet-id/rejected", [b"x"], qos=1)
-        first = stream.receive(PATIENCE)
-        first.reject()
-        second = stream.receive(PATIENCE)
-        assert told(second) == told(first) is not None
-        assert second.context.extensions["redelivered"] is True
-
-
-@pytest.mark.usefixtures("needs_mosquitto")
-def test_without_the_extension_there_is_no_packet_id(mosquitto: Mosquitto, connect: Connect) -> None:
-    m = connect(mosquitto.url)
-    for asked in ({}, {"packet_id": False}):
-        with m.subscribe("packet-id/untold", qos=1, **asked) as stream:
-            publish(m, "packet-id/untold", [b"x"], qos=1)
-            assert "packetId" not in stream.receive(PATIENCE).context.extensions
 
 
 @pytest.mark.usefixtures("needs_mosquitto")

@@ -300,13 +300,3 @@ def test_subscribe_options_need_mqtt_5_and_are_for_subscribing(
     old = connect(mosquitto.url, version="3.1.1")
     with pytest.raises(UnsupportedFeatureError):
         old.subscribe("x", **{key: value})
-
-
-def test_a_broker_without_retained_messages_needs_no_handling_of_them(connect: Connect) -> None:
-    with Mosquitto(["retain_available false"]) as broker:
-        m = connect(broker.url)
-        assert not {"retain", "retainHandling", "retainAsPublished"} & m.features
-        with pytest.raises(UnsupportedFeatureError):
-            m.subscribe("x", retain_handling=1)
-        with m.subscribe("x", no_local=True):
-            pass

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from adapters.mqtt import packets
 from messaging.errors import PayloadTooLargeError
 from tests.brokers import Mosquitto
 from tests.mqtt.harness import Core, connected
-from tests.mqtt.peer import Connection, Peer, reconnect, sent, session, subscribed
+from tests.mqtt.peer import Connection, reconnect, sent, session, subscribed
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 
 #: CONNACK properties: Topic Alias Maximum 2
 TWO = b"\x22\x00\x02"
-
-
-async def open_core(peer: Peer, properties: bytes = b"", **settings: object) -> tuple[Core, Connection]:
-    core = Core(peer.url, **settings)
-    opening = asyncio.create_task(core.open())
-    connection, _ = await peer.accept()
-    connection.connack(properties)
-    await opening
-    return core, connection
 
 
 async def travelled(core: Core, connection: Connection, channel: str, qos: str = "0") -> tuple[str, int]:
@@ -78,14 +67,12 @@ async def test_aliases_end_with_their_connection_and_resent_messages_have_their_
 
 
 async def test_an_alias_that_a_refused_message_would_have_introduced_is_introduced_by_the_next() -> None:
-    async with Peer() as peer:
-        core, connection = await open_core(peer, TWO + b"\x27\x00\x00\x00\x50")  # packets up to 80 bytes
+    async with session(TWO + b"\x27\x00\x00\x00\x50") as (core, _, connection):  # packets up to 80 bytes
         assert await travelled(core, connection, "some/topic") == ("some/topic", 0)
         with pytest.raises(PayloadTooLargeError):
             await core.publish("some/topic", bytes(100))
         seen = [await travelled(core, connection, "some/topic") for _ in range(3)]
         assert seen == [("some/topic", 0), ("some/topic", 1), ("", 1)]
-        await core.adapter.close()
 
 
 async def test_aliases_of_the_broker_are_understood() -> None:
