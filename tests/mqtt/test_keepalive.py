@@ -103,7 +103,7 @@ async def test_an_idle_connection_lives_on_pings() -> None:
 async def test_without_keepalive_there_are_no_pings_and_silence_is_no_loss() -> None:
     async with session(keepalive=0) as (core, _, connection):
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(1.2):
                 await connection.packet()
         assert not core.losses
 

@@ -147,15 +147,6 @@ def test_a_message_id_of_the_application_makes_one() -> None:
     assert (decoded[0], decoded[5]) == (b"plain", {"qos": "0", "messageId": "own"})
 
 
-@pytest.mark.parametrize("qos", ["0", "1"])
-@pytest.mark.parametrize("own", [None, "own"])
-def test_a_will_has_one_message_id_at_most(qos: str, own: str | None) -> None:
-    out: Any = Out(b"x", MessageContext("t"), PublishOptions(qos=qos, message_id=own))
-    _, properties = Mqtt5Codec().will(out)
-    expected = own or ("id-1" if qos == "1" else None)
-    assert properties.user == ([("message-id", expected)] if expected else [])
-
-
 def test_an_expired_envelope_is_dropped() -> None:
     codec = Mqtt3Codec(enveloped=True)
     out: Any = Out(b"x", MessageContext("t"), PublishOptions(time_to_live=0.01))
@@ -188,16 +179,11 @@ def test_a_packet_longer_than_the_protocol_allows_is_refused() -> None:
         Mqtt5Codec().frame(out, out.payload, 0, 0)
 
 
-def test_a_will_carries_its_properties() -> None:
-    out: Any = Out(
-        b"w",
-        MessageContext("t", content_type="a/b", correlation_id="c", content_encoding="gzip", reply_to_channel="r"),
-        PublishOptions(qos="1", headers={"h": "v"}, time_to_live=1.2),
-    )  # fmt: skip
-    payload, properties = Mqtt5Codec().will(out)
-    assert payload == b"w"
-    assert (properties.content_type, properties.correlation, properties.response_topic) == ("a/b", b"c", "r")
-    assert properties.expiry == 2
-    assert properties.user == [("content-encoding", "gzip"), ("h", "v"), ("message-id", "id-1")]
+def test_a_will_does_not_expire_in_an_envelope() -> None:
+    """Its time would begin when it is registered."""
+    out: Any = Out(b"w", MessageContext("t"), PublishOptions(headers={"h": "v"}, time_to_live=1.2))
+    payload = Mqtt3Codec(enveloped=True).will(out)[0]
+    assert b'"h"' in payload
+    assert b"expires" not in payload
     assert Mqtt3Codec(enveloped=False).will(out)[0] == b"w"
-    assert b"expires" not in Mqtt3Codec(enveloped=True).will(out)[0]
+    assert Mqtt5Codec().will(out)[1].expiry == 2

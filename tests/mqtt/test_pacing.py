@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from adapters.mqtt.pacing import BUSY, PAUSE, WORTH, ReadPacer
 
 
@@ -49,11 +46,3 @@ def test_where_it_does_not_pay_it_is_tried_less_and_less_often() -> None:
             now += pause
             assert pacer.pause_after(4, now) == 0.0
     assert 5 < tries < 25
-
-
-@given(st.lists(st.tuples(st.integers(0, 2000), st.floats(0, 1)), max_size=200))
-def test_the_answer_is_always_at_once_or_a_moment(reads: list[tuple[int, float]]) -> None:
-    pacer, now = ReadPacer(), 0.0
-    for count, seconds in reads:
-        now += seconds
-        assert pacer.pause_after(count, now) in (0.0, PAUSE)

@@ -27,18 +27,6 @@ def paced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("paced")
-async def test_messages_that_arrive_while_reading_is_paced_are_delivered() -> None:
-    async with session() as (core, _, connection):
-        sink, _ = await subscribed(core, connection)
-        for number in range(500):
-            connection.deliver("t", b"%d" % number)
-            if not number % 10:
-                await sink.wait(number // 2)
-        await sink.wait(500)
-        assert [int(payload) for payload in sink.payloads] == list(range(500))
-
-
-@pytest.mark.usefixtures("paced")
 async def test_a_loss_while_reading_waits_is_noticed() -> None:
     async with session() as (core, _, connection):
         sink, _ = await subscribed(core, connection)

@@ -64,8 +64,9 @@ def test_options_that_do_not_fit_are_named(url: str, option: str) -> None:
 
 
 def test_a_path_is_refused() -> None:
-    with pytest.raises(InvalidUrlError, match="no path"):
+    with pytest.raises(InvalidUrlError, match="no path") as refusal:
         make("mqtt://h/topic")
+    assert isinstance(refusal.value, ConfigurationError)
     make("mqtt://h/")
 
 
@@ -159,8 +160,3 @@ else:
     raise AssertionError
 """
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=30)
-
-
-def test_every_refusal_is_a_configuration_error() -> None:
-    with pytest.raises(ConfigurationError):
-        make("mqtt://h/x")
