@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import messaging
-from adapters.memory import MemoryAdapter
 from messaging import ClosedError, Features
 from messaging.cli import demo
 from tests.brokers import Mosquitto, RabbitMQ
 from tests.cli.conftest import Run
 from tests.cli.program import Program
+from tests.doubles.memory import change_capabilities
 
 if TYPE_CHECKING:
     import pytest
@@ -61,13 +60,7 @@ def test_acts_without_their_features_are_reported_as_skipped(
 def test_an_act_is_skipped_for_each_feature_it_needs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with messaging.connect("memory://demo") as m:
         less = m.features - {Features.POINT_TO_POINT, Features.EXTENSION_MAX_DELIVERIES}
-    make = MemoryAdapter.__init__
-
-    def make_with_less(self: MemoryAdapter, *arguments: Any) -> None:
-        make(self, *arguments)
-        self.capabilities = dataclasses.replace(self.capabilities, features=less)
-
-    monkeypatch.setattr(MemoryAdapter, "__init__", make_with_less)
+    change_capabilities(monkeypatch, features=less)
     code, out, _ = run("demo")
     assert code == 0
     assert is_right(out, skipped="Point to point: a work queue, Redelivery and dead letters")

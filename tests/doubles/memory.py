@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
+import pytest
+
+from adapters.memory import MemoryAdapter
 from adapters.memory.broker import Broker, join
 from messaging.instance import Messaging
 from tests.doubles.fake import on_loop, until
+
+
+def change_capabilities(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Give every instance at ``memory://`` that is made from now on other capabilities."""
+    make = MemoryAdapter.__init__
+
+    def make_changed(self: MemoryAdapter, *arguments: Any) -> None:
+        make(self, *arguments)
+        self.capabilities = dataclasses.replace(self.capabilities, **changes)
+
+    monkeypatch.setattr(MemoryAdapter, "__init__", make_changed)
 
 
 def broker_of(m: Messaging) -> Broker:

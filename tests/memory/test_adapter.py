@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,7 +20,7 @@ from messaging.services import ServiceRegistry
 from tests.doubles.consumers import acknowledge, manual, numbered
 from tests.doubles.fake import PATIENCE, settle_loop
 from tests.doubles.fixtures import Connect
-from tests.doubles.memory import drop
+from tests.doubles.memory import change_capabilities, drop
 
 
 def quiet(stream: MessageStream) -> bool:
@@ -201,13 +199,7 @@ def test_closing_keeps_the_subscriptions_of_a_session_and_closing_a_stream_does_
         unsubscribed.append(handle)
         await unsubscribe(self, handle)
 
-    make = MemoryAdapter.__init__
-
-    def make_keeping(self: MemoryAdapter, *arguments: Any) -> None:
-        make(self, *arguments)
-        self.capabilities = dataclasses.replace(self.capabilities, keeps_session=True)
-
-    monkeypatch.setattr(MemoryAdapter, "__init__", make_keeping)
+    change_capabilities(monkeypatch, keeps_session=True)
     monkeypatch.setattr(MemoryAdapter, "unsubscribe", noted)
     for _ in range(20):
         m = connect("memory://x")
