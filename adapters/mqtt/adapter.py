@@ -255,7 +255,7 @@ class MqttAdapter(Adapter):
         self._subscriptions.detach(handle)
 
     def redelivers(self, spec: SubscriptionSpec, handle: Stream | None = None) -> bool:  # noqa: ARG002  # the contract's
-        """Return ``False`` for a lost connection: the session delivers again what has not arrived only."""
+        """Return ``False`` for a lost connection: only a resumed session redelivers, which ``open`` tells the core."""
         return handle is not None and self._subscriptions.requeues(handle)
 
     def bequeath(self, handle: Stream, heir: Stream) -> None:

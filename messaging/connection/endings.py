@@ -74,9 +74,9 @@ class Endings:
             adapter.detach(handle)
         elif failed or not (kept and self.is_closing):
             self._warn_of_end(subscription, kept=kept)
-            heir = subscription.heir
-            if heir is not None and heir.handle is not None and isinstance(adapter, KeepsSession):
-                adapter.bequeath(handle, heir.handle)
+            bequeather = subscription.bequeather(adapter)
+            if bequeather is not None and subscription.heir is not None:
+                bequeather.bequeath(handle, subscription.heir.handle)
             await self.unsubscribe(handle)
         subscription.complete()
         subscription.heir = None  # which may have one as well, and so on

@@ -6,9 +6,11 @@ import abc
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from messaging.adapter import KeepsSession
 from messaging.execution import Promise
 
 if TYPE_CHECKING:
+    from messaging.adapter import Adapter
     from messaging.errors import MessagingError
     from messaging.model import Incoming, SubscriptionSpec
 
@@ -51,6 +53,13 @@ class Subscribed(abc.ABC):
     def source(self) -> Source:
         """Return channel, routing key and queue, which are equal for subscriptions that can replace each other."""
         return self.spec.channel, self.spec.channel_extension, self.spec.options.queue
+
+    def bequeather(self, adapter: Adapter) -> KeepsSession | None:
+        """Return ``adapter`` if it passes unsettled messages to the heir; where it can reject, the broker does."""
+        heir = self.heir
+        if heir is None or heir.handle is None or adapter.capabilities.can_reject:
+            return None
+        return adapter if isinstance(adapter, KeepsSession) else None
 
     # --- from the adapter
 

@@ -228,7 +228,10 @@ class MessagePublisher:
             stamp,
             options,
             channel,
-            *(context.channel_extension, context.content_type, context.content_encoding, context.correlation_id),
+            context.channel_extension,
+            context.content_type,
+            context.content_encoding,
+            context.correlation_id,
             None if reply_to is None else channels.check_name(reply_to),
         )
         self._adapter.check_publish(plan)

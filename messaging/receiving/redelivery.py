@@ -187,8 +187,7 @@ class Redelivery:
         """Return whether messages that are unsettled when the subscription ends are delivered to another one."""
         if self._owner.handle is None:
             return False
-        heir = self._owner.heir
-        if heir is not None and heir.handle is not None and not self._adapter.capabilities.can_reject:
+        if self._owner.bequeather(self._adapter) is not None:
             return True
         return self._adapter.redelivers(self._owner.spec, self._owner.handle)
 
