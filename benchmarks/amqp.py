@@ -76,7 +76,7 @@ class Queue:
 
 def run(arguments: argparse.Namespace) -> None:
     """Run, print, save."""
-    from tests.brokers import RabbitMQ
+    from messaging.testing.brokers import RabbitMQ
 
     results = report.Results("amqp", "AMQP, confirmed and acknowledged", "operation", arguments)
     results.broker("rabbitmq", BROKER)

@@ -110,7 +110,7 @@ def publish(url: str, count: int) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Run on the backends asked for and print."""
-    from tests.brokers import Mosquitto, RabbitMQ
+    from messaging.testing.brokers import Mosquitto, RabbitMQ
 
     count = arguments.messages or 1_000_000
     title = f"slow subscriber, {count:,} messages"

@@ -42,7 +42,7 @@ METRICS: Final = (
 
 def run(arguments: argparse.Namespace) -> None:
     """Run, print, save."""
-    from tests.brokers import Mosquitto, RabbitMQ
+    from messaging.testing.brokers import Mosquitto, RabbitMQ
 
     results = report.Results("footprint", "Processor time of a message, and memory", "", arguments)
     plan = Plan.of(arguments)

@@ -29,7 +29,7 @@ METRICS: Final = tuple(Metric(name, "us", _percentile(name)) for name in ("p50",
 
 def run(arguments: argparse.Namespace) -> None:
     """Run, print, save."""
-    from tests.brokers import Mosquitto, RabbitMQ
+    from messaging.testing.brokers import Mosquitto, RabbitMQ
 
     results = report.Results("latency", "Latency", "load", arguments)
     plan = Plan.of(arguments)

@@ -27,7 +27,7 @@ BROKER: Final = (
 
 def run(arguments: argparse.Namespace) -> None:
     """Run, print, save."""
-    from tests.brokers import Mosquitto
+    from messaging.testing.brokers import Mosquitto
 
     results = report.Results("mqtt", "MQTT, one process to one process", "qos", arguments)
     results.broker("mosquitto", BROKER)

@@ -25,7 +25,7 @@ ROLES: Final = ("request", "respond")
 
 def run(arguments: argparse.Namespace) -> None:
     """Run, print, save."""
-    from tests.brokers import Mosquitto, RabbitMQ
+    from messaging.testing.brokers import Mosquitto, RabbitMQ
 
     results = report.Results("requests", "Request and reply", "concurrency", arguments)
     plan = Plan.of(arguments)

@@ -112,7 +112,7 @@ class Spark:
 
     def mqtt(self) -> None:
         """From mosquitto, with QoS 1."""
-        from tests.brokers import Mosquitto
+        from messaging.testing.brokers import Mosquitto
 
         self._results.broker("mosquitto", MOSQUITTO)
         with Mosquitto(MOSQUITTO) as broker:
@@ -121,7 +121,7 @@ class Spark:
 
     def backlog(self) -> None:
         """From mosquitto, messages that it has kept."""
-        from tests.brokers import Mosquitto
+        from messaging.testing.brokers import Mosquitto
 
         count = self._plan.messages or round(_BACKLOG_RATE * self._plan.seconds)
         self._results.broker("mosquitto", MOSQUITTO)
@@ -138,7 +138,7 @@ class Spark:
 
     def latency(self) -> None:
         """From mosquitto at a fixed rate: micro-batches, and rows."""
-        from tests.brokers import Mosquitto
+        from messaging.testing.brokers import Mosquitto
 
         rate = self._arguments.rate
         plan = dataclasses.replace(self._plan, seconds=_PACED * self._plan.seconds).paced(rate)
@@ -156,7 +156,7 @@ class Spark:
 
     def queue(self) -> None:
         """From a queue."""
-        from tests.brokers import RabbitMQ
+        from messaging.testing.brokers import RabbitMQ
 
         self._results.broker("rabbitmq", amqp.BROKER)
         with RabbitMQ(amqp.BROKER) as broker:
@@ -173,7 +173,7 @@ class Spark:
 
     def stream(self) -> None:
         """From a stream that is full already."""
-        from tests.brokers import RabbitMQ
+        from messaging.testing.brokers import RabbitMQ
 
         count = self._plan.messages or round(_STREAM_RATE * self._plan.seconds)
         self._results.broker("rabbitmq", amqp.BROKER)

@@ -140,7 +140,7 @@ PUBLISHER: Final = Contender("publisher", "spark", "messaging", "", "messaging")
 
 def run(arguments: argparse.Namespace) -> None:
     """Run, print, save."""
-    from tests.brokers import Mosquitto
+    from messaging.testing.brokers import Mosquitto
 
     began = datetime.datetime.now(datetime.UTC)
     size = (arguments.payload or [100])[0]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.brokers import RabbitMQ, accepts, free_port
+from messaging.testing.brokers import RabbitMQ, accepts, free_port
 
 #: the alternative name of servers on 127.0.0.1; not that of ``localhost``
 LOOPBACK: Final = "IP:127.0.0.1"

@@ -1,4 +1,4 @@
-"""Brokers for the tests that need them, and certificates. Made on first use, shared by the whole run, private to it."""
+"""The order of the test files, and fixtures that all of them share; those of brokers are ``messaging.testing``'s."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.brokers import Mosquitto, RabbitMQ, require
 from tests.certificates import Authority
 
 if TYPE_CHECKING:
@@ -52,29 +51,6 @@ def _interrupts() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture(scope="session")
-def mosquitto() -> Iterator[Mosquitto]:
-    """A shared Mosquitto. Tests that stop, reconfigure or flood it start one of their own."""
-    require("mosquitto")
-    with Mosquitto() as broker:
-        yield broker
-
-
-@pytest.fixture(scope="session")
-def rabbitmq() -> Iterator[RabbitMQ]:
-    """A shared RabbitMQ. Tests that stop, reconfigure or flood it start one of their own."""
-    require("rabbitmq")
-    with RabbitMQ() as broker:
-        yield broker
-
-
-@pytest.fixture(scope="session")
-def rabbitmq_mqtt(rabbitmq: RabbitMQ) -> RabbitMQ:
-    """The same RabbitMQ, speaking MQTT too. Not from the start: enabling MQTT takes longer than all the rest."""
-    rabbitmq.enable("rabbitmq_mqtt")
-    return rabbitmq
 
 
 @pytest.fixture(scope="session")

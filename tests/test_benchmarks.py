@@ -17,8 +17,8 @@ from benchmarks import amqp, contenders, harness, instructions, report, requests
 from benchmarks.contenders import Contender
 from benchmarks.harness import Case, Plan, Run, RunError, measure, run_once
 from benchmarks.peers.job import percentiles
-from tests.brokers import Mosquitto, RabbitMQ
-from tests.conformance.helpers import eventually
+from messaging.testing.brokers import Mosquitto, RabbitMQ
+from messaging.testing.conformance.helpers import eventually
 from tests.spark.conftest import require_java
 
 ROOT = Path(__file__).parent.parent

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import Mosquitto, RabbitMQ, require
+from messaging.testing.brokers import Mosquitto, RabbitMQ, require
 
 DOCKER = Path(__file__).parents[1] / "docker"
 COMPOSE = DOCKER / "compose.yml"

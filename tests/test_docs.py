@@ -73,7 +73,7 @@ def on(request: pytest.FixtureRequest, broker: str, program: str) -> str:
 
 def named_tests(page: Path) -> list[tuple[str, str]]:
     """Return the tests that a page names. Each must exist."""
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text())
+    named = re.findall(r"`((?:tests|messaging/testing)/[\w/]+\.py)::(\w+)`", page.read_text())
     for path, name in named:
         assert re.search(rf"^ *(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), f"{path}::{name}"
     return named

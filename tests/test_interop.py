@@ -12,7 +12,7 @@ import pytest
 
 import messaging
 from messaging import Messaging
-from tests.brokers import Mosquitto, RabbitMQ
+from messaging.testing.brokers import Mosquitto, RabbitMQ
 
 DEADLINE = 15.0
 

@@ -10,9 +10,9 @@ import pika
 import pytest
 import uvloop
 
+from messaging.testing.brokers import RabbitMQ, require
 from tests.amqp.harness import Client, connected, run, unique
 from tests.amqp.peer import Peer
-from tests.brokers import RabbitMQ, require
 from tests.certificates import TlsRabbitMQ
 
 if TYPE_CHECKING:

@@ -13,14 +13,14 @@ import pytest
 
 from adapters.amqp import connection, link
 from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError
+from messaging.testing.brokers import free_port
 from tests.amqp.harness import Client, connected, make_adapter, open_fails, unique, within
-from tests.brokers import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from messaging.testing.brokers import RabbitMQ
     from tests.amqp.conftest import TlsRabbitMQ
-    from tests.brokers import RabbitMQ
 
     Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
     Break = Callable[[connection.Wire], Awaitable[None]]

@@ -23,7 +23,7 @@ from tests.amqp.harness import Client, Sink, connected, run, unique, until
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
 
-    from tests.brokers import RabbitMQ
+    from messaging.testing.brokers import RabbitMQ
 
 
 def depth(foreign: BlockingChannel, queue: str) -> int:

@@ -28,7 +28,7 @@ from tests.amqp.test_consumer import depth, exists
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
 
-    from tests.brokers import RabbitMQ
+    from messaging.testing.brokers import RabbitMQ
 
 
 DELAY: dict[str, Any] = {"redeliveryDelay": 0.1, "redeliveryDelayMax": 0.2}

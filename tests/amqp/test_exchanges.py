@@ -15,7 +15,7 @@ from tests.amqp.test_publisher import outcomes
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
 
-    from tests.brokers import RabbitMQ
+    from messaging.testing.brokers import RabbitMQ
 
 
 async def test_the_default_exchange_delivers_to_a_queue_by_its_name(

@@ -12,13 +12,13 @@ import pytest
 
 from adapters.amqp import connection, internals
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
+from messaging.testing.proxy import Proxy
 from tests.amqp.harness import Client, connected, unique
-from tests.proxy import Proxy
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
 
-    from tests.brokers import RabbitMQ
+    from messaging.testing.brokers import RabbitMQ
 
 
 @pytest.fixture(params=[True, False], ids=["adapted", "plain"])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pika.adapters.blocking_connection import BlockingChannel
 
-    from tests.brokers import RabbitMQ
+    from messaging.testing.brokers import RabbitMQ
 
 DEADLINE = 15.0
 

@@ -13,15 +13,15 @@ import pytest
 
 import messaging
 from messaging.errors import ConnectionLostError, UnroutableError
+from messaging.testing.proxy import Proxy
 from tests.amqp.conftest import foreign_channel
 from tests.amqp.harness import Client, make_adapter, unique, until, within
-from tests.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from messaging.testing.brokers import RabbitMQ
     from tests.amqp.conftest import TlsRabbitMQ
-    from tests.brokers import RabbitMQ
 
 
 @pytest.fixture

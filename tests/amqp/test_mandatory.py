@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
 
     from messaging.errors import MessagingError
-    from tests.brokers import RabbitMQ
+    from messaging.testing.brokers import RabbitMQ
 
 MANDATORY: dict[str, Any] = {"mandatory": True}
 

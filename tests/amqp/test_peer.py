@@ -24,10 +24,10 @@ from messaging.errors import (
     UnroutableError,
 )
 from messaging.model import as_text
+from messaging.testing.conformance.helpers import Failing, eventually
 from tests.amqp.harness import Client, Sink, make_adapter, until, within
 from tests.amqp.peer import FRAME_MAX, Peer, Session, client_of
 from tests.amqp.test_publisher import outcomes
-from tests.conformance.helpers import Failing, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
     from pika.spec import Basic
 
-    from tests.brokers import RabbitMQ
+    from messaging.testing.brokers import RabbitMQ
 
 
 def listen(foreign: BlockingChannel, key: str, exchange: str = "amq.topic") -> str:

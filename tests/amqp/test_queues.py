@@ -15,7 +15,7 @@ from tests.amqp.test_publisher import outcomes, receive
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
 
-    from tests.brokers import RabbitMQ
+    from messaging.testing.brokers import RabbitMQ
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from messaging.services import ServiceRegistry
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.brokers import RabbitMQ
+    from messaging.testing.brokers import RabbitMQ
 
 PATIENCE = 10.0
 

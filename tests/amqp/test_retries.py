@@ -24,9 +24,9 @@ from tests.amqp.test_publisher import outcomes
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
+    from messaging.testing.brokers import RabbitMQ
     from tests.amqp.harness import Client, Out
     from tests.amqp.peer import Session
-    from tests.brokers import RabbitMQ
 
 #: longer than the longest delay between two attempts, seconds
 QUIET = 0.3

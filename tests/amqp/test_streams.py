@@ -15,15 +15,15 @@ import messaging
 from adapters.amqp.streams import StreamPosition
 from messaging.errors import SubscriptionRefusedError
 from messaging.model.extensions import publish_options
+from messaging.testing.proxy import Proxy
 from tests.amqp.harness import Client, Sink, connected, make_adapter, unique, until, within
-from tests.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pika.adapters.blocking_connection import BlockingChannel
 
-    from tests.brokers import RabbitMQ
+    from messaging.testing.brokers import RabbitMQ
 
 STREAM: dict[str, Any] = {"queueType": "stream", "prefetch": 100}
 

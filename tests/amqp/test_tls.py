@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from messaging.errors import AuthenticationError, InvalidOptionError
+from messaging.testing.brokers import require
 from tests.amqp.harness import connected, make_adapter, open_fails
-from tests.brokers import require
 from tests.certificates import TlsRabbitMQ
 
 if TYPE_CHECKING:

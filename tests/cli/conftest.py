@@ -11,7 +11,7 @@ import pytest
 
 import messaging
 from messaging.cli import main
-from tests.brokers import Mosquitto, require
+from messaging.testing.brokers import Mosquitto, require
 
 Run = Callable[..., tuple[int, str, str]]
 

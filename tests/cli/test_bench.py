@@ -16,7 +16,7 @@ from messaging import Message, MessageContext, Promise
 from messaging.cli.bench_account import LEAST_SIZE, Latencies, Tally, stamp_of, stamped
 from messaging.cli.bench_load import Gate, Load
 from messaging.errors import PublishRefusedError
-from tests.brokers import Mosquitto, RabbitMQ, require
+from messaging.testing.brokers import Mosquitto, RabbitMQ, require
 from tests.cli.conftest import Run, refused
 from tests.cli.program import PATIENCE, Program, until
 

@@ -10,10 +10,10 @@ import time
 import pytest
 
 import messaging
-from tests.brokers import Mosquitto, RabbitMQ
+from messaging.testing.brokers import Mosquitto, RabbitMQ
+from messaging.testing.proxy import Proxy
 from tests.cli.conftest import Run
 from tests.cli.program import COMMAND, PATIENCE, ROOT, Lines, Program, environment
-from tests.proxy import Proxy
 
 SECONDS = r"\d+\.\d s"
 

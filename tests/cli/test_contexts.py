@@ -17,7 +17,7 @@ import pytest
 from messaging.cli import context_file
 from messaging.cli.context_file import SavedContext
 from messaging.errors import ConfigurationError
-from tests.brokers import Mosquitto
+from messaging.testing.brokers import Mosquitto
 from tests.cli.conftest import Run, refused
 from tests.cli.program import COMMAND, PATIENCE, ROOT, Program, environment
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import messaging
 from messaging import ClosedError, Features
 from messaging.cli import demo
-from tests.brokers import Mosquitto, RabbitMQ
+from messaging.testing.brokers import Mosquitto, RabbitMQ
 from tests.cli.conftest import Run
 from tests.cli.program import Program
 from tests.doubles.memory import change_capabilities

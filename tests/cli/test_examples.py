@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import RabbitMQ
+from messaging.testing.brokers import RabbitMQ
 from tests.cli.program import ROOT, process
 
 EXPECTED = {

@@ -11,7 +11,7 @@ import pytest
 
 import messaging
 from messaging.cli.output import ExitCode
-from tests.brokers import Mosquitto, RabbitMQ
+from messaging.testing.brokers import Mosquitto, RabbitMQ
 from tests.cli.conftest import Run
 from tests.cli.program import COMMAND, PATIENCE, ROOT, Program, process
 

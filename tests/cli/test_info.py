@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import messaging
 from messaging import Features
-from tests.brokers import Mosquitto, require
+from messaging.testing.brokers import Mosquitto, require
 from tests.cli.conftest import Run
 from tests.cli.program import Program
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import messaging
-from tests.brokers import Mosquitto, RabbitMQ, require
+from messaging.testing.brokers import Mosquitto, RabbitMQ, require
 from tests.cli.conftest import Run
 from tests.cli.program import PATIENCE, Program, subscriber
 

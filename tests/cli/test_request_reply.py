@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import messaging
-from tests.brokers import Mosquitto, RabbitMQ
+from messaging.testing.brokers import Mosquitto, RabbitMQ
 from tests.cli.conftest import Run
 from tests.cli.program import PATIENCE, Program, ready, until
 

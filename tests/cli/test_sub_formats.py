@@ -16,7 +16,7 @@ import messaging
 from messaging import Message, MessageContext
 from messaging.cli.formats import UnformattableError, compiled
 from messaging.errors import ArgumentError
-from tests.brokers import Mosquitto, RabbitMQ, require
+from messaging.testing.brokers import Mosquitto, RabbitMQ, require
 from tests.cli.conftest import Run, refused
 from tests.cli.program import PATIENCE, subscriber
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from messaging.cli.app import app
 from messaging.cli.commands import OWN, load_own
 from messaging.cli.output import one_line
-from tests.brokers import free_port
+from messaging.testing.brokers import free_port
 from tests.cli.conftest import Run, refused
 from tests.cli.program import COMMAND, process
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from messaging import Features
-from tests.conformance.backends import Backend
-from tests.conformance.helpers import PATIENCE, eventually, feature
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import PATIENCE, eventually, feature
 from tests.interrupts import RECEIVING_MODULES, again, interrupt_everywhere
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from messaging import Features
 from messaging.runtime import MessageServiceRuntime
-from tests.conformance.backends import Backend
-from tests.conformance.helpers import eventually, feature
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import eventually, feature
 
 _PAGE: Final = Path(__file__).parent.parent.parent / "docs" / "reply-to.md"
 _SAMPLES: Final = re.findall(r"^```python\n(.*?)^```", _PAGE.read_text(), re.MULTILINE | re.DOTALL)

@@ -13,7 +13,7 @@ import pytest
 
 from messaging.eventadmin import Event, EventAdmin, EventHandler, HandlerDTO
 from messaging.services import ServiceRegistration, ServiceRegistry
-from tests.conformance.helpers import eventually as eventually
+from messaging.testing.conformance.helpers import eventually as eventually
 from tests.dispatch.helpers import logged as logged
 from tests.dispatch.helpers import named as named
 from tests.dispatch.helpers import no_defects as no_defects

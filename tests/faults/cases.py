@@ -9,9 +9,9 @@ from typing import Any
 
 import messaging
 from messaging import Promise
-from tests.brokers import Broker
+from messaging.testing.brokers import Broker
+from messaging.testing.proxy import Proxy
 from tests.faults.scenario import PATIENCE, Scene, eventually, state, through
-from tests.proxy import Proxy
 
 
 def large(sequence: int) -> bytes:

@@ -19,7 +19,7 @@ from typing import Final
 
 import messaging
 from messaging import Messaging, OutcomeUnknownError, Promise
-from tests.brokers import RabbitMQ
+from messaging.testing.brokers import RabbitMQ
 
 #: deadline of a publish, seconds
 DEADLINE: Final = 60.0

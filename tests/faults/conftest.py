@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.brokers import Mosquitto, require
+from messaging.testing.brokers import Mosquitto, require
 from tests.certificates import TlsRabbitMQ
 
 

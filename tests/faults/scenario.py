@@ -30,10 +30,10 @@ from urllib.parse import urlsplit
 import messaging
 from messaging import ClosedError, Message, MessagingError, Promise
 from messaging.services import ServiceRegistry
-from tests.brokers import Broker
+from messaging.testing.brokers import Broker
+from messaging.testing.proxy import Proxy
 from tests.faults.ledger import Arrivals, History, PublisherLog, Stamp, Verdict, compare, encode, read_log
 from tests.forking import ForkedProcess
-from tests.proxy import Proxy
 
 T = TypeVar("T")
 

@@ -30,10 +30,10 @@ from typing import Any, Final
 
 from messaging import Message
 from messaging.execution import engine
-from tests.brokers import Broker, Mosquitto, RabbitMQ
+from messaging.testing.brokers import Broker, Mosquitto, RabbitMQ
+from messaging.testing.proxy import Flow, Proxy
 from tests.faults.ledger import Verdict
 from tests.faults.scenario import AMQP, MQTT5, MQTT311, PATIENCE, Scene, eventually, state
-from tests.proxy import Flow, Proxy
 
 #: seconds of faults in a round; rounds that count for nothing yet, as caches and pools of threads fill up
 ROUND: Final = 20.0

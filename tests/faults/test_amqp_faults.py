@@ -22,8 +22,8 @@ from messaging import (
     PublishRefusedError,
     SubscriptionRefusedError,
 )
+from messaging.testing.brokers import RabbitMQ
 from tests.amqp.conftest import foreign_channel
-from tests.brokers import RabbitMQ
 from tests.faults.cases import cut_within_a_frame, cut_within_the_handshake, go_byte_by_byte, half_open, large
 from tests.faults.conftest import FrailRabbitMQ
 from tests.faults.scenario import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import messaging
-from tests.brokers import Broker
+from messaging.testing.brokers import Broker
 from tests.faults.scenario import AMQP, MQTT5, MQTT311, PATIENCE, Profile, Victim, eventually
 
 #: a program whose message handler never returns

@@ -23,7 +23,8 @@ from messaging import (
     PayloadTooLargeError,
     PublishRefusedError,
 )
-from tests.brokers import Mosquitto
+from messaging.testing.brokers import Mosquitto
+from messaging.testing.proxy import Proxy
 from tests.faults.cases import cut_within_a_frame, cut_within_the_handshake, go_byte_by_byte, half_open, large
 from tests.faults.ledger import Stamp, Verdict
 from tests.faults.scenario import (
@@ -43,7 +44,6 @@ from tests.faults.scenario import (
     state,
     through,
 )
-from tests.proxy import Proxy
 
 every = pytest.mark.parametrize("profile", [MQTT5, MQTT311, MQTT5_QOS2, MQTT311_QOS2], ids=str)
 once_each = pytest.mark.parametrize("profile", MQTT, ids=str)

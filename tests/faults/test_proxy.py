@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.proxy import UNDER_WAY, Flow, Proxy
+from messaging.testing.proxy import UNDER_WAY, Flow, Proxy
 
 PATIENCE = 10.0
 #: long enough to see that nothing comes, on a connection where everything takes microseconds; seconds

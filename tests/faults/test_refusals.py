@@ -26,7 +26,8 @@ from messaging import (
     PublishRefusedError,
     SubscriptionRefusedError,
 )
-from tests.brokers import Mosquitto, RabbitMQ, require
+from messaging.testing.brokers import Mosquitto, RabbitMQ, require
+from messaging.testing.proxy import Proxy
 from tests.faults.conftest import FrailRabbitMQ
 from tests.faults.scenario import (
     PATIENCE,
@@ -37,7 +38,6 @@ from tests.faults.scenario import (
     through,
 )
 from tests.mqtt.peer import Connection, Peer
-from tests.proxy import Proxy
 
 #: attempts in one second that the delays allow, from a tenth of a second upwards
 STORM = 10

@@ -29,12 +29,12 @@ from messaging.model.envelope import unwrap
 from messaging.replyto import Request
 from messaging.runtime import MessagingRuntimeDTO, RequestsDTO
 from messaging.services import ServiceRegistry
+from messaging.testing.brokers import Broker, Mosquitto, RabbitMQ
+from messaging.testing.proxy import Proxy
 from tests.amqp.conftest import foreign_channel
-from tests.brokers import Broker, Mosquitto, RabbitMQ
 from tests.faults.scenario import QUICK, Victim, through
 from tests.faults.scenario import eventually as eventually_within
 from tests.mqtt.foreign import Foreign
-from tests.proxy import Proxy
 
 #: seconds any wait may take
 PATIENCE: Final = 60.0

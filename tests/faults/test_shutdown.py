@@ -12,10 +12,10 @@ import pytest
 
 import messaging
 from messaging import ClosedError, OutcomeUnknownError
-from tests.brokers import Broker
+from messaging.testing.brokers import Broker
+from messaging.testing.proxy import Proxy
 from tests.faults.ledger import Arrivals, compare, read_log
 from tests.faults.scenario import AMQP, MQTT5, MQTT311, PATIENCE, Profile, Scene, eventually, through
-from tests.proxy import Proxy
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.brokers import require
+from messaging.testing.brokers import require
 from tests.faults.soak import MEMORY_SLACK, WARM_UP, Sample, counts_grown, growth
 
 ROOT = Path(__file__).parents[2]

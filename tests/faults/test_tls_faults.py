@@ -14,11 +14,11 @@ import pytest
 import messaging
 from messaging import ConnectFailedError
 from messaging.services import ServiceRegistry
-from tests.brokers import Broker, Mosquitto, free_port, require
+from messaging.testing.brokers import Broker, Mosquitto, free_port, require
+from messaging.testing.proxy import Proxy
 from tests.certificates import LOOPBACK, Authority
 from tests.faults.conftest import FrailRabbitMQ
 from tests.faults.scenario import PATIENCE, attempts_to_connect, attempts_within, eventually, state
-from tests.proxy import Proxy
 
 Kind = Literal["good", "expired", "wrong host", "wrong authority"]
 

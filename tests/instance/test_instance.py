@@ -337,7 +337,7 @@ def test_public_signatures_stay() -> None:
         assert name in (Messaging.__doc__ or "")
 
 
-# --- the runtime; see also tests/conformance/test_runtime.py
+# --- the runtime; see also messaging/testing/conformance/test_runtime.py
 
 
 def test_publishing_is_counted(broker: FakeBroker, connect: Connect) -> None:

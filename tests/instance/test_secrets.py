@@ -23,7 +23,7 @@ from pamqp.frame import marshal
 import messaging
 from messaging.errors import AuthenticationError, ConnectFailedError, MessagingError
 from messaging.services import ServiceRegistry
-from tests.brokers import RabbitMQ, free_port
+from messaging.testing.brokers import RabbitMQ, free_port
 from tests.doubles.fake import PATIENCE, FakeBroker, brokers, until
 
 SECRET = "hunter2-pl4nted"

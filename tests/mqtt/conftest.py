@@ -13,7 +13,7 @@ import pytest
 
 import messaging
 from messaging.services import ServiceRegistry
-from tests.brokers import Mosquitto, require
+from messaging.testing.brokers import Mosquitto, require
 from tests.mqtt.harness import run
 
 Connect = Callable[..., messaging.Messaging]

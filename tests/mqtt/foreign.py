@@ -11,7 +11,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from tests.brokers import Mosquitto
+from messaging.testing.brokers import Mosquitto
 from tests.mqtt.harness import PATIENCE
 
 

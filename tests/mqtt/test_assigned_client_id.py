@@ -6,12 +6,12 @@ import pytest
 
 from adapters.mqtt import packets
 from messaging.errors import ConnectFailedError
-from tests.brokers import Mosquitto
-from tests.conformance.helpers import PATIENCE, eventually, manual, online, publish, receive
+from messaging.testing.brokers import Mosquitto
+from messaging.testing.conformance.helpers import PATIENCE, eventually, manual, online, publish, receive
+from messaging.testing.proxy import Proxy
 from tests.mqtt.conftest import Connect
 from tests.mqtt.harness import Core
 from tests.mqtt.peer import Peer, accept, refused
-from tests.proxy import Proxy
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 

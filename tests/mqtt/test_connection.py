@@ -29,7 +29,7 @@ from messaging.errors import (
     PublishRefusedError,
 )
 from messaging.model import Features
-from tests.brokers import Mosquitto, free_port
+from messaging.testing.brokers import Mosquitto, free_port
 from tests.certificates import LOOPBACK, Authority
 from tests.mqtt.harness import Core, connected, settled, until
 from tests.mqtt.peer import Peer, accept, refused, session

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from adapters.mqtt import answers, packets
-from tests.brokers import Mosquitto
+from messaging.testing.brokers import Mosquitto
 from tests.mqtt.harness import PATIENCE, Core, In, connected, until
 from tests.mqtt.peer import Connection, accept, reconnect, session, subscribed
 

@@ -11,8 +11,8 @@ import pytest
 from adapters.mqtt import leftovers, packets
 from messaging import ConnectionLostError, DecodeError
 from messaging.execution import engine
-from tests.brokers import Mosquitto
-from tests.conformance.helpers import PATIENCE, Failing, eventually, publish, receive, retried
+from messaging.testing.brokers import Mosquitto
+from messaging.testing.conformance.helpers import PATIENCE, Failing, eventually, publish, receive, retried
 from tests.mqtt.conftest import Connect
 from tests.mqtt.harness import Core, lasting
 from tests.mqtt.peer import Peer, accept, farewell, reconnect, session, subscribed

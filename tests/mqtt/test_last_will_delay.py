@@ -10,11 +10,11 @@ import pytest
 
 from messaging import Messaging
 from messaging.errors import InvalidExtensionError, UnsupportedFeatureError
-from tests.brokers import Mosquitto
-from tests.conformance.helpers import PATIENCE, eventually, nothing_more, online, publish, receive
+from messaging.testing.brokers import Mosquitto
+from messaging.testing.conformance.helpers import PATIENCE, eventually, nothing_more, online, publish, receive
+from messaging.testing.proxy import Proxy
 from tests.mqtt.conftest import Connect
 from tests.mqtt.peer import accept, farewell, session
-from tests.proxy import Proxy
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 

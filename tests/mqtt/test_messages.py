@@ -16,7 +16,7 @@ from messaging.errors import (
     UnsupportedFeatureError,
 )
 from messaging.model import Features, envelope
-from tests.brokers import Mosquitto
+from messaging.testing.brokers import Mosquitto
 from tests.mqtt.harness import In, connected, settled, until
 from tests.mqtt.peer import farewell, session, subscribed
 

@@ -8,8 +8,8 @@ import pytest
 
 from messaging import Message, Messaging
 from messaging.errors import InvalidExtensionError, UnsupportedFeatureError
-from tests.brokers import Mosquitto
-from tests.conformance.helpers import PATIENCE, manual, publish
+from messaging.testing.brokers import Mosquitto
+from messaging.testing.conformance.helpers import PATIENCE, manual, publish
 from tests.mqtt.conftest import Connect
 from tests.mqtt.harness import Core, In, lasting
 from tests.mqtt.peer import Peer, accept, reconnect, session, subscribed

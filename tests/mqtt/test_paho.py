@@ -5,7 +5,7 @@ The originals are ``interoperability/client_test.py`` and ``client_test5.py`` of
 same is asked of this adapter: against mosquitto through the public API, and against a scripted broker where mosquitto
 cannot be told what to send. Topics are the originals'. Sleeps became conditions. Left out is a session expiry of its
 own for DISCONNECT, which this API does not have. Covered elsewhere, for both versions (files without a folder are in
-this one, ``conformance`` is ``tests/conformance``):
+this one, ``conformance`` is ``messaging/testing/conformance``):
 
 ====================================  ===========================================================================
 ``test_basic``                        conformance/test_delivery.py: qos_levels_are_used_or_refused
@@ -40,8 +40,8 @@ import pytest
 
 from adapters.mqtt import packets
 from messaging import Messaging
-from tests.brokers import Mosquitto
-from tests.conformance.helpers import PATIENCE, Inbox, eventually, publish
+from messaging.testing.brokers import Mosquitto
+from messaging.testing.conformance.helpers import PATIENCE, Inbox, eventually, publish
 from tests.mqtt.conftest import Connect
 from tests.mqtt.foreign import Foreign
 from tests.mqtt.peer import session

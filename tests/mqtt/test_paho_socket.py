@@ -12,7 +12,7 @@ import pytest
 
 from adapters.mqtt import handshake, packets, paho_socket
 from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError
-from tests.brokers import Mosquitto
+from messaging.testing.brokers import Mosquitto
 from tests.certificates import LOOPBACK, Authority
 from tests.mqtt.harness import Core, connected, lasting, until
 from tests.mqtt.peer import Peer, farewell, session, subscribed

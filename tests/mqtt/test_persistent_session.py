@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import messaging
-from tests.brokers import Mosquitto
+from messaging.testing.brokers import Mosquitto
 
 DEADLINE = 15.0
 SESSIONS = {

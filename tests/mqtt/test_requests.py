@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from messaging import ArgumentError, UnroutableError
-from tests.brokers import Mosquitto
-from tests.conformance.helpers import PATIENCE
+from messaging.testing.brokers import Mosquitto
+from messaging.testing.conformance.helpers import PATIENCE
 from tests.mqtt.conftest import Connect
 
 

@@ -13,7 +13,7 @@ from messaging import OutcomeUnknownError
 from messaging.services import ServiceRegistry
 
 if TYPE_CHECKING:
-    from tests.brokers import RabbitMQ
+    from messaging.testing.brokers import RabbitMQ
 
 PATIENCE = 10.0
 TIMEOUT = 0.5

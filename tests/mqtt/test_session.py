@@ -15,7 +15,7 @@ from messaging.errors import (
     PublishRefusedError,
     SubscriptionRefusedError,
 )
-from tests.brokers import Mosquitto
+from messaging.testing.brokers import Mosquitto
 from tests.mqtt.harness import Core, In, connected, lasting, settled
 from tests.mqtt.peer import Peer, accept, farewell, reconnect, sent, session, subscribed
 

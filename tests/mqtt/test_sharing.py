@@ -11,11 +11,11 @@ import pytest
 
 from messaging import MessageStream, Messaging
 from messaging.errors import SubscriptionRefusedError, UnsupportedFeatureError
-from tests.brokers import Mosquitto, RabbitMQ
+from messaging.testing.brokers import Mosquitto, RabbitMQ
+from messaging.testing.proxy import Proxy
 from tests.mqtt.conftest import Connect
 from tests.mqtt.harness import PATIENCE, Core, In
 from tests.mqtt.peer import Connection, Peer, accept, farewell, session
-from tests.proxy import Proxy
 
 WAY_OUT = "no shared subscriptions with MQTT 3.1.1, which queues need; set version=5"
 

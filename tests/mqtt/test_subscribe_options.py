@@ -10,11 +10,11 @@ import pytest
 
 from messaging import Messaging
 from messaging.errors import InvalidExtensionError, SubscriptionRefusedError, UnsupportedFeatureError
-from tests.brokers import Mosquitto
-from tests.conformance.helpers import PATIENCE, Inbox, eventually, nothing_more, online, publish, receive
+from messaging.testing.brokers import Mosquitto
+from messaging.testing.conformance.helpers import PATIENCE, Inbox, eventually, nothing_more, online, publish, receive
+from messaging.testing.proxy import Proxy
 from tests.mqtt.conftest import Connect
 from tests.mqtt.peer import reconnect, session, subscribed
-from tests.proxy import Proxy
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 

@@ -6,7 +6,7 @@ import pytest
 
 from adapters.mqtt import packets
 from messaging.errors import PayloadTooLargeError
-from tests.brokers import Mosquitto
+from messaging.testing.brokers import Mosquitto
 from tests.mqtt.harness import Core, connected
 from tests.mqtt.peer import Connection, reconnect, sent, session, subscribed
 

@@ -9,7 +9,7 @@ import pytest
 
 from messaging import Messaging
 from messaging.errors import UnsupportedFeatureError
-from tests.brokers import Mosquitto
+from messaging.testing.brokers import Mosquitto
 from tests.mqtt.conftest import Connect
 
 ENVELOPE = "set version=5, or envelope=true on both sides"

@@ -13,7 +13,7 @@ from websockets.frames import Frame, Opcode
 
 import messaging
 from messaging.errors import ConnectFailedError, InvalidOptionError
-from tests.brokers import Mosquitto, free_port
+from messaging.testing.brokers import Mosquitto, free_port
 from tests.certificates import LOOPBACK, Authority
 from tests.mqtt.harness import Core, connected, run
 

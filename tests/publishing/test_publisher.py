@@ -1,6 +1,6 @@
 """MessagePublisher: which context counts, and refusals on the caller's thread (RFC 5.5).
 
-Scenarios 18-23, as far as a wire is needed to see them; ``tests/conformance/test_publish.py`` has the others.
+Scenarios 18-23, as far as a wire is needed to see them; the conformance suite (``test_publish``) has the others.
 """
 
 from __future__ import annotations

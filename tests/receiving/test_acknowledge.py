@@ -1,6 +1,6 @@
 """Direct acknowledgement by filter, handler and post (RFC 5.8): effects on the wire, failures, the builder.
 
-The state machine and the order of the callbacks are in ``tests/conformance/test_acknowledge.py``, for every adapter.
+The conformance suite (``test_acknowledge``) has the state machine and the order of the callbacks, for every adapter.
 """
 
 from __future__ import annotations

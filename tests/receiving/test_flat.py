@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.brokers import Mosquitto, RabbitMQ
+from messaging.testing.brokers import Mosquitto, RabbitMQ
 
 COUNT = 40_000
 #: a quarter of what the payloads alone would take

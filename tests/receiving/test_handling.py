@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from messaging import AcknowledgeType, Message
-from tests.conformance.helpers import ack_state
+from messaging.testing.conformance.helpers import ack_state
 from tests.doubles.fake import PATIENCE, FakeBroker, until
 from tests.doubles.fixtures import Connect
 from tests.raising import raising_log

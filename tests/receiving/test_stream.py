@@ -26,7 +26,7 @@ from messaging.errors import (
     SubscriptionRefusedError,
 )
 from messaging.receiving import Subscription, in_observer
-from tests.conformance.helpers import retried
+from messaging.testing.conformance.helpers import retried
 from tests.doubles.calling import Calling, until_waiting
 from tests.doubles.consumers import Slow, numbered, receive
 from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until

@@ -9,10 +9,10 @@ import pytest
 
 from messaging import Messaging
 from messaging.replyto.request_route import RequestRoute
-from tests.conformance.backends import Backend, MemoryBackend
-from tests.conformance.conftest import m as m
-from tests.conformance.conftest import responder as responder
-from tests.conformance.helpers import eventually
+from messaging.testing.conformance.backends import Backend, MemoryBackend
+from messaging.testing.conformance.conftest import m as m
+from messaging.testing.conformance.conftest import responder as responder
+from messaging.testing.conformance.helpers import eventually
 
 
 @pytest.fixture

@@ -36,8 +36,8 @@ from messaging.replyto import (
     request_copies,
 )
 from messaging.services import SERVICE_RANKING, ServiceRegistration
-from tests.conformance.backends import Backend
-from tests.conformance.helpers import PATIENCE, Inbox, eventually
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import PATIENCE, Inbox, eventually
 from tests.replyto.conftest import in_hand, nothing_left, routes
 
 Builder = MessageContextBuilder

@@ -21,8 +21,8 @@ from messaging import (
     SubscriptionRefusedError,
 )
 from messaging.replyto import markers
-from tests.conformance.backends import Backend
-from tests.conformance.helpers import PATIENCE, Inbox, eventually
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import PATIENCE, Inbox, eventually
 from tests.replyto.conftest import nothing_left
 
 

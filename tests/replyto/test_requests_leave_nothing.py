@@ -28,7 +28,7 @@ from messaging.replyto.inboxes import Inbox
 from messaging.replyto.reply_stream import ReplySubscription
 from messaging.replyto.served_request import ServedRequest
 from messaging.services import ServiceRegistry
-from tests.brokers import Mosquitto, RabbitMQ, require
+from messaging.testing.brokers import Mosquitto, RabbitMQ, require
 from tests.doubles.fake import on_loop, settle_loop
 
 #: seconds any wait may take

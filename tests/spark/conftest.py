@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.brokers import Mosquitto, require
+from messaging.testing.brokers import Mosquitto, require
 from tests.spark.harness import session, unique
 
 if TYPE_CHECKING:

@@ -26,13 +26,13 @@ from adapters.spark.errors import JournalUnreadableError
 from adapters.spark.journal import Journal
 from adapters.spark.journal.log import read
 from messaging import MessagingError
-from tests.brokers import Mosquitto
+from messaging.testing.brokers import Mosquitto
 from tests.spark.harness import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.brokers import Broker
+    from messaging.testing.brokers import Broker
 
 _START_SECONDS: Final = 120.0
 

@@ -58,9 +58,9 @@ from messaging.errors import (
 from messaging.model import check_name, check_pattern
 from messaging.model.channels import matches
 from messaging.services import ServiceRegistry
+from messaging.testing.brokers import Mosquitto, RabbitMQ, require
+from messaging.testing.conformance.helpers import eventually
 from messaging.typedevent import RangePolicy, TypedEventBus, convert
-from tests.brokers import Mosquitto, RabbitMQ, require
-from tests.conformance.helpers import eventually
 from tests.interrupts import breakable_waits
 from tests.spark.harness import wait_for
 

@@ -10,8 +10,8 @@ import pytest
 
 from adapters.spark.errors import JournalFullError
 from adapters.spark.read import journaled
-from tests.brokers import RabbitMQ
-from tests.proxy import Proxy
+from messaging.testing.brokers import RabbitMQ
+from messaging.testing.proxy import Proxy
 from tests.spark.harness import make_stream, numbers, publish, unique, wait_for
 from tests.spark.readers import Driven
 

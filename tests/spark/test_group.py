@@ -15,15 +15,15 @@ from adapters.spark.read import group_lock
 from adapters.spark.read.group_lock import lock_group
 from adapters.spark.read.takeover import started_earlier
 from messaging.errors import TakenOverError
+from messaging.testing.proxy import Proxy
 from tests.mqtt.peer import Peer
-from tests.proxy import Proxy
 from tests.spark.harness import numbers, publish, unique, wait_for
 from tests.spark.readers import Driven, processed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.brokers import Mosquitto, RabbitMQ
+    from messaging.testing.brokers import Mosquitto, RabbitMQ
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tests.spark.conftest import require_java
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.brokers import Mosquitto
+    from messaging.testing.brokers import Mosquitto
 
 pytestmark = pytest.mark.slow
 

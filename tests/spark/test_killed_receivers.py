@@ -16,7 +16,7 @@ from tests.spark.conftest import require_java
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.brokers import RabbitMQ
+    from messaging.testing.brokers import RabbitMQ
 
 pytestmark = pytest.mark.slow
 

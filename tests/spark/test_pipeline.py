@@ -29,7 +29,7 @@ from adapters.spark.telemetry.report import Run, with_lateness
 from adapters.spark.telemetry.run import MARKER, prepare
 from messaging.cli import main
 from messaging.errors import ArgumentError, ConfigurationError
-from tests.brokers import Mosquitto, require
+from messaging.testing.brokers import Mosquitto, require
 from tests.cli.program import COMMAND, ROOT, environment
 from tests.spark.conftest import require_java
 

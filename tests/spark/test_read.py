@@ -16,7 +16,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql.types import StructField, StructType
 
 from adapters.spark.read.typed import CORRUPT, MESSAGE_COLUMNS, TypedColumns
-from tests.brokers import Mosquitto
+from messaging.testing.brokers import Mosquitto
 from tests.spark.harness import Collected, make_stream, numbers, publish, unique, values, wait_for
 from tests.spark.readers import Driven, processed
 from tests.spark.test_typed import EVERYTHING
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-    from tests.brokers import RabbitMQ
+    from messaging.testing.brokers import RabbitMQ
 
 COLUMNS = [
     ("value", "binary"),

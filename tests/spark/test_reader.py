@@ -16,7 +16,7 @@ from tests.spark.readers import Driven, batch_read, processed
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.brokers import Mosquitto, RabbitMQ
+    from messaging.testing.brokers import Mosquitto, RabbitMQ
 
 
 class Reading(BaseModel):

@@ -16,8 +16,8 @@ from adapters.spark.read import receiver
 from adapters.spark.read.receiver import Receiver
 from messaging import MessagingError
 from messaging.errors import SubscriptionRefusedError
-from tests.brokers import Mosquitto, RabbitMQ
-from tests.proxy import Proxy
+from messaging.testing.brokers import Mosquitto, RabbitMQ
+from messaging.testing.proxy import Proxy
 from tests.spark.harness import numbers, publish, unique, wait_for
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from adapters.spark.errors import DataLossError, JournalLockedError, JournalMism
 from adapters.spark.journal import Journal, Source, folders
 from adapters.spark.read import rabbitmq_streams
 from messaging.errors import AuthenticationError, ConnectFailedError, InvalidOptionError, SubscriptionRefusedError
-from tests.brokers import Mosquitto, RabbitMQ, free_port
+from messaging.testing.brokers import Mosquitto, RabbitMQ, free_port
 from tests.spark.harness import make_stream, numbers, publish, unique, wait_for
 from tests.spark.readers import Driven
 

@@ -16,7 +16,7 @@ from tests.spark.readers import Driven, processed
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.brokers import Mosquitto
+    from messaging.testing.brokers import Mosquitto
 
 
 def left_behind(mosquitto: Mosquitto, channel: str, journal: Path, count: int = 40) -> None:

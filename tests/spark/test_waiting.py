@@ -25,7 +25,7 @@ from tests.spark.harness import numbers, publish, wait_for
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.brokers import Mosquitto
+    from messaging.testing.brokers import Mosquitto
 
 
 def test_events_are_recorded_and_a_recorder_is_closed_without_a_breakable_wait() -> None:

@@ -29,8 +29,8 @@ from messaging.errors import (
     UnroutableError,
     UnsupportedFeatureError,
 )
-from tests.brokers import free_port
-from tests.proxy import Proxy
+from messaging.testing.brokers import free_port
+from messaging.testing.proxy import Proxy
 from tests.spark.harness import publish, unique, wait_for
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from tests.brokers import Mosquitto, RabbitMQ
+    from messaging.testing.brokers import Mosquitto, RabbitMQ
 
 PATIENCE = 30.0
 SECRET = "s3cr3t-Wh1sper"

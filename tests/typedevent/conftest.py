@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 
 from messaging.services import ServiceRegistration, ServiceRegistry
+from messaging.testing.conformance.helpers import eventually as eventually
 from messaging.typedevent import (
     HandlerDTO,
     TypedEventBus,
@@ -20,7 +21,6 @@ from messaging.typedevent import (
     UntypedEventHandler,
     topic_of,
 )
-from tests.conformance.helpers import eventually as eventually
 from tests.dispatch.helpers import logged as logged
 from tests.dispatch.helpers import named as named
 from tests.dispatch.helpers import no_defects

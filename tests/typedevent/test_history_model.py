@@ -12,9 +12,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from messaging.errors import ArgumentError, HistoryFullError
 from messaging.services import ServiceRegistration, ServiceRegistry
+from messaging.testing.conformance.helpers import eventually
 from messaging.typedevent import MonitorEvent, RangePolicy, TypedEventBus, UnhandledEventHandler, UntypedEventHandler
 from messaging.typedevent.history import UNLIMITED
-from tests.conformance.helpers import eventually
 from tests.typedevent.conftest import matches
 from tests.typedevent.test_history import recorded
 

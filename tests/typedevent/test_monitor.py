@@ -25,6 +25,7 @@ from reactivex.scheduler.eventloop import AsyncIOThreadSafeScheduler
 from messaging.errors import ArgumentError, ClosedError, InvalidTopicError, NullEventError
 from messaging.execution import LIMIT
 from messaging.services import ServiceRegistry
+from messaging.testing.conformance.helpers import eventually
 from messaging.typedevent import (
     MonitorEvent,
     RangePolicy,
@@ -33,7 +34,6 @@ from messaging.typedevent import (
     TopicPolicy,
     TypedEventBus,
 )
-from tests.conformance.helpers import eventually
 from tests.typedevent.conftest import matches
 
 PATIENCE = 10.0

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from messaging.services import ServiceRegistry
+from messaging.testing.conformance.helpers import eventually
 from messaging.typedevent import (
     EventTopics,
     MonitorEvent,
@@ -22,7 +23,6 @@ from messaging.typedevent import (
     TypedEventHandler,
     UntypedEventHandler,
 )
-from tests.conformance.helpers import eventually
 
 PATIENCE = 10.0
 EVERYTHING = {"*": RangePolicy.unlimited()}

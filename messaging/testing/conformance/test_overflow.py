@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from messaging import Features, StreamOverflowError, UnsupportedFeatureError
-from tests.conformance.backends import Backend
-from tests.conformance.helpers import (
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import (
     PATIENCE,
     Inbox,
     eventually,
@@ -39,7 +39,7 @@ def test_what_does_not_fit_is_dropped_and_counted(backend: Backend, policy: str,
         assert dto is not None
         assert (dto.buffered, dto.counters.dropped, dto.counters.received) == (size, dropped, len(PAYLOADS))
         assert receive(stream, size) == expected
-        # what was dropped is gone, and there is room again
+        # the dropped messages are gone, and there is room again
         nothing_more(m, channel, stream, **backend.reliable)
         assert stream.counters.dropped == dropped
 
@@ -94,7 +94,7 @@ def test_a_stream_that_blocks_loses_nothing_and_holds_the_broker_back(backend: B
 
 @feature(Features.EXTENSION_OVERFLOW, Features.EXTENSION_QOS)
 def test_blocking_needs_acknowledgement(backend: Backend) -> None:
-    """Without it nothing can hold messages back, so nobody is promised that they will be."""
+    """Without it nothing can hold messages back, so the strategy is refused."""
     m = backend.connect()
     with pytest.raises(UnsupportedFeatureError, match="block"):
         m.subscribe(backend.channel(), qos="0", overflow="block")

@@ -9,8 +9,8 @@ import pytest
 
 from messaging import AcknowledgeType, ClosedError, ConnectFailedError, Features, OutcomeUnknownError, Promise
 from messaging.errors import MessagingError
-from tests.conformance.backends import Backend
-from tests.conformance.helpers import (
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import (
     PATIENCE,
     Inbox,
     ack_state,
@@ -27,11 +27,11 @@ from tests.conformance.helpers import (
     subscription_to,
     wire,
 )
-from tests.proxy import Proxy
+from messaging.testing.proxy import Proxy
 
 
 def test_streams_go_on_after_a_reconnect(backend: Backend) -> None:
-    """Scenario 36 [I]: in every face, nobody rebuilds anything, and nothing comes twice."""
+    """Scenario 36 [I]: in every face, without any call of the application, and no message arrives twice."""
     m, link = backend.connect_severable()
     publisher = backend.connect()
     channel = backend.channel()
@@ -68,7 +68,7 @@ def test_an_asynchronous_iterator_goes_on_after_a_reconnect(backend: Backend) ->
 
 @feature(Features.WILDCARDS)
 def test_many_subscriptions_are_renewed(backend: Backend) -> None:
-    """Scenario 36 [I]: also those that differ in options, and patterns."""
+    """Scenario 36 [I]: also subscriptions that differ in options, and patterns."""
     m, link = backend.connect_severable()
     publisher = backend.connect()
     base = backend.channel("many")
@@ -100,7 +100,7 @@ def test_subscribing_while_the_link_is_down_waits_for_it(backend: Backend) -> No
 
 
 def test_subscribing_and_closing_while_the_link_breaks(backend: Backend) -> None:
-    """Whatever was under way when it broke: what is open in the end works, and nothing else is left."""
+    """Whatever the connection interrupted: open subscriptions work in the end, and no other is left."""
     m, link = backend.connect_severable()
     channels = [backend.channel(str(number)) for number in range(4)]
     failures: list[BaseException] = []
@@ -169,7 +169,7 @@ def test_nothing_guaranteed_is_lost_when_the_link_breaks_under_load(backend: Bac
         worker = threading.Thread(target=work)
         worker.start()
         for count in (50, 200, 400):
-            eventually(lambda count=count: len(inbox.messages) >= count, f"{count} arrived")  # type: ignore[misc]
+            eventually(lambda count=count: len(inbox.messages) >= count, f"{count} arrived")
             link.sever()
             online(m)
         worker.join(PATIENCE)
@@ -294,7 +294,7 @@ def test_the_runtime_tells_of_the_loss(backend: Backend) -> None:
 
 
 def test_closing_settles_what_is_pending(backend: Backend) -> None:
-    """Nobody waits for ever, whatever the link does."""
+    """Every wait ends, whatever the connection does."""
     m, link = backend.connect_severable()
     stream = m.subscribe(backend.channel())
     inbox = Inbox(stream)

@@ -29,8 +29,8 @@ from messaging import (
     UnsupportedFeatureError,
 )
 from messaging.runtime import RequestsDTO
-from tests.conformance.backends import Backend
-from tests.conformance.helpers import PATIENCE, Inbox, eventually, feature, nothing_more
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import PATIENCE, Inbox, eventually, feature, nothing_more
 
 reply_to = feature(Features.REPLY_TO)
 many = feature(Features.REPLY_TO_MANY_PUBLISH)
@@ -117,7 +117,7 @@ def test_without_the_feature_a_request_is_refused(backend: Backend) -> None:
         return
     for call in (m.request, m.request_many):
         with pytest.raises(UnsupportedFeatureError, match="replyTo"):
-            call(backend.channel(), b"x")  # type: ignore[operator]
+            call(backend.channel(), b"x")
     with pytest.raises(UnsupportedFeatureError, match="replyTo"):
         m.reply(backend.channel(), lambda request: request)
 

@@ -15,8 +15,8 @@ from messaging import (
     MessageSubscription,
     UnsupportedFeatureError,
 )
-from tests.conformance.backends import Backend
-from tests.conformance.helpers import PATIENCE, nothing_more
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import PATIENCE, nothing_more
 
 #: extension -> a value that asks for something, and values of the wrong type or range
 VALUES: dict[str, tuple[Any, list[Any]]] = {
@@ -96,7 +96,7 @@ def test_an_unknown_extension_is_refused(backend: Backend, key: str) -> None:
 
 
 def test_functional_features_are_announced_or_refused(backend: Backend) -> None:
-    """Scenario 91 [S], for what is no extension."""
+    """Scenario 91 [S], for features that are no extensions."""
     m = backend.connect()
     channel = backend.channel()
     if Features.WILDCARDS not in m.features:
@@ -130,7 +130,7 @@ def test_services_list_the_features(backend: Backend, interface: type) -> None:
     "interface", [MessageServiceRuntime, MessagePublisher, MessageSubscription, MessageContextBuilder]
 )
 def test_services_have_the_capabilities_of_the_specification(backend: Backend, interface: type) -> None:
-    """RFC 5.1.3, 5.7.1, 5.8.3: found by a filter, with the version of the specification; only what is announced."""
+    """RFC 5.1.3, 5.7.1, 5.8.3: found by a filter, with the version of the specification; announced features only."""
     m = backend.connect()
     name = f"(osgi.messaging.name={m.name})"
     assert backend.services.find(interface, f"(&{name}(osgi.implementation=osgi.messaging)(version=1.0))")

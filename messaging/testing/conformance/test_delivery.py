@@ -7,8 +7,8 @@ import time
 import pytest
 
 from messaging import AcknowledgeType, Features, InvalidExtensionError, UnsupportedFeatureError
-from tests.conformance.backends import Backend
-from tests.conformance.helpers import (
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import (
     PATIENCE,
     ack_state,
     eventually,
@@ -168,7 +168,7 @@ def test_a_retained_message_keeps_its_context(backend: Backend) -> None:
 
 @feature(Features.EXTENSION_TIME_TO_LIVE)
 def test_a_message_in_time_is_delivered(backend: Backend) -> None:
-    """MSG230: and tells what is left of its time."""
+    """MSG230: and tells its remaining time."""
     m = backend.connect()
     channel = backend.channel()
     with m.subscribe(channel) as stream:
@@ -216,7 +216,7 @@ def test_an_expired_message_in_a_queue_is_not_delivered(backend: Backend) -> Non
     publish(m, channel, [b"mortal"], time_to_live=0.2)
     publish(m, channel, [b"longer"], time_to_live=60.0)
     publish(m, channel, [b"lasting"])
-    time.sleep(max(0.0, deadline + 0.05 - time.monotonic()))  # the time itself is what is tested
+    time.sleep(max(0.0, deadline + 0.05 - time.monotonic()))  # the test is of the time itself
     with m.subscribe(channel, queue=queue) as stream:
         assert receive(stream, 2) == [b"longer", b"lasting"]
         nothing_more(m, channel, stream)

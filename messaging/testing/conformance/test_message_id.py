@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 import messaging
-from messaging import Features, InvalidExtensionError, Message, MessageContextBuilder
+from messaging import Features, InvalidExtensionError, Message, MessageContextBuilder, UnsupportedFeatureError
 from messaging.errors import UnroutableError
-from tests.conformance.backends import Backend
-from tests.conformance.helpers import PATIENCE, Inbox, eventually, feature, manual, online, publish
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import PATIENCE, Inbox, eventually, feature, manual, online, publish
 
 if TYPE_CHECKING:
     from messaging import MessageStream, Promise
@@ -35,8 +35,13 @@ def received(id_: str, payload: bytes = b"x") -> Message:
 def test_it_arrives_as_it_was_given_with_every_qos(backend: Backend) -> None:
     m = backend.connect()
     channel = backend.channel()
-    for qos in m._adapter.capabilities.qos_levels:
-        with m.subscribe(channel, qos=qos) as stream:
+    for qos in ("0", "1", "2"):
+        try:
+            stream = m.subscribe(channel, qos=qos)
+        except UnsupportedFeatureError:
+            assert qos == "2"
+            continue
+        with stream:
             for given in ("1", AWKWARD, f"level-{qos}"):
                 context = m.context_builder().channel(channel).extension_entry("messageId", given)
                 m.publisher.publish(context.extension_entry("qos", qos).content(b"x").build_message())
@@ -101,7 +106,7 @@ def test_what_is_sent_again_has_the_same_one(backend: Backend) -> None:
         worker = threading.Thread(target=work)
         worker.start()
         for count in (50, 200):
-            eventually(lambda count=count: len(inbox.messages) >= count, f"{count} arrived")  # type: ignore[misc]
+            eventually(lambda count=count: len(inbox.messages) >= count, f"{count} arrived")
             link.sever()
             online(m)
         worker.join(PATIENCE)
@@ -140,7 +145,7 @@ def test_two_messages_with_the_same_one_are_two_messages(backend: Backend) -> No
 @feature(Features.EXTENSION_MESSAGE_ID, Features.EXTENSION_MANDATORY)
 def test_of_two_with_the_same_one_the_one_that_nobody_gets_fails(backend: Backend) -> None:
     m = backend.connect()
-    somewhere, nowhere = backend.channel(), backend.channel("nobody")
+    somewhere, nowhere = backend.channel(), backend.channel("unheard")
     with m.subscribe(somewhere, **backend.reliable) as stream:
         channels = [somewhere, nowhere, nowhere, somewhere] * 5
         promises = [m.publish(each, b"x", message_id="same", mandatory=True) for each in channels]
@@ -206,7 +211,7 @@ def test_from_elsewhere_it_is_kept_where_it_can_travel_and_no_obstacle_where_it_
         m.publisher.publish(message, channel).result(PATIENCE)
         expected = "own" if Features.EXTENSION_MESSAGE_ID in m.features else None
         assert told(stream) == expected
-        # a context without a channel takes the message's; one that is made anew takes over what was told
+        # a context without a channel takes the message's; a new one takes over the values it was given
         context = messaging.MessageContext(channel)
         m.publisher.publish(Message(b"x", context), elsewhere.build_context())
         m.publisher.publish(Message(b"x", elsewhere.build_context()), channel).result(PATIENCE)

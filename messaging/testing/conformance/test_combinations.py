@@ -1,4 +1,4 @@
-"""Features together: generated combinations, and those that went wrong once."""
+"""Features together: generated combinations, and combinations that failed once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from messaging import AcknowledgeType, Features, Message, Messaging
 from messaging.model import channels
-from tests.conformance.helpers import (
+from messaging.testing.conformance.helpers import (
     PATIENCE,
     Inbox,
     ack_state,
@@ -25,7 +25,7 @@ from tests.conformance.helpers import (
 )
 
 if TYPE_CHECKING:
-    from tests.conformance.backends import Backend
+    from messaging.testing.conformance.backends import Backend
 
 #: how a consumer may take messages; those of the second line can reject and go on
 PLAIN: Final = ("observer", "iterator", "async iterator")
@@ -139,7 +139,7 @@ class Group:
             if not self.judges or "guaranteedOrdering" in self.options:
                 assert first == wanted, str(self)
         for member in self.members:
-            eventually(lambda each=member: self._adds_up(each), f"{self}: {member.stream.counters}")  # type: ignore[misc]
+            eventually(lambda each=member: self._adds_up(each), f"{self}: {member.stream.counters}")
 
     def _adds_up(self, member: Member) -> bool:
         counters = member.stream.counters

@@ -15,9 +15,8 @@ from pydantic import BaseModel
 from messaging import AcknowledgeType, ArgumentError, CodecError, Features, Message
 from messaging.errors import DecodeError, InvalidHeaderError, UnknownContentTypeError
 from messaging.model import as_text
-from messaging.model.headers import uncarried
-from tests.conformance.backends import Backend
-from tests.conformance.helpers import (
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import (
     PATIENCE,
     Inbox,
     ack_state,
@@ -81,17 +80,18 @@ def test_a_header_value_arrives_with_its_type_or_is_refused(backend: Backend, va
     m = backend.connect()
     channel = backend.channel()
     with m.subscribe(channel, **backend.reliable) as stream:
-        if uncarried({"h": value}, m._adapter.capabilities.header_types) is None:
+        try:
             publish(m, channel, [b"1"], headers={"h": value, "text": "t"}, **backend.reliable)
+        except InvalidHeaderError:
+            assert not isinstance(value, str)
+            with pytest.raises(InvalidHeaderError, match="make it a str"):
+                m.publish(channel, b"1", headers={"h": value})
+            publish(m, channel, [b"1"], headers={"h": as_text(value)}, **backend.reliable)
+            assert stream.receive(PATIENCE).context.extensions["headers"] == {"h": as_text(value)}
+        else:
             told = stream.receive(PATIENCE).context.extensions["headers"]
             assert told == {"h": value, "text": "t"}
             assert type(told["h"]) is type(value)
-        else:
-            assert not isinstance(value, str)
-            with pytest.raises(InvalidHeaderError, match="make it a str"):
-                m.publish(channel, b"1", headers={"h": value, "text": "t"})
-            publish(m, channel, [b"1"], headers={"h": as_text(value)}, **backend.reliable)
-            assert stream.receive(PATIENCE).context.extensions["headers"] == {"h": as_text(value)}
 
 
 @feature(Features.MESSAGE_PROPERTIES)
@@ -107,7 +107,7 @@ def test_a_header_value_arrives_with_its_type_or_is_refused(backend: Backend, va
     ],
 )
 def test_the_content_type_names_the_codec(backend: Backend, content_type: str, content: Any, payload: bytes) -> None:
-    """MSG220: it travels, and whoever reads needs to know nothing else."""
+    """MSG220: it travels, and the consumer needs no other information to decode."""
     m = backend.connect()
     channel = backend.channel()
     with m.subscribe(channel) as stream:
@@ -267,6 +267,6 @@ def test_invalid_content_can_become_a_dead_letter(backend: Backend) -> None:
 def test_where_invalid_content_goes_must_be_said_rightly(backend: Backend) -> None:
     m = backend.connect()
     with pytest.raises(ArgumentError, match="on_invalid"):
-        m.subscribe(backend.channel(), Reading, on_invalid="ignore")  # type: ignore[arg-type]
+        m.subscribe(backend.channel(), Reading, on_invalid="ignore")
     with pytest.raises(ArgumentError, match="deadLetterChannel"):
         m.subscribe(backend.channel(), Reading, on_invalid="dead_letter")

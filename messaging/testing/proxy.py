@@ -17,7 +17,7 @@ There are two directions, ``proxy.up`` (from clients to the broker) and ``proxy.
             flow.swallow()  # a pulled cable: nothing arrives, nothing is closed
         proxy.reset("client", quietly=True)  # and the broker hears nothing of it
 
-What was asked for need not have happened yet; the counters tell what has.
+A command returns before its effect; the counters tell what has happened.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Any, Final, Literal, Self, TypeVar, cast
 
 T = TypeVar("T")
 End = Literal["client", "broker"]
@@ -45,20 +45,20 @@ _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER on, no time to linger
 
 
 class Flow:
-    """What happens to the bytes of one direction, on connections there are and on those to come.
+    """The treatment of the bytes of one direction, on present and on later connections.
 
     Its methods may be called from any thread.
 
     Attributes:
         bytes: passed on so far.
         pieces: packets they were passed on in.
-        swallowed: bytes that went nowhere.
+        swallowed: bytes that were dropped.
         cuts: connections that :meth:`cut_after` ended.
     """
 
     def __init__(self, proxy: Proxy, source: End) -> None:
         self.bytes = self.pieces = self.swallowed = self.cuts = 0
-        #: where the bytes come from
+        #: the end that sends the bytes
         self.source: Final[End] = source
         self._proxy = proxy
         # what follows belongs to the loop
@@ -70,7 +70,7 @@ class Flow:
         self.cut_resets = True
 
     def shape(self, *, latency: float = 0.0, rate: int = 0, piece: int = 0, pause: float = 0.0) -> None:
-        """Set all of these; what is not given goes back to nothing.
+        """Set all of these; a value that is not given is reset.
 
         Args:
             latency: how long each byte is under way, seconds.
@@ -81,11 +81,11 @@ class Flow:
         self._set(latency=latency, rate=rate, piece=piece, pause=pause)
 
     def hold(self) -> None:
-        """Read nothing: what is sent stays where it is, until the sender has no room left for more."""
+        """Stop reading: bytes stay in the buffers of the sender, until it has no room left for more."""
         self._proxy.call(lambda: self._hold(True))
 
     def release(self) -> None:
-        """Undo :meth:`hold`: what was kept back arrives."""
+        """Undo :meth:`hold`: the bytes that were held arrive."""
         self._proxy.call(lambda: self._hold(False))
 
     def _hold(self, holding: bool) -> None:
@@ -95,15 +95,15 @@ class Flow:
                 (side.pause if holding else side.resume)("hold")
 
     def swallow(self) -> None:
-        """Read and forget, the end of a connection too: with both directions it is half open at both ends."""
+        """Drop the bytes and the end of a connection. With both directions, it is half open at both ends."""
         self._set(swallowing=True)
 
     def restore(self) -> None:
-        """Undo :meth:`swallow` for connections that lost nothing by it; the others stay as they are."""
+        """Undo :meth:`swallow` for connections that lost no byte; the others stay as they are."""
         self._set(swallowing=False)
 
     def cut_after(self, count: int, *, reset: bool = True) -> None:
-        """End the connection that passes on the ``count``-th byte from now, after it, at both ends.
+        """End the connection that passes on the ``count``-th byte from now, after that byte, at both ends.
 
         Args:
             count: bytes, of all connections together.
@@ -116,42 +116,41 @@ class Flow:
 
     @property
     def is_plain(self) -> bool:
-        """Whether bytes pass as they come."""
+        """Return whether bytes pass unchanged and at once."""
         return not (self.latency or self.rate or self.piece or self.pause)
 
     @property
     def piece_size(self) -> int:
-        """Bytes that may be passed on at a time; 0 for as many as there are."""
+        """Return how many bytes are passed on at a time; 0 for all there are."""
         step = max(1, int(self.rate * _STEP)) if self.rate else 0
         return min(self.piece or step, step or self.piece)
 
 
 class _Side(asyncio.Protocol):
-    """One end of a proxied connection; what it receives goes to its peer."""
+    """One end of a proxied connection; bytes that it receives go to its peer."""
 
     def __init__(self, proxy: Proxy, flow: Flow) -> None:
         self.flow = flow
         self.peer: _Side | None = None
         self.transport: asyncio.Transport | None = None
-        #: what the peer does not hear of: bytes are missing, or its end was to come quietly
+        #: the peer is told nothing more: bytes are missing, or this end was reset quietly
         self.is_mute = False
         self._proxy = proxy
         #: resolves when the connection has ended
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        #: why nothing is read from here for now
+        #: the reasons for which reading is paused
         self._pauses: set[str] = set()
-        #: on their way to the peer: when they are due, and what
+        #: bytes on their way to the peer, and when each piece is due
         self._queue: deque[tuple[float, memoryview]] = deque()
         self._queued = 0
         self._timer: asyncio.TimerHandle | None = None
-        #: how the peer is to end once it has everything
+        #: ends the peer once it has all bytes
         self._then: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # soon, not now: Python 3.11.2 starts to read all the same what is paused in here
+        # soon, not now: Python 3.11.2 starts to read a transport that is paused in here
         asyncio.get_running_loop().call_soon(self.pause, "no peer yet")
         self._proxy.opened(self)
 
@@ -190,7 +189,7 @@ class _Side(asyncio.Protocol):
                 self._pump()
 
     def _pump(self) -> None:
-        """Pass on what is due, a piece at a time."""
+        """Pass on the bytes that are due, a piece at a time."""
         self._timer = None
         flow = self.flow
         while self._queue and not self.is_mute:
@@ -231,7 +230,7 @@ class _Side(asyncio.Protocol):
             self._cut()
 
     def _cut(self) -> None:
-        """End at both ends, once what was passed on has left."""
+        """End at both ends, once the bytes that were passed on have left."""
         self._queue.clear()
         self.pause("cut")
         if self.peer is not None and self.peer.transport is not None and self.peer.transport.get_write_buffer_size():
@@ -264,12 +263,12 @@ class _Side(asyncio.Protocol):
             self.transport.resume_reading()
 
     def end(self) -> None:
-        """In good order: what is under way still gets there."""
+        """End in good order: bytes on their way still arrive."""
         if self.transport is not None:
             self.transport.close()
 
     def abort(self) -> None:
-        """With a reset."""
+        """End with a reset."""
         if self.transport is not None:
             sock = self.transport.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -296,7 +295,7 @@ class Proxy:
         # everything below belongs to the loop
         self._loop = asyncio.new_event_loop()
         self.time, self.call_later = self._loop.time, self._loop.call_later
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tests-proxy", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="messaging-proxy", daemon=True)
         self.sides: set[_Side] = set()
         self._opening: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -336,22 +335,22 @@ class Proxy:
         self._run(self._reset(end, quietly))
 
     def hold(self) -> None:
-        """Keep back whatever brokers send, on connections to come too."""
+        """Hold the bytes that brokers send, on later connections too."""
         self.down.hold()
 
     def release(self) -> None:
-        """Undo :meth:`hold`: what was kept back arrives."""
+        """Undo :meth:`hold`: the bytes that were held arrive."""
         self.down.release()
 
     @property
     def connections(self) -> int:
-        """How many clients are connected, as far as they know."""
+        """Return how many clients are connected, as far as they know."""
         return len([side for side in self.sides.copy() if side.flow is self.up])
 
     # --- the loop
 
     def call(self, function: Callable[[], object]) -> None:
-        """Have ``function`` called on the loop, and return when that is done."""
+        """Call ``function`` on the loop, and return when that is done."""
 
         async def run() -> None:
             function()
@@ -397,7 +396,7 @@ class Proxy:
             await asyncio.wait([side.gone for side in ending])
 
     def opened(self, side: _Side) -> None:
-        """A connection was made, by a client or to the broker."""
+        """Note a connection that was made, by a client or to the broker."""
         self.sides.add(side)
         if side.flow is self.up:
             self.attempts += 1
@@ -409,7 +408,7 @@ class Proxy:
             task.add_done_callback(self._opening.discard)
 
     def forget(self, side: _Side) -> None:
-        """A connection ended."""
+        """Note a connection that ended."""
         self.sides.discard(side)
 
     async def _join(self, client: _Side) -> None:

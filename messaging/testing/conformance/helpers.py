@@ -13,7 +13,6 @@ from reactivex import operators as ops
 from messaging import (
     AcknowledgeMessageContext,
     AcknowledgeType,
-    Features,
     Message,
     MessageContext,
     MessageStream,
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from reactivex import Observable
 
     from messaging.runtime import SubscriptionDTO
-    from tests.conformance.backends import Backend
 
 T = TypeVar("T")
 
@@ -36,7 +34,7 @@ PATIENCE: Final = 10.0
 
 
 def feature(*names: str) -> pytest.MarkDecorator:
-    """``@feature("retain")``: for backends that announce it, and fails on those that do not mean it."""
+    """``@feature("retain")``: for backends that announce it; a backend that announces it without effect fails."""
     return pytest.mark.feature(*names)
 
 
@@ -63,7 +61,7 @@ def eventually(condition: Callable[[], T], what: str = "condition") -> T:
 
 
 def state(m: Messaging) -> str:
-    """State of the connection."""
+    """Return the state of the connection."""
     return m.runtime.get_runtime_dto().connection.state
 
 
@@ -78,7 +76,7 @@ def online(m: Messaging) -> None:
 
 
 def subscription_to(m: Messaging, channel: str) -> SubscriptionDTO | None:
-    """The DTO of the only subscription to ``channel``, if there is one."""
+    """Return the DTO of the only subscription to ``channel``, if there is one."""
     found = [each for each in m.runtime.get_runtime_dto().subscriptions if each.channel.name == channel]
     if len(found) > 1:
         raise AssertionError(f"{len(found)} subscriptions to {channel}")
@@ -86,18 +84,18 @@ def subscription_to(m: Messaging, channel: str) -> SubscriptionDTO | None:
 
 
 def receive(stream: MessageStream, count: int) -> list[bytes]:
-    """The payloads of the next ``count`` messages."""
+    """Return the payloads of the next ``count`` messages."""
     return [stream.receive(PATIENCE).payload for _ in range(count)]
 
 
 def publish(m: Messaging, channel: str, payloads: Iterable[bytes], /, **context: Any) -> None:
-    """Publish, and wait until everything is accepted."""
+    """Publish, and wait until every message is accepted."""
     for promise in [m.publish(channel, payload, **context) for payload in payloads]:
         promise.result(PATIENCE)
 
 
 def nothing_more(m: Messaging, channel: str, stream: MessageStream, /, **context: Any) -> None:
-    """Fail if anything arrives on ``stream`` before a message that is published now."""
+    """Fail if a message arrives on ``stream`` before one that is published now."""
     publish(m, channel, [b"sentinel"], **context)
     payload = stream.receive(PATIENCE).payload
     if payload != b"sentinel":
@@ -105,7 +103,7 @@ def nothing_more(m: Messaging, channel: str, stream: MessageStream, /, **context
 
 
 def acknowledgement(message: Message) -> AcknowledgeMessageContext:
-    """The context of a received message, as what it is."""
+    """Return the context of a received message."""
     context = message.context
     if not isinstance(context, AcknowledgeMessageContext):
         raise AssertionError(f"a received message has a {type(context).__name__}")
@@ -113,7 +111,7 @@ def acknowledgement(message: Message) -> AcknowledgeMessageContext:
 
 
 def ack_state(message: Message) -> AcknowledgeType:
-    """The acknowledge state of a received message."""
+    """Return the acknowledge state of a received message."""
     return acknowledgement(message).acknowledge_state
 
 
@@ -127,7 +125,7 @@ def direct(
     post: Any = None,
     extensions: dict[str, Any] | None = None,
 ) -> MessageContext:
-    """A context for subscribing with direct acknowledgement; with none of the three it is manual."""
+    """Return a context that subscribes with direct acknowledgement; without callbacks, with a manual one."""
     builder = m.acknowledge_context_builder()
     if filter is not None:
         builder.filter_acknowledge(filter)
@@ -139,15 +137,15 @@ def direct(
 
 
 def manual(m: Messaging, channel: str, /, **extensions: object) -> MessageContext:
-    """A context that leaves acknowledging to the consumer."""
+    """Return a context that leaves acknowledging to the consumer."""
     return direct(m, channel, extensions=extensions)
 
 
 class Inbox:
-    """Observes a stream and keeps what it is given.
+    """Observes a stream and keeps its messages.
 
     Args:
-        source: what to observe.
+        source: the stream.
         act: called with each message before it counts as received; may raise.
     """
 
@@ -178,21 +176,21 @@ class Inbox:
 
     @property
     def payloads(self) -> list[bytes]:
-        """Of the messages so far."""
+        """Return the payloads of the messages so far."""
         return [message.payload for message in self.messages]
 
     def wait(self, count: int) -> list[bytes]:
-        """The payloads, once there are at least ``count``."""
+        """Wait for ``count`` messages, and return the payloads so far."""
         self._wait(lambda: len(self.messages) >= count, f"{count} messages")
         return self.payloads
 
     def wait_for(self, payload: bytes) -> list[bytes]:
-        """The payloads, once ``payload`` is among them."""
+        """Wait for ``payload``, and return the payloads so far."""
         self._wait(lambda: payload in self.payloads, f"{payload!r}")
         return self.payloads
 
     def wait_error(self) -> Exception:
-        """What ``on_error`` was called with."""
+        """Wait for ``on_error``, and return its exception."""
         self._wait(lambda: self.error is not None, "an error")
         assert self.error is not None
         return self.error
@@ -209,22 +207,8 @@ class Inbox:
                 )
 
 
-def laden(backend: Backend, m: Messaging) -> dict[str, Any]:
-    """Something for everything a message can carry here."""
-    context: dict[str, Any] = dict(backend.reliable)
-    if Features.MESSAGE_PROPERTIES in m.features:
-        context |= {"content_type": "x/y", "correlation_id": "4711", "reply_to": backend.channel("reply")}
-    if Features.EXTENSION_HEADERS in m.features:
-        context["headers"] = {"k": "v"}
-    if Features.EXTENSION_TIME_TO_LIVE in m.features:
-        context["time_to_live"] = 60.0
-    if Features.EXTENSION_PRIORITY in m.features:
-        context["priority"] = 4
-    return context
-
-
 class Failing:
-    """An observer that raises at a payload, once it may."""
+    """An observer that raises when it gets ``payload``; if given, it waits for ``may_raise`` before."""
 
     def __init__(self, payload: bytes, may_raise: threading.Event | None = None) -> None:
         self._payload = payload
@@ -249,7 +233,7 @@ class Failing:
 
 
 def retried(stream: MessageStream, failing: list[bytes]) -> list[bytes]:
-    """Observe ``stream`` by an observer that fails at each of ``failing``, and is retried."""
+    """Observe ``stream`` with ``retry``, and fail once at each payload of ``failing``; return the payloads seen."""
     seen: list[bytes] = []
 
     def fail(message: Message) -> Message:

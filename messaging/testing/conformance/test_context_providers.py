@@ -15,8 +15,8 @@ from messaging import (
     MessageContextBuilder,
     MessageContextProvider,
 )
-from tests.conformance.backends import Backend
-from tests.conformance.helpers import PATIENCE, feature
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import PATIENCE, feature
 
 
 class Reading:
@@ -71,7 +71,7 @@ def test_a_registration_of_a_builder_can_be_ended(backend: Backend) -> None:
         assert isinstance(found(backend, m.name), Reading)
     assert found(backend, m.name) is None
     with pytest.raises(ArgumentError):
-        m.register_context_builder(7)  # type: ignore[arg-type]
+        m.register_context_builder(7)
 
 
 def test_the_standard_builder_is_a_provider(backend: Backend) -> None:
@@ -93,7 +93,7 @@ def test_a_provider_stands_for_its_message_and_its_context(backend: Backend) -> 
         m.publisher.publish(builder.content(b"1")).result(PATIENCE)
         m.publisher.publish(Message(b"2", MessageContext(second)), builder).result(PATIENCE)
         m.publisher.publish(Message(b"3", MessageContext(first)), builder.channel(second)).result(PATIENCE)
-        context = m.context_builder().with_context(Reading(second))  # type: ignore[arg-type]
+        context = m.context_builder().with_context(Reading(second))
         m.publisher.publish(context.content(b"4")).result(PATIENCE)
         assert [one.receive(PATIENCE).payload for _ in range(2)] == [b"1", b"2"]
         assert [other.receive(PATIENCE).payload for _ in range(2)] == [b"3", b"4"]
@@ -129,6 +129,6 @@ def test_what_builds_no_message_is_refused(backend: Backend) -> None:
 
     for call in (m.publisher.publish, m.subscription.subscribe):
         with pytest.raises(ArgumentError, match="int"):
-            call(Wrong())  # type: ignore[operator]
+            call(Wrong())
     with pytest.raises(ArgumentError, match="MessageContextProvider"):
-        m.publisher.publish(7)  # type: ignore[arg-type]
+        m.publisher.publish(7)

@@ -34,8 +34,8 @@ from messaging.replyto import (
 )
 from messaging.runtime import ReplyToSubscriptionDTO
 from messaging.services import SERVICE_RANKING, ServiceRegistration
-from tests.conformance.backends import Backend
-from tests.conformance.helpers import PATIENCE, Inbox, eventually, feature
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import PATIENCE, Inbox, eventually, feature
 
 reply_to = feature(Features.REPLY_TO)
 many = feature(Features.REPLY_TO_MANY_SUBSCRIBE)
@@ -548,12 +548,12 @@ def test_a_value_that_cannot_be_a_handler_is_refused(backend: Backend) -> None:
     channel = backend.channel()
     for handler in (7, lambda a, b: a, lambda *, k: k):
         with pytest.raises(ArgumentError):
-            m.reply(channel, handler)  # type: ignore[arg-type]
+            m.reply(channel, handler)
     with pytest.raises(InvalidChannelError):
         m.reply("a/#/b", lambda request: request)
     for several in ([], 7, {"a": 1}):
         with pytest.raises(ArgumentError, match="channel"):
-            m.reply(several, lambda request: request)  # type: ignore[arg-type]
+            m.reply(several, lambda request: request)
     with pytest.raises(ArgumentError):
         m.reply(channel, lambda request: request, concurrency=0)
     assert m.runtime.get_runtime_dto().reply_to_subscriptions == ()

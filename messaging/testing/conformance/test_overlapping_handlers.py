@@ -18,8 +18,8 @@ from messaging.replyto import (
     ReplyToSubscriptionHandler,
 )
 from messaging.services import SERVICE_RANKING, ServiceRegistration
-from tests.conformance.backends import Backend
-from tests.conformance.helpers import PATIENCE, eventually, feature
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import PATIENCE, eventually, feature
 
 reply_to = feature(Features.REPLY_TO)
 

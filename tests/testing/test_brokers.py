@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 import pytest
 from paho.mqtt import MQTTException, publish, subscribe
 
-from tests import brokers
-from tests.brokers import HOST, Broker, BrokerError, Mosquitto, RabbitMQ, require
+from messaging.testing import brokers
+from messaging.testing.brokers import HOST, Broker, BrokerError, Mosquitto, RabbitMQ, require
+from tests.scripts import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-ROOT = Path(__file__).parents[1]
 
 
 def eventually(condition: Callable[[], bool], timeout: float = 15.0) -> bool:
@@ -144,7 +143,7 @@ def test_a_taken_port_is_avoided_at_the_first_start_and_reported_later() -> None
 def test_a_missing_broker_skips_the_test_and_fails_it_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(brokers, "find_mosquitto", lambda: None)
     monkeypatch.delenv("CI", raising=False)
-    with pytest.raises(pytest.skip.Exception, match="mosquitto is not installed: run"):
+    with pytest.raises(pytest.skip.Exception, match="mosquitto is not installed: install it"):
         require("mosquitto")
     monkeypatch.setenv("CI", "true")
     with pytest.raises(pytest.fail.Exception, match="mosquitto is not installed"):
@@ -154,7 +153,7 @@ def test_a_missing_broker_skips_the_test_and_fails_it_in_ci(monkeypatch: pytest.
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_brokers_die_with_the_process_that_started_them(number: signal.Signals) -> None:
     program = (
-        "import sys; from tests.brokers import Mosquitto\n"
+        "import sys; from messaging.testing.brokers import Mosquitto\n"
         "with Mosquitto() as b: print(b.pid, b.directory, flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", program]

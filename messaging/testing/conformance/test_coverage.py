@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-import tests.conformance
 from messaging import Features
-from tests.conformance.backends import Backend
+from messaging.testing import conformance
+from messaging.testing.conformance.backends import Backend
 
 KNOWN = {value for name, value in vars(Features).items() if name.isupper()}
 
@@ -15,9 +15,9 @@ KNOWN = {value for name, value in vars(Features).items() if name.isupper()}
 def claims() -> dict[str, list[str]]:
     """Feature -> the tests of this suite that claim to fail without it."""
     found: dict[str, list[str]] = {}
-    for module_info in pkgutil.iter_modules(tests.conformance.__path__):
+    for module_info in pkgutil.iter_modules(conformance.__path__):
         if module_info.name.startswith("test_"):
-            module = importlib.import_module(f"{tests.conformance.__name__}.{module_info.name}")
+            module = importlib.import_module(f"{conformance.__name__}.{module_info.name}")
             for name, value in vars(module).items():
                 if name.startswith("test_"):
                     for mark in getattr(value, "pytestmark", ()):

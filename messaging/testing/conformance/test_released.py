@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from messaging import ArgumentError, Features, Message, Messaging
-from tests.conformance.backends import Backend
-from tests.conformance.helpers import PATIENCE, Failing, eventually, feature, publish, receive, retried
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import PATIENCE, Failing, eventually, feature, publish, receive, retried
 
 
 def reason(letter: Message, m: Messaging) -> str | None:
@@ -142,4 +142,4 @@ def test_keep_subscription_is_refused_where_the_broker_keeps_nothing(backend: Ba
     with pytest.raises(ArgumentError, match="keep_subscription"):
         m.on(backend.channel(), print, keep_subscription=True)
     with pytest.raises(ArgumentError, match="keep_subscription"):
-        m.subscribe(backend.channel(), keep_subscription="yes")  # type: ignore[arg-type]
+        m.subscribe(backend.channel(), keep_subscription="yes")

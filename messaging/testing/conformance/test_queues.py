@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from messaging import Features, InvalidExtensionError
-from tests.conformance.backends import Backend
-from tests.conformance.helpers import PATIENCE, Inbox, eventually, feature, nothing_more, publish, receive
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import PATIENCE, Inbox, eventually, feature, nothing_more, publish, receive
 
 
 @feature(Features.POINT_TO_POINT, Features.EXTENSION_QUEUE)

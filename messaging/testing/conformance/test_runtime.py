@@ -11,8 +11,16 @@ import pytest
 
 import messaging
 from messaging import DuplicateNameError, Features, MessageServiceRuntime
-from tests.conformance.backends import Backend
-from tests.conformance.helpers import PATIENCE, eventually, feature, publish, receive, state, subscription_to
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import (
+    PATIENCE,
+    eventually,
+    feature,
+    publish,
+    receive,
+    state,
+    subscription_to,
+)
 
 
 def test_subscriptions_are_listed_while_they_last(backend: Backend) -> None:
@@ -44,7 +52,7 @@ def test_a_dto_is_a_snapshot(backend: Backend) -> None:
     m.close()
     assert dataclasses.asdict(before) == copy
     with pytest.raises(dataclasses.FrozenInstanceError):
-        before.instance_id = "other"  # type: ignore[misc]
+        before.instance_id = "other"
 
 
 def test_what_the_runtime_tells(backend: Backend) -> None:
@@ -125,7 +133,7 @@ def test_a_password_is_never_shown(backend: Backend, caplog: pytest.LogCaptureFi
     """Scenario 103 [I]: not in a DTO, a repr, a log line or an error, whether the broker takes it or not."""
     secret = "pa55-0f-n0b0dy"
     parts = urlsplit(backend.url)
-    url = parts._replace(netloc=f"nobody:{secret}@{parts.netloc.rpartition('@')[2]}").geturl()
+    url = parts._replace(netloc=f"guest:{secret}@{parts.netloc.rpartition('@')[2]}").geturl()
     caplog.set_level(logging.DEBUG)
     try:
         m = backend.connect(url, name=backend.queue())
@@ -133,7 +141,7 @@ def test_a_password_is_never_shown(backend: Backend, caplog: pytest.LogCaptureFi
         shown = "".join(traceback.format_exception(error)) + repr(error)
     else:
         dto = m.runtime.get_runtime_dto()
-        assert "nobody:***@" in dto.connection_uri
+        assert "guest:***@" in dto.connection_uri
         with m.subscribe(backend.channel()) as stream:
             shown = f"{m!r} {m.publisher!r} {stream!r} {dto!r} {dataclasses.asdict(dto)}"
     assert secret not in shown

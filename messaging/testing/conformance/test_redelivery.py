@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from messaging import DeadlineError, Features, InvalidExtensionError, Message
-from tests.conformance.backends import Backend
-from tests.conformance.helpers import (
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import (
     PATIENCE,
     Inbox,
     acknowledgement,
     eventually,
     feature,
-    laden,
     manual,
     nothing_more,
     publish,
@@ -56,7 +55,7 @@ def test_a_redelivered_message_is_the_same_message(backend: Backend, shared: boo
     channel = backend.channel()
     queue = {"queue": backend.queue()} if shared else {}
     with m.subscription.subscribe(manual(m, channel, **queue)) as stream:
-        publish(m, channel, [b"1"], **laden(backend, m))
+        publish(m, channel, [b"1"], **backend.full_context(m))
         first = stream.receive(PATIENCE)
         reject(first)
         second = stream.receive(PATIENCE)
@@ -163,7 +162,7 @@ def test_a_dead_letter_channel_is_a_channel(backend: Backend) -> None:
 
 @feature(Features.BROKER_REDELIVERY, Features.QUEUE_RETENTION, Features.EXTENSION_QUEUE, Features.ACKNOWLEDGE)
 def test_what_was_never_settled_is_delivered_again_when_the_stream_closes(backend: Backend) -> None:
-    """Scenario 89 [I]: what was handed out, and what was still in the buffer; in order."""
+    """Scenario 89 [I]: messages that were handed out, and messages in the buffer; in order."""
     m = backend.connect()
     channel, queue = backend.channel(), backend.queue()
     with m.subscription.subscribe(manual(m, channel, queue=queue)) as stream:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from messaging import ArgumentError, ClosedError, Features, Message
-from tests.conformance.backends import Backend
-from tests.conformance.helpers import PATIENCE, eventually, feature, publish, receive, subscription_to
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import PATIENCE, eventually, feature, publish, receive, subscription_to
 
 
 @dataclass
@@ -106,7 +106,7 @@ def test_a_typed_handler_gets_the_value(backend: Backend) -> None:
         seen.append(reading)
 
     @m.on(several[1], model=Reading, **backend.reliable)
-    def with_model(reading) -> None:  # type: ignore[no-untyped-def]
+    def with_model(reading) -> None:
         seen.append(reading)
 
     @m.on(several[2], model=Reading, **backend.reliable)
@@ -424,7 +424,7 @@ def test_messages_without_acknowledgement_are_handled_too(backend: Backend) -> N
     with m.on(channel, seen, qos=0, buffer_size=4):
         for payload in (b"1", b"2", b"3", b"4", b"5", b"6"):
             m.publish(channel, payload, qos=0).result(PATIENCE)
-            eventually(lambda payload=payload: payload in seen.payloads, "handled")  # type: ignore[misc]
+            eventually(lambda payload=payload: payload in seen.payloads, "handled")
 
 
 def test_what_is_no_handler_is_refused(backend: Backend) -> None:
@@ -440,11 +440,11 @@ def test_what_is_no_handler_is_refused(backend: Backend) -> None:
 
     for handler in ("x", 7, generator, async_generator, needs_two):
         with pytest.raises(ArgumentError):
-            m.on("a", handler)  # type: ignore[call-overload]
+            m.on("a", handler)
     with pytest.raises(ArgumentError, match="dead-letter channel"):
         m.on("a", print, on_invalid="dead_letter")
     with pytest.raises(ArgumentError, match="on_invalid"):
-        m.on("a", print, on_invalid="raise")  # type: ignore[call-overload]
+        m.on("a", print, on_invalid="raise")
     m.close()
     with pytest.raises(ClosedError):
         m.on("a", print)

@@ -36,18 +36,18 @@ HOST: Final = "127.0.0.1"
 STOP_TIMEOUT: Final = 30.0
 CTL_TIMEOUT: Final = 60.0
 
-#: Below the ports systems give to outgoing connections. From that range a client that retries a stopped broker's
-#: port may be given this very port as its own and connect to itself, and the broker can not come back.
+#: Below the ports that systems give to outgoing connections: from that range, a client that retries the port of a
+#: stopped broker may be given the same port as its own, connect to itself, and keep the broker from returning.
 _PORTS: Final = range(15_000, 32_000)
 _issued: Final[set[int]] = set()
 
 _GUARD: Final = """trap '' HUP INT TERM; read -r _ && exit 0; kill -s KILL -- "-$1"; sleep 1; rm -rf -- "$2" """
 
-_HOW_TO: Final = "run `make test`, which installs it, or install it with the system's package manager"
+_HOW_TO: Final = "install it with the system's package manager (in this project's sources, `make test` does)"
 
 
 class BrokerError(RuntimeError):
-    """A broker did not start, or does not answer. Holds the end of its log."""
+    """A broker did not start, or does not answer. The message holds the end of its log."""
 
 
 def free_port() -> int:
@@ -64,12 +64,12 @@ def free_port() -> int:
 
 
 def find_mosquitto() -> str | None:
-    """Path of the mosquitto binary. Distributions put it where a normal user's PATH does not look."""
+    """Return the path of the mosquitto binary. Distributions install it outside a normal user's PATH."""
     return shutil.which("mosquitto", path=_search_path())
 
 
 def find_rabbitmq(command: str = "rabbitmq-server") -> str | None:
-    """Path of one of RabbitMQ's own scripts.
+    """Return the path of one of RabbitMQ's own scripts.
 
     Debian's and Fedora's wrappers in /usr/sbin switch to the user ``rabbitmq``, so the scripts behind them come first,
     those beside the plugins before all.
@@ -133,11 +133,11 @@ class Broker(abc.ABC):
     @property
     @abc.abstractmethod
     def url(self) -> str:
-        """Where to connect to, credentials included."""
+        """Return the URL, credentials included."""
 
     @property
     def pid(self) -> int:
-        """Process id of the broker proper, not of a script around it.
+        """Return the process id of the broker proper, not of a script around it.
 
         Raises:
             BrokerError: it is not running.
@@ -148,7 +148,7 @@ class Broker(abc.ABC):
 
     @property
     def running(self) -> bool:
-        """Whether the broker process is there."""
+        """Return whether the broker process is running."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
@@ -159,7 +159,7 @@ class Broker(abc.ABC):
         """
         if self.running:
             return
-        self.kill()  # what is left of one that ended by itself
+        self.kill()  # processes left of a broker that ended by itself
         for attempts_left in (2, 1, 0):
             try:
                 self._log_start = self._log_file.stat().st_size if self._log_file.exists() else 0
@@ -197,7 +197,7 @@ class Broker(abc.ABC):
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def log(self, start: int = 0) -> str:
-        """What the broker wrote so far, earlier runs included, from the byte ``start`` on."""
+        """Return the log so far, earlier runs included, from the byte ``start`` on."""
         if not self._log_file.exists():
             return ""
         with self._log_file.open("rb") as file:
@@ -225,7 +225,7 @@ class Broker(abc.ABC):
 
     @abc.abstractmethod
     def _answers(self) -> bool:
-        """Whether the broker can be used. Returns within a second or so."""
+        """Return whether the broker can be used; within about a second."""
 
     def _change_ports(self) -> None:
         self.port = free_port()
@@ -275,7 +275,7 @@ class Mosquitto(Broker):
 
     @property
     def url(self) -> str:
-        """``mqtt://127.0.0.1:PORT``."""
+        """Return ``mqtt://127.0.0.1:PORT``."""
         return f"{self.scheme}://{self.host}:{self.port}"
 
     def _launch(self) -> None:
@@ -330,12 +330,12 @@ class RabbitMQ(Broker):
 
     @property
     def url(self) -> str:
-        """``amqp://guest:guest@127.0.0.1:PORT/``."""
+        """Return ``amqp://guest:guest@127.0.0.1:PORT/``."""
         return f"{self.scheme}://guest:guest@{self.host}:{self.port}/"
 
     @property
     def mqtt_url(self) -> str:
-        """``mqtt://guest:guest@127.0.0.1:PORT``.
+        """Return ``mqtt://guest:guest@127.0.0.1:PORT``.
 
         Raises:
             BrokerError: the plugin ``rabbitmq_mqtt`` is not enabled.
@@ -523,13 +523,13 @@ def _search_path() -> str:
 
 
 def _overridden(defaults: Iterable[str], lines: Iterable[str], separator: str) -> list[str]:
-    """The defaults whose keyword no line gives."""
+    """Return the defaults whose keyword no line gives."""
     given = {line.split(separator)[0].strip() for line in lines}
     return [line for line in defaults if line.split(separator)[0].strip() not in given]
 
 
 def accepts(port: int) -> bool:
-    """Whether something listens on ``port``."""
+    """Return whether a server listens on ``port``."""
     with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1.0):
         return True
     return False

@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from messaging import Features, UnsupportedFeatureError
-from tests.conformance.backends import Backend
-from tests.conformance.helpers import PATIENCE, feature, nothing_more, online, publish, receive
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import PATIENCE, feature, nothing_more, online, publish, receive
 
 last_will = feature(Features.EXTENSION_LAST_WILL)
 

@@ -16,8 +16,8 @@ from messaging import (
     PublishRefusedError,
     SubscriptionRefusedError,
 )
-from tests.conformance.backends import Backend
-from tests.conformance.helpers import (
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import (
     PATIENCE,
     Inbox,
     ack_state,
@@ -63,7 +63,7 @@ def test_subscribing_needs_a_channel(backend: Backend) -> None:
         with pytest.raises(InvalidChannelError):
             m.subscription.subscribe(bad)
     with pytest.raises(ArgumentError):
-        m.subscription.subscribe(object())  # type: ignore[arg-type]
+        m.subscription.subscribe(object())
     with m.subscribe(backend.channel()) as stream:
         assert stream.ready.done()
 
@@ -314,7 +314,7 @@ def test_nothing_can_be_done_with_a_closed_instance(backend: Backend) -> None:
         m.subscribe(channel)
     with pytest.raises(ClosedError):
         stream.receive(PATIENCE)
-    # nobody else is hurt
+    # other subscriptions are unharmed
     other = backend.connect()
     with other.subscribe(channel) as alive:
         publish(other, channel, [b"y"])

@@ -13,8 +13,8 @@ from reactivex import operators as ops
 
 from messaging import ClosedError, Features, Message
 from messaging.errors import DeadlineError, StreamConsumedError
-from tests.conformance.backends import Backend
-from tests.conformance.helpers import (
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import (
     PATIENCE,
     Inbox,
     eventually,

@@ -1,0 +1,13 @@
+"""Tools for tests of adapters and applications: a pytest plugin, brokers, a TCP proxy, the conformance suite.
+
+===============  ===================================================================================================
+``conformance``  the suite that every adapter passes; ``python -m messaging.testing.conformance URL``
+``plugin``       the pytest plugin: the options and marks of the suite, the fixtures ``mosquitto`` and ``rabbitmq``
+``brokers``      Mosquitto and RabbitMQ as private processes that a test starts, kills and restarts
+``proxy``        a TCP proxy that cuts, delays and shapes connections
+===============  ===================================================================================================
+
+The conformance suite and the plugin need pytest: ``pip install 'rx-messaging[testing]'``. Nothing else in ``messaging``
+imports this package. It uses the public API, and of the adapters only ``memory://``, whose connections it cuts from
+within.
+"""

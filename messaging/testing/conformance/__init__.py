@@ -1,0 +1,15 @@
+"""The conformance suite: what every adapter promises, tested through the public API.
+
+::
+
+    python -m messaging.testing.conformance nats://localhost:4222         # an adapter whose package is installed
+    python -m messaging.testing.conformance nats://localhost:4222 -k ack  # any option of pytest follows the URLs
+    python -m messaging.testing.conformance                               # the adapters of this project
+
+The features that an instance announces select the tests: a test marked ``feature("retain")`` runs on the backends that
+announce ``retain``, and is skipped on others. A test that is skipped for another reason fails, and so does a backend
+that announces a feature without a test (:mod:`.test_coverage`). Tests marked ``wire`` cut the network in a proxy,
+which ``memory://`` lacks. Tests marked ``restart`` need a broker that the suite starts itself.
+
+The command runs ``pytest -p messaging.testing.plugin --pyargs messaging.testing.conformance --backend-url URL``.
+"""

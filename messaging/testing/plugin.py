@@ -1,0 +1,75 @@
+"""The pytest plugin: options and marks of the conformance suite, and fixtures of private brokers.
+
+It is not loaded by itself. Name it in a ``conftest.py`` in the root of your tests::
+
+    pytest_plugins = ["messaging.testing.plugin"]
+
+or on the command line: ``pytest -p messaging.testing.plugin``. The brokers start on first use, are shared by the whole
+run and private to it. Tests that use a broker that is not installed are skipped, and fail where the environment
+variable ``CI`` is ``true``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from messaging.testing.brokers import Mosquitto, RabbitMQ
+
+
+#: backends that the suite starts itself
+BACKENDS: Final = ("memory", "mqtt311", "mqtt311-envelope", "mqtt5", "amqp")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options that select the backends of the conformance suite."""
+    group = parser.getgroup("conformance")
+    group.addoption("--backend", action="append", choices=BACKENDS, help="run against this backend only; repeatable")
+    group.addoption("--backend-url", action="append", metavar="URL", help="run against this broker; repeatable")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marks of the conformance suite, and check its options.
+
+    Raises:
+        pytest.UsageError: a URL without a port: tests of lost connections put a proxy in between.
+    """
+    for url in config.getoption("--backend-url", None) or ():
+        if not re.search(r":\d+(/|\?|$)", url):
+            raise pytest.UsageError(f"--backend-url {url.rpartition('@')[2]}: no port; name it, as in nats://host:4222")
+    config.addinivalue_line("markers", "feature(*names): covers these features; for backends that announce them all")
+    config.addinivalue_line("markers", "wire: needs a network that can be held back")
+    config.addinivalue_line("markers", "restart: needs a broker that can be restarted, and gets one of its own")
+    config.addinivalue_line("markers", "slow: seconds rather than milliseconds")
+
+
+@pytest.fixture(scope="session")
+def mosquitto() -> Iterator[Mosquitto]:
+    """Provide a shared Mosquitto. Tests that stop, reconfigure or flood it start one of their own."""
+    from messaging.testing.brokers import Mosquitto, require
+
+    require("mosquitto")
+    with Mosquitto() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitMQ]:
+    """Provide a shared RabbitMQ. Tests that stop, reconfigure or flood it start one of their own."""
+    from messaging.testing.brokers import RabbitMQ, require
+
+    require("rabbitmq")
+    with RabbitMQ() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_mqtt(rabbitmq: RabbitMQ) -> RabbitMQ:
+    """Provide the same RabbitMQ with MQTT, which it does not enable at its start: that takes several seconds."""
+    rabbitmq.enable("rabbitmq_mqtt")
+    return rabbitmq
