@@ -159,8 +159,7 @@ class QueueConsumer(DeliveryLane):
         else:
             self._channel, queue = channel, _ = await topology.ensure_queue(wire, source.queue)
         for key in source.bindings:
-            binding = queue.bind(source.exchange.name, key, arguments=dict(source.binding_arguments))
-            await wire.command(binding, methods.Queue.Bind)
+            await topology.bind(wire, queue, source.exchange, key, source.binding_arguments)
         await wire.command(channel.set_qos(self._spec.options.prefetch), methods.Basic.Qos)
         self._number = cast("int", channel.number)
         wire.lanes[self._number] = self

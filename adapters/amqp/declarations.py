@@ -1,8 +1,9 @@
 """The exchanges, queues, bindings and consumers that a context asks for, compiled from its extensions.
 
-Exchanges and queues have a typed core, and mappings of arguments that are passed to the broker: ``QUEUE_ARGUMENTS`` and
-``EXCHANGE_ARGUMENTS`` list the extensions that become arguments. Extensions that contradict each other are refused,
-with the key that does not fit and a remedy. This module does no I/O.
+Exchanges and queues have a typed core, and mappings of arguments that are passed to the broker: ``QUEUE_NAMES`` and
+``EXCHANGE_NAMES`` list the extensions that become arguments. The extensions ``queueArguments`` and
+``exchangeArguments`` add arguments by RabbitMQ's own names. Extensions that contradict each other are refused, with the
+key that does not fit and a remedy. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _EXCHANGE_KEYS: Final = (
     keys.EXCHANGE_AUTO_DELETE,
     keys.EXCHANGE_INTERNAL,
     keys.ALTERNATE_EXCHANGE,
+    keys.EXCHANGE_ARGUMENTS,
 )
 _BINDING_KEYS: Final = (keys.BINDINGS, keys.BINDING_ARGUMENTS)
 
@@ -50,8 +52,8 @@ def _exchange_name(name: str) -> str:
 Convert = Callable[[Any], Any] | None
 
 #: name and conversion of the arguments, by extension
-EXCHANGE_ARGUMENTS: Final[Mapping[str, tuple[str, Convert]]] = {keys.ALTERNATE_EXCHANGE: ("alternate-exchange", None)}
-QUEUE_ARGUMENTS: Final[Mapping[str, tuple[str, Convert]]] = {
+EXCHANGE_NAMES: Final[Mapping[str, tuple[str, Convert]]] = {keys.ALTERNATE_EXCHANGE: ("alternate-exchange", None)}
+QUEUE_NAMES: Final[Mapping[str, tuple[str, Convert]]] = {
     keys.MESSAGE_TIME_TO_LIVE: ("x-message-ttl", _milliseconds),
     keys.QUEUE_EXPIRES: ("x-expires", _milliseconds),
     keys.SINGLE_ACTIVE_CONSUMER: ("x-single-active-consumer", None),
@@ -65,7 +67,20 @@ QUEUE_ARGUMENTS: Final[Mapping[str, tuple[str, Convert]]] = {
     keys.MAX_AGE: ("x-max-age", lambda seconds: f"{math.ceil(seconds)}s"),
 }
 #: the extensions that are for declarations only; the type may also be given for a queue that exists
-_QUEUE_KEYS: Final = (*QUEUE_ARGUMENTS, keys.MAX_PRIORITY, keys.DURABLE, keys.EXCLUSIVE, keys.AUTO_DELETE)
+_QUEUE_KEYS: Final = (
+    *QUEUE_NAMES,
+    keys.QUEUE_ARGUMENTS,
+    keys.MAX_PRIORITY,
+    keys.DURABLE,
+    keys.EXCLUSIVE,
+    keys.AUTO_DELETE,
+)
+#: extensions by the names of their arguments, which further arguments must not have
+_TAKEN: Final = {
+    **{name: key for key, (name, _) in {**EXCHANGE_NAMES, **QUEUE_NAMES}.items()},
+    "x-queue-type": keys.QUEUE_TYPE,
+    "x-max-priority": keys.MAX_PRIORITY,
+}
 #: the extensions that have no meaning for the queue of a single subscription
 _NAMED_ONLY: Final = (
     keys.DURABLE,
@@ -255,18 +270,30 @@ def _exchange(
         durable=custom.get(keys.EXCHANGE_DURABLE, True),
         auto_delete=custom.get(keys.EXCHANGE_AUTO_DELETE, False),
         internal=custom.get(keys.EXCHANGE_INTERNAL, False),
-        arguments=_arguments(custom, EXCHANGE_ARGUMENTS) or EMPTY,
+        arguments=_arguments(custom, EXCHANGE_NAMES) | _further(custom, keys.EXCHANGE_ARGUMENTS) or EMPTY,
         declare=declare,
     )
 
 
 def _arguments(custom: Mapping[str, Any], known: Mapping[str, tuple[str, Convert]]) -> dict[str, Any]:
-    """Return the arguments that the extensions in ``known`` ask for."""
+    """Return the arguments that the extensions in ``known`` ask for.
+
+    An argument that is off is left out: a queue that was declared without it is equal.
+    """
     return {
         name: convert(custom[key]) if convert else custom[key]
         for key, (name, convert) in known.items()
-        if key in custom
+        if custom.get(key, False) is not False
     }
+
+
+def _further(custom: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the arguments that the extension ``key`` gives by RabbitMQ's names."""
+    further: Mapping[str, Any] = custom.get(key, EMPTY)
+    for name in further:
+        if name in _TAKEN:
+            _refuse(key, f"{name!r} has an extension of its own: set {_TAKEN[name]!r}")
+    return dict(further)
 
 
 def _check_queue(spec: SubscriptionSpec) -> None:
@@ -315,7 +342,7 @@ def _check_queue(spec: SubscriptionSpec) -> None:
 def _queue(spec: SubscriptionSpec, kind: str | None, declare: Declare, max_priority: int) -> QueueSpec:
     custom = spec.options.custom
     arguments: dict[str, Any] = {"x-queue-type": kind} if kind is not None else {}
-    arguments |= _arguments(custom, QUEUE_ARGUMENTS)
+    arguments |= _arguments(custom, QUEUE_NAMES) | _further(custom, keys.QUEUE_ARGUMENTS)
     priority = custom.get(keys.MAX_PRIORITY, max_priority)
     if priority and kind in (None, "classic"):
         arguments["x-max-priority"] = priority
@@ -326,8 +353,7 @@ def _queue(spec: SubscriptionSpec, kind: str | None, declare: Declare, max_prior
         durable=custom.get(keys.DURABLE, True),
         exclusive=custom.get(keys.EXCLUSIVE, False),
         auto_delete=custom.get(keys.AUTO_DELETE, False),
-        # an argument that is off is left out: a queue that was declared without it is equal
-        arguments={name: value for name, value in arguments.items() if value is not False},
+        arguments=arguments,
         declare=declare,
     )
 

@@ -21,6 +21,7 @@ EXCHANGE_DURABLE: Final = "exchangeDurable"
 EXCHANGE_AUTO_DELETE: Final = "exchangeAutoDelete"
 EXCHANGE_INTERNAL: Final = "exchangeInternal"
 ALTERNATE_EXCHANGE: Final = "alternateExchange"
+EXCHANGE_ARGUMENTS: Final = "exchangeArguments"
 DECLARE: Final = "declare"
 ENVELOPE: Final = "envelope"
 BINDINGS: Final = "bindings"
@@ -40,6 +41,7 @@ MAX_LENGTH_BYTES: Final = "maxLengthBytes"
 QUEUE_OVERFLOW: Final = "queueOverflow"
 DEAD_LETTER_EXCHANGE: Final = "deadLetterExchange"
 DEAD_LETTER_ROUTING_KEY: Final = "deadLetterRoutingKey"
+QUEUE_ARGUMENTS: Final = "queueArguments"
 MAX_AGE: Final = "maxAge"
 STREAM_SEGMENT_BYTES: Final = "streamSegmentBytes"
 STREAM_OFFSET: Final = "streamOffset"
@@ -134,11 +136,16 @@ def _bindings(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_key(each) for each in value))
 
 
-def _binding_arguments(value: Any) -> Mapping[str, Any]:
+def _arguments(value: Any) -> Mapping[str, Any]:
     checked = headers.check(value)
     for name in checked:
         if len(name.encode()) > 128:
-            raise ValueError(f"names of headers are str of 1 to 128 bytes in UTF-8, not {reprlib.repr(name)}")
+            raise ValueError(f"names are str of 1 to 128 bytes in UTF-8, not {reprlib.repr(name)}")
+    return checked
+
+
+def _binding_arguments(value: Any) -> Mapping[str, Any]:
+    checked = _arguments(value)
     if checked.get("x-match", "all") not in _MATCHES:
         raise ValueError(f"x-match must be one of {', '.join(_MATCHES)}, not {reprlib.repr(checked['x-match'])}")
     return checked
@@ -185,6 +192,10 @@ EXTENSIONS: Final[Mapping[str, Extension]] = MappingProxyType(
         ALTERNATE_EXCHANGE: Extension(
             "both", _name, "name of an exchange", "none",
             "receives the messages of a declared exchange that match no binding; it is not declared itself",
+        ),
+        EXCHANGE_ARGUMENTS: Extension(
+            "both", _arguments, "mapping of names to values", "none",
+            "further arguments of a declared exchange, as a plugin asks for them: `{\"x-delayed-type\": \"topic\"}`",
         ),
         DECLARE: Extension(
             "both", _one_of("create", "passive", "none"), "`create`, `passive`, `none`", "`create`",
@@ -269,6 +280,10 @@ EXTENSIONS: Final[Mapping[str, Extension]] = MappingProxyType(
         DEAD_LETTER_ROUTING_KEY: Extension(
             "subscribe", _key, "routing key", "the message's own",
             "routing key of messages sent to `deadLetterExchange`",
+        ),
+        QUEUE_ARGUMENTS: Extension(
+            "subscribe", _arguments, "mapping of names to values", "none",
+            "further arguments of a declared queue, by RabbitMQ's names: `{\"x-queue-leader-locator\": \"balanced\"}`",
         ),
         # --- streams
         MAX_AGE: Extension("subscribe", _seconds, "seconds, above 0", "none", "how long a stream keeps messages"),

@@ -7,14 +7,13 @@ function opens a channel of its own, or returns the one that is open at the end.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import aiormq
 from aiormq import spec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from aio_pika.abc import AbstractChannel, AbstractQueue
 
     from adapters.amqp.connection import Wire
@@ -49,7 +48,7 @@ async def ensure_exchange(wire: Wire, exchange: ExchangeSpec) -> None:
                 durable=exchange.durable,
                 auto_delete=exchange.auto_delete,
                 internal=exchange.internal,
-                arguments=dict(exchange.arguments),
+                arguments=_plain(exchange.arguments),
             )
             await wire.command(declaring, spec.Exchange.Declare)
     finally:
@@ -85,9 +84,23 @@ async def declare_queue(wire: Wire, channel: AbstractChannel, queue: QueueSpec) 
         durable=queue.durable,
         exclusive=queue.exclusive,
         auto_delete=queue.auto_delete,
-        arguments=dict(queue.arguments),
+        arguments=_plain(queue.arguments),
     )
     return await wire.command(declaring, spec.Queue.Declare)
+
+
+async def bind(
+    wire: Wire, queue: AbstractQueue, exchange: ExchangeSpec, key: str, arguments: Mapping[str, Any]
+) -> None:
+    """Bind a queue to an exchange. Raises as :func:`ensure_queue`."""
+    await wire.command(queue.bind(exchange.name, key, arguments=_plain(arguments)), spec.Queue.Bind)
+
+
+def _plain(value: Any) -> Any:
+    """Return arguments as pamqp encodes them: it knows neither tuples nor read-only mappings."""
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
 def declared(queue: QueueSpec) -> str:

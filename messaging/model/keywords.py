@@ -26,6 +26,7 @@ class SharedKeywords(TypedDict, total=False):
     exchange_durable: bool | None
     exchange_auto_delete: bool | None
     alternate_exchange: str | None
+    exchange_arguments: Mapping[str, Any] | None
     declare: Literal["create", "passive", "none"] | None
     queue_overflow: Literal["drop-head", "reject-publish", "reject-publish-dlx"] | None
 
@@ -87,6 +88,7 @@ class ReplyKeywords(SharedKeywords, StreamKeywords, total=False):
     exchange_internal: bool | None
     bindings: Sequence[str] | None
     binding_arguments: Mapping[str, Any] | None
+    queue_arguments: Mapping[str, Any] | None
     queue_type: Literal["classic", "quorum", "stream"] | None
     durable: bool | None
     exclusive: bool | None

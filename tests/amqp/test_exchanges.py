@@ -77,7 +77,9 @@ async def test_a_headers_exchange_matches_user_headers(
 
 
 @pytest.mark.parametrize(
-    "value", [5, -1, 2**40, True, False, 0.1, b"\xff", "5", None, datetime(2026, 11, 22, tzinfo=UTC)], ids=repr
+    "value",
+    [5, -1, 2**40, True, False, 0.1, b"\xff", "5", None, datetime(2026, 11, 22, tzinfo=UTC), ("a", ("b", 1))],
+    ids=repr,
 )
 async def test_a_header_matches_a_binding_by_its_value_and_type(client: Client, value: Any) -> None:
     others: list[Any] = [6, "five", 0.25, b"\xfe", datetime(2025, 1, 1, tzinfo=UTC)]
@@ -97,6 +99,14 @@ async def test_further_patterns_of_a_channel_are_subscribed_to_as_well(client: C
     await sink.count(5)
     assert sink.payloads == [b"first/x", b"second", b"second/a/b", b"a/third", b"first/x"]
     assert [each.channel for each in sink.arrived] == [payload.decode() for payload in sink.payloads]
+
+
+async def test_an_exchange_is_declared_with_further_arguments(client: Client, foreign: BlockingChannel) -> None:
+    exchange, alternate = unique("main"), unique("alternate")
+    arguments = {"x-own": {"list": [1, "two"]}, "x-flag": False}
+    await client.subscribe(exchange, key="k", exchangeArguments=arguments, alternateExchange=alternate)
+    # the same again, or it would be refused
+    foreign.exchange_declare(exchange, "topic", durable=True, arguments={"alternate-exchange": alternate} | arguments)
 
 
 async def test_unroutable_messages_go_to_the_alternate_exchange(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:

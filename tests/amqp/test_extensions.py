@@ -55,6 +55,7 @@ def publishing(channel: str = "c", key: str | None = None, **given: Any) -> Publ
         ("exchangeType", "x-consistent-hash", "x-consistent-hash"),
         ("bindings", ["a", "b", "a"], ("a", "b")),
         ("bindingArguments", {"x-match": "any", "n": 1, "yes": True}, {"x-match": "any", "n": 1, "yes": True}),
+        ("queueArguments", {"x-own": (1, True)}, {"x-own": (1, True)}),
         ("bindingArguments", {"half": 0.5, "list": [1], "b": b"x"}, {"half": 0.5, "list": (1,), "b": b"x"}),
         ("messageTimeToLive", 1, 1.0),
         ("streamOffset", "first", "first"),
@@ -69,7 +70,7 @@ def publishing(channel: str = "c", key: str | None = None, **given: Any) -> Publ
 def test_values_that_are_taken(key: str, value: Any, checked: Any) -> None:
     result = EXTENSIONS[key].check(value)
     assert result == checked
-    assert type(result) is type(checked) or key == "bindingArguments"
+    assert type(result) is type(checked) or key.endswith("Arguments")
 
 
 @pytest.mark.parametrize(
@@ -89,6 +90,8 @@ def test_values_that_are_taken(key: str, value: Any, checked: Any) -> None:
         ("bindingArguments", {"": "a"}, "name is empty"),
         ("bindingArguments", {"ä" * 65: "a"}, "1 to 128 bytes"),
         ("bindingArguments", {"a": 2**64}, "64 bits"),
+        ("queueArguments", ["x-own"], "mapping"),
+        ("exchangeArguments", {"ä" * 65: "a"}, "1 to 128 bytes"),
         ("appId", "x" * 256, "0 to 255 bytes"),
         ("type", 5, "must be a str"),
         ("queueType", "lazy", "classic, quorum, stream"),
@@ -160,6 +163,9 @@ QUORUM = {"queue": "q", "queueType": "quorum"}
         (NAMED | {"deadLetterRoutingKey": "k"}, "deadLetterRoutingKey", "deadLetterExchange"),
         (NAMED | {"bindingArguments": {"a": "b"}}, "bindingArguments", "exchangeType 'headers'"),
         (NAMED | {"bindings": ["a/#/b"]}, "bindings", "#"),
+        (NAMED | {"queueArguments": {"x-max-length": 5}}, "queueArguments", "set 'maxLength'"),
+        (NAMED | {"queueArguments": {"x-queue-type": "quorum"}}, "queueArguments", "set 'queueType'"),
+        (NAMED | {"declare": "passive", "queueArguments": {"x-own": 1}}, "queueArguments", "nothing is declared"),
         (NAMED | {"bindings": ["." * 100]}, "bindings", "300 bytes"),
         (NAMED | {"bindings": ["d/+"], "deadLetterChannel": "d/x"}, "deadLetterChannel", "again and again"),
         (NAMED | {"autocreate": False, "maxLength": 1}, "maxLength", "autocreate=False"),
@@ -195,6 +201,7 @@ def test_contradictions_of_a_subscription_name_the_key_and_a_remedy(
         ("e", "k", {"declare": "passive", "alternateExchange": "a"}, "alternateExchange", "declare='passive'"),
         ("c", None, {"alternateExchange": "a"}, "alternateExchange", "share the topic exchange 'amq.topic'"),
         ("amq.default", "q", {"exchangeType": "direct"}, "exchangeType", "always there"),
+        ("e", "k", {"exchangeArguments": {"alternate-exchange": "a"}}, "exchangeArguments", "set 'alternateExchange'"),
     ],
 )
 def test_contradictions_of_a_publish_context_name_the_key_and_a_remedy(
@@ -299,6 +306,7 @@ VALUES = st.fixed_dictionaries(
             {
                 bool: [True, False], "queueType": ["classic", "quorum", "stream"], "declare": ["create", "passive"],
                 "exchangeType": ["topic", "headers"], "bindings": [["a"], ["#"]], "bindingArguments": [{"a": "b"}],
+                "queueArguments": [{"x-own": 1}], "exchangeArguments": [{"x-own": 1}],
                 "queueOverflow": ["drop-head", "reject-publish-dlx"], "streamOffset": ["first", 3],
                 "alternateExchange": ["x"], "deadLetterExchange": ["x"], "deadLetterRoutingKey": ["x"],
             }.get(bool if EXTENSIONS[key].value == "bool" else key, [1, 5])

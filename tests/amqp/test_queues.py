@@ -26,6 +26,8 @@ if TYPE_CHECKING:
         ({"queueType": "stream", "maxAge": 3600.0, "streamSegmentBytes": 1_000_000, "maxLengthBytes": 5_000_000},
          {"arguments": {"x-queue-type": "stream", "x-max-age": "3600s", "x-max-length-bytes": 5_000_000,
                         "x-stream-max-segment-size-bytes": 1_000_000}}),
+        ({"queueType": "quorum", "maxLength": 9, "queueArguments": {"x-queue-leader-locator": "balanced"}},
+         {"arguments": {"x-queue-type": "quorum", "x-max-length": 9, "x-queue-leader-locator": "balanced"}}),
         ({"durable": False, "autoDelete": True, "maxPriority": 2},
          {"durable": False, "auto_delete": True, "arguments": {"x-max-priority": 2}}),
         ({"maxPriority": 0, "messageTimeToLive": 60, "queueExpires": 120, "maxLength": 9, "maxLengthBytes": 90,
