@@ -290,7 +290,7 @@ class Mosquitto(Broker):
 
     def _answers(self) -> bool:
         # Another process may have the port; the log tells that it is this broker.
-        return "running" in self.log(self._log_start) and accepts(self.port)
+        return re.search(r"version \S+ running", self.log(self._log_start)) is not None and accepts(self.port)
 
 
 class RabbitMQ(Broker):
