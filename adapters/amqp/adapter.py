@@ -250,7 +250,7 @@ class AmqpAdapter(Adapter):
             consumer.settle(tag, requeue=False)
 
     def reject(self, tokens: Sequence[Any]) -> None:
-        """Requeue deliveries with ``basic.nack``, sent likewise; or delay them (:mod:`.delays`, :mod:`.streams`)."""
+        """Requeue deliveries with ``basic.reject``, sent likewise; or delay them (:mod:`.delays`, :mod:`.streams`)."""
         for consumer, tag in tokens:
             consumer.reject(tag)
 

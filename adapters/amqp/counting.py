@@ -14,8 +14,9 @@ from adapters.amqp import tables
 
 #: the header
 DELAYED: Final = "x-delayed-redelivery"
-#: the delivery count of quorum queues: 0 or missing on the first delivery
-DELIVERY_COUNT: Final = "x-delivery-count"
+#: the earlier deliveries of a message of a quorum queue; 0 or missing on the first. From RabbitMQ 4.3 on there is the
+#: first header as well, and the second one counts failures only
+_COUNTS: Final = ("x-acquired-count", "x-delivery-count")
 
 #: the properties in the order of their flags, the highest bit first: short string, table, octet or timestamp (4.2.6.1)
 _KINDS: Final = "ssFbbsssstssss"
@@ -29,6 +30,15 @@ _U32: Final = struct.Struct(">I")
 def _is_the_brokers(name: str) -> bool:
     """Return whether the broker acts upon a header, or writes it when it dead-letters a message."""
     return name in ("CC", "BCC", "x-death") or name.startswith(("x-first-death-", "x-last-death-"))
+
+
+def earlier_deliveries(fields: dict[str, Any]) -> int | None:
+    """Return how often a quorum queue delivered a message before; ``None`` if the headers do not tell."""
+    for name in _COUNTS:
+        count = fields.get(name)
+        if type(count) is int:
+            return count
+    return None
 
 
 def restore(fields: dict[str, Any]) -> tuple[int, tuple[str, str]] | None:
@@ -86,14 +96,13 @@ def recount(raw: bytes, route: bytes, username: str | None) -> tuple[bytes, int]
 def _recount_headers(raw: bytes, at: int, end: int, route: bytes) -> tuple[bytes, int]:
     """Return the table at ``at`` with the header written again, and the number of deliveries that it counts."""
     found = [(name, raw[start:after], raw[value:after]) for name, start, value, after in tables.fields(raw, at, end)]
-    earlier, returned = 0, 0
+    earlier, counts = 0, {}
     size = route[0]
     exchange, key = route[1 : 1 + size], route[2 + size :]
     aside = b"".join(field for name, field, _ in found if _is_the_brokers(name))
     for name, _, value in found:
-        if name == DELIVERY_COUNT:
-            count = tables.read_field(value, 0, len(value))
-            returned = count if type(count) is int else 0
+        if name in _COUNTS:
+            counts[name] = tables.read_field(value, 0, len(value))
         elif name == DELAYED and value[:1] == b"F":
             before = {
                 name: part for name, _, at, after in tables.fields(value, 1, len(value)) for part in [value[at:after]]
@@ -102,13 +111,13 @@ def _recount_headers(raw: bytes, at: int, end: int, route: bytes) -> tuple[bytes
                 earlier = int(tables.read_field(before["count"], 0, len(before["count"])))
                 # each has a type and a size of four bytes; the broker's own headers come from the queue of the delay
                 exchange, key, aside = (before[part][5:] for part in ("exchange", "routing-key", "aside"))
-    deliveries = earlier + returned + 1
+    deliveries = earlier + (earlier_deliveries(counts) or 0) + 1
     ours = (
         struct.pack(">B5scq", 5, b"count", b"l", deliveries)
         + tables.field("exchange", b"S", exchange)
         + tables.field("routing-key", b"S", key)
         + tables.field("aside", b"F", aside)
     )
-    kept = [part for name, part, _ in found if name not in (DELAYED, DELIVERY_COUNT) and not _is_the_brokers(name)]
+    kept = [part for name, part, _ in found if name not in (DELAYED, *_COUNTS) and not _is_the_brokers(name)]
     table = b"".join((*kept, tables.field(DELAYED, b"F", ours)))
     return _U32.pack(len(table)) + table, deliveries

@@ -44,6 +44,7 @@ BASIC_RETURN: Final = _METHOD_ID.pack(60, 50)
 BASIC_DELIVER: Final = _METHOD_ID.pack(60, 60)
 BASIC_ACK: Final = _METHOD_ID.pack(60, 80)
 BASIC_NACK: Final = _METHOD_ID.pack(60, 120)
+BASIC_REJECT: Final = _METHOD_ID.pack(60, 90)
 
 #: whole frames without arguments
 CLOSE_OK: Final = PREFIX.pack(METHOD, 0, len(CONNECTION_CLOSE_OK)) + CONNECTION_CLOSE_OK + _END
@@ -52,7 +53,7 @@ HEARTBEAT_FRAME: Final = PREFIX.pack(HEARTBEAT, 0, 0) + _END
 _U16: Final = struct.Struct(">H")
 _U32: Final = struct.Struct(">I")
 _U64: Final = struct.Struct(">Q")
-#: an acknowledgement from prefix to end mark; the flags are "multiple" and, for nack, "requeue"
+#: an acknowledgement from prefix to end mark; the flag is "multiple" or, for reject, "requeue"
 _SETTLEMENT: Final = struct.Struct(">BHI4sQBB")
 #: a content header up to its properties: frame prefix, class, weight, body size (4.2.6.1)
 _CONTENT: Final = struct.Struct(">BHIHHQ")
@@ -60,7 +61,7 @@ _CONTENT: Final = struct.Struct(">BHIHHQ")
 CONTENT_OVERHEAD: Final = _CONTENT.size + 1
 _BASIC: Final = 60
 _MULTIPLE: Final = 1
-_REQUEUE: Final = 2
+_REQUEUE: Final = 1
 
 
 def short_string(text: str) -> bytes:
@@ -106,8 +107,11 @@ def ack(channel: int, tag: int, *, multiple: bool) -> bytes:
 
 
 def requeue(channel: int, tag: int) -> bytes:
-    """Return the frame of a ``basic.nack`` that requeues one message."""
-    return _SETTLEMENT.pack(METHOD, channel, 13, BASIC_NACK, tag, _REQUEUE, END)
+    """Return the frame of a ``basic.reject`` that requeues one message.
+
+    From RabbitMQ 4.3 on, ``basic.nack`` does not count for the delivery limit of a quorum queue.
+    """
+    return _SETTLEMENT.pack(METHOD, channel, 13, BASIC_REJECT, tag, _REQUEUE, END)
 
 
 def read_settlement(data: bytes, at: int) -> tuple[int, bool]:

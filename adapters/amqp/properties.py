@@ -32,7 +32,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from adapters.amqp import compression, names
-from adapters.amqp.counting import DELAYED, DELIVERY_COUNT, restore
+from adapters.amqp.counting import DELAYED, earlier_deliveries, restore
 from adapters.amqp.extensions import APP_ID, STREAM_OFFSET, TYPE, USER_ID
 from adapters.amqp.frames import short_string
 from adapters.amqp.tables import read_short, read_table, write_table
@@ -215,8 +215,7 @@ def _read(data: bytes, at: int, end: int, redelivered: bool) -> Properties:
         content_encoding, at = read_short(data, at)
     if flags & _HEADERS:
         fields, at = read_table(data, at, end, 0)
-        count = fields.get(DELIVERY_COUNT)
-        if type(count) is int:
+        if (count := earlier_deliveries(fields)) is not None:
             delivery_count = count + 1
         if DELAYED in fields and (delayed := restore(fields)) is not None:
             earlier, origin = delayed

@@ -114,9 +114,10 @@ class Broker:
             frame = data[start : start + 21]
             tag, multiple = frames.read_settlement(frame, 7)
             assert tag in self.unacknowledged, "406 PRECONDITION_FAILED - unknown delivery tag"
-            settled = {each for each in self.unacknowledged if each <= tag} if multiple else {tag}
+            is_ack = frame[7:11] == frames.BASIC_ACK  # the flag of a reject is "requeue"
+            settled = {each for each in self.unacknowledged if each <= tag} if is_ack and multiple else {tag}
             self.unacknowledged -= settled
-            (self.acknowledged if frame[7:11] == frames.BASIC_ACK else self.requeued).update(settled)
+            (self.acknowledged if is_ack else self.requeued).update(settled)
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(1, 30), st.booleans()), max_size=12), max_size=12))

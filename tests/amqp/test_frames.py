@@ -82,9 +82,8 @@ def test_acknowledgements(channel: int, tag: int, multiple: bool) -> None:
     assert frames.read_settlement(data, 7) == (tag, multiple)
     data = frames.requeue(channel, tag)
     [(number, frame)] = decoded(data)
-    assert isinstance(frame, Basic.Nack)
-    assert (number, frame.delivery_tag, frame.multiple, frame.requeue) == (channel, tag, False, True)
-    assert frames.read_settlement(data, 7) == (tag, False)
+    assert isinstance(frame, Basic.Reject)
+    assert (number, frame.delivery_tag, frame.requeue) == (channel, tag, True)
 
 
 @given(CHANNEL, SHORT, TAG, st.booleans(), st.text("abc.:-", max_size=40), SHORT)

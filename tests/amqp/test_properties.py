@@ -259,6 +259,10 @@ def test_a_table_nested_deeper_than_python_recurses_is_cut_off() -> None:
 def test_the_brokers_count_of_deliveries_includes_this_one() -> None:
     assert read(Basic.Properties(headers={"x-delivery-count": 2}).marshal()).delivery_count == 3
     assert read(Basic.Properties(headers={"x-delivery-count": "2"}).marshal()).delivery_count is None
+    # RabbitMQ 4.3: acquisitions and failures
+    both = {"x-acquired-count": 3, "x-delivery-count": 1}
+    assert read(Basic.Properties(headers=both).marshal()).delivery_count == 4
+    assert read(Basic.Properties(headers={"x-acquired-count": 3}).marshal()).delivery_count == 4
 
 
 @pytest.mark.parametrize(
