@@ -7,6 +7,22 @@ from typing import Any, Final
 
 import pytest
 
+#: texts that are topics (157.3.1)
+TOPICS: Final = [
+    *("a", "A", "A/a", "-", "_", "$", "0/1/2", "foo-bar/x", "a-b/c_d/$e", "Outer$Inner/_private/1st", "a/" * 500 + "a"),
+    *("org/osgi/example/ExampleEvent", "fully/qualified/package/ClassName/ACTION", "über/Straße/日本語", "क्षेत्र/ไทย"),
+    *("é/Ωmega/日本", "a/é́", "€", "€/Ⅷ"),
+]
+#: texts that are topic filters, and no topics (157.4.3)
+FILTERS: Final = ["*", "+", "a/*", "a/+", "+/*", "+/+", "+/a", "a/+/b", "a/+/b/*", "foo/+/x", "com/+/*", "日本/+/*"]
+#: texts that are neither
+NEITHER: Final = [
+    *("", "/", "/a", "a/", "é/", "a//b", "a b", "a/b ", " a", "a\n", "a/b\n", "a.b", "org.osgi/service/upnp", "a:b"),
+    *("a#", "#", "a/#", "a\\b", "a\0b", "a\u200bb", "a/\u200b", "a\u00adb", "a\ud800", "a/\ud800", "a·b", "²", "a…b"),
+    *("a/b,c", "a/😀", "a/**", "**", "foo*", "foo*/bar", "foo+", "foo+/bar", "foo/+bar", "++", "+*", "a/+*", "*/a"),
+    *("a/*/b", "*/*", "*+", "*/", "/*", "/+", "a/*\n", "*\n", "+\n", "pkg/mod/function/<locals>/Inner"),
+]
+
 _PROPERTIES: Final = {"ranking": "service.ranking"}
 #: parts of log records about a defect of this project
 _DEFECTS: Final = (

@@ -14,59 +14,7 @@ from hypothesis import strategies as st
 
 from messaging.dispatch.topics import TopicFilter, TopicTrie, check_topic, is_topic, parse_filter
 from messaging.errors import ArgumentError, InvalidTopicError, NullEventError
-
-TOPICS = [
-    "a",
-    "org/osgi/example/ExampleEvent",
-    "fully/qualified/package/ClassName/ACTION",
-    "foo-bar/x",
-    "-",
-    "_",
-    "$",
-    "0/1/2",
-    "Outer$Inner/_private/1st",
-    "A/a",
-    "über/Straße/日本語",
-    "क्षेत्र/ไทย",
-    "€/Ⅷ",
-]
-NEITHER = [
-    "",
-    "/",
-    "/a",
-    "a/",
-    "a//b",
-    "a b",
-    " a",
-    "a\n",
-    "a.b",
-    "org.osgi/service/upnp",
-    "a:b",
-    "a#",
-    "#",
-    "a\\b",
-    "a/\x00",
-    "a\u200bb",
-    "a\u00adb",
-    "a\ud800",
-    "a·b",
-    "é/",
-    "²",
-    "a/**",
-    "**",
-    "foo*",
-    "foo*/bar",
-    "foo+/bar",
-    "foo/+bar",
-    "++",
-    "*/a",
-    "a/*/b",
-    "*/*",
-    "*+",
-    "pkg/mod/function/<locals>/Inner",
-]
-FILTERS = ["*", "+", "a/*", "a/+", "+/*", "+/+", "+/a", "a/+/b/*", "foo/+/foobar", "com/+/*", "日本/+/*"]
-
+from tests.dispatch.helpers import FILTERS, NEITHER, TOPICS
 
 # --- grammar
 

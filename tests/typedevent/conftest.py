@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pytest
 
@@ -68,9 +68,78 @@ def services() -> ServiceRegistry:
     return ServiceRegistry()
 
 
+class Bus(TypedEventBus):
+    """A bus with what tests do to it and ask of it."""
+
+    #: the log of the test, of the bus of the fixture
+    caplog: pytest.LogCaptureFixture
+
+    def typed(self, handler: Any, topics: Any = None, **properties: Any) -> ServiceRegistration:
+        return register(TypedEventHandler, self.services, handler, topics, **properties)
+
+    def untyped(self, handler: Any, topics: Any = None, **properties: Any) -> ServiceRegistration:
+        return register(UntypedEventHandler, self.services, handler, topics, **properties)
+
+    def unhandled(self, handler: Any, topics: Any = None, **properties: Any) -> ServiceRegistration:
+        return register(UnhandledEventHandler, self.services, handler, topics, **properties)
+
+    def drain(self) -> None:
+        """Wait until all handlers have processed the published events."""
+        self.flush().result(PATIENCE)
+
+    def send(self, topic: str | None, *events: Any) -> None:
+        """Publish events to one topic, and wait until all handlers have processed them."""
+        for event in events:
+            self.deliver(event, topic)
+        self.drain()
+
+    def send_to(self, topics: Iterable[str], event: dict[str, Any]) -> None:
+        """Publish an event to several topics, and wait until all handlers have processed it."""
+        for topic in topics:
+            self.deliver_untyped(topic, event)
+        self.drain()
+
+    def count(self, numbers: Iterable[int], topic: str = "a") -> None:
+        """Publish ``{"n": number}`` for each number."""
+        for number in numbers:
+            self.deliver_untyped(topic, {"n": number})
+
+    def send_each(self, numbers: Iterable[int], topic: str = "a") -> None:
+        """Publish ``{"n": number}`` for each number, and wait until all handlers have processed them."""
+        self.count(numbers, topic)
+        self.drain()
+
+    def handler_of(self, registration: ServiceRegistration) -> HandlerDTO | None:
+        """Return the snapshot of the only handler of a registration; ``None`` if the bus ignores it."""
+        found = [each for each in self.get_dto().handlers if each.service_id == registration.reference.id]
+        assert len(found) <= 1
+        return found[0] if found else None
+
+    def state_of(self, registration: ServiceRegistration) -> HandlerDTO:
+        """Return the snapshot of the only handler of a registration."""
+        found = self.handler_of(registration)
+        assert found is not None
+        return found
+
+    def blocked(self, registration: ServiceRegistration) -> str | None:
+        """Return why a handler is blocked, or ``None``."""
+        return self.state_of(registration).blocked
+
+    def logged(self, *parts: str, level: int = logging.WARNING) -> list[str]:
+        """Return the log records of this project from ``level`` on that contain all ``parts``."""
+        return logged(self.caplog, *parts, level=level)
+
+    def ignored(self, registration: ServiceRegistration) -> str:
+        """Return the log record of a service that the bus ignores."""
+        assert self.handler_of(registration) is None
+        (text,) = self.logged(repr(registration.reference), "is ignored", level=logging.ERROR)
+        return text
+
+
 @pytest.fixture
-def bus(services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Iterator[TypedEventBus]:
-    bus = TypedEventBus(services)
+def bus(services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Iterator[Bus]:
+    bus = Bus(services)
+    bus.caplog = caplog
     try:
         yield bus
     finally:
@@ -78,11 +147,37 @@ def bus(services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Iterator
     no_defects(caplog)
 
 
+def register(
+    interface: type[Any], services: ServiceRegistry, handler: Any, topics: Any = None, **properties: Any
+) -> ServiceRegistration:
+    return services.register(interface, handler, named(topics, **properties))
+
+
 class Recorder:
     """A handler of any kind that keeps what it gets."""
 
+    #: of the one service that it is
+    registration: ServiceRegistration
+
     def __init__(self) -> None:
         self.events: list[tuple[str, Any]] = []
+
+    def typed(self, where: Bus | ServiceRegistry, topics: Any = None, **properties: Any) -> Self:
+        """Register it as a ``TypedEventHandler``."""
+        return self._register(TypedEventHandler, where, topics, **properties)
+
+    def untyped(self, where: Bus | ServiceRegistry, topics: Any = None, **properties: Any) -> Self:
+        """Register it as an ``UntypedEventHandler``."""
+        return self._register(UntypedEventHandler, where, topics, **properties)
+
+    def unhandled(self, where: Bus | ServiceRegistry, topics: Any = None, **properties: Any) -> Self:
+        """Register it as an ``UnhandledEventHandler``."""
+        return self._register(UnhandledEventHandler, where, topics, **properties)
+
+    def _register(self, interface: type[Any], where: Bus | ServiceRegistry, topics: Any, **properties: Any) -> Self:
+        services = where.services if isinstance(where, Bus) else where
+        self.registration = register(interface, services, self, topics, **properties)
+        return self
 
     def notify(self, topic: str, event: Any) -> None:
         self.events.append((topic, event))
@@ -137,66 +232,9 @@ class Failing(Recorder):
     notify_untyped = notify_unhandled = __call__ = notify
 
 
-def _register(
-    interface: type[Any], where: TypedEventBus | ServiceRegistry, handler: Any, topics: Any = None, **properties: Any
-) -> ServiceRegistration:
-    services = where.services if isinstance(where, TypedEventBus) else where
-    return services.register(interface, handler, named(topics, **properties))
-
-
-typed = functools.partial(_register, TypedEventHandler)
-untyped = functools.partial(_register, UntypedEventHandler)
-unhandled = functools.partial(_register, UnhandledEventHandler)
-
-
-def flush(bus: TypedEventBus) -> None:
-    """Wait until all handlers have processed the published events."""
-    bus.flush().result(PATIENCE)
-
-
-def send(bus: TypedEventBus, topic: str | None, *events: Any) -> None:
-    """Publish events to one topic, and wait until all handlers have processed them."""
-    for event in events:
-        bus.deliver(event, topic)
-    flush(bus)
-
-
-def handler_of(bus: TypedEventBus, registration: ServiceRegistration) -> HandlerDTO | None:
-    """Return the snapshot of the only handler of a registration; ``None`` if the bus ignores it."""
-    found = [each for each in bus.get_dto().handlers if each.service_id == registration.reference.id]
-    assert len(found) <= 1
-    return found[0] if found else None
-
-
-def state_of(bus: TypedEventBus, registration: ServiceRegistration) -> HandlerDTO:
-    """Return the snapshot of the only handler of a registration."""
-    found = handler_of(bus, registration)
-    assert found is not None
-    return found
-
-
-def blocked(bus: TypedEventBus, registration: ServiceRegistration) -> str | None:
-    """Return why a handler is blocked, or ``None``."""
-    return state_of(bus, registration).blocked
-
-
-def ignored(caplog: pytest.LogCaptureFixture, registration: ServiceRegistration) -> str:
-    """Return the log record of a service that the bus ignores."""
-    (text,) = logged(caplog, repr(registration.reference), "is ignored", level=logging.ERROR)
-    return text
-
-
-def count(bus: TypedEventBus, numbers: Iterable[int], topic: str = "a") -> None:
-    """Publish ``{"n": number}`` for each number."""
-    for number in numbers:
-        bus.deliver_untyped(topic, {"n": number})
-
-
-def send_to(bus: TypedEventBus, topics: Iterable[str], event: dict[str, Any]) -> None:
-    """Publish an event to several topics, and wait until all handlers have processed it."""
-    for topic in topics:
-        bus.deliver_untyped(topic, event)
-    flush(bus)
+typed = functools.partial(register, TypedEventHandler)
+untyped = functools.partial(register, UntypedEventHandler)
+unhandled = functools.partial(register, UnhandledEventHandler)
 
 
 def matches(topic_filter: str, topic: str) -> bool:

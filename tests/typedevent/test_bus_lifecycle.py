@@ -23,18 +23,14 @@ from messaging.typedevent import MonitorEvent, TypedEventBus, TypedEventMonitor,
 from tests.typedevent.conftest import (
     ORDERS,
     PATIENCE,
+    Bus,
     Gate,
     Order,
     Recorder,
-    count,
     eventually,
-    flush,
-    handler_of,
-    ignored,
     in_threads,
     logged,
     named,
-    send,
     typed,
     unhandled,
     untyped,
@@ -45,7 +41,7 @@ from tests.typedevent.conftest import (
 
 def test_a_bus_and_its_monitor_are_services_until_it_is_closed(services: ServiceRegistry) -> None:
     """157.5, 157.6, 157.7.1, 157.7.2."""
-    with TypedEventBus(services, name="mine") as bus:
+    with Bus(services, name="mine") as bus:
         assert services.service(TypedEventBus) is bus
         assert services.service(TypedEventMonitor) is bus.monitor
         for interface in (TypedEventBus, TypedEventMonitor):
@@ -67,8 +63,8 @@ def test_a_bus_may_be_used_as_soon_as_it_is_found(services: ServiceRegistry) -> 
             found_bus.deliver(Order(1))
 
     services.add_listener(found, TypedEventBus)
-    with TypedEventBus(services) as bus:
-        flush(bus)
+    with Bus(services) as bus:
+        bus.drain()
         assert received == [Order(1)]
 
 
@@ -78,10 +74,10 @@ def test_handlers_may_be_there_before_the_bus(services: ServiceRegistry) -> None
     untyped(services, untyped_, "a")
     typed(services, typed_, type=Order)
     unhandled(services, left)
-    with TypedEventBus(services) as bus:
+    with Bus(services) as bus:
         bus.deliver_untyped("a", {})
         bus.deliver(Order(1))
-        send(bus, "b", {})
+        bus.send("b", {})
     assert untyped_.topics == ["a"]
     assert typed_.data == [Order(1)]
     assert left.topics == ["b"]
@@ -90,46 +86,46 @@ def test_handlers_may_be_there_before_the_bus(services: ServiceRegistry) -> None
 def test_handlers_are_for_all_buses_of_their_registry_unless_they_say_for_which(
     services: ServiceRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with TypedEventBus(services, name="first") as first, TypedEventBus(services, name="second") as second:
+    with Bus(services, name="first") as first, Bus(services, name="second") as second:
         every, one, none, bad = (Recorder() for _ in range(4))
         untyped(services, every, "a")
         registration = untyped(services, one, "a", target="(event.bus.name=second)")
         untyped(services, none, "a", target="(event.bus.name=third)")
         wrong = untyped(services, bad, "a", target="nonsense")
         for number, bus in enumerate((first, second)):
-            send(bus, "a", {"n": number})
+            bus.send("a", {"n": number})
         registration.update(named("a", target="(event.bus.name=f*)"))
         for number, bus in enumerate((first, second), 2):
-            send(bus, "a", {"n": number})
+            bus.send("a", {"n": number})
         assert every.of("n") == [0, 1, 2, 3]
         assert one.of("n") == [1, 2]
         assert none.events == bad.events == []
-        assert handler_of(first, wrong) is handler_of(second, wrong) is None
+        assert first.handler_of(wrong) is second.handler_of(wrong) is None
         assert len(logged(caplog, repr(wrong.reference), "is ignored")) == 2  # by each of them
 
 
-def test_handlers_of_other_registries_are_not_called(bus: TypedEventBus) -> None:
+def test_handlers_of_other_registries_are_not_called(bus: Bus) -> None:
     elsewhere = Recorder()
     untyped(ServiceRegistry(), elsewhere, "*")
-    send(bus, "a", {})
+    bus.send("a", {})
     assert elsewhere.events == []
 
 
 def test_without_a_registry_it_is_that_of_the_process() -> None:
-    with TypedEventBus() as bus:
+    with Bus() as bus:
         assert bus.services is default_registry()
         received = Recorder()
         with default_registry().register(UntypedEventHandler, received, {"event.topics": "test/lifecycle"}):
-            send(bus, "test/lifecycle", {})
+            bus.send("test/lifecycle", {})
         assert received.topics == ["test/lifecycle"]
     assert default_registry().find(TypedEventBus) == []
 
 
 def test_buses_have_names(services: ServiceRegistry) -> None:
     with (
-        TypedEventBus(services) as first,
-        TypedEventBus(services) as second,
-        TypedEventBus(services, name="x") as third,
+        Bus(services) as first,
+        Bus(services) as second,
+        Bus(services, name="x") as third,
     ):
         assert first.name != second.name
         assert (third.name, third.get_dto().name) == ("x", "x")
@@ -148,36 +144,34 @@ def test_buses_have_names(services: ServiceRegistry) -> None:
 )
 def test_a_bus_that_cannot_be_is_refused_and_leaves_nothing(services: ServiceRegistry, bad: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
-        TypedEventBus(services, **bad)
+        Bus(services, **bad)
     assert services.find() == []
     assert services._listeners == ()
 
 
 def test_a_filter_of_the_target_may_be_anything_that_parses(services: ServiceRegistry) -> None:
-    with TypedEventBus(services, name="a(b)*") as bus:
-        received = Recorder()
-        untyped(services, received, "a", target="(&(event.bus.name=a\\(b\\)\\*)(version>=1.0))")
-        send(bus, "a", {})
+    with Bus(services, name="a(b)*") as bus:
+        received = Recorder().untyped(bus, "a", target="(&(event.bus.name=a\\(b\\)\\*)(version>=1.0))")
+        bus.send("a", {})
         assert received.topics == ["a"]
         with pytest.raises(InvalidFilterError):
             bus.on("a", handler=received, filter="(")
 
 
-def test_the_dto_shows_handlers_threads_and_monitors(bus: TypedEventBus) -> None:
-    gate = Gate()
-    registration = typed(bus, gate, ["a", "b/*"], type=Order, filter="(id>=0)", principal="me")
+def test_the_dto_shows_handlers_threads_and_monitors(bus: Bus) -> None:
+    gate = Gate().typed(bus, ["a", "b/*"], type=Order, filter="(id>=0)", principal="me")
     for number in range(4):
         bus.deliver(Order(number), "a")
     gate.wait()
     dto = bus.get_dto()
     (handler,) = dto.handlers
     assert (dto.name, dto.threads, dto.monitors) == (bus.name, 1, 0)
-    assert handler.service_id == registration.reference.id
+    assert handler.service_id == gate.registration.reference.id
     assert handler.kind == "TypedEventHandler"
     assert (handler.topics, handler.filter, handler.principal) == (("a", "b/*"), "(id>=0)", "me")
     assert (handler.waiting, handler.failures, handler.dropped, handler.blocked) == (3, 0, 0, None)
     gate.opened.set()
-    flush(bus)
+    bus.drain()
     eventually(lambda: bus.get_dto().threads == 0, "the thread has left")
     assert bus.get_dto().handlers[0].waiting == 0
 
@@ -185,18 +179,18 @@ def test_the_dto_shows_handlers_threads_and_monitors(bus: TypedEventBus) -> None
 def test_events_from_a_remote_bus_are_events_like_others(services: ServiceRegistry) -> None:
     """Scenario 84; 157.11: handlers get them, and monitors see them."""
     wire: list[str] = []
-    with TypedEventBus(ServiceRegistry()) as remote, TypedEventBus(services) as bus:
+    with Bus(ServiceRegistry()) as remote, Bus(services) as bus:
         remote.on("*", handler=lambda topic, event: wire.append(json.dumps([topic, event])))
-        handler, seen = Recorder(), list[MonitorEvent]()
-        typed(services, handler)
-        typed(services, handler, type=Order)
+        seen = list[MonitorEvent]()
+        handler = Recorder().typed(bus)
+        bus.typed(handler, type=Order)
         bus.monitor.monitor_events().subscribe(seen.append)
         remote.deliver(Order(1))
         remote.deliver_untyped("a", {"x": [1, {"y": None}]})
-        flush(remote)
+        remote.drain()
         for text in wire:
             bus.deliver_untyped(*json.loads(text))
-        flush(bus)
+        bus.drain()
         eventually(lambda: len(seen) == 2, "the monitor has seen them")
         assert handler.data == [Order(1)]
         assert [each.topic for each in seen] == [ORDERS, "a"]
@@ -208,21 +202,21 @@ def test_events_from_a_remote_bus_are_events_like_others(services: ServiceRegist
 
 def test_closing_waits_until_the_published_events_are_delivered(services: ServiceRegistry) -> None:
     """157.3."""
-    bus = TypedEventBus(services)
-    received, later = Recorder(), list[int]()
+    bus = Bus(services)
+    later = list[int]()
 
     async def handle(event: dict[str, Any]) -> None:
         await asyncio.sleep(0)
         later.append(event["n"])
 
-    untyped(services, received, "a")
-    untyped(services, handle, "a")
-    count(bus, range(1_000))
+    received = Recorder().untyped(bus, "a")
+    bus.untyped(handle, "a")
+    bus.count(range(1_000))
     bus.close()
     assert received.of("n") == later == [*range(1_000)]
 
 
-def test_closing_once_more_does_nothing(bus: TypedEventBus) -> None:
+def test_closing_once_more_does_nothing(bus: Bus) -> None:
     for _ in range(3):
         bus.close()
     asyncio.run(bus.aclose())
@@ -230,7 +224,7 @@ def test_closing_once_more_does_nothing(bus: TypedEventBus) -> None:
     assert bus.get_dto().handlers == ()
 
 
-def test_a_closed_bus_takes_nothing(bus: TypedEventBus) -> None:
+def test_a_closed_bus_takes_nothing(bus: Bus) -> None:
     bus.close()
     for call in (
         lambda: bus.deliver(Order(1)),
@@ -248,13 +242,12 @@ def test_a_closed_bus_takes_nothing(bus: TypedEventBus) -> None:
 
 
 def test_a_closed_bus_knows_no_handlers_and_finds_none(services: ServiceRegistry) -> None:
-    bus = TypedEventBus(services)
-    before, after = Recorder(), Recorder()
-    registration = untyped(services, before, "a")
+    bus = Bus(services)
+    before = Recorder().untyped(bus, "a")
     bus.close()
-    untyped(services, after, "a")
-    registration.update(named("b"))
-    registration.unregister()
+    after = Recorder().untyped(bus, "a")
+    before.registration.update(named("b"))
+    before.registration.unregister()
     assert bus.get_dto().handlers == ()
     assert len(bus._dispatcher._trie) == 0
     assert services._listeners == ()
@@ -270,7 +263,7 @@ def test_a_bus_is_closed_at_the_end_of_its_block_even_after_an_exception(service
             bus.deliver_untyped("a", {})
             raise LookupError
 
-    bus = TypedEventBus(services)
+    bus = Bus(services)
     with pytest.raises(LookupError):
         fail()
     assert received.topics == ["a"]
@@ -286,14 +279,14 @@ def test_an_async_block_waits_for_handlers_on_its_own_loop(services: ServiceRegi
         received.append(event["n"])
 
     async def main() -> None:
-        async with TypedEventBus(services) as bus:
+        async with Bus(services) as bus:
             bus.on("a", handler=handle)
-            count(bus, range(20))
+            bus.count(range(20))
         assert received == [*range(20)]
         with pytest.raises(ClosedError):
             bus.deliver_untyped("a", {"n": 20})
         with pytest.raises(LookupError):
-            async with TypedEventBus(services):
+            async with Bus(services):
                 raise LookupError
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
@@ -307,9 +300,9 @@ def test_on_an_event_loop_closing_does_not_wait_but_delivers(services: ServiceRe
         received.append(event["n"])
 
     async def main() -> None:
-        with TypedEventBus(services) as bus:
+        with Bus(services) as bus:
             bus.on("a", handler=handle)
-            count(bus, range(20))
+            bus.count(range(20))
         assert received == []  # it has not had the loop
         with pytest.raises(ClosedError):
             bus.deliver_untyped("a", {"n": 20})
@@ -322,7 +315,7 @@ def test_on_an_event_loop_closing_does_not_wait_but_delivers(services: ServiceRe
 @pytest.mark.parametrize("way", ["function", "coroutine", "aclose", "awaitable"])
 def test_a_handler_may_close_the_bus(services: ServiceRegistry, way: str) -> None:
     """It does not wait for itself; the events published before are delivered."""
-    bus = TypedEventBus(services)
+    bus = Bus(services)
     received: list[int] = []
     published = threading.Event()
 
@@ -345,10 +338,9 @@ def test_a_handler_may_close_the_bus(services: ServiceRegistry, way: str) -> Non
         "aclose": aclose,
         "awaitable": lambda event: coroutine(event),
     }
-    other = Recorder()
-    untyped(services, handlers[way], "a")
-    untyped(services, other, "a")
-    count(bus, range(5))
+    bus.untyped(handlers[way], "a")
+    other = Recorder().untyped(bus, "a")
+    bus.count(range(5))
     began = time.monotonic()
     published.set()
     eventually(lambda: services.find(TypedEventBus) == [], "it is closing")
@@ -358,9 +350,8 @@ def test_a_handler_may_close_the_bus(services: ServiceRegistry, way: str) -> Non
 
 
 def test_a_second_caller_of_close_waits_too(services: ServiceRegistry) -> None:
-    bus = TypedEventBus(services)
-    gate = Gate()
-    untyped(services, gate, "a")
+    bus = Bus(services)
+    gate = Gate().untyped(bus, "a")
     bus.deliver_untyped("a", {})
     gate.wait()
     closed: list[int] = []
@@ -385,14 +376,14 @@ def test_events_that_threads_publish_during_closing_are_delivered_or_refused(is_
     """No event is lost without an error."""
     for _ in range(20):
         services = ServiceRegistry()
-        bus = TypedEventBus(services)
+        bus = Bus(services)
         if is_recorded:
             bus.monitor.monitor_events().subscribe(lambda _: None)
         received = Recorder()
-        untyped(services, received, "a")
+        bus.untyped(received, "a")
         published: list[list[int]] = [[] for _ in range(3)]
 
-        def publish(thread: int, bus: TypedEventBus = bus, published: list[list[int]] = published) -> None:
+        def publish(thread: int, bus: Bus = bus, published: list[list[int]] = published) -> None:
             if thread == 3:
                 time.sleep(0.003)
                 bus.close(PATIENCE)
@@ -411,7 +402,7 @@ def test_events_that_threads_publish_during_closing_are_delivered_or_refused(is_
 def test_a_handler_that_publishes_while_it_is_closed_is_told(
     services: ServiceRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bus = TypedEventBus(services)
+    bus = Bus(services)
     gate, errors = Gate(), list[BaseException]()
 
     def handle(topic: str, event: Any) -> None:
@@ -421,7 +412,7 @@ def test_a_handler_that_publishes_while_it_is_closed_is_told(
         except ClosedError as error:
             errors.append(error)
 
-    untyped(services, handle, "a")
+    bus.untyped(handle, "a")
     bus.deliver_untyped("a", {})
     gate.wait()
     closing = threading.Thread(target=bus.close, daemon=True)
@@ -435,15 +426,15 @@ def test_a_handler_that_publishes_while_it_is_closed_is_told(
 def test_handlers_that_come_and_go_while_it_is_closed_do_no_harm() -> None:
     for _ in range(20):
         services = ServiceRegistry()
-        bus = TypedEventBus(services)
+        bus = Bus(services)
 
-        def work(number: int, services: ServiceRegistry = services, bus: TypedEventBus = bus) -> None:
+        def work(number: int, services: ServiceRegistry = services, bus: Bus = bus) -> None:
             if number == 0:
                 time.sleep(0.002)
                 bus.close()
                 return
             for turn in range(30):
-                registration = untyped(services, Recorder(), ["a", f"b/{turn}/*"], ranking=turn)
+                registration = bus.untyped(Recorder(), ["a", f"b/{turn}/*"], ranking=turn)
                 registration.update(named("+"))
                 if turn % 2:
                     registration.unregister()
@@ -455,9 +446,9 @@ def test_handlers_that_come_and_go_while_it_is_closed_do_no_harm() -> None:
 
 
 def test_a_closed_bus_is_forgotten(services: ServiceRegistry) -> None:
-    bus = TypedEventBus(services)
-    untyped(services, Recorder(), "a")
-    unhandled(services, Recorder())
+    bus = Bus(services)
+    bus.untyped(Recorder(), "a")
+    bus.unhandled(Recorder())
     bus.deliver_untyped("a", {})
     bus.close()
     gone = weakref.ref(bus)
@@ -475,7 +466,7 @@ def test_hundreds_of_buses_leave_no_threads(services: ServiceRegistry) -> None:
     untyped(services, received, "a")
     before = threading.active_count()
     for _ in range(300):
-        with TypedEventBus(services) as bus:
+        with Bus(services) as bus:
             bus.deliver_untyped("a", {})
     assert len(received.events) == 300
     eventually(lambda: threading.active_count() <= before + 3, "threads have left")
@@ -624,12 +615,8 @@ def test_a_signal_may_close_the_bus_while_its_thread_publishes() -> None:
     assert out == "True True True\n"
 
 
-def test_ignored_handlers_are_looked_at_again_by_another_bus(
-    services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
-    registration = untyped(services, Recorder(), "a*")
-    with TypedEventBus(services, name="first"):
-        assert "first" in ignored(caplog, registration)
-        caplog.clear()
-        with TypedEventBus(services, name="second"):
-            assert "second" in ignored(caplog, registration)
+def test_ignored_handlers_are_looked_at_again_by_another_bus(bus: Bus) -> None:
+    ignored = repr(Recorder().untyped(bus, "a*").registration.reference)
+    assert bus.logged(ignored, "is ignored", bus.name)
+    with Bus(bus.services, name="second"):
+        assert bus.logged(ignored, "is ignored", "second")

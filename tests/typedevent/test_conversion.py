@@ -54,6 +54,7 @@ from pydantic import (
     SecretStr,
     TypeAdapter,
     WrapValidator,
+    create_model,
     field_validator,
     model_validator,
 )
@@ -65,7 +66,8 @@ from messaging.bounded import BoundedCache
 from messaging.errors import ConversionError
 from messaging.typedevent.conversion import convert, converter_to
 from messaging.typedevent.maps import checked_copy, to_map
-from tests.typedevent.test_schema import KINDS, OwnInit, Page, Tags
+from tests.typedevent.test_schema import KINDS, Data, Named, OwnInit, Page, Tags
+from tests.typedevent.test_schema import Plain as PlainData
 
 T = TypeVar("T")
 UTC = datetime.UTC
@@ -235,6 +237,9 @@ def refused(target: Any, *values: Any) -> list[tuple[Any, Any]]:
         *rows(UserList, ([1], UserList([1]))),
         *rows(list[Point], (Point(1), [Point(1)])),
         *rows(tuple[int, *tuple[str, ...]], ([1, "a"], (1, "a"))),
+        *rows(tuple[*tuple[int, ...], str], (["1", 2, 3], (1, 2, "3"))),
+        *rows(tuple[str, *tuple[int, ...], str], (["1", 2, 3], ("1", 2, "3"))),
+        *rows(tuple[int, typing_extensions.Unpack[tuple[str, ...]]], (["1", 2], (1, "2"))),  # noqa: UP044
         *rows(dict[int, float], ({"1": "2"}, {1: 2.0})),
         *rows(Mapping[str, str], ({1: 2}, {"1": "2"})),
         *rows(dict, ({"a": [1]}, {"a": [1]}), ({}, {})),
@@ -422,14 +427,7 @@ def test_collections_are_made_as_annotated() -> None:
         (defaultdict, None),
     ):
         assert convert({}, target).default_factory is factory
-    assert convert(["1", 2, 3], tuple[*tuple[int, ...], str]) == (1, 2, "3")
-    assert convert(["1", 2, 3], tuple[str, *tuple[int, ...], str]) == ("1", 2, "3")
-    assert convert(["1", 2], tuple[int, typing_extensions.Unpack[tuple[str, ...]]]) == (1, "2")  # noqa: UP044
     assert [*convert([1], Iterator[str])] == ["1"]
-    with pytest.raises(ConversionError, match=r"^\['a'\]: has elements that no set can have$"):
-        convert({"a": [[1]]}, dict[str, set[Any]])
-    with pytest.raises(ConversionError, match=r"^0 elements where 2 are wanted$"):
-        convert([], tuple[str, *tuple[int, ...], str])
 
 
 def test_an_instance_of_a_subclass_is_passed_on() -> None:
@@ -464,22 +462,7 @@ def test_timedeltas_survive_as_text(span: datetime.timedelta) -> None:
 
 @given(st.text() | st.binary() | st.integers() | st.floats() | st.decimals() | st.complex_numbers())
 def test_every_simple_value_becomes_every_simple_type_or_an_error(value: Any) -> None:
-    for target in (
-        bool,
-        int,
-        float,
-        complex,
-        decimal.Decimal,
-        str,
-        bytes,
-        datetime.datetime,
-        datetime.timedelta,
-        Colour,
-        Level,
-        re.Pattern,
-        uuid.UUID,
-        pathlib.Path,
-    ):
+    for target in (*LEAVES, complex, Level, re.Pattern, pathlib.Path):
         try:
             found = convert(value, target)
         except ConversionError:
@@ -503,34 +486,16 @@ class Nothing:
     anything: Any = 1
 
 
-@pytest.mark.parametrize("kind", ["dataclass", "pydantic"])
-def test_none_is_nothing_where_there_is_no_none(kind: str) -> None:
+NothingModel: Any = create_model(
+    "NothingModel", **{name: (hint, getattr(Nothing(), name)) for name, hint in typing.get_type_hints(Nothing).items()}
+)
+
+
+@pytest.mark.parametrize("target", [Nothing, NothingModel])
+def test_none_is_nothing_where_there_is_no_none(target: Any) -> None:
     """OSGi's converter makes 0 and false of null, and empty collections; the rest takes its default."""
-    expected = Nothing()
-    expected.number, expected.flag, expected.maybe, expected.numbers, expected.anything = 0, False, None, [], None
-    expected.items = []
-    target: Any = Nothing
-    if kind == "pydantic":
-
-        class Model(BaseModel):
-            number: int = 5
-            flag: bool = True
-            text: str = "default"
-            when: datetime.date = DAY
-            item: Item = Item("default")
-            items: list[Item] | str = "default"
-            maybe: str | None = "default"
-            numbers: list[int] = [1]
-            anything: Any = 1
-
-        target = Model
-    found = convert(dict.fromkeys(vars(expected)), target)
-    assert to_map(found) == to_map(expected)
-
-
-def test_none_where_there_must_be_a_value_is_an_error() -> None:
-    with pytest.raises(ConversionError, match=r"^name: a NoneType that does not become a str$"):
-        convert({"name": None}, Item)
+    expected = Nothing(number=0, flag=False, items=[], maybe=None, numbers=[], anything=None)
+    assert to_map(convert(dict.fromkeys(vars(expected)), target)) == to_map(expected)
 
 
 def test_fields_of_a_dto_that_nothing_is_known_of_are_none() -> None:
@@ -568,30 +533,6 @@ def test_nested_events_become_maps_and_the_reverse() -> None:
     assert convert(data, Order) == order
     assert convert(order, dict[str, Any]) == data
     assert convert(order, Any) == data
-
-
-@pytest.mark.parametrize(
-    ("data", "path", "reason"),
-    [
-        ({}, "id", "is missing, and has no default"),
-        ({"id": "x"}, "id", "a str that does not become an int"),
-        ({"id": 1, "items": [{}]}, "items[0].name", "is missing, and has no default"),
-        (
-            {"id": 1, "items": [{"name": "a"}, {"name": "b", "price": "x"}]},
-            "items[1].price",
-            "a str that does not become a float",
-        ),
-        ({"id": 1, "by_name": {"k": {"name": []}}}, "by_name['k'].name", "a NoneType that does not become a str"),
-        ({"id": 1, "by_name": {5: 5}}, "by_name[...]", "an int that does not become an Item"),
-        ({"id": 1, "first": {"price": 1}}, "first.name", "is missing, and has no default"),
-        ({"id": 1, "colour": {}}, "colour", "a dict that does not become a member of Colour"),
-        (5, "", "an int that does not become an Order"),
-    ],
-)
-def test_errors_say_where_and_why(data: Any, path: str, reason: str) -> None:
-    with pytest.raises(ConversionError) as caught:
-        convert(data, Order)
-    assert (caught.value.path, caught.value.reason) == (path, reason)
 
 
 def test_paths_are_of_limited_length() -> None:
@@ -642,6 +583,15 @@ def test_every_kind_of_schema_becomes_every_other(source: str, target: str) -> N
     assert canonical(convert(to_map(found), SCHEMAS[source]())) == expected
     if target not in ("TypedDict", "dict"):
         assert type(found).__name__ == wanted.__name__
+
+
+@pytest.mark.parametrize("target", [Data, Named, PlainData])
+def test_only_public_fields_are_set(target: Any) -> None:
+    """157.2.1: of a record its components, of a DTO its public instance fields."""
+    found = convert({"number": "1", "twice": 7, "method": 8, "_private": 9, "LIMIT": 10, "count": 11}, target)
+    assert (found.number, found.twice, found.method()) == (1, 2, None)
+    assert getattr(found, "_private", 7) == 7
+    assert getattr(found, "LIMIT", 3) == 3
 
 
 # --- round trips
@@ -700,11 +650,13 @@ def types_and_values(draw: st.DrawFn, depth: int = 3) -> tuple[Any, st.SearchStr
 @settings(max_examples=50)
 @given(st.data())
 def test_any_tree_survives_as_a_map(data: st.DataObject) -> None:
+    """157.2.2: an untyped event can have all that a typed one has."""
     parts = {name: data.draw(types_and_values()) for name in data.draw(st.lists(NAMES, unique=True))}
     top = make_dataclass("Top", [(name, part[0]) for name, part in parts.items()])
     event = top(**{name: data.draw(part[1]) for name, part in parts.items()})
-    found = convert(to_map(event), top)
-    assert found == event
+    as_map = checked_copy(to_map(event))  # which an untyped event can be
+    assert as_map == to_map(event)
+    assert convert(as_map, top) == event
     assert convert(event, top) is event
 
 
@@ -727,39 +679,6 @@ class Open(BaseModel):
 class Aliased(BaseModel):
     order_id: int = PydanticField(alias="orderId")
     customer: str = PydanticField("nobody", alias="theCustomer")
-
-
-def test_models_get_the_types_that_they_insist_on() -> None:
-    found = convert({"price": "2", "name": 5, "unknown": 1}, Strict)
-    assert found == Strict(price=2.0, name="5")
-
-
-@pytest.mark.parametrize(
-    ("data", "path", "reason"),
-    [
-        ({"price": -1}, "price", "Input should be greater than 0"),
-        ({"price": 1, "name": ""}, "name", "String should have at least 1 character"),
-        ({"price": -1, "name": ""}, "price", "Input should be greater than 0 (and 1 more)"),
-        ({"name": "a"}, "price", "is missing, and has no default"),
-    ],
-)
-def test_an_error_of_a_model_has_its_place(data: Any, path: str, reason: str) -> None:
-    with pytest.raises(ConversionError) as caught:
-        convert({"a": [data]}, dict[str, list[Strict]])
-    assert (caught.value.path, caught.value.reason) == (f"['a'][0].{path}", reason)
-
-
-def test_fields_are_found_by_name_or_alias() -> None:
-    for data in (
-        {"order_id": 1, "theCustomer": "a"},
-        {"orderId": "1", "customer": "a"},
-        Aliased(orderId=1, theCustomer="a"),
-    ):
-        assert convert(data, Aliased) == Aliased(orderId=1, theCustomer="a")
-    assert convert({"order_id": 1, "orderId": 2}, Aliased).order_id == 1
-    msgspec = pytest.importorskip("msgspec")
-    renamed = msgspec.defstruct("Renamed", [("order_id", int)], rename="camel")
-    assert convert({"orderId": "1"}, renamed) == convert({"order_id": 1}, renamed) == renamed(1)
 
 
 def test_models_that_allow_more_get_more() -> None:
@@ -797,14 +716,6 @@ class Renaming(BaseModel):
         return {"name": data["title"]} if "title" in data else data
 
 
-def test_validators_that_want_data_as_it_came_get_it() -> None:
-    assert convert({"tags": "a,b", "code": "ff"}, Splitting) == Splitting(tags=["a", "b"], code=255)
-    assert convert({"tags": "a,b"}, SplittingData) == SplittingData(tags=["a", "b"])
-    assert convert({"tags": ["a", 5]}, Splitting) == Splitting(tags=["a", "5"])  # refused, and then converted
-    assert convert({"title": "a"}, Renaming) == convert({"name": "a"}, Renaming) == Renaming(name="a")
-    assert convert([{"title": Word.RED}], list[Renaming])[0].name == "r"
-
-
 class Items(RootModel[list[Item]]):
     pass
 
@@ -820,21 +731,6 @@ class Words(RootModel[list[str]]):
 class Tagged:
     tags: Tags
     items: Items | None = None
-
-
-def test_a_root_model_is_made_of_its_content() -> None:
-    tagged = Tagged(Tags(["a", "1"]), Items([Item("b")]))
-    assert to_map(tagged) == {"tags": ["a", "1"], "items": [{"name": "b", "price": 1.0}]}
-    assert convert(to_map(tagged), Tagged) == tagged
-    assert convert({"tags": [1]}, Tagged) == Tagged(Tags(["1"]))
-    assert convert("a b", Words) == Words(["a", "b"])
-    assert convert([1], Words) == Words(["1"])
-    assert convert(Tags(["a"]), list[str]) == ["a"]
-    assert convert(Tags(["a"]), Item | dict[str, str] | list[str]) == ["a"]
-    assert convert(Tags(["5"]), int) == 5
-    assert convert(RootModel[dict[str, int]]({"name": 1}), Item) == Item("1")
-    with pytest.raises(ConversionError, match=r"^items\[0\].name: is missing"):
-        convert({"tags": [], "items": [{}]}, Tagged)
 
 
 class Later(BaseModel):
@@ -871,6 +767,12 @@ def test_fields_of_generic_classes_convert_to_their_arguments(target: Any) -> No
         convert({"items": [{}]}, target)
 
 
+def test_fields_of_structs_are_found_by_name_or_alias() -> None:
+    msgspec = pytest.importorskip("msgspec")
+    renamed = msgspec.defstruct("Renamed", [("order_id", int)], rename="camel")
+    assert convert({"orderId": "1"}, renamed) == convert({"order_id": 1}, renamed) == renamed(1)
+
+
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="syntax of Python 3.12")
 def test_generic_classes_and_aliases_in_the_new_syntax(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("made_by_test")
@@ -898,14 +800,6 @@ type Unknown = Nowhere
             convert(1, target)
 
 
-def test_type_variables_without_arguments_ask_for_their_bounds() -> None:
-    bound = TypeVar("bound", bound=Item)
-    chosen = TypeVar("chosen", int, bytes)
-    assert convert({"name": 1}, bound) == Item("1")
-    assert convert("5", chosen) == 5
-    assert convert({"items": [{"name": 1}]}, Page).items == [{"name": 1}]
-
-
 # --- annotations
 
 
@@ -929,62 +823,10 @@ class ReadMovie(TypedDict, total=False):
     year: typing_extensions.ReadOnly[Required[int]]
 
 
-def test_typed_dicts() -> None:
-    for target in (Movie, OldMovie):
-        assert convert({"title": 5, "year": "1999", "unknown": 1}, target) == {"title": "5", "year": 1999}
-        assert convert({"title": "a", "year": None}, target) == {"title": "a", "year": 0}
-        with pytest.raises(ConversionError, match=r"^title: is missing$"):
-            convert({"year": 1}, target)
-        with pytest.raises(ConversionError, match=r"^title: a NoneType"):
-            convert({"title": None}, target)
-    assert convert({"title": "a", "cast": None}, Movie) == {"title": "a", "cast": []}
-    assert convert({"year": "1", "title": None}, ReadMovie) == {"year": 1}
-    with pytest.raises(ConversionError, match=r"^year: is missing$"):
-        convert({}, ReadMovie)
-    assert convert({"title": "a", "cast": [{"name": 1}]}, Movie) == {"title": "a", "cast": [Item("1")]}
-    assert convert({"extra": "5"}, GenericMovie[int]) == {"extra": 5}
-    with pytest.raises(ConversionError, match=r"^cast\[0\].price: a str"):
-        convert({"title": "a", "cast": [{"name": "a", "price": "x"}]}, Movie)
-    with pytest.raises(ConversionError, match="an int that does not become a Movie"):
-        convert(5, Movie)
-
-
 def even(value: int) -> int:
     if value % 2:
         raise ValueError(f"{value} is odd")
     return value
-
-
-def test_annotated_types_are_converted_and_then_checked() -> None:
-    assert convert("2", Annotated[int, PydanticField(gt=0)]) == 2
-    assert convert("2", Annotated[int, AfterValidator(even)]) == 2
-    assert convert("2", Annotated[int, AfterValidator(lambda value: value + 1)]) == 3
-    assert convert(["1"], Annotated[list[int], PydanticField(min_length=1)]) == [1]
-    assert convert([{"name": 1}], Annotated[list[Annotated[Item, "doc"]], "doc"]) == [Item("1")]
-    assert convert({"number": "1"}, Annotated[Plain, PydanticField(title="x")]).number == 1
-    assert convert(None, Annotated[int | None, PydanticField(gt=0)]) is None
-    assert convert("0xff", Annotated[int, BeforeValidator(lambda value: int(value, 16))]) == 255
-    assert convert("x", Annotated[int, PlainValidator(lambda value: 7)]) == 7
-    assert convert("5", Annotated[int, WrapValidator(lambda value, handler: handler(value) + 1)]) == 6
-    assert convert(5, Annotated[int, []]) == 5  # metadata without a hash
-    for value, target, told in (
-        (-1, Annotated[int, PydanticField(gt=0)], "Input should be greater than 0"),
-        (3, Annotated[int, AfterValidator(even)], r"is refused by a validator \(value_error\)"),
-        (3, Annotated[int, AfterValidator(lambda value: 1 // 0)], "converting it raised ZeroDivisionError"),
-        ([], Annotated[list[int], PydanticField(min_length=1)], "List should have at least 1 item"),
-        ("x", Annotated[int, PydanticField(gt=0)], "a str that does not become an int"),
-    ):
-        with pytest.raises(ConversionError, match=f"^{told}"):
-            convert(value, target)
-
-
-@pytest.mark.parametrize(
-    ("value", "target"),
-    [("b", Literal["a"]), (2, Literal[1]), (None, Literal[0, False, ""]), ({}, Literal["a"]), (math.nan, Literal[1])],
-)
-def test_other_values_than_those_of_a_literal_are_refused(value: Any, target: Any) -> None:
-    with pytest.raises(ConversionError, match="does not become one of"):
-        convert(value, target)
 
 
 @dataclass
@@ -1011,9 +853,19 @@ class Tagged2:
     value: int = 0
 
 
+class NodeDict(TypedDict):
+    value: int
+    children: NotRequired[list[NodeDict]]
+
+
+Pairs = TypeAliasType("Pairs", tuple[T, T], type_params=(T,))
+Forest = TypeAliasType("Forest", "list[Forest] | int")  # type: ignore[misc]
+
+
 @pytest.mark.parametrize(
     ("value", "target", "expected"),
     [
+        # unions
         *rows(int | str, ("1", "1"), (True, 1), (2.5, "2.5"), (math.nan, "nan")),
         *rows(int | str, (decimal.Decimal("1e999999"), "1E+999999")),
         *rows(str | int, (1, 1), (3.0, 3)),
@@ -1036,9 +888,53 @@ class Tagged2:
         *rows(int | datetime.date, ("2026-01-02", DAY)),
         *rows(list[int] | dict[str, int], (5, [5])),
         *rows(int | bytes, ([1], 1)),
+        # models, their aliases, and validators that want data as it came; refused data is converted
+        *rows(Strict, ({"price": "2", "name": 5, "unknown": 1}, Strict(price=2.0, name="5"))),
+        *rows(Aliased, ({"order_id": 1, "theCustomer": "a"}, Aliased(orderId=1, theCustomer="a"))),
+        *rows(Aliased, ({"orderId": "1", "customer": "a"}, Aliased(orderId=1, theCustomer="a"))),
+        *rows(Aliased, (Aliased(orderId=1), Aliased(orderId=1)), ({"order_id": 1, "orderId": 2}, Aliased(orderId=1))),
+        *rows(Splitting, ({"tags": "a,b", "code": "ff"}, Splitting(tags=["a", "b"], code=255))),
+        *rows(SplittingData, ({"tags": "a,b"}, SplittingData(tags=["a", "b"]))),
+        *rows(Splitting, ({"tags": ["a", 5]}, Splitting(tags=["a", "5"]))),
+        *rows(Renaming, ({"title": "a"}, Renaming(name="a")), ({"name": "a"}, Renaming(name="a"))),
+        *rows(list[Renaming], ([{"title": Word.RED}], [Renaming(name="r")])),
+        # root models stand for their content
+        *rows(Tagged, ({"tags": [1], "items": [{"name": "b"}]}, Tagged(Tags(["1"]), Items([Item("b")])))),
+        *rows(Words, ("a b", Words(["a", "b"])), ([1], Words(["1"]))),
+        *rows(list[str], (Tags(["a"]), ["a"])),
+        *rows(Item | dict[str, str] | list[str], (Tags(["a"]), ["a"])),
+        *rows(int, (Tags(["5"]), 5)),
+        *rows(Item, (RootModel[dict[str, int]]({"name": 1}), Item("1"))),
+        # typed dicts
+        *rows(Movie, ({"title": 5, "year": "1999", "unknown": 1}, {"title": "5", "year": 1999})),
+        *rows(OldMovie, ({"title": 5, "year": "1999", "unknown": 1}, {"title": "5", "year": 1999})),
+        *rows(Movie, ({"title": "a", "year": None, "cast": None}, {"title": "a", "year": 0, "cast": []})),
+        *rows(OldMovie, ({"title": "a", "year": None}, {"title": "a", "year": 0})),
+        *rows(ReadMovie, ({"year": "1", "title": None}, {"year": 1})),
+        *rows(Movie, ({"title": "a", "cast": [{"name": 1}]}, {"title": "a", "cast": [Item("1")]})),
+        *rows(GenericMovie[int], ({"extra": "5"}, {"extra": 5})),
+        *rows(NodeDict, ({"value": "1", "children": {"value": "2"}}, {"value": 1, "children": [{"value": 2}]})),
+        # annotated types, also by metadata without a hash
+        *rows(Annotated[int, PydanticField(gt=0)], ("2", 2)),
+        *rows(Annotated[int, AfterValidator(even)], ("2", 2)),
+        *rows(Annotated[int, AfterValidator(lambda value: value + 1)], ("2", 3)),
+        *rows(Annotated[list[int], PydanticField(min_length=1)], (["1"], [1])),
+        *rows(Annotated[list[Annotated[Item, "doc"]], "doc"], ([{"name": 1}], [Item("1")])),
+        *rows(Annotated[int | None, PydanticField(gt=0)], (None, None)),
+        *rows(Annotated[int, BeforeValidator(lambda value: int(value, 16))], ("0xff", 255)),
+        *rows(Annotated[int, PlainValidator(lambda value: 7)], ("x", 7)),
+        *rows(Annotated[int, WrapValidator(lambda value, handler: handler(value) + 1)], ("5", 6)),
+        *rows(Annotated[int, []], (5, 5)),
+        # type variables, for their bounds if they have no arguments, and aliases
+        *rows(TypeVar("bound", bound=Item), ({"name": 1}, Item("1"))),
+        *rows(TypeVar("chosen", int, bytes), ("5", 5)),
+        *rows(Page, ({"items": [{"name": 1}]}, Page([{"name": 1}]))),
+        *rows(TypeAliasType("numbers", list[int]), (["1"], [1])),
+        *rows(Pairs[int], (["1", 2.5], (1, 2))),
+        *rows(Forest, ([[1]], [[1]])),  # a string, which is not resolved
     ],
 )
-def test_one_of_several_types(value: Any, target: Any, expected: Any) -> None:
+def test_values_become_what_annotations_and_validators_ask_for(value: Any, target: Any, expected: Any) -> None:
     found = convert(value, target)
     assert found == expected
     assert type(found) is type(expected)
@@ -1049,29 +945,6 @@ def test_the_order_of_several_types_counts_though_unions_are_equal() -> None:
     assert convert(Level.LOW, list[str | int]) == ["LOW"]
     assert converter_to(int | str) is not converter_to(str | int)
     assert converter_to(int | str) is converter_to(int | str)
-
-
-def test_the_error_of_a_union_is_that_of_its_only_member_of_the_same_kind() -> None:
-    for value, target, told in (
-        ({"name": "a", "price": "x"}, Item | str | None, "^price: a str that does not become a float$"),
-        ([{"name": []}], str | list[Item], r"^\[0\].name: a NoneType"),
-        ({}, Item | Point | int, "^a dict that does not become Item or Point or int$"),
-        ("x", int | float, "^a str that does not become int or float$"),
-        ("x", Optional[int], "^a str that does not become an int$"),  # noqa: UP045
-    ):
-        with pytest.raises(ConversionError, match=told):
-            convert(value, target)
-
-
-Forest = TypeAliasType("Forest", "list[Forest] | int")  # type: ignore[misc]
-
-
-def test_type_aliases() -> None:
-    numbers = TypeAliasType("numbers", list[int])
-    assert convert(["1"], numbers) == [1]
-    pair = TypeAliasType("pair", tuple[T, T], type_params=(T,))
-    assert convert(["1", 2.5], pair[int]) == (1, 2)
-    assert convert([[1]], Forest) == [[1]]  # a string, which is not resolved
 
 
 class Handled(Protocol):
@@ -1120,11 +993,6 @@ class ModelNode(BaseModel):
     named: dict[str, ModelNode] = {}
 
 
-class NodeDict(TypedDict):
-    value: int
-    children: NotRequired[list[NodeDict]]
-
-
 class LeftOrRight(NamedTuple):
     value: int = 0
     next: LeftOrRight | list[LeftOrRight] | None = None
@@ -1144,10 +1012,6 @@ def test_trees_are_rebuilt(target: Any) -> None:
     assert convert(to_map(found), target) == found
     with pytest.raises(ConversionError, match=r"^children\[0\].named\['x'\].value: a str that does not become an int$"):
         convert({"children": [{"named": {"x": {"value": "x"}}}]}, target)
-
-
-def test_typed_dicts_may_be_parts_of_themselves() -> None:
-    assert convert({"value": "1", "children": {"value": "2"}}, NodeDict) == {"value": 1, "children": [{"value": 2}]}
 
 
 def chain(depth: int, wrap: Callable[[Any], Any], key: str) -> Any:
@@ -1449,19 +1313,6 @@ def test_interrupts_are_not_conversion_errors() -> None:
         convert([{"value": "a"}], list[Interrupted])
 
 
-def test_errors_of_constructors_and_setters_name_the_kind_of_the_exception() -> None:
-    for target, told in (
-        (Raising, r"^\[0\]: Raising\(\) raised ValueError$"),
-        (RaisingData, r"^\[0\]: RaisingData\(\) raised LookupError$"),
-        (RaisingModel, r"^\[0\].value: is refused by a validator \(value_error\)$"),
-        (AssertingModel, r"^\[0\]: is refused by a validator \(assertion_error\)$"),
-        (OddModel, r"^\[0\]: OddModel\(\) raised KeyError$"),
-        (RaisingSetter, r"^\[0\].value: setting it raised RuntimeError$"),
-    ):
-        with pytest.raises(ConversionError, match=told):
-            convert([{"value": SECRET}], list[target])  # type: ignore[valid-type]
-
-
 class ManyNumbers(BaseModel):
     numbers: Any
 
@@ -1471,9 +1322,70 @@ class ManyNumbers(BaseModel):
         return TypeAdapter(list[int]).validate_python(data["numbers"])
 
 
-def test_many_problems_are_counted_only() -> None:
-    with pytest.raises(ConversionError, match=r"^\['a'\]: 5000 problems with ManyNumbers$"):
-        convert({"a": {"numbers": ["x"] * 5000}}, dict[str, ManyNumbers])
+MISSING = "is missing, and has no default"
+
+
+def no(value: str, target: str) -> str:
+    return f"{value} that does not become {target}"
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "told"),
+    [
+        *rows(Order, ({}, f"id: {MISSING}"), ({"id": "x"}, "id: " + no("a str", "an int"))),
+        *rows(Order, ({"id": 1, "items": [{}]}, f"items[0].name: {MISSING}")),
+        *rows(list[Item], ([{"name": "a"}, {"name": "b", "price": "x"}], "[1].price: " + no("a str", "a float"))),
+        *rows(Order, ({"id": 1, "by_name": {"k": {"name": []}}}, "by_name['k'].name: " + no("a NoneType", "a str"))),
+        *rows(Order, ({"id": 1, "by_name": {5: 5}}, "by_name[...]: " + no("an int", "an Item"))),
+        *rows(Order, ({"id": 1, "first": {"price": 1}}, f"first.name: {MISSING}")),
+        *rows(Order, ({"id": 1, "colour": {}}, "colour: " + no("a dict", "a member of Colour"))),
+        *rows(Order, (5, no("an int", "an Order"))),
+        *rows(Item, ({"name": None}, "name: " + no("a NoneType", "a str"))),
+        *rows(dict[str, set[Any]], ({"a": [[1]]}, "['a']: has elements that no set can have")),
+        *rows(tuple[str, *tuple[int, ...], str], ([], "0 elements where 2 are wanted")),
+        *rows(dict[str, list[Strict]], ({"a": [{"price": -1}]}, "['a'][0].price: Input should be greater than 0")),
+        *rows(list[Strict], ([{"price": 1, "name": ""}], "[0].name: String should have at least 1 character")),
+        *rows(list[Strict], ([{"price": -1, "name": ""}], "[0].price: Input should be greater than 0 (and 1 more)")),
+        *rows(list[Strict], ([{"name": "a"}], f"[0].price: {MISSING}")),
+        *rows(Tagged, ({"tags": [], "items": [{}]}, f"items[0].name: {MISSING}")),
+        *rows(Movie, ({"year": 1}, "title: is missing"), (5, no("an int", "a Movie"))),
+        *rows(OldMovie, ({"year": 1}, "title: is missing")),
+        *rows(Movie, ({"title": None}, "title: " + no("a NoneType", "a str"))),
+        *rows(ReadMovie, ({}, "year: is missing")),
+        *rows(
+            Movie, ({"title": "a", "cast": [{"name": "a", "price": "x"}]}, "cast[0].price: " + no("a str", "a float"))
+        ),
+        *rows(Annotated[int, PydanticField(gt=0)], (-1, "Input should be greater than 0")),
+        *rows(Annotated[int, PydanticField(gt=0)], ("x", no("a str", "an int"))),
+        *rows(Annotated[int, AfterValidator(even)], (3, "is refused by a validator (value_error)")),
+        *rows(Annotated[int, AfterValidator(lambda value: 1 // 0)], (3, "converting it raised ZeroDivisionError")),
+        *rows(
+            Annotated[list[int], PydanticField(min_length=1)],
+            ([], "List should have at least 1 item after validation, not 0"),
+        ),
+        *rows(Literal["a"], ("b", no("a str", "one of 'a'")), ({}, no("a dict", "one of 'a'"))),
+        *rows(Literal[1], (2, no("an int", "one of 1")), (math.nan, no("a float", "one of 1"))),
+        *rows(Literal[0, False, ""], (None, no("a NoneType", "one of 0, False, ''"))),
+        # of a union, that of its only member of the same kind
+        *rows(Item | str | None, ({"name": "a", "price": "x"}, "price: " + no("a str", "a float"))),
+        *rows(str | list[Item], ([{"name": []}], "[0].name: " + no("a NoneType", "a str"))),
+        *rows(Item | Point | int, ({}, no("a dict", "Item or Point or int"))),
+        *rows(int | float, ("x", no("a str", "int or float"))),
+        *rows(Optional[int], ("x", no("a str", "an int"))),  # noqa: UP045
+        # of constructors and setters, the kind of the exception; of many problems, how many
+        *rows(list[Raising], ([{"value": SECRET}], "[0]: Raising() raised ValueError")),
+        *rows(list[RaisingData], ([{"value": SECRET}], "[0]: RaisingData() raised LookupError")),
+        *rows(list[RaisingModel], ([{"value": SECRET}], "[0].value: is refused by a validator (value_error)")),
+        *rows(list[AssertingModel], ([{"value": SECRET}], "[0]: is refused by a validator (assertion_error)")),
+        *rows(list[OddModel], ([{"value": SECRET}], "[0]: OddModel() raised KeyError")),
+        *rows(list[RaisingSetter], ([{"value": SECRET}], "[0].value: setting it raised RuntimeError")),
+        *rows(dict[str, ManyNumbers], ({"a": {"numbers": ["x"] * 5000}}, "['a']: 5000 problems with ManyNumbers")),
+    ],
+)
+def test_errors_say_where_and_why(value: Any, target: Any, told: str) -> None:
+    with pytest.raises(ConversionError) as caught:
+        convert(value, target)
+    assert str(caught.value) == told
 
 
 @dataclass(frozen=True)

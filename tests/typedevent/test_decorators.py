@@ -25,30 +25,13 @@ from messaging.typedevent import (
     RangePolicy,
     TopicPermission,
     TopicPolicy,
-    TypedEventBus,
     TypedEventConstants,
     TypedEventHandler,
     UnhandledEventHandler,
     UntypedEventHandler,
     topic_of,
 )
-from tests.typedevent.conftest import (
-    ORDERS,
-    Invoice,
-    Order,
-    Recorder,
-    RushOrder,
-    count,
-    flush,
-    ignored,
-    logged,
-    send,
-    send_to,
-    state_of,
-    typed,
-    unhandled,
-    untyped,
-)
+from tests.typedevent.conftest import ORDERS, Bus, Invoice, Order, Recorder, RushOrder, untyped
 
 
 class Row(TypedDict):
@@ -84,18 +67,18 @@ class Overridden(Untyped):
     """Has the filter of its base class still."""
 
 
-def test_declarations_of_a_class_count_as_service_properties(bus: TypedEventBus) -> None:
+def test_declarations_of_a_class_count_as_service_properties(bus: Bus) -> None:
     """157.12.2 to 157.12.4."""
     handlers = [Untyped(), Typed(), Left(), Inherited(), Overridden()]
     typed_, left = handlers[1:3]
     for each in (handlers[0], *handlers[3:]):
-        untyped(bus, each)
-    typed(bus, typed_)
-    unhandled(bus, left)
+        bus.untyped(each)
+    bus.typed(typed_)
+    bus.unhandled(left)
     for topic in ("foo", "foo/bar", "other", "left/a", "left", topic_of(RushOrder), ORDERS):
         for number in (1, 2):
             bus.deliver_untyped(topic, {"id": number})
-    flush(bus)
+    bus.drain()
     assert [each.topics for each in handlers] == [
         ["foo", "foo/bar"],
         [topic_of(RushOrder)] * 2,
@@ -106,21 +89,21 @@ def test_declarations_of_a_class_count_as_service_properties(bus: TypedEventBus)
     assert typed_.data == [RushOrder(1), RushOrder(2)]
 
 
-def test_properties_of_a_registration_override_declarations_of_the_class(bus: TypedEventBus) -> None:
-    by_topics, by_filter, by_type = Untyped(), Untyped(), Typed()
+def test_properties_of_a_registration_override_declarations_of_the_class(bus: Bus) -> None:
+    by_topics = Untyped()
     bus.services.register(UntypedEventHandler, by_topics, {"Event.Topics": "a"})
-    untyped(bus, by_filter, filter="(id=1)")
-    typed(bus, by_type, "a", type=Invoice)
+    by_filter = Untyped().untyped(bus, filter="(id=1)")
+    by_type = Typed().typed(bus, "a", type=Invoice)
     for topic in ("a", "foo"):
         for number in (1, 2):
             bus.deliver_untyped(topic, {"id": number, "customer": "c"})
-    flush(bus)
+    bus.drain()
     assert by_topics.events == [("a", {"id": 2, "customer": "c"})]
     assert by_filter.events == [("foo", {"id": 1, "customer": "c"})]
     assert by_type.data == [Invoice("1", "c"), Invoice("2", "c")]
 
 
-def test_functions_may_declare_properties_too(bus: TypedEventBus) -> None:
+def test_functions_may_declare_properties_too(bus: Bus) -> None:
     received: dict[str, list[Any]] = {"untyped": [], "typed": [], "on": [], "on typed": [], "coroutine": []}
 
     @EventTopics("a")
@@ -146,14 +129,14 @@ def test_functions_may_declare_properties_too(bus: TypedEventBus) -> None:
     async def coroutine(event: Any) -> None:
         received["coroutine"].append(event)
 
-    untyped(bus, in_registry)
-    typed(bus, in_registry_typed)
+    bus.untyped(in_registry)
+    bus.typed(in_registry_typed)
     for each in (on, on_typed, coroutine):
         bus.on(handler=each)
     for topic in ("a", ORDERS):
         for number in (1, 2):
             bus.deliver_untyped(topic, {"id": number})
-    flush(bus)
+    bus.drain()
     assert received == {
         "untyped": [{"id": 2}],
         "typed": [Order(1), Order(2)],
@@ -182,17 +165,15 @@ def test_declared_properties_are_checked_by_the_decorator(
         declare()
 
 
-def test_a_type_that_is_declared_is_loaded_when_it_is_needed(
-    bus: TypedEventBus, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_type_that_is_declared_is_loaded_when_it_is_needed(bus: Bus) -> None:
     """It may be the name of a class that does not exist yet."""
 
     @EventType("no.such.Class")
     class Handler(Recorder):
         pass
 
-    registration = typed(bus, Handler(), "a")
-    assert "no.such.Class" in ignored(caplog, registration)
+    registration = bus.typed(Handler(), "a")
+    assert "no.such.Class" in bus.ignored(registration)
     with pytest.raises(ArgumentError, match=r"no\.such\.Class"):
         bus.on("a", handler=Handler())
 
@@ -211,7 +192,7 @@ def test_the_names_of_the_specification_are_there() -> None:
 # --- on
 
 
-def test_a_decorated_function_receives_the_annotated_type(bus: TypedEventBus) -> None:
+def test_a_decorated_function_receives_the_annotated_type(bus: Bus) -> None:
     """157.4.1: without topics, of the topic of that class."""
     received: dict[str, list[Any]] = {name: [] for name in ("bare", "called", "topics", "both", "class", "coroutine")}
 
@@ -242,7 +223,7 @@ def test_a_decorated_function_receives_the_annotated_type(bus: TypedEventBus) ->
 
     assert bare.__name__ == "bare"  # still themselves
     assert both.__name__ == "both"
-    send_to(bus, (ORDERS, "a", "b/c"), {"id": "1"})
+    bus.send_to((ORDERS, "a", "b/c"), {"id": "1"})
     assert received == {
         "bare": [Order(1)],
         "called": [Order(1)],
@@ -256,7 +237,7 @@ def test_a_decorated_function_receives_the_annotated_type(bus: TypedEventBus) ->
 @pytest.mark.parametrize(
     "annotation", [None, dict, dict[str, Any], dict[str, int], Mapping, Mapping[str, Any], Any, object], ids=str
 )
-def test_without_annotation_or_with_a_mapping_a_function_gets_a_map(bus: TypedEventBus, annotation: Any) -> None:
+def test_without_annotation_or_with_a_mapping_a_function_gets_a_map(bus: Bus, annotation: Any) -> None:
     received: list[Any] = []
 
     def handle(event: Any) -> None:
@@ -267,7 +248,7 @@ def test_without_annotation_or_with_a_mapping_a_function_gets_a_map(bus: TypedEv
     else:
         handle.__annotations__["event"] = annotation
     registration = bus.on("a", handler=handle)
-    send(bus, "a", {"id": "1"}, RushOrder(1))
+    bus.send("a", {"id": "1"}, RushOrder(1))
     assert received == [{"id": "1"}, {"id": 1, "customer": "nobody", "items": [], "hours": 24}]
     assert registration.reference.interfaces[0].endswith("UntypedEventHandler")
     with pytest.raises(ArgumentError, match="needs a topic"):
@@ -275,19 +256,19 @@ def test_without_annotation_or_with_a_mapping_a_function_gets_a_map(bus: TypedEv
 
 
 @pytest.mark.parametrize("wanted", [Order, ORDERS.replace("/", "."), dict[str, Any], Any, Row], ids=str)
-def test_the_option_type_overrides_the_annotation(bus: TypedEventBus, wanted: Any) -> None:
+def test_the_option_type_overrides_the_annotation(bus: Bus, wanted: Any) -> None:
     received: list[Any] = []
 
     def handle(event: Invoice) -> None:
         received.append(event)
 
     bus.on("a", handler=handle, type=wanted)
-    send(bus, "a", {"id": "1"})
+    bus.send("a", {"id": "1"})
     expected = {Row: {"id": 1}, Any: {"id": "1"}, dict[str, Any]: {"id": "1"}}
     assert received == [expected.get(wanted, Order(1))]
 
 
-def test_one_decorator_may_be_used_for_several_functions(bus: TypedEventBus, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_decorator_may_be_used_for_several_functions(bus: Bus) -> None:
     """Each has its own type."""
     received: list[Any] = []
     decorate = bus.on("a", filter="(id=*)")
@@ -304,15 +285,15 @@ def test_one_decorator_may_be_used_for_several_functions(bus: TypedEventBus, cap
     def third(event: Invoice) -> None:
         received.append(event)
 
-    send(bus, "a", {"id": "1", "customer": "c"})
+    bus.send("a", {"id": "1", "customer": "c"})
     assert received == [Order(1, "c"), {"id": "1", "customer": "c"}, Invoice("1", "c")]
-    assert not logged(caplog)
+    assert not bus.logged()
 
 
 def test_options_set_the_service_properties(services: ServiceRegistry) -> None:
     """157.4.8."""
-    with TypedEventBus(services, history={"a": RangePolicy.unlimited()}) as bus:
-        count(bus, range(5))
+    with Bus(services, history={"a": RangePolicy.unlimited()}) as bus:
+        bus.count(range(5))
         received: list[Any] = []
         registration = bus.on(
             "a",
@@ -323,15 +304,15 @@ def test_options_set_the_service_properties(services: ServiceRegistry) -> None:
             ranking=3,
             principal="me",
         )
-        send(bus, "a", {"n": 0}, {"n": 5})
+        bus.send("a", {"n": 0}, {"n": 5})
         assert [each["n"] for each in received] == [3, 4, 5]
-        found = state_of(bus, registration)
+        found = bus.state_of(registration)
         assert (found.filter, found.principal, found.topics) == ("(n>=1)", "me", ("a",))
         assert registration.reference.ranking == 3
         assert registration.reference.properties["event.timeout"] == 7
 
 
-def test_a_function_in_the_place_of_topics_takes_options_too(bus: TypedEventBus) -> None:
+def test_a_function_in_the_place_of_topics_takes_options_too(bus: Bus) -> None:
     received: list[Any] = []
 
     def handle(event: Order) -> None:
@@ -342,12 +323,12 @@ def test_a_function_in_the_place_of_topics_takes_options_too(bus: TypedEventBus)
     assert bus.on_unhandled(left.append, filter="(id=1)") == left.append  # type: ignore[call-overload]
     for number in (1, 2, 3):
         bus.deliver(Order(number))
-    flush(bus)
+    bus.drain()
     assert received == [Order(2)]
     assert [each["id"] for each in left] == [1]
 
 
-def test_handlers_of_higher_ranking_are_preferred(bus: TypedEventBus) -> None:
+def test_handlers_of_higher_ranking_are_preferred(bus: Bus) -> None:
     """OSGi core: their registrations come first. Handlers do not wait for each other all the same."""
     for ranking in (1, 3, 2):
         bus.on("a", handler=lambda event: None, ranking=ranking)
@@ -376,7 +357,7 @@ def test_handlers_of_higher_ranking_are_preferred(bus: TypedEventBus) -> None:
     ids=str,
 )
 def test_on_raises_errors_that_the_registry_only_logs(
-    bus: TypedEventBus, arguments: Any, options: Any, error: type[MessagingError]
+    bus: Bus, arguments: Any, options: Any, error: type[MessagingError]
 ) -> None:
     """157.4.9: and nothing is registered."""
 
@@ -395,41 +376,41 @@ def test_on_raises_errors_that_the_registry_only_logs(
 
 
 @pytest.mark.parametrize("handler", [5, "text", object(), lambda: None, lambda a, b, c: None, Untyped])
-def test_objects_that_are_no_handlers_are_refused(bus: TypedEventBus, handler: Any) -> None:
+def test_objects_that_are_no_handlers_are_refused(bus: Bus, handler: Any) -> None:
     for call in (bus.on, bus.on_unhandled):
         with pytest.raises(ArgumentError):
             call("a", handler=handler)  # type: ignore[operator]
     assert bus.get_dto().handlers == ()
 
 
-def test_objects_with_the_method_of_their_interface_may_be_given_too(bus: TypedEventBus) -> None:
+def test_objects_with_the_method_of_their_interface_may_be_given_too(bus: Bus) -> None:
     typed_, untyped_, left = Typed(), Untyped(), Left()
     bus.on(handler=typed_)
     bus.on(handler=untyped_)
     bus.on_unhandled(handler=left)
     bus.deliver_untyped(topic_of(RushOrder), {"id": 1})
     bus.deliver_untyped("foo", {"id": 2})
-    send(bus, "left/a", {"id": 3})
+    bus.send("left/a", {"id": 3})
     assert typed_.data == [RushOrder(1)]
     assert untyped_.data == [{"id": 2}]
     assert left.data == [{"id": 3}]
 
 
-def test_the_registration_ends_it_and_changes_it(bus: TypedEventBus) -> None:
+def test_the_registration_ends_it_and_changes_it(bus: Bus) -> None:
     received: list[Any] = []
     registration = bus.on("a", handler=received.append)
     assert isinstance(registration, ServiceRegistration)
-    send(bus, "a", {"n": 0})
+    bus.send("a", {"n": 0})
     registration.update({**registration.reference.properties, "event.topics": "b"})
     for topic in ("a", "b"):
         bus.deliver_untyped(topic, {"n": topic})
-    flush(bus)
+    bus.drain()
     registration.unregister()
-    send(bus, "b", {"n": 2})
+    bus.send("b", {"n": 2})
     assert [each["n"] for each in received] == [0, "b"]
 
 
-def test_unhandled_events_go_to_decorated_functions(bus: TypedEventBus) -> None:
+def test_unhandled_events_go_to_decorated_functions(bus: Bus) -> None:
     """157.4.4."""
     received: dict[str, list[str]] = {"bare": [], "called": [], "topics": [], "coroutine": []}
 
@@ -452,7 +433,7 @@ def test_unhandled_events_go_to_decorated_functions(bus: TypedEventBus) -> None:
     bus.on("handled", handler=lambda event: None)
     for topic in ("a", "b/c", "c", "handled"):
         bus.deliver_untyped(topic, {"n": 1})
-    send(bus, "a", {"n": 2})
+    bus.send("a", {"n": 2})
     everything = ["a", "b/c", "c", "a"]
     assert received == {"bare": everything, "called": everything, "topics": ["a", "b/c"], "coroutine": everything}
 
@@ -462,7 +443,7 @@ def test_unhandled_events_go_to_decorated_functions(bus: TypedEventBus) -> None:
 
 def test_on_is_for_its_own_bus_even_among_those_of_the_same_name(services: ServiceRegistry) -> None:
     for names in (("first", "second"), ("same", "same"), ("*", "a"), ("(a)", "(a)(b)"), ("a\\*", "a\\b")):
-        with TypedEventBus(services, name=names[0]) as first, TypedEventBus(services, name=names[1]) as second:
+        with Bus(services, name=names[0]) as first, Bus(services, name=names[1]) as second:
             received: dict[str, list[Any]] = {"first": [], "second": [], "both": [], "unhandled": []}
             registrations = [
                 first.on("a", handler=received["first"].append),
@@ -473,7 +454,7 @@ def test_on_is_for_its_own_bus_even_among_those_of_the_same_name(services: Servi
             first.deliver_untyped("a", {"n": 1})
             first.deliver_untyped("b", {"n": 2})
             for each in (first, second):
-                flush(each)
+                each.drain()
             assert received == {"first": [{"n": 1}], "second": [], "both": [{"n": 1}], "unhandled": []}
             for registration in registrations:
                 registration.unregister()
@@ -482,7 +463,7 @@ def test_on_is_for_its_own_bus_even_among_those_of_the_same_name(services: Servi
 def test_without_permission_for_a_topic_nothing_is_registered(services: ServiceRegistry) -> None:
     """157.8.2: for a pattern, it may be that some topics are permitted."""
     policy = TopicPolicy({"me": [TopicPermission("mine/*", "subscribe")], None: [TopicPermission("*", "publish")]})
-    with TypedEventBus(services, permissions=policy) as bus:
+    with Bus(services, permissions=policy) as bus:
         received: list[Any] = []
         for call in (bus.on, bus.on_unhandled):
             with pytest.raises(PermissionDeniedError):
@@ -490,11 +471,11 @@ def test_without_permission_for_a_topic_nothing_is_registered(services: ServiceR
             with pytest.raises(PermissionDeniedError):
                 call("mine/a", "b", handler=received.append, principal="me")  # type: ignore[operator]
         bus.on("*", handler=lambda topic, event: received.append(topic), principal="me")
-        send_to(bus, ("yours/a", "mine/a"), {})
+        bus.send_to(("yours/a", "mine/a"), {})
         assert received == ["mine/a"]
 
 
-def test_a_method_of_each_object_may_be_a_handler(bus: TypedEventBus) -> None:
+def test_a_method_of_each_object_may_be_a_handler(bus: Bus) -> None:
     class Counter:
         def __init__(self) -> None:
             self.orders: list[Order] = []
@@ -508,5 +489,5 @@ def test_a_method_of_each_object_may_be_a_handler(bus: TypedEventBus) -> None:
             self.orders.append(event)
 
     counters = [Counter(), Counter()]
-    send(bus, None, Order(1))
+    bus.send(None, Order(1))
     assert [each.orders for each in counters] == [[Order(1)] * 2] * 2

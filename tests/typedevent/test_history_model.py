@@ -1,7 +1,11 @@
-"""The bus and its history against a simple model: plain lists, gone through from end to end."""
+"""The bus and its history against a simple model: plain lists, gone through from end to end.
+
+It holds what handlers, handlers of unhandled events, monitors and the history get of past and present events.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import Any
 
@@ -13,16 +17,22 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from messaging.errors import ArgumentError, HistoryFullError
 from messaging.services import ServiceRegistration, ServiceRegistry
 from messaging.testing.conformance.helpers import eventually
-from messaging.typedevent import MonitorEvent, RangePolicy, TypedEventBus, UnhandledEventHandler, UntypedEventHandler
+from messaging.typedevent import (
+    MonitorEvent,
+    RangePolicy,
+    TypedEventHandler,
+    UnhandledEventHandler,
+    UntypedEventHandler,
+)
 from messaging.typedevent.history import UNLIMITED
-from tests.typedevent.conftest import matches
+from tests.typedevent.conftest import Bus, matches, named
 from tests.typedevent.test_history import recorded
 
 PATIENCE = 10.0
 
 #: filters as tokens; ``matches`` below knows no more of them than 157.4.3
-FILTERS = ["a", "b", "a/x", "a/y", "a/x/1", "+", "a/+", "+/x", "a/*", "a/x/*", "+/+/*", "*"]
-TOPICS = ["a", "b", "a/x", "a/y", "b/x", "a/x/1", "b/y/1"]
+FILTERS = ["a", "b", "a/x", "a/y", "a/x/1", "+", "a/+", "+/x", "a/+/1", "a/+/2", "a/*", "a/x/*", "+/+/*", "*"]
+TOPICS = ["a", "b", "a/x", "a/y", "b/x", "a/x/1", "a/y/2", "b/y/1"]
 
 topics = st.sampled_from(TOPICS)
 filters = st.sampled_from(FILTERS)
@@ -79,14 +89,14 @@ class Model:
                 next(each for each in self.kept if len(self.of(each[0])) > self.effective(each[0]).minimum)
             )
 
-    def configure(self, topic_filter: str, policy: RangePolicy) -> type[Exception] | int:
+    def configure(self, topic_filter: str, policy: RangePolicy) -> Exception | int:
         """Return how many events of such a topic are kept, or the error to be raised."""
         room = self.room_beside(topic_filter)
         if self.capacity >= 0:
             if {"+", "*"} & set(topic_filter.split("/")) and policy.minimum:
-                return ArgumentError
+                return ArgumentError("has a wildcard")
             if policy.minimum > room:
-                return HistoryFullError
+                return HistoryFullError(f"{policy.minimum} events of '{topic_filter}' cannot be guaranteed")
         self.policies[topic_filter] = policy
         self.changed()
         return policy.maximum if self.capacity < 0 else min(room, policy.maximum)
@@ -99,10 +109,11 @@ class Model:
 class Handler:
     """A registered handler: what it asks for, what it got, and what it should have got."""
 
-    def __init__(self, topics: list[str], at_least: int | None, *, is_unhandled: bool) -> None:
+    def __init__(self, interface: type[Any], topics: list[str], at_least: int | None) -> None:
+        self.interface = interface
         self.topics = topics
         self.at_least = at_least
-        self.is_unhandled = is_unhandled
+        self.is_unhandled = interface is UnhandledEventHandler
         self.got: list[tuple[str, int]] = []
         self.expected: list[tuple[str, int]] = []
         self.registration: ServiceRegistration
@@ -115,11 +126,13 @@ class Handler:
             self.at_least is None or weight(event[1]) >= self.at_least
         )
 
-    def properties(self, history: int = 0) -> dict[str, Any]:
-        found: dict[str, Any] = {"event.topics": self.topics}
-        if self.at_least is not None:
-            found["event.filter"] = f"(weight>={self.at_least})"
-        return found | ({"event.history": history} if history else {})
+    def properties(self, history: int | None = None) -> dict[str, Any]:
+        return named(
+            self.topics,
+            **({} if self.at_least is None else {"filter": f"(weight>={self.at_least})"}),
+            **({} if history is None else {"history": history}),
+            **({"type": dict[str, int]} if self.interface is TypedEventHandler else {}),
+        )
 
 
 def weight(number: int) -> int:
@@ -129,7 +142,7 @@ def weight(number: int) -> int:
 class Watcher:
     """An observer of the monitor."""
 
-    def __init__(self, bus: TypedEventBus, expected: list[tuple[str, int]], history: int) -> None:
+    def __init__(self, bus: Bus, expected: list[tuple[str, int]], history: int) -> None:
         self.got: list[tuple[str, int]] = []
         self.expected = expected
         self.subscription = bus.monitor.monitor_events(history).subscribe(self.on_next)
@@ -147,7 +160,7 @@ class BusMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.registry = ServiceRegistry()
-        self.bus: TypedEventBus | None = None
+        self.bus: Bus | None = None
         self.model = Model(-1)
         self.published: dict[str, list[int]] = defaultdict(list)
         self.there: list[Handler] = []
@@ -161,7 +174,7 @@ class BusMachine(RuleBasedStateMachine):
     )
     def begin(self, capacity: int, maximum: int, special: dict[str, RangePolicy]) -> None:
         self.model = Model(capacity)
-        self.bus = TypedEventBus(self.registry, history_capacity=capacity)
+        self.bus = Bus(self.registry, history_capacity=capacity)
         for topic_filter, policy in {"*": RangePolicy.at_most(maximum), **special}.items():
             self.configure(topic_filter, policy)
 
@@ -172,6 +185,11 @@ class BusMachine(RuleBasedStateMachine):
 
     @rule(turns=st.lists(topics, min_size=1, max_size=12))
     def publish(self, turns: list[str]) -> None:
+        """Scenarios 39, 42, 43, 47 to 49 and 57; 157.4.3, 157.4.4, 157.4.5.
+
+        Each handler gets the events that one of its topics and its filter match, once. An event that no handler got is
+        unhandled, also if only filters kept it off.
+        """
         assert self.bus is not None
         for topic in turns:
             self.count += 1
@@ -188,30 +206,37 @@ class BusMachine(RuleBasedStateMachine):
 
     @rule(
         target=handlers,
+        interface=st.sampled_from([TypedEventHandler, UntypedEventHandler]),
         topics=st.lists(filters, min_size=1, max_size=3),
         at_least=st.none() | st.integers(0, 4),
-        history=st.sampled_from([0, 1, 2, 4, 100]),
+        history=st.sampled_from([None, 0, 1, 2, 4, 100, 2**70]),
     )
-    def register(self, topics: list[str], at_least: int | None, history: int) -> Handler:
-        handler = Handler(topics, at_least, is_unhandled=False)
+    def register(self, interface: type[Any], topics: list[str], at_least: int | None, history: int | None) -> Handler:
+        """Scenarios 66 to 68, 70 to 72, 74 and 75; 157.4.7.
+
+        Of the past events that match topics and filter, the newest precede new ones, in the order of time: as many as
+        asked for, or all there are. They are handled or unhandled as they were.
+        """
+        handler = Handler(interface, topics, at_least)
         fitting = [each for each in self.model.kept if handler.wants(each)]
-        handler.expected += fitting[len(fitting) - min(history, len(fitting)) :]
-        handler.registration = self.registry.register(UntypedEventHandler, handler, handler.properties(history))
+        handler.expected += fitting[len(fitting) - min(history or 0, len(fitting)) :]
+        handler.registration = self.registry.register(interface, handler, handler.properties(history))
         self.there.append(handler)
         return handler
 
     @rule(target=handlers, topics=st.lists(filters, min_size=1, max_size=2), at_least=st.none() | st.integers(0, 4))
     def register_for_unhandled(self, topics: list[str], at_least: int | None) -> Handler:
-        handler = Handler(topics, at_least, is_unhandled=True)
+        """Scenario 58; 157.4.8, 157.14: an unhandled event must match both topics and filter."""
+        handler = Handler(UnhandledEventHandler, topics, at_least)
         handler.registration = self.registry.register(UnhandledEventHandler, handler, handler.properties())
         self.there.append(handler)
         return handler
 
     @rule(handler=handlers, topics=st.lists(filters, min_size=1, max_size=3), at_least=st.none() | st.integers(0, 4))
     def update(self, handler: Handler, topics: list[str], at_least: int | None) -> None:
+        """Scenarios 45 and 76: new topics and filters count from the next event on, and nothing is replayed."""
         handler.topics, handler.at_least = topics, at_least
-        # An update replays nothing to a registered handler.
-        handler.registration.update(handler.properties(0 if handler.is_unhandled else 5))
+        handler.registration.update(handler.properties(None if handler.is_unhandled else 5))
 
     @rule(handler=consumes(handlers))
     def unregister(self, handler: Handler) -> None:
@@ -220,24 +245,27 @@ class BusMachine(RuleBasedStateMachine):
 
     @rule(topic_filter=filters, policy=policies)
     def configure(self, topic_filter: str, policy: RangePolicy) -> None:
+        """157.6.2.2, 157.11.4.1: a minimum without room, or for a wildcard if there is a limit, changes nothing."""
         assert self.bus is not None
         expected = self.model.configure(topic_filter, policy)
         if isinstance(expected, int):
             assert self.bus.monitor.configure_history_storage(topic_filter, policy) == expected
             assert policy.minimum <= expected <= policy.maximum
         else:
-            with pytest.raises(expected):
+            with pytest.raises(type(expected), match=re.escape(str(expected))):
                 self.bus.monitor.configure_history_storage(topic_filter, policy)
 
     @rule(topic_filter=filters)
     def remove(self, topic_filter: str) -> None:
+        """157.6.2.2, 157.11.4.11: events without a policy are removed from the history."""
         assert self.bus is not None
         self.bus.monitor.remove_history_storage(topic_filter)
         self.model.remove(topic_filter)
 
     @precondition(lambda self: len(self.watching) < 3)
-    @rule(target=watchers, history=st.sampled_from([0, 1, 3, 100]))
+    @rule(target=watchers, history=st.sampled_from([0, 1, 3, 100, 2**70]))
     def watch(self, history: int) -> Watcher:
+        """Scenarios 77 and 78; 157.6.1, 157.11.4.6, 157.11.4.7: the newest of all topics first, or none."""
         assert self.bus is not None
         past = self.model.kept[len(self.model.kept) - min(history, len(self.model.kept)) :]
         watcher = Watcher(self.bus, past, history)
@@ -262,7 +290,7 @@ class BusMachine(RuleBasedStateMachine):
 
     @invariant()
     def it_keeps_what_the_model_keeps_in_order(self) -> None:
-        """157.6.2: of each topic the newest events, between its minimum and its maximum."""
+        """157.6.2, 157.11.3.4, 157.11.3.5: of each topic the newest events, between its minimum and its maximum."""
         if self.bus is not None:
             assert recorded(self.bus) == [f"{topic} {number}" for topic, number in self.model.kept]
             assert self.model.capacity < 0 or len(self.model.kept) <= self.model.capacity
@@ -273,7 +301,7 @@ class BusMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_most_specific_policy_counts_and_comes_first(self) -> None:
-        """157.6.2.1, 157.11.4.2."""
+        """157.6.2.1, 157.11.4.2, 157.11.4.3, 157.11.4.4: also by exactly its filter; and there always is a policy."""
         if self.bus is None:
             return
         monitor = self.bus.monitor

@@ -20,8 +20,8 @@ from typing import Any, Final
 import pytest
 
 from messaging.services import ServiceRegistry
-from messaging.typedevent import TypedEventBus, topic_of
-from tests.typedevent.conftest import PATIENCE, in_threads, named, typed, unhandled, untyped
+from messaging.typedevent import topic_of
+from tests.typedevent.conftest import PATIENCE, Bus, in_threads, named, typed, untyped
 
 THREADS: Final = 8
 EVENTS: Final = int(os.environ.get("TYPED_EVENTS", "200000"))
@@ -99,7 +99,7 @@ def test_events_of_eight_threads_reach_ten_handlers_once_and_in_order(
 ) -> None:
     """157.3.3; scenarios 8, 9, 10, 45 and 46 at once."""
     each_thread = EVENTS // THREADS // 4 * 4
-    with TypedEventBus(services) as bus:
+    with Bus(services) as bus:
         # of four events of a thread, the first and the third are untyped on ticks/even, the second is typed on the
         # topic of its class, the last typed on ticks/odd
         topics = [topic_of(Tick), "ticks/even", "ticks/odd"]
@@ -121,9 +121,9 @@ def test_events_of_eight_threads_reach_ten_handlers_once_and_in_order(
         async def handle(event: dict[str, Any]) -> None:
             later.check(event["thread"], event["n"])
 
-        untyped(services, handle, "ticks/odd")
+        bus.untyped(handle, "ticks/odd")
         never = Visitor()
-        unhandled(services, never.notify_untyped)
+        bus.unhandled(never.notify_untyped)
         size = len(bus._dispatcher._trie)
 
         stop = threading.Event()
@@ -134,7 +134,7 @@ def test_events_of_eight_threads_reach_ten_handlers_once_and_in_order(
             patterns = itertools.cycle(["*", "ticks/+", ["ticks/even", "a/*"], topics[0], "nothing/*"])
             while not stop.wait(0.005):
                 visitor = Visitor()
-                registration = untyped(services, visitor, next(patterns), ranking=next(visits) % 3 - 1)
+                registration = bus.untyped(visitor, next(patterns), ranking=next(visits) % 3 - 1)
                 visitors.append(visitor)
                 stop.wait(0.01)
                 registration.update(named(next(patterns)))
@@ -185,7 +185,7 @@ def test_events_of_eight_threads_reach_ten_handlers_once_and_in_order(
 
 def test_memory_does_not_grow_with_the_number_of_published_events(services: ServiceRegistry) -> None:
     """Delivered events are released, as ``tracemalloc`` measures it."""
-    with TypedEventBus(services) as bus:
+    with Bus(services) as bus:
         counts = [0, 0]
 
         def count(event: Tick) -> None:
@@ -219,7 +219,7 @@ def test_memory_does_not_grow_with_the_number_of_published_events(services: Serv
 def test_two_buses_of_one_registry_keep_the_events_of_threads_apart() -> None:
     """And events that cross from one to the other keep their order."""
     services = ServiceRegistry()
-    with TypedEventBus(services, name="first") as first, TypedEventBus(services, name="second") as second:
+    with Bus(services, name="first") as first, Bus(services, name="second") as second:
         checkers = [Checker(), Checker(), Checker()]
         first.on("a", handler=checkers[0].notify_untyped)
         first.on("a", handler=lambda event: second.deliver_untyped("b", event))
@@ -241,7 +241,7 @@ def test_two_buses_of_one_registry_keep_the_events_of_threads_apart() -> None:
 @pytest.mark.parametrize("kind", ["function", "coroutine"])
 def test_a_slow_handler_slows_publishers_down_and_loses_nothing(services: ServiceRegistry, kind: str) -> None:
     """Back-pressure: who publishes from a thread waits where a handler is thousands of events behind."""
-    with TypedEventBus(services) as bus:
+    with Bus(services) as bus:
         checker = Checker()
         waiting: list[int] = []
 

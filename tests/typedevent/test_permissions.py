@@ -326,17 +326,6 @@ def test_a_principal_of_another_type_is_refused(world: World, principal: Any, ha
         assert bus.get_dto().handlers == ()
 
 
-@pytest.mark.parametrize("principal", BAD_PRINCIPALS)
-def test_a_handler_with_a_principal_of_another_type_is_ignored_and_logged(
-    world: World, principal: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    handler = world.register(UntypedEventHandler, "*", principal)
-    world.publish("free 1")
-    assert handler.events == []
-    assert f"{world.bus.name!r}: the handler" in caplog.text
-    assert "event.principal must be a str" in caplog.text
-
-
 @pytest.mark.parametrize(("what", "count"), [("_ANSWERS", 2), ("_ROUTES", 1)])
 def test_full_caches_do_not_bring_back_revoked_permissions(
     what: str, count: int, monkeypatch: pytest.MonkeyPatch

@@ -116,6 +116,8 @@ class Named(NamedTuple):
     def twice(self) -> int:
         return 2 * self.number
 
+    def method(self) -> None: ...
+
 
 class Plain:
     """As OSGi's DTOs are."""
