@@ -15,6 +15,7 @@ from messaging.services import ServiceRegistration, ServiceRegistry
 from messaging.testing.conformance.helpers import eventually as eventually
 from messaging.typedevent import (
     HandlerDTO,
+    RangePolicy,
     TypedEventBus,
     TypedEventHandler,
     UnhandledEventHandler,
@@ -104,6 +105,12 @@ class Bus(TypedEventBus):
         for number in numbers:
             self.deliver_untyped(topic, {"n": number})
 
+    def numbered(self, *events: str, principal: str | None = None, **more: Any) -> None:
+        """Publish events by topic and number: ``"a 1"`` is event 1 on topic ``a``."""
+        for event in events:
+            topic, number = event.split()
+            self.deliver_untyped(topic, {"n": int(number), **more}, principal=principal)
+
     def send_each(self, numbers: Iterable[int], topic: str = "a") -> None:
         """Publish ``{"n": number}`` for each number, and wait until all handlers have processed them."""
         self.count(numbers, topic)
@@ -137,8 +144,14 @@ class Bus(TypedEventBus):
 
 
 @pytest.fixture
-def bus(services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Iterator[Bus]:
-    bus = Bus(services)
+def policies() -> dict[str, RangePolicy]:
+    """The history of the bus; files with tests of it have one of their own."""
+    return {}
+
+
+@pytest.fixture
+def bus(services: ServiceRegistry, policies: dict[str, RangePolicy], caplog: pytest.LogCaptureFixture) -> Iterator[Bus]:
+    bus = Bus(services, history=policies)
     bus.caplog = caplog
     try:
         yield bus
@@ -191,6 +204,11 @@ class Recorder:
     @property
     def data(self) -> list[Any]:
         return [event for _, event in self.events]
+
+    @property
+    def numbered(self) -> list[str]:
+        """Return the events by topic and number, as ``Bus.numbered`` takes them."""
+        return [f"{topic} {event['n'] if isinstance(event, dict) else event.n}" for topic, event in self.events]
 
     def of(self, key: str) -> list[Any]:
         """Return the values that the events have under a key, or ``None``."""

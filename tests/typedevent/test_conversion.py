@@ -62,7 +62,6 @@ from pydantic import Field as PydanticField
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from typing_extensions import TypeAliasType, TypedDict
 
-from messaging.bounded import BoundedCache
 from messaging.errors import ConversionError
 from messaging.typedevent.conversion import convert, converter_to
 from messaging.typedevent.maps import checked_copy, to_map
@@ -1434,13 +1433,6 @@ def test_converters_are_made_once() -> None:
     for target in (Order, list[int], int | None, Annotated[int, PydanticField(gt=0)], Page[int], dict[str, Order]):
         assert converter_to(target) is converter_to(target)
     assert converter_to(list[int]) is converter_to(list[int])
-
-
-def test_more_types_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("messaging.typedevent.conversion._targets", BoundedCache(20))
-    for number in range(50):
-        target = make_dataclass(f"Class{number}", [("a", list[int])])
-        assert convert({"a": ["1"]}, target) == target([1])
 
 
 def test_threads_convert_to_the_same_new_types_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

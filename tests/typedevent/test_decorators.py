@@ -15,7 +15,6 @@ from messaging.errors import (
     InvalidTopicError,
     MessagingError,
     NullEventError,
-    PermissionDeniedError,
 )
 from messaging.services import ServiceRegistration, ServiceRegistry
 from messaging.typedevent import (
@@ -23,8 +22,6 @@ from messaging.typedevent import (
     EventTopics,
     EventType,
     RangePolicy,
-    TopicPermission,
-    TopicPolicy,
     TypedEventConstants,
     TypedEventHandler,
     UnhandledEventHandler,
@@ -346,11 +343,9 @@ def test_handlers_of_higher_ranking_are_preferred(bus: Bus) -> None:
         ((5,), {}, InvalidTopicError),
         ((None,), {}, NullEventError),
         ((["a"],), {}, InvalidTopicError),
-        *((("a",), {"filter": each}, InvalidFilterError) for each in ("(a=1", 5)),
-        *((("a",), {"history": each}, ArgumentError) for each in (-1, 1.5, True, "1")),
-        *((("a",), {"timeout": each}, ArgumentError) for each in (-1, "1")),
+        (("a",), {"filter": "(a=1"}, InvalidFilterError),
         *((("a",), {"type": each}, ArgumentError) for each in (5, "no.such.Class")),
-        *((("a",), each, ArgumentError) for each in ({"ranking": "high"}, {"principal": 5})),
+        (("a",), {"ranking": "high"}, ArgumentError),
         ((), {}, ArgumentError),
         ((), {"type": Order | None}, ArgumentError),
     ],
@@ -373,14 +368,6 @@ def test_on_raises_errors_that_the_registry_only_logs(
         with pytest.raises(error):
             bus.on_unhandled(*arguments, handler=handle, **options)
     assert bus.services.find() == before
-
-
-@pytest.mark.parametrize("handler", [5, "text", object(), lambda: None, lambda a, b, c: None, Untyped])
-def test_objects_that_are_no_handlers_are_refused(bus: Bus, handler: Any) -> None:
-    for call in (bus.on, bus.on_unhandled):
-        with pytest.raises(ArgumentError):
-            call("a", handler=handler)  # type: ignore[operator]
-    assert bus.get_dto().handlers == ()
 
 
 def test_objects_with_the_method_of_their_interface_may_be_given_too(bus: Bus) -> None:
@@ -458,21 +445,6 @@ def test_on_is_for_its_own_bus_even_among_those_of_the_same_name(services: Servi
             assert received == {"first": [{"n": 1}], "second": [], "both": [{"n": 1}], "unhandled": []}
             for registration in registrations:
                 registration.unregister()
-
-
-def test_without_permission_for_a_topic_nothing_is_registered(services: ServiceRegistry) -> None:
-    """157.8.2: for a pattern, it may be that some topics are permitted."""
-    policy = TopicPolicy({"me": [TopicPermission("mine/*", "subscribe")], None: [TopicPermission("*", "publish")]})
-    with Bus(services, permissions=policy) as bus:
-        received: list[Any] = []
-        for call in (bus.on, bus.on_unhandled):
-            with pytest.raises(PermissionDeniedError):
-                call("yours/a", handler=received.append, principal="me")  # type: ignore[operator]
-            with pytest.raises(PermissionDeniedError):
-                call("mine/a", "b", handler=received.append, principal="me")  # type: ignore[operator]
-        bus.on("*", handler=lambda topic, event: received.append(topic), principal="me")
-        bus.send_to(("yours/a", "mine/a"), {})
-        assert received == ["mine/a"]
 
 
 def test_a_method_of_each_object_may_be_a_handler(bus: Bus) -> None:

@@ -185,7 +185,7 @@ class BusMachine(RuleBasedStateMachine):
 
     @rule(turns=st.lists(topics, min_size=1, max_size=12))
     def publish(self, turns: list[str]) -> None:
-        """Scenarios 39, 42, 43, 47 to 49 and 57; 157.4.3, 157.4.4, 157.4.5.
+        """Scenarios 39, 42, 43, 47 to 49 and 57; 157.4.3, 157.4.4, 157.4.5, 157.4.5.2.
 
         Each handler gets the events that one of its topics and its filter match, once. An event that no handler got is
         unhandled, also if only filters kept it off.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import threading
 import types
 from collections.abc import Mapping
@@ -22,7 +23,6 @@ from tests.typedevent.conftest import (
     ORDERS,
     PATIENCE,
     Bus,
-    Failing,
     Gate,
     Item,
     Order,
@@ -131,7 +131,7 @@ def test_topics_are_case_sensitive(bus: Bus) -> None:
 
 @pytest.mark.parametrize(
     "event",
-    [5, "text", b"bytes", 1.5, True, ["a"], ("a", 1), {"a"}, datetime.now(UTC), Order, object(), ValueError("no")],
+    [5, "a", b"a", 1.5, True, [1], ("a", 1), {"a"}, datetime.now(UTC), Order, object(), ValueError("no"), re.ASCII],
     ids=lambda each: type(each).__name__,
 )
 def test_objects_without_fields_are_no_events(bus: Bus, event: Any) -> None:
@@ -142,7 +142,7 @@ def test_objects_without_fields_are_no_events(bus: Bus, event: Any) -> None:
         lambda: bus.deliver(event, "seen/a"),
         lambda: bus.deliver_untyped("seen/a", event),
     ):
-        with pytest.raises(InvalidEventError):
+        with pytest.raises(InvalidEventError, match=type(event).__name__):
             call()
     assert watcher.saw_nothing()
 
@@ -289,27 +289,6 @@ def test_handlers_share_one_event_object(bus: Bus) -> None:
     assert first.data[1] is second.data[1] is order  # as it was published, too (scenario 36)
 
 
-def test_an_event_may_be_nested_to_any_depth(bus: Bus) -> None:
-    """157.2.1.1."""
-    received = Recorder().untyped(bus, "a")
-    event: dict[str, Any] = {"x": 0}
-    for _ in range(20_000):
-        event = {"x": event}
-    bus.deliver_untyped("a", event)
-    bus.drain()
-    (found,) = received.data
-    depth = 0
-    while isinstance(found, dict):
-        found, depth = found["x"], depth + 1
-    assert depth == 20_001
-    # Python takes such things apart by recursion
-    while isinstance(event, dict):
-        event = event.popitem()[1]
-    (left,) = received.data
-    while isinstance(left, dict):
-        left = left.popitem()[1]
-
-
 def test_topics_are_remembered_up_to_a_bound(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher, "_ROUTES", 1_000)
     received = Recorder().untyped(bus, "*")
@@ -321,15 +300,6 @@ def test_topics_are_remembered_up_to_a_bound(bus: Bus, monkeypatch: pytest.Monke
 
 
 # --- asynchronously
-
-
-def test_a_handler_that_raises_is_no_concern_of_the_publisher_nor_of_other_handlers(bus: Bus) -> None:
-    """Scenario 6; 157.5.1."""
-    before = Recorder().untyped(bus, "a", ranking=2)
-    bus.untyped(Failing(ValueError("no")), "a", ranking=1)
-    after = Recorder().untyped(bus, "a")
-    bus.send_each(range(3))
-    assert before.of("n") == after.of("n") == [0, 1, 2]
 
 
 def test_delivering_returns_before_the_handler_does(bus: Bus) -> None:

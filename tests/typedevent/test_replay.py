@@ -7,7 +7,7 @@ import itertools
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,48 +19,23 @@ from messaging.typedevent import (
     MonitorEvent,
     RangePolicy,
     Tolerance,
-    TypedEventBus,
     TypedEventHandler,
     UntypedEventHandler,
 )
+from tests.typedevent.conftest import PATIENCE, Bus, Failing, Recorder, eventually, named
 
-PATIENCE = 10.0
 EVERYTHING = {"*": RangePolicy.unlimited()}
 
 
 @pytest.fixture
-def bus() -> Iterator[TypedEventBus]:
-    with TypedEventBus(ServiceRegistry(), history=EVERYTHING) as bus:
-        yield bus
+def policies() -> dict[str, RangePolicy]:
+    return EVERYTHING
 
 
-class Got(UntypedEventHandler):
-    """A handler that remembers topics and numbers; ``act`` is called first."""
-
-    def __init__(self, act: Callable[[str, dict[str, Any]], object] = lambda topic, event: None) -> None:
-        self.events: list[str] = []
-        self._act = act
-
-    def notify_untyped(self, topic: str, event: dict[str, Any]) -> None:
-        self._act(topic, event)
-        self.events.append(f"{topic} {event['n']}")
-
-
-def publish(bus: TypedEventBus, *events: str, **more: Any) -> None:
-    """``"a 1"`` is event 1 on topic ``a``."""
-    for event in events:
-        topic, number = event.split()
-        bus.deliver_untyped(topic, {"n": int(number), **more})
-
-
-def registered(bus: TypedEventBus, topics: Any, history: Any, **properties: Any) -> Got:
-    """A handler, registered, and what it gets at once."""
-    handler = Got()
-    given = {"event.topics": topics, "event.history": history, **properties}
-    bus.services.register(
-        UntypedEventHandler, handler, {name: each for name, each in given.items() if each is not None}
-    )
-    bus.flush().result(PATIENCE)
+def registered(bus: Bus, topics: Any, history: Any, **properties: Any) -> Recorder:
+    """Register a handler, and wait for what it gets at once."""
+    handler = Recorder().untyped(bus, topics, history=history, **properties)
+    bus.drain()
     return handler
 
 
@@ -85,31 +60,31 @@ def registered(bus: TypedEventBus, topics: Any, history: Any, **properties: Any)
     ],
 )
 def test_the_newest_events_of_the_topics_are_replayed_in_time_order_before_newer_ones(
-    bus: TypedEventBus, topics: Any, history: int | None, replayed: list[str]
+    bus: Bus, topics: Any, history: int | None, replayed: list[str]
 ) -> None:
     """Scenarios 66 to 68, 71 and 72; 157.4.7: no more than asked for; too little is no error."""
-    publish(bus, "a 1", "a/b 2", "a/c 3", "a/b/c 4", "a 5", "a/b 6")
+    bus.numbered("a 1", "a/b 2", "a/c 3", "a/b/c 4", "a 5", "a/b 6")
     handler = registered(bus, topics, history)
-    assert handler.events == replayed
-    publish(bus, "a 7")
-    bus.flush().result(PATIENCE)
-    assert handler.events == (replayed + ["a 7"] if topics in ("a", ["a", "a/c"]) else replayed)
+    assert handler.numbered == replayed
+    bus.numbered("a 7")
+    bus.drain()
+    assert handler.numbered == (replayed + ["a 7"] if topics in ("a", ["a", "a/c"]) else replayed)
 
 
-def test_filtered_events_do_not_count(bus: TypedEventBus) -> None:
+def test_filtered_events_do_not_count(bus: Bus) -> None:
     """Scenario 70; 157.4.7: filtered first, and of the rest the last N."""
     for number in range(10):
-        publish(bus, f"a {number}", even=number % 2 == 0)
-    assert registered(bus, "a", 3, **{"event.filter": "(even=true)"}).events == ["a 4", "a 6", "a 8"]
+        bus.numbered(f"a {number}", even=number % 2 == 0)
+    assert registered(bus, "a", 3, filter="(even=true)").numbered == ["a 4", "a 6", "a 8"]
 
 
 def test_more_can_be_replayed_than_a_handler_may_lag_behind() -> None:
-    with TypedEventBus(ServiceRegistry(), history=EVERYTHING, history_capacity=-1) as bus:
-        publish(bus, *(f"a {n}" for n in range(12_000)))
+    with Bus(ServiceRegistry(), history=EVERYTHING, history_capacity=-1) as bus:
+        bus.numbered(*(f"a {n}" for n in range(12_000)))
         handler = registered(bus, "a", 12_000)
-        publish(bus, "a 12000")
-        bus.flush().result(PATIENCE)
-        assert handler.events == [f"a {n}" for n in range(12_001)]
+        bus.numbered("a 12000")
+        bus.drain()
+        assert handler.numbered == [f"a {n}" for n in range(12_001)]
         assert not any(each.dropped for each in bus.get_dto().handlers)
 
 
@@ -121,7 +96,7 @@ class Reading:
     n: int
 
 
-def test_every_kind_of_handler_gets_past_events(bus: TypedEventBus) -> None:
+def test_every_kind_of_handler_gets_past_events(bus: Bus) -> None:
     got: dict[str, list[Any]] = defaultdict(list)
 
     class Typed(TypedEventHandler[Reading]):
@@ -137,17 +112,17 @@ def test_every_kind_of_handler_gets_past_events(bus: TypedEventBus) -> None:
         got["coroutine"].append(event)
 
     bus.deliver(Reading(1), "a")
-    publish(bus, "a 2")
-    bus.services.register(TypedEventHandler, Typed(), {"event.topics": "a", "event.history": 2})
-    bus.services.register(TypedEventHandler, Declared(), {"event.history": 1})
-    bus.services.register(UntypedEventHandler, later, {"event.topics": "a", "event.history": 2})
+    bus.numbered("a 2")
+    bus.typed(Typed(), "a", history=2)
+    bus.typed(Declared(), history=1)
+    bus.untyped(later, "a", history=2)
 
     @bus.on("a", history=2)
     def handle(event: Reading) -> None:
         got["function"].append(event)
 
-    publish(bus, "a 3")
-    bus.flush().result(PATIENCE)
+    bus.numbered("a 3")
+    bus.drain()
     assert got == {
         "typed": [Reading(1), Reading(2), Reading(3)],
         "declared": [Reading(2), Reading(3)],
@@ -161,25 +136,16 @@ def test_every_kind_of_handler_gets_past_events(bus: TypedEventBus) -> None:
 
 def test_an_unblocked_handler_goes_on_with_new_events() -> None:
     """157.4.6: its update lifts the block, and replays nothing."""
-    tolerance = Tolerance(failures=1)
-    with TypedEventBus(ServiceRegistry(), history=EVERYTHING, tolerance=tolerance) as bus:
-        is_broken = True
-
-        def fail(topic: str, event: dict[str, Any]) -> None:
-            if is_broken:
-                raise LookupError("no paper")
-
-        handler = Got(fail)
-        properties = {"event.topics": "a", "event.history": 3}
-        publish(bus, "a 1")
-        registration = bus.services.register(UntypedEventHandler, handler, properties)
-        eventually(lambda: bus.get_dto().handlers[0].blocked, "it is blocked")
-        publish(bus, "a 2")
-        is_broken = False
-        registration.update(properties)
-        publish(bus, "a 3")
-        bus.flush().result(PATIENCE)
-        assert handler.events == ["a 3"]
+    with Bus(ServiceRegistry(), history=EVERYTHING, tolerance=Tolerance(failures=1)) as bus:
+        bus.numbered("a 1")
+        handler = Failing(LookupError("no paper")).untyped(bus, "a", history=3)
+        eventually(lambda: bus.blocked(handler.registration), "it is blocked")
+        bus.numbered("a 2")
+        handler.error = None
+        handler.registration.update(named("a", history=3))
+        bus.numbered("a 3")
+        bus.drain()
+        assert handler.numbered == ["a 1", "a 3"]
 
 
 # --- the seam (scenario 73)
@@ -204,46 +170,43 @@ def telltale(act: Callable[[], object]) -> Telltale:
     return value
 
 
-def test_events_published_during_a_replay_come_after_it(bus: TypedEventBus) -> None:
+def test_events_published_during_a_replay_come_after_it(bus: Bus) -> None:
     """Scenario 73; 157.4.7: delivery is delayed until all of the history is."""
     live = iter(["a 10", "b 11", "c 12"])
-    value = telltale(lambda: publish(bus, *itertools.islice(live, 1), seen="yes"))
-    publish(bus, "a 1", "b 2", "a 3", seen=value)
-    handler = registered(bus, ["a", "b", "c"], 5, **{"event.filter": "(seen=yes)"})
+    value = telltale(lambda: bus.numbered(*itertools.islice(live, 1), seen="yes"))
+    bus.numbered("a 1", "b 2", "a 3", seen=value)
+    handler = registered(bus, ["a", "b", "c"], 5, filter="(seen=yes)")
     assert next(live, None) is None
-    assert handler.events == ["a 1", "b 2", "a 3", "a 10", "b 11", "c 12"]
+    assert handler.numbered == ["a 1", "b 2", "a 3", "a 10", "b 11", "c 12"]
 
 
-def test_a_handler_that_goes_during_its_replay_gets_nothing_new(bus: TypedEventBus) -> None:
-    publish(bus, "a 1", "a 2", seen=telltale(lambda: registration.unregister()))
-    handler = Got()
-    properties = {"event.topics": "a", "event.history": 2, "event.filter": "(seen=yes)"}
+def test_a_handler_that_goes_during_its_replay_gets_nothing_new(bus: Bus) -> None:
+    bus.numbered("a 1", "a 2", seen=telltale(lambda: handler.registration.unregister()))
     # for another bus at first, so that there is a registration when the replay begins
-    registration = bus.services.register(UntypedEventHandler, handler, {**properties, "event.target": "(x=y)"})
-    registration.update(properties)
-    publish(bus, "a 3", seen="yes")
-    bus.flush().result(PATIENCE)
+    handler = Recorder().untyped(bus, target="(x=y)")
+    handler.registration.update(named("a", history=2, filter="(seen=yes)"))
+    bus.numbered("a 3", seen="yes")
+    bus.drain()
     assert bus.get_dto().handlers == ()
-    assert handler.events in ([], ["a 1"], ["a 1", "a 2"])  # it was going while they were on their way
+    assert handler.numbered in ([], ["a 1"], ["a 1", "a 2"])  # it was going while they were on their way
 
 
-def test_an_interrupted_replay_does_not_delay_later_events(bus: TypedEventBus) -> None:
+def test_an_interrupted_replay_does_not_delay_later_events(bus: Bus) -> None:
     """By Ctrl-C, in whatever a filter looks at: the handler is not registered, and can be at once."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    publish(bus, "a 1", seen=telltale(interrupt))
-    handler = Got()
-    properties = {"event.topics": "a", "event.history": 5, "event.filter": "(seen=yes)"}
+    bus.numbered("a 1", seen=telltale(interrupt))
+    handler = Recorder()
     with pytest.raises(KeyboardInterrupt):
-        bus.services.register(UntypedEventHandler, handler, properties)
+        handler.untyped(bus, "a", history=5, filter="(seen=yes)")
     assert bus.get_dto().handlers == ()
-    publish(bus, "a 2", seen="yes")
-    bus.services.register(UntypedEventHandler, handler, {**properties, "event.history": 1})
-    publish(bus, "a 3", seen="yes")
-    bus.flush().result(PATIENCE)
-    assert handler.events == ["a 2", "a 3"]
+    bus.numbered("a 2", seen="yes")
+    handler.untyped(bus, "a", history=1, filter="(seen=yes)")
+    bus.numbered("a 3", seen="yes")
+    bus.drain()
+    assert handler.numbered == ["a 2", "a 3"]
 
 
 class Publishing:
@@ -251,7 +214,7 @@ class Publishing:
 
     TOPICS = ("seam/x", "seam/y", "seam/x", "seam/y/z", "noise/x", "noise/y")
 
-    def __init__(self, bus: TypedEventBus, count: int) -> None:
+    def __init__(self, bus: Bus, count: int) -> None:
         self._bus = bus
         self._stop = threading.Event()
         self.errors: list[BaseException] = []
@@ -329,7 +292,7 @@ def test_nothing_is_lost_or_doubled_where_the_past_meets_the_present() -> None:
     errors: list[BaseException] = []
     is_over = threading.Event()
 
-    def handlers(bus: TypedEventBus) -> None:
+    def handlers(bus: Bus) -> None:
         for _ in range(rounds):
             wanted = choice.choice([0, 1, 10, 100])
             kinds: dict[str, dict[str, Any]] = {
@@ -348,7 +311,7 @@ def test_nothing_is_lost_or_doubled_where_the_past_meets_the_present() -> None:
                 registration.unregister()
             witnesses.extend(now)
 
-    def observers(bus: TypedEventBus) -> None:
+    def observers(bus: Bus) -> None:
         for turn in range(rounds):
             now = [Witness("seam"), Witness("noise", has_gaps=True), Witness("all", has_gaps=turn % 4 > 0)]
             subscriptions = [bus.monitor.monitor_events((turn % 4) * 30).subscribe(each.on_next) for each in now]
@@ -357,7 +320,7 @@ def test_nothing_is_lost_or_doubled_where_the_past_meets_the_present() -> None:
                 subscription.dispose()
             witnesses.extend(now)
 
-    def policies(bus: TypedEventBus) -> None:
+    def policies(bus: Bus) -> None:
         while not is_over.is_set():
             for topics, policy in (
                 ("noise/x", RangePolicy.exact(5)),
@@ -371,13 +334,13 @@ def test_nothing_is_lost_or_doubled_where_the_past_meets_the_present() -> None:
                 bus.monitor.remove_history_storage(topics)
                 is_over.wait(0.001)
 
-    def run(work: Callable[[TypedEventBus], None], bus: TypedEventBus) -> None:
+    def run(work: Callable[[Bus], None], bus: Bus) -> None:
         try:
             work(bus)
         except BaseException as error:  # noqa: BLE001
             errors.append(error)
 
-    with TypedEventBus(ServiceRegistry(), history=history, history_capacity=2_000) as bus:
+    with Bus(ServiceRegistry(), history=history, history_capacity=2_000) as bus:
         with Publishing(bus, 4):
             threads = [threading.Thread(target=run, args=(each, bus), daemon=True) for each in (handlers, observers)]
             changing = threading.Thread(target=run, args=(policies, bus), daemon=True)
@@ -388,7 +351,7 @@ def test_nothing_is_lost_or_doubled_where_the_past_meets_the_present() -> None:
             is_over.set()
             changing.join(PATIENCE)
             assert not any(thread.is_alive() for thread in (*threads, changing))
-        bus.flush().result(PATIENCE)
+        bus.drain()
         assert errors == []
         assert len(witnesses) == rounds * 7
         assert bus.get_dto().missed == 0

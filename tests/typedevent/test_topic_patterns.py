@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.typedevent.conftest import (
     PATIENCE,
     Bus,
     Recorder,
+    eventually,
     in_threads,
     named,
 )
@@ -201,8 +203,6 @@ def test_ten_thousand_handlers_that_came_and_went_leave_nothing(bus: Bus) -> Non
 
 
 def test_handlers_that_went_are_forgotten(bus: Bus) -> None:
-    import weakref
-
     handlers = [Recorder() for _ in range(5)]
     registrations = [bus.untyped(each, "a/*") for each in handlers]
     bus.send("a/b", {})
@@ -211,12 +211,6 @@ def test_handlers_that_went_are_forgotten(bus: Bus) -> None:
         registration.unregister()
     del handlers, registrations, registration
 
-    def all_gone() -> bool:
-        gc.collect()
-        return not any(each() for each in gone)
-
-    deadline = time.monotonic() + PATIENCE
-    while not all_gone():  # a delivery thread may have the last one in its hands for a moment
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    # a delivery thread may have the last one in its hands for a moment
+    eventually(lambda: gc.collect() >= 0 and not any(each() for each in gone), "all are gone")
     assert nodes(bus) == 0

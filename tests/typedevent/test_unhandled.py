@@ -76,17 +76,6 @@ def test_an_event_for_none_but_a_blocked_handler_is_unhandled(bus: Bus) -> None:
     assert failing.of("n")[-1] == 2
 
 
-def test_handlers_of_unhandled_events_are_blocked_like_others(bus: Bus) -> None:
-    """157.4.6."""
-    failing = Failing(ValueError("no")).unhandled(bus)
-    left = Left().unhandled(bus)
-    for number in range(12):
-        bus.send("a", {"n": number})
-    assert bus.blocked(failing.registration)
-    assert failing.of("n") == [*range(10)]
-    assert left.of("n") == [*range(12)]
-
-
 def test_an_unhandled_event_may_be_published_elsewhere(bus: Bus) -> None:
     """To a topic without a handler: it comes back once, not for ever."""
     left: list[str] = []
