@@ -77,35 +77,12 @@ MILLISECONDS = 1_767_355_200_250
 SECRET = "hunter2"
 
 
-class Colour(enum.Enum):
-    RED = "crimson"
-    GREEN = "lime"
-    BLUE = "navy"
-
-
-class Level(enum.Enum):
-    LOW = 1
-    HIGH = 2
-
-
-class Rank(enum.IntEnum):
-    NONE = 0
-    FIRST = 1
-
-
-class Word(enum.StrEnum):
-    RED = "r"
-    BLUE = "b"
-
-
-class Permission(enum.Flag):
-    READ = 1
-    WRITE = 2
-
-
-class Pair(enum.Enum):
-    ONE = (1, 1)
-    TWO = (2, 2)
+Colour = enum.Enum("Colour", {"RED": "crimson", "GREEN": "lime", "BLUE": "navy"})
+Level = enum.Enum("Level", {"LOW": 1, "HIGH": 2})
+Rank = enum.IntEnum("Rank", {"NONE": 0, "FIRST": 1})
+Word = enum.StrEnum("Word", {"RED": "r", "BLUE": "b"})
+Permission = enum.Flag("Permission", {"READ": 1, "WRITE": 2})
+Pair = enum.Enum("Pair", {"ONE": (1, 1), "TWO": (2, 2)})
 
 
 class Celsius(float):
@@ -356,28 +333,14 @@ def test_numbers_that_take_very_long_to_convert_are_refused_at_once(value: Any, 
     assert time.process_time() - start < 1
 
 
-class Gap(enum.Flag):
-    FIRST = 1
-    LAST = 8
+Gap = enum.Flag("Gap", {"FIRST": 1, "LAST": 8})
+Kept = enum.Flag("Kept", {"READ": 1}, boundary=enum.KEEP)
+Ejected = enum.Flag("Ejected", {"READ": 1}, boundary=enum.EJECT)
+Number = enum.IntFlag("Number", {"READ": 1})
+Bounded = enum.Flag("Bounded", {"READ": 1}, boundary=enum.STRICT)
 
 
-class Kept(enum.Flag, boundary=enum.KEEP):
-    READ = 1
-
-
-class Ejected(enum.Flag, boundary=enum.EJECT):
-    READ = 1
-
-
-class Number(enum.IntFlag):
-    READ = 1
-
-
-class Strict(enum.Flag, boundary=enum.STRICT):
-    READ = 1
-
-
-@pytest.mark.parametrize("target", [Permission, Gap, Strict])
+@pytest.mark.parametrize("target", [Permission, Gap, Bounded])
 @pytest.mark.parametrize("value", [4, 5, 6, 7, 16, -17, 2**70, "5", "16", [4], 5.0])
 def test_unknown_bits_of_a_flag_are_an_error_on_every_interpreter(value: Any, target: Any) -> None:
     with pytest.raises(ConversionError):
@@ -1021,7 +984,7 @@ def chain(depth: int, wrap: Callable[[Any], Any], key: str) -> Any:
 
 
 @pytest.mark.parametrize("target", [Node, ModelNode])
-@pytest.mark.parametrize("depth", [100, 500, 20_000])
+@pytest.mark.parametrize("depth", [100, 500, 5_000])
 @pytest.mark.parametrize(
     ("key", "wrap", "unwrap"),
     [

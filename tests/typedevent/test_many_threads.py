@@ -1,6 +1,6 @@
 """Eight threads publish while handlers of all kinds come and go: each keeps the order, and nothing is lost or doubled.
 
-``TYPED_EVENTS`` in the environment says how many events; 200,000 by default.
+``TYPED_EVENTS`` in the environment says how many events; 80,000 by default.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from messaging.typedevent import topic_of
 from tests.typedevent.conftest import PATIENCE, Bus, in_threads, named, typed, untyped
 
 THREADS: Final = 8
-EVENTS: Final = int(os.environ.get("TYPED_EVENTS", "200000"))
+EVENTS: Final = int(os.environ.get("TYPED_EVENTS", "80000"))
 #: how long the big test may take, seconds
 LIMIT: Final = 60
 #: how much more memory the process may need in the end than after the first tenth, bytes
-MEMORY: Final = 40_000_000
+MEMORY: Final = 16_000_000
 
 
 @dataclass(slots=True)

@@ -347,7 +347,7 @@ def test_an_update_gives_a_handler_that_hangs_new_events_while_the_old_one_hangs
 def test_many_handlers_that_hang_hold_up_no_other(services: ServiceRegistry) -> None:
     """157.4.6: their threads are replaced, even if there may be only two."""
     with Bus(services, threads=2) as bus:
-        hanging = [Hanging() for _ in range(12)]
+        hanging = [Hanging() for _ in range(6)]
         registrations = [bus.untyped(each, "a", timeout=SOON, ranking=1) for each in hanging]
         other = Recorder().untyped(bus, "a")
         bus.count(range(10))
@@ -355,7 +355,7 @@ def test_many_handlers_that_hang_hold_up_no_other(services: ServiceRegistry) -> 
             until_blocked(bus, registration)
         bus.drain()
         assert other.of("n") == [*range(10)]
-        assert [each.of("n") for each in hanging] == [[0]] * 12
+        assert [each.of("n") for each in hanging] == [[0]] * 6
 
 
 # --- coroutines that do not return

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from reactivex import operators as ops
 
-from messaging.typedevent import MonitorEvent, RangePolicy, TypedEventBus
-
-PATIENCE = 20.0
+from messaging.typedevent import MonitorEvent, RangePolicy
+from tests.typedevent.conftest import PATIENCE, Bus, Recorder
 
 
 def event() -> dict[str, Any]:
@@ -25,11 +24,19 @@ def spoil(data: dict[str, Any]) -> None:
     data.clear()
 
 
-def past(bus: TypedEventBus, look: Callable[[MonitorEvent], object]) -> None:
+@pytest.fixture
+def policies() -> dict[str, RangePolicy]:
+    return {"*": RangePolicy.at_most(5)}
+
+
+def drain(bus: Bus) -> None:
+    bus.drain()
+    bus.monitor.flush().result(PATIENCE)
+
+
+def past(bus: Bus, look: Callable[[MonitorEvent], object]) -> None:
     """Have ``look`` see the history."""
-    done = threading.Event()
-    bus.monitor.monitor_events(5, history_only=True).subscribe(look, on_completed=done.set)
-    assert done.wait(PATIENCE)
+    bus.monitor.monitor_events(5, history_only=True).pipe(ops.do_action(look)).run()
 
 
 @dataclass
@@ -39,68 +46,54 @@ class Measured:
 
 
 @pytest.mark.parametrize("publish", ["deliver_untyped", "publisher"])
-def test_history_and_monitors_keep_an_event_that_a_handler_clears(publish: str) -> None:
+def test_history_and_monitors_keep_an_event_that_a_handler_clears(bus: Bus, publish: str) -> None:
     seen: list[MonitorEvent] = []
-    later: list[MonitorEvent] = []
-    replayed: list[dict[str, Any]] = []
-    with TypedEventBus(history={"a": RangePolicy.exact(5)}) as bus:
-        bus.on("a", handler=lambda topic, data: spoil(data))
-        bus.monitor.monitor_events().subscribe(seen.append)
-        if publish == "publisher":
-            bus.create_publisher("a").deliver_untyped(event())
-        else:
-            bus.deliver_untyped("a", event())
-        bus.flush().result(PATIENCE)
-        bus.monitor.flush().result(PATIENCE)
-        assert [each.event_data for each in seen] == [event()]
-        past(bus, later.append)
-        assert [each.event_data for each in later] == [event()]
-        bus.on("a", handler=lambda topic, data: replayed.append(data), history=5)
-        bus.flush().result(PATIENCE)
-    assert replayed == [event()]
-
-
-def test_a_replayed_event_that_is_cleared_is_replayed_to_the_next_handler() -> None:
-    replayed: list[dict[str, Any]] = []
-    with TypedEventBus(history={"a": RangePolicy.exact(5)}) as bus:
+    bus.on("a", handler=lambda topic, data: spoil(data))
+    bus.monitor.monitor_events().subscribe(seen.append)
+    if publish == "publisher":
+        bus.create_publisher("a").deliver_untyped(event())
+    else:
         bus.deliver_untyped("a", event())
-        for _ in range(2):
-            bus.on("a", handler=lambda topic, data: (replayed.append({**data}), spoil(data)), history=5)
-            bus.flush().result(PATIENCE)
+    drain(bus)
+    past(bus, seen.append)
+    assert [each.event_data for each in seen] == [event(), event()]
+    replayed = Recorder().untyped(bus, "a", history=5)
+    bus.drain()
+    assert replayed.data == [event()]
+
+
+def test_a_replayed_event_that_is_cleared_is_replayed_to_the_next_handler(bus: Bus) -> None:
+    replayed: list[dict[str, Any]] = []
+    bus.deliver_untyped("a", event())
+    for _ in range(2):
+        bus.on("a", handler=lambda topic, data: (replayed.append({**data}), spoil(data)), history=5)
+        bus.drain()
     assert [each["id"] for each in replayed] == [1, 1]
 
 
 @pytest.mark.parametrize("data", [event(), Measured()], ids=["untyped", "typed"])
-def test_an_observer_that_clears_its_event_changes_nothing_for_others(data: Any) -> None:
-    seen: list[list[int]] = [[], []]
-    handled: list[int] = []
+def test_an_observer_that_clears_its_event_changes_nothing_for_others(bus: Bus, data: Any) -> None:
+    seen: list[int] = []
 
-    def look(into: list[int]) -> Any:
-        def on_next(each: MonitorEvent) -> None:
-            into.append(len(each.event_data["readings"]))
-            spoil(each.event_data)
+    def look(each: MonitorEvent) -> None:
+        seen.append(len(each.event_data["readings"]))
+        spoil(each.event_data)
 
-        return on_next
-
-    with TypedEventBus(history={"*": RangePolicy.at_most(5)}) as bus:
-        for into in seen:
-            bus.monitor.monitor_events().subscribe(look(into))
-        bus.on("a", handler=lambda topic, each: handled.append(len(each["readings"])))
-        bus.deliver(data, "a")
-        bus.monitor.flush().result(PATIENCE)
-        bus.flush().result(PATIENCE)
-        later: list[int] = []
-        past(bus, look(later))
+    for _ in range(2):
+        bus.monitor.monitor_events().subscribe(look)
+    handler = Recorder().untyped(bus, "a")
+    bus.deliver(data, "a")
+    drain(bus)
+    past(bus, look)
     count = len(event()["readings"]) if isinstance(data, dict) else 1
-    assert seen == [[count], [count]]
-    assert handled == later == [count]
+    assert seen == [count] * 3
+    assert [len(each["readings"]) for each in handler.data] == [count]
 
 
-def test_changes_of_the_map_of_a_typed_event_reach_neither_monitors_nor_history() -> None:
+def test_changes_of_the_map_of_a_typed_event_reach_neither_monitors_nor_history(bus: Bus) -> None:
     seen: list[Any] = []
-    with TypedEventBus(history={"*": RangePolicy.at_most(5)}) as bus:
-        bus.on("a", handler=lambda topic, data: spoil(data))
-        bus.deliver(Measured(), "a")
-        bus.flush().result(PATIENCE)
-        past(bus, lambda each: seen.append(each.event_data))
+    bus.on("a", handler=lambda topic, data: spoil(data))
+    bus.deliver(Measured(), "a")
+    bus.drain()
+    past(bus, lambda each: seen.append(each.event_data))
     assert seen == [{"room": {"name": "attic"}, "readings": [{"celsius": 21}]}]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import collections
 import datetime
 import decimal
@@ -404,9 +403,9 @@ def test_a_root_model_stands_for_its_content() -> None:
     assert to_map(Tagged(Tags(["a"]))) == {"tags": ["a"]}
     assert to_map(Attributes({"a": 1})) == {"a": 1}
     for event in (Tags(["a"]), RootModel[int](5)):
-        for _ in range(2):  # known by then
+        for call in (to_map, to_map, checked_copy):  # known by the second
             with pytest.raises(InvalidEventError):
-                to_map(event)
+                call(event)
 
 
 @dataclass
@@ -733,21 +732,6 @@ def test_keys_may_be_of_a_kind_of_text() -> None:
     assert checked_copy({Key.A: {Key.A: 1}}) == {"a": {"a": 1}}
 
 
-@pytest.mark.parametrize(
-    ("data", "told"),
-    [
-        ({1: "a"}, "in the event there is a int"),
-        ({None: 1}, "in the event there is a NoneType"),
-        ({"a": {"b": [{b"c": 1}]}}, r"in a.b\[0\] there is a bytes"),
-        ({"a": UserDict({("b",): 1})}, "in a there is a tuple"),
-    ],
-)
-def test_the_keys_of_untyped_events_are_text(data: Any, told: str) -> None:
-    """157.2.2."""
-    with pytest.raises(InvalidEventError, match=f"^the keys of an event are str: {told}$"):
-        checked_copy(data)
-
-
 @ALL_KINDS
 def test_untyped_events_have_no_instances_of_schemas_in_them(kind: str) -> None:
     """157.2.2."""
@@ -756,32 +740,3 @@ def test_untyped_events_have_no_instances_of_schemas_in_them(kind: str) -> None:
     for data, place in (({"a": event}, "a"), ({"a": [{"b": event}]}, r"a\[0\].b"), (event, "the event")):
         with pytest.raises(InvalidEventError, match=f"no instances of schemas in it: {place} is a {name}$"):
             checked_copy(data)
-
-
-class Abstract(abc.ABC):
-    @abc.abstractmethod
-    def method(self) -> None: ...
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [object(), threading.Lock(), len, lambda: None, iter([]), (each for each in ()), ValueError(), sys, SecretStr("a")],
-)
-def test_untyped_events_have_nothing_odd_in_them(odd: Any) -> None:
-    for data, place in (({"a": odd}, "a"), ({"a": [(odd,)]}, r"a\[0\]\[0\]")):
-        with pytest.raises(InvalidEventError, match=f"nothing like this in it: {place} is a {type(odd).__name__}$"):
-            checked_copy(data)
-
-
-@pytest.mark.parametrize("data", [[("a", 1)], "text", 5, {1, 2}, Tags(["a"])])
-def test_an_untyped_event_is_a_mapping(data: Any) -> None:
-    with pytest.raises(InvalidEventError, match=f"is a mapping, not a {type(data).__name__}$"):
-        checked_copy(data)
-
-
-def test_an_untyped_event_is_a_tree() -> None:
-    """157.2.2."""
-    data: dict[str, Any] = {"a": [{}]}
-    data["a"][0]["b"] = data["a"]
-    with pytest.raises(InvalidEventError, match=r"^an event must be a tree: a\[0\].b is a part of itself$"):
-        checked_copy(data)
