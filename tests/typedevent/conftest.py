@@ -70,9 +70,9 @@ def services() -> ServiceRegistry:
 
 
 class Bus(TypedEventBus):
-    """A bus with what tests do to it and ask of it."""
+    """A bus that registers handlers, publishes and waits, and reads its state and its log, in one call each."""
 
-    #: the log of the test, of the bus of the fixture
+    #: the log of the test; only the bus of the fixture has it
     caplog: pytest.LogCaptureFixture
 
     def typed(self, handler: Any, topics: Any = None, **properties: Any) -> ServiceRegistration:
@@ -169,7 +169,7 @@ def register(
 class Recorder:
     """A handler of any kind that keeps what it gets."""
 
-    #: of the one service that it is
+    #: registration of this handler; set by ``typed``, ``untyped`` and ``unhandled``
     registration: ServiceRegistration
 
     def __init__(self) -> None:

@@ -80,35 +80,17 @@ def test_a_filter_sees_the_published_data_and_not_the_converted_event(bus: Bus) 
     assert by_default.data == [Order(8)]
 
 
-@pytest.mark.parametrize(
-    ("text", "matches"),
-    [
-        ("(text=a)", True),
-        ("(text=A)", False),
-        ("(number>=5)", True),
-        ("(number>=5.5)", False),
-        ("(number=5.0)", True),
-        ("(exact=1.5)", True),
-        ("(when>=2024-05-01T00:00:00+00:00)", True),
-        ("(day<=2024-04-30)", False),
-        ("(colour=RED)", True),
-        ("(key=00000000-0000-0000-0000-000000000001)", True),
-        ("(flag=true)", True),
-        ("(nothing=*)", False),
-        ("(!(nothing=*))", True),
-        ("(tags=y)", True),
-        ("(&(tags=x)(tags=y)(!(tags=z)))", True),
-        ("(item=*)", True),
-        ("(missing=*)", False),
-        ("(!(missing=1))", True),
-        ("(|(missing=1)(text=a*))", True),
-    ],
-)
-def test_values_of_all_types_compare_as_such(bus: Bus, text: str, matches: bool) -> None:
+def test_values_of_all_types_compare_as_such(bus: Bus) -> None:
     """157.4.5."""
-    handler = Recorder().untyped(bus, "a", filter=text)
+    matching = [
+        *("(text=a)", "(number>=5)", "(number=5.0)", "(exact=1.5)", "(when>=2024-05-01T00:00:00+00:00)", "(item=*)"),
+        *("(key=00000000-0000-0000-0000-000000000001)", "(flag=true)", "(!(nothing=*))", "(tags=y)", "(colour=RED)"),
+        *("(&(tags=x)(tags=y)(!(tags=z)))", "(!(missing=1))", "(|(missing=1)(text=a*))"),
+    ]
+    others = ["(text=A)", "(number>=5.5)", "(day<=2024-04-30)", "(nothing=*)", "(missing=*)"]
+    handlers = {text: Recorder().untyped(bus, "a", filter=text) for text in [*matching, *others]}
     bus.send("a", Rich())
-    assert bool(handler.events) == matches
+    assert [text for text, handler in handlers.items() if handler.events] == matching
 
 
 def test_keys_respect_case(bus: Bus) -> None:

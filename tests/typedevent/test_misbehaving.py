@@ -211,16 +211,9 @@ class UnprintableError(Exception):
 @pytest.mark.parametrize(
     "error",
     [
-        SystemExit(3),
-        KeyboardInterrupt(),
-        GeneratorExit(),
-        StopIteration(),
-        StopAsyncIteration(),
-        asyncio.CancelledError(),
-        RecursionError(),
-        MemoryError(),
+        *(SystemExit(3), KeyboardInterrupt(), GeneratorExit(), StopIteration(), StopAsyncIteration(), RecursionError()),
+        *(asyncio.CancelledError(), MemoryError(), UnprintableError()),
         BaseExceptionGroup("several", [SystemExit(1), ValueError("no")]),
-        UnprintableError(),
     ],
     ids=lambda each: type(each).__name__,
 )

@@ -9,6 +9,7 @@ import itertools
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,30 +212,11 @@ def test_a_handler_whose_type_cannot_be_found_is_ignored_and_logged(
 @pytest.mark.parametrize(
     "name",
     [
-        "no.such.module.Order",
-        "tests.typedevent.conftest.Missing",
-        "tests.typedevent.conftest.Order.Missing",
-        "tests.typedevent.conftest",
-        "tests.typedevent.conftest.PATIENCE",
-        "tests.typedevent.conftest.flush",
-        "Order",
-        "",
-        "...",
-        ".a.B",
-        "a..B",
+        *("no.such.module.Order", "Order", "", "...", ".a.B", "a..B"),
+        *(f"tests.typedevent.conftest{each}" for each in ("", ".Missing", ".Order.Missing", ".PATIENCE", ".register")),
         "tests.typedevent.test_typed_handlers.test.<locals>.Order",
-        "broken_import.Order",
-        "broken_value.Order",
-        "broken_exit.Order",
-        "broken_syntax.Order",
-        "broken_attribute.Order",
-        5,
-        ["a"],
-        object(),
-        object,
-        Any,
-        T,
-        Order(1),
+        *(f"broken_{each}.Order" for each in ("import", "value", "exit", "syntax", "attribute")),
+        *(5, ["a"], object(), object, Any, T, Order(1)),
     ],
     ids=lambda each: repr(each).partition(" at 0x")[0][:40],
 )
@@ -341,28 +323,25 @@ def test_the_parameter_of_the_interface_goes_before_annotations(bus: Bus) -> Non
 
 def test_functions_of_all_kinds_are_typed_handlers_by_their_annotation(bus: Bus) -> None:
     """157.4.1."""
-    seen: dict[str, list[Any]] = {}
+    seen: dict[str, list[Any]] = defaultdict(list)
 
     def keep(name: str, event: Any) -> None:
-        seen.setdefault(name, []).append(event)
-
-    def of_event(event: Order) -> None:
-        keep("event", event)
-
-    def of_topic_and_event(topic: str, event: Order) -> None:
-        keep("topic and event", event)
-
-    def with_default(event: Order, prefix: str = "with default") -> None:
-        keep(prefix, event)
+        seen[name].append(event)
 
     def with_prefix(prefix: str, topic: str, event: Order) -> None:
         keep(prefix, event)
 
+    plain: list[Callable[..., None]] = [
+        lambda event: keep("event", event),
+        lambda topic, event: keep("topic and event", event),
+        lambda event, prefix="with default": keep(prefix, event),
+        lambda event=NO_ORDER: keep("one default", event),
+    ]
+    for function in plain:
+        function.__annotations__["event"] = Order
+
     def of_defaults(topic: str = "", event: Order | None = None) -> None:
         keep("defaults", event)
-
-    def of_one_default(event: Order = NO_ORDER) -> None:
-        keep("one default", event)
 
     async def coroutine(event: Order) -> None:
         await asyncio.sleep(0)
@@ -371,7 +350,7 @@ def test_functions_of_all_kinds_are_typed_handlers_by_their_annotation(bus: Bus)
     async def coroutine_of_both(topic: str, event: Order) -> None:
         keep("coroutine of both", event)
 
-    @functools.wraps(of_topic_and_event)
+    @functools.wraps(plain[1])
     def wrapper(*arguments: Any, **keywords: Any) -> None:
         keep("wrapper", arguments[1])
 
@@ -387,27 +366,16 @@ def test_functions_of_all_kinds_are_typed_handlers_by_their_annotation(bus: Bus)
         def static_method(topic: str, event: Order) -> None:
             keep("static method", event)
 
-    for each in (
-        of_event,
-        of_topic_and_event,
-        with_default,
-        functools.partial(with_prefix, "partial"),
-        functools.partial(functools.partial(with_prefix), "partial of partial"),
-        of_one_default,
-        coroutine,
-        coroutine_of_both,
-        wrapper,
-        Object().method,
-        Object.class_method,
-        Object().static_method,
-    ):
+    partials = [functools.partial(with_prefix, "partial"), functools.partial(functools.partial(with_prefix), "nested")]
+    methods = [Object().method, Object.class_method, Object().static_method]
+    for each in (*plain, *partials, coroutine, coroutine_of_both, wrapper, *methods):
         bus.typed(each)
     bus.typed(of_defaults, ORDERS)
     for number in range(5):
         bus.deliver_untyped(ORDERS, {"id": number})
     bus.drain()
     assert seen.keys() == {
-        *("event", "topic and event", "with default", "partial", "partial of partial", "defaults", "one default"),
+        *("event", "topic and event", "with default", "partial", "nested", "defaults", "one default"),
         *("coroutine", "coroutine of both", "wrapper", "method", "class method", "static method"),
     }
     for name, events in seen.items():
