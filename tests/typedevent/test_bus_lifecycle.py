@@ -31,9 +31,6 @@ from tests.typedevent.conftest import (
     in_threads,
     logged,
     named,
-    typed,
-    unhandled,
-    untyped,
 )
 
 # --- as a service
@@ -70,16 +67,15 @@ def test_a_bus_may_be_used_as_soon_as_it_is_found(services: ServiceRegistry) -> 
 
 def test_handlers_may_be_there_before_the_bus(services: ServiceRegistry) -> None:
     """157.4: the whiteboard pattern, in either order."""
-    untyped_, typed_, left = Recorder(), Recorder(), Recorder()
-    untyped(services, untyped_, "a")
-    typed(services, typed_, type=Order)
-    unhandled(services, left)
+    untyped = Recorder().untyped(services, "a")
+    typed = Recorder().typed(services, type=Order)
+    left = Recorder().unhandled(services)
     with Bus(services) as bus:
         bus.deliver_untyped("a", {})
         bus.deliver(Order(1))
         bus.send("b", {})
-    assert untyped_.topics == ["a"]
-    assert typed_.data == [Order(1)]
+    assert untyped.topics == ["a"]
+    assert typed.data == [Order(1)]
     assert left.topics == ["b"]
 
 
@@ -87,14 +83,14 @@ def test_handlers_are_for_all_buses_of_their_registry_unless_they_say_for_which(
     services: ServiceRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Bus(services, name="first") as first, Bus(services, name="second") as second:
-        every, one, none, bad = (Recorder() for _ in range(4))
-        untyped(services, every, "a")
-        registration = untyped(services, one, "a", target="(event.bus.name=second)")
-        untyped(services, none, "a", target="(event.bus.name=third)")
-        wrong = untyped(services, bad, "a", target="nonsense")
+        every = Recorder().untyped(services, "a")
+        one = Recorder().untyped(services, "a", target="(event.bus.name=second)")
+        none = Recorder().untyped(services, "a", target="(event.bus.name=third)")
+        bad = Recorder().untyped(services, "a", target="nonsense")
+        wrong = bad.registration
         for number, bus in enumerate((first, second)):
             bus.send("a", {"n": number})
-        registration.update(named("a", target="(event.bus.name=f*)"))
+        one.registration.update(named("a", target="(event.bus.name=f*)"))
         for number, bus in enumerate((first, second), 2):
             bus.send("a", {"n": number})
         assert every.of("n") == [0, 1, 2, 3]
@@ -105,8 +101,7 @@ def test_handlers_are_for_all_buses_of_their_registry_unless_they_say_for_which(
 
 
 def test_handlers_of_other_registries_are_not_called(bus: Bus) -> None:
-    elsewhere = Recorder()
-    untyped(ServiceRegistry(), elsewhere, "*")
+    elsewhere = Recorder().untyped(ServiceRegistry(), "*")
     bus.send("a", {})
     assert elsewhere.events == []
 
@@ -255,8 +250,7 @@ def test_a_closed_bus_knows_no_handlers_and_finds_none(services: ServiceRegistry
 
 
 def test_a_bus_is_closed_at_the_end_of_its_block_even_after_an_exception(services: ServiceRegistry) -> None:
-    received = Recorder()
-    untyped(services, received, "a")
+    received = Recorder().untyped(services, "a")
 
     def fail() -> None:
         with bus:
@@ -462,8 +456,7 @@ def test_a_closed_bus_is_forgotten(services: ServiceRegistry) -> None:
 
 
 def test_hundreds_of_buses_leave_no_threads(services: ServiceRegistry) -> None:
-    received = Recorder()
-    untyped(services, received, "a")
+    received = Recorder().untyped(services, "a")
     before = threading.active_count()
     for _ in range(300):
         with Bus(services) as bus:

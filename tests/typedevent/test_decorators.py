@@ -10,13 +10,7 @@ from typing import Any, TypedDict
 
 import pytest
 
-from messaging.errors import (
-    ArgumentError,
-    InvalidFilterError,
-    InvalidTopicError,
-    MessagingError,
-    NullEventError,
-)
+from messaging.errors import ArgumentError, InvalidFilterError, InvalidTopicError, MessagingError, NullEventError
 from messaging.services import ServiceRegistration, ServiceRegistry
 from messaging.typedevent import (
     EventFilter,

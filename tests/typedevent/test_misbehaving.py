@@ -15,18 +15,7 @@ from messaging.errors import ArgumentError, DeadlineError
 from messaging.services import ServiceRegistration, ServiceRegistry
 from messaging.typedevent import Tolerance, UntypedEventHandler
 from tests.raising import raising_log
-from tests.typedevent.conftest import (
-    PATIENCE,
-    SOON,
-    Bus,
-    Failing,
-    Gate,
-    Order,
-    Recorder,
-    eventually,
-    logged,
-    named,
-)
+from tests.typedevent.conftest import PATIENCE, SOON, Bus, Failing, Gate, Order, Recorder, eventually, logged, named
 
 FAILURES = Tolerance().failures
 

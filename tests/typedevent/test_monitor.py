@@ -26,13 +26,7 @@ from messaging.errors import ArgumentError, ClosedError, InvalidTopicError, Null
 from messaging.execution import LIMIT
 from messaging.services import ServiceRegistry
 from messaging.testing.conformance.helpers import eventually
-from messaging.typedevent import (
-    MonitorEvent,
-    RangePolicy,
-    Tolerance,
-    TopicPermission,
-    TopicPolicy,
-)
+from messaging.typedevent import MonitorEvent, RangePolicy, Tolerance, TopicPermission, TopicPolicy
 from tests.dispatch.helpers import FILTERS, NEITHER
 from tests.typedevent.conftest import Bus, matches
 

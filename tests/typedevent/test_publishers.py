@@ -19,14 +19,12 @@ from messaging.errors import (
 from messaging.services import ServiceRegistry
 from messaging.typedevent import RangePolicy, TypedEventPublisher
 from tests.dispatch.helpers import FILTERS, NEITHER
-from tests.typedevent.conftest import ORDERS, Bus, Gate, Order, Recorder, in_threads, untyped
+from tests.typedevent.conftest import ORDERS, Bus, Gate, Order, Recorder, in_threads
 
 
 @pytest.fixture
 def received(services: ServiceRegistry) -> Recorder:
-    recorder = Recorder()
-    untyped(services, recorder, "*")
-    return recorder
+    return Recorder().untyped(services, "*")
 
 
 def test_the_topic_of_a_publisher_is_that_it_was_made_for_even_when_it_is_closed(bus: Bus) -> None:

@@ -20,17 +20,7 @@ from messaging.dispatch import dispatcher
 from messaging.errors import ArgumentError, InvalidEventError, InvalidTopicError, NullEventError
 from messaging.typedevent import MonitorEvent, topic_of
 from tests.dispatch.helpers import FILTERS, NEITHER, TOPICS
-from tests.typedevent.conftest import (
-    ORDERS,
-    PATIENCE,
-    Bus,
-    Gate,
-    Item,
-    Order,
-    Recorder,
-    eventually,
-    in_threads,
-)
+from tests.typedevent.conftest import ORDERS, PATIENCE, Bus, Gate, Item, Order, Recorder, eventually, in_threads
 
 
 class Outer:

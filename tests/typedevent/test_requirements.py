@@ -19,11 +19,7 @@ from typing import Any
 import pytest
 
 from messaging.errors import ArgumentError, InvalidFilterError, InvalidTopicError
-from messaging.typedevent import (
-    TypedEventHandler,
-    UnhandledEventHandler,
-    UntypedEventHandler,
-)
+from messaging.typedevent import TypedEventHandler, UnhandledEventHandler, UntypedEventHandler
 from tests.dispatch.helpers import NEITHER
 from tests.typedevent.conftest import Bus, Failing, Order, Recorder, eventually, register
 

@@ -13,14 +13,7 @@ import pytest
 
 from messaging.services import ServiceRegistry
 from messaging.typedevent import RangePolicy, TypedEventHandler, UntypedEventHandler
-from tests.typedevent.conftest import (
-    PATIENCE,
-    Bus,
-    Recorder,
-    eventually,
-    in_threads,
-    named,
-)
+from tests.typedevent.conftest import PATIENCE, Bus, Recorder, eventually, in_threads, named
 
 
 @pytest.mark.parametrize(

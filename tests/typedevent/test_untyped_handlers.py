@@ -14,17 +14,7 @@ import pytest
 from messaging.errors import ArgumentError
 from messaging.services import ServiceRegistry
 from messaging.typedevent import RangePolicy, UntypedEventHandler
-from tests.typedevent.conftest import (
-    ORDERS,
-    Bus,
-    Failing,
-    Gate,
-    Order,
-    Recorder,
-    eventually,
-    named,
-    untyped,
-)
+from tests.typedevent.conftest import ORDERS, Bus, Failing, Gate, Order, Recorder, eventually, named, untyped
 
 
 class Handler(Recorder, UntypedEventHandler):
