@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -250,9 +251,18 @@ class Failing(Recorder):
     notify_untyped = notify_unhandled = __call__ = notify
 
 
+def coroutine_of(handler: Recorder) -> Callable[[str, Any], Awaitable[None]]:
+    """Return a coroutine function that calls the handler."""
+
+    async def handle(topic: str, event: Any) -> None:
+        await asyncio.sleep(0)
+        handler.notify(topic, event)
+
+    return handle
+
+
 typed = functools.partial(register, TypedEventHandler)
 untyped = functools.partial(register, UntypedEventHandler)
-unhandled = functools.partial(register, UnhandledEventHandler)
 
 
 def matches(topic_filter: str, topic: str) -> bool:

@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 from reactivex import operators as ops
 
+from messaging.dispatch.topics import parse_filter
 from messaging.errors import ArgumentError, ClosedError, HistoryFullError, InvalidTopicError, NullEventError
 from messaging.services import ServiceRegistry
 from messaging.typedevent import MonitorEvent, RangePolicy, TypedEventBus
-from messaging.typedevent.history import UNLIMITED
+from messaging.typedevent.event import PublishedEvent
+from messaging.typedevent.history import UNLIMITED, History
 from tests.dispatch.helpers import FILTERS, NEITHER
 from tests.typedevent.conftest import PATIENCE, Bus
 
@@ -210,6 +212,25 @@ def test_the_configured_policies_are_a_copy(make_bus: Make) -> None:
 
 
 # --- the record of an event
+
+
+def test_a_record_keeps_all_of_an_event_except_its_conversions() -> None:
+    """Whatever else an event may have one day."""
+    event = PublishedEvent("a", {"n": 1})
+    event.time = 12.5
+    history = History(10)
+    history.configure(parse_filter("a"), policy := RangePolicy.at_most(1))
+    for name in PublishedEvent.__slots__:
+        if name not in ("topic", "data", "time", "sequence", "_conversions"):
+            setattr(event, name, (name,))
+    event.converted(lambda data: [data])
+    history.append(event, policy)
+    (kept,) = history.all()
+    for name in PublishedEvent.__slots__:
+        if name != "_conversions":
+            assert getattr(kept, name) == getattr(event, name) != 0
+    assert kept._conversions == {}
+    assert kept.data is event.data
 
 
 @dataclasses.dataclass

@@ -15,7 +15,19 @@ from messaging.errors import ArgumentError, DeadlineError
 from messaging.services import ServiceRegistration, ServiceRegistry
 from messaging.typedevent import Tolerance, UntypedEventHandler
 from tests.raising import raising_log
-from tests.typedevent.conftest import PATIENCE, SOON, Bus, Failing, Gate, Order, Recorder, eventually, logged, named
+from tests.typedevent.conftest import (
+    PATIENCE,
+    SOON,
+    Bus,
+    Failing,
+    Gate,
+    Order,
+    Recorder,
+    coroutine_of,
+    eventually,
+    logged,
+    named,
+)
 
 FAILURES = Tolerance().failures
 
@@ -82,12 +94,7 @@ def test_handlers_of_all_kinds_are_blocked(bus: Bus) -> None:
 def test_failures_count_in_a_row(bus: Bus) -> None:
     """Not in all: a handler that fails now and then is not blocked."""
     failing, later = Failing(), Failing()
-    registrations = [bus.untyped(failing, "a")]
-
-    async def handle(topic: str, event: Any) -> None:
-        later.notify(topic, event)
-
-    registrations.append(bus.untyped(handle, "a"))
+    registrations = [bus.untyped(each, "a") for each in (failing, coroutine_of(later))]
     for _ in range(5):
         failing.error = later.error = ValueError("no")
         bus.send_each(range(FAILURES - 1))
@@ -209,10 +216,7 @@ class UnprintableError(Exception):
 def test_a_handler_may_raise_anything(bus: Bus, error: BaseException) -> None:
     """Scenario 6; 157.4.6, 157.5.1: threads and loops go on, for it, for others and for the publisher."""
     failing, later = Failing(error), Failing(error)
-
-    async def handle(topic: str, event: Any) -> None:
-        await asyncio.sleep(0)
-        later.notify(topic, event)
+    handle = coroutine_of(later)
 
     def handle_later(topic: str, event: Any) -> Any:
         return handle(topic, event)
@@ -233,11 +237,7 @@ def test_a_handler_may_raise_anything(bus: Bus, error: BaseException) -> None:
 def test_a_handler_is_blocked_even_if_that_cannot_be_logged(bus: Bus) -> None:
     """157.4.6: what the log of the application raises is no matter of its events."""
     failing, later = Failing(LookupError("no")), Failing(LookupError("no"))
-
-    async def handle(topic: str, event: Any) -> None:
-        later.notify(topic, event)
-
-    registrations = [bus.untyped(each, "a") for each in (failing, handle)]
+    registrations = [bus.untyped(each, "a") for each in (failing, coroutine_of(later))]
     other = Recorder().untyped(bus, "a")
     with raising_log("messaging"):
         bus.send_each(range(FAILURES + 5))
@@ -356,11 +356,8 @@ def test_a_coroutine_that_does_not_return_is_cancelled_and_blocked(bus: Bus) -> 
             log.append("cancelled")
             raise
 
-    async def handle(topic: str, event: Any) -> None:
-        other.notify(topic, event)
-
     registration = bus.untyped(hang, "a", timeout=SOON)
-    bus.untyped(handle, "a")
+    bus.untyped(coroutine_of(other), "a")
     bus.count(range(5))
     until_blocked(bus, registration)
     eventually(lambda: log == [0, "cancelled"], "it is cancelled")
@@ -429,19 +426,12 @@ def test_a_coroutine_that_something_it_awaits_cancels_has_failed(bus: Bus) -> No
 def test_a_coroutine_that_holds_up_its_loop_is_blocked_and_others_there_are_not(bus: Bus) -> None:
     """Handlers that wait for the loop are not at fault."""
     hanging, other = Hanging(), Recorder()
-
-    async def hold_up(topic: str, event: Any) -> None:
-        hanging.notify(topic, event)
-
-    async def handle(topic: str, event: Any) -> None:
-        other.notify(topic, event)
-
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
     async def register() -> list[ServiceRegistration]:
-        return [bus.untyped(each, "a", timeout=SOON) for each in (hold_up, handle)]
+        return [bus.untyped(each, "a", timeout=SOON) for each in map(coroutine_of, (hanging, other))]
 
     registrations = asyncio.run_coroutine_threadsafe(register(), loop).result(PATIENCE)
     bus.deliver_untyped("a", {"n": 0})

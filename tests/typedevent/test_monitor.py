@@ -28,7 +28,7 @@ from messaging.services import ServiceRegistry
 from messaging.testing.conformance.helpers import eventually
 from messaging.typedevent import MonitorEvent, RangePolicy, Tolerance, TopicPermission, TopicPolicy
 from tests.dispatch.helpers import FILTERS, NEITHER
-from tests.typedevent.conftest import Bus, matches
+from tests.typedevent.conftest import Bus, Recorder, matches
 
 PATIENCE = 10.0
 EVERYTHING = {"*": RangePolicy.unlimited()}
@@ -132,8 +132,7 @@ def test_a_monitor_event_never_changes(bus: Bus) -> None:
 
 def test_unhandled_and_filtered_out_events_are_seen_and_watching_is_not_handling(bus: Bus) -> None:
     """Scenarios 81 and 61; 157.6."""
-    unhandled: list[int] = []
-    bus.on_unhandled(handler=lambda event: unhandled.append(event["n"]))
+    left = Recorder().unhandled(bus)
     bus.on("a", filter="(n=5)", handler=lambda topic, event: None)
     bus.on("b", handler=lambda topic, event: None)
     watching = Watching(bus.monitor.monitor_events())
@@ -141,8 +140,8 @@ def test_unhandled_and_filtered_out_events_are_seen_and_watching_is_not_handling
     publish(bus, 3, topic="b")
     publish(bus, 4, topic="c")
     watching.has(1, 5, 3, 4)
-    bus.flush().result(PATIENCE)
-    assert unhandled == [1, 4]
+    bus.drain()
+    assert left.of("n") == [1, 4]
 
 
 def test_refused_events_are_not_seen(bus: Bus) -> None:
@@ -394,7 +393,7 @@ def test_an_observer_may_dispose_of_itself(bus: Bus) -> None:
     assert disposed.wait(PATIENCE)
     publish(bus, 5)
     Watching(bus.monitor.monitor_events(1)).has(5)
-    bus.flush().result(PATIENCE)
+    bus.drain()
     assert watching.numbers == [0, 1, 2]
 
 
@@ -448,8 +447,7 @@ def test_a_slow_observer_misses_the_oldest_which_are_counted_and_logged_once(bus
     """Scenario 82; 157.6: publishers and handlers go on."""
     bus.monitor.limit = 10
     gate, begun = threading.Event(), threading.Event()
-    handled: list[int] = []
-    bus.on("a", handler=lambda topic, event: handled.append(event["n"]))
+    handled = Recorder().untyped(bus, "a")
 
     def wait(event: MonitorEvent) -> None:
         begun.set()
@@ -462,8 +460,8 @@ def test_a_slow_observer_misses_the_oldest_which_are_counted_and_logged_once(bus
     for number in range(1, 101, 5):
         publish(bus, *range(number, number + 5))
         quick.has(*range(number + 5))
-    bus.flush().result(PATIENCE)
-    assert handled == [*range(101)]
+    bus.drain()
+    assert handled.of("n") == [*range(101)]
     assert bus.get_dto().missed == 90
     gate.set()
     slow.has(0, *range(91, 101))
@@ -530,13 +528,12 @@ def test_observers_take_no_threads_of_handlers() -> None:
                 assert gate.wait(PATIENCE)
 
         stuck = [Watching(bus.monitor.monitor_events(), wait) for _ in range(3)]
-        handled: list[int] = []
-        bus.on("a", handler=lambda topic, event: handled.append(event["n"]))
+        handled = Recorder().untyped(bus, "a")
         publish(bus, 1)
         begun.wait(PATIENCE)
         publish(bus, 2)
-        bus.flush().result(PATIENCE)
-        assert handled == [1, 2]
+        bus.drain()
+        assert handled.of("n") == [1, 2]
         gate.set()
         for each in stuck:
             each.has(1, 2)
@@ -556,8 +553,7 @@ def test_an_observer_is_not_blocked_however_long_it_takes() -> None:
 
 
 def test_an_observer_that_raises_gets_its_error_and_no_one_else_does(bus: Bus) -> None:
-    handled: list[int] = []
-    bus.on("a", handler=lambda topic, event: handled.append(event["n"]))
+    handled = Recorder().untyped(bus, "a")
 
     def fail(event: MonitorEvent) -> None:
         if event.event_data["n"] == 2:
@@ -572,8 +568,8 @@ def test_an_observer_that_raises_gets_its_error_and_no_one_else_does(bus: Bus) -
         assert each.numbers == [0, 1]
     for each in others:
         each.has(*range(5))
-    bus.flush().result(PATIENCE)
-    assert handled == [*range(5)]
+    bus.drain()
+    assert handled.of("n") == [*range(5)]
     eventually(lambda: bus.get_dto().monitors == 2, "they are gone")
     assert bus.caplog.text.count(f"{bus.name!r}: a monitor's observer failed") == 1  # the other one told itself
 
