@@ -166,7 +166,6 @@ def _endless_list() -> list[Any]:
         (_endless(), "must be a tree: a.b is a part of itself$"),
         ({"a": _endless_list()}, r"must be a tree: a\[0\].b is a part of itself$"),
     ],
-    ids=ascii,
 )
 def test_untyped_data_that_no_event_can_have_is_refused_with_its_place(bus: Bus, event: Any, says: str) -> None:
     """157.2.2: whether the topic is observed or not."""

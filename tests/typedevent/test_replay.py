@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from messaging.services import ServiceRegistry
-from messaging.testing.conformance.helpers import eventually
 from messaging.typedevent import (
     EventTopics,
     MonitorEvent,

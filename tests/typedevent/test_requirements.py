@@ -122,7 +122,6 @@ def invalid(error: type[ArgumentError], name: str, *values: Any) -> list[tuple[s
         *invalid(ArgumentError, "timeout", -1, "1", math.nan, math.inf, True, [1]),
         *invalid(ArgumentError, "principal", 5, b"clerk", ["clerk"], ("clerk",), True, object()),
     ],
-    ids=ascii,
 )
 def test_a_handler_with_an_invalid_property_is_ignored_and_the_log_says_which_one(
     bus: Bus, name: str, value: Any, error: type[ArgumentError]
