@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.certificates import Authority
+from messaging.testing.brokers import Mosquitto, RabbitMQ, require
+from tests.certificates import Authority, TlsRabbitMQ
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +28,7 @@ LONGEST: Final = (
     "spark/test_killed_drivers.py",
     "spark/test_pipeline.py",
     "faults/test_mqtt_faults.py",
+    "faults/test_network_faults.py",
     "spark/test_killed_receivers.py",
     "spark/test_faults.py",
     "spark/test_write.py",
@@ -51,6 +53,40 @@ def _interrupts() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session")
+def mosquitto() -> Iterator[Mosquitto]:
+    """A shared Mosquitto. Tests that stop, reconfigure or flood it start one of their own."""
+    require("mosquitto")
+    with Mosquitto() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitMQ]:
+    """A shared RabbitMQ. Tests that stop, reconfigure or flood it start one of their own."""
+    require("rabbitmq")
+    with RabbitMQ() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def own_rabbitmq() -> Iterator[TlsRabbitMQ]:
+    """A RabbitMQ that may be killed, stopped and starved. A test that breaks it repairs it.
+
+    It listens with TLS, too, and takes messages of up to 500,000 bytes.
+    """
+    require("rabbitmq")
+    with TlsRabbitMQ(["max_message_size = 500000"]) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_mqtt(rabbitmq: RabbitMQ) -> RabbitMQ:
+    """The same RabbitMQ, speaking MQTT too. Not from the start: enabling MQTT takes longer than all the rest."""
+    rabbitmq.enable("rabbitmq_mqtt")
+    return rabbitmq
 
 
 @pytest.fixture(scope="session")

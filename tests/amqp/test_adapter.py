@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +22,6 @@ from tests.amqp.harness import Out, make_adapter
 from tests.doubles.plans import plan_of
 
 AMQP = "amqp://localhost"
-ROOT = Path(__file__).parents[2]
 
 
 def test_it_announces_the_features_of_amqp_and_no_others() -> None:
@@ -181,16 +177,3 @@ async def test_before_it_is_open_everything_is_a_matter_of_connection() -> None:
         await adapter.subscribe(SubscriptionSpec("a", None, SubscribeOptions()), None)  # type: ignore[arg-type]
     await adapter.close()
     await adapter.close()
-
-
-def test_without_the_library_the_adapter_is_imported_and_names_the_missing_extra() -> None:
-    program = (
-        "import sys\n"
-        "for name in ('aiormq', 'aio_pika', 'pamqp', 'yarl'): sys.modules[name] = None\n"
-        "from adapters.amqp import AmqpAdapter\n"
-        "from messaging.model.url import parse_url\n"
-        "try: AmqpAdapter(parse_url('amqp://h'), AmqpAdapter.settings_type(), 'x')\n"
-        "except Exception as error: print(type(error).__name__, error.extra, error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("MissingExtraError amqp amqp:// needs an optional package")

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from messaging.testing.brokers import RabbitMQ
-    from tests.amqp.conftest import TlsRabbitMQ
+    from tests.certificates import TlsRabbitMQ
 
-    Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
     Break = Callable[[connection.Wire], Awaitable[None]]
 
 SECRET = "s3cr3t/pässwörd%"
@@ -74,36 +73,6 @@ async def test_with_tls_the_certificate_is_verified(own_rabbitmq: TlsRabbitMQ) -
         await sink.count(3)
     error = await open_fails(own_rabbitmq.tls_url)
     assert "certificate verify failed" in str(error)
-
-
-# --- peers that are no broker
-
-
-async def peer(handler: Handler) -> tuple[asyncio.Server, int]:
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        handler(reader, writer)
-
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    return server, server.sockets[0].getsockname()[1]
-
-
-@pytest.mark.parametrize(
-    ("says", "what"),
-    [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak AMQP 0-9-1"),
-        (b"AMQP\x00\x01\x00\x00", "does not speak AMQP 0-9-1"),
-        (b"", "the peer closed it"),
-    ],
-)
-async def test_a_peer_that_is_no_broker(says: bytes, what: str) -> None:
-    def handler(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(says)
-        writer.close()
-
-    server, port = await peer(handler)
-    async with server:
-        with pytest.raises(ConnectFailedError, match=what):
-            await Client(make_adapter(f"amqp://127.0.0.1:{port}")).open()
 
 
 async def test_opening_can_be_cancelled_at_any_time(rabbitmq: RabbitMQ) -> None:

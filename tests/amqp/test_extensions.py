@@ -250,16 +250,6 @@ def test_only_classic_queues_are_made_with_levels_of_priority(given: dict[str, A
     assert dict(source(subscribing(**given), "amq.topic", 9).queue.arguments) == {"x-queue-type": given["queueType"]}
 
 
-def test_an_exchange_is_declared_with_its_arguments() -> None:
-    options = publishing("e", "k", exchangeType="direct", exchangeDurable=False, exchangeAutoDelete=True,
-                         alternateExchange="other", mandatory=True)  # fmt: skip
-    found = destination(plan_of(MessageContext("e", "k"), options), "amq.topic")
-    made = found.exchange
-    assert (made.name, made.kind, made.durable, made.auto_delete) == ("e", "direct", False, True)
-    assert made.arguments == {"alternate-exchange": "other"}
-    assert (found.routing_key, found.mandatory, made.declare) == ("k", True, "create")
-
-
 @pytest.mark.parametrize(
     ("given", "declare"),
     [

@@ -15,13 +15,13 @@ import messaging
 from messaging.errors import ConnectionLostError, UnroutableError
 from messaging.testing.proxy import Proxy
 from tests.amqp.conftest import foreign_channel
-from tests.amqp.harness import Client, make_adapter, unique, until, within
+from tests.amqp.harness import Client, make_adapter, settled, unique, until, within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from messaging.testing.brokers import RabbitMQ
-    from tests.amqp.conftest import TlsRabbitMQ
+    from tests.certificates import TlsRabbitMQ
 
 
 @pytest.fixture
@@ -62,8 +62,7 @@ async def test_a_loss_is_reported_once_and_aiormq_logs_nothing(
         assert isinstance(await client.lost(), ConnectionLostError)
         for result in await within(asyncio.gather(*waiting, return_exceptions=True)):
             assert result is None or isinstance(result, (ConnectionLostError, tuple))
-        for message in batch:
-            await within(message.outcome.wait())
+        await settled(*(message.done for message in batch))
         await within(client.adapter.close())
         assert len(client.losses) == 1
         assert sink.error is None

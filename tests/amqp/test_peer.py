@@ -111,20 +111,23 @@ async def test_a_connection_closed_while_it_is_opened_is_refused_in_the_brokers_
 
 
 @pytest.mark.parametrize(
-    "says",
+    ("says", "what"),
     [
-        frames.PREFIX.pack(frames.METHOD, 0, 4) + b"\x00\x0a\x00\xff\xce",  # no such method
-        frames.PREFIX.pack(frames.METHOD, 0, 4) + b"\x00\x0a\x00\x0a\xce",  # a start that ends too soon
-        frames.PREFIX.pack(frames.METHOD, 0, 2**31),
-        b"\x00" * 50,
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak AMQP"),
+        (b"AMQP\x00\x01\x00\x00", "does not speak AMQP"),
+        (b"", "the peer closed it"),
+        (frames.PREFIX.pack(frames.METHOD, 0, 4) + b"\x00\x0a\x00\xff\xce", "does not speak AMQP"),  # no such method
+        (frames.PREFIX.pack(frames.METHOD, 0, 4) + b"\x00\x0a\x00\x0a\xce", "does not speak AMQP"),  # start is cut off
+        (frames.PREFIX.pack(frames.METHOD, 0, 2**31), "does not speak AMQP"),
+        (b"\x00" * 50, "does not speak AMQP"),
     ],
 )
-async def test_nonsense_in_the_handshake_is_a_failure_to_connect(peer: Peer, client: Client, says: bytes) -> None:
+async def test_opening_fails_if_the_peer_is_no_broker(peer: Peer, client: Client, says: bytes, what: str) -> None:
     opening = asyncio.create_task(client.open())
     session = await peer.session()
     session.raw(says)
     session.close()
-    with pytest.raises(ConnectFailedError):
+    with pytest.raises(ConnectFailedError, match=what):
         await opening
 
 

@@ -6,7 +6,6 @@ import concurrent.futures
 import os
 import signal
 import time
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,8 +13,7 @@ import pytest
 import messaging
 from adapters.amqp.connection import CLOSE_GRACE
 from messaging.errors import PublishRefusedError
-from messaging.model import MessageContext
-from tests.amqp.harness import Client, Out, connected, unique, until, within
+from tests.amqp.harness import Client, Out, connected, settled, unique, until, within
 
 if TYPE_CHECKING:
     from pika import BasicProperties
@@ -44,8 +42,7 @@ def receive(foreign: BlockingChannel, queue: str) -> tuple[Basic.GetOk, BasicPro
 
 async def outcomes(messages: list[Out]) -> list[str]:
     """How each ended: "" or the name of its error."""
-    for message in messages:
-        await within(message.outcome.wait())
+    await settled(*(message.done for message in messages))
     return ["" if message.error is None else type(message.error).__name__ for message in messages]
 
 
@@ -75,21 +72,6 @@ async def test_qos_0_is_confirmed_once_written_and_qos_1_once_the_broker_has_it(
     assert await outcomes(confirmed) == [""] * 10
 
 
-async def test_ten_thousand_confirms_pipelined_and_everything_arrives_in_order(rabbitmq: RabbitMQ) -> None:
-    async with connected(rabbitmq.url, publish_window=500) as client:
-        sink, _ = await client.subscribe("many", qos="0")
-        messages = [client.message("many", b"%d" % number) for number in range(10_000)]
-        most = 0
-        for start in range(0, len(messages), 1024):
-            await within(client.adapter.publish(messages[start : start + 1024]))
-            most = max(most, sum(message.was_sent and not message.settled for message in messages))
-        assert await outcomes(messages) == [""] * len(messages)
-        assert 1 < most <= 500
-        await sink.count(len(messages))
-        assert sink.payloads == [b"%d" % number for number in range(10_000)]
-        assert max(sink.batches) > 1
-
-
 async def test_a_window_of_one_publishes_one_at_a_time(rabbitmq: RabbitMQ) -> None:
     async with connected(rabbitmq.url, publish_window=1) as client:
         assert client.adapter.capabilities.publish_window == 1
@@ -107,21 +89,6 @@ async def test_a_settled_message_is_not_sent(client: Client) -> None:
     await outcomes(messages)
     await sink.count(2)
     assert sink.payloads == [b"a", b"b"]
-
-
-async def test_the_message_id_is_not_made_unless_it_is_needed(client: Client) -> None:
-    class Anonymous(Out):
-        @property
-        def message_id(self) -> str:
-            raise AssertionError("qos 0 has no message id")
-
-        @message_id.setter
-        def message_id(self, _: str) -> None:
-            pass
-
-    message = Anonymous(client.adapter, b"x", MessageContext("a", extensions=MappingProxyType({"qos": "0"})))
-    await client.adapter.publish([message])
-    await message.result()
 
 
 # --- exchanges

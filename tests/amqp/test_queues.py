@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from messaging.errors import PublishRefusedError, SubscriptionRefusedError, UnroutableError
-from tests.amqp.harness import Client, connected, run, unique, until
+from tests.amqp.harness import Client, connected, run, settled, unique, until
 from tests.amqp.test_consumer import depth, exists
 from tests.amqp.test_publisher import outcomes, receive
 
@@ -89,7 +89,7 @@ async def test_an_unused_queue_expires(client: Client, foreign: BlockingChannel)
         while message is None or message.error is None:  # asking for the queue would be a use
             message = client.message("amq.default", key=queue, extensions={"mandatory": True})
             await client.adapter.publish([message])
-            await message.outcome.wait()
+            await settled(message.done)
     assert isinstance(message.error, UnroutableError)
 
 

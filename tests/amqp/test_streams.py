@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -98,41 +97,6 @@ async def test_a_rejected_message_of_a_stream_is_redelivered_here_and_counted(cl
     client.acknowledge(arrived)
     arrived = await sink.next()
     assert (arrived.payload, arrived.delivery_count) == (b"2", 1)
-
-
-async def test_after_a_loss_reading_continues_after_the_last_message_settled_without_a_gap(
-    rabbitmq: RabbitMQ, stream: str
-) -> None:
-    with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
-        client = Client(make_adapter(f"amqp://guest:guest@{proxy.host}:{proxy.port}"))
-        await client.open()
-        sink, _ = await client.subscribe(stream, queue=stream, **STREAM)
-        await client.publish(stream, *[b"%d" % number for number in range(10)])
-        await sink.count(10)
-        client.acknowledge(*sink.arrived[:4], *sink.arrived[6:8])
-        await asyncio.sleep(0)
-        for again in (4, 4):
-            proxy.sever()
-            await client.lost()
-            client.losses.clear()
-            await client.open()
-            sink.arrived.clear()
-            await client.subscribe(stream, queue=stream, sink=sink, **STREAM)
-            await sink.count(10 - again)
-            assert offsets(sink) == list(range(again, 10))
-        await client.publish(stream, b"10")
-        await sink.count(7)
-        client.acknowledge(*sink.arrived)
-        await asyncio.sleep(0)
-        proxy.sever()
-        await client.lost()
-        await client.open()
-        sink.arrived.clear()
-        await client.subscribe(stream, queue=stream, sink=sink, **STREAM)
-        await client.publish(stream, b"11")
-        await sink.count(1)
-        assert offsets(sink) == [11]
-        await within(client.adapter.close())
 
 
 @pytest.mark.parametrize("begin", ["next", "last"])

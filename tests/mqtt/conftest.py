@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,22 +13,14 @@ import pytest
 import messaging
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto, require
-from tests.mqtt.harness import run
+from tests.doubles.core import loop_factory as loop_factory
+from tests.doubles.core import pytest_pyfunc_call as pytest_pyfunc_call
+from tests.mqtt.peer import Peer
 
 Connect = Callable[..., messaging.Messaging]
 
 #: reconnecting in the time a test has
 QUICK = {"reconnect_min": 0.02, "reconnect_max": 0.1}
-
-
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine on a loop of its own, made by the fixture ``loop_factory`` if it asks for that."""
-    test = pyfuncitem.obj
-    if not inspect.iscoroutinefunction(test):
-        return None
-    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
-    run(test(**arguments), arguments.get("loop_factory"))
-    return True
 
 
 @pytest.fixture(scope="session")
@@ -67,8 +58,14 @@ def strict_mosquitto(needs_mosquitto: None, tmp_path: Path) -> Iterator[Mosquitt
             }
         )
     )  # fmt: skip
-    with Mosquitto([f"plugin {plugin}", f"plugin_opt_config_file {rules}"]) as broker:
+    with Mosquitto([f"plugin {plugin}", f"plugin_opt_config_file {rules}", "log_type all"]) as broker:
         yield broker
+
+
+@pytest.fixture
+def peer() -> Peer:
+    """A broker that is scripted byte by byte."""
+    return Peer()
 
 
 @pytest.fixture(params=["5", "3.1.1"])

@@ -4,47 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from adapters.mqtt import MqttAdapter
 from messaging.errors import MessagingError
-from messaging.model import Incoming, MessageContext, SubscriptionSpec, parse_url, publish_options, subscribe_options
+from messaging.model import Incoming, MessageContext, SubscriptionSpec, parse_url, subscribe_options
 from messaging.model.settings import load_settings
+from tests.doubles.core import PATIENCE as PATIENCE
+from tests.doubles.core import Out as Out
+from tests.doubles.core import Sink as Sink
+from tests.doubles.core import run as run
+from tests.doubles.core import settled as settled
+from tests.doubles.core import until as until
 from tests.doubles.events import Recorded
-from tests.doubles.plans import plan_of
-
-T = TypeVar("T")
-
-#: seconds any wait in a test may take
-PATIENCE = 10.0
-_numbers = itertools.count(1)
-
-
-def run(main: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> T:
-    """Run a test's coroutine; fail if it leaves a task behind."""
-
-    async def watched() -> T:
-        async with asyncio.timeout(60):
-            result = await main
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        assert not others, f"left behind: {others}"
-        return result
-
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        return runner.run(watched())
-
-
-async def until(condition: Callable[[], Any], what: str = "condition") -> None:
-    """Wait until ``condition()`` is true."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {PATIENCE:g} s in vain: {what}"
-        await asyncio.sleep(0.005)
 
 
 def lasting(version: str, client_id: str | None = None) -> dict[str, Any]:
@@ -52,60 +28,6 @@ def lasting(version: str, client_id: str | None = None) -> dict[str, Any]:
     expiry = {"session_expiry": 1000} if version == "5" else {}
     client_id = client_id or f"test-{secrets.token_hex(6)}"
     return {"version": version, "client_id": client_id, "clean_start": False, **expiry}
-
-
-class Out:
-    """An ``adapter.Outgoing``."""
-
-    def __init__(self, adapter: MqttAdapter, payload: bytes, context: MessageContext) -> None:
-        self.payload = payload
-        self.correlation_id = context.correlation_id
-        self.plan = plan_of(context, publish_options(context.extensions, adapter.capabilities))
-        adapter.check_publish(self.plan)
-        self.settled = False
-        self.was_sent = False
-        self.message_id = self.plan.options.message_id or f"test-{next(_numbers)}"
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def sent(self) -> None:
-        self.was_sent = True
-
-    def confirm(self) -> None:
-        if not self.settled:
-            self.settled = True
-            self.done.set_result(None)
-
-    def fail(self, error: MessagingError) -> None:
-        if not self.settled:
-            self.settled = True
-            self.done.set_exception(error)
-            self.done.exception()  # a test need not look at each
-
-    def error(self) -> BaseException | None:
-        return self.done.exception() if self.done.done() else None
-
-
-class In:
-    """An ``adapter.Sink``."""
-
-    def __init__(self) -> None:
-        self.messages: list[Incoming] = []
-        self.failed: MessagingError | None = None
-
-    def deliver(self, batch: Sequence[Incoming]) -> None:
-        assert batch
-        self.messages.extend(batch)
-
-    def fail(self, error: MessagingError) -> None:
-        self.failed = error
-
-    @property
-    def payloads(self) -> list[bytes]:
-        return [message.payload for message in self.messages]
-
-    async def wait(self, count: int) -> list[Incoming]:
-        await until(lambda: len(self.messages) >= count, f"{count} messages; there are {len(self.messages)}")
-        return self.messages
 
 
 class Core:
@@ -167,8 +89,8 @@ class Core:
         self.adapter.check_subscribe(spec)
         return spec
 
-    async def subscribe(self, channel: str, sink: In | None = None, **extensions: Any) -> tuple[In, Any]:
-        sink = sink or In()
+    async def subscribe(self, channel: str, sink: Sink | None = None, **extensions: Any) -> tuple[Sink, Any]:
+        sink = sink or Sink()
         async with asyncio.timeout(PATIENCE):
             return sink, await self.adapter.subscribe(self.spec(channel, **extensions), sink)
 
@@ -192,9 +114,3 @@ async def connected(url: str, **settings: Any) -> AsyncIterator[Core]:
         yield core
     finally:
         await core.adapter.close()
-
-
-async def settled(*awaitables: Awaitable[Any]) -> None:
-    """Wait for all outcomes, whatever they are."""
-    async with asyncio.timeout(PATIENCE):
-        await asyncio.gather(*awaitables, return_exceptions=True)

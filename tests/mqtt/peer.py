@@ -11,7 +11,7 @@ import pytest
 
 from adapters.mqtt import packets
 from messaging.errors import ConnectFailedError
-from tests.mqtt.harness import PATIENCE, Core, In, Out
+from tests.mqtt.harness import PATIENCE, Core, Out, Sink
 
 
 class Connection:
@@ -199,8 +199,8 @@ async def reconnect(
 
 
 async def subscribed(
-    core: Core, connection: Connection, channel: str = "t", sink: In | None = None, **options: Any
-) -> tuple[In, Any]:
+    core: Core, connection: Connection, channel: str = "t", sink: Sink | None = None, **options: Any
+) -> tuple[Sink, Any]:
     """Subscribe, and have the other end confirm it."""
     subscribing = asyncio.create_task(core.subscribe(channel, sink, **options))
     await connection.suback(v5=core.adapter.settings.v5)

@@ -18,52 +18,49 @@ pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 ASSIGNED = b"\x12" + packets.text("given")
 
 
-async def test_an_assigned_id_is_used_for_reconnecting() -> None:
-    async with Peer() as peer:
-        core = Core(peer.url, client_id="", session_expiry=60)
-        assert core.adapter.capabilities.client_id == ""
-        connection, _ = await accept(core, peer, ASSIGNED)
-        assert connection.connect.endswith(b"\x00\x00")  # a client id of no length
-        assert connection.connect[7] == 0x02
-        assert core.adapter.capabilities.client_id == "given"
-        connection.abort()
-        await core.lost()
-        connection, _ = await accept(core, peer, present=True)
-        assert connection.connect.endswith(packets.text("given"))
-        assert connection.connect[7] == 0x00  # it resumes
-        assert core.adapter.capabilities.client_id == "given"
-        connection.close()
-        await core.lost(2)
-        await core.adapter.close()
+async def test_an_assigned_id_is_used_for_reconnecting(peer: Peer) -> None:
+    core = Core(peer.url, client_id="", session_expiry=60)
+    assert core.adapter.capabilities.client_id == ""
+    connection, _ = await accept(core, peer, ASSIGNED)
+    assert connection.connect.endswith(b"\x00\x00")  # a client id of no length
+    assert connection.connect[7] == 0x02
+    assert core.adapter.capabilities.client_id == "given"
+    connection.abort()
+    await core.lost()
+    connection, _ = await accept(core, peer, present=True)
+    assert connection.connect.endswith(packets.text("given"))
+    assert connection.connect[7] == 0x00  # it resumes
+    assert core.adapter.capabilities.client_id == "given"
+    connection.close()
+    await core.lost(2)
+    await core.adapter.close()
 
 
-async def test_an_assigned_id_is_used_again_without_a_session() -> None:
+async def test_an_assigned_id_is_used_again_without_a_session(peer: Peer) -> None:
     """Logs and access rules of the broker know the client by it."""
-    async with Peer() as peer:
-        core = Core(peer.url, client_id="")
-        connection, _ = await accept(core, peer, ASSIGNED)
-        connection.abort()
-        await core.lost()
-        connection, _ = await accept(core, peer)
-        assert connection.connect.endswith(packets.text("given"))
-        assert connection.connect[7] == 0x02
-        connection.abort()
-        await core.lost(2)
-        await core.adapter.close()
+    core = Core(peer.url, client_id="")
+    connection, _ = await accept(core, peer, ASSIGNED)
+    connection.abort()
+    await core.lost()
+    connection, _ = await accept(core, peer)
+    assert connection.connect.endswith(packets.text("given"))
+    assert connection.connect[7] == 0x02
+    connection.abort()
+    await core.lost(2)
+    await core.adapter.close()
 
 
-async def test_a_refused_attempt_assigns_nothing() -> None:
-    async with Peer() as peer:
-        core = Core(peer.url, client_id="")
-        error = await refused(core, peer, b"\x20" + bytes((3 + len(ASSIGNED), 0, 0x85, len(ASSIGNED))) + ASSIGNED)
-        assert "Client identifier not valid" in str(error)
-        assert error.code == 0x85
-        assert core.adapter.capabilities.client_id == ""
-        connection, _ = await accept(core, peer, ASSIGNED)
-        assert connection.connect.endswith(b"\x00\x00")
-        connection.abort()
-        await core.lost()
-        await core.adapter.close()
+async def test_a_refused_attempt_assigns_nothing(peer: Peer) -> None:
+    core = Core(peer.url, client_id="")
+    error = await refused(core, peer, b"\x20" + bytes((3 + len(ASSIGNED), 0, 0x85, len(ASSIGNED))) + ASSIGNED)
+    assert "Client identifier not valid" in str(error)
+    assert error.code == 0x85
+    assert core.adapter.capabilities.client_id == ""
+    connection, _ = await accept(core, peer, ASSIGNED)
+    assert connection.connect.endswith(b"\x00\x00")
+    connection.abort()
+    await core.lost()
+    await core.adapter.close()
 
 
 def test_mosquitto_resumes_the_session_of_an_id_it_assigned(mosquitto: Mosquitto, connect: Connect) -> None:

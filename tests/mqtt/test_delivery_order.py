@@ -17,7 +17,7 @@ import pytest
 
 from adapters.mqtt import answers, packets
 from messaging.testing.brokers import Mosquitto
-from tests.mqtt.harness import PATIENCE, Core, In, connected, until
+from tests.mqtt.harness import PATIENCE, Core, Sink, connected, until
 from tests.mqtt.peer import Connection, accept, reconnect, session, subscribed
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
@@ -35,7 +35,7 @@ async def test_no_answer_goes_beyond_the_window_in_any_order_of_settling(seed: i
         sink, _ = await subscribed(core, connection, qos=str(qos))
         for packet_id in range(1, count + 1):
             connection.deliver("t", b"", packet_id, qos)
-        messages = [*await sink.wait(count)]
+        messages = [*await sink.count(count)]
         chance.shuffle(messages)
         held = [*range(1, count + 1)]
 
@@ -67,7 +67,7 @@ async def test_beyond_the_limit_answers_of_3_1_1_keep_to_mosquittos_window(seed:
     async with session(**V3, receive_maximum=40) as (core, _, connection):
         sink, _ = await subscribed(core, connection, qos="2")
         deliver_v3(connection, range(1, count + 1))
-        messages = [*await sink.wait(count)]
+        messages = [*await sink.count(count)]
         chance.shuffle(messages)
         core.acknowledge(*messages)
         held = [*range(1, count + 1)]
@@ -83,13 +83,13 @@ async def test_each_message_is_recorded_once_also_where_the_limit_is_exceeded_la
     async with session(**V3, receive_maximum=40) as (core, _, connection):
         sink, _ = await subscribed(core, connection, qos="2")
         deliver_v3(connection, range(1, 31), qos=2)
-        core.acknowledge(*await sink.wait(30))
+        core.acknowledge(*await sink.count(30))
         assert [await connection.expect(packets.PUBREC) for _ in range(30)]
         deliver_v3(connection, range(31, count + 1), qos=2)
-        await sink.wait(count)
+        await sink.count(count)
         for packet_id in range(1, 31):
             connection.answer(packets.PUBREL | 2, packet_id)
-        core.acknowledge(*sink.messages[30:])
+        core.acknowledge(*sink.arrived[30:])
         answers: list[tuple[int, int]] = []
         while len(answers) < 30 + 2 * 30:
             answers.append(await next_answer(connection))
@@ -107,20 +107,20 @@ async def test_a_message_whose_record_was_lost_is_recorded_again_also_beyond_the
     async with session(**V3, receive_maximum=40) as (core, peer, connection):
         sink, _ = await subscribed(core, connection, qos="2")
         deliver_v3(connection, range(1, 41), qos=2)
-        core.acknowledge(*(await sink.wait(40))[1:])
+        core.acknowledge(*(await sink.count(40))[1:])
         for _ in range(39):
             await connection.expect(packets.PUBREC)
         connection, _ = await reconnect(core, peer, connection, present=True)
         deliver_v3(connection, range(1, count + 1), qos=2, flags=8)
         recorded: set[int] = set()
-        await sink.wait(count)
-        core.acknowledge(*sink.messages[40:])
+        await sink.count(count)
+        core.acknowledge(*sink.arrived[40:])
         while len(recorded) < count - 1:
             head, packet_id = await next_answer(connection)
             if head == packets.PUBREC:
                 recorded.add(packet_id)
         assert recorded == {*range(2, count + 1)}
-        assert len(sink.messages) == count
+        assert len(sink.arrived) == count
 
 
 @pytest.mark.parametrize("qos", ["1", "2"])
@@ -132,7 +132,7 @@ async def test_streams_that_settle_at_different_speeds_stay_in_order_with_mosqui
             done = [0, 0]
 
             def settle(which: int, at_most: int) -> None:
-                messages = sinks[which].messages[done[which] : done[which] + at_most]
+                messages = sinks[which].arrived[done[which] : done[which] + at_most]
                 core.acknowledge(*messages)
                 done[which] += len(messages)
 
@@ -159,46 +159,6 @@ async def test_streams_that_settle_at_different_speeds_stay_in_order_with_mosqui
                 assert sink.payloads == [b"%d" % number for number in range(total)]
 
 
-async def test_a_resumed_session_with_answers_due_goes_on_in_order() -> None:
-    """A message that was settled without a connection is answered when it comes again: within the window, too."""
-    with Mosquitto() as broker:
-        url = broker.url
-        settings = {"client_id": "me", "clean_start": False, "session_expiry": 1000}
-        async with connected(url) as other:
-            core = Core(url, receive_maximum=4, **settings)
-            await core.open()
-            sink = In()
-            await core.subscribe("s", sink, qos="1")
-            done = total = 0
-            for round_number in range(8):
-                for _ in range(60):
-                    await other.publish("s", b"%d" % total, qos="1")
-                    total += 1
-                await sink.wait(done + 1)
-                core.acknowledge(*sink.messages[done : len(sink.messages) - 2])
-                core.vanish()
-                await core.lost(round_number + 1)
-                core.acknowledge(*sink.messages[len(sink.messages) - 2 :])
-                done = len(sink.messages)
-                opening = asyncio.create_task(core.reopen())
-                for _ in range(20):  # meanwhile others go on
-                    await other.send(other.out("s", b"%d" % total, qos="1"))
-                    total += 1
-                    await asyncio.sleep(0)
-                assert await opening is True
-
-            def all_there() -> bool:
-                nonlocal done
-                core.acknowledge(*sink.messages[done:])
-                done = len(sink.messages)
-                return len(set(sink.payloads)) == total
-
-            await until(all_there, "all messages")
-            first = list(dict.fromkeys(sink.payloads))  # QoS 1: an answer may have been lost with its connection
-            assert first == [b"%d" % number for number in range(total)]
-            await core.adapter.close()
-
-
 def deliver_v3(connection: Connection, packet_ids: Iterable[int], qos: int = 1, flags: int = 0) -> None:
     for packet_id in packet_ids:
         body = packets.text("t") + packet_id.to_bytes(2, "big") + b"%d" % packet_id
@@ -215,12 +175,12 @@ async def next_answer(connection: Connection) -> tuple[int, int]:
 
 
 @asynccontextmanager
-async def resumed_with_lost_answers(count: int) -> AsyncIterator[tuple[Core, In, Connection]]:
+async def resumed_with_lost_answers(count: int) -> AsyncIterator[tuple[Core, Sink, Connection]]:
     """The answers to messages 1 and 2 were lost, the others are settled, and all are sent again."""
     async with session(**V3) as (core, peer, connection):
         sink, _ = await subscribed(core, connection, qos="2")
         deliver_v3(connection, range(1, count + 1))
-        messages = [*await sink.wait(count)]
+        messages = [*await sink.count(count)]
         core.acknowledge(*messages[:2])
         assert await answered(connection, 2) == [1, 2]
         connection.abort()
@@ -228,7 +188,7 @@ async def resumed_with_lost_answers(count: int) -> AsyncIterator[tuple[Core, In,
         core.acknowledge(*messages[2:])
         connection, _ = await accept(core, peer, present=True)
         deliver_v3(connection, range(1, count + 1), flags=8)
-        await sink.wait(count + 2)
+        await sink.count(count + 2)
         assert sink.payloads[count:] == [b"1", b"2"]
         yield core, sink, connection
 
@@ -240,9 +200,9 @@ async def answered(connection: Connection, count: int) -> list[int]:
 async def test_resent_messages_of_a_3_1_1_session_are_answered_in_their_order() -> None:
     """Whatever is settled first: mosquitto lets new messages overtake its queue where it is not."""
     async with resumed_with_lost_answers(30) as (core, sink, connection):
-        core.acknowledge(sink.messages[31])
+        core.acknowledge(sink.arrived[31])
         await asyncio.sleep(0.02)
-        core.acknowledge(sink.messages[30])
+        core.acknowledge(sink.arrived[30])
         assert await answered(connection, 30) == [*range(1, 31)]
 
 
@@ -253,9 +213,9 @@ async def test_an_unsettled_message_holds_up_the_answers_to_others_for_a_limited
 
     async with resumed_with_lost_answers(30) as (core, sink, connection):
         assert await answered(connection, 28) == [*range(3, 31)]
-        core.acknowledge(sink.messages[31])
+        core.acknowledge(sink.arrived[31])
         assert await answered(connection, 1) == [2]
-        core.acknowledge(sink.messages[30])
+        core.acknowledge(sink.arrived[30])
         assert await answered(connection, 1) == [1]
 
 
@@ -276,22 +236,22 @@ async def test_messages_may_be_acknowledged_by_hand_in_any_order_and_only_the_ot
             sent = [b"%d" % number for number in range(20)]
             for payload in sent:
                 await other.publish("s", payload, qos=qos)
-            messages = [*await sink.wait(20)]
+            messages = [*await sink.count(20)]
             done = chance.sample(messages, 12)
             for message in done:
                 core.acknowledge(message)
                 await asyncio.sleep(0)
             # one more for one that is done: when it is here, the broker has had the answers that were sent before
             await other.publish("s", b"mark", qos=qos)
-            await sink.wait(21)
+            await sink.count(21)
             left = [message.payload for message in messages if message not in done] + [b"mark"]
             await core.adapter.close()
             core = Core(url, **settings)
             await core.open()
             again, _ = await core.subscribe("s", qos=qos)
-            await again.wait(len(left))
+            await again.count(len(left))
             await other.publish("s", b"end", qos=qos)
-            await again.wait(len(left) + 1)
+            await again.count(len(left) + 1)
             assert again.payloads == [*left, b"end"]
-            core.acknowledge(*again.messages)
+            core.acknowledge(*again.arrived)
             await core.adapter.close()

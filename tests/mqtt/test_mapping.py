@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.mqtt import mapping, packets
@@ -57,7 +57,6 @@ def outgoing(draw: st.DrawFn) -> Any:
     return Out(draw(st.binary(max_size=200)), context, options)
 
 
-@settings(deadline=None)
 @given(outgoing(), st.booleans())
 def test_everything_arrives_as_it_was_sent(out: Any, v5: bool) -> None:
     codec: Codec = Mqtt5Codec() if v5 else Mqtt3Codec(enveloped=True)
@@ -79,7 +78,6 @@ def test_everything_arrives_as_it_was_sent(out: Any, v5: bool) -> None:
         assert extensions.get("timeToLive", 1) >= min(out.plan.options.time_to_live or 1, 2**32 - 1)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=20))
 def test_foreign_correlation_data_survives_the_way_back(data: bytes) -> None:
     text = mapping.correlation_text(data)

@@ -11,7 +11,7 @@ from messaging.errors import InvalidExtensionError, UnsupportedFeatureError
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.conformance.helpers import PATIENCE, manual, publish
 from tests.mqtt.conftest import Connect
-from tests.mqtt.harness import Core, In, lasting
+from tests.mqtt.harness import Core, Sink, lasting
 from tests.mqtt.peer import Peer, accept, reconnect, session, subscribed
 
 PERSISTENT: dict[str, Any] = {"client_id": "me", "clean_start": False, "session_expiry": 1000}
@@ -21,8 +21,8 @@ def told(message: Message) -> Any:
     return message.context.extensions.get("packetId")
 
 
-def ids(sink: In) -> list[Any]:
-    return [message.extensions.get("packetId") for message in sink.messages]
+def ids(sink: Sink) -> list[Any]:
+    return [message.extensions.get("packetId") for message in sink.arrived]
 
 
 # --- byte by byte
@@ -34,11 +34,11 @@ async def test_packet_id_is_the_packet_identifier_of_the_publish_packet() -> Non
         silent, _ = await subscribed(core, connection, "a", qos="2")
         for packet_id, qos in ((7, 1), (65_535, 2), (0, 0), (8, 1)):
             connection.deliver("a", b"%d" % packet_id, packet_id, qos)
-        await telling.wait(4)
-        await silent.wait(4)
+        await telling.count(4)
+        await silent.count(4)
         assert ids(telling) == [7, 65_535, None, 8]
         assert ids(silent) == [None] * 4
-        assert [message.extensions["qos"] for message in telling.messages] == ["1", "2", "0", "1"]
+        assert [message.extensions["qos"] for message in telling.arrived] == ["1", "2", "0", "1"]
 
 
 async def test_a_stream_without_acknowledgement_gets_the_packet_id_as_well() -> None:
@@ -46,49 +46,26 @@ async def test_a_stream_without_acknowledgement_gets_the_packet_id_as_well() -> 
     async with session() as (core, _, connection):
         sink, _ = await subscribed(core, connection, "a", qos="0", packetId=True)
         connection.deliver("a", b"x", 3, 1)
-        (message,) = await sink.wait(1)
+        (message,) = await sink.count(1)
         assert (message.extensions["packetId"], message.token) == (3, None)
 
 
-@pytest.mark.parametrize("qos", [1, 2])
-async def test_messages_of_a_resumed_session_keep_their_packet_ids_in_a_new_process(qos: int) -> None:
-    """It was not settled, and this process does not know it."""
-    async with Peer() as peer:
-        seen: list[tuple[Any, Any, bytes]] = []
-        for again in (False, True):
-            core = Core(peer.url, **PERSISTENT)
-            connection, _ = await accept(core, peer, present=again)
-            if again:  # before the process has subscribed
-                connection.deliver("a", b"x", 11, qos, 8)
-            sink, _ = await subscribed(core, connection, "a", qos=str(qos), packetId=True)
-            if not again:
-                connection.deliver("a", b"x", 11, qos)
-            (message,) = await sink.wait(1)
-            found = message.extensions
-            seen.append((found["packetId"], found.get("redelivered"), message.payload))
-            connection.abort()
-            await core.lost()
-            await core.adapter.close()
-        assert seen == [(11, None, b"x"), (11, True, b"x")]
-
-
-async def test_a_message_whose_answer_was_lost_comes_again_with_the_same_packet_id() -> None:
-    async with Peer() as peer:
-        core = Core(peer.url, **PERSISTENT)
-        connection, _ = await accept(core, peer)
-        sink, _ = await subscribed(core, connection, "a", qos="1", packetId=True)
-        connection.deliver("a", b"x", 5, 1)
-        (message,) = await sink.wait(1)
-        core.adapter.acknowledge([message.token])
-        connection, _ = await reconnect(core, peer, connection, present=True)
-        connection.deliver("a", b"x", 5, 1, 8)
-        connection.deliver("a", b"y", 6, 1)
-        messages = await sink.wait(3)
-        assert ids(sink) == [5, 5, 6]
-        assert [message.extensions.get("redelivered", False) for message in messages] == [False, True, False]
-        connection.abort()
-        await core.lost(2)
-        await core.adapter.close()
+async def test_a_message_whose_answer_was_lost_comes_again_with_the_same_packet_id(peer: Peer) -> None:
+    core = Core(peer.url, **PERSISTENT)
+    connection, _ = await accept(core, peer)
+    sink, _ = await subscribed(core, connection, "a", qos="1", packetId=True)
+    connection.deliver("a", b"x", 5, 1)
+    (message,) = await sink.count(1)
+    core.adapter.acknowledge([message.token])
+    connection, _ = await reconnect(core, peer, connection, present=True)
+    connection.deliver("a", b"x", 5, 1, 8)
+    connection.deliver("a", b"y", 6, 1)
+    messages = await sink.count(3)
+    assert ids(sink) == [5, 5, 6]
+    assert [message.extensions.get("redelivered", False) for message in messages] == [False, True, False]
+    connection.abort()
+    await core.lost(2)
+    await core.adapter.close()
 
 
 # --- against mosquitto

@@ -7,7 +7,7 @@ from typing import Any
 
 import paho.mqtt.client as mqtt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
@@ -77,7 +77,6 @@ def paho(request: pytest.FixtureRequest) -> Any:
     return v5, make
 
 
-@settings(deadline=None)
 @given(TOPIC, st.binary(max_size=300), st.integers(0, 2), st.booleans(), properties())
 def test_paho_makes_packets_we_read(
     paho: Any, topic: str, payload: bytes, qos: int, retain: bool, given: Properties
@@ -92,7 +91,6 @@ def test_paho_makes_packets_we_read(
         assert same(publish.properties, given)
 
 
-@settings(deadline=None)
 @given(properties())
 def test_paho_reads_properties_we_make(given: Properties) -> None:
     data = packets.properties_bytes(given)
@@ -105,7 +103,6 @@ def test_paho_reads_properties_we_make(given: Properties) -> None:
     assert getattr(read, "UserProperty", []) == given.user
 
 
-@settings(deadline=None)
 @given(properties(), st.lists(st.integers(1, 2**28 - 1), max_size=3))
 def test_properties_survive_the_way_there_and_back(given: Properties, identifiers: list[int]) -> None:
     data = packets.properties_bytes(given) + b"".join(b"\x0b" + packets.varint(each) for each in identifiers)
@@ -116,7 +113,6 @@ def test_properties_survive_the_way_there_and_back(given: Properties, identifier
     assert publish.payload == b"payload"
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**28 - 1))
 def test_variable_byte_integers(value: int) -> None:
     data = packets.varint(value)
@@ -124,7 +120,6 @@ def test_variable_byte_integers(value: int) -> None:
     assert packets._parse_varint(data + b"\xff", 0) == (value, len(data))
 
 
-@settings(deadline=None)
 @given(st.integers(0, 15), st.binary(max_size=60), st.booleans())
 def test_any_bytes_parse_or_break_the_protocol(flags: int, data: bytes, v5: bool) -> None:
     try:
@@ -136,7 +131,6 @@ def test_any_bytes_parse_or_break_the_protocol(flags: int, data: bytes, v5: bool
     assert data.endswith(publish.payload)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=30))
 def test_any_bytes_are_an_acknowledgement_or_break_the_protocol(data: bytes) -> None:
     try:

@@ -5,7 +5,7 @@ The originals are ``interoperability/client_test.py`` and ``client_test5.py`` of
 same is asked of this adapter: against mosquitto through the public API, and against a scripted broker where mosquitto
 cannot be told what to send. Topics are the originals'. Sleeps became conditions. Left out is a session expiry of its
 own for DISCONNECT, which this API does not have. Covered elsewhere, for both versions (files without a folder are in
-this one, ``conformance`` is ``messaging/testing/conformance``):
+this one, ``conformance`` is ``tests/conformance``, ``faults`` is ``tests/faults``):
 
 ====================================  ===========================================================================
 ``test_basic``                        conformance/test_delivery.py: qos_levels_are_used_or_refused
@@ -14,8 +14,8 @@ this one, ``conformance`` is ``messaging/testing/conformance``):
 ``test_zero_length_clientid``         test_assigned_client_id.py, test_settings.py: options_that_do_not_fit_are_named
 ``test_assigned_clientid``            test_assigned_client_id.py
 ``test_connect_fail``                 test_connection.py: a_refused_connection_says_where_and_why
-``test_offline_message_queueing``     test_persistent_session.py: closing_the_instance_leaves_its_subscriptions...
-``test_redelivery_on_reconnect``      test_persistent_session.py: unsettled_messages_are_delivered_to_the_next...
+``test_offline_message_queueing``     faults/test_shutdown.py: a_receiver_that_is_closed_leaves_the_rest...
+``test_redelivery_on_reconnect``      test_packet_id.py: a_message_delivered_again_after_a_reconnect_...
 ``test_overlapping_subscriptions``    conformance/test_subscriptions.py: overlapping_patterns_get_one_copy_each
 ``test_subscription_identifiers``     the same
 ``test_dollar_topics``                conformance/test_subscriptions.py: a_wildcard_in_the_first_level_...
@@ -26,7 +26,7 @@ this one, ``conformance`` is ``messaging/testing/conformance``):
 ``test_subscribe_options``            test_subscribe_options.py: No Local and Retain As Published
 ``..._retain_handling``               test_subscribe_options.py: retain_handling_of_a_second_stream_is_its_own
 ``test_shared_...``                   conformance/test_queues.py: of_competing_consumers_one_gets_a_message
-``test_maximum_packet_size``          test_messages.py: limits_of_the_broker..., test_reason_codes.py
+``test_maximum_packet_size``          test_session.py: messages_over_the_brokers_packet_size..., test_reason_codes.py
 ``test_*_topic_alias``                test_topic_aliases.py
 ``test_will_delay``                   test_last_will_delay.py
 ``test_flow_control1``                test_messages.py: unacknowledged_messages_hold_the_broker_back
@@ -121,15 +121,14 @@ def test_payload_format(mosquitto: Mosquitto, aclient: Messaging) -> None:
 
 def test_request_response(mosquitto: Mosquitto, aclient: Messaging) -> None:
     """Response topic and correlation data travel there, correlation data back. Changed: the responder is not ours."""
-    with Foreign(mosquitto) as responder, aclient.subscribe(TOPICS[1], qos=2) as answers:
+    with Foreign(mosquitto) as responder:
         responder.subscribe(TOPICS[0], 2)
-        publish(aclient, TOPICS[0], [b"request"], qos=1, reply_to=TOPICS[1], correlation_id="334")
+        promise = aclient.request(TOPICS[0], b"request", qos=1, reply_to=TOPICS[1], correlation_id="334")
         request = responder.receive()
         assert request.payload == b"request"
         assert (request.properties.ResponseTopic, request.properties.CorrelationData) == (TOPICS[1], b"334")
         responder.publish(request.properties.ResponseTopic, b"response", 1, CorrelationData=b"334")
-        answer = answers.receive(PATIENCE)
-        assert (answer.payload, answer.context.correlation_id) == (b"response", "334")
+        assert promise.result(PATIENCE).payload == b"response"
 
 
 async def test_server_keep_alive() -> None:

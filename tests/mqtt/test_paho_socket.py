@@ -34,7 +34,7 @@ async def test_every_packet_passes(mosquitto: Mosquitto, version: str) -> None:
         sink, handle = await core.subscribe("all/#", qos="2")
         for qos in "012":
             await core.publish("all/x", qos.encode(), qos=qos)
-        core.acknowledge(*await sink.wait(3))
+        core.acknowledge(*await sink.count(3))
         assert sink.payloads == [b"0", b"1", b"2"]
         core.vanish()
         await core.lost()
@@ -57,7 +57,7 @@ async def test_tls_and_a_will(authority: Authority) -> None:
             await core.open()
             await will.done
             core.vanish()
-            assert (await sink.wait(1))[0].payload == b"gone"
+            assert (await sink.count(1))[0].payload == b"gone"
             await core.adapter.close()
 
 
@@ -72,14 +72,13 @@ async def test_tls_and_a_will(authority: Authority) -> None:
     ],
 )
 async def test_a_refusing_or_malformed_connack_is_reported(
-    version: str, answer: bytes, error: type[Exception], text: str
+    peer: Peer, version: str, answer: bytes, error: type[Exception], text: str
 ) -> None:
-    async with Peer() as peer:
-        opening = asyncio.create_task(Core(peer.url, version=version).open())
-        connection, _ = await peer.accept()
-        connection.write(answer)
-        with pytest.raises(error, match=text):
-            await opening
+    opening = asyncio.create_task(Core(peer.url, version=version).open())
+    connection, _ = await peer.accept()
+    connection.write(answer)
+    with pytest.raises(error, match=text):
+        await opening
 
 
 async def test_connack_is_read_and_the_reason_of_a_disconnect_told() -> None:
@@ -89,22 +88,21 @@ async def test_connack_is_read_and_the_reason_of_a_disconnect_told() -> None:
         assert "disconnected this client: Server shutting down" in str(await core.lost())
 
 
-async def test_connect_and_all_packets_of_this_side_are_the_same(way: str) -> None:
-    async with Peer() as peer:
-        core = Core(f"mqtt://u:p@127.0.0.1:{peer.port}", client_id="me", keepalive=7, session_expiry=9)
-        opening = asyncio.create_task(core.open())
-        connection, connect = await peer.accept()
-        assert connect == (
-            b"\x00\x04MQTT\x05\xc2\x00\x07\x0b\x11\x00\x00\x00\x09\x21\x04\x00\x22\x00\x20\x00\x02me\x00\x01u\x00\x01p"
-        )
-        connection.connack()
-        await opening
-        _, handle = await subscribed(core, connection, "a")
-        unsubscribing = asyncio.create_task(core.adapter.unsubscribe(handle))
-        assert await connection.packet() == (0xA2, b"\x00\x02\x00\x00\x01a")
-        connection.send(packets.UNSUBACK, b"\x00\x02\x00\x00")
-        await unsubscribing
-        await farewell(core, connection)
+async def test_connect_and_all_packets_of_this_side_are_the_same(peer: Peer, way: str) -> None:
+    core = Core(f"mqtt://u:p@127.0.0.1:{peer.port}", client_id="me", keepalive=7, session_expiry=9)
+    opening = asyncio.create_task(core.open())
+    connection, connect = await peer.accept()
+    assert connect == (
+        b"\x00\x04MQTT\x05\xc2\x00\x07\x0b\x11\x00\x00\x00\x09\x21\x04\x00\x22\x00\x20\x00\x02me\x00\x01u\x00\x01p"
+    )
+    connection.connack()
+    await opening
+    _, handle = await subscribed(core, connection, "a")
+    unsubscribing = asyncio.create_task(core.adapter.unsubscribe(handle))
+    assert await connection.packet() == (0xA2, b"\x00\x02\x00\x00\x01a")
+    connection.send(packets.UNSUBACK, b"\x00\x02\x00\x00")
+    await unsubscribing
+    await farewell(core, connection)
 
 
 async def test_a_connection_that_ends_or_is_cancelled_leaves_no_socket(way: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from messaging.model import Incoming
-from tests.mqtt.harness import Core, In
+from tests.mqtt.harness import Core, Sink
 from tests.mqtt.peer import session, subscribed
 
 
@@ -31,7 +31,7 @@ async def test_a_loss_while_reading_waits_is_noticed() -> None:
     async with session() as (core, _, connection):
         sink, _ = await subscribed(core, connection)
         connection.deliver("t", b"last")
-        await sink.wait(1)
+        await sink.count(1)
         connection.abort()
         await core.lost()
 
@@ -42,7 +42,7 @@ async def test_closing_does_not_wait_for_a_paced_read(monkeypatch: pytest.Monkey
         sink, _ = await subscribed(core, connection)
         monkeypatch.setattr(Always, "pause", 1000.0)
         connection.deliver("t", b"1")
-        await sink.wait(1)
+        await sink.count(1)
         closing = asyncio.create_task(core.adapter.close())
         await connection.expect(0xE0)
         connection.close()
@@ -50,7 +50,7 @@ async def test_closing_does_not_wait_for_a_paced_read(monkeypatch: pytest.Monkey
             await closing
 
 
-class Suspending(In):
+class Suspending(Sink):
     """A sink whose consumer is behind as soon as it received a message."""
 
     def __init__(self, core: Core) -> None:
@@ -73,11 +73,11 @@ async def test_packets_that_were_read_wait_while_reading_is_suspended(
         for number in range(2000):
             connection.deliver("t", b"%d" % number)
         handed: list[int] = []
-        while len(sink.messages) < 2000:
-            before = len(sink.messages)
+        while len(sink.arrived) < 2000:
+            before = len(sink.arrived)
             core.adapter.resume(None)
-            await sink.wait(before + 1)
-            handed.append(len(sink.messages) - before)
+            await sink.count(before + 1)
+            handed.append(len(sink.arrived) - before)
         assert max(handed) <= 512  # a batch, and the rest of the read before
         assert [int(payload) for payload in sink.payloads] == list(range(2000))
 
@@ -87,7 +87,7 @@ async def test_a_loss_while_reading_is_suspended_is_noticed() -> None:
         sink, _ = await subscribed(core, connection, "t", Suspending(core))
         for number in range(1000):
             connection.deliver("t", b"%d" % number)
-        await sink.wait(1)
+        await sink.count(1)
         connection.abort()
         core.adapter.resume(None)
         while not core.losses:
@@ -102,7 +102,7 @@ async def test_closing_processes_packets_that_were_read() -> None:
         sink, _ = await subscribed(core, connection, "t", Suspending(core))
         for number in range(1000):
             connection.deliver("t", b"%d" % number)
-        await sink.wait(1)
+        await sink.count(1)
         await asyncio.sleep(0.05)
         closing = asyncio.create_task(core.adapter.close())
         await connection.expect(0xE0)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +11,6 @@ from adapters.mqtt import settings as module
 from messaging.errors import ConfigurationError, InvalidOptionError, InvalidUrlError
 from messaging.model import Features, parse_url
 from messaging.model.settings import load_settings
-
-ROOT = Path(__file__).parents[2]
 
 
 def make(url: str, **keywords: Any) -> MqttAdapter:
@@ -141,22 +136,3 @@ def test_features_are_what_the_version_can_do() -> None:
         assert absent not in five.capabilities.features
     assert five.capabilities.qos_levels == ("0", "1", "2")
     assert five.capabilities.default_qos == "0"
-
-
-def test_without_paho_the_package_imports_and_an_adapter_names_the_missing_extra() -> None:
-    script = """
-import sys
-sys.modules["paho"] = None
-from adapters.mqtt import MqttAdapter
-from messaging.errors import MissingExtraError
-from messaging.model.settings import load_settings
-from messaging.model.url import parse_url
-url = parse_url("mqtt://h")
-try:
-    MqttAdapter(url, load_settings(MqttAdapter.settings_type, url, {}), "n")
-except MissingExtraError as error:
-    assert error.extra == "mqtt" and "rx-messaging[mqtt]" in str(error), error
-else:
-    raise AssertionError
-"""
-    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=30)

@@ -14,7 +14,7 @@ from messaging.errors import SubscriptionRefusedError, UnsupportedFeatureError
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
 from tests.mqtt.conftest import Connect
-from tests.mqtt.harness import PATIENCE, Core, In
+from tests.mqtt.harness import PATIENCE, Core, Sink
 from tests.mqtt.peer import Connection, Peer, accept, farewell, session
 
 WAY_OUT = "no shared subscriptions with MQTT 3.1.1, which queues need; set version=5"
@@ -109,7 +109,7 @@ class Silent:
                 return
 
 
-async def queue_at(core: Core, peer: Peer, **how: Any) -> In:
+async def queue_at(core: Core, peer: Peer, **how: Any) -> Sink:
     """Subscribe to a queue at a broker whose probe ends as told."""
     connection, _ = await accept(core, peer)
     serving = asyncio.create_task(Silent(peer, **how).serve())

@@ -192,8 +192,8 @@ async def test_retain_as_published_works_without_subscription_identifiers() -> N
         told, _ = await subscribed(core, connection, "t", retain_as_published=True)
         for payload, flags in ((b"old", 1), (b"live", 1), (b"again", 1), (b"fleeting", 0)):
             connection.deliver("t", payload, flags=flags)
-        await told.wait(4)
-        assert [(each.payload, each.extensions.get("retain")) for each in told.messages] == [
+        await told.count(4)
+        assert [(each.payload, each.extensions.get("retain")) for each in told.arrived] == [
             (b"old", True), (b"live", True), (b"again", True), (b"fleeting", None),
         ]  # fmt: skip
 
@@ -202,13 +202,13 @@ async def test_without_identifiers_other_streams_have_a_retained_message_once() 
     async with session(NO_IDENTIFIERS) as (core, _, connection):
         one, _ = await subscribed(core, connection, "t")
         connection.deliver("t", b"old", flags=1)
-        await one.wait(1)
+        await one.count(1)
         two, _ = await subscribed(core, connection, "t")
         connection.deliver("t", b"old", flags=1)
-        await two.wait(1)
+        await two.count(1)
         connection.deliver("t", b"live")
         for sink in (one, two):
-            await sink.wait(2)
+            await sink.count(2)
             assert sink.payloads == [b"old", b"live"]
 
 

@@ -81,7 +81,7 @@ async def test_aliases_of_the_broker_are_understood() -> None:
         for topic, alias in (("a", 3), ("", 3), ("b", 3), ("", 3), ("c", 0)):
             properties = b"\x23" + alias.to_bytes(2, "big") if alias else b""
             connection.send(0x30, packets.text(topic) + bytes((len(properties),)) + properties + b"x")
-        assert [message.channel for message in await sink.wait(5)] == ["a", "a", "b", "b", "c"]
+        assert [message.channel for message in await sink.count(5)] == ["a", "a", "b", "b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -112,5 +112,5 @@ async def test_mosquitto_accepts_aliases_for_every_qos(mosquitto: Mosquitto) -> 
             for _ in range(5):
                 for number in range(12):
                     await core.publish(f"alias/{number}", qos.encode(), qos=qos)
-        messages = await sink.wait(180)
+        messages = await sink.count(180)
         assert [message.channel for message in messages] == [f"alias/{number}" for number in range(12)] * 15

@@ -1,0 +1,181 @@
+"""The core's side of the adapter contract: what a test needs to drive one adapter directly, on a loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+
+import pytest
+import uvloop
+
+from messaging.adapter import Adapter
+from messaging.errors import MessagingError
+from messaging.model import Incoming, MessageContext, publish_options
+from tests.doubles.plans import plan_of
+
+T = TypeVar("T")
+
+#: seconds any wait in a test may take
+PATIENCE = 15.0
+_numbers = itertools.count(1)
+
+
+def run(main: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> T:
+    """Run a test's coroutine; fail if it leaves a task behind, or something went wrong behind its back."""
+    mishaps: list[str] = []
+
+    async def watched() -> T:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: mishaps.append(str(context)))
+        async with asyncio.timeout(60):
+            result = await main
+        # tasks that were told to end do so within a few turns of the loop; no other task may be left
+        for _ in range(5):
+            await asyncio.sleep(0)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not others, f"left behind: {others}"
+        return result
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        result = runner.run(watched())
+    assert not mishaps, mishaps
+    return result
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run coroutine tests on a loop of their own, made by the fixture ``loop_factory`` if a test has it.
+
+    Arguments that are asynchronous context managers are entered.
+    """
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+
+    async def main() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            arguments = {}
+            for name in inspect.signature(test).parameters:
+                value = pyfuncitem.funcargs[name]
+                is_entered = isinstance(value, AbstractAsyncContextManager)
+                arguments[name] = await stack.enter_async_context(value) if is_entered else value
+            await test(**arguments)
+
+    run(main(), pyfuncitem.funcargs.get("loop_factory"))
+    return True
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def loop_factory(request: pytest.FixtureRequest) -> Any:
+    """Has a test run on both kinds of event loop."""
+    return request.param
+
+
+async def until(condition: Callable[[], Any], what: str = "condition", patience: float = PATIENCE) -> None:
+    """Wait until ``condition()`` is true."""
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {patience:g} s in vain: {what}"
+        await asyncio.sleep(0.005)
+
+
+async def within(awaitable: Awaitable[T], patience: float = PATIENCE) -> T:
+    """Await, but not for ever."""
+    async with asyncio.timeout(patience):
+        return await awaitable
+
+
+def unique(name: str) -> str:
+    """``name`` with a number that no other test has."""
+    return f"{name}-{next(_numbers)}"
+
+
+class Out:
+    """An ``adapter.Outgoing``."""
+
+    def __init__(self, adapter: Adapter, payload: bytes, context: MessageContext) -> None:
+        self.payload = payload
+        self.correlation_id = context.correlation_id
+        self.plan = plan_of(context, publish_options(context.extensions, adapter.capabilities))
+        adapter.check_publish(self.plan)
+        self.settled = False
+        self.was_sent = False
+        #: how often it was settled: once, if all is well
+        self.settlements = 0
+        self.error: MessagingError | None = None
+        self.message_id = self.plan.options.message_id or unique("id")
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def sent(self) -> None:
+        self.was_sent = True
+
+    def confirm(self) -> None:
+        self._settle(None)
+
+    def fail(self, error: MessagingError) -> None:
+        self._settle(error)
+
+    def _settle(self, error: MessagingError | None) -> None:
+        self.settlements += 1
+        if not self.settled:
+            self.settled = True
+            self.error = error
+            if error is None:
+                self.done.set_result(None)
+            else:
+                self.done.set_exception(error)
+                self.done.exception()  # a test need not look at each
+
+    async def result(self) -> None:
+        """Wait for the outcome.
+
+        Raises:
+            MessagingError: what it failed with.
+        """
+        await within(self.done)
+
+
+class Sink:
+    """An ``adapter.Sink`` that keeps everything."""
+
+    def __init__(self) -> None:
+        self.arrived: list[Incoming] = []
+        self.batches: list[int] = []
+        self.error: MessagingError | None = None
+        self.failures = 0
+
+    def deliver(self, batch: Sequence[Incoming]) -> None:
+        assert batch
+        self.arrived += batch
+        self.batches.append(len(batch))
+
+    def fail(self, error: MessagingError) -> None:
+        self.error = error
+        self.failures += 1
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [incoming.payload for incoming in self.arrived]
+
+    async def count(self, number: int) -> list[Incoming]:
+        """Wait for ``number`` messages."""
+        try:
+            await until(lambda: len(self.arrived) >= number)
+        except AssertionError:
+            raise AssertionError(f"{len(self.arrived)} of {number} messages arrived: {self.payloads}") from None
+        return self.arrived
+
+    async def next(self) -> Incoming:
+        """Wait for a message and take it."""
+        await self.count(1)
+        return self.arrived.pop(0)
+
+
+async def settled(*awaitables: Awaitable[Any]) -> None:
+    """Wait for all outcomes, whatever they are."""
+    await within(asyncio.gather(*awaitables, return_exceptions=True))
