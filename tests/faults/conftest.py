@@ -6,18 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from messaging.testing.brokers import Mosquitto, require
-from tests.certificates import TlsRabbitMQ
-
-
-class FrailRabbitMQ(TlsRabbitMQ):
-    """A RabbitMQ that listens with TLS, too, and takes no large messages. A test that breaks it repairs it."""
-
-    #: largest message, bytes
-    limit = 500_000
-
-    def __init__(self) -> None:
-        super().__init__([f"max_message_size = {self.limit}"])
+from messaging.testing.brokers import Broker, Mosquitto, require
+from tests.doubles.core import pytest_pyfunc_call as pytest_pyfunc_call
+from tests.faults.scenario import Profile
+from tests.mqtt.conftest import needs_mosquitto as needs_mosquitto
+from tests.mqtt.conftest import strict_mosquitto as strict_mosquitto
 
 
 @pytest.fixture
@@ -28,9 +21,8 @@ def broker() -> Iterator[Mosquitto]:
         yield broker
 
 
-@pytest.fixture(scope="session")
-def frail_rabbitmq() -> Iterator[FrailRabbitMQ]:
-    """See the class. One for all tests that need it: it takes seconds to start."""
-    require("rabbitmq")
-    with FrailRabbitMQ() as broker:
-        yield broker
+@pytest.fixture
+def any_broker(request: pytest.FixtureRequest, profile: Profile) -> Broker:
+    """The broker that the profile is for."""
+    broker: Broker = request.getfixturevalue("rabbitmq" if profile.name.startswith("amqp") else "broker")
+    return broker

@@ -35,7 +35,7 @@ from messaging.testing.proxy import Flow, Proxy
 from tests.faults.ledger import Verdict
 from tests.faults.scenario import AMQP, MQTT5, MQTT311, PATIENCE, Scene, eventually, state
 
-#: seconds of faults in a round; rounds that count for nothing yet, as caches and pools of threads fill up
+#: seconds of faults in a round, by default; rounds that count for nothing yet, as caches and pools of threads fill up
 ROUND: Final = 20.0
 WARM_UP: Final = 3
 #: what memory may vary by, bytes: the last rounds against the first ones after the warm-up
@@ -308,14 +308,14 @@ class Report:
         return "\n".join([*lines, *(f"FAILED: {problem}" for problem in self.problems)])
 
 
-def soak(minutes: float, protocols: list[str], seed: int, say: Callable[[str], object]) -> Report:
-    """Run; what went wrong is in ``problems`` of the report."""
+def soak(minutes: float, seconds: float, protocols: list[str], seed: int, say: Callable[[str], object]) -> Report:
+    """Run, in rounds of so many seconds; what went wrong is in ``problems`` of the report."""
     report = Report(seed, protocols)
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         drivers = [stack.enter_context(Driver(protocol, seed, Path(folder))) for protocol in protocols]
         while time.monotonic() - start < 60 * minutes and not report.problems:
-            report.problems += _round(drivers)
+            report.problems += _round(drivers, seconds)
             report.rounds += 1
             if not report.problems:
                 report.problems += _measure(report, start)
@@ -328,13 +328,13 @@ def soak(minutes: float, protocols: list[str], seed: int, say: Callable[[str], o
     return report
 
 
-def _round(drivers: list[Driver]) -> list[str]:
+def _round(drivers: list[Driver], seconds: float) -> list[str]:
     """One for each driver, at the same time; in words, what went wrong."""
     problems: list[str] = []
 
     def run(driver: Driver) -> None:
         try:
-            driver.round(ROUND)
+            driver.round(seconds)
         except Exception as error:  # noqa: BLE001  # told in the report, whatever it is
             problems.append(f"{driver.protocol}: {type(error).__name__}: {error}")
 
@@ -394,6 +394,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--protocol", choices=[*PROFILES, "both"], default="both", help="both: mqtt and amqp")
+    parser.add_argument("--round", type=float, default=ROUND, help="seconds of faults between two measurements")
     parser.add_argument("--seed", type=int, default=random.randrange(10_000))
     parser.add_argument("--json", type=Path, help="file for the report")
     given = parser.parse_args()
@@ -402,7 +403,7 @@ def main() -> int:
     def say(line: str) -> None:
         sys.stderr.write(f"{line}\n")
 
-    report = soak(given.minutes, protocols, given.seed, say)
+    report = soak(given.minutes, given.round, protocols, given.seed, say)
     sys.stdout.write(f"{report}\n")
     if given.json is not None:
         given.json.write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,6 @@ from messaging import (
     PublishRefusedError,
 )
 from messaging.testing.brokers import Mosquitto
-from messaging.testing.proxy import Proxy
-from tests.faults.cases import cut_within_a_frame, cut_within_the_handshake, go_byte_by_byte, half_open, large
 from tests.faults.ledger import Stamp, Verdict
 from tests.faults.scenario import (
     BATCH,
@@ -51,88 +48,6 @@ versions = pytest.mark.parametrize("version", ["5", "3.1.1"])
 
 #: for a mosquitto that is stopped in good order: saving every change is slow
 SAVES_AT_THE_END = ("autosave_on_changes false",)
-
-
-# --- connections
-
-
-@every
-def test_nothing_is_lost_when_connections_are_reset(broker: Mosquitto, profile: Profile, tmp_path: Path) -> None:
-    """At both ends, at one of them, and at the client's without the broker hearing of it."""
-    with Scene(profile, broker, tmp_path) as scene:
-        for proxy in (scene.sending, scene.receiving):
-            faults: list[Callable[[], None]] = [
-                proxy.sever,
-                partial(proxy.reset, "client"),
-                partial(proxy.reset, "broker"),
-                partial(proxy.reset, "client", quietly=True),
-            ]
-            for fault in faults:
-                scene.outlived(fault, proxy)
-            assert proxy.resets >= len(faults)
-        verdict = scene.finish()
-    assert not profile.once or not verdict.duplicates
-
-
-@pytest.mark.parametrize(
-    ("profile", "reset"),
-    [(MQTT5, True), (MQTT5, False), (MQTT311, True), (MQTT5_QOS2, True), (MQTT311_QOS2, False)],
-    ids=str,
-)
-def test_nothing_is_lost_when_a_connection_ends_within_a_frame(
-    broker: Mosquitto, profile: Profile, reset: bool, tmp_path: Path
-) -> None:
-    """In each direction, with a reset or in good order. Of two places in a row one at least is within a frame."""
-    with Scene(profile, broker, tmp_path, body=large) as scene:
-        cut_within_a_frame(scene, reset=reset)
-        verdict = scene.finish()
-    assert not profile.once or not verdict.duplicates
-
-
-@once_each
-def test_a_connection_that_ends_within_the_handshake_is_made_again(
-    broker: Mosquitto, profile: Profile, tmp_path: Path
-) -> None:
-    with Scene(profile, broker, tmp_path) as scene:
-        cut_within_the_handshake(scene, 1, 3)  # of CONNECT and of CONNACK
-        scene.finish()
-
-
-@once_each
-def test_frames_may_arrive_byte_by_byte(broker: Mosquitto, profile: Profile, tmp_path: Path) -> None:
-    with Scene(profile, broker, tmp_path, publishers=1, window=4, batch=2) as scene:
-        go_byte_by_byte(scene)
-        verdict = scene.finish()
-    assert verdict.duplicates == 0
-    assert (scene.sending.attempts, scene.receiving.attempts) == (1, 1)
-
-
-@versions
-def test_a_half_open_connection_is_noticed_within_twice_the_keepalive(broker: Mosquitto, version: str) -> None:
-    """With one direction gone, or both; idle, and with messages that go nowhere."""
-    keepalive = 3
-    took = half_open(broker, {"keepalive": keepalive, "version": version, **QUICK}, {"qos": 1})
-    assert max(took.values()) <= 2 * keepalive, took
-
-
-@pytest.mark.parametrize("profile", [MQTT5, MQTT311_QOS2], ids=str)
-def test_nothing_is_lost_over_a_half_open_connection(broker: Mosquitto, profile: Profile, tmp_path: Path) -> None:
-    with Scene(profile, broker, tmp_path, keepalive=1, connect_timeout=2.0) as scene:
-        for proxy, instances in (
-            (scene.sending, [publisher.instance for publisher in scene.publishers]),
-            (scene.receiving, [scene.receiver]),
-        ):
-            scene.progress()
-            for flow in (proxy.up, proxy.down):
-                flow.swallow()
-            for m in instances:
-                eventually(lambda m=m: state(m) != "connected", "the loss is noticed")  # type: ignore[misc]
-            assert proxy.up.swallowed + proxy.down.swallowed > 0
-            for flow in (proxy.up, proxy.down):
-                flow.restore()
-        scene.progress()
-        verdict = scene.finish()
-    assert not profile.once or not verdict.duplicates
 
 
 # --- brokers
@@ -347,9 +262,12 @@ def test_packet_ids_start_over(broker: Mosquitto, tmp_path: Path) -> None:
     assert scene.sending.resets == scene.receiving.resets == 1
 
 
-def test_a_resumed_session_keeps_the_order_whatever_waits_in_it(broker: Mosquitto, tmp_path: Path) -> None:
-    """MQTT 3.1.1: answers given before a loss are given again, and not behind others."""
-    with Scene(MQTT311, broker, tmp_path, publishers=1, window=3000, batch=500, pace=0.0) as scene:
+@once_each
+def test_a_resumed_session_keeps_the_order_whatever_waits_in_it(
+    broker: Mosquitto, profile: Profile, tmp_path: Path
+) -> None:
+    """Answers given before a loss are given again, and not behind others."""
+    with Scene(profile, broker, tmp_path, publishers=1, window=3000, batch=500, pace=0.0) as scene:
         publisher = scene.publishers[0]
         for mark in range(2000, 20_000, 2000):
             eventually(lambda mark=mark: publisher.next > mark, f"message {mark}")  # type: ignore[misc]
@@ -394,45 +312,3 @@ def test_a_message_that_costs_the_connection_holds_others_up_until_its_deadline(
             large.result(PATIENCE)
         assert 2 <= proxy.attempts <= 15
         other.result(PATIENCE)
-
-
-# --- slow ones
-
-
-@once_each
-def test_a_slow_consumer_delays_no_other_and_receives_everything(
-    broker: Mosquitto, profile: Profile, tmp_path: Path
-) -> None:
-    """What it does not take waits at the broker: in this process there is no more than a window."""
-    slow = threading.Event()
-    settings: dict[str, Any] = {"receive_maximum": 50} if profile is MQTT5 else {}
-
-    def before(_: Message) -> None:
-        assert slow.wait(PATIENCE)
-
-    with Scene(profile, broker, tmp_path, before=before, **settings) as scene:
-        eventually(lambda: all(publisher.confirmed > 300 for publisher in scene.publishers), "600 confirmed")
-        subscription = scene.receiver.runtime.get_runtime_dto().subscriptions[0]
-        assert subscription.buffered + 1 <= 50  # one is in the consumer's hands
-        assert scene.arrivals.stamps == []
-        slow.set()
-        scene.progress()
-        assert scene.finish().duplicates == 0
-
-
-@once_each
-def test_a_slow_network_delays_and_loses_nothing(broker: Mosquitto, profile: Profile, tmp_path: Path) -> None:
-    with Scene(profile, broker, tmp_path) as scene:
-        scene.progress()
-        for flow in (scene.sending.up, scene.sending.down, scene.receiving.up):
-            flow.shape(latency=0.05)
-        scene.receiving.down.shape(latency=0.05, rate=20_000)
-        start, received = time.monotonic(), scene.receiving.down.bytes
-        eventually(lambda: all(publisher.confirmed > 500 for publisher in scene.publishers), "1,000 confirmed")
-        elapsed = time.monotonic() - start
-        assert scene.receiving.down.bytes - received < 20_000 * (elapsed + 0.5)
-        for flow in (scene.sending.up, scene.sending.down, scene.receiving.up, scene.receiving.down):
-            flow.shape()
-        scene.progress()
-        assert scene.finish().duplicates == 0
-        assert (scene.sending.attempts, scene.receiving.attempts) == (2, 1)

@@ -6,14 +6,12 @@ Counted is what arrives: connections at a proxy, requests in the broker's log or
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,8 +25,7 @@ from messaging import (
     SubscriptionRefusedError,
 )
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require
-from messaging.testing.proxy import Proxy
-from tests.faults.conftest import FrailRabbitMQ
+from tests.certificates import TlsRabbitMQ
 from tests.faults.scenario import (
     PATIENCE,
     attempts_to_connect,
@@ -42,8 +39,6 @@ from tests.mqtt.peer import Connection, Peer
 #: attempts in one second that the delays allow, from a tenth of a second upwards
 STORM = 10
 versions = pytest.mark.parametrize("version", ["5", "3.1.1"])
-
-DYNAMIC_SECURITY = next(Path("/usr/lib").glob("*/mosquitto_dynamic_security.so"), None)
 
 
 # --- credentials
@@ -69,19 +64,19 @@ def test_a_wrong_password_is_an_error_and_no_storm_mqtt(version: str, tmp_path: 
         check_password(broker, wrong_url, wrong_url.replace("wrong", "right"), change)
 
 
-def test_a_wrong_password_is_an_error_and_no_storm_amqp(frail_rabbitmq: FrailRabbitMQ) -> None:
-    frail_rabbitmq.ctl("add_user", "user", "right")
+def test_a_wrong_password_is_an_error_and_no_storm_amqp(own_rabbitmq: TlsRabbitMQ) -> None:
+    own_rabbitmq.ctl("add_user", "user", "right")
     try:
-        frail_rabbitmq.ctl("set_permissions", "user", ".*", ".*", ".*")
-        wrong_url = f"amqp://user:wrong@{frail_rabbitmq.host}:{frail_rabbitmq.port}/"
+        own_rabbitmq.ctl("set_permissions", "user", ".*", ".*", ".*")
+        wrong_url = f"amqp://user:wrong@{own_rabbitmq.host}:{own_rabbitmq.port}/"
         check_password(
-            frail_rabbitmq,
+            own_rabbitmq,
             wrong_url,
             wrong_url.replace("wrong", "right"),
-            lambda password: frail_rabbitmq.ctl("change_password", "user", password),
+            lambda password: own_rabbitmq.ctl("change_password", "user", password),
         )
     finally:
-        frail_rabbitmq.ctl("delete_user", "user")
+        own_rabbitmq.ctl("delete_user", "user")
 
 
 def check_password(
@@ -109,16 +104,9 @@ def check_password(
 
 
 @versions
-def test_a_subscription_that_is_denied_is_not_asked_for_again_mqtt(version: str, tmp_path: Path) -> None:
-    require("mosquitto")
-    if DYNAMIC_SECURITY is None:
-        pytest.skip("mosquitto's plugin that can deny subscriptions is not installed")
-    rules = tmp_path / "rules.json"
-    access = {"publishClientSend": True, "publishClientReceive": True, "subscribe": False, "unsubscribe": True}
-    rules.write_text(json.dumps({"defaultACLAccess": access, "clients": [], "groups": [], "roles": []}))
-    lines = [f"plugin {DYNAMIC_SECURITY}", f"plugin_opt_config_file {rules}", "log_type all"]
+def test_a_subscription_that_is_denied_is_not_asked_for_again_mqtt(strict_mosquitto: Mosquitto, version: str) -> None:
+    broker = strict_mosquitto
     with (
-        Mosquitto(lines) as broker,
         Proxy(broker.host, broker.port) as proxy,
         messaging.connect(through(proxy, broker.url), version=version) as m,
     ):
@@ -149,8 +137,8 @@ def test_a_message_that_is_denied_fails_once_mqtt(tmp_path: Path) -> None:
         assert len(re.findall(r"Denied PUBLISH", broker.log())) == 2
 
 
-def test_an_operation_without_permission_fails_once_amqp(frail_rabbitmq: FrailRabbitMQ) -> None:
-    broker = frail_rabbitmq
+def test_an_operation_without_permission_fails_once_amqp(own_rabbitmq: TlsRabbitMQ) -> None:
+    broker = own_rabbitmq
     broker.ctl("add_user", "guarded", "secret")
     try:
         broker.ctl("set_permissions", "guarded", "^$", "^allowed", "^amq.topic$")
@@ -177,12 +165,9 @@ def test_an_operation_without_permission_fails_once_amqp(frail_rabbitmq: FrailRa
 # --- a scripted MQTT broker
 
 
-def scripted(main: Callable[[Peer], Coroutine[Any, Any, None]]) -> None:
-    async def run() -> None:
-        async with asyncio.timeout(PATIENCE), Peer() as peer:
-            await main(peer)
-
-    asyncio.run(run())
+@pytest.fixture
+def peer() -> Peer:
+    return Peer()
 
 
 async def welcomed(peer: Peer) -> Connection:
@@ -192,42 +177,18 @@ async def welcomed(peer: Peer) -> Connection:
     return connection
 
 
-def test_silence_after_the_tcp_handshake_is_given_up_and_tried_again() -> None:
-    async def main(peer: Peer) -> None:
+async def test_silence_after_the_tcp_handshake_is_given_up_and_tried_again(peer: Peer) -> None:
+    async def connect() -> None:
         with pytest.raises(ConnectFailedError):
             await messaging.connect(peer.url, connect_timeout=0.3)
-        async with messaging.connect(peer.url, connect_timeout=0.3, retry_connect=True, reconnect_min=0.02) as m:
-            del m
+        async with messaging.connect(peer.url, connect_timeout=0.3, retry_connect=True, reconnect_min=0.02):
+            pass
 
-    async def answer(peer: Peer) -> None:
-        await peer.accept()  # of the first, and of the first attempt of the second: silence
-        await peer.accept()
-        await welcomed(peer)
-
-    async def both(peer: Peer) -> None:
-        await asyncio.gather(main(peer), answer(peer))
-
-    scripted(both)
-
-
-@pytest.mark.parametrize("reason", [0x80, 0x83, 0x87, 0x90, 0x97, 0x99, 0xFE])
-def test_reason_codes_of_puback_fail_the_message_whatever_they_are(reason: int) -> None:
-    async def main(peer: Peer) -> None:
-        async def broker() -> None:
-            connection = await welcomed(peer)
-            for answer in (reason, 0):
-                publish = await connection.publish()
-                connection.answer(0x40, publish.id, answer)
-
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(broker())
-            async with messaging.connect(peer.url) as m:
-                with pytest.raises(PublishRefusedError):
-                    await m.publish("x", b"1", qos=1)
-                await m.publish("x", b"2", qos=1)
-        assert len(peer.connections) == 1
-
-    scripted(main)
+    connecting = asyncio.create_task(connect())
+    await peer.accept()  # of the first, and of the first attempt of the second: silence
+    await peer.accept()
+    await welcomed(peer)
+    await connecting
 
 
 @pytest.mark.parametrize(
@@ -244,77 +205,44 @@ def test_reason_codes_of_puback_fail_the_message_whatever_they_are(reason: int) 
     ],
     ids=lambda data: data.hex(),
 )
-def test_malformed_packets_end_the_connection_and_not_the_instance(data: bytes) -> None:
+async def test_malformed_packets_end_the_connection_and_not_the_instance(peer: Peer, data: bytes) -> None:
     """What was published and not answered is sent again; a broker that goes on like that is not stormed."""
 
-    async def main(peer: Peer) -> None:
-        async def broker() -> None:
-            for _ in range(3):
-                connection = await welcomed(peer)
-                await connection.publish()
-                connection._writer.write(data)
-                await connection.end()
+    async def broker() -> None:
+        for _ in range(3):
             connection = await welcomed(peer)
-            publish = await connection.publish()
-            connection.answer(0x40, publish.id)
+            await connection.publish()
+            connection.write(data)
+            await connection.end()
+        connection = await welcomed(peer)
+        publish = await connection.publish()
+        connection.answer(0x40, publish.id)
 
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(broker())
-            async with messaging.connect(peer.url, reconnect_min=0.02, reconnect_max=0.1) as m:
-                await m.publish("x", b"1", qos=1)
-                assert state(m) == "connected"
-
-    scripted(main)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(broker())
+        async with messaging.connect(peer.url, reconnect_min=0.02, reconnect_max=0.1) as m:
+            await m.publish("x", b"1", qos=1)
+            assert state(m) == "connected"
 
 
-def test_silence_after_the_welcome_is_an_error_of_each_that_waits() -> None:
+async def test_silence_after_the_welcome_is_an_error_of_each_that_waits(peer: Peer) -> None:
     """The subscription and the message have deadlines of their own; pings are answered, so the connection stays."""
 
-    async def main(peer: Peer) -> None:
-        async def broker() -> None:
-            connection = await welcomed(peer)
-            while True:
-                head, _ = await connection.packet()
-                if head == 0xC0:
-                    connection.send(0xD0, b"")
-
-        silent = asyncio.create_task(broker())
-        async with messaging.connect(peer.url, timeout=0.5, close_timeout=0.5) as m:
-            stream = m.subscribe("x", qos=1)
-            promise = m.publish("x", b"1", qos=1)
-            with pytest.raises(DeadlineError):
-                await promise
-            with pytest.raises(BrokerError):
-                await stream.ready
-        silent.cancel()
-        await asyncio.wait([silent])
-        assert len(peer.connections) == 1
-
-    scripted(main)
-
-
-def test_a_subscription_that_is_denied_is_not_asked_for_again_after_reconnecting() -> None:
-    async def main(peer: Peer) -> None:
-        asked = 0
-
-        async def broker() -> None:
-            nonlocal asked
-            connection = await welcomed(peer)
-            await connection.suback(0x87)
-            asked += 1
-            connection.abort()
-            connection = await welcomed(peer)
+    async def broker() -> None:
+        connection = await welcomed(peer)
+        while True:
             head, _ = await connection.packet()
-            asked += head & 0xF0 == 0x80
-            assert head & 0xF0 == 0x30
+            if head == 0xC0:
+                connection.send(0xD0, b"")
 
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(broker())
-            async with messaging.connect(peer.url, reconnect_min=0.02) as m:
-                stream = m.subscribe("denied")
-                with pytest.raises(SubscriptionRefusedError):
-                    await stream.ready
-                await m.publish("x", b"1", qos=0)
-        assert asked == 1
-
-    scripted(main)
+    silent = asyncio.create_task(broker())
+    async with messaging.connect(peer.url, timeout=0.5, close_timeout=0.5) as m:
+        stream = m.subscribe("x", qos=1)
+        promise = m.publish("x", b"1", qos=1)
+        with pytest.raises(DeadlineError):
+            await promise
+        with pytest.raises(BrokerError):
+            await stream.ready
+    silent.cancel()
+    await asyncio.wait([silent])
+    assert len(peer.connections) == 1

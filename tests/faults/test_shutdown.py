@@ -22,13 +22,6 @@ ROOT = Path(__file__).parents[2]
 profiles = pytest.mark.parametrize("profile", [MQTT5, MQTT311, AMQP], ids=str)
 
 
-@pytest.fixture
-def any_broker(request: pytest.FixtureRequest, profile: Profile) -> Broker:
-    """The broker that the profile is for."""
-    broker: Broker = request.getfixturevalue("rabbitmq" if profile is AMQP else "broker")
-    return broker
-
-
 @profiles
 def test_closing_publishers_at_work_settles_every_promise_and_loses_nothing(
     any_broker: Broker, profile: Profile, tmp_path: Path

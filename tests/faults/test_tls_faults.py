@@ -15,9 +15,7 @@ import messaging
 from messaging import ConnectFailedError
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Broker, Mosquitto, free_port, require
-from messaging.testing.proxy import Proxy
-from tests.certificates import LOOPBACK, Authority
-from tests.faults.conftest import FrailRabbitMQ
+from tests.certificates import LOOPBACK, Authority, TlsRabbitMQ
 from tests.faults.scenario import PATIENCE, attempts_to_connect, attempts_within, eventually, state
 
 Kind = Literal["good", "expired", "wrong host", "wrong authority"]
@@ -52,7 +50,7 @@ class Endpoint:
 @pytest.fixture(scope="module", params=["mqtts", "amqps"])
 def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     if request.param == "amqps":
-        rabbitmq: FrailRabbitMQ = request.getfixturevalue("frail_rabbitmq")
+        rabbitmq: TlsRabbitMQ = request.getfixturevalue("own_rabbitmq")
         yield Endpoint(
             "amqps", rabbitmq, rabbitmq.tls_port, rabbitmq.port, rabbitmq.authority,
             lambda: rabbitmq.ctl("eval", "ssl:clear_pem_cache()."),
