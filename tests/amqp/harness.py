@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from adapters.amqp import AmqpAdapter
+from adapters.amqp.consumer import QueueConsumer
+from adapters.amqp.declarations import source
 from messaging.errors import ConnectFailedError
-from messaging.model import Incoming, MessageContext, SubscriptionSpec, parse_url
+from messaging.model import Incoming, MessageContext, SubscribeOptions, SubscriptionSpec, parse_url
 from messaging.model.extensions import subscribe_options
 from messaging.model.settings import load_settings
 from tests.doubles.core import PATIENCE as PATIENCE
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from adapters.amqp.connection import Wire
-    from adapters.amqp.consumer import QueueConsumer
     from adapters.amqp.link import Link
     from messaging.errors import MessagingError
 
@@ -35,6 +36,14 @@ if TYPE_CHECKING:
 def make_adapter(url: str, name: str = "test", **settings: Any) -> AmqpAdapter:
     parsed = parse_url(url)
     return AmqpAdapter(parsed, load_settings(AmqpAdapter.settings_type, parsed, settings), name)
+
+
+def bare_consumer(wire: Any) -> QueueConsumer:
+    """A consumer of ``c`` that no broker has answered yet."""
+    spec = SubscriptionSpec("c", None, SubscribeOptions())
+    return QueueConsumer(
+        wire, spec, Sink(), source(spec, "e", 0), exchange="e", tag="t", spawn=lambda coroutine: coroutine.close()
+    )
 
 
 class Client:

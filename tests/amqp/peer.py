@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pamqp.frame
 from pamqp import commands, header, heartbeat
-from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue
+from pamqp.commands import Basic, Channel, Confirm, Exchange, Queue
 
 from adapters.amqp import frames
 from tests.amqp.harness import PATIENCE, Client, make_adapter, within
+from tests.doubles.core import BrokerEnd, Listener
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -22,12 +23,8 @@ if TYPE_CHECKING:
 FRAME_MAX = 131_072
 
 
-class Session:
+class Session(BrokerEnd):
     """One client's connection."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
 
     async def frame(self) -> tuple[int, object]:
         """Channel and frame: the next that is no heartbeat."""
@@ -46,37 +43,34 @@ class Session:
         assert isinstance(frame, kind), frame
         return channel, frame
 
-    def raw(self, data: bytes) -> None:
-        self._writer.write(data)
-
     def send(self, frame: Frame, channel: int = 0) -> None:
-        self.raw(pamqp.frame.marshal(frame, channel))
+        self.write(pamqp.frame.marshal(frame, channel))
 
     def content(self, channel: int, properties: bytes, body: bytes) -> None:
         """A header, its properties given as they are on the wire, and a body."""
-        self.raw(b"".join(frames.content(channel, properties, body, FRAME_MAX)))
+        self.write(b"".join(frames.content(channel, properties, body, FRAME_MAX)))
 
     async def greet(self, frame_max: int = FRAME_MAX, channel_max: int = 2047) -> int:
         """The handshake, up to ``connection.open``; returns the size of frames that the client agreed to."""
         async with asyncio.timeout(PATIENCE):
             assert await self._reader.readexactly(8) == b"AMQP\x00\x00\x09\x01"
-        self.send(Connection.Start(0, 9, {"capabilities": {"publisher_confirms": True}}, "PLAIN", "en_US"))
-        _, start = await self.expect(Connection.StartOk)
-        assert isinstance(start, Connection.StartOk)
+        self.send(commands.Connection.Start(0, 9, {"capabilities": {"publisher_confirms": True}}, "PLAIN", "en_US"))
+        _, start = await self.expect(commands.Connection.StartOk)
+        assert isinstance(start, commands.Connection.StartOk)
         self.login = start.response
         self.client_name = (start.client_properties or {}).get("connection_name")
-        self.send(Connection.Tune(channel_max, frame_max, 60))
-        _, agreed = await self.expect(Connection.TuneOk)
-        _, opening = await self.expect(Connection.Open)
-        assert isinstance(opening, Connection.Open)
+        self.send(commands.Connection.Tune(channel_max, frame_max, 60))
+        _, agreed = await self.expect(commands.Connection.TuneOk)
+        _, opening = await self.expect(commands.Connection.Open)
+        assert isinstance(opening, commands.Connection.Open)
         self.vhost = opening.virtual_host
-        assert isinstance(agreed, Connection.TuneOk)
+        assert isinstance(agreed, commands.Connection.TuneOk)
         return agreed.frame_max
 
     async def open(self, frame_max: int = FRAME_MAX, channel_max: int = 2047) -> Self:
         """The whole handshake."""
         await self.greet(frame_max, channel_max)
-        self.send(Connection.OpenOk())
+        self.send(commands.Connection.OpenOk())
         return self
 
     async def answer(self) -> tuple[int, object]:
@@ -117,49 +111,12 @@ class Session:
     def close_reason(self, code: int, text: str) -> None:
         self.send(commands.Connection.Close(code, text, 0, 0))
 
-    async def ended(self) -> bytes:
-        """Wait until the client has closed; returns what it still said."""
-        rest = b""
-        async with asyncio.timeout(PATIENCE):
-            try:
-                while data := await self._reader.read(65_536):
-                    rest += data
-            except ConnectionError:
-                pass
-        return rest
 
-    def close(self) -> None:
-        self._writer.close()
-
-
-class Peer:
-    """Listens on the loopback interface."""
+class Peer(Listener[Session]):
+    """A listener for AMQP."""
 
     def __init__(self) -> None:
-        self._arrived: asyncio.Queue[Session] = asyncio.Queue()
-        self._sessions: list[Session] = []
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for session in self._sessions:
-            session.close()
-        await self._server.wait_closed()
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._sessions.append(Session(reader, writer))
-        self._arrived.put_nowait(self._sessions[-1])
-
-    @property
-    def url(self) -> str:
-        return f"amqp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def session(self) -> Session:
-        """The next connection."""
-        return await within(self._arrived.get())
+        super().__init__("amqp", Session)
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pika
 import pytest
@@ -13,12 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.amqp import frames
-from adapters.amqp.consumer import QueueConsumer
-from adapters.amqp.declarations import source
 from messaging.errors import SubscriptionRefusedError
-from messaging.model import SubscriptionSpec
-from messaging.model.extensions import SubscribeOptions
-from tests.amqp.harness import Client, Sink, connected, run, unique, until
+from tests.amqp.harness import Client, bare_consumer, connected, run, unique, until
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
@@ -38,9 +34,6 @@ def exists(foreign: BlockingChannel, queue: str) -> bool:
         except pika.exceptions.ChannelClosedByBroker:
             return False
         return True
-
-
-# --- who gets what
 
 
 # --- named queues
@@ -127,17 +120,7 @@ def test_the_broker_learns_the_first_verdict_on_each_delivery_and_nothing_else(
     broker = Broker(30)
 
     async def main() -> None:
-        spec = SubscriptionSpec("c", None, SubscribeOptions())
-        wire: Any = broker
-        consumer = QueueConsumer(
-            wire,
-            spec,
-            Sink(),
-            source(spec, "e", 0),
-            exchange="e",
-            tag="t",
-            spawn=lambda _: None,
-        )
+        consumer = bare_consumer(broker)
         consumer._open = True
         for turn in turns:
             for tag, requeue in turn:

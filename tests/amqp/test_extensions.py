@@ -16,7 +16,6 @@ from messaging.errors import InvalidExtensionError
 from messaging.model import (
     MessageContext,
     PublishOptions,
-    SubscribeOptions,
     SubscriptionSpec,
     publish_options,
     subscribe_options,
@@ -268,13 +267,6 @@ def test_declare_is_the_finer_form_of_autocreate(given: dict[str, Any], declare:
     assert destination(plan_of(MessageContext("c"), options), "amq.topic").exchange.declare == declare
 
 
-def test_further_patterns_are_translated_like_the_channels_own() -> None:
-    found = source(subscribing("a/+", bindings=["b/#", "a/+"]), "amq.topic", 0)
-    assert (found.patterns, found.bindings) == (("a/+", "b/#"), ("a.*", "b.#"))
-    raw = source(subscribing("e", "a.*", bindings=["b/#"]), "amq.topic", 0)
-    assert (raw.patterns, raw.bindings) == ((), ("a.*", "b/#"))
-
-
 @given(st.floats(0.001, 100), st.floats(1, 1000), st.integers(0, 2000))
 def test_delays_double_up_to_the_longest(first: float, longest: float, count: int) -> None:
     delay = DelaySpec(first, max(first, longest), quorum=False)
@@ -324,9 +316,3 @@ def test_any_combination_compiles_or_is_refused_with_a_key_that_was_given(
         if found.queue.arguments.get("x-queue-type") in ("quorum", "stream"):
             assert found.queue.durable
             assert not found.queue.exclusive
-
-
-def test_a_subscription_without_extensions_binds_the_topic_exchange() -> None:
-    found = source(SubscriptionSpec("a/+", None, SubscribeOptions()), "amq.topic", 9)
-    assert (found.exchange.name, found.exchange.kind, found.bindings) == ("amq.topic", "topic", ("a.*",))
-    assert (found.stream_offset, found.delay, dict(found.consumer_arguments)) == (None, None, {})

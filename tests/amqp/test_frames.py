@@ -6,7 +6,6 @@ import asyncio
 import math
 import tracemalloc
 from types import SimpleNamespace
-from typing import Any
 
 import pamqp.frame
 import pytest
@@ -17,11 +16,8 @@ from pamqp.commands import Basic
 
 from adapters.amqp import frames
 from adapters.amqp.confirms import ConfirmChannel
-from adapters.amqp.consumer import QueueConsumer
-from adapters.amqp.declarations import source
 from adapters.amqp.protocol import FrameProtocol, cut
-from messaging.model import SubscribeOptions, SubscriptionSpec
-from tests.amqp.harness import Sink, run
+from tests.amqp.harness import bare_consumer, run
 
 CHANNEL = st.integers(1, 65_535)
 TAG = st.integers(1, 2**63 - 1)
@@ -203,17 +199,7 @@ def test_no_frame_makes_the_protocol_raise(payload: bytes, kind: int, channel: i
     async def main() -> None:
         stream = Stream({})
         stream.protocol.lanes[5] = ConfirmChannel(5)
-        spec = SubscriptionSpec("c", None, SubscribeOptions())
-        wire: Any = SimpleNamespace(alive=True, write=lambda _: True)
-        stream.protocol.lanes[6] = QueueConsumer(
-            wire,
-            spec,
-            Sink(),
-            source(spec, "e", 0),
-            exchange="e",
-            tag="t",
-            spawn=lambda coroutine: coroutine.close(),
-        )
+        stream.protocol.lanes[6] = bare_consumer(SimpleNamespace(alive=True, write=lambda _: True))
         for method in (b"", frames.BASIC_DELIVER, frames.BASIC_RETURN, frames.BASIC_ACK, frames.BASIC_CANCEL):
             data = method + payload
             stream.protocol.data_received(frames.PREFIX.pack(kind, channel, len(data)) + data + b"\xce")

@@ -59,14 +59,19 @@ async def opened(client: Client, peer: Peer) -> Session:
     return session
 
 
-async def subscribed(client: Client, peer: Peer, **extensions: Any) -> tuple[Sink, Session, int]:
-    """Connected and subscribed: what arrived, the consuming connection, and the channel."""
-    await opened(client, peer)
-    subscribing = asyncio.create_task(client.subscribe("c", **extensions))
+async def consuming(client: Client, peer: Peer, channel: str = "c", **options: Any) -> tuple[Sink, Session, int]:
+    """Subscribe: what arrived, the consuming connection, and the channel."""
+    subscribing = asyncio.create_task(client.subscribe(channel, **options))
     session = await (await peer.session()).open()
-    channel = await session.consumer()
+    number = await session.consumer()
     sink, _ = await subscribing
-    return sink, session, channel
+    return sink, session, number
+
+
+async def subscribed(client: Client, peer: Peer, **options: Any) -> tuple[Sink, Session, int]:
+    """Connect and subscribe; see :func:`consuming`."""
+    await opened(client, peer)
+    return await consuming(client, peer, **options)
 
 
 async def published(client: Client, peer: Peer, count: int, **extensions: Any) -> tuple[list[Out], Session, int]:
@@ -85,7 +90,7 @@ async def test_silence_after_accepting_ends_with_the_attempt(peer: Peer, client:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await client.open()
-    assert await (await peer.session()).ended() == b"AMQP\x00\x00\x09\x01"
+    assert await (await peer.session()).end() == b"AMQP\x00\x00\x09\x01"
 
 
 async def test_silence_in_the_middle_of_the_handshake_ends_with_the_attempt(peer: Peer, client: Client) -> None:
@@ -95,7 +100,7 @@ async def test_silence_in_the_middle_of_the_handshake_ends_with_the_attempt(peer
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await opening
-    await session.ended()
+    await session.end()
 
 
 async def test_a_connection_closed_while_it_is_opened_is_refused_in_the_brokers_words(
@@ -125,7 +130,7 @@ async def test_a_connection_closed_while_it_is_opened_is_refused_in_the_brokers_
 async def test_opening_fails_if_the_peer_is_no_broker(peer: Peer, client: Client, says: bytes, what: str) -> None:
     opening = asyncio.create_task(client.open())
     session = await peer.session()
-    session.raw(says)
+    session.write(says)
     session.close()
     with pytest.raises(ConnectFailedError, match=what):
         await opening
@@ -143,7 +148,7 @@ async def test_frames_are_bounded_for_any_offer_of_the_broker(
     assert await session.greet(offered) == agreed
     session.send(commands.Connection.OpenOk())
     await within(opening)
-    session.raw(frames.PREFIX.pack(frames.BODY, 1, agreed))
+    session.write(frames.PREFIX.pack(frames.BODY, 1, agreed))
     with pytest.raises(ConnectionLostError, match=f"a frame of {agreed} bytes; at most {agreed - 8}"):
         raise await client.lost()
 
@@ -161,11 +166,8 @@ async def test_connections_carry_the_name_of_the_instance(peer: Peer) -> None:
         opening = asyncio.create_task(client.open())
         publishing = await (await peer.session()).open()
         await opening
-        subscribing = asyncio.create_task(client.subscribe("c"))
-        consuming = await (await peer.session()).open()
-        await consuming.consumer()
-        await subscribing
-    assert (publishing.client_name, consuming.client_name) == ("plant 7 (publishing)", "plant 7 (consuming)")
+        _, session, _ = await consuming(client, peer)
+    assert (publishing.client_name, session.client_name) == ("plant 7 (publishing)", "plant 7 (consuming)")
 
 
 async def test_an_odd_virtual_host_and_a_password_that_is_shown_nowhere(
@@ -279,7 +281,7 @@ DELIVER = Basic.Deliver("t", 1, False, "amq.topic", "c")
 
 def raw(kind: int, payload: bytes) -> Callable[[Session, int], None]:
     def send(session: Session, channel: int) -> None:
-        session.raw(frames.PREFIX.pack(kind, channel, len(payload)) + payload + b"\xce")
+        session.write(frames.PREFIX.pack(kind, channel, len(payload)) + payload + b"\xce")
 
     return send
 
@@ -314,7 +316,7 @@ async def test_a_payload_in_many_frames_is_delivered_whole(peer: Peer, client: C
         (raw(frames.BODY, b"abc"), "unexpected content"),
         (raw(frames.HEADER, b"abc"), "unexpected content"),
         (raw(frames.BODY, b"x" * FRAME_MAX), f"a frame of {FRAME_MAX} bytes; at most {FRAME_MAX - 8}"),
-        (lambda session, _: session.raw(b"\x05garbage, and more of it"), "no frame"),
+        (lambda session, _: session.write(b"\x05garbage, and more of it"), "no frame"),
         (lambda session, channel: session.send(Basic.Ack(1), channel), r"unexpected method 60\.80"),
         (lambda session, channel: session.send(commands.Tx.SelectOk(), channel), r"unexpected method 90\.11"),
         (lambda session, channel: session.send(commands.Tx.SelectOk(), 77), r"unexpected method 90\.11 on channel 77"),
@@ -346,7 +348,7 @@ async def test_a_frame_that_does_not_belong_there_is_a_loss_that_says_so(
     assert isinstance(lost, ConnectionLostError)
     with pytest.raises(ConnectionLostError, match=why):
         raise lost
-    await session.ended()
+    await session.end()
     assert (sink.error, sink.arrived, len(client.losses)) == (None, [], 1)
 
 
@@ -503,7 +505,7 @@ async def test_a_connection_closed_with_messages_on_their_way_is_a_loss_with_cod
     assert isinstance(lost, ConnectionLostError)
     assert (lost.code, lost.detail) == (code, "for a test")
     # it is answered
-    assert frames.PREFIX.pack(frames.METHOD, 0, 4) + b"\x00\x0a\x00\x33\xce" in await session.ended()
+    assert frames.PREFIX.pack(frames.METHOD, 0, 4) + b"\x00\x0a\x00\x33\xce" in await session.end()
 
 
 async def test_a_request_that_is_never_answered_ends_with_the_connection(peer: Peer, client: Client) -> None:
@@ -565,27 +567,24 @@ async def test_a_broker_short_of_memory_is_told_of_and_messages_wait_until_it_ta
 
 async def test_a_memory_alarm_suspends_delayed_messages_and_consuming_goes_on(peer: Peer, client: Client) -> None:
     publishing = await opened(client, peer)
-    subscribing = asyncio.create_task(client.subscribe("c", queue="q", redeliveryDelay=0.1))
-    consuming = await (await peer.session()).open()
-    channel = await consuming.consumer()
-    sink, _ = await subscribing
-    consuming.send(DELIVER, channel)
-    consuming.content(channel, b"\0\0", b"1")
+    sink, session, channel = await consuming(client, peer, queue="q", redeliveryDelay=0.1)
+    session.send(DELIVER, channel)
+    session.content(channel, b"\0\0", b"1")
     rejected = await sink.next()
     publishing.send(commands.Connection.Blocked("low on memory"))
     await until(lambda: client.link.publisher.is_blocked)
     client.reject(rejected)
     assert await is_silent(publishing)
-    consuming.send(Basic.Deliver("t", 2, False, "amq.topic", "c"), channel)
-    consuming.content(channel, b"\0\0", b"2")
+    session.send(Basic.Deliver("t", 2, False, "amq.topic", "c"), channel)
+    session.content(channel, b"\0\0", b"2")
     client.acknowledge(await sink.next())
-    _, frame = await consuming.expect(Basic.Ack)
+    _, frame = await session.expect(Basic.Ack)
     assert isinstance(frame, Basic.Ack)
     assert (frame.delivery_tag, frame.multiple) == (2, False)
     publishing.send(commands.Connection.Unblocked())
     channel = await publishing.published(1)
     publishing.send(Basic.Ack(1), channel)
-    _, frame = await consuming.expect(Basic.Ack)
+    _, frame = await session.expect(Basic.Ack)
     assert isinstance(frame, Basic.Ack)
     assert frame.delivery_tag in (1, 2)
     assert client.losses == []
@@ -636,9 +635,7 @@ async def test_without_heartbeats_it_still_says_good_bye(peer: Peer) -> None:
 
 async def test_closing_takes_no_longer_if_the_broker_is_silent(peer: Peer, client: Client) -> None:
     [message], _, _ = await published(client, peer, 1)
-    subscribing = asyncio.create_task(client.subscribe("c"))
-    await (await (await peer.session()).open()).consumer()
-    await subscribing
+    await consuming(client, peer)
     subscribing = asyncio.create_task(client.subscribe("too late"))
     await asyncio.sleep(0)
     started = time.monotonic()

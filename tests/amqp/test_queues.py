@@ -192,6 +192,3 @@ async def test_without_levels_a_priority_is_received_and_the_order_is_that_of_pu
         client.acknowledge((await sink.count(number))[-1])
     assert sink.payloads == [b"0", b"9", b"5"]
     assert [arrived.extensions["priority"] for arrived in sink.arrived] == [0, 9, 5]
-
-
-# --- errors of one subscription, and its siblings

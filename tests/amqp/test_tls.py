@@ -39,9 +39,6 @@ def without_user(broker: TlsRabbitMQ) -> str:
     return f"amqps://{broker.host}:{broker.tls_port}"
 
 
-# --- who the broker is
-
-
 # --- who the client is
 
 

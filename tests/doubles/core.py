@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import pytest
 import uvloop
@@ -179,3 +179,75 @@ class Sink:
 async def settled(*awaitables: Awaitable[Any]) -> None:
     """Wait for all outcomes, whatever they are."""
     await within(asyncio.gather(*awaitables, return_exceptions=True))
+
+
+# --- a broker that is played by the test
+
+
+class BrokerEnd:
+    """The broker's end of one connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    def write(self, data: bytes) -> None:
+        """Send what need not be a whole packet or frame."""
+        self._writer.write(data)
+
+    async def end(self) -> bytes:
+        """Wait until the client has closed; returns what it still said."""
+        rest = b""
+        async with asyncio.timeout(PATIENCE):
+            with contextlib.suppress(ConnectionError):
+                while data := await self._reader.read(65_536):
+                    rest += data
+        return rest
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
+
+
+C = TypeVar("C", bound=BrokerEnd)
+
+
+class Listener(Generic[C]):
+    """Listens on the loopback interface.
+
+    Args:
+        scheme: of its URL.
+        kind: makes the connections.
+    """
+
+    def __init__(self, scheme: str, kind: Callable[[asyncio.StreamReader, asyncio.StreamWriter], C]) -> None:
+        self._scheme = scheme
+        self._kind = kind
+        self._accepted: asyncio.Queue[C] = asyncio.Queue()
+        self.connections: list[C] = []
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for connection in self.connections:
+            connection.abort()
+        await self._server.wait_closed()
+        await asyncio.sleep(0)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections.append(self._kind(reader, writer))
+        self._accepted.put_nowait(self.connections[-1])
+
+    @property
+    def url(self) -> str:
+        return f"{self._scheme}://127.0.0.1:{self.port}"
+
+    async def session(self) -> C:
+        """The next connection."""
+        return await within(self._accepted.get())

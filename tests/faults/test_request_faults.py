@@ -459,19 +459,6 @@ def test_streams_without_a_fault_are_complete_and_in_order(place: Place) -> None
 
 
 @kinds
-@forms
-def test_disposing_a_stream_of_replies_stops_the_handler(place: Place, form: str) -> None:
-    m, responder = place.connect(), place.connect()
-    endless = Endless(form, responder, place.channel)
-    received = threading.Semaphore(0)
-    disposable = m.request_many(place.channel, sys.maxsize).subscribe(lambda _: received.release())
-    for _ in range(5):
-        assert received.acquire(timeout=PATIENCE)
-    disposable.dispose()
-    endless.check_stopped(m, place.channel)
-
-
-@kinds
 @pytest.mark.parametrize("paused", [False, True], ids=["flowing", "paused"])
 def test_a_handler_stops_although_it_subscribes_late_to_cancellations(
     place: Place, paused: bool, monkeypatch: pytest.MonkeyPatch

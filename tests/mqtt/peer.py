@@ -5,23 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
 from adapters.mqtt import packets
 from messaging.errors import ConnectFailedError
+from tests.doubles.core import BrokerEnd, Listener
 from tests.mqtt.harness import PATIENCE, Core, Out, Sink
 
 
-class Connection:
+class Connection(BrokerEnd):
     """One client's connection."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        #: body of CONNECT
-        self.connect = b""
+    #: body of CONNECT
+    connect = b""
 
     async def packet(self) -> tuple[int, bytes]:
         """The next packet: its first byte, and what follows the length."""
@@ -54,10 +52,6 @@ class Connection:
 
     def send(self, head: int, body: bytes) -> None:
         self.write(bytes((head,)) + packets.varint(len(body)) + body)
-
-    def write(self, data: bytes) -> None:
-        """Send what need not be a packet."""
-        self._writer.write(data)
 
     async def drain(self) -> None:
         """Wait until the client has taken most of the written bytes."""
@@ -94,54 +88,18 @@ class Connection:
         self.send(0xB0, body[:2] + b"\0\0" * v5)
         return body
 
-    async def end(self) -> None:
-        """Wait until the client has closed."""
-        async with asyncio.timeout(PATIENCE):
-            while await self._reader.read(65_536):
-                pass
 
-    def close(self) -> None:
-        self._writer.close()
-
-    def abort(self) -> None:
-        self._writer.transport.abort()
-
-
-class Peer:
-    """Listens on the loopback interface."""
+class Peer(Listener[Connection]):
+    """A listener for MQTT."""
 
     def __init__(self, scheme: str = "mqtt") -> None:
-        self._scheme = scheme
-        self._accepted: asyncio.Queue[Connection] = asyncio.Queue()
-        self.connections: list[Connection] = []
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._on_client, "127.0.0.1", 0)
-        self.port: int = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for connection in self.connections:
-            connection.abort()
-        await self._server.wait_closed()
-        await asyncio.sleep(0)
-
-    @property
-    def url(self) -> str:
-        return f"{self._scheme}://127.0.0.1:{self.port}"
-
-    async def _on_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection(reader, writer)
-        self.connections.append(connection)
-        self._accepted.put_nowait(connection)
+        super().__init__(scheme, Connection)
 
     async def accept(self) -> tuple[Connection, bytes]:
         """The next connection, and the body of its CONNECT."""
-        async with asyncio.timeout(PATIENCE):
-            connection = await self._accepted.get()
-            connection.connect = await connection.expect(0x10)
-            return connection, connection.connect
+        connection = await self.session()
+        connection.connect = await connection.expect(0x10)
+        return connection, connection.connect
 
 
 @asynccontextmanager

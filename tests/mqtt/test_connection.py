@@ -124,7 +124,7 @@ async def test_peers_that_close_or_talk_nonsense_instead_of_accepting(peer: Peer
         core = Core(peer.url)
         opening = asyncio.create_task(core.open())
         connection, _ = await peer.accept()
-        connection._writer.write(answer)
+        connection.write(answer)
         if not answer:
             connection.close()
         with pytest.raises(ConnectFailedError, match=None if answer else "try version=3.1.1"):
@@ -206,7 +206,7 @@ async def test_tls_verifies_unless_told_not_to(tls_broker: Mosquitto, authority:
     async with Peer() as peer:  # no TLS on the other side
         opening = asyncio.create_task(Core(f"mqtts://127.0.0.1:{peer.port}").open())
         await until(lambda: peer.connections)
-        peer.connections[0]._writer.write(b"\x20\x02\x00\x00\x00\x00\x00")
+        peer.connections[0].write(b"\x20\x02\x00\x00\x00\x00\x00")
         with pytest.raises(ConnectFailedError):
             await opening
     assert sockets() >= 0  # collects: an unclosed socket would be an error
@@ -268,7 +268,7 @@ async def test_subscribing_fails_when_the_connection_goes_meanwhile() -> None:
 )
 async def test_a_loss_names_its_reason(data: bytes, text: str) -> None:
     async with session() as (core, _, connection):
-        connection._writer.write(data)
+        connection.write(data)
         error = await core.lost()
         assert isinstance(error, ConnectionLostError)
         assert re.search(text, str(error)), error
@@ -278,7 +278,7 @@ async def test_a_loss_right_after_connack_is_a_failure_to_connect_or_a_loss_but_
     core = Core(peer.url)
     opening = asyncio.create_task(core.open())
     connection, _ = await peer.accept()
-    connection._writer.write(b"\x20\x03\x00\x00\x00\xe0\x02\x8b\x00")
+    connection.write(b"\x20\x03\x00\x00\x00\xe0\x02\x8b\x00")
     try:
         await opening
     except ConnectFailedError:

@@ -169,8 +169,6 @@ async def test_a_message_for_several_streams_is_acknowledged_when_all_have(mosqu
         await one.count(3)
         assert two.payloads == [b"1", b"2"]
 
-    # with its queues unlimited, mosquitto 2.0 disconnects a client whose message it refuses
-
 
 @pytest.mark.parametrize("channel", ["$SYS/x", "$SYS", "$share/q/x", "$sharex"])
 async def test_channels_that_brokers_keep_for_themselves_are_refused(

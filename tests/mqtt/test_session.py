@@ -468,7 +468,7 @@ async def test_a_session_created_by_a_failed_attempt_is_not_taken_for_the_old_on
         # accepted with a new session, and lost in the same moment
         opening = asyncio.create_task(core.open())
         connection, _ = await peer.accept()
-        connection._writer.write(b"\x20\x03\x00\x00\x00\xe0\x02\x8b\x00")
+        connection.write(b"\x20\x03\x00\x00\x00\xe0\x02\x8b\x00")
         results = await asyncio.gather(opening, return_exceptions=True)
         if results[0] is not False:
             connection, resumed = await accept(core, peer, present=True)

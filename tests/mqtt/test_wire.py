@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.mqtt import packets
-from adapters.mqtt.packets import ProtocolError
 from adapters.mqtt.wire import Wire
 
 PACKETS = st.lists(
@@ -31,12 +30,6 @@ def test_packets_are_found_however_the_stream_is_cut(packets_: list[tuple[int, b
                 found += wire.split(data[:cut])
             data = data[cut:]
         assert found == packets_
-
-
-def test_a_length_of_more_than_four_bytes_is_a_protocol_error() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs, pytest.raises(ProtocolError):
-        list(Wire(ours).split(b"\x30\xff\xff\xff\xff\x01"))
 
 
 def test_a_long_packet_in_many_pieces_does_not_take_quadratic_time() -> None:
