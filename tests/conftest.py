@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from hypothesis import HealthCheck, settings
 
-from messaging.testing.brokers import Mosquitto, RabbitMQ, require
+from messaging.testing.brokers import require
 from tests.certificates import Authority, TlsRabbitMQ
 
 if TYPE_CHECKING:
@@ -56,22 +56,6 @@ def _interrupts() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def mosquitto() -> Iterator[Mosquitto]:
-    """A shared Mosquitto. Tests that stop, reconfigure or flood it start one of their own."""
-    require("mosquitto")
-    with Mosquitto() as broker:
-        yield broker
-
-
-@pytest.fixture(scope="session")
-def rabbitmq() -> Iterator[RabbitMQ]:
-    """A shared RabbitMQ. Tests that stop, reconfigure or flood it start one of their own."""
-    require("rabbitmq")
-    with RabbitMQ() as broker:
-        yield broker
-
-
-@pytest.fixture(scope="session")
 def own_rabbitmq() -> Iterator[TlsRabbitMQ]:
     """A RabbitMQ that may be killed, stopped and starved. A test that breaks it repairs it.
 
@@ -80,13 +64,6 @@ def own_rabbitmq() -> Iterator[TlsRabbitMQ]:
     require("rabbitmq")
     with TlsRabbitMQ(["max_message_size = 500000"]) as broker:
         yield broker
-
-
-@pytest.fixture(scope="session")
-def rabbitmq_mqtt(rabbitmq: RabbitMQ) -> RabbitMQ:
-    """The same RabbitMQ, speaking MQTT too. Not from the start: enabling MQTT takes longer than all the rest."""
-    rabbitmq.enable("rabbitmq_mqtt")
-    return rabbitmq
 
 
 @pytest.fixture(scope="session")

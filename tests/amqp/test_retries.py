@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from pika.adapters.blocking_connection import BlockingChannel
 
+    from messaging.testing.brokers import RabbitMQ
     from tests.amqp.harness import Client, Out
     from tests.amqp.peer import Session
 

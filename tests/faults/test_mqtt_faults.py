@@ -23,6 +23,7 @@ from messaging import (
     PublishRefusedError,
 )
 from messaging.testing.brokers import Mosquitto
+from messaging.testing.proxy import Proxy
 from tests.faults.ledger import Stamp, Verdict
 from tests.faults.scenario import (
     BATCH,

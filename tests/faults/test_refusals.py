@@ -25,6 +25,7 @@ from messaging import (
     SubscriptionRefusedError,
 )
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require
+from messaging.testing.proxy import Proxy
 from tests.certificates import TlsRabbitMQ
 from tests.faults.scenario import (
     PATIENCE,

@@ -15,6 +15,7 @@ import messaging
 from messaging import ConnectFailedError
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Broker, Mosquitto, free_port, require
+from messaging.testing.proxy import Proxy
 from tests.certificates import LOOPBACK, Authority, TlsRabbitMQ
 from tests.faults.scenario import PATIENCE, attempts_to_connect, attempts_within, eventually, state
 

@@ -5,7 +5,7 @@ The originals are ``interoperability/client_test.py`` and ``client_test5.py`` of
 same is asked of this adapter: against mosquitto through the public API, and against a scripted broker where mosquitto
 cannot be told what to send. Topics are the originals'. Sleeps became conditions. Left out is a session expiry of its
 own for DISCONNECT, which this API does not have. Covered elsewhere, for both versions (files without a folder are in
-this one, ``conformance`` is ``tests/conformance``, ``faults`` is ``tests/faults``):
+this one, ``conformance`` is ``messaging/testing/conformance``, ``faults`` is ``tests/faults``):
 
 ====================================  ===========================================================================
 ``test_basic``                        conformance/test_delivery.py: qos_levels_are_used_or_refused
