@@ -34,9 +34,9 @@ def child(work):
 
 
 def run_script(script: str, *, first: Path | None = None, seconds: float = 30) -> subprocess.CompletedProcess[str]:
-    """Run Python code in a process of its own, where ``first`` comes before the project on the path."""
+    """Run Python code that must succeed in a process of its own; ``first`` comes before the project on its path."""
     path = [str(folder) for folder in (first, ROOT) if folder is not None]
-    return subprocess.run(
+    done = subprocess.run(
         # a forked child of a program with threads is what these scripts are about
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script],
         cwd=first or ROOT,
@@ -47,3 +47,5 @@ def run_script(script: str, *, first: Path | None = None, seconds: float = 30) -
         timeout=seconds,
         check=False,
     )
+    assert done.returncode == 0, done.stderr
+    return done

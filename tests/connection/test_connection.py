@@ -198,17 +198,15 @@ def test_the_log_warns_once_of_a_broker_that_refuses_to_have_the_client_back(
     assert told(caplog, refused) == [logging.WARNING, logging.INFO]
 
 
-def test_a_loss_right_after_connecting_is_a_loss(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_a_loss_right_after_connecting_is_a_loss(broker: FakeBroker, m: Messaging) -> None:
     for round_ in range(2, 12):
         broker.lose()
         broker.wait_open(round_)
     assert m.publish("a", b"1").result(PATIENCE) is None
 
 
-def test_a_loss_within_open_is_a_loss(broker: FakeBroker, connect: Connect) -> None:
+def test_a_loss_within_open_is_a_loss(broker: FakeBroker, m: Messaging) -> None:
     """The adapter calls ``lost`` after it connected and before the core learned of it."""
-    m = connect(broker)
     broker.gates["open"].close()
     broker.lose()
     until(lambda: broker.gates["open"].waiting == 1)
@@ -271,8 +269,7 @@ def test_delays_grow_until_a_connection_lasts(
     assert taken == expected
 
 
-def test_closing_while_reconnecting_ends_the_attempts(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_closing_while_reconnecting_ends_the_attempts(broker: FakeBroker, m: Messaging) -> None:
     stream = m.subscribe("a")
     stream.ready.result(PATIENCE)
     broker.gates["open"].close()
@@ -334,9 +331,8 @@ def test_a_resumed_session_is_not_subscribed_again(broker: FakeBroker, connect: 
     until(lambda: seen == [b"1"])
 
 
-def test_subscriptions_come_before_publishing_after_a_loss(broker: FakeBroker, connect: Connect) -> None:
+def test_subscriptions_come_before_publishing_after_a_loss(broker: FakeBroker, m: Messaging) -> None:
     """So that the reply to a request that waited in the outbox is not missed."""
-    m = connect(broker)
     m.subscribe("a").subscribe(print)
     broker.gates["open"].close()
     broker.lose()
@@ -347,8 +343,7 @@ def test_subscriptions_come_before_publishing_after_a_loss(broker: FakeBroker, c
     assert broker.calls.index("subscribe") < broker.calls.index("publish")
 
 
-def test_a_subscription_closed_while_disconnected_is_not_renewed(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_a_subscription_closed_while_disconnected_is_not_renewed(broker: FakeBroker, m: Messaging) -> None:
     stream = m.subscribe("a")
     stream.ready.result(PATIENCE)
     broker.gates["open"].close()
@@ -362,9 +357,8 @@ def test_a_subscription_closed_while_disconnected_is_not_renewed(broker: FakeBro
 
 
 @pytest.mark.parametrize("reported", ["before the next connection", "after it"])
-def test_a_loss_while_subscribing_is_made_good(broker: FakeBroker, connect: Connect, reported: str) -> None:
+def test_a_loss_while_subscribing_is_made_good(broker: FakeBroker, m: Messaging, reported: str) -> None:
     """The adapter may report it late: the next connection is there before the subscribe of the last one has failed."""
-    m = connect(broker)
     broker.gates["subscribe"].close()
     stream = m.subscribe("a")
     until(lambda: broker.gates["subscribe"].waiting == 1)
@@ -397,9 +391,8 @@ def test_a_subscription_the_broker_never_answers_does_not_block_publishing(
 
 
 def test_an_adapter_that_fails_to_subscribe_ends_the_stream_and_nothing_else(
-    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
+    broker: FakeBroker, m: Messaging, caplog: pytest.LogCaptureFixture
 ) -> None:
-    m = connect(broker)
     broker.errors["subscribe"].append(KeyError("a defect"))
     stream = m.subscribe("a")
     error = stream.ready.exception(PATIENCE)
@@ -410,10 +403,7 @@ def test_an_adapter_that_fails_to_subscribe_ends_the_stream_and_nothing_else(
 
 
 @pytest.mark.parametrize("how", ["cancelled", "refused after reconnecting"])
-def test_a_subscription_the_broker_ends_tells_its_stream_the_reason(
-    broker: FakeBroker, connect: Connect, how: str
-) -> None:
-    m = connect(broker)
+def test_a_subscription_the_broker_ends_tells_its_stream_the_reason(broker: FakeBroker, m: Messaging, how: str) -> None:
     errors: list[Exception] = []
     m.subscribe("a").subscribe(on_error=errors.append)
     reason = SubscriptionRefusedError("queue deleted")
@@ -431,9 +421,8 @@ def test_a_subscription_the_broker_ends_tells_its_stream_the_reason(
 
 
 def test_a_stream_closed_while_subscribing_is_unsubscribed_once_the_broker_answered(
-    broker: FakeBroker, connect: Connect
+    broker: FakeBroker, m: Messaging
 ) -> None:
-    m = connect(broker)
     broker.gates["subscribe"].close()
     stream = m.subscribe("a")
     until(lambda: broker.gates["subscribe"].waiting == 1)
@@ -445,10 +434,9 @@ def test_a_stream_closed_while_subscribing_is_unsubscribed_once_the_broker_answe
 
 
 def test_messages_that_arrive_before_the_subscription_is_confirmed_are_not_lost(
-    broker: FakeBroker, connect: Connect
+    broker: FakeBroker, m: Messaging
 ) -> None:
     """``deliver`` may be called before ``subscribe`` returns (retained messages)."""
-    m = connect(broker)
     adapter = broker.adapter
     original = adapter.subscribe
 
@@ -474,9 +462,8 @@ def test_an_unsubscribe_that_hangs_does_not_hang_close(broker: FakeBroker, conne
 
 
 def test_an_unsubscribe_that_raises_is_logged(
-    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
+    broker: FakeBroker, m: Messaging, caplog: pytest.LogCaptureFixture
 ) -> None:
-    m = connect(broker)
     stream = m.subscribe("a")
     stream.ready.result(PATIENCE)
     broker.errors["unsubscribe"].append(RuntimeError("a defect"))
@@ -486,8 +473,7 @@ def test_an_unsubscribe_that_raises_is_logged(
 
 
 @pytest.mark.parametrize("when", ["before the subscription is there", "before a loss"])
-def test_a_paused_stream_stays_paused(broker: FakeBroker, connect: Connect, when: str) -> None:
-    m = connect(broker)
+def test_a_paused_stream_stays_paused(broker: FakeBroker, m: Messaging, when: str) -> None:
     if when != "before a loss":
         broker.gates["subscribe"].close()
     stream = m.subscribe("a")

@@ -50,9 +50,8 @@ def observe(m: Messaging) -> States:
 
 
 def test_an_observer_is_told_the_current_state_then_every_change_then_completion(
-    broker: FakeBroker, connect: Connect
+    broker: FakeBroker, m: Messaging
 ) -> None:
-    m = connect(broker)
     states = observe(m)
     first = states.wait("connected")
     assert first.cause is None
@@ -69,8 +68,7 @@ def test_an_observer_is_told_the_current_state_then_every_change_then_completion
     assert not any(name in ("messaging-engine", "MainThread") for name in states.threads)
 
 
-def test_after_the_end_an_observer_is_told_so(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_after_the_end_an_observer_is_told_so(m: Messaging) -> None:
     m.close()
     states = observe(m)
     assert states.completed.wait(PATIENCE)
@@ -136,8 +134,7 @@ def test_a_client_that_was_taken_over_waits_before_it_reconnects(
     assert (15, 30) in ranges
 
 
-def test_the_state_is_degraded_while_the_broker_is_impaired(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_the_state_is_degraded_while_the_broker_is_impaired(broker: FakeBroker, m: Messaging) -> None:
     states = observe(m)
     impaired = broker.events.impaired
     cause = ConnectFailedError("out of memory")
@@ -172,9 +169,8 @@ def test_subscriptions_that_are_not_restored_in_time_are_degraded(broker: FakeBr
 
 
 def test_an_observer_that_raises_is_not_called_again_and_others_go_on(
-    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
+    broker: FakeBroker, m: Messaging, caplog: pytest.LogCaptureFixture
 ) -> None:
-    m = connect(broker)
     calls: list[Any] = []
 
     def fail(state: ConnectionState) -> None:
@@ -191,9 +187,8 @@ def test_an_observer_that_raises_is_not_called_again_and_others_go_on(
 
 
 def test_a_slow_observer_misses_the_oldest_states_and_does_not_hold_up_the_connection(
-    broker: FakeBroker, connect: Connect
+    broker: FakeBroker, m: Messaging
 ) -> None:
-    m = connect(broker)
     release = threading.Event()
     slow = States()
     held = threading.Event()
@@ -212,8 +207,7 @@ def test_a_slow_observer_misses_the_oldest_states_and_does_not_hold_up_the_conne
     assert [str(state.cause) for state in slow.seen[1:]] == [str(number) for number in range(136, 200)]
 
 
-def test_a_disposed_observer_is_told_nothing_more(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_a_disposed_observer_is_told_nothing_more(broker: FakeBroker, m: Messaging) -> None:
     gone, stays = States(), States()
     disposable = m.connection_state.subscribe(gone)
     m.connection_state.subscribe(stays)
@@ -224,8 +218,7 @@ def test_a_disposed_observer_is_told_nothing_more(broker: FakeBroker, connect: C
     assert gone.names == ["connected"]
 
 
-def test_operators_work_on_it(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_operators_work_on_it(broker: FakeBroker, m: Messaging) -> None:
     names: list[str] = []
     done = threading.Event()
     m.connection_state.pipe(ops.map(lambda state: state.name), ops.take(3)).subscribe(names.append, None, done.set)

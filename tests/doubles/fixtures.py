@@ -20,7 +20,7 @@ from messaging.services import ServiceRegistry
 from tests.doubles.consumers import slow
 from tests.doubles.fake import ENTRY_POINTS, FakeBroker, brokers
 
-__all__ = ["bare", "broker", "clean_environment", "connect", "fake_distribution", "no_defects", "registry", "slow"]
+__all__ = ["bare", "broker", "clean_environment", "connect", "fake_distribution", "m", "no_defects", "registry", "slow"]
 
 #: settings that make trouble come and go quickly
 QUICK = {"timeout": 10.0, "close_timeout": 2.0, "reconnect_min": 0.001, "reconnect_max": 0.01}
@@ -112,3 +112,9 @@ def connect(registry: ServiceRegistry) -> Iterator[Callable[..., messaging.Messa
             return m
 
         yield connect
+
+
+@pytest.fixture
+def m(broker: FakeBroker, connect: Connect) -> messaging.Messaging:
+    """An instance at ``broker``."""
+    return connect(broker)

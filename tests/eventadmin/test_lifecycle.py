@@ -6,9 +6,7 @@ import asyncio
 import gc
 import logging
 import os
-import subprocess
 import sys
-import textwrap
 import threading
 import weakref
 from collections.abc import Callable
@@ -35,6 +33,7 @@ from tests.eventadmin.conftest import (
     post,
     record,
 )
+from tests.scripts import FORK, run_script
 from tests.threads import in_background, in_threads
 
 Admins = Callable[..., EventAdmin]
@@ -401,65 +400,50 @@ def test_an_admin_that_is_closed_is_not_kept(services: ServiceRegistry) -> None:
     assert recorder.numbers == [1]
 
 
-PROGRAM = """
-    import sys
-    from messaging.eventadmin import Event, EventAdmin, EventHandler
-    from messaging.services import ServiceRegistry
-
-    services = ServiceRegistry()
-    admin = EventAdmin(services)
-    services.register(EventHandler, lambda event: print(event.get_property("n"), flush=True), {"event.topics": "*"})
-    for number in range(5):
-        admin.post_event(Event("a", {"n": number}))
-"""
-
-
 def test_posted_events_are_delivered_when_the_program_ends() -> None:
     """Scenario 36."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM)], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert (done.stdout.split(), done.stderr) == (["0", "1", "2", "3", "4"], "")
+    script = """
+from messaging.eventadmin import Event, EventAdmin, EventHandler
+from messaging.services import ServiceRegistry
 
-
-FORKED = """
-    import os, sys, threading
-    from messaging.eventadmin import Event, EventAdmin, EventHandler
-    from messaging.services import ServiceRegistry
-
-    services, done = ServiceRegistry(), threading.Event()
-    admin = EventAdmin(services)
-
-
-    def handle(event):
-        os.write(1, f"{event.topic}\\n".encode())
-        if event.topic != "child/sent":
-            done.set()
-
-
-    services.register(EventHandler, handle, {"event.topics": "*"})
-    admin.post_event(Event("parent"))
-    admin.flush().result(30)
-    done.clear()
-    pid = os.fork()
-    if pid == 0:
-        admin.post_event(Event("child"))
-        admin.send_event(Event("child/sent"))
-        os._exit(0 if done.wait(30) and admin.flush().result(30) is None else 1)
-    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+services = ServiceRegistry()
+admin = EventAdmin(services)
+services.register(EventHandler, lambda event: print(event.get_property("n"), flush=True), {"event.topics": "*"})
+for number in range(5):
+    admin.post_event(Event("a", {"n": number}))
 """
+    done = run_script(script)
+    assert (done.stdout.split(), done.stderr) == (["0", "1", "2", "3", "4"], "")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
 def test_a_forked_child_can_use_the_admin() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKED)],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert (done.returncode, sorted(done.stdout.split())) == (0, ["child", "child/sent", "parent"]), done.stderr
+    script = """
+from messaging.eventadmin import Event, EventAdmin, EventHandler
+from messaging.services import ServiceRegistry
+
+services, done = ServiceRegistry(), threading.Event()
+admin = EventAdmin(services)
+
+def handle(event):
+    os.write(1, f"{event.topic}\\n".encode())
+    if event.topic != "child/sent":
+        done.set()
+
+def work():
+    admin.post_event(Event("child"))
+    admin.send_event(Event("child/sent"))
+    assert done.wait(30)
+    admin.flush().result(30)
+
+services.register(EventHandler, handle, {"event.topics": "*"})
+admin.post_event(Event("parent"))
+admin.flush().result(30)
+done.clear()
+child(work)
+"""
+    done = run_script(FORK + script, seconds=90)
+    assert sorted(done.stdout.split()) == ["child", "child/sent", "parent"]
 
 
 # --- services that are made with their first event

@@ -14,6 +14,7 @@ from weakref import WeakSet
 import pytest
 
 from adapters.memory import broker as memory
+from messaging import Messaging
 from messaging.errors import DeadlineError, PublishRefusedError
 from messaging.execution import Deadlines, Engine, Promise, engine
 from messaging.instance import messaging as instance
@@ -62,10 +63,9 @@ class Standstill:
 
 
 def test_the_sender_gives_the_loop_back_although_publishers_keep_up(
-    broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    m: Messaging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An adapter that has no reason to wait, and a publisher that always has another message."""
-    m = connect(broker)
     original = FakeAdapter.publish
     others_had_a_turn = threading.Event()
     done = threading.Event()
@@ -134,10 +134,9 @@ def test_a_burst_of_publishes_wakes_the_loop_once(
 
 
 def test_one_rejected_message_does_not_make_every_acknowledgement_a_wake_up(
-    broker: FakeBroker, connect: Connect, calls: list[Any]
+    broker: FakeBroker, m: Messaging, calls: list[Any]
 ) -> None:
     """The broker does not count, so rejections are counted here until their message is accepted."""
-    m = connect(broker)
     stream = manual(m, maxDeliveries=3, prefetch=500)
     (bad,) = broker.deliver(b"bad")
     stream.receive(PATIENCE).reject()
@@ -175,8 +174,7 @@ def test_room_is_offered_when_there_is_some_rather_than_by_the_clock(
 # --- bounds
 
 
-def test_messages_past_their_deadline_are_not_kept_behind_others(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_messages_past_their_deadline_are_not_kept_behind_others(broker: FakeBroker, m: Messaging) -> None:
     broker.gates["open"].close()
     broker.lose()
     patient = m.publish("a", b"patient", timeout=3600.0)
@@ -335,9 +333,8 @@ def test_at_exit_instances_close_together_even_if_one_of_them_cannot(
 
 @pytest.mark.parametrize("where", ["stop", "run"])
 def test_closing_while_closing_in_the_same_thread_does_not_deadlock(
-    broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch, where: str
+    broker: FakeBroker, m: Messaging, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    m = connect(broker)
     m.subscribe("a").subscribe()
     owner = Push if where == "stop" else Engine
     original = getattr(owner, where)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import messaging
-from messaging import DeadlineError, WouldBlockError
+from messaging import DeadlineError, Messaging, WouldBlockError
 from tests.doubles.fake import FakeBroker, until
 from tests.doubles.fixtures import Connect
 
@@ -24,8 +24,7 @@ def in_loop(function: Callable[[], Any]) -> Any:
     return asyncio.run(main())
 
 
-def test_waiting_for_a_promise_is_refused(connect: Connect, broker: FakeBroker) -> None:
-    m = connect(broker)
+def test_waiting_for_a_promise_is_refused(m: Messaging, broker: FakeBroker) -> None:
     broker.hold = True
     pending = m.publish("a", b"", qos=1)
     request = m.request("a", b"")

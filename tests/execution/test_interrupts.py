@@ -63,8 +63,7 @@ READINGS = (b'{"celsius": 1}', b'{"celsius": 2}', b'{"celsius": 3}')
 
 
 @pytest.mark.parametrize("kind", ["prefetch", "auto", "qos 0"])
-def test_every_message_arrives_once_and_is_acknowledged(broker: FakeBroker, connect: Connect, kind: str) -> None:
-    m = connect(broker)
+def test_every_message_arrives_once_and_is_acknowledged(broker: FakeBroker, m: Messaging, kind: str) -> None:
     options = {"auto_acknowledge": True} if kind == "auto" else {"prefetch": 2}
     stream = m.subscribe("a", **options)
     deliveries = Deliveries(broker, *READINGS, content_type="application/json", qos0=kind == "qos 0")
@@ -107,9 +106,8 @@ def test_a_message_whose_check_was_interrupted_comes_again(connect: Connect, kin
 
 
 def test_a_coroutine_gets_every_message_once(
-    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
+    broker: FakeBroker, m: Messaging, caplog: pytest.LogCaptureFixture
 ) -> None:
-    m = connect(broker)
     stream = m.subscribe("a", prefetch=2)
     deliveries = Deliveries(broker, b"1", b"2", b"3")
     broker.wait_subscribed()
@@ -140,9 +138,8 @@ def test_a_coroutine_gets_every_message_once(
 
 @pytest.mark.parametrize("accepted", [True, False])
 def test_a_verdict_that_was_interrupted_counts_or_can_be_given_again(
-    broker: FakeBroker, connect: Connect, accepted: bool
+    broker: FakeBroker, m: Messaging, accepted: bool
 ) -> None:
-    m = connect(broker)
     context = m.acknowledge_context_builder().message_context_builder().channel("a").extensions({"prefetch": 1})
     stream = m.subscription.subscribe(context.build_context())
     deliveries = Deliveries(broker, b"1", b"2", delivery_count=1)
@@ -278,9 +275,7 @@ def subscriptions(m: Messaging) -> int:
     return len(m.runtime.get_runtime_dto().subscriptions)
 
 
-def test_no_subscription_is_left_behind_by_an_interrupted_subscribe(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-
+def test_no_subscription_is_left_behind_by_an_interrupted_subscribe(broker: FakeBroker, m: Messaging) -> None:
     def run() -> None:
         stream = again(lambda: m.subscribe("a"))
         disposable = again(lambda: stream.subscribe(lambda _: None))
@@ -292,9 +287,7 @@ def test_no_subscription_is_left_behind_by_an_interrupted_subscribe(broker: Fake
     assert interrupt_everywhere(run, check) > 50
 
 
-def test_no_handler_is_left_behind_by_an_interrupted_registration(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-
+def test_no_handler_is_left_behind_by_an_interrupted_registration(broker: FakeBroker, m: Messaging) -> None:
     def run() -> None:
         registration = again(lambda: m.on("a", lambda message: None))
         broker.deliver(b"1")
@@ -306,9 +299,7 @@ def test_no_handler_is_left_behind_by_an_interrupted_registration(broker: FakeBr
     assert interrupt_everywhere(run, check) > 50
 
 
-def test_leaving_a_stream_ends_it(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-
+def test_leaving_a_stream_ends_it(broker: FakeBroker, m: Messaging) -> None:
     def run() -> None:
         def use() -> None:
             with m.subscribe("a") as stream:

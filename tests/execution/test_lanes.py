@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import ctypes
 import gc
+import inspect
 import itertools
 import logging
 import random
@@ -15,6 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -77,13 +79,25 @@ def on_threads(
 def on_loop(
     pool: Pool,
     loop: asyncio.AbstractEventLoop,
-    receive: Callable[[Any], Any],
+    receive: Callable[[Any], Any] = nothing,
     *,
     timeout: float = 0.0,
     stalled: Callable[[], object] = nothing,
     **options: Any,
 ) -> LoopLane:
-    return LoopLane(receive, loop, pool, "a receiver", timeout=timeout, stalled=stalled, **options)
+    """Return a lane whose receiver is a coroutine function, or a function that is called by one."""
+
+    async def call(item: Any) -> None:
+        receive(item)
+
+    coroutine = receive if inspect.iscoroutinefunction(receive) else call
+    return LoopLane(coroutine, loop, pool, "a receiver", timeout=timeout, stalled=stalled, **options)
+
+
+@pytest.fixture(params=["threads", "loop"])
+def make(request: pytest.FixtureRequest, pool: Pool, loop: Loop) -> Callable[..., Lane]:
+    """Make lanes of functions: on threads, and in another run of the test on an event loop."""
+    return partial(on_threads, pool) if request.param == "threads" else partial(on_loop, pool, loop.loop)
 
 
 def flushed(lane: Lane) -> None:
@@ -141,55 +155,18 @@ class Alone:
         self.seen.append(item)
         self._lock.release()
 
-    async def later(self, item: Any) -> None:
-        if not self._lock.acquire(blocking=False):
-            self.was_twice = True
-            return
-        if item[1] % 7 == 0:
-            await asyncio.sleep(0)
-        self.seen.append(item)
-        self._lock.release()
-
-    def check(self, publishers: int, count: int) -> None:
-        assert not self.was_twice
-        for publisher in range(publishers):
-            assert [number for who, number in self.seen if who == publisher] == [*range(count)]
-        assert len(self.seen) == publishers * count
-
 
 # --- order, each item once, one at a time
 
 
-def test_items_are_delivered_in_the_order_they_were_put(pool: Pool) -> None:
-    seen: list[int] = []
-    lane = on_threads(pool, seen.append)
-    for number in range(5000):
-        lane.put(number)
-    flushed(lane)
-    assert seen == [*range(5000)]
-    assert len(lane) == 0
-
-
-def test_nothing_stays_behind_that_is_put_when_a_thread_is_about_to_leave(pool: Pool) -> None:
+def test_nothing_stays_behind_that_is_put_when_a_thread_or_task_is_about_to_leave(make: Callable[..., Lane]) -> None:
     seen = threading.Semaphore(0)
-    lane = on_threads(pool, lambda _: seen.release())
-    for number in range(3000):
+    lane = make(lambda _: seen.release())
+    for number in range(2000):
         lane.put(number)
         if number % 3 == 0:
             lane.put(number)
             assert seen.acquire(timeout=PATIENCE)
-        assert seen.acquire(timeout=PATIENCE)
-
-
-def test_nothing_stays_behind_that_is_put_when_a_task_is_about_to_end(pool: Pool, loop: Loop) -> None:
-    seen = threading.Semaphore(0)
-
-    async def receive(_: Any) -> None:
-        seen.release()
-
-    lane = on_loop(pool, loop.loop, receive)
-    for number in range(1500):
-        lane.put(number)
         assert seen.acquire(timeout=PATIENCE)
 
 
@@ -657,15 +634,12 @@ def test_receivers_that_never_wait_leave_their_loop_to_others(pool: Pool, loop: 
     seen: list[int] = []
     turns: list[int] = []
 
-    async def receive(number: int) -> None:
-        seen.append(number)
-
     def turn() -> None:
         turns.append(len(seen))
         if len(seen) < 2000:
             loop.loop.call_soon(turn)
 
-    lane = on_loop(pool, loop.loop, receive)
+    lane = on_loop(pool, loop.loop, seen.append)
     with loop.blocked():
         lane.put_all([*range(2000)])
         loop.loop.call_soon_threadsafe(turn)
@@ -782,14 +756,10 @@ def test_what_is_put_for_a_closed_loop_is_told_within_a_second(pool: Pool) -> No
 @pytest.mark.usefixtures("quick")
 def test_a_loop_that_is_closed_when_all_is_done_is_no_stall(pool: Pool) -> None:
     stalls = Stalls()
-
-    async def receive(_: Any) -> None:
-        pass
-
     for _ in range(30):
 
         async def main() -> None:
-            lane = on_loop(pool, asyncio.get_running_loop(), receive, stalled=stalls)
+            lane = on_loop(pool, asyncio.get_running_loop(), stalled=stalls)
             done = asyncio.Event()
             lane.put(1)
             lane.when_done(done.set)
@@ -946,12 +916,8 @@ def test_a_publisher_waits_until_half_of_a_full_lane_is_gone(pool: Pool) -> None
 
 def test_no_publisher_is_forgotten_where_there_is_little_room(pool: Pool, loop: Loop) -> None:
     seen: list[int] = []
-
-    async def receive(number: int) -> None:
-        seen.append(number)
-
     lanes: list[Lane] = [on_threads(pool, seen.append, limit=limit) for limit in (1, 2, 5)]
-    lanes.append(on_loop(pool, loop.loop, receive, limit=3))
+    lanes.append(on_loop(pool, loop.loop, seen.append, limit=3))
     for lane in lanes:
         seen.clear()
 
@@ -1091,29 +1057,18 @@ def test_the_newest_item_takes_no_place_of_somebody_who_waits_for_the_others(poo
 # --- done, closed
 
 
-def test_who_waits_is_told_when_all_before_is_done_and_not_before(pool: Pool, loop: Loop) -> None:
-    proceed = asyncio.Event()
-    returned: list[str] = []
-
-    async def receive(item: str) -> None:
-        await proceed.wait()
-        returned.append(item)
-
-    gate = Gate()
-    for lane, let, done in (
-        (on_threads(pool, gate), lambda: gate.let(3), gate.returned),
-        (on_loop(pool, loop.loop, receive), lambda: loop.call(proceed.set), returned),
-    ):
-        reached: list[list[str]] = []
-        lane.when_done(lambda reached=reached, done=done: reached.append([*done]))  # type: ignore[misc]
-        until(lambda reached=reached: reached == [[]])  # type: ignore[misc]
-        lane.put_all(["a", "b"])
-        lane.when_done(lambda reached=reached, done=done: reached.append([*done]))  # type: ignore[misc]
-        lane.put("c")
-        let()
-        flushed(lane)
-        assert reached == [[], ["a", "b"]]
-        assert done == ["a", "b", "c"]
+def test_who_waits_is_told_when_all_before_is_done_and_not_before(make: Callable[..., Lane]) -> None:
+    gate, reached = Gate(), list[list[str]]()
+    lane = make(gate)
+    lane.when_done(lambda: reached.append([*gate.returned]))
+    until(lambda: reached == [[]])
+    lane.put_all(["a", "b"])
+    lane.when_done(lambda: reached.append([*gate.returned]))
+    lane.put("c")
+    gate.let(3)
+    flushed(lane)
+    assert reached == [[], ["a", "b"]]
+    assert gate.returned == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("is_on_loop", [False, True])
@@ -1156,19 +1111,15 @@ def test_a_lane_that_is_closed_delivers_no_more_and_tells_who_waits_when_its_rec
     assert seen == [0]
 
 
-def test_who_waits_is_told_at_once_where_nobody_is_at_work(pool: Pool, loop: Loop) -> None:
-    async def receive(_: Any) -> None:
-        pass
-
-    for is_held in (False, True):
-        for lane in (on_threads(pool, is_held=is_held), on_loop(pool, loop.loop, receive, is_held=is_held)):
-            reached: list[int] = []
-            if is_held:
-                lane.put(1)
-                lane.when_done(lambda reached=reached: reached.append(1))  # type: ignore[misc]
-            assert lane.close() == is_held
-            lane.when_done(lambda reached=reached: reached.append(2))  # type: ignore[misc]
-            assert reached == ([1, 2] if is_held else [2])
+@pytest.mark.parametrize("is_held", [False, True])
+def test_who_waits_is_told_at_once_where_nobody_is_at_work(make: Callable[..., Lane], is_held: bool) -> None:
+    lane, reached = make(is_held=is_held), list[int]()
+    if is_held:
+        lane.put(1)
+        lane.when_done(lambda: reached.append(1))
+    assert lane.close() == is_held
+    lane.when_done(lambda: reached.append(2))
+    assert reached == ([1, 2] if is_held else [2])
 
 
 @pytest.mark.usefixtures("quick")
@@ -1198,18 +1149,12 @@ def test_who_waits_is_told_when_a_lane_is_closed_whose_receiver_was_given_up(poo
     other.let()
 
 
-@pytest.mark.parametrize("is_on_loop", [False, True])
-def test_what_is_delivered_and_what_is_given_up_is_all_there_was(pool: Pool, loop: Loop, is_on_loop: bool) -> None:
+def test_what_is_delivered_and_what_is_given_up_is_all_there_was(make: Callable[..., Lane]) -> None:
     """While receivers are at work: by one thread that closes what it has put."""
     chance = random.Random(1)
     for round_ in range(300):
-        seen: list[int] = []
-        reached: list[int] = []
-
-        async def receive(number: int, seen: list[int] = seen) -> None:
-            seen.append(number)
-
-        lane = on_loop(pool, loop.loop, receive) if is_on_loop else on_threads(pool, seen.append)
+        seen, reached = list[int](), list[int]()
+        lane = make(seen.append)
         count = chance.randrange(200)
         for number in range(count):
             lane.put(number)
@@ -1224,8 +1169,7 @@ def test_what_is_delivered_and_what_is_given_up_is_all_there_was(pool: Pool, loo
         assert sorted(reached) == [*range(0, count, 50)]
 
 
-@pytest.mark.parametrize("is_on_loop", [False, True])
-def test_a_lane_may_be_closed_just_when_its_last_item_is_taken(pool: Pool, loop: Loop, is_on_loop: bool) -> None:
+def test_a_lane_may_be_closed_just_when_its_last_item_is_taken(make: Callable[..., Lane]) -> None:
     class Items(deque[Any]):
         """As if another thread came between."""
 
@@ -1235,13 +1179,7 @@ def test_a_lane_may_be_closed_just_when_its_last_item_is_taken(pool: Pool, loop:
             return super().popleft()
 
     seen: list[int] = []
-
-    async def receive(number: int) -> None:
-        seen.append(number)
-
-    lane: Lane = (
-        on_loop(pool, loop.loop, receive, is_held=True) if is_on_loop else on_threads(pool, seen.append, is_held=True)
-    )
+    lane = make(seen.append, is_held=True)
     lane._items = Items([0, 1, 2])
     lane.release([])
     until(lambda: not lane.is_scheduled)
@@ -1251,13 +1189,9 @@ def test_a_lane_may_be_closed_just_when_its_last_item_is_taken(pool: Pool, loop:
 
 def test_closing_while_others_put_loses_nobody_who_waits(pool: Pool, loop: Loop) -> None:
     """Nor does anything stay in the lane, or come in another order."""
-
-    async def ignore(_: Any) -> None:
-        pass
-
     for round_ in range(60):
         receiver = Alone()
-        lane = on_loop(pool, loop.loop, ignore) if round_ % 2 else on_threads(pool, receiver)
+        lane = on_loop(pool, loop.loop) if round_ % 2 else on_threads(pool, receiver)
         reached: list[int] = []
 
         def publish(who: int, lane: Lane = lane, reached: list[int] = reached) -> None:
@@ -1299,23 +1233,18 @@ def test_a_callback_that_raises_is_logged(pool: Pool, caplog: pytest.LogCaptureF
 # --- held
 
 
-def test_what_is_put_into_a_held_lane_wakes_nobody(pool: Pool, loop: Loop) -> None:
+def test_what_is_put_into_a_held_lane_wakes_nobody(make: Callable[..., Lane], pool: Pool) -> None:
     seen: list[int] = []
-
-    async def receive(number: int) -> None:
-        seen.append(number)
-
-    for lane in (on_threads(pool, seen.append, is_held=True), on_loop(pool, loop.loop, receive, is_held=True)):
-        seen.clear()
-        lane.put(2)
-        lane.put_all([3, 4])
-        assert lane.is_scheduled
-        assert not pool.has_work
-        lane.release([0, 1])
-        flushed(lane)
-        assert seen == [*range(5)]
-        with pytest.raises(RuntimeError, match="a receiver is not held"):
-            lane.release([0])
+    lane = make(seen.append, is_held=True)
+    lane.put(2)
+    lane.put_all([3, 4])
+    assert lane.is_scheduled
+    assert not pool.has_work
+    lane.release([0, 1])
+    flushed(lane)
+    assert seen == [*range(5)]
+    with pytest.raises(RuntimeError, match="a receiver is not held"):
+        lane.release([0])
 
 
 def test_an_empty_lane_that_was_held_is_like_any_other(pool: Pool) -> None:
@@ -1337,12 +1266,8 @@ def test_where_no_thread_can_be_started_the_one_in_reserve_delivers(
     workers().hold(pool)
     until(lambda: len(workers()._idle) == len(worker_threads()) == 1, "only the one in reserve")
     seen: list[list[int]] = [[] for _ in range(6)]
-
-    async def receive(number: int) -> None:
-        seen[5].append(number)
-
     lanes: list[Lane] = [on_threads(pool, each.append) for each in seen[:5]]
-    lanes.append(on_loop(pool, loop.loop, receive))
+    lanes.append(on_loop(pool, loop.loop, seen[5].append))
     try:
         with monkeypatch.context() as patched:
             no_more_threads(patched)
@@ -1386,8 +1311,7 @@ def test_what_waits_for_want_of_a_thread_goes_on_with_what_is_put_next(
 
 def test_signal_handlers_may_put_whatever_they_interrupt() -> None:
     """They run on the main thread between any two steps of what it is at, with the locks it has."""
-    done = run_script(
-        """
+    script = """
 import itertools, signal, threading, time
 from messaging.execution.lanes import ThreadLane
 from messaging.execution.pool import Pool
@@ -1430,10 +1354,8 @@ while pool.has_work:
 count = next(counter)
 assert sorted(seen) == [*range(count)], (len(seen), count)
 assert count > 100
-""",
-        seconds=60,
-    )
-    assert done.returncode == 0, done.stderr
+"""
+    run_script(script, seconds=60)
 
 
 def test_finalizers_may_put_and_close_whatever_they_interrupt(pool: Pool) -> None:
@@ -1498,9 +1420,7 @@ pool = Pool()
 
 
 def test_a_forked_child_delivers_what_is_put_there_and_nothing_of_its_parent() -> None:
-    done = run_script(
-        LANES
-        + """
+    script = """
 stop = threading.Event()
 seen = [[] for _ in range(4)]
 held = lane(seen[3].append, is_held=True, limit=4)
@@ -1567,16 +1487,12 @@ for each in seen[:3]:
         assert [number for other, number in each if other == who] == [*range(put[who])]
     assert len(each) == sum(put)
 assert len(held) == 4
-""",
-        seconds=60,
-    )
-    assert done.returncode == 0, done.stderr
+"""
+    run_script(LANES + script, seconds=60)
 
 
 def test_locks_that_others_had_when_a_process_forked_are_free_in_the_child() -> None:
-    done = run_script(
-        LANES
-        + """
+    script = """
 seen = []
 each = lane(seen.append, limit=2)
 over, held = threading.Event(), threading.Semaphore(0)
@@ -1600,15 +1516,12 @@ def work():
 child(work)
 over.set()
 """
-    )
-    assert done.returncode == 0, done.stderr
+    run_script(LANES + script)
 
 
 def test_a_receiver_that_forks_goes_on_in_the_parent_only() -> None:
     """In the child it returns to a thread that was given up; others deliver there."""
-    done = run_script(
-        LANES
-        + """
+    script = """
 seen, idents, status = [], set(), []
 entered, returned = threading.Event(), threading.Event()
 
@@ -1650,14 +1563,11 @@ flushed(each)
 assert seen == [0, 1, 2, 3], seen
 assert [os.waitstatus_to_exitcode(each) for each in status] == [7], status
 """
-    )
-    assert done.returncode == 0, done.stderr
+    run_script(LANES + script)
 
 
 def test_the_loops_of_the_parent_are_as_good_as_closed_in_the_child() -> None:
-    done = run_script(
-        LANES
-        + """
+    script = """
 seen = []
 loop = asyncio.new_event_loop()
 threading.Thread(target=loop.run_forever, daemon=True).start()
@@ -1691,21 +1601,14 @@ flushed(each)
 assert seen == [*range(50)] * 5
 loop.call_soon_threadsafe(loop.stop)
 """
-    )
-    assert done.returncode == 0, done.stderr
+    run_script(LANES + script)
 
 
 # --- memory
 
 
-def test_nothing_holds_what_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "_LOOK", 0.005)
-    monkeypatch.setattr(pool_module, "_STAY", 0.02)
-    loop = Loop()
-
-    async def receive(_: Any) -> None:
-        pass
-
+@pytest.mark.usefixtures("quick")
+def test_nothing_holds_what_is_closed(loop: Loop) -> None:
     def use(pool: Pool) -> list[Lane]:
         gate = Gate()
         blocked = on_threads(pool, gate)
@@ -1716,11 +1619,11 @@ def test_nothing_holds_what_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
         waiting.close()
         assert waiting not in pool._ready
         gate.let()
-        done = on_loop(pool, loop.loop, receive)
+        done = on_loop(pool, loop.loop)
         done.put(1)
         flushed(done)
         with loop.blocked():
-            begun = on_loop(pool, loop.loop, receive)
+            begun = on_loop(pool, loop.loop)
             begun.put(1)
             begun.close()
             assert begun not in pool._adopted
@@ -1746,18 +1649,14 @@ def test_nothing_holds_what_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
         return not any(each() for each in left)
 
     until(gone, "lanes and pool gone")
-    loop.close()
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_loop_that_is_closed_is_not_held_by_what_was_on_its_way_to_it(pool: Pool) -> None:
-    async def receive(_: Any) -> None:
-        pass
-
     def forsake() -> list[weakref.ref[Any]]:
         loop = asyncio.new_event_loop()
         stalls = Stalls()
-        lane = on_loop(pool, loop, receive, timeout=1, stalled=stalls)
+        lane = on_loop(pool, loop, timeout=1, stalled=stalls)
         lane.put(1)
         lane.cancel()
         loop.close()
@@ -1794,30 +1693,25 @@ def test_items_are_not_held_when_they_are_delivered_or_given_up(pool: Pool) -> N
 # --- all of it at once
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("seed", range(2))
-def test_all_of_it_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "_LOOK", 0.002)
-    monkeypatch.setattr(pool_module, "_STAY", 0.02)
-    monkeypatch.setattr(module, "AFTER_CANCELLED", 0.002)
+def test_all_of_it_at_once(seed: int) -> None:
     with contextlib.closing(Stress(seed)) as stress:
         stress.run(1.5)
         stress.check()
 
 
-FINALIZER_IN_A_CHILD = """
-import os, threading
-from messaging.execution.lanes import ThreadLane
-from messaging.execution.pool import Pool
+def test_what_a_child_gives_up_may_put_something_whatever_its_parent_was_doing() -> None:
+    """A finalizer that puts something, while another thread of the parent had the lock of the pool.
 
-pool = Pool()
-options = dict(timeout=0, stalled=lambda: None)
-other = ThreadLane(lambda _: None, pool, "other", **options)
-
+    The parent's own comes at the very end of its interpreter, where no thread can be started any more.
+    """
+    script = """
 class Item:
     def __del__(self):
         other.put(1)
 
-held = ThreadLane(lambda _: None, pool, "held", is_held=True, **options)
+other, held = lane(lambda _: None), lane(lambda _: None, is_held=True)
 held.put(Item())
 has_it, may_go = threading.Event(), threading.Event()
 
@@ -1828,21 +1722,9 @@ def hold():
 
 holder = threading.Thread(target=hold)
 holder.start()
-has_it.wait(30)
-pid = os.fork()
-if pid == 0:
-    os._exit(0)  # it has come out of the fork
+assert has_it.wait(10)
+child(lambda: None)  # it has come out of the fork
 may_go.set()
 holder.join()
-os.waitpid(pid, 0)
-print("done")
 """
-
-
-def test_what_a_child_gives_up_may_put_something_whatever_its_parent_was_doing() -> None:
-    """A finalizer that puts something, while another thread of the parent had the lock of the pool.
-
-    The parent's own comes at the very end of its interpreter, where no thread can be started any more.
-    """
-    done = run_script(FINALIZER_IN_A_CHILD)
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    run_script(LANES + script)

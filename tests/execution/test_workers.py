@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from messaging import Messaging
 from messaging.execution import threads as module
 from messaging.execution import workers
 from messaging.execution.threads import Lanes, Workers
 from tests.doubles.fake import PATIENCE, FakeBroker, until
-from tests.doubles.fixtures import Connect
 from tests.threads import no_more_threads
 
 
@@ -215,9 +215,8 @@ def test_without_a_reserve_the_caller_is_told(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_streams_go_on_where_no_thread_can_be_started(
-    broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    broker: FakeBroker, m: Messaging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    m = connect(broker)
     seen: list[bytes] = []
     for _ in range(5):
         m.subscribe("a").subscribe(lambda message: seen.append(message.payload))

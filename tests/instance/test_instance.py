@@ -244,9 +244,8 @@ def test_the_default_registry_is_the_processs(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_listener_that_closes_the_instance_while_it_registers_or_leaves_does_not_deadlock(
-    broker: FakeBroker, connect: Connect, registry: ServiceRegistry
+    m: Messaging, registry: ServiceRegistry
 ) -> None:
-    m = connect(broker)
     seen: list[ServiceEvent] = []
 
     def listener(event: ServiceEvent) -> None:
@@ -306,8 +305,7 @@ def test_without_the_feature_requests_and_replies_are_refused(
 # --- the three faces
 
 
-def test_the_short_way_offers_every_setting_of_a_context(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_the_short_way_offers_every_setting_of_a_context(broker: FakeBroker, m: Messaging) -> None:
     broker.hold = True
     m.publish(
         "a",
@@ -340,8 +338,7 @@ def test_public_signatures_stay() -> None:
 # --- the runtime; see also messaging/testing/conformance/test_runtime.py
 
 
-def test_publishing_is_counted(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_publishing_is_counted(broker: FakeBroker, m: Messaging) -> None:
     broker.hold = True
     promises = [m.publish("a", b"1") for _ in range(3)]
     broker.wait_sent(3)
@@ -355,8 +352,7 @@ def test_publishing_is_counted(broker: FakeBroker, connect: Connect) -> None:
     promises[2].result(PATIENCE)
 
 
-def test_asking_while_everything_changes_is_safe(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_asking_while_everything_changes_is_safe(m: Messaging) -> None:
     stop = threading.Event()
     errors: list[BaseException] = []
 
@@ -404,8 +400,7 @@ def test_leaving_by_an_exception_closes_too(broker: FakeBroker, connect: Connect
     assert broker.closed == 1
 
 
-def test_closing_on_a_loop_returns_at_once_and_is_done_in_the_background(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_closing_on_a_loop_returns_at_once_and_is_done_in_the_background(broker: FakeBroker, m: Messaging) -> None:
     broker.gates["close"].close()
 
     async def main() -> None:

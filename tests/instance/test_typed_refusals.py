@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import field_validator
 
-from messaging import Message, MessageContext
+from messaging import Message, MessageContext, Messaging
 from messaging.errors import ArgumentError, InvalidOptionError
 from messaging.model import parse_url
 from messaging.model.settings import Settings, load_settings
@@ -16,10 +16,7 @@ from tests.doubles.fixtures import Connect
 
 
 @pytest.mark.parametrize("extensions", [7, None, "qos", [("qos", "1")]])
-def test_extensions_of_a_context_made_by_hand_are_a_mapping(
-    broker: FakeBroker, connect: Connect, extensions: Any
-) -> None:
-    m = connect(broker)
+def test_extensions_of_a_context_made_by_hand_are_a_mapping(broker: FakeBroker, m: Messaging, extensions: Any) -> None:
     with pytest.raises(ArgumentError, match="extensions"):
         m.publisher.publish(Message(b"", MessageContext("a", extensions=extensions)))
     with pytest.raises(ArgumentError, match="extensions"):
@@ -46,8 +43,7 @@ class Unfit:
 
 @pytest.mark.parametrize("model", [7, "Reading", Unfit, object()])
 @pytest.mark.parametrize("on_invalid", ["raise", "skip"])
-def test_a_model_is_checked_when_subscribing(broker: FakeBroker, connect: Connect, model: Any, on_invalid: Any) -> None:
-    m = connect(broker)
+def test_a_model_is_checked_when_subscribing(broker: FakeBroker, m: Messaging, model: Any, on_invalid: Any) -> None:
     with pytest.raises(ArgumentError, match="no type pydantic can validate"):
         m.subscribe("a", model, on_invalid=on_invalid)
     settle_loop()

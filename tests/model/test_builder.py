@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messaging import Message, MessageContext, MessageContextBuilder
+from messaging import Message, MessageContext, MessageContextBuilder, Messaging
 from messaging.errors import ArgumentError, InvalidContentError
 from messaging.services import ServiceRegistry
 from tests.doubles.fake import PATIENCE, FakeBroker
@@ -228,8 +228,7 @@ def test_a_foreign_context_is_read_through_its_getters(extensions: Any) -> None:
     assert built.channel == "c"
 
 
-def test_a_foreign_context_publishes_and_subscribes(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_a_foreign_context_publishes_and_subscribes(broker: FakeBroker, m: Messaging) -> None:
     m.publisher.publish(Message(b"1", Foreign({"qos": "1"})))  # type: ignore[arg-type]
     m.publisher.publish(Message(b"2", MessageContext("x")), Foreign({})).result(PATIENCE)  # type: ignore[arg-type]
     assert [(sent.channel, sent.payload) for sent in broker.sent] == [("c", b"1"), ("c", b"2")]

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from messaging import Features
+from messaging import Features, Messaging
 from messaging.errors import (
     ArgumentError,
     InvalidExtensionError,
@@ -44,7 +44,6 @@ from messaging.model.extensions import (
     known,
 )
 from tests.doubles.fake import EVERYTHING, NEXT_TO_NOTHING, PATIENCE, FakeBroker, FakeSettings
-from tests.doubles.fixtures import Connect
 
 
 def colour(value: Any) -> Any:
@@ -410,10 +409,9 @@ def test_hostile_values_raise_nothing_but_the_declared_errors(key: str, value: o
     [({"retain": 1}, {"retain": True}), ({"qos": True}, {"qos": 1}), ({"priority": True}, {"priority": 1})],
 )
 def test_the_short_way_does_not_take_one_value_for_another_that_is_equal(
-    broker: FakeBroker, connect: Connect, bad: dict[str, Any], good: dict[str, Any]
+    broker: FakeBroker, m: Messaging, bad: dict[str, Any], good: dict[str, Any]
 ) -> None:
     """1 == True, in Python; a context that was refused must not stand in for a good one, nor the other way round."""
-    m = connect(broker)
     with pytest.raises(InvalidExtensionError):
         m.publish("a", b"1", **bad)
     assert m.publish("a", b"2", **good).result(PATIENCE) is None
@@ -422,8 +420,7 @@ def test_the_short_way_does_not_take_one_value_for_another_that_is_equal(
     assert broker.payloads == [b"2"]
 
 
-def test_the_short_way_spells_extensions_in_snake_case(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_the_short_way_spells_extensions_in_snake_case(broker: FakeBroker, m: Messaging) -> None:
     broker.hold = True
     m.publish("a", b"1", time_to_live=5, guaranteed_delivery=True, fake_colour="red", headers={"a": "b"})
     broker.wait_sent(1)

@@ -13,6 +13,7 @@ import pytest
 
 import messaging
 from adapters.memory import MemoryAdapter, MemorySettings
+from messaging import Messaging
 from messaging.errors import InvalidHeaderError
 from messaging.model import carried_headers, headers, parse_url, requested
 from messaging.model.context import ForwardedContext
@@ -156,9 +157,8 @@ def test_a_protocol_carries_values_of_its_types(value: Any, types: frozenset[typ
 
 
 def test_a_value_that_the_protocol_cannot_carry_is_refused_before_anything_is_sent(
-    broker: FakeBroker, connect: Connect
+    broker: FakeBroker, m: Messaging
 ) -> None:
-    m = connect(broker)
     with pytest.raises(InvalidHeaderError, match=f"'n' is a int; {m.name} carries str: make it a str"):
         m.publish("a", b"1", headers={"k": "v", "n": 5})
     assert broker.calls == ["open"]
@@ -194,8 +194,7 @@ def test_a_received_message_is_passed_on_with_values_as_text_where_the_protocol_
     assert carried_headers(told, memory.capabilities) == {"n": 5, "k": "v", "list": ("a\\u000a", 1)}
 
 
-def test_a_received_message_crosses_from_typed_headers_to_text(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_a_received_message_crosses_from_typed_headers_to_text(broker: FakeBroker, m: Messaging) -> None:
     with messaging.connect("memory://crossing") as there, there.subscribe("a") as stream:
         stream.ready.result(PATIENCE)
         there.publish("a", b"1", headers={"n": 5, "at": NOON}).result(PATIENCE)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from messaging import Message, MessageContext, Promise
+from messaging import Message, MessageContext, Messaging, Promise
 from messaging.errors import (
     ClosedError,
     ConnectionLostError,
@@ -38,9 +38,8 @@ from tests.scripts import run_script
 # --- deadlines
 
 
-def test_without_a_connection_a_message_waits_until_its_deadline(broker: FakeBroker, connect: Connect) -> None:
+def test_without_a_connection_a_message_waits_until_its_deadline(broker: FakeBroker, m: Messaging) -> None:
     """Scenario 23 [S][G]: waiting is bounded, and nothing is lost."""
-    m = connect(broker)
     broker.gates["open"].close()
     broker.lose()
     will = m.publish("a", b"gone", last_will=True, timeout=0.05)
@@ -55,8 +54,7 @@ def test_without_a_connection_a_message_waits_until_its_deadline(broker: FakeBro
     assert broker.payloads == [b"2"]
 
 
-def test_a_broker_that_takes_nothing_lets_the_deadline_pass(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_a_broker_that_takes_nothing_lets_the_deadline_pass(broker: FakeBroker, m: Messaging) -> None:
     broker.gates["publish"].close()
     promises = [m.publish("a", b"%d" % number, timeout=0.05) for number in range(3)]
     errors = [promise.exception(PATIENCE) for promise in promises]
@@ -68,9 +66,8 @@ def test_a_broker_that_takes_nothing_lets_the_deadline_pass(broker: FakeBroker, 
 
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_a_message_that_is_sent_and_not_confirmed_in_time_has_an_unknown_outcome(
-    broker: FakeBroker, connect: Connect, is_lost: bool
+    broker: FakeBroker, m: Messaging, is_lost: bool
 ) -> None:
-    m = connect(broker)
     broker.hold = True
     promise = m.publish("a", b"1", timeout=0.3)
     broker.wait_sent(1)
@@ -133,8 +130,7 @@ def test_the_longest_deadline_is_as_good_as_any_and_a_longer_one_is_refused(
 # --- confirms
 
 
-def test_settling_twice_counts_once(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_settling_twice_counts_once(broker: FakeBroker, m: Messaging) -> None:
     broker.hold = True
     promise = m.publish("a", b"1")
     broker.wait_sent(1)
@@ -153,8 +149,7 @@ def test_settling_twice_counts_once(broker: FakeBroker, connect: Connect) -> Non
     assert broker.payloads == [b"1"]
 
 
-def test_an_adapter_that_raises_fails_the_batch_and_nothing_else(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_an_adapter_that_raises_fails_the_batch_and_nothing_else(broker: FakeBroker, m: Messaging) -> None:
     broker.errors["publish"].append(RuntimeError("a defect"))
     error = m.publish("a", b"1").exception(PATIENCE)
     assert type(error) is MessagingError
@@ -166,9 +161,8 @@ def test_an_adapter_that_raises_fails_the_batch_and_nothing_else(broker: FakeBro
 
 
 def test_messages_lost_with_a_connection_are_sent_again_first_in_order_under_the_same_id(
-    broker: FakeBroker, connect: Connect
+    broker: FakeBroker, m: Messaging
 ) -> None:
-    m = connect(broker)
     broker.hold = True
     before = [m.publish("a", b"%d" % number) for number in range(5)]
     broker.wait_sent(5)
@@ -189,10 +183,9 @@ def test_messages_lost_with_a_connection_are_sent_again_first_in_order_under_the
 
 
 def test_messages_that_fail_one_by_one_while_the_sender_is_busy_keep_their_order(
-    broker: FakeBroker, connect: Connect
+    broker: FakeBroker, m: Messaging
 ) -> None:
     """A protocol may lose messages singly (an AMQP channel that closed); the connection is another matter."""
-    m = connect(broker)
     broker.hold = True
     promises = [m.publish("a", b"%d" % number) for number in range(4)]
     broker.wait_sent(4)
@@ -209,10 +202,7 @@ def test_messages_that_fail_one_by_one_while_the_sender_is_busy_keep_their_order
     assert broker.payloads == [b"0", b"1", b"2", b"3", b"blocker", b"0", b"1", b"2", b"3"]
 
 
-def test_messages_that_an_adapter_fails_late_are_sent_again_in_their_order(
-    broker: FakeBroker, connect: Connect
-) -> None:
-    m = connect(broker)
+def test_messages_that_an_adapter_fails_late_are_sent_again_in_their_order(broker: FakeBroker, m: Messaging) -> None:
     broker.hold = broker.keeps = True
     old = [m.publish("a", b"%d" % number) for number in range(3)]
     broker.wait_sent(3)
@@ -235,8 +225,7 @@ def test_messages_that_an_adapter_fails_late_are_sent_again_in_their_order(
     assert broker.payloads[3:] == [b"3", b"4", b"5", b"0", b"1", b"2"]
 
 
-def test_messages_that_the_adapter_keeps_over_a_loss_are_not_sent_twice(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_messages_that_the_adapter_keeps_over_a_loss_are_not_sent_twice(broker: FakeBroker, m: Messaging) -> None:
     broker.hold = broker.keeps = True
     promise = m.publish("a", b"1")
     broker.wait_sent(1)
@@ -276,8 +265,7 @@ known += os.read(read, 65536).decode().split("\\n")
 assert len(known) == 9, known
 assert len(set(known)) == 9, known
 """
-    done = run_script(script)
-    assert done.returncode == 0, done.stderr
+    run_script(script)
 
 
 # --- bounds
@@ -411,8 +399,7 @@ def test_a_storm_from_eight_threads_keeps_the_order_of_each(broker: FakeBroker, 
 # --- closing
 
 
-def test_closing_settles_everything_when_time_is_up(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_closing_settles_everything_when_time_is_up(broker: FakeBroker, m: Messaging) -> None:
     broker.hold = True
     sent = [m.publish("a", b"%d" % number) for number in range(3)]
     broker.wait_sent(3)
@@ -429,8 +416,7 @@ def test_closing_settles_everything_when_time_is_up(broker: FakeBroker, connect:
     assert (publisher.pending, publisher.published, publisher.failed) == (0, 0, 9)
 
 
-def test_closing_while_disconnected_settles_everything(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_closing_while_disconnected_settles_everything(broker: FakeBroker, m: Messaging) -> None:
     broker.hold = True
     sent = m.publish("a", b"1")
     broker.wait_sent(1)
@@ -444,9 +430,8 @@ def test_closing_while_disconnected_settles_everything(broker: FakeBroker, conne
     assert type(will.exception(0)) is ClosedError
 
 
-def test_a_loss_while_closing_leaves_the_outcome_of_sent_messages_unknown(broker: FakeBroker, connect: Connect) -> None:
+def test_a_loss_while_closing_leaves_the_outcome_of_sent_messages_unknown(broker: FakeBroker, m: Messaging) -> None:
     """Not ``ConnectionLostError``, which no publish promises: whether to send again is what the caller must know."""
-    m = connect(broker)
     broker.hold = True
     promise = m.publish("a", b"1")
     broker.wait_sent(1)
@@ -459,9 +444,8 @@ def test_a_loss_while_closing_leaves_the_outcome_of_sent_messages_unknown(broker
     broker.gates["open"].open()
 
 
-def test_a_loss_while_closing_does_not_end_the_attempts_before_their_time(broker: FakeBroker, connect: Connect) -> None:
+def test_a_loss_while_closing_does_not_end_the_attempts_before_their_time(broker: FakeBroker, m: Messaging) -> None:
     """``close`` sends accepted messages for so many seconds; a reconnect within them is what they are for."""
-    m = connect(broker)
     broker.hold = True
     promise = m.publish("a", b"1")
     broker.wait_sent(1)
@@ -507,8 +491,7 @@ def test_publishing_races_with_closing_and_every_promise_is_settled(broker: Fake
 # --- the last will
 
 
-def test_a_will_whose_connection_is_lost_is_never_published_as_a_message(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_a_will_whose_connection_is_lost_is_never_published_as_a_message(broker: FakeBroker, m: Messaging) -> None:
     broker.errors["set_will"].append(ConnectionLostError("while registering"))
     promise = m.publish("a", b"gone", last_will=True, timeout=5.0)
     until(lambda: broker.calls.count("set_will") >= 1, "the will handed over")
@@ -534,9 +517,8 @@ def test_a_will_the_outbox_had_no_room_for_can_be_tried_again(broker: FakeBroker
 
 
 def test_an_adapter_that_fails_to_register_a_will_does_not_take_the_connection_with_it(
-    broker: FakeBroker, connect: Connect
+    broker: FakeBroker, m: Messaging
 ) -> None:
-    m = connect(broker)
     broker.gates["open"].close()
     broker.lose()
     broker.errors["set_will"].append(RuntimeError("a defect"))
@@ -665,9 +647,8 @@ def test_any_order_of_confirms_refusals_losses_and_deadlines_agrees_with_a_model
 # --- interrupted publishers
 
 
-def test_closing_does_not_wait_for_an_interrupted_publisher(broker: FakeBroker, connect: Connect) -> None:
+def test_closing_does_not_wait_for_an_interrupted_publisher(m: Messaging) -> None:
     """As from a signal handler: the thread it interrupted may be the one that holds the lock."""
-    m = connect(broker)
     outbox = m._connection.outbox
     with outbox.admission._lock:
         m.close()

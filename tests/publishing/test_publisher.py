@@ -56,9 +56,8 @@ def went_out(broker: FakeBroker, publish: Callable[[], Promise[None]]) -> Outgoi
 # --- which context counts
 
 
-def test_a_channel_replaces_the_channel_and_keeps_the_rest(broker: FakeBroker, connect: Connect) -> None:
+def test_a_channel_replaces_the_channel_and_keeps_the_rest(broker: FakeBroker, m: Messaging) -> None:
     """Scenario 19 [S]. A routing key belongs to its channel, and goes with it."""
-    m = connect(broker)
     outgoing = went_out(broker, lambda: m.publisher.publish(Message(b"1", FULL), "b"))
     expected = ("b", None, "text/plain", "identity", "id", "r")
     assert sent_values(outgoing) == expected
@@ -66,9 +65,8 @@ def test_a_channel_replaces_the_channel_and_keeps_the_rest(broker: FakeBroker, c
     assert FULL.channel == "a"
 
 
-def test_a_context_without_channel_uses_the_messages(broker: FakeBroker, connect: Connect) -> None:
+def test_a_context_without_channel_uses_the_messages(broker: FakeBroker, m: Messaging) -> None:
     """Scenario 21 [I]: the one exception."""
-    m = connect(broker)
     override = MessageContext(correlation_id="new")
     outgoing = went_out(broker, lambda: m.publisher.publish(Message(b"1", FULL), override))
     assert sent_values(outgoing) == ("a", "key", None, None, "new", None)
@@ -82,8 +80,7 @@ def sent_id(broker: FakeBroker, publish: Callable[[], Promise[None]]) -> str:
     return went_out(broker, publish).message_id
 
 
-def test_a_message_id_of_the_application_is_that_of_its_message_alone(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_a_message_id_of_the_application_is_that_of_its_message_alone(broker: FakeBroker, m: Messaging) -> None:
     assert sent_id(broker, lambda: m.publish("a", b"1", message_id="own")) == "own"
     assert sent_id(broker, lambda: m.publish("a", b"1")) != "own"
     assert sent_id(broker, lambda: m.publish("a", b"1", message_id="other", priority=3)) == "other"
@@ -92,8 +89,7 @@ def test_a_message_id_of_the_application_is_that_of_its_message_alone(broker: Fa
     assert went_out(broker, lambda: m.publish("a", b"1", priority=4)).plan.options.message_id is None
 
 
-def test_each_message_id_is_checked_however_many_were_alike(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_each_message_id_is_checked_however_many_were_alike(m: Messaging) -> None:
     for key in ("good", "better"):
         m.publish("a", b"1", message_id=key).result(PATIENCE)
     for bad in ("", "x" * 256, "a\nb", 7, []):
@@ -110,8 +106,7 @@ def test_each_message_id_is_checked_however_many_were_alike(broker: FakeBroker, 
         )
 
 
-def test_a_message_that_is_passed_on_keeps_its_id(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_a_message_that_is_passed_on_keeps_its_id(broker: FakeBroker, m: Messaging) -> None:
     message = arrived(m, broker, "own")
     for publish in passing_on(m, message):
         assert sent_id(broker, publish) == "own"
@@ -119,9 +114,8 @@ def test_a_message_that_is_passed_on_keeps_its_id(broker: FakeBroker, connect: C
 
 @pytest.mark.parametrize("foreign", ["", "x" * 256, "a\nb", "\ufffe"])
 def test_a_message_with_an_id_that_none_may_have_here_is_passed_on_with_another(
-    broker: FakeBroker, connect: Connect, foreign: str
+    broker: FakeBroker, m: Messaging, foreign: str
 ) -> None:
-    m = connect(broker)
     message = arrived(m, broker, foreign)
     for publish in passing_on(m, message):
         assert sent_id(broker, publish) not in ("", foreign)
@@ -167,8 +161,7 @@ def passing_on(m: Messaging, message: Message) -> list[Callable[[], Promise[None
 
 
 @pytest.mark.parametrize("message", [None, b"bytes", "text", MessageContext("a"), object()])
-def test_only_messages_are_published(broker: FakeBroker, connect: Connect, message: Any) -> None:
-    m = connect(broker)
+def test_only_messages_are_published(m: Messaging, message: Any) -> None:
     with pytest.raises(
         ArgumentError, match=f"publish takes a Message or a MessageContextProvider, not {type(message).__name__}"
     ):
@@ -176,16 +169,14 @@ def test_only_messages_are_published(broker: FakeBroker, connect: Connect, messa
 
 
 @pytest.mark.parametrize("payload", ["text", None, 7, ["x"], {"a": 1}])
-def test_a_payload_is_bytes(broker: FakeBroker, connect: Connect, payload: Any) -> None:
-    m = connect(broker)
+def test_a_payload_is_bytes(broker: FakeBroker, m: Messaging, payload: Any) -> None:
     with pytest.raises(InvalidContentError):
         m.publisher.publish(Message(payload, MessageContext("a")))
     assert "publish" not in broker.calls
 
 
 @pytest.mark.parametrize("channel", ["a/+", "#", "a\x00", "a" * 65_536, "\ud800"])
-def test_a_bad_channel_is_refused(broker: FakeBroker, connect: Connect, channel: str) -> None:
-    m = connect(broker)
+def test_a_bad_channel_is_refused(broker: FakeBroker, m: Messaging, channel: str) -> None:
     message = Message(b"1", MessageContext("a"))
     calls: list[Callable[[], object]] = [
         lambda: m.publish(channel, b"1"),
@@ -203,8 +194,7 @@ def test_a_bad_channel_is_refused(broker: FakeBroker, connect: Connect, channel:
 
 
 @pytest.mark.parametrize("channel", [7, b"a", ["a"], {"a": 1}])
-def test_a_channel_of_another_type_is_refused(broker: FakeBroker, connect: Connect, channel: Any) -> None:
-    m = connect(broker)
+def test_a_channel_of_another_type_is_refused(m: Messaging, channel: Any) -> None:
     with pytest.raises(ArgumentError):
         m.publisher.publish(Message(b"1", MessageContext(channel)))
     with pytest.raises(ArgumentError):
@@ -218,9 +208,8 @@ def test_a_channel_of_another_type_is_refused(broker: FakeBroker, connect: Conne
     ("value", "text"), [("\x00", "NUL"), ("\ud800", "lone surrogate"), ("x" * 65_536, "65536 bytes"), (7, "not int")]
 )
 def test_bad_values_of_a_context_are_refused(
-    broker: FakeBroker, connect: Connect, name: str, value: Any, text: str
+    broker: FakeBroker, m: Messaging, name: str, value: Any, text: str
 ) -> None:
-    m = connect(broker)
     with pytest.raises(ArgumentError, match=f"{name}.*{text}"):
         m.publisher.publish(Message(b"1", MessageContext("a", **{name: value})))
     assert "publish" not in broker.calls
@@ -253,8 +242,7 @@ def test_values_that_the_protocol_cannot_carry_are_refused(bare: FakeBroker, con
     assert bare.payloads == [b'{"x":1}']
 
 
-def test_the_adapter_may_refuse_before_anything_is_sent(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_the_adapter_may_refuse_before_anything_is_sent(broker: FakeBroker, m: Messaging) -> None:
     calls: list[str] = []
 
     def check(plan: PublishPlan) -> None:
@@ -271,8 +259,7 @@ def test_the_adapter_may_refuse_before_anything_is_sent(broker: FakeBroker, conn
     assert calls == ["too/long", "too/long", "fine"]  # once per distinct context that passed
 
 
-def test_a_publish_after_close_is_refused_and_checked_as_before(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_a_publish_after_close_is_refused_and_checked_as_before(broker: FakeBroker, m: Messaging) -> None:
     m.close()
     with pytest.raises(ClosedError, match=r"publish to 'a/b'.*closed"):
         m.publish("a/b", b"1")
@@ -307,8 +294,7 @@ def test_contexts_checked_before_the_first_connection_are_checked_again_if_the_b
     asyncio.run(main())
 
 
-def test_one_context_published_by_many_threads_at_once(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_one_context_published_by_many_threads_at_once(broker: FakeBroker, m: Messaging) -> None:
     barrier = threading.Barrier(8)
     message = Message(b"1", FULL)
 
@@ -324,9 +310,8 @@ def test_one_context_published_by_many_threads_at_once(broker: FakeBroker, conne
 
 
 def test_the_promise_of_a_publish_names_its_channel_and_does_not_keep_the_payload(
-    broker: FakeBroker, connect: Connect
+    broker: FakeBroker, m: Messaging
 ) -> None:
-    m = connect(broker)
     payload = bytes(1000)
     before = sys.getrefcount(payload)
     promise = m.publisher.publish(Message(payload, MessageContext("a/b")))

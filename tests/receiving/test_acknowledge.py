@@ -98,8 +98,7 @@ def subscribe(
 # --- the state machine
 
 
-def test_without_the_feature_a_context_cannot_ask_for_it(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_without_the_feature_a_context_cannot_ask_for_it(broker: FakeBroker, m: Messaging) -> None:
     context = m.acknowledge_context_builder().message_context_builder().channel("a").build_context()
     broker.features = broker.features - {Features.ACKNOWLEDGE}
     with pytest.raises(UnsupportedFeatureError, match="acknowledge"):

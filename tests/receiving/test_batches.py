@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from messaging import Message
+from messaging import Message, Messaging
 from tests.doubles.consumers import manual, numbered
 from tests.doubles.fake import PATIENCE, FakeAdapter, FakeBroker, on_loop, until
 from tests.doubles.fixtures import Connect
@@ -87,8 +87,7 @@ def test_a_burst_of_verdicts_reaches_the_adapter_in_one_call(
         assert acknowledgements == [100]
 
 
-def test_verdicts_gathered_when_the_stream_is_closed_are_not_lost(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_verdicts_gathered_when_the_stream_is_closed_are_not_lost(broker: FakeBroker, m: Messaging) -> None:
     for _ in range(50):
         stream = m.subscribe("a")
         stream.ready.result(PATIENCE)
@@ -140,10 +139,9 @@ def test_reading_waits_until_a_consumer_that_is_behind_has_caught_up(
 
 
 def test_a_consumer_that_does_not_catch_up_holds_up_the_others_once_and_not_for_long(
-    broker: FakeBroker, connect: Connect
+    broker: FakeBroker, m: Messaging
 ) -> None:
     gate = Gate()
-    m = connect(broker)
     stream, other = m.subscribe("a"), m.subscribe("b")
     stream.subscribe(gate)
     stream.ready.result(PATIENCE)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from messaging import AcknowledgeType, Message
+from messaging import AcknowledgeType, Message, Messaging
 from messaging.errors import StreamOverflowError, UnsupportedFeatureError
 from messaging.model import Incoming
 from tests.doubles.calling import Calling
@@ -75,9 +75,8 @@ def test_without_acknowledgement_there_is_no_credit(broker: FakeBroker, connect:
     assert receive(stream, 5) == numbered(5)
 
 
-def test_verdicts_from_many_threads_do_not_drift_the_credit(broker: FakeBroker, connect: Connect) -> None:
+def test_verdicts_from_many_threads_do_not_drift_the_credit(broker: FakeBroker, m: Messaging) -> None:
     """With a credit of three nothing may be left over, or it is stuck in the end."""
-    m = connect(broker)
     done = threading.Semaphore(0)
 
     def settle_elsewhere(message: Message) -> None:
@@ -102,10 +101,9 @@ def test_verdicts_from_many_threads_do_not_drift_the_credit(broker: FakeBroker, 
 
 
 def test_block_without_acknowledgement_drops_the_oldest_and_counts(
-    broker: FakeBroker, connect: Connect, slow: Slow, caplog: pytest.LogCaptureFixture
+    broker: FakeBroker, m: Messaging, slow: Slow, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Messages without acknowledgement cannot be held back. ``block`` is the default here, and was not asked for."""
-    m = connect(broker)
     context = m.context_builder().channel("a").extension_entry("bufferSize", 3).build_context()
     stream = m.subscription.subscribe(context)
     stream.subscribe(slow)
@@ -119,8 +117,9 @@ def test_block_without_acknowledgement_drops_the_oldest_and_counts(
     assert caplog.text.count("overflows: dropping messages") == 1  # once, not for each
 
 
-def test_asking_for_block_where_nothing_can_hold_back_is_refused(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_asking_for_block_where_nothing_can_hold_back_is_refused(
+    broker: FakeBroker, connect: Connect, m: Messaging
+) -> None:
     with pytest.raises(UnsupportedFeatureError, match="overflow=block"):
         m.subscribe("a", qos=0, overflow="block")
     m.close()
@@ -132,9 +131,8 @@ def test_asking_for_block_where_nothing_can_hold_back_is_refused(broker: FakeBro
 @pytest.mark.parametrize("qos0", [True, False])
 @pytest.mark.parametrize(("policy", "kept"), [("drop_oldest", [b"7", b"8", b"9"]), ("drop_latest", [b"0", b"1", b"2"])])
 def test_dropping_policies_drop_the_oldest_or_latest_and_count(
-    broker: FakeBroker, connect: Connect, slow: Slow, policy: str, kept: list[bytes], qos0: bool
+    broker: FakeBroker, m: Messaging, slow: Slow, policy: str, kept: list[bytes], qos0: bool
 ) -> None:
-    m = connect(broker)
     context = (
         m.context_builder().channel("a").extensions({"bufferSize": 3, "overflow": policy, "qos": "1"}).build_context()
     )
@@ -156,10 +154,9 @@ def test_dropping_policies_drop_the_oldest_or_latest_and_count(
 
 @pytest.mark.parametrize("what", ["stream", "instance"])
 def test_closing_right_after_a_failure_waits_for_the_observer_which_is_told_the_error(
-    broker: FakeBroker, connect: Connect, slow: Slow, what: str
+    broker: FakeBroker, m: Messaging, slow: Slow, what: str
 ) -> None:
     """The broker is told at once, whatever the observer does."""
-    m = connect(broker)
     errors: list[Exception] = []
     completed: list[bool] = []
     stream = m.subscribe("a", overflow="fail", buffer_size=1)
@@ -185,9 +182,8 @@ def test_closing_right_after_a_failure_waits_for_the_observer_which_is_told_the_
 
 @pytest.mark.parametrize("auto", [False, True])
 def test_a_stream_that_fails_on_overflow_buffers_no_more_of_the_batch(
-    broker: FakeBroker, connect: Connect, auto: bool
+    broker: FakeBroker, m: Messaging, auto: bool
 ) -> None:
-    m = connect(broker)
     stream = m.subscribe("a", overflow="fail", buffer_size=2, auto_acknowledge=auto)
     stream.ready.result(PATIENCE)
     broker.deliver(*numbered(10))
@@ -200,8 +196,7 @@ def test_a_stream_that_fails_on_overflow_buffers_no_more_of_the_batch(
 # --- automatic acknowledgement
 
 
-def test_auto_acknowledge_takes_no_more_than_the_buffer_holds(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_auto_acknowledge_takes_no_more_than_the_buffer_holds(broker: FakeBroker, m: Messaging) -> None:
     stream = m.subscribe("a", auto_acknowledge=True, buffer_size=3, prefetch=10)
     stream.ready.result(PATIENCE)
     tokens = broker.deliver(*numbered(10))
@@ -346,9 +341,8 @@ def test_a_resumed_session_whose_tokens_live_on_loses_nothing(broker: FakeBroker
 
 @pytest.mark.parametrize(("unacknowledged", "bound"), [(0, 8), (1, 10)])
 def test_stale_messages_kept_over_losses_are_bounded_and_counted(
-    broker: FakeBroker, connect: Connect, unacknowledged: int, bound: int
+    broker: FakeBroker, m: Messaging, unacknowledged: int, bound: int
 ) -> None:
-    m = connect(broker)
     stream = manual(m, bufferSize=4)
     each, rounds = 4 + unacknowledged, 10
     for round_ in range(rounds):
@@ -381,8 +375,7 @@ def test_auto_acknowledged_messages_survive_a_loss(broker: FakeBroker, connect: 
         m.close()
 
 
-def test_an_observer_gets_messages_in_order_through_losses_under_load(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_an_observer_gets_messages_in_order_through_losses_under_load(broker: FakeBroker, m: Messaging) -> None:
     seen: list[int] = []
     m.subscribe("a").subscribe(lambda message: seen.append(int(message.payload)))
     for round_ in range(40):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from messaging import AcknowledgeType, Message
+from messaging import AcknowledgeType, Message, Messaging
 from messaging.testing.conformance.helpers import ack_state
 from tests.doubles.fake import PATIENCE, FakeBroker, until
 from tests.doubles.fixtures import Connect
@@ -19,9 +19,8 @@ from tests.raising import raising_log
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_handler_goes_on_when_the_log_of_the_application_raises(
-    connect: Connect, broker: FakeBroker, is_async: bool
+    m: Messaging, broker: FakeBroker, is_async: bool
 ) -> None:
-    m = connect(broker)
     seen: list[int] = []
 
     def handle(number: int) -> None:
@@ -43,9 +42,8 @@ def test_a_handler_goes_on_when_the_log_of_the_application_raises(
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize(("options", "is_dead_lettered"), [({}, True), ({"queue": "q"}, False)])
 def test_a_message_rejected_after_its_connection_was_lost_is_dead_lettered_unless_it_comes_again(
-    connect: Connect, broker: FakeBroker, options: dict[str, Any], is_dead_lettered: bool, is_async: bool
+    m: Messaging, broker: FakeBroker, options: dict[str, Any], is_dead_lettered: bool, is_async: bool
 ) -> None:
-    m = connect(broker)
     may_raise = threading.Event()
     begun = threading.Event()
 
@@ -70,9 +68,8 @@ def test_a_message_rejected_after_its_connection_was_lost_is_dead_lettered_unles
 
 
 def test_a_task_that_its_loop_left_behind_is_forgotten(
-    connect: Connect, broker: FakeBroker, caplog: pytest.LogCaptureFixture
+    m: Messaging, broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    m = connect(broker)
     locals_: list[weakref.ref[Any]] = []
     begun = asyncio.Event()
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, field_validator
 
-from messaging import Message
+from messaging import Message, Messaging
 from messaging.errors import ConnectFailedError, ConnectionLostError, DeadlineError
 from messaging.execution import engine
 from messaging.model import Incoming
@@ -130,9 +130,8 @@ def test_memory_keeps_order_and_bounds_while_a_stream_drops(connect: Connect) ->
 
 @pytest.mark.parametrize("call", ["publish", "open", "subscribe", "set_will", "unsubscribe", "close"])
 def test_a_call_the_library_cancelled_is_a_lost_connection_not_the_end_of_everything(
-    broker: FakeBroker, connect: Connect, call: str
+    broker: FakeBroker, connect: Connect, m: Messaging, call: str
 ) -> None:
-    m = connect(broker)
     stream = m.subscribe("before")
     stream.ready.result(PATIENCE)
     broker.errors[call].append(asyncio.CancelledError())
@@ -239,9 +238,7 @@ class Impatient(BaseModel):
 
 
 @pytest.mark.parametrize("where", ["filter", "model"])
-def test_a_message_whose_check_was_interrupted_comes_next(broker: FakeBroker, connect: Connect, where: str) -> None:
-    m = connect(broker)
-
+def test_a_message_whose_check_was_interrupted_comes_next(broker: FakeBroker, m: Messaging, where: str) -> None:
     def interrupted(message: Message) -> bool:
         interrupt()
         return True

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import pytest
 import reactivex as rx
 
-from messaging import Message
+from messaging import Message, Messaging
 from messaging.errors import (
     ClosedError,
     DeadlineError,
@@ -70,8 +70,7 @@ class Observer:
 # --- observers
 
 
-def test_an_observer_sees_messages_on_a_worker_thread(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_an_observer_sees_messages_on_a_worker_thread(broker: FakeBroker, m: Messaging) -> None:
     threads: list[str] = []
     inside: list[bool] = []
 
@@ -87,8 +86,7 @@ def test_an_observer_sees_messages_on_a_worker_thread(broker: FakeBroker, connec
     assert not in_observer()
 
 
-def test_observers_and_callbacks_are_taken_alike(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_observers_and_callbacks_are_taken_alike(broker: FakeBroker, m: Messaging) -> None:
     first, second, third = Observer(), Observer(), Observer()
     streams = [m.subscribe("a") for _ in range(3)]
     streams[0].subscribe(first)
@@ -112,13 +110,12 @@ def test_a_stream_subscribed_without_observer_acknowledges_everything(broker: Fa
 @pytest.mark.parametrize("takes_errors", [True, False])
 def test_an_observer_that_raises_ends_its_stream_and_rejects_its_message(
     broker: FakeBroker,
-    connect: Connect,
+    m: Messaging,
     caplog: pytest.LogCaptureFixture,
     kind: type[BaseException],
     takes_errors: bool,
 ) -> None:
     """Scenario 34 [S]: and other subscribers go on. Without ``on_error`` the log has the traceback."""
-    m = connect(broker)
     failure = kind("cannot")
 
     def fail(_: Message) -> None:
@@ -192,8 +189,7 @@ def test_subscribe_waits_no_longer_than_the_timeout(broker: FakeBroker, connect:
     assert stream.ready.result(PATIENCE) is None
 
 
-def test_subscribe_on_a_thread_with_an_event_loop_returns_at_once(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_subscribe_on_a_thread_with_an_event_loop_returns_at_once(broker: FakeBroker, m: Messaging) -> None:
     broker.gates["subscribe"].close()
 
     async def main() -> None:
@@ -206,10 +202,7 @@ def test_subscribe_on_a_thread_with_an_event_loop_returns_at_once(broker: FakeBr
     asyncio.run(main())
 
 
-def test_subscribing_in_an_observer_waits_for_the_broker_and_not_for_itself(
-    broker: FakeBroker, connect: Connect
-) -> None:
-    m = connect(broker)
+def test_subscribing_in_an_observer_waits_for_the_broker_and_not_for_itself(broker: FakeBroker, m: Messaging) -> None:
     inner = Observer()
     started: list[bool] = []
 
@@ -232,8 +225,7 @@ def number(message: Message) -> int:
     return int(message.payload)
 
 
-def test_merged_streams_do_not_mix_up_their_messages(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_merged_streams_do_not_mix_up_their_messages(broker: FakeBroker, m: Messaging) -> None:
     observer = Observer()
     rx.merge(m.subscribe("a"), m.subscribe("b")).subscribe(observer.on_next, observer.on_error, observer.on_completed)
     broker.wait_subscribed(2)
@@ -286,9 +278,8 @@ def test_closing_completes_and_the_promise_waits_for_the_observer(
     assert len(broker.unsubscribed) == 1
 
 
-def test_unregistering_the_subscription_service_ends_its_streams(broker: FakeBroker, connect: Connect) -> None:
+def test_unregistering_the_subscription_service_ends_its_streams(broker: FakeBroker, m: Messaging) -> None:
     """Scenario 31 [S], by the owner of the registration."""
-    m = connect(broker)
     observer = Observer()
     m.subscribe("a").subscribe(observer)
     from messaging import MessageSubscription
@@ -365,8 +356,7 @@ def test_an_observer_that_hangs_does_not_hang_closing(
     slow.go()
 
 
-def test_an_observer_may_publish_while_its_instance_closes(broker: FakeBroker, connect: Connect, slow: Slow) -> None:
-    m = connect(broker)
+def test_an_observer_may_publish_while_its_instance_closes(broker: FakeBroker, m: Messaging, slow: Slow) -> None:
     outcomes: list[object] = []
 
     def forward(message: Message) -> None:
@@ -396,9 +386,7 @@ def race(*actions: Callable[[], object]) -> list[BaseException | None]:
         return [each.exception(PATIENCE) for each in [pool.submit(run, action) for action in actions]]
 
 
-def test_disposing_races_with_delivering(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-
+def test_disposing_races_with_delivering(broker: FakeBroker, m: Messaging) -> None:
     def deliver() -> None:
         with contextlib.suppress(IndexError):  # it was gone between the look and the delivery
             for _ in range(5):
@@ -419,8 +407,7 @@ def test_disposing_races_with_delivering(broker: FakeBroker, connect: Connect) -
     assert m.runtime.get_runtime_dto().subscriptions == ()
 
 
-def test_closing_races_with_errors_and_disposal_and_ends_once(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_closing_races_with_errors_and_disposal_and_ends_once(broker: FakeBroker, m: Messaging) -> None:
     for _ in range(60):
         observer = Observer()
         stream = m.subscribe("a")
@@ -438,9 +425,8 @@ def test_closing_races_with_errors_and_disposal_and_ends_once(broker: FakeBroker
         assert observer.broken == []
 
 
-def test_subscribing_races_with_closing_and_leaves_nothing_behind(broker: FakeBroker, connect: Connect) -> None:
+def test_subscribing_races_with_closing_and_leaves_nothing_behind(broker: FakeBroker, m: Messaging) -> None:
     """Between having a subscription and being known to the stream an observer must not be forgotten."""
-    m = connect(broker)
     for _ in range(60):
         stream = m.subscribe("a")
         observers = [Observer(), Observer()]
@@ -455,8 +441,7 @@ def test_subscribing_races_with_closing_and_leaves_nothing_behind(broker: FakeBr
         assert m.runtime.get_runtime_dto().subscriptions == ()
 
 
-def test_two_threads_that_begin_to_iterate_at_once_leave_nothing_behind(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_two_threads_that_begin_to_iterate_at_once_leave_nothing_behind(broker: FakeBroker, m: Messaging) -> None:
     for _ in range(40):
         stream = m.subscribe("a")
         stream.ready.result(PATIENCE)
@@ -471,10 +456,8 @@ def test_two_threads_that_begin_to_iterate_at_once_leave_nothing_behind(broker: 
 
 
 def test_leaving_an_async_with_by_an_exception_rejects_and_by_cancellation_does_not(
-    broker: FakeBroker, connect: Connect
+    broker: FakeBroker, m: Messaging
 ) -> None:
-    m = connect(broker)
-
     async def consume(then: Callable[[], Awaitable[object]]) -> None:
         async with m.subscribe("a") as stream:
             await asyncio.to_thread(broker.deliver, b"0")
@@ -529,9 +512,7 @@ def test_an_iterator_ends_with_the_error_of_its_stream_every_time(broker: FakeBr
         stream.receive(1)
 
 
-def test_a_second_iterator_at_the_same_time_is_refused(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-
+def test_a_second_iterator_at_the_same_time_is_refused(broker: FakeBroker, m: Messaging) -> None:
     async def main() -> None:
         async with m.subscribe("a") as stream:
             first = asyncio.ensure_future(anext(stream))
@@ -578,9 +559,7 @@ def test_an_interrupt_while_waiting_loses_nothing(broker: FakeBroker, connect: C
 # --- the async iterator
 
 
-def test_an_async_iterator_acknowledges_when_the_next_is_asked_for(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-
+def test_an_async_iterator_acknowledges_when_the_next_is_asked_for(broker: FakeBroker, m: Messaging) -> None:
     async def main() -> None:
         seen: list[bytes] = []
         async with m.subscribe("a") as stream:
@@ -598,8 +577,7 @@ def test_an_async_iterator_acknowledges_when_the_next_is_asked_for(broker: FakeB
     asyncio.run(main())
 
 
-def test_cancelling_anext_loses_nothing(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_cancelling_anext_loses_nothing(broker: FakeBroker, m: Messaging) -> None:
     total = 300
 
     async def main() -> list[bytes]:
@@ -624,9 +602,7 @@ def test_cancelling_anext_loses_nothing(broker: FakeBroker, connect: Connect) ->
     assert len(broker.acknowledged) == total
 
 
-def test_a_generator_over_a_stream_can_be_abandoned(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-
+def test_a_generator_over_a_stream_can_be_abandoned(broker: FakeBroker, m: Messaging) -> None:
     async def main() -> bytes:
         async def generate() -> AsyncIterator[bytes]:
             async with m.subscribe("a") as stream:
@@ -690,10 +666,9 @@ def collect() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("action", ["always", "error"])
 def test_an_abandoned_stream_warns_and_unsubscribes(
-    broker: FakeBroker, connect: Connect, action: Literal["always", "error"]
+    broker: FakeBroker, m: Messaging, action: Literal["always", "error"]
 ) -> None:
     """Also where warnings are errors."""
-    m = connect(broker)
     stream = m.subscribe("a")
     stream.ready.result(PATIENCE)
     with warnings.catch_warnings(record=True) as caught:
@@ -706,9 +681,8 @@ def test_an_abandoned_stream_warns_and_unsubscribes(
     assert m.runtime.get_runtime_dto().subscriptions == ()
 
 
-def test_a_stream_that_was_iterated_and_then_abandoned_unsubscribes(broker: FakeBroker, connect: Connect) -> None:
+def test_a_stream_that_was_iterated_and_then_abandoned_unsubscribes(broker: FakeBroker, m: Messaging) -> None:
     """``for message in m.subscribe("a"): ... break``: no reference is left to close it by."""
-    m = connect(broker)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         stream = m.subscribe("a")
@@ -730,8 +704,7 @@ def test_a_stream_whose_observer_lives_is_not_abandoned(broker: FakeBroker, conn
     assert len(broker.live) == 1
 
 
-def test_a_closed_or_refused_stream_is_not_abandoned(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
+def test_a_closed_or_refused_stream_is_not_abandoned(broker: FakeBroker, m: Messaging) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         m.subscribe("a").close().result(PATIENCE)
@@ -745,9 +718,7 @@ def test_a_closed_or_refused_stream_is_not_abandoned(broker: FakeBroker, connect
 # --- manual acknowledgement in the three faces
 
 
-def test_a_manual_observer_that_raises_leaves_its_message_unsettled(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-
+def test_a_manual_observer_that_raises_leaves_its_message_unsettled(broker: FakeBroker, m: Messaging) -> None:
     def fail(_: Message) -> None:
         raise ValueError
 
@@ -760,9 +731,7 @@ def test_a_manual_observer_that_raises_leaves_its_message_unsettled(broker: Fake
     assert broker.acknowledged == broker.rejected == []
 
 
-def test_the_verdict_of_an_observer_is_not_overruled_when_it_returns(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker)
-
+def test_the_verdict_of_an_observer_is_not_overruled_when_it_returns(broker: FakeBroker, m: Messaging) -> None:
     def reject_it(message: Message) -> None:
         message.context.acknowledge_handler.reject()  # type: ignore[attr-defined]
 
