@@ -23,6 +23,7 @@ from messaging import (
     MessagingError,
 )
 from messaging.services import ServiceEvent, ServiceEventKind
+from tests.doubles.consumers import receive
 from tests.doubles.fake import PATIENCE, on_loop, settle_loop, until
 from tests.doubles.fixtures import Connect
 from tests.doubles.memory import broker_of, drop_and_reconnect
@@ -37,10 +38,6 @@ def queued(m: Messaging) -> int:
     """Return how many messages are in the queue, which has no consumer."""
     queue = broker_of(m).queues["q"]
     return on_loop(lambda: len(queue))
-
-
-def received(stream: MessageStream, count: int) -> list[bytes]:
-    return [stream.receive(PATIENCE).payload for _ in range(count)]
 
 
 def make_queue(m: Messaging) -> None:
@@ -135,7 +132,7 @@ def test_messages_behind_one_that_an_operator_failed_on_are_not_lost(connect: Co
     m.publish("a").result(PATIENCE)
     by_operator(m, [])
     with m.subscribe("a", queue="q") as stream:
-        assert sorted(received(stream, 201)) == sorted([*payloads, b""])
+        assert sorted(receive(stream, 201)) == sorted([*payloads, b""])
 
 
 # --- retained messages
@@ -148,9 +145,9 @@ def test_retained_messages_of_several_routing_keys_are_several(connect: Connect)
         m.publish("a", key.encode(), retain=True, channel_extension=key).result(PATIENCE)
     m.publish("a", b"", retain=True, channel_extension="k.9").result(PATIENCE)
     with m.subscribe("a") as stream:
-        assert received(stream, 1) == [b"plain"]
+        assert receive(stream, 1) == [b"plain"]
     with m.subscribe("a", channel_extension="k.*") as stream:
-        assert sorted(received(stream, 2)) == [b"k.1", b"k.2"]
+        assert sorted(receive(stream, 2)) == [b"k.1", b"k.2"]
 
 
 def test_a_subscription_made_while_a_retained_message_waits_for_room_gets_it(connect: Connect) -> None:
@@ -165,9 +162,9 @@ def test_a_subscription_made_while_a_retained_message_waits_for_room_gets_it(con
         assert not promise.done()
         with other.subscribe("a") as late:
             slow.resume()
-            assert received(slow, 2) == [b"first", b"kept"]
+            assert receive(slow, 2) == [b"first", b"kept"]
             promise.result(PATIENCE)
-            assert received(late, 1) == [b"kept"]
+            assert receive(late, 1) == [b"kept"]
 
 
 # --- bounds
@@ -184,7 +181,7 @@ def test_unacknowledged_messages_do_not_pile_up_behind_messages_acknowledged_on_
         buffered = m.runtime.get_runtime_dto().subscriptions[0].buffered
         assert buffered + stream.counters.dropped == stream.counters.received == 103
         assert buffered <= 4
-        assert received(stream, 3) == [b"held"] * 3
+        assert receive(stream, 3) == [b"held"] * 3
 
 
 # --- losses
@@ -251,9 +248,9 @@ def test_queued_and_retained_messages_outlive_the_loss_of_the_only_instance(conn
         for number in range(4):
             m.publish("a", b"%d" % number, retain=True).result(PATIENCE)
         drop_and_reconnect(m)
-        assert received(stream, 4) == [b"0", b"1", b"2", b"3"]
+        assert receive(stream, 4) == [b"0", b"1", b"2", b"3"]
     with m.subscribe("a") as stream:
-        assert received(stream, 1) == [b"3"]
+        assert receive(stream, 1) == [b"3"]
 
 
 def test_messages_held_back_at_a_loss_are_not_delivered_twice(connect: Connect) -> None:
@@ -263,7 +260,7 @@ def test_messages_held_back_at_a_loss_are_not_delivered_twice(connect: Connect) 
         for number in range(5):
             other.publish("a", b"%d" % number).result(PATIENCE)
         drop_and_reconnect(m)
-        assert received(stream, 5) == [b"0", b"1", b"2", b"3", b"4"]
+        assert receive(stream, 5) == [b"0", b"1", b"2", b"3", b"4"]
         with pytest.raises(DeadlineError):
             stream.receive(0.05)
 

@@ -15,21 +15,6 @@ from tests.doubles.consumers import Slow, acknowledge, manual, numbered, receive
 from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
 from tests.doubles.fixtures import Connect
 
-# --- order and counting
-
-
-@pytest.mark.parametrize("batch", [1, 7, 100])
-def test_messages_come_in_the_order_they_arrived(broker: FakeBroker, connect: Connect, batch: int) -> None:
-    seen: list[bytes] = []
-    connect(broker).subscribe("a").subscribe(lambda message: seen.append(message.payload))
-    for start in range(0, 500, batch):
-        broker.deliver(*numbered(min(batch, 500 - start), start))
-    until(lambda: len(seen) == 500)
-    assert seen == numbered(500)
-    broker.wait_acknowledged(500)
-    assert [token.number for token in broker.acknowledged] == [*range(1, 501)]
-
-
 # --- credit
 
 
@@ -52,21 +37,6 @@ def test_the_adapter_is_told_how_much_may_be_sent_ahead(broker: FakeBroker, conn
     stream = manual(prefetching)
     assert broker.live[-1].spec.options.prefetch == 12
     stream.close().result(PATIENCE)
-
-
-def test_no_more_messages_are_handed_out_unsettled_than_the_prefetch(broker: FakeBroker, connect: Connect) -> None:
-    stream = manual(connect(broker), prefetch=2)
-    broker.deliver(*numbered(5))  # a broker that does not care
-    first, second = stream.receive(PATIENCE), stream.receive(PATIENCE)
-    with pytest.raises(TimeoutError):
-        stream.receive(0.05)
-    acknowledge(second)
-    third = stream.receive(PATIENCE)
-    assert third.payload == b"2"
-    with pytest.raises(TimeoutError):
-        stream.receive(0.05)
-    reject(first)
-    assert stream.receive(PATIENCE).payload == b"3"
 
 
 def test_without_acknowledgement_there_is_no_credit(broker: FakeBroker, connect: Connect) -> None:
@@ -126,30 +96,6 @@ def test_asking_for_block_where_nothing_can_hold_back_is_refused(
     chosen = connect(broker, overflow="block")
     with pytest.raises(UnsupportedFeatureError, match="overflow=block"):
         chosen.subscribe("a", qos=0)
-
-
-@pytest.mark.parametrize("qos0", [True, False])
-@pytest.mark.parametrize(("policy", "kept"), [("drop_oldest", [b"7", b"8", b"9"]), ("drop_latest", [b"0", b"1", b"2"])])
-def test_dropping_policies_drop_the_oldest_or_latest_and_count(
-    broker: FakeBroker, m: Messaging, slow: Slow, policy: str, kept: list[bytes], qos0: bool
-) -> None:
-    context = (
-        m.context_builder().channel("a").extensions({"bufferSize": 3, "overflow": policy, "qos": "1"}).build_context()
-    )
-    stream = m.subscription.subscribe(context)
-    stream.subscribe(slow)
-    broker.deliver(b"first", qos0=qos0)
-    slow.wait()
-    dropped = broker.deliver(*numbered(10), qos0=qos0)
-    settle_loop()
-    slow.go(4)
-    slow.wait(3)
-    assert slow.seen == [b"first", *kept]
-    assert stream.counters.dropped == 7
-    assert stream.counters.received == 11
-    if not qos0:  # dropped messages are settled: the broker neither keeps them nor counts them as credit
-        broker.wait_acknowledged(11)
-        assert set(dropped) <= set(broker.acknowledged)
 
 
 @pytest.mark.parametrize("what", ["stream", "instance"])
@@ -220,17 +166,6 @@ def test_auto_acknowledge_acknowledges_dropped_messages(
     assert sorted(token.number for token in broker.acknowledged) == sorted(token.number for token in tokens)
 
 
-def test_auto_acknowledge_under_load_loses_no_wake_up(broker: FakeBroker, connect: Connect) -> None:
-    seen: list[bytes] = []
-    stream = connect(broker).subscribe("a", auto_acknowledge=True, buffer_size=1, prefetch=50)
-    stream.subscribe(lambda message: seen.append(message.payload))
-    for start in range(0, 2000, 50):
-        broker.deliver(*numbered(50, start))
-    until(lambda: len(seen) == 2000, "every message")
-    assert seen == numbered(2000)
-    assert len(broker.acknowledged) == 2000
-
-
 # --- states
 
 
@@ -247,28 +182,6 @@ def test_unsettled_messages_are_released_when_their_stream_closes(broker: FakeBr
 
 
 # --- over a loss
-
-
-def test_a_verdict_on_a_message_of_a_lost_connection_never_reaches_the_new_one(
-    broker: FakeBroker, connect: Connect
-) -> None:
-    """Scenario 88 [I]."""
-    stream = manual(connect(broker))
-    broker.deliver(*numbered(2))
-    first, second = stream.receive(PATIENCE), stream.receive(PATIENCE)
-    broker.lose()
-    broker.wait_open(2)
-    assert not acknowledge(first)
-    assert not reject(second)
-    assert state(first) is state(second) is AcknowledgeType.UNKNOWN
-    assert not acknowledge(first)
-    broker.wait_subscribed()
-    broker.deliver(b"new")
-    message = stream.receive(PATIENCE)
-    assert acknowledge(message)
-    broker.wait_acknowledged(1)
-    assert [token.epoch for token in broker.acknowledged] == [2]
-    assert broker.rejected == []
 
 
 @pytest.mark.parametrize("settles", [True, False])

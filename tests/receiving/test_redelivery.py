@@ -85,29 +85,6 @@ def test_a_message_delivered_very_often_is_still_requeued(broker: FakeBroker, co
 # --- maxDeliveries
 
 
-@pytest.mark.parametrize("counted_by", ["broker", "core"])
-def test_after_max_deliveries_a_message_is_dead_lettered(
-    broker: FakeBroker, bare: FakeBroker, connect: Connect, counted_by: str
-) -> None:
-    used = broker if counted_by == "broker" else bare
-    stream = manual(connect(used), maxDeliveries=3, deadLetterChannel="dead")
-    token = used.deliver(b"0", delivery_count=1 if counted_by == "broker" else None)
-    for delivery in (1, 2, 3):
-        message = stream.receive(PATIENCE)
-        assert message.payload == b"0"
-        assert used.sent == []
-        reject(message)
-        if counted_by == "broker" and delivery < 3:
-            until(lambda delivery=delivery: len(used.rejected) == delivery)  # type: ignore[misc]
-            token = used.deliver(b"0", delivery_count=delivery + 1)
-    used.wait_acknowledged(1)
-    assert used.acknowledged == token
-    assert [(each.channel, each.payload) for each in used.sent] == [("dead", b"0")]
-    assert stream.counters.dead_lettered == 1
-    with pytest.raises(TimeoutError):
-        stream.receive(0.05)
-
-
 def test_a_message_discarded_after_max_deliveries_is_logged(
     bare: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -202,14 +179,6 @@ def test_a_dead_letter_names_its_origin_and_keeps_its_message(broker: FakeBroker
     assert letter.plan.options.guaranteed_delivery
     assert letter.plan.options.qos == "1"
     broker.confirm()
-
-
-def test_a_dead_letter_carries_as_much_of_its_context_as_the_instance_can(bare: FakeBroker, connect: Connect) -> None:
-    stream = manual(connect(bare), deadLetterChannel="dead")
-    bare.deliver(b"payload", content_type="text/plain", extensions={"headers": {"x": "y"}})
-    reject(stream.receive(PATIENCE))
-    bare.wait_acknowledged(1)
-    assert [(each.channel, each.payload) for each in bare.sent] == [("dead", b"payload")]
 
 
 def test_a_dead_letter_is_published_before_its_message_is_acknowledged(broker: FakeBroker, connect: Connect) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import signal
 import threading
 import time
 import warnings
@@ -15,7 +14,6 @@ from functools import partial
 from typing import Any, Literal
 
 import pytest
-import reactivex as rx
 
 from messaging import Message, Messaging
 from messaging.errors import (
@@ -27,8 +25,8 @@ from messaging.errors import (
 )
 from messaging.receiving import Subscription, in_observer
 from messaging.testing.conformance.helpers import retried
-from tests.doubles.calling import Calling, until_waiting
-from tests.doubles.consumers import Slow, numbered, receive
+from tests.doubles.calling import Calling
+from tests.doubles.consumers import Slow, numbered
 from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
 from tests.doubles.fixtures import Connect
 
@@ -216,26 +214,6 @@ def test_subscribing_in_an_observer_waits_for_the_broker_and_not_for_itself(brok
     until(lambda: started == [True])
     broker.deliver(b"2")
     until(lambda: inner.seen == [b"2"])
-
-
-# --- Rx operators
-
-
-def number(message: Message) -> int:
-    return int(message.payload)
-
-
-def test_merged_streams_do_not_mix_up_their_messages(broker: FakeBroker, m: Messaging) -> None:
-    observer = Observer()
-    rx.merge(m.subscribe("a"), m.subscribe("b")).subscribe(observer.on_next, observer.on_error, observer.on_completed)
-    broker.wait_subscribed(2)
-    broker.deliver(*numbered(50), handle=0)
-    broker.deliver(*numbered(50, 50), handle=1)
-    until(lambda: len(observer.seen) == 100)
-    assert [payload for payload in observer.seen if int(payload) < 50] == numbered(50)
-    assert [payload for payload in observer.seen if int(payload) >= 50] == numbered(50, 50)
-    m.close()
-    assert observer.wait_end() is None
 
 
 # --- ending
@@ -528,34 +506,6 @@ def test_a_second_iterator_at_the_same_time_is_refused(broker: FakeBroker, m: Me
     asyncio.run(main())
 
 
-def test_an_iterator_keeps_the_order_of_a_storm_of_deliveries(broker: FakeBroker, connect: Connect) -> None:
-    with connect(broker).subscribe("a", buffer_size=16) as stream, ThreadPoolExecutor(1) as pool:
-        iterating = pool.submit(receive, stream, 2000)
-        for start in range(0, 2000, 8):
-            broker.deliver(*numbered(8, start))
-        assert iterating.result(60) == numbered(2000)
-
-
-def test_an_interrupt_while_waiting_loses_nothing(broker: FakeBroker, connect: Connect) -> None:
-    """Ctrl-C in ``for message in stream``."""
-    with connect(broker).subscribe("a") as stream:
-        main = threading.get_ident()
-
-        def interrupt() -> None:
-            until_waiting(main)
-            signal.pthread_kill(main, signal.SIGINT)  # interrupt_main() would not end the wait
-
-        # a pool whose thread is there: the interrupt must not come while a thread is being started
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(threading.get_ident).result(PATIENCE)
-            interrupting = pool.submit(interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                stream.receive(2 * PATIENCE)
-            interrupting.result(PATIENCE)
-        broker.deliver(b"1")
-        assert stream.receive(PATIENCE).payload == b"1"
-
-
 # --- the async iterator
 
 
@@ -729,17 +679,6 @@ def test_a_manual_observer_that_raises_leaves_its_message_unsettled(broker: Fake
     assert isinstance(observer.wait_end(), ValueError)
     until(lambda: len(broker.unsubscribed) == 1)
     assert broker.acknowledged == broker.rejected == []
-
-
-def test_the_verdict_of_an_observer_is_not_overruled_when_it_returns(broker: FakeBroker, m: Messaging) -> None:
-    def reject_it(message: Message) -> None:
-        message.context.acknowledge_handler.reject()  # type: ignore[attr-defined]
-
-    m.subscribe("a").subscribe(reject_it)
-    tokens = broker.deliver(*numbered(2))
-    until(lambda: broker.rejected == tokens)
-    settle_loop()
-    assert broker.acknowledged == []
 
 
 def test_repr_names_the_channel(broker: FakeBroker, connect: Connect) -> None:
