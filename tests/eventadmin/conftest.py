@@ -45,24 +45,6 @@ def admin(services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Iterat
 
 
 @pytest.fixture
-def admins(services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[..., EventAdmin]]:
-    """Make EventAdmins that are closed at the end, without waiting for stalled handlers."""
-    made: list[EventAdmin] = []
-
-    def make(**options: Any) -> EventAdmin:
-        options.setdefault("services", services)
-        made.append(EventAdmin(**options))
-        return made[-1]
-
-    try:
-        yield make
-    finally:
-        for each in made:
-            each.close(0)
-    no_defects(caplog)
-
-
-@pytest.fixture
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
     """An event loop on another thread."""
     loop = asyncio.new_event_loop()
@@ -230,31 +212,6 @@ def post(admin: EventAdmin, *numbers: Any, topic: str = "a") -> None:
         admin.post_event(Event(topic, {"n": number}))
 
 
-def send(admin: EventAdmin, *topics: str, **properties: Any) -> None:
-    """Send an event to each topic."""
-    for topic in topics:
-        admin.send_event(Event(topic, properties))
-
-
-def flush(admin: EventAdmin) -> None:
-    """Wait until all handlers have processed the posted events."""
-    admin.flush().result(PATIENCE)
-
-
-def dto(admin: EventAdmin, registration: ServiceRegistration) -> HandlerDTO | None:
-    """Return the snapshot of a handler; ``None`` if the admin ignores it."""
-    found = [each for each in admin.get_dto().handlers if each.service_id == registration.reference.id]
-    assert len(found) <= 1
-    return found[0] if found else None
-
-
-def blocked(admin: EventAdmin, registration: ServiceRegistration) -> str | None:
-    """Return why a handler is blocked."""
-    found = dto(admin, registration)
-    assert found is not None
-    return found.blocked
-
-
 @dataclass(frozen=True, slots=True)
 class Hub:
     """An EventAdmin with its registry and its log."""
@@ -273,21 +230,48 @@ class Hub:
         post(self.admin, *numbers, topic=topic)
 
     def send(self, *topics: str, **properties: Any) -> None:
-        send(self.admin, *topics, **properties)
+        """Send an event to each topic."""
+        for topic in topics:
+            self.admin.send_event(Event(topic, properties))
 
     def flush(self) -> None:
-        flush(self.admin)
+        """Wait until all handlers have processed the posted events."""
+        self.admin.flush().result(PATIENCE)
 
     def dto(self, registration: ServiceRegistration) -> HandlerDTO | None:
-        return dto(self.admin, registration)
+        """Return the snapshot of a handler; ``None`` if the admin ignores it."""
+        found = [each for each in self.admin.get_dto().handlers if each.service_id == registration.reference.id]
+        assert len(found) <= 1
+        return found[0] if found else None
 
     def blocked(self, registration: ServiceRegistration) -> str | None:
-        return blocked(self.admin, registration)
+        """Return why a handler is blocked."""
+        found = self.dto(registration)
+        assert found is not None
+        return found.blocked
 
     def logged(self, *parts: str, level: int = logging.WARNING) -> list[str]:
         return logged(self.caplog, *parts, level=level)
 
 
+Hubs = Callable[..., Hub]
+
+
 @pytest.fixture
 def hub(admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Hub:
     return Hub(admin, services, caplog)
+
+
+@pytest.fixture
+def hubs(services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Iterator[Hubs]:
+    """Make EventAdmins that are closed at the end, without waiting for stalled handlers."""
+    made: list[EventAdmin] = []
+
+    def make(services: ServiceRegistry = services, **options: Any) -> Hub:
+        made.append(EventAdmin(services, **options))
+        return Hub(made[-1], services, caplog)
+
+    yield make
+    for each in made:
+        each.close(0)
+    no_defects(caplog)

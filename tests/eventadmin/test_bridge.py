@@ -28,11 +28,10 @@ from messaging.typedevent import (
     UnhandledEventHandler,
     UntypedEventHandler,
 )
-from tests.eventadmin.conftest import PATIENCE, Gate, Hub, eventually, flush, logged, record
+from tests.eventadmin.conftest import PATIENCE, Gate, Hub, Hubs, eventually
 from tests.threads import in_background
 from tests.typedevent.conftest import Recorder as BusRecorder
 
-Admins = Callable[..., EventAdmin]
 Buses = Callable[..., TypedEventBus]
 
 
@@ -66,9 +65,8 @@ def bus(services: ServiceRegistry) -> Iterator[TypedEventBus]:
 def buses(services: ServiceRegistry) -> Iterator[Buses]:
     made: list[TypedEventBus] = []
 
-    def make(**options: Any) -> TypedEventBus:
-        options.setdefault("services", services)
-        made.append(TypedEventBus(**options))
+    def make(services: ServiceRegistry = services, **options: Any) -> TypedEventBus:
+        made.append(TypedEventBus(services, **options))
         return made[-1]
 
     yield make
@@ -287,16 +285,12 @@ def test_several_bridges_between_the_same_two_are_no_loop(hub: Hub, bus: TypedEv
 
 
 @pytest.mark.parametrize("start", [0, 1, 2, 3])
-def test_a_ring_of_two_admins_and_two_buses_is_no_loop(admins: Admins, buses: Buses, start: int) -> None:
+def test_a_ring_of_two_admins_and_two_buses_is_no_loop(hubs: Hubs, buses: Buses, start: int) -> None:
     """Once at each for each way round, and it ends where it began."""
     registries = [ServiceRegistry() for _ in range(4)]
-    ring: list[Any] = [
-        admins(services=registries[0]),
-        buses(services=registries[1]),
-        admins(services=registries[2]),
-        buses(services=registries[3]),
-    ]
-    recorders: list[Any] = [record(registries[0]), listen(registries[1]), record(registries[2]), listen(registries[3])]
+    several = [hubs(registry) for registry in registries[::2]]
+    ring: list[Any] = [several[0].admin, buses(registries[1]), several[1].admin, buses(registries[3])]
+    recorders: list[Any] = [several[0].record(), listen(registries[1]), several[1].record(), listen(registries[3])]
     bridges = [EventBridge(ring[a], ring[b]) for a, b in ((0, 1), (2, 1), (2, 3), (0, 3))]
     if start % 2:
         ring[start].deliver_untyped("a", {"x": 1})
@@ -312,13 +306,12 @@ def test_a_ring_of_two_admins_and_two_buses_is_no_loop(admins: Admins, buses: Bu
         each.close()
 
 
-def test_a_chain_is_passed_from_end_to_end(admins: Admins, buses: Buses) -> None:
-    registries = [ServiceRegistry() for _ in range(3)]
-    first, bus, last = admins(services=registries[0]), buses(services=registries[1]), admins(services=registries[2])
-    recorder = record(registries[2])
-    with EventBridge(first, bus), EventBridge(last, bus):
-        first.send_event(Event("a", {"x": [1]}))
-        settle(first, bus, last)
+def test_a_chain_is_passed_from_end_to_end(hubs: Hubs, buses: Buses) -> None:
+    first, bus, last = hubs(ServiceRegistry()), buses(ServiceRegistry()), hubs(ServiceRegistry())
+    recorder = last.record()
+    with EventBridge(first.admin, bus), EventBridge(last.admin, bus):
+        first.send("a", x=[1])
+        settle(first.admin, bus, last.admin)
     assert recorder.of("x") == [[1]]
 
 
@@ -448,40 +441,36 @@ def test_a_closed_bridge_lets_nothing_cross(hub: Hub, bus: TypedEventBus) -> Non
 
 
 @pytest.mark.parametrize("first", ["admin", "bus"])
-def test_when_one_side_is_closed_the_bridge_closes_itself(
-    admins: Admins, buses: Buses, services: ServiceRegistry, first: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    admin, bus = admins(), buses()
-    EventBridge(admin, bus)
+def test_when_one_side_is_closed_the_bridge_closes_itself(hubs: Hubs, buses: Buses, first: str) -> None:
+    hub, bus = hubs(), buses()
+    EventBridge(hub.admin, bus)
     if first == "admin":
-        admin.close()
+        hub.admin.close()
         bus.deliver_untyped("a", {})
         bus.flush().result(PATIENCE)
     else:
         bus.close()
-        admin.post_event(Event("a"))
-        flush(admin)
-    assert services.find(EventHandler) == services.find(UntypedEventHandler) == []
-    assert not logged(caplog)
+        hub.admin.post_event(Event("a"))
+        hub.flush()
+    assert hub.services.find(EventHandler) == hub.services.find(UntypedEventHandler) == []
+    assert not hub.logged()
 
 
 # --- permissions
 
 
-def test_permissions_count_on_both_sides(
-    admins: Admins, buses: Buses, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_permissions_count_on_both_sides(hubs: Hubs, buses: Buses) -> None:
     """RFC 97 5.4: the bridge needs those of a handler where events leave, and those of a publisher where they enter."""
     everything = [TopicPermission("*", "publish,subscribe")]
     of_admin, of_bus = TopicPolicy({None: everything}), TopicPolicy({None: everything})
-    admin, bus = admins(permissions=of_admin), buses(permissions=of_bus)
-    there, back = listen(services), record(services)
-    with EventBridge(admin, bus, principal="bridge"):
+    hub, bus = hubs(permissions=of_admin), buses(permissions=of_bus)
+    there, back = listen(hub.services), hub.record()
+    with EventBridge(hub.admin, bus, principal="bridge"):
 
         def publish() -> tuple[int, int]:
-            admin.send_event(Event("a", {"from": "admin"}))
+            hub.admin.send_event(Event("a", {"from": "admin"}))
             bus.deliver_untyped("a", {"from": "bus"})
-            settle(admin, bus)
+            settle(hub.admin, bus)
             found = there.of("from").count("admin"), back.of("from").count("bus")
             there.events.clear()
             back.events.clear()
@@ -490,7 +479,7 @@ def test_permissions_count_on_both_sides(
         assert publish() == (0, 0)
         of_admin.grant("bridge", TopicPermission("*", "subscribe"))
         assert publish() == (0, 0)
-        assert len(logged(caplog, "does not cross the bridge", "'bridge' may not publish 'a'")) == 1
+        assert len(hub.logged("does not cross the bridge", "'bridge' may not publish 'a'")) == 1
         of_bus.grant("bridge", TopicPermission("a", "publish"))
         assert publish() == (1, 0)
         of_bus.grant("bridge", TopicPermission("*", "subscribe"))

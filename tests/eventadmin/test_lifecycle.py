@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,9 +23,9 @@ from tests.eventadmin.conftest import (
     AsyncRecorder,
     Gate,
     Hub,
+    Hubs,
     Recorder,
     eventually,
-    flush,
     handle,
     logged,
     on,
@@ -36,22 +35,19 @@ from tests.eventadmin.conftest import (
 from tests.scripts import FORK, run_script
 from tests.threads import in_background, in_threads
 
-Admins = Callable[..., EventAdmin]
-
-
 # --- opening
 
 
-def test_an_admin_is_a_service_with_a_name(services: ServiceRegistry, admins: Admins) -> None:
+def test_an_admin_is_a_service_with_a_name(services: ServiceRegistry, hubs: Hubs) -> None:
     """RFC 97 5.1.3."""
-    one, other = admins(name="mine"), admins()
-    assert services.service(EventAdmin, "(event.admin.name=mine)") is one
-    assert one.name == "mine"
-    assert other.name != admins().name
-    assert repr(one) == "<EventAdmin 'mine'>"
-    one.close()
+    one, other = hubs(name="mine"), hubs()
+    assert services.service(EventAdmin, "(event.admin.name=mine)") is one.admin
+    assert one.admin.name == "mine"
+    assert other.admin.name != hubs().admin.name
+    assert repr(one.admin) == "<EventAdmin 'mine'>"
+    one.admin.close()
     assert services.service(EventAdmin, "(event.admin.name=mine)") is None
-    assert repr(one) == "<EventAdmin 'mine', closed>"
+    assert repr(one.admin) == "<EventAdmin 'mine', closed>"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +64,9 @@ def test_an_admin_is_a_service_with_a_name(services: ServiceRegistry, admins: Ad
         {"ranking": "high"},
         {"ranking": None},
         {"tolerance": None},
+        {"tolerance": 5},
         {"permissions": {}},
+        {"permissions": 5},
     ],
 )
 def test_invalid_arguments_are_refused_and_leave_nothing(services: ServiceRegistry, options: Any) -> None:
@@ -84,82 +82,80 @@ def test_invalid_arguments_are_refused_and_leave_nothing(services: ServiceRegist
 
 
 @pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
-def test_closing_delivers_posted_events(services: ServiceRegistry, admins: Admins, delivery: str) -> None:
+def test_closing_delivers_posted_events(hubs: Hubs, delivery: str) -> None:
     """Scenario 36."""
-    admin = admins()
-    recorder, coroutine = record(services, delivery=delivery), AsyncRecorder()
-    handle(services, coroutine, delivery=delivery)
-    post(admin, *range(200))
-    admin.close()
+    hub = hubs()
+    recorder, coroutine = hub.record(delivery=delivery), AsyncRecorder()
+    hub.handle(coroutine, delivery=delivery)
+    hub.post(*range(200))
+    hub.admin.close()
     assert recorder.numbers == coroutine.numbers == [*range(200)]
-    assert not [each for each in services.find() if EventAdmin.__module__ in repr(each)]
+    assert not [each for each in hub.services.find() if EventAdmin.__module__ in repr(each)]
 
 
-def test_events_dropped_by_closing_are_counted_in_the_log(
-    services: ServiceRegistry, admins: Admins, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_events_dropped_by_closing_are_counted_in_the_log(hubs: Hubs) -> None:
     """Scenario 36: it does not hang."""
-    admin = admins()
-    gate, unordered, other = Gate(), Gate(), record(services, ranking=-1)
-    handle(services, gate)
-    handle(services, unordered, delivery="async.unordered")
-    post(admin, 1, 2, 3)
+    hub = hubs()
+    gate, unordered, other = Gate(), Gate(), hub.record(ranking=-1)
+    hub.handle(gate)
+    hub.handle(unordered, delivery="async.unordered")
+    hub.post(1, 2, 3)
     gate.wait()
     unordered.wait()
-    admin.close(MOMENT)
+    hub.admin.close(MOMENT)
     # the two handlers in order wait for three events each, but for the one that is being handled; the other for two
-    assert len(logged(caplog, admin.name, "closed before 7 events were delivered", level=logging.ERROR)) == 1
+    assert len(hub.logged(hub.admin.name, "closed before 7 events were delivered", level=logging.ERROR)) == 1
     gate.opened.set()
     unordered.opened.set()
     eventually(lambda: gate.returned.acquire(blocking=False), "the handler returns")
     assert (gate.numbers, other.numbers) == ([1], [])
 
 
-def test_closing_twice_is_closing_once(services: ServiceRegistry, admins: Admins) -> None:
-    admin = admins()
+def test_closing_twice_is_closing_once(hubs: Hubs) -> None:
+    hub = hubs()
     gate = Gate()
-    handle(services, gate)
-    post(admin, 1, 2)
+    hub.handle(gate)
+    hub.post(1, 2)
     gate.wait()
-    joins = [in_background(admin.close) for _ in range(3)]
+    joins = [in_background(hub.admin.close) for _ in range(3)]
     threading.Event().wait(MOMENT)
     gate.opened.set()
     for join in joins:
         join()
-    admin.close()
+    hub.admin.close()
     assert gate.numbers == [1, 2]
 
 
 @pytest.mark.parametrize("publish", ["post_event", "send_event", "asend_event"])
-def test_a_closed_admin_takes_no_events(services: ServiceRegistry, admins: Admins, publish: str) -> None:
-    admin = admins(name="mine")
-    recorder = record(services)
-    admin.close()
-    call = getattr(admin, publish)
+def test_a_closed_admin_takes_no_events(hubs: Hubs, publish: str) -> None:
+    hub = hubs(name="mine")
+    recorder = hub.record()
+    hub.admin.close()
+    call = getattr(hub.admin, publish)
     with pytest.raises(ClosedError, match="event admin 'mine' is closed"):
         asyncio.run(call(Event("a"))) if publish == "asend_event" else call(Event("a"))
     assert recorder.events == []
-    assert admin.get_dto().handlers == ()
-    assert admin.flush().done()
+    assert hub.admin.get_dto().handlers == ()
+    assert hub.admin.flush().done()
     with pytest.raises(ClosedError):
-        admin.__enter__()
+        hub.admin.__enter__()
 
 
-def test_a_closed_admin_ignores_registrations(services: ServiceRegistry, admins: Admins) -> None:
-    admin = admins()
-    registration = handle(services, Recorder())
-    admin.close()
-    handle(services, 5)  # which would be logged
+def test_a_closed_admin_ignores_registrations(hubs: Hubs) -> None:
+    hub = hubs()
+    registration = hub.handle(Recorder())
+    hub.admin.close()
+    hub.handle(5)  # which would be logged
     registration.update({"event.topics": "b"})
     registration.unregister()
-    assert not services._listeners
+    assert not hub.services._listeners
 
 
 @pytest.mark.parametrize("publish", ["post_event", "send_event"])
 @pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
-def test_a_handler_may_close_the_admin(services: ServiceRegistry, admins: Admins, publish: str, delivery: str) -> None:
+def test_a_handler_may_close_the_admin(hubs: Hubs, publish: str, delivery: str) -> None:
     """Scenarios 36 and 41: it does not wait for itself, and the posted events are delivered."""
-    admin = admins()
+    hub = hubs()
     posted, returned = threading.Event(), threading.Event()
     numbers: list[int] = []
 
@@ -167,91 +163,87 @@ def test_a_handler_may_close_the_admin(services: ServiceRegistry, admins: Admins
         numbers.append(event.get_property("n"))
         if len(numbers) == 1:
             assert posted.wait(PATIENCE)
-            admin.close()
+            hub.admin.close()
             with pytest.raises(ClosedError):
-                post(admin, 99)
+                hub.post(99)
             returned.set()
 
-    handle(services, handler, delivery=delivery)
+    hub.handle(handler, delivery=delivery)
     if publish == "post_event":
-        post(admin, 1, 2, 3)
+        hub.post(1, 2, 3)
         posted.set()
     else:
         posted.set()
-        admin.send_event(Event("a", {"n": 1}))
+        hub.admin.send_event(Event("a", {"n": 1}))
     assert returned.wait(PATIENCE)
-    admin.close()
+    hub.admin.close()
     assert numbers == ([1, 2, 3] if publish == "post_event" else [1])
 
 
-def test_a_handler_that_a_sender_waits_for_elsewhere_may_close_the_admin(
-    services: ServiceRegistry, admins: Admins
-) -> None:
+def test_a_handler_that_a_sender_waits_for_elsewhere_may_close_the_admin(hubs: Hubs) -> None:
     """It is called on a thread of its own, and still a handler is waiting for it."""
-    admin = admins()
+    hub = hubs()
     steps: list[str] = []
 
     def close(event: Event) -> None:
-        admin.close()
+        hub.admin.close()
         steps.append("closed")
 
     def outer(event: Event) -> None:
-        admin.send_event(Event("inner"), timeout=PATIENCE)
+        hub.admin.send_event(Event("inner"), timeout=PATIENCE)
         steps.append("sent")
 
-    handle(services, close, "inner")
-    handle(services, outer, "outer")
-    last = record(services, "outer")
-    admin.post_event(Event("outer"))
+    hub.handle(close, "inner")
+    hub.handle(outer, "outer")
+    last = hub.record("outer")
+    hub.admin.post_event(Event("outer"))
     eventually(lambda: steps == ["closed", "sent"], "both")
-    admin.close()
+    hub.admin.close()
     assert len(last.events) == 1
 
 
 @pytest.mark.parametrize("way", ["close", "aclose"])
 @pytest.mark.parametrize("publish", ["post", "asend"])
-def test_a_coroutine_may_close_the_admin(
-    services: ServiceRegistry, admins: Admins, loop: asyncio.AbstractEventLoop, way: str, publish: str
-) -> None:
+def test_a_coroutine_may_close_the_admin(hubs: Hubs, loop: asyncio.AbstractEventLoop, way: str, publish: str) -> None:
     """Scenarios 36 and 41: nor does that wait for itself."""
-    admin = admins()
+    hub = hubs()
     done = threading.Event()
 
     async def handler(event: Event) -> None:
         if way == "close":
-            admin.close()
+            hub.admin.close()
         else:
-            await admin.aclose()
+            await hub.admin.aclose()
         done.set()
 
-    on(loop, lambda: handle(services, handler))
-    other = record(services, ranking=-1)
+    on(loop, lambda: hub.handle(handler))
+    other = hub.record(ranking=-1)
     if publish == "post":
-        post(admin, 1, 2)
+        hub.post(1, 2)
         assert done.wait(PATIENCE)
     else:
-        asyncio.run_coroutine_threadsafe(admin.asend_event(Event("a", {"n": 1})), loop).result(PATIENCE)
+        asyncio.run_coroutine_threadsafe(hub.admin.asend_event(Event("a", {"n": 1})), loop).result(PATIENCE)
         assert done.is_set()
-    admin.close()
+    hub.admin.close()
     assert other.numbers == ([1, 2] if publish == "post" else [1])
 
 
-def test_an_event_loop_is_not_stopped_by_closing(services: ServiceRegistry, admins: Admins) -> None:
+def test_an_event_loop_is_not_stopped_by_closing(hubs: Hubs) -> None:
     """It goes on in the background; ``aclose`` waits."""
 
     async def main() -> None:
-        gate, admin = Gate(), admins()
-        registration = handle(services, gate)
-        post(admin, 1, 2)
+        gate, hub = Gate(), hubs()
+        registration = hub.handle(gate)
+        hub.post(1, 2)
         await asyncio.to_thread(gate.wait)
-        admin.close()
+        hub.admin.close()
         gate.opened.set()
-        await admin.aclose()
+        await hub.admin.aclose()
         assert gate.numbers == [1, 2]
         registration.unregister()
-        async with EventAdmin(services) as other:
+        async with EventAdmin(hub.services) as other:
             recorder = AsyncRecorder()
-            handle(services, recorder)
+            hub.handle(recorder)
             post(other, *range(20))
         assert recorder.numbers == [*range(20)]
         with pytest.raises(ClosedError):
@@ -269,9 +261,9 @@ def test_the_context_of_an_admin_closes_it(services: ServiceRegistry) -> None:
         post(admin, 2)
 
 
-def test_an_admin_inside_a_handler_of_another_one_is_waited_for(services: ServiceRegistry, admins: Admins) -> None:
+def test_an_admin_inside_a_handler_of_another_one_is_waited_for(hubs: Hubs) -> None:
     """It is another one that must not be waited for there."""
-    admin, own = admins(), ServiceRegistry()
+    hub, own = hubs(), ServiceRegistry()
     counts: list[int] = []
 
     async def handler(event: Event) -> None:
@@ -280,9 +272,9 @@ def test_an_admin_inside_a_handler_of_another_one_is_waited_for(services: Servic
             post(inner, *range(50))
         counts.append(len(recorder.events))
 
-    handle(services, handler)
-    post(admin, 1)
-    flush(admin)
+    hub.handle(handler)
+    hub.post(1)
+    hub.flush()
     assert counts == [50]
 
 
@@ -334,51 +326,49 @@ def test_posting_an_event_whose_handler_closes_the_admin_is_not_refused(
         sys.setswitchinterval(interval)
 
 
-def test_a_publisher_that_waits_for_room_is_refused_by_closing(services: ServiceRegistry, admins: Admins) -> None:
+def test_a_publisher_that_waits_for_room_is_refused_by_closing(hubs: Hubs) -> None:
     """Scenarios 36 and 42."""
-    admin = admins()
-    admin._queue._room.limit = 2
+    hub = hubs()
+    hub.admin._queue._room.limit = 2
     gate = Gate()
-    handle(services, gate)
-    post(admin, 1)
+    hub.handle(gate)
+    hub.post(1)
     gate.wait()
-    post(admin, 2, 3)
+    hub.post(2, 3)
 
     def wait_for_room() -> None:
         with pytest.raises(ClosedError):
-            post(admin, 4)
+            hub.post(4)
 
     join = in_background(wait_for_room)
     threading.Event().wait(MOMENT)
-    admin.close(MOMENT)
+    hub.admin.close(MOMENT)
     join()
     gate.leave()
     assert gate.numbers == [1]
 
 
-def test_sends_that_are_under_way_go_on_when_it_is_closed(services: ServiceRegistry, admins: Admins) -> None:
-    admin = admins()
-    gate, last = Gate(), record(services, ranking=-1)
-    handle(services, gate)
-    join = in_background(lambda: admin.send_event(Event("a", {"n": 1})))
+def test_sends_that_are_under_way_go_on_when_it_is_closed(hubs: Hubs) -> None:
+    hub = hubs()
+    gate, last = Gate(), hub.record(ranking=-1)
+    hub.handle(gate)
+    join = in_background(lambda: hub.admin.send_event(Event("a", {"n": 1})))
     gate.wait()
-    admin.close()
+    hub.admin.close()
     gate.opened.set()
     join()
     assert gate.numbers == last.numbers == [1]
 
 
-def test_closing_ends_with_a_coroutine_that_does_not(
-    services: ServiceRegistry, admins: Admins, loop: asyncio.AbstractEventLoop, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_closing_ends_with_a_coroutine_that_does_not(hubs: Hubs, loop: asyncio.AbstractEventLoop) -> None:
     """Scenario 36."""
-    admin = admins()
+    hub = hubs()
     gate = AsyncGate()
-    on(loop, lambda: handle(services, gate))
-    post(admin, 1, 2)
+    on(loop, lambda: hub.handle(gate))
+    hub.post(1, 2)
     gate.wait()
-    admin.close(MOMENT)
-    assert logged(caplog, "closed before 1 events were delivered")
+    hub.admin.close(MOMENT)
+    assert hub.logged("closed before 1 events were delivered")
     gate.open()
     assert gate.returned.wait(PATIENCE)
 
@@ -479,20 +469,20 @@ def test_a_prototype_is_made_with_its_first_event(hub: Hub, factory: type[Made])
 
 @pytest.mark.parametrize("publish", ["post", "send", "asend"])
 def test_a_prototype_is_made_once_for_each_admin(
-    services: ServiceRegistry, admins: Admins, factory: type[Made], publish: str
+    services: ServiceRegistry, hubs: Hubs, factory: type[Made], publish: str
 ) -> None:
     """Scenario 52."""
-    several = [admins(), admins()]
+    several = [hubs(), hubs()]
     handle(services, factory, scope="prototype")
-    for admin in several:
+    for hub in several:
         for _ in range(3):
             if publish == "post":
-                post(admin, 1)
+                hub.post(1)
             elif publish == "send":
-                admin.send_event(Event("a"))
+                hub.send("a")
             else:
-                asyncio.run(admin.asend_event(Event("a")))
-        flush(admin)
+                asyncio.run(hub.admin.asend_event(Event("a")))
+        hub.flush()
     assert factory.instances == 2
 
 
@@ -652,11 +642,11 @@ def test_a_service_that_was_unregistered_while_it_was_made_gets_nothing(hub: Hub
     assert recorder.events == []
 
 
-def test_changing_sides_makes_a_prototype_anew(services: ServiceRegistry, admins: Admins, factory: type[Made]) -> None:
+def test_changing_sides_makes_a_prototype_anew(hubs: Hubs, factory: type[Made]) -> None:
     """Scenario 52: an update that takes it from an admin, and back."""
-    admin = admins(name="mine")
-    registration = handle(services, factory, scope="prototype")
+    hub = hubs(name="mine")
+    registration = hub.handle(factory, scope="prototype")
     for target in (None, "(event.admin.name=other)", "(event.admin.name=mine)"):
         registration.update({"event.topics": "*", "event.target": target})
-        admin.send_event(Event("a"))
+        hub.admin.send_event(Event("a"))
     assert factory.instances == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,10 +10,7 @@ import pytest
 from messaging.eventadmin import Event, EventAdmin, EventHandler
 from messaging.eventadmin.event import Event as SameEvent
 from messaging.services import LdapFilter, ServiceRegistry
-from tests.eventadmin.conftest import PATIENCE, Gate, Hub, Recorder, eventually, flush, handle, logged, record, send
-
-Admins = Callable[..., EventAdmin]
-
+from tests.eventadmin.conftest import PATIENCE, Gate, Hub, Hubs, Recorder, eventually, record
 
 # --- topics
 
@@ -72,23 +68,21 @@ def test_handlers_without_topics_are_treated_as_though_they_had_all(hub: Hub) ->
     assert len(hub.logged("has no event.topics: it gets all events")) == 1
 
 
-def test_handlers_without_topics_get_none_if_the_admin_is_told_so(
-    admins: Admins, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_handlers_without_topics_get_none_if_the_admin_is_told_so(hubs: Hubs) -> None:
     """Scenario 13: as later versions have it."""
-    admin = admins(without_topics="none")
+    hub = hubs(without_topics="none")
     recorder = Recorder()
-    registration = handle(services, recorder, None)
-    send(admin, "a", "b/c")
+    registration = hub.handle(recorder, None)
+    hub.send("a", "b/c")
     assert recorder.topics == []
-    assert len(logged(caplog, "has no event.topics: it gets no events")) == 1
+    assert len(hub.logged("has no event.topics: it gets no events")) == 1
     registration.update({"event.topics": "a"})
-    send(admin, "a", "b/c")
+    hub.send("a", "b/c")
     assert recorder.topics == ["a"]
     registration.update({})
-    send(admin, "a", "b/c")
+    hub.send("a", "b/c")
     assert recorder.topics == ["a"]
-    assert len(logged(caplog, "has no event.topics: it gets no events")) == 2
+    assert len(hub.logged("has no event.topics: it gets no events")) == 2
 
 
 @pytest.mark.parametrize("topics", [[], (), set(), frozenset()])
@@ -122,6 +116,22 @@ def test_a_handler_with_topics_outside_the_grammar_is_ignored(hub: Hub, topics: 
     registration.update({"event.topics": "a/b"})
     hub.send("a", "a/b")
     assert recorder.topics == ["a/b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "says"),
+    [
+        ("target", ["one"], ""),
+        ("delivery", ["ordered", 5, ["async.unordered", "fast"], [None], {"async.unordered": 1}], "delivery must be"),
+        ("timeout", [-1, "1", float("nan"), float("inf"), True, [1]], "timeout must be"),
+        ("principal", [5], "principal must be a str"),
+    ],
+)
+def test_a_handler_with_an_invalid_property_is_ignored(hub: Hub, name: str, values: list[Any], says: str) -> None:
+    for value in values:
+        registration = hub.handle(Recorder(), **{name: value})
+        assert hub.dto(registration) is None
+        assert hub.logged(repr(registration.reference), "is ignored", says, level=logging.ERROR)
 
 
 # --- filters
@@ -255,10 +265,10 @@ def test_handlers_come_and_go(hub: Hub) -> None:
     assert recorder.numbers == [1, 3]
 
 
-def test_handlers_that_were_there_first_are_found(services: ServiceRegistry, admins: Admins) -> None:
+def test_handlers_that_were_there_first_are_found(services: ServiceRegistry, hubs: Hubs) -> None:
     recorder = record(services)
-    admin = admins()
-    send(admin, "a")
+    hub = hubs()
+    hub.send("a")
     assert recorder.topics == ["a"]
 
 
@@ -303,52 +313,45 @@ def test_one_object_registered_twice_is_two_handlers(hub: Hub) -> None:
 # --- several admins
 
 
-def test_clients_should_use_the_admin_of_the_highest_ranking(services: ServiceRegistry, admins: Admins) -> None:
+def test_clients_should_use_the_admin_of_the_highest_ranking(services: ServiceRegistry, hubs: Hubs) -> None:
     """Scenario 20; RFC 97 5.1.3: on a tie the oldest."""
     assert services.service(EventAdmin) is None
-    first = admins()
-    assert services.service(EventAdmin) is first
-    second, best = admins(), admins(ranking=3)
-    assert services.service(EventAdmin) is best
-    best.close()
-    assert services.service(EventAdmin) is first
-    first.close()
-    assert services.service(EventAdmin) is second
+    first = hubs()
+    assert services.service(EventAdmin) is first.admin
+    second, best = hubs(), hubs(ranking=3)
+    assert services.service(EventAdmin) is best.admin
+    best.admin.close()
+    assert services.service(EventAdmin) is first.admin
+    first.admin.close()
+    assert services.service(EventAdmin) is second.admin
 
 
-def test_handlers_get_the_events_of_all_admins_they_do_not_exclude(services: ServiceRegistry, admins: Admins) -> None:
+def test_handlers_get_the_events_of_all_admins_they_do_not_exclude(hubs: Hubs) -> None:
     """Two in one registry do not get in each other's way."""
-    one, other = admins(name="one"), admins(name="other")
-    both = record(services)
-    only = Recorder()
-    registration = handle(services, only, target="(event.admin.name=one)")
-    for admin in (one, other):
-        admin.post_event(Event(f"from/{admin.name}"))
-        flush(admin)
+    one, other = hubs(name="one"), hubs(name="other")
+    both, only = one.record(), Recorder()
+    registration = one.handle(only, target="(event.admin.name=one)")
+    for hub in (one, other):
+        hub.admin.post_event(Event(f"from/{hub.admin.name}"))
+        hub.flush()
     assert both.topics == ["from/one", "from/other"]
     assert only.topics == ["from/one"]
     registration.update({"event.topics": "*", "event.target": "(event.admin.name=other)"})
-    for admin in (one, other):
-        send(admin, f"later/from/{admin.name}")
+    for hub in (one, other):
+        hub.send(f"later/from/{hub.admin.name}")
     assert only.topics == ["from/one", "later/from/other"]
-    one.close()
-    send(other, "still")
+    one.admin.close()
+    other.send("still")
     assert both.topics[-1] == only.topics[-1] == "still"
 
 
-def test_a_target_that_is_no_filter_makes_a_handler_ignored(hub: Hub) -> None:
-    registration = hub.handle(Recorder(), target="one")
-    assert hub.dto(registration) is None
-    assert hub.logged("is ignored", level=logging.ERROR)
-
-
-def test_two_admins_may_deliver_to_one_handler_at_the_same_time(services: ServiceRegistry, admins: Admins) -> None:
+def test_two_admins_may_deliver_to_one_handler_at_the_same_time(hubs: Hubs) -> None:
     """They have nothing in common but the registry: order is that of each."""
-    one, other = admins(), admins()
+    one, other = hubs(), hubs()
     gate = Gate()
-    handle(services, gate)
-    one.post_event(Event("a"))
-    other.post_event(Event("b"))
+    one.handle(gate)
+    one.admin.post_event(Event("a"))
+    other.admin.post_event(Event("b"))
     gate.wait()
     gate.wait()
     gate.opened.set()

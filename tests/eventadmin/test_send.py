@@ -8,14 +8,12 @@ import contextvars
 import functools
 import signal
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from messaging.errors import ArgumentError, DeadlineError
-from messaging.eventadmin import Event, EventAdmin
-from messaging.services import ServiceRegistry
+from messaging.eventadmin import Event
 from tests.eventadmin.conftest import (
     MOMENT,
     PATIENCE,
@@ -25,17 +23,12 @@ from tests.eventadmin.conftest import (
     Failing,
     Gate,
     Hub,
+    Hubs,
     Recorder,
-    blocked,
     eventually,
-    handle,
-    logged,
     on,
-    record,
 )
 from tests.threads import in_background, in_threads
-
-Admins = Callable[..., EventAdmin]
 
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="none")
 
@@ -144,11 +137,9 @@ def test_exceptions_must_be_caught_logged_and_delivery_continued(hub: Hub, timeo
     assert (hub.dto(registration).failures, hub.blocked(registration)) == (1, None)  # type: ignore[union-attr]
 
 
-def test_a_deadlock_of_the_sender_s_own_making_ends_with_its_timeout(
-    admins: Admins, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_deadlock_of_the_sender_s_own_making_ends_with_its_timeout(hubs: Hubs) -> None:
     """Scenario 26; RFC 97 5.2.1: clients MUST NOT hold locks. If one does all the same, it is freed."""
-    admin = admins(send_timeout=SOON)
+    hub = hubs(send_timeout=SOON)
     lock = threading.Lock()
     entered: list[Any] = []
 
@@ -156,29 +147,29 @@ def test_a_deadlock_of_the_sender_s_own_making_ends_with_its_timeout(
         with lock:
             entered.append(event.get_property("n"))
 
-    registration = handle(services, handler)
-    other = record(services, ranking=-1)
+    registration = hub.handle(handler)
+    other = hub.record(ranking=-1)
     with lock:
-        admin.send_event(number(1))
+        hub.admin.send_event(number(1))
     assert other.numbers == [1]
-    assert blocked(admin, registration) == f"it took more than {SOON:g} s for one event"
-    assert logged(caplog, "for * is blocked", repr(registration.reference))
-    admin.send_event(number(2))
+    assert hub.blocked(registration) == f"it took more than {SOON:g} s for one event"
+    assert hub.logged("for * is blocked", repr(registration.reference))
+    hub.admin.send_event(number(2))
     eventually(lambda: entered == [1], "the handler returns")
     registration.update({"event.topics": "*"})
-    admin.send_event(number(3))
+    hub.admin.send_event(number(3))
     assert entered == [1, 3]
     assert other.numbers == [1, 2, 3]
 
 
-def test_the_timeout_of_a_call_goes_before_that_of_the_admin(admins: Admins, services: ServiceRegistry) -> None:
-    admin = admins(send_timeout=SOON)
-    recorder = record(services)
-    admin.send_event(number(1), timeout=0)
+def test_the_timeout_of_a_call_goes_before_that_of_the_admin(hubs: Hubs) -> None:
+    hub = hubs(send_timeout=SOON)
+    recorder = hub.record()
+    hub.admin.send_event(number(1), timeout=0)
     assert recorder.threads == [threading.get_ident()]
     for wrong in (-1, "1", float("nan"), float("inf"), True):
         with pytest.raises(ArgumentError):
-            admin.send_event(number(2), timeout=wrong)  # type: ignore[arg-type]
+            hub.admin.send_event(number(2), timeout=wrong)  # type: ignore[arg-type]
     assert recorder.numbers == [1]
 
 

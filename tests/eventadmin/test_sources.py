@@ -8,7 +8,7 @@ import logging
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,17 +35,12 @@ from tests.eventadmin.conftest import (
     Failing,
     Gate,
     Hub,
+    Hubs,
     Recorder,
     eventually,
-    flush,
-    handle,
-    logged,
     on,
-    record,
 )
 from tests.threads import in_background, in_threads
-
-Admins = Callable[..., EventAdmin]
 
 SERVICE = "org/osgi/framework/ServiceEvent"
 LOG = "org/osgi/service/log/LogEntry"
@@ -320,10 +315,10 @@ def rooted(admin: EventAdmin) -> Iterator[LogEvents]:
         yield source
 
 
-def settled(admin: EventAdmin, recorder: Recorder) -> list[str]:
+def settled(hub: Hub, recorder: Recorder) -> list[str]:
     """Return the messages of ``here``, logged by tests, when no event goes round any more."""
     for _ in range(5):
-        flush(admin)
+        hub.flush()
     return [
         text for text, name in zip(recorder.of("message"), recorder.of("log.logger"), strict=True) if name == "here"
     ]
@@ -338,7 +333,7 @@ def test_a_handler_of_log_events_that_raises_must_not_feed_itself(hub: Hub, root
     hub.handle(failing, LOG)
     hub.handle(Failing(ValueError("boom")), "*")
     here.error("once")
-    assert settled(hub.admin, recorder) == ["once"]
+    assert settled(hub, recorder) == ["once"]
     assert not [each for each in recorder.of("message") if "failed on" in each]
     assert len(hub.logged("failed on the event 'org/osgi/service/log/LogEntry'")) == 2 * len(recorder.events)
 
@@ -366,7 +361,7 @@ def test_a_handler_of_log_events_may_log(
     delivery = "async.unordered" if kind == "unordered" else None
     on(loop, lambda: hub.handle(handler, "*", delivery=delivery))
     here.error("once")
-    assert settled(hub.admin, recorder) == ["once"]
+    assert settled(hub, recorder) == ["once"]
 
 
 @pytest.mark.parametrize("publish", ["post", "send", "send elsewhere", "asend"])
@@ -402,27 +397,28 @@ def test_log_records_caused_by_log_events_are_not_posted(
     hub.handle(Failing(ValueError("boom")), "alarm/*")
     here.error("once")
     eventually(lambda: len(alarms.events) == 2, "both alarms")
-    assert settled(hub.admin, recorder) == ["once"]
+    assert settled(hub, recorder) == ["once"]
     assert sorted(alarms.topics) == ["alarm/1", "alarm/2"]
     # what has nothing to do with that is posted
     hub.handle(lambda event: here.error("something else"), "other")
     hub.admin.post_event(Event("other"))
     hub.flush()
-    assert settled(hub.admin, recorder) == ["once", "something else"]
+    assert settled(hub, recorder) == ["once", "something else"]
 
 
-def test_two_admins_do_not_keep_each_other_busy(admins: Admins, services: ServiceRegistry, log: logging.Logger) -> None:
+def test_two_admins_do_not_keep_each_other_busy(hubs: Hubs, log: logging.Logger) -> None:
     """Scenario 51: each has the log, and handlers that log."""
-    one, other = admins(), admins()
-    recorder = record(services, LOG)
-    handle(services, lambda event: log.error("again"), LOG)
-    handle(services, lambda event: other.post_event(Event("x")), LOG, target=f"(event.admin.name={one.name})")
-    handle(services, lambda event: log.error("again"), "x")
-    with LogEvents(one, log), LogEvents(other, log):
+    one, other = hubs(), hubs()
+    recorder = one.record(LOG)
+    one.handle(lambda event: log.error("again"), LOG)
+    target = f"(event.admin.name={one.admin.name})"
+    one.handle(lambda event: other.admin.post_event(Event("x")), LOG, target=target)
+    one.handle(lambda event: log.error("again"), "x")
+    with LogEvents(one.admin, log), LogEvents(other.admin, log):
         log.error("once")
         for _ in range(3):
-            flush(one)
-            flush(other)
+            one.flush()
+            other.flush()
     assert recorder.of("message") == ["once", "once"]
 
 
@@ -436,7 +432,7 @@ def test_a_filter_that_raises_on_log_events_does_no_harm(hub: Hub, rooted: LogEv
     hub.record("*", filter=RaisingFilter("(x=1)", case_sensitive=True))
     recorder = hub.record(LOG)
     here.error("once")
-    assert settled(hub.admin, recorder) == ["once"]
+    assert settled(hub, recorder) == ["once"]
 
 
 def test_two_log_events_on_one_admin_post_twice_and_no_more(hub: Hub, rooted: LogEvents) -> None:
@@ -444,7 +440,7 @@ def test_two_log_events_on_one_admin_post_twice_and_no_more(hub: Hub, rooted: Lo
     hub.handle(lambda event: here.error("again"), LOG)
     with LogEvents(hub.admin, here):
         here.error("once")
-        assert settled(hub.admin, recorder) == ["once", "once"]
+        assert settled(hub, recorder) == ["once", "once"]
 
 
 def test_threads_may_log_while_log_events_are_delivered(hub: Hub, log: logging.Logger) -> None:
@@ -473,21 +469,19 @@ def test_that_a_handler_of_log_events_is_blocked_is_posted_to_the_others(hub: Hu
     eventually(lambda: [each for each in recorder.of("message") if "is blocked" in each], "the others hear of it")
     gate.opened.set()
     here.error("twice")
-    assert settled(hub.admin, recorder) == ["once", "twice"]
+    assert settled(hub, recorder) == ["once", "twice"]
     assert gate.of("message") == ["once"]
 
 
-def test_a_handler_of_log_events_may_be_blocked_for_its_failures(
-    admins: Admins, services: ServiceRegistry, log: logging.Logger
-) -> None:
-    admin = admins(tolerance=Tolerance(failures=2))
+def test_a_handler_of_log_events_may_be_blocked_for_its_failures(hubs: Hubs, log: logging.Logger) -> None:
+    hub = hubs(tolerance=Tolerance(failures=2))
     failing = Failing(ValueError("boom"))
-    handle(services, failing, LOG)
+    hub.handle(failing, LOG)
     dispatch = logging.getLogger("messaging.dispatch")
-    with LogEvents(admin, log), LogEvents(admin, dispatch):
+    with LogEvents(hub.admin, log), LogEvents(hub.admin, dispatch):
         for number in range(5):
             log.error("%d", number)
-            flush(admin)
+            hub.flush()
     assert failing.of("message") == ["0", "1"]
 
 
@@ -516,15 +510,15 @@ class Kept(logging.Handler):
 
 
 def test_when_the_admin_is_closed_logging_goes_on(
-    admins: Admins, services: ServiceRegistry, log: logging.Logger, capsys: pytest.CaptureFixture[str]
+    hubs: Hubs, log: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Other handlers of the logger miss nothing, not even the one that comes after."""
-    admin = admins()
-    source, kept = LogEvents(admin, log), Kept()
+    hub = hubs()
+    source, kept = LogEvents(hub.admin, log), Kept()
     log.addHandler(kept)
-    recorder = record(services)
+    recorder = hub.record()
     log.error("1")
-    admin.close()
+    hub.admin.close()
     log.error("2")
     log.error("3")
     assert (kept.messages, recorder.of("message")) == (["1", "2", "3"], ["1"])
@@ -588,10 +582,10 @@ def test_a_pid_is_a_text(hub: Hub, wrong: Any) -> None:
             call(*wrong)
 
 
-def test_configuration_events_end_with_the_admin(admins: Admins) -> None:
-    admin = admins()
-    configurations = ConfigurationEvents(admin)
-    admin.close()
+def test_configuration_events_end_with_the_admin(hubs: Hubs) -> None:
+    hub = hubs()
+    configurations = ConfigurationEvents(hub.admin)
+    hub.admin.close()
     configurations.updated("a")
     configurations.close()
 
@@ -654,49 +648,47 @@ def test_why_a_connection_is_not_as_it_should_be_is_an_exception(hub: Hub) -> No
     assert event.get_property("timestamp") == 5000
 
 
-def test_connection_events_end_with_the_admin(admins: Admins) -> None:
+def test_connection_events_end_with_the_admin(hubs: Hubs) -> None:
     """Even if it is closed already when the present state is told."""
-    admin = admins()
+    hub = hubs()
     states: Any = States()
-    with ConnectionEvents(admin, states):
-        admin.close()
+    with ConnectionEvents(hub.admin, states):
+        hub.admin.close()
         states.told[0](ConnectionState("closed"))
         assert states.disposed == 1
     late: Any = States()
-    ConnectionEvents(admin, late)
+    ConnectionEvents(hub.admin, late)
     assert late.disposed == 1
 
 
 # --- permissions
 
 
-def test_a_denied_source_logs_once(
-    admins: Admins, services: ServiceRegistry, log: logging.Logger, caplog: pytest.LogCaptureFixture, capsys: Any
-) -> None:
+def test_a_denied_source_logs_once(hubs: Hubs, log: logging.Logger, capsys: Any) -> None:
     """RFC 97 5.4.2. No caller could handle the error, and it may be granted later."""
     policy = TopicPolicy({None: [TopicPermission("*", "subscribe")]})
-    admin = admins(permissions=policy)
-    recorder = record(services)
+    hub = hubs(permissions=policy)
+    recorder = hub.record()
     states: Any = States()
     with (
-        ServiceEvents(admin, filter="(objectClass=x)", principal="p"),
-        LogEvents(admin, log, principal="p"),
-        ConnectionEvents(admin, states, principal="p"),
-        ConfigurationEvents(admin, principal="p") as configurations,
+        ServiceEvents(hub.admin, filter="(objectClass=x)", principal="p"),
+        LogEvents(hub.admin, log, principal="p"),
+        ConnectionEvents(hub.admin, states, principal="p"),
+        ConfigurationEvents(hub.admin, principal="p") as configurations,
     ):
         for _ in range(3):
-            services.register("x", object())
+            hub.services.register("x", object())
             log.error("x")
             states.told[0](ConnectionState("connected"))
             with pytest.raises(PermissionDeniedError):
                 configurations.updated("x")
-        assert len(logged(caplog, "events are not published", "principal 'p' may not publish")) == 3
+        assert len(hub.logged("events are not published", "principal 'p' may not publish")) == 3
         policy.grant("p", TopicPermission("*", "publish"))
-        services.register("x", object())
+        hub.services.register("x", object())
         log.error("x")
         states.told[0](ConnectionState("connected"))
         configurations.updated("x")
-    flush(admin)
+    hub.flush()
     assert sorted(recorder.topics) == sorted(
         [f"{SERVICE}/REGISTERED", LOG, f"{CONNECTION}/CONNECTED", f"{CONFIGURATION}/CM_UPDATED"]
     )
@@ -711,12 +703,12 @@ def test_the_principal_of_a_source_is_a_name(hub: Hub) -> None:
 # --- ends
 
 
-def test_service_events_end_with_the_admin(admins: Admins, services: ServiceRegistry) -> None:
-    admin = admins()
-    source = ServiceEvents(admin)
-    admin.close()
-    services.register("x", object())
-    assert not services._listeners
+def test_service_events_end_with_the_admin(hubs: Hubs) -> None:
+    hub = hubs()
+    source = ServiceEvents(hub.admin)
+    hub.admin.close()
+    hub.services.register("x", object())
+    assert not hub.services._listeners
     source.close()
 
 
