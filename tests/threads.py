@@ -1,13 +1,17 @@
-"""Running something on other threads, with their errors raised in the test."""
+"""Running something on other threads, with their errors raised in the test; an event loop on another thread."""
 
 from __future__ import annotations
 
 import _thread
+import asyncio
+import contextlib
 import threading
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final, TypeVar
 
 import pytest
+
+T = TypeVar("T")
 
 #: seconds a thread of a test may take
 PATIENCE: Final = 20.0
@@ -63,3 +67,58 @@ def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(threading.Thread, "start", start)
     monkeypatch.setattr(_thread, "start_new_thread", start)
+
+
+class Loop:
+    """An event loop in a thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="test-loop", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(2 * PATIENCE)
+
+    def call(self, function: Callable[..., T], *args: Any) -> T:
+        async def call() -> T:
+            return function(*args)
+
+        return self.run(call())
+
+    @contextlib.contextmanager
+    def blocked(self) -> Iterator[None]:
+        """In it, the loop does nothing."""
+        stands, over = threading.Event(), threading.Event()
+
+        def stand() -> None:
+            stands.set()
+            over.wait(PATIENCE)
+
+        self.loop.call_soon_threadsafe(stand)
+        assert stands.wait(PATIENCE)
+        try:
+            yield
+        finally:
+            over.set()
+
+    def close(self) -> None:
+        """As ``asyncio.run`` does: all tasks are cancelled."""
+        if self.loop.is_closed():
+            return
+
+        async def cancel() -> None:
+            while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            self.loop.stop()
+
+        asyncio.run_coroutine_threadsafe(cancel(), self.loop)
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+        self.loop.close()

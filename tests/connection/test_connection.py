@@ -6,10 +6,8 @@ import asyncio
 import itertools
 import logging
 import re
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -25,6 +23,7 @@ from messaging.errors import (
 from messaging.instance import Messaging
 from tests.doubles.fake import PATIENCE, FakeBroker, settle_loop, until
 from tests.doubles.fixtures import Connect
+from tests.threads import together
 
 
 def state(m: Messaging) -> str:
@@ -302,15 +301,7 @@ def test_closing_from_many_threads_at_once_closes_once(broker: FakeBroker, conne
     for _ in range(10):
         m = connect(broker)
         closed_before = broker.closed
-        barrier = threading.Barrier(8)
-
-        def close(m: Messaging = m, barrier: threading.Barrier = barrier) -> None:
-            barrier.wait(PATIENCE)
-            m.close()
-
-        with ThreadPoolExecutor(8) as pool:
-            for each in [pool.submit(close) for _ in range(8)]:
-                each.result(PATIENCE)
+        together(*[m.close] * 8)
         assert broker.closed == closed_before + 1
         m.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from messaging.testing.conformance.helpers import eventually as eventually
 from tests.dispatch.helpers import logged as logged
 from tests.dispatch.helpers import named as named
 from tests.dispatch.helpers import no_defects as no_defects
+from tests.threads import Loop
 
 T = TypeVar("T")
 
@@ -47,35 +49,8 @@ def admin(services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Iterat
 @pytest.fixture
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
     """An event loop on another thread."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    yield loop
-    if not loop.is_closed():
-        end_loop(loop)
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
-
-
-def end_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Stop a loop as ``asyncio.run`` does: cancel its tasks."""
-
-    async def cancel_all() -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-
-    asyncio.run_coroutine_threadsafe(cancel_all(), loop).result(PATIENCE)
-    kill_loop(loop)
-
-
-def kill_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Close a loop at once, in spite of its tasks."""
-    if loop.is_running():
-        loop.call_soon_threadsafe(loop.stop)
-        eventually(lambda: not loop.is_running(), "the loop has stopped")
-    loop.close()
+    with contextlib.closing(Loop()) as loop:
+        yield loop.loop
 
 
 def on(loop: asyncio.AbstractEventLoop, call: Callable[[], T]) -> T:

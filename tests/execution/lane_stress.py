@@ -3,77 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 from messaging.execution import Lane, LoopLane, Pool, ThreadLane
 from tests.doubles.fake import PATIENCE, until
-
-T = TypeVar("T")
+from tests.threads import Loop, in_background
 
 #: seconds a receiver may take
 TIMEOUT = 0.05
 LIMIT = 50
-
-
-class Loop:
-    """An event loop in a thread."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="test-loop", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(2 * PATIENCE)
-
-    def call(self, function: Callable[..., T], *args: Any) -> T:
-        async def call() -> T:
-            return function(*args)
-
-        return self.run(call())
-
-    @contextlib.contextmanager
-    def blocked(self) -> Iterator[None]:
-        """In it, the loop does nothing."""
-        stands, over = threading.Event(), threading.Event()
-
-        def stand() -> None:
-            stands.set()
-            over.wait(PATIENCE)
-
-        self.loop.call_soon_threadsafe(stand)
-        assert stands.wait(PATIENCE)
-        try:
-            yield
-        finally:
-            over.set()
-
-    def close(self) -> None:
-        """As ``asyncio.run`` does: all tasks are cancelled."""
-        if self.loop.is_closed():
-            return
-
-        async def cancel() -> None:
-            while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-            self.loop.stop()
-
-        asyncio.run_coroutine_threadsafe(cancel(), self.loop)
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive()
-        self.loop.close()
 
 
 class Call:
@@ -236,7 +179,6 @@ class Stress:
         self.reached: list[int] = []
         self._over = threading.Event()
         self._hung = threading.Event()
-        self._errors: list[BaseException] = []
         self._inside = threading.Lock()
         logging.getLogger("messaging.execution.lanes").addFilter(_is_no_overflow)
         for number in range(16):
@@ -323,28 +265,14 @@ class Stress:
 
     def run(self, seconds: float) -> None:
         """Let all of it happen for some time, and then until nothing is left to do."""
-
-        def guarded(job: Callable[[], object]) -> Callable[[], None]:
-            def run() -> None:
-                try:
-                    job()
-                except BaseException as error:  # noqa: BLE001
-                    self._errors.append(error)
-
-            return run
-
         jobs: list[Callable[[], object]] = [lambda who=who: self._publish(who) for who in range(3)]  # type: ignore[misc]
         jobs.append(lambda: asyncio.run(self._publish_async(3)))
         jobs.append(self._meddle)
-        threads = [threading.Thread(target=guarded(job)) for job in jobs]
-        for thread in threads:
-            thread.start()
+        joins = [in_background(job) for job in jobs]
         self._over.wait(seconds)
         self._over.set()
-        for thread in threads:
-            thread.join(PATIENCE)
-            assert not thread.is_alive(), "a publisher hangs"
-        assert not self._errors, self._errors
+        for join in joins:
+            join()
 
     def check(self) -> None:
         """Nobody waits for ever, nothing is left over, and each lane is as it should be."""

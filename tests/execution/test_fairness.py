@@ -25,6 +25,7 @@ from tests.doubles.calling import Calling
 from tests.doubles.consumers import manual, numbered
 from tests.doubles.fake import PATIENCE, FakeAdapter, FakeBroker, settle_loop, until
 from tests.doubles.fixtures import Connect
+from tests.threads import in_background
 
 
 @pytest.fixture
@@ -318,13 +319,11 @@ def test_at_exit_instances_close_together_even_if_one_of_them_cannot(
     monkeypatch.setattr(broken, "_close", cannot)
     for broker in brokers:
         broker.gates["close"].close()
-    closing = threading.Thread(target=instance._close_all, daemon=True)
-    closing.start()
+    join = in_background(instance._close_all)
     until(lambda: all(broker.gates["close"].waiting for broker in brokers), "all of them closing")
     for broker in brokers:
         broker.gates["close"].open()
-    closing.join(PATIENCE)
-    assert not closing.is_alive()
+    join()
     monkeypatch.undo()
 
 

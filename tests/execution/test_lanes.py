@@ -25,9 +25,9 @@ from messaging.execution import Lane, LoopLane, Pool, ThreadLane, workers
 from messaging.execution import lanes as module
 from messaging.execution import pool as pool_module
 from tests.doubles.fake import PATIENCE, until
-from tests.execution.lane_stress import Loop, Stress
+from tests.execution.lane_stress import Stress
 from tests.scripts import FORK, run_script
-from tests.threads import no_more_threads, together
+from tests.threads import Loop, no_more_threads, together
 
 
 @pytest.fixture(autouse=True)
@@ -55,9 +55,8 @@ def pool() -> Iterator[Pool]:
 
 @pytest.fixture
 def loop() -> Iterator[Loop]:
-    loop = Loop()
-    yield loop
-    loop.close()
+    with contextlib.closing(Loop()) as loop:
+        yield loop
 
 
 def nothing(*_: Any) -> None:

@@ -9,6 +9,7 @@ import traceback
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
 from messaging.execution import Promise, engine
 from tests.doubles.fake import PATIENCE, on_loop, until
+from tests.threads import together
 
 
 def settled(value: Any = 42, error: MessagingError | None = None) -> Promise[Any]:
@@ -165,20 +167,12 @@ def test_listeners_that_race_with_the_outcome_run_exactly_once() -> None:
     for _ in range(rounds):
         promise: Promise[None] = Promise("a race")
         calls: list[int] = []
-        barrier = threading.Barrier(threads + 1)
 
-        def listen(promise: Promise[None] = promise, calls: list[int] = calls, b: threading.Barrier = barrier) -> None:
-            b.wait(PATIENCE)
+        def listen(promise: Promise[None] = promise, calls: list[int] = calls) -> None:
             for number in range(each):
                 promise.listen(lambda number=number: calls.append(number))  # type: ignore[misc]
 
-        workers = [threading.Thread(target=listen) for _ in range(threads)]
-        for worker in workers:
-            worker.start()
-        barrier.wait(PATIENCE)
-        promise.resolve(None)
-        for worker in workers:
-            worker.join(PATIENCE)
+        together(partial(promise.resolve, None), *[listen] * threads)
         assert sorted(calls) == sorted([*range(each)] * threads)
 
 

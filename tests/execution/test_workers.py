@@ -16,7 +16,7 @@ from messaging.execution import threads as module
 from messaging.execution import workers
 from messaging.execution.threads import Lanes, Workers
 from tests.doubles.fake import PATIENCE, FakeBroker, until
-from tests.threads import no_more_threads
+from tests.threads import in_threads, no_more_threads
 
 
 @pytest.fixture
@@ -99,10 +99,8 @@ def test_leaving_races_with_new_jobs_and_loses_none(monkeypatch: pytest.MonkeyPa
 def test_submitting_from_many_threads_runs_each_job_once(pool: Workers) -> None:
     lock = threading.Lock()
     seen: list[tuple[int, int]] = []
-    barrier = threading.Barrier(8)
 
     def storm(thread: int) -> None:
-        barrier.wait(PATIENCE)
         for number in range(200):
 
             def job(number: int = number) -> None:
@@ -111,11 +109,7 @@ def test_submitting_from_many_threads_runs_each_job_once(pool: Workers) -> None:
 
             pool.submit(job)
 
-    storms = [threading.Thread(target=storm, args=(number,)) for number in range(8)]
-    for each in storms:
-        each.start()
-    for each in storms:
-        each.join(PATIENCE)
+    in_threads(8, storm)
     until(lambda: len(seen) == 1600)
     assert sorted(seen) == [(thread, number) for thread in range(8) for number in range(200)]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import gc
 import inspect
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -50,6 +50,7 @@ from messaging.services import ServiceEvent, ServiceRegistry, default_registry
 from tests.doubles.fake import PATIENCE, FakeBroker, settle_loop, until
 from tests.doubles.fixtures import QUICK, Connect
 from tests.doubles.plans import sent_values
+from tests.threads import in_background, in_threads
 
 # --- bad input
 
@@ -165,19 +166,14 @@ def test_generated_names_are_unique_and_tell_the_scheme(connect: Connect) -> Non
 
 
 def test_one_of_many_instances_that_connect_with_the_same_name_gets_it(connect: Connect) -> None:
-    barrier = threading.Barrier(8)
+    connected: list[Messaging] = []
 
-    def attempt() -> Exception | None:
-        barrier.wait(PATIENCE)
-        try:
-            connect(name="one")
-        except DuplicateNameError as error:
-            return error
-        return None
+    def attempt(_: int) -> None:
+        with contextlib.suppress(DuplicateNameError):
+            connected.append(connect(name="one"))
 
-    with ThreadPoolExecutor(8) as pool:
-        outcomes = [each.result(PATIENCE) for each in [pool.submit(attempt) for _ in range(8)]]
-    assert outcomes.count(None) == 1
+    in_threads(8, attempt)
+    assert len(connected) == 1
 
 
 # --- services
@@ -253,10 +249,7 @@ def test_a_listener_that_closes_the_instance_while_it_registers_or_leaves_does_n
         m.close()
 
     registry.add_listener(listener, MessagePublisher)
-    closing = threading.Thread(target=m.close)
-    closing.start()
-    closing.join(2)
-    assert not closing.is_alive()
+    in_background(m.close, 2)()
     assert seen
 
 
@@ -267,12 +260,10 @@ def test_a_listener_that_hangs_does_not_hang_closing(
     m = connect(broker)
     release = threading.Event()
     registry.add_listener(lambda _: release.wait(60), MessagePublisher)
-    closing = threading.Thread(target=m.close)
-    closing.start()
-    closing.join(PATIENCE)
-    alive = closing.is_alive()
-    release.set()
-    assert not alive
+    try:
+        in_background(m.close)()
+    finally:
+        release.set()
     until(lambda: registry.find() == [])
 
 
@@ -354,18 +345,12 @@ def test_publishing_is_counted(broker: FakeBroker, m: Messaging) -> None:
 
 def test_asking_while_everything_changes_is_safe(m: Messaging) -> None:
     stop = threading.Event()
-    errors: list[BaseException] = []
 
     def ask() -> None:
-        try:
-            while not stop.wait(0.0005):
-                repr(m.runtime.get_runtime_dto())
-        except BaseException as error:  # noqa: BLE001
-            errors.append(error)
+        while not stop.wait(0.0005):
+            repr(m.runtime.get_runtime_dto())
 
-    asking = [threading.Thread(target=ask) for _ in range(3)]
-    for thread in asking:
-        thread.start()
+    joins = [in_background(ask) for _ in range(3)]
     for _ in range(30):
         streams = [m.subscribe("a") for _ in range(5)]
         m.publish("a", b"1")
@@ -373,9 +358,8 @@ def test_asking_while_everything_changes_is_safe(m: Messaging) -> None:
             stream.close().result(PATIENCE)
     m.close()
     stop.set()
-    for thread in asking:
-        thread.join(PATIENCE)
-    assert errors == []
+    for join in joins:
+        join()
 
 
 # --- the end

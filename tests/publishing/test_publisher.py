@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any
 
@@ -30,6 +28,7 @@ from messaging.model import Outgoing, PublishPlan
 from tests.doubles.fake import PATIENCE, FakeBroker, settle_loop
 from tests.doubles.fixtures import Connect
 from tests.doubles.plans import sent_values
+from tests.threads import in_threads
 
 FULL = MessageContext(
     "a",
@@ -295,17 +294,13 @@ def test_contexts_checked_before_the_first_connection_are_checked_again_if_the_b
 
 
 def test_one_context_published_by_many_threads_at_once(broker: FakeBroker, m: Messaging) -> None:
-    barrier = threading.Barrier(8)
     message = Message(b"1", FULL)
 
-    def publish() -> list[Promise[None]]:
-        barrier.wait(PATIENCE)
-        return [m.publisher.publish(message) for _ in range(50)]
+    def publish(_: int) -> None:
+        for promise in [m.publisher.publish(message) for _ in range(50)]:
+            assert promise.result(PATIENCE) is None
 
-    with ThreadPoolExecutor(8) as pool:
-        for each in [pool.submit(publish) for _ in range(8)]:
-            for promise in each.result(PATIENCE):
-                assert promise.result(PATIENCE) is None
+    in_threads(8, publish)
     assert len(broker.sent) == 400
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from messaging.errors import ArgumentError, ClosedError, InvalidFilterError
 from messaging.services import (
-    LdapFilter,
     ServiceEvent,
     ServiceEventKind,
     ServiceProperties,
@@ -56,35 +55,9 @@ def registry() -> ServiceRegistry:
 # --- registering and finding -------------------------------------------------------------------------------
 
 
-def test_a_service_is_found_by_class_name_and_properties(registry: ServiceRegistry) -> None:
-    printer = Printer()
-    registration = registry.register(Printer, printer, {"colour": "red"})
-    reference = registration.reference
-
-    for interface in (None, Printer, interface_name(Printer)):
-        for wanted in (None, "(colour=red)", LdapFilter.parse("(COLOUR=red)")):
-            assert registry.find(interface, wanted) == [reference]
-            assert registry.find_one(interface, wanted) is reference
-            assert registry.service(interface, wanted) is printer
-    assert registry.find(Printer.Tray) == []
-    assert registry.find(Printer, "(colour=blue)") == []
-    assert registry.find_one(Printer, "(colour=blue)") is None
-    assert registry.service(Printer, "(colour=blue)") is None
-    assert registry.get(reference) is printer
-    assert registration.reference is reference
-
-
 def test_interface_names_are_module_and_qualified_name() -> None:
     assert interface_name(Printer.Tray) == f"{__name__}.Printer.Tray"
     assert interface_name("anything") == "anything"
-
-
-def test_a_service_may_have_several_interfaces(registry: ServiceRegistry) -> None:
-    reference = registry.register([Printer, "copier", Printer], object()).reference
-
-    assert reference.interfaces == (interface_name(Printer), "copier")
-    assert registry.find("copier") == registry.find(Printer) == registry.find() == [reference]
-    assert registry.find(filter="(objectclass=copier)") == [reference]
 
 
 @pytest.mark.parametrize("interface", ["", 5, None, [], [Printer, 5], [""], Printer()])
@@ -236,34 +209,6 @@ def test_looking_up_costs_the_same_however_many_others_there_are(registry: Servi
 
 
 # --- changing and going ------------------------------------------------------------------------------------
-
-
-def test_update_replaces_the_properties(registry: ServiceRegistry) -> None:
-    registration = registry.register("a", 1, {"x": 1, "service.ranking": 3})
-    before = registration.reference.properties
-    registration.update({"y": 2})
-    after = registration.reference.properties
-
-    assert before["x"] == 1
-    assert "x" not in after
-    assert after["y"] == 2
-    assert registration.reference.ranking == 0
-    assert registry.find("a", "(x=*)") == []
-    assert registry.find("a", "(y=2)") == [registration.reference]
-
-
-def test_an_unregistered_service_is_gone_but_its_reference_still_tells(registry: ServiceRegistry) -> None:
-    registration = registry.register("a", 1, {"x": 1})
-    reference = registration.reference
-
-    assert registration.unregister() is True
-    assert registration.unregister() is False
-    assert registry.find() == registry.find("a") == []
-    assert registry.get(reference) is None
-    assert registry.service("a") is None
-    assert reference.properties["x"] == 1
-    with pytest.raises(ClosedError, match="unregistered"):
-        registration.update({})
 
 
 def test_a_registration_is_a_context_manager(registry: ServiceRegistry) -> None:

@@ -153,10 +153,12 @@ class RegistryMachine(RuleBasedStateMachine):
     @rule(known=services, properties=properties_given)
     def update(self, known: Known, properties: Properties) -> None:
         if known not in self.there:
-            with pytest.raises(ClosedError):
+            with pytest.raises(ClosedError, match="unregistered"):
                 known.registration.update(properties)
             return
+        read, shown = known.reference.properties, dict(known.reference.properties)
         known.registration.update(properties)
+        assert dict(read) == shown
         before, known.properties = known.properties, properties
         self.tell(ServiceEventKind.MODIFIED, known, before)
 
@@ -209,13 +211,14 @@ class RegistryMachine(RuleBasedStateMachine):
             key=lambda each: each.order,
         )
 
-    @rule(interface=st.none() | interfaces | st.just("unknown"), filter=filters)
-    def find(self, interface: type[Any] | str | None, filter: str | None) -> None:  # noqa: A002
+    @rule(interface=st.none() | interfaces | st.just("unknown"), filter=filters, is_parsed=st.booleans())
+    def find(self, interface: type[Any] | str | None, filter: str | None, is_parsed: bool) -> None:  # noqa: A002
         expected = self.fitting(interface, filter)
-        found = self.registry.find(interface, filter)
+        wanted = LdapFilter.parse(filter) if is_parsed and filter is not None else filter
+        found = self.registry.find(interface, wanted)
         assert found == [each.reference for each in expected]
-        assert self.registry.find_one(interface, filter) is (found[0] if found else None)
-        service = self.registry.service(interface, filter)
+        assert self.registry.find_one(interface, wanted) is (found[0] if found else None)
+        service = self.registry.service(interface, wanted)
         if not expected:
             assert service is None
         elif expected[0].is_prototype:
