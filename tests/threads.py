@@ -59,14 +59,17 @@ def together(*jobs: Callable[[], object]) -> None:
     in_threads(len(jobs), lambda number: jobs[number]())
 
 
-def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no thread be started, as at a limit of the system."""
+@contextlib.contextmanager
+def no_more_threads() -> Iterator[None]:
+    """Let no thread be started within the block, as at a limit of the system."""
 
     def start(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", start)
-    monkeypatch.setattr(_thread, "start_new_thread", start)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        patched.setattr(_thread, "start_new_thread", start)
+        yield
 
 
 class Loop:

@@ -191,23 +191,20 @@ def test_the_log_warns_once_of_a_broker_that_refuses_to_have_the_client_back(
         AuthenticationError("the account is locked"),
         AuthenticationError("the account is locked"),
     ]
-    broker.lose()
-    broker.wait_open(2)
+    broker.lose_and_reconnect()
     refused = ".*: cannot reconnect: the account is locked; trying again in .* s"
     assert told(caplog, refused) == [logging.WARNING, logging.INFO]
 
 
 def test_a_loss_right_after_connecting_is_a_loss(broker: FakeBroker, m: Messaging) -> None:
-    for round_ in range(2, 12):
-        broker.lose()
-        broker.wait_open(round_)
+    for _ in range(10):
+        broker.lose_and_reconnect()
     assert m.publish("a", b"1").result(PATIENCE) is None
 
 
 def test_a_loss_within_open_is_a_loss(broker: FakeBroker, m: Messaging) -> None:
     """The adapter calls ``lost`` after it connected and before the core learned of it."""
-    broker.gates["open"].close()
-    broker.lose()
+    broker.go_down()
     until(lambda: broker.gates["open"].waiting == 1)
     adapter = broker.adapter
     original = adapter.open
@@ -261,9 +258,8 @@ def test_delays_grow_until_a_connection_lasts(
     connect(broker)
     taken.clear()
     broker.errors["open"].extend([ConnectFailedError("not now")] * refusals)
-    for count in (2, 3, 4):
-        broker.lose()
-        broker.wait_open(count)
+    for _ in range(3):
+        broker.lose_and_reconnect()
         settle_loop()
     assert taken == expected
 
@@ -271,8 +267,7 @@ def test_delays_grow_until_a_connection_lasts(
 def test_closing_while_reconnecting_ends_the_attempts(broker: FakeBroker, m: Messaging) -> None:
     stream = m.subscribe("a")
     stream.ready.result(PATIENCE)
-    broker.gates["open"].close()
-    broker.lose()
+    broker.go_down()
     until(lambda: broker.gates["open"].waiting == 1)
     m.close()
     assert broker.gates["open"].waiting == 0
@@ -314,8 +309,7 @@ def test_a_resumed_session_is_not_subscribed_again(broker: FakeBroker, connect: 
     m = connect(broker)
     seen: list[bytes] = []
     m.subscribe("a").subscribe(lambda message: seen.append(message.payload))
-    broker.lose()
-    broker.wait_open(2)
+    broker.lose_and_reconnect()
     m.publish("b", b"").result(PATIENCE)  # all subscriptions come before
     assert broker.calls.count("subscribe") == 1
     broker.deliver(b"1")
@@ -325,8 +319,7 @@ def test_a_resumed_session_is_not_subscribed_again(broker: FakeBroker, connect: 
 def test_subscriptions_come_before_publishing_after_a_loss(broker: FakeBroker, m: Messaging) -> None:
     """So that the reply to a request that waited in the outbox is not missed."""
     m.subscribe("a").subscribe(print)
-    broker.gates["open"].close()
-    broker.lose()
+    broker.go_down()
     promise = m.publish("a", b"request")
     broker.calls.clear()
     broker.gates["open"].open()
@@ -337,8 +330,7 @@ def test_subscriptions_come_before_publishing_after_a_loss(broker: FakeBroker, m
 def test_a_subscription_closed_while_disconnected_is_not_renewed(broker: FakeBroker, m: Messaging) -> None:
     stream = m.subscribe("a")
     stream.ready.result(PATIENCE)
-    broker.gates["open"].close()
-    broker.lose()
+    broker.go_down()
     stream.close().result(PATIENCE)
     broker.gates["open"].open()
     broker.wait_open(2)
@@ -354,11 +346,9 @@ def test_a_loss_while_subscribing_is_made_good(broker: FakeBroker, m: Messaging,
     stream = m.subscribe("a")
     until(lambda: broker.gates["subscribe"].waiting == 1)
     if reported == "after it":
-        broker.lose()
-        broker.wait_open(2)
+        broker.lose_and_reconnect()
     else:
-        broker.gates["open"].close()
-        broker.lose()
+        broker.go_down()
     settle_loop()
     broker.gates["subscribe"].open()
     settle_loop()
@@ -404,9 +394,7 @@ def test_a_subscription_the_broker_ends_tells_its_stream_the_reason(broker: Fake
         broker.errors["subscribe"].append(reason)
         broker.lose()
     until(lambda: errors == [reason])
-    opened = broker.opened
-    broker.lose()
-    broker.wait_open(opened + 1)
+    broker.lose_and_reconnect()
     m.publish("b", b"").result(PATIENCE)
     assert broker.live == []
 
@@ -474,8 +462,7 @@ def test_a_paused_stream_stays_paused(broker: FakeBroker, m: Messaging, when: st
     settle_loop()
     if when == "before a loss":
         assert broker.live[0].paused
-        broker.lose()
-        broker.wait_open(2)
+        broker.lose_and_reconnect()
     broker.gates["subscribe"].open()
     broker.wait_subscribed()
     try:

@@ -254,6 +254,18 @@ class FakeBroker:
 
         on_loop(lose)
 
+    def lose_and_reconnect(self, subscriptions: int = 0) -> None:
+        """End the connection; return when there is another one, with so many subscriptions."""
+        opened = self.opened
+        self.lose()
+        self.wait_open(opened + 1)
+        self.wait_subscribed(subscriptions)
+
+    def go_down(self) -> None:
+        """End the connection; the next one is not made before the gate ``open`` is opened."""
+        self.gates["open"].close()
+        self.lose()
+
     def end_subscription(self, error: MessagingError, handle: int = -1) -> None:
         """Cancel a subscription from the broker's side."""
 

@@ -82,9 +82,8 @@ def test_invalid_arguments_are_refused_and_leave_nothing(services: ServiceRegist
 
 
 @pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
-def test_closing_delivers_posted_events(hubs: Hubs, delivery: str) -> None:
+def test_closing_delivers_posted_events(hub: Hub, delivery: str) -> None:
     """Scenario 36."""
-    hub = hubs()
     recorder, coroutine = hub.record(delivery=delivery), AsyncRecorder()
     hub.handle(coroutine, delivery=delivery)
     hub.post(*range(200))
@@ -93,9 +92,8 @@ def test_closing_delivers_posted_events(hubs: Hubs, delivery: str) -> None:
     assert not [each for each in hub.services.find() if EventAdmin.__module__ in repr(each)]
 
 
-def test_events_dropped_by_closing_are_counted_in_the_log(hubs: Hubs) -> None:
+def test_events_dropped_by_closing_are_counted_in_the_log(hub: Hub) -> None:
     """Scenario 36: it does not hang."""
-    hub = hubs()
     gate, unordered, other = Gate(), Gate(), hub.record(ranking=-1)
     hub.handle(gate)
     hub.handle(unordered, delivery="async.unordered")
@@ -111,8 +109,7 @@ def test_events_dropped_by_closing_are_counted_in_the_log(hubs: Hubs) -> None:
     assert (gate.numbers, other.numbers) == ([1], [])
 
 
-def test_closing_twice_is_closing_once(hubs: Hubs) -> None:
-    hub = hubs()
+def test_closing_twice_is_closing_once(hub: Hub) -> None:
     gate = Gate()
     hub.handle(gate)
     hub.post(1, 2)
@@ -141,8 +138,7 @@ def test_a_closed_admin_takes_no_events(hubs: Hubs, publish: str) -> None:
         hub.admin.__enter__()
 
 
-def test_a_closed_admin_ignores_registrations(hubs: Hubs) -> None:
-    hub = hubs()
+def test_a_closed_admin_ignores_registrations(hub: Hub) -> None:
     registration = hub.handle(Recorder())
     hub.admin.close()
     hub.handle(5)  # which would be logged
@@ -153,9 +149,8 @@ def test_a_closed_admin_ignores_registrations(hubs: Hubs) -> None:
 
 @pytest.mark.parametrize("publish", ["post_event", "send_event"])
 @pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
-def test_a_handler_may_close_the_admin(hubs: Hubs, publish: str, delivery: str) -> None:
+def test_a_handler_may_close_the_admin(hub: Hub, publish: str, delivery: str) -> None:
     """Scenarios 36 and 41: it does not wait for itself, and the posted events are delivered."""
-    hub = hubs()
     posted, returned = threading.Event(), threading.Event()
     numbers: list[int] = []
 
@@ -180,9 +175,8 @@ def test_a_handler_may_close_the_admin(hubs: Hubs, publish: str, delivery: str) 
     assert numbers == ([1, 2, 3] if publish == "post_event" else [1])
 
 
-def test_a_handler_that_a_sender_waits_for_elsewhere_may_close_the_admin(hubs: Hubs) -> None:
+def test_a_handler_that_a_sender_waits_for_elsewhere_may_close_the_admin(hub: Hub) -> None:
     """It is called on a thread of its own, and still a handler is waiting for it."""
-    hub = hubs()
     steps: list[str] = []
 
     def close(event: Event) -> None:
@@ -204,9 +198,8 @@ def test_a_handler_that_a_sender_waits_for_elsewhere_may_close_the_admin(hubs: H
 
 @pytest.mark.parametrize("way", ["close", "aclose"])
 @pytest.mark.parametrize("publish", ["post", "asend"])
-def test_a_coroutine_may_close_the_admin(hubs: Hubs, loop: asyncio.AbstractEventLoop, way: str, publish: str) -> None:
+def test_a_coroutine_may_close_the_admin(hub: Hub, loop: asyncio.AbstractEventLoop, way: str, publish: str) -> None:
     """Scenarios 36 and 41: nor does that wait for itself."""
-    hub = hubs()
     done = threading.Event()
 
     async def handler(event: Event) -> None:
@@ -326,9 +319,8 @@ def test_posting_an_event_whose_handler_closes_the_admin_is_not_refused(
         sys.setswitchinterval(interval)
 
 
-def test_a_publisher_that_waits_for_room_is_refused_by_closing(hubs: Hubs) -> None:
+def test_a_publisher_that_waits_for_room_is_refused_by_closing(hub: Hub) -> None:
     """Scenarios 36 and 42."""
-    hub = hubs()
     hub.admin._queue._room.limit = 2
     gate = Gate()
     hub.handle(gate)
@@ -348,8 +340,7 @@ def test_a_publisher_that_waits_for_room_is_refused_by_closing(hubs: Hubs) -> No
     assert gate.numbers == [1]
 
 
-def test_sends_that_are_under_way_go_on_when_it_is_closed(hubs: Hubs) -> None:
-    hub = hubs()
+def test_sends_that_are_under_way_go_on_when_it_is_closed(hub: Hub) -> None:
     gate, last = Gate(), hub.record(ranking=-1)
     hub.handle(gate)
     join = in_background(lambda: hub.admin.send_event(Event("a", {"n": 1})))
@@ -360,9 +351,8 @@ def test_sends_that_are_under_way_go_on_when_it_is_closed(hubs: Hubs) -> None:
     assert gate.numbers == last.numbers == [1]
 
 
-def test_closing_ends_with_a_coroutine_that_does_not(hubs: Hubs, loop: asyncio.AbstractEventLoop) -> None:
+def test_closing_ends_with_a_coroutine_that_does_not(hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
     """Scenario 36."""
-    hub = hubs()
     gate = AsyncGate()
     on(loop, lambda: hub.handle(gate))
     hub.post(1, 2)

@@ -62,9 +62,8 @@ def test_an_event_handler_may_be_an_instance_of_the_interface(hub: Hub) -> None:
     assert door.topics == ["a"]
 
 
-def test_dependencies_must_be_cleaned_up_when_one_side_stops(hubs: Hubs) -> None:
+def test_dependencies_must_be_cleaned_up_when_one_side_stops(hub: Hub) -> None:
     """RFC 97 4.1.1 [3]: neither a removed handler nor a closed admin has to inform the other."""
-    hub = hubs()
     recorder = Recorder()
     with hub.handle(recorder), ServiceEvents(hub.admin), LogEvents(hub.admin), ConfigurationEvents(hub.admin):
         hub.admin.send_event(Event("a"))

@@ -510,10 +510,9 @@ class Kept(logging.Handler):
 
 
 def test_when_the_admin_is_closed_logging_goes_on(
-    hubs: Hubs, log: logging.Logger, capsys: pytest.CaptureFixture[str]
+    hub: Hub, log: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Other handlers of the logger miss nothing, not even the one that comes after."""
-    hub = hubs()
     source, kept = LogEvents(hub.admin, log), Kept()
     log.addHandler(kept)
     recorder = hub.record()
@@ -582,8 +581,7 @@ def test_a_pid_is_a_text(hub: Hub, wrong: Any) -> None:
             call(*wrong)
 
 
-def test_configuration_events_end_with_the_admin(hubs: Hubs) -> None:
-    hub = hubs()
+def test_configuration_events_end_with_the_admin(hub: Hub) -> None:
     configurations = ConfigurationEvents(hub.admin)
     hub.admin.close()
     configurations.updated("a")
@@ -648,9 +646,8 @@ def test_why_a_connection_is_not_as_it_should_be_is_an_exception(hub: Hub) -> No
     assert event.get_property("timestamp") == 5000
 
 
-def test_connection_events_end_with_the_admin(hubs: Hubs) -> None:
+def test_connection_events_end_with_the_admin(hub: Hub) -> None:
     """Even if it is closed already when the present state is told."""
-    hub = hubs()
     states: Any = States()
     with ConnectionEvents(hub.admin, states):
         hub.admin.close()
@@ -703,8 +700,7 @@ def test_the_principal_of_a_source_is_a_name(hub: Hub) -> None:
 # --- ends
 
 
-def test_service_events_end_with_the_admin(hubs: Hubs) -> None:
-    hub = hubs()
+def test_service_events_end_with_the_admin(hub: Hub) -> None:
     source = ServiceEvents(hub.admin)
     hub.admin.close()
     hub.services.register("x", object())

@@ -176,8 +176,7 @@ def test_room_is_offered_when_there_is_some_rather_than_by_the_clock(
 
 
 def test_messages_past_their_deadline_are_not_kept_behind_others(broker: FakeBroker, m: Messaging) -> None:
-    broker.gates["open"].close()
-    broker.lose()
+    broker.go_down()
     patient = m.publish("a", b"patient", timeout=3600.0)
     payload = bytes(1000)
     before = sys.getrefcount(payload)

@@ -1259,17 +1259,14 @@ def test_an_empty_lane_that_was_held_is_like_any_other(pool: Pool) -> None:
 # --- scarcity
 
 
-def test_where_no_thread_can_be_started_the_one_in_reserve_delivers(
-    pool: Pool, loop: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_thread_can_be_started_the_one_in_reserve_delivers(pool: Pool, loop: Loop) -> None:
     workers().hold(pool)
     until(lambda: len(workers()._idle) == len(worker_threads()) == 1, "only the one in reserve")
     seen: list[list[int]] = [[] for _ in range(6)]
     lanes: list[Lane] = [on_threads(pool, each.append) for each in seen[:5]]
     lanes.append(on_loop(pool, loop.loop, seen[5].append))
     try:
-        with monkeypatch.context() as patched:
-            no_more_threads(patched)
+        with no_more_threads():
             for _ in range(3):
                 for lane in lanes:
                     lane.put_all([*range(100)])
@@ -1282,13 +1279,12 @@ def test_where_no_thread_can_be_started_the_one_in_reserve_delivers(
 
 
 def test_what_waits_for_want_of_a_thread_goes_on_with_what_is_put_next(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pool: Pool, caplog: pytest.LogCaptureFixture
 ) -> None:
     until(lambda: not worker_threads(), "no thread")
     gate, seen = Gate(1, 2), list[int]()
     lane, other = on_threads(pool, gate), on_threads(pool, seen.append)
-    with monkeypatch.context() as patched:
-        no_more_threads(patched)
+    with no_more_threads():
         for number in range(3):
             lane.put(number)
         other.put(3)

@@ -172,13 +172,10 @@ def test_there_is_one_pool_per_process() -> None:
     os.close(write)
 
 
-def test_where_no_thread_can_be_started_the_one_in_reserve_does_everything(
-    pool: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_thread_can_be_started_the_one_in_reserve_does_everything(pool: Workers) -> None:
     pool.hold(pool)
     until(lambda: len(pool._idle) == 1)
-    with monkeypatch.context() as patched:
-        no_more_threads(patched)
+    with no_more_threads():
         done: list[int] = []
         for number in range(50):
             pool.submit(lambda number=number: done.append(number))  # type: ignore[misc]
@@ -191,8 +188,7 @@ def test_the_thread_in_reserve_stays_while_it_is_held(pool: Workers, monkeypatch
     monkeypatch.setattr(module, "IDLE_SECONDS", 0.0)
     pool.hold(pool)
     until(lambda: len(pool._idle) == 1)
-    with monkeypatch.context() as patched:
-        no_more_threads(patched)
+    with no_more_threads():
         for _ in range(20):  # it would have left between any two of them
             ran = threading.Event()
             pool.submit(ran.set)
@@ -200,22 +196,18 @@ def test_the_thread_in_reserve_stays_while_it_is_held(pool: Workers, monkeypatch
     pool.release(pool)
 
 
-def test_without_a_reserve_the_caller_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    no_more_threads(monkeypatch)
+def test_without_a_reserve_the_caller_is_told() -> None:
     pool = Workers()
-    with pytest.raises(RuntimeError, match="can't start new thread"):
+    with no_more_threads(), pytest.raises(RuntimeError, match="can't start new thread"):
         pool.submit(lambda: None)
     assert not pool._jobs
 
 
-def test_streams_go_on_where_no_thread_can_be_started(
-    broker: FakeBroker, m: Messaging, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_go_on_where_no_thread_can_be_started(broker: FakeBroker, m: Messaging) -> None:
     seen: list[bytes] = []
     for _ in range(5):
         m.subscribe("a").subscribe(lambda message: seen.append(message.payload))
-    with monkeypatch.context() as patched:
-        no_more_threads(patched)
+    with no_more_threads():
         for number in range(5):
             broker.deliver(*[b"x"] * 20, handle=number)
         until(lambda: len(seen) == 100)

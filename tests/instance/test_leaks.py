@@ -169,10 +169,7 @@ def test_rounds_of_losses_leave_nothing_behind() -> None:
                 if number % 2:
                     stream.receive(10)
                 promise = m.publish("a", b"1")
-                opened = broker.opened
-                broker.lose()
-                broker.wait_open(opened + 1)
-                broker.wait_subscribed(2)
+                broker.lose_and_reconnect(subscriptions=2)
                 promise.result(10)
                 for list_ in (broker.sent, broker.acknowledged, broker.rejected, broker.calls, broker.batches):
                     list_.clear()

@@ -174,8 +174,7 @@ def test_a_working_connection_shows_nothing(watch: Watch, way: Arguments, broker
         stream.receive(PATIENCE)
         m.publish("a", b"1").result(PATIENCE)
         check(watch, shown(m, broker))
-        broker.lose()
-        broker.wait_open(2)
+        broker.lose_and_reconnect()
     check(watch, shown(m, broker))
 
 

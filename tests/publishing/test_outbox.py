@@ -40,8 +40,7 @@ from tests.scripts import run_script
 
 def test_without_a_connection_a_message_waits_until_its_deadline(broker: FakeBroker, m: Messaging) -> None:
     """Scenario 23 [S][G]: waiting is bounded, and nothing is lost."""
-    broker.gates["open"].close()
-    broker.lose()
+    broker.go_down()
     will = m.publish("a", b"gone", last_will=True, timeout=0.05)
     too_late, in_time = m.publish("a", b"1", timeout=0.05), m.publish("a", b"2", timeout=PATIENCE)
     error = too_late.exception(PATIENCE)
@@ -72,8 +71,7 @@ def test_a_message_that_is_sent_and_not_confirmed_in_time_has_an_unknown_outcome
     promise = m.publish("a", b"1", timeout=0.3)
     broker.wait_sent(1)
     if is_lost:
-        broker.gates["open"].close()
-        broker.lose()
+        broker.go_down()
     error = promise.exception(PATIENCE)
     assert type(error) is OutcomeUnknownError
     assert "'a'" in str(error)
@@ -167,8 +165,7 @@ def test_messages_lost_with_a_connection_are_sent_again_first_in_order_under_the
     before = [m.publish("a", b"%d" % number) for number in range(5)]
     broker.wait_sent(5)
     broker.confirm(2)
-    broker.gates["open"].close()
-    broker.lose()
+    broker.go_down()
     after = [m.publish("a", b"%d" % number) for number in range(5, 8)]
     broker.hold = False
     broker.gates["open"].open()
@@ -229,8 +226,7 @@ def test_messages_that_the_adapter_keeps_over_a_loss_are_not_sent_twice(broker: 
     broker.hold = broker.keeps = True
     promise = m.publish("a", b"1")
     broker.wait_sent(1)
-    broker.lose()
-    broker.wait_open(2)
+    broker.lose_and_reconnect()
     settle_loop()
     broker.confirm()
     assert promise.result(PATIENCE) is None
@@ -381,8 +377,7 @@ def test_a_storm_from_eight_threads_keeps_the_order_of_each(broker: FakeBroker, 
         barrier.wait(PATIENCE)
         for number in range(1, losses + 1):
             broker.wait_sent(number * 300)
-            broker.lose()
-            broker.wait_open(number + 1)
+            broker.lose_and_reconnect()
         for storming in running:
             storming.result(60)
     for promise in promises:
@@ -420,8 +415,7 @@ def test_closing_while_disconnected_settles_everything(broker: FakeBroker, m: Me
     broker.hold = True
     sent = m.publish("a", b"1")
     broker.wait_sent(1)
-    broker.gates["open"].close()
-    broker.lose()
+    broker.go_down()
     waiting = m.publish("a", b"2")
     will = m.publish("a", b"gone", last_will=True)
     m.close(0.1)
@@ -437,8 +431,7 @@ def test_a_loss_while_closing_leaves_the_outcome_of_sent_messages_unknown(broker
     broker.wait_sent(1)
     closing = Calling(m.close, 0.5)
     closing.until_waiting()
-    broker.gates["open"].close()
-    broker.lose()
+    broker.go_down()
     closing.result()
     assert type(promise.exception(0)) is OutcomeUnknownError
     broker.gates["open"].open()
@@ -496,8 +489,7 @@ def test_a_will_whose_connection_is_lost_is_never_published_as_a_message(broker:
     promise = m.publish("a", b"gone", last_will=True, timeout=5.0)
     until(lambda: broker.calls.count("set_will") >= 1, "the will handed over")
     settle_loop()
-    broker.lose()
-    broker.wait_open(2)
+    broker.lose_and_reconnect()
     assert m.publish("a", b"a message").result(PATIENCE) is None
     assert broker.payloads == [b"a message"]
     assert promise.result(PATIENCE) is None  # registered with the next connection
@@ -519,8 +511,7 @@ def test_a_will_the_outbox_had_no_room_for_can_be_tried_again(broker: FakeBroker
 def test_an_adapter_that_fails_to_register_a_will_does_not_take_the_connection_with_it(
     broker: FakeBroker, m: Messaging
 ) -> None:
-    broker.gates["open"].close()
-    broker.lose()
+    broker.go_down()
     broker.errors["set_will"].append(RuntimeError("a defect"))
     promise = m.publish("a", b"gone", last_will=True)
     settle_loop()

@@ -164,8 +164,7 @@ def test_post_is_not_called_for_a_verdict_after_a_lost_connection(
     subscribe(connect(broker), journal, post_acknowledge=journal.post)
     broker.deliver(b"1")
     journal.wait()
-    broker.lose()
-    broker.wait_open(2)
+    broker.lose_and_reconnect()
     assert not acknowledge(journal.messages[0])
     assert journal.order == ["stream"]
 

@@ -192,9 +192,7 @@ def test_a_lost_connection_gives_the_credit_of_its_messages_back(
     stream = manual(connect(broker), prefetch=2)
     broker.deliver(*numbered(2))
     messages = [stream.receive(PATIENCE) for _ in range(2)]
-    broker.lose()
-    broker.wait_open(2)
-    broker.wait_subscribed()
+    broker.lose_and_reconnect(subscriptions=1)
     broker.deliver(*numbered(3))
     for message in messages if settles else ():
         assert not acknowledge(message)
@@ -209,9 +207,7 @@ def test_buffered_messages_are_kept_over_a_loss_only_where_the_broker_does_not_r
 ) -> None:
     stream = manual(connect(broker), **({"queue": queue} if queue else {}))
     broker.deliver(*numbered(5))
-    broker.lose()
-    broker.wait_open(2)
-    broker.wait_subscribed()
+    broker.lose_and_reconnect(subscriptions=1)
     if queue is None:  # a private queue died with its connection
         messages = [stream.receive(PATIENCE) for _ in range(5)]
         assert [message.payload for message in messages] == numbered(5)
@@ -227,8 +223,7 @@ def test_messages_redelivered_by_a_resumed_session_are_not_kept_twice(broker: Fa
     m = connect(broker)
     stream = manual(m)
     broker.deliver(*numbered(3))
-    broker.lose()
-    broker.wait_open(2)
+    broker.lose_and_reconnect()
     m.publish("b", b"").result(PATIENCE)
     broker.deliver(*numbered(3))
     broker.deliver(b"end")
@@ -241,8 +236,7 @@ def test_a_resumed_session_whose_tokens_live_on_loses_nothing(broker: FakeBroker
     m = connect(broker)
     stream = manual(m, bufferSize=3, prefetch=10)
     tokens = broker.deliver(*numbered(10))
-    broker.lose()
-    broker.wait_open(2)
+    broker.lose_and_reconnect()
     m.publish("b", b"").result(PATIENCE)
     messages = [stream.receive(PATIENCE) for _ in range(10 - stream.counters.dropped)]
     for message in messages:
@@ -261,9 +255,7 @@ def test_stale_messages_kept_over_losses_are_bounded_and_counted(
     for round_ in range(rounds):
         broker.deliver(*numbered(4, round_ * each))
         broker.deliver(*numbered(unacknowledged, round_ * each + 4), qos0=True)
-        broker.lose()
-        broker.wait_open(round_ + 2)
-        broker.wait_subscribed()
+        broker.lose_and_reconnect(subscriptions=1)
         m.publish("b", b"").result(PATIENCE)
         assert m.runtime.get_runtime_dto().subscriptions[0].buffered <= bound
     left = m.runtime.get_runtime_dto().subscriptions[0].buffered
@@ -279,10 +271,7 @@ def test_auto_acknowledged_messages_survive_a_loss(broker: FakeBroker, connect: 
         stream = m.subscribe("a", auto_acknowledge=True, **queue)
         stream.ready.result(PATIENCE)
         broker.deliver(*numbered(3))
-        opened = broker.opened
-        broker.lose()
-        broker.wait_open(opened + 1)
-        broker.wait_subscribed()
+        broker.lose_and_reconnect(subscriptions=1)
         assert receive(stream, 3) == numbered(3), queue
         stream.close().result(PATIENCE)
         m.close()
@@ -293,9 +282,7 @@ def test_an_observer_gets_messages_in_order_through_losses_under_load(broker: Fa
     m.subscribe("a").subscribe(lambda message: seen.append(int(message.payload)))
     for round_ in range(40):
         broker.deliver(*numbered(25, round_ * 25))
-        broker.lose()
-        broker.wait_open(round_ + 2)
-        broker.wait_subscribed()
+        broker.lose_and_reconnect(subscriptions=1)
     broker.deliver(b"100000")
     until(lambda: seen and seen[-1] == 100_000, "life after the losses")
     assert seen == sorted(set(seen)), "out of order or twice"

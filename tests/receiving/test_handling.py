@@ -58,8 +58,7 @@ def test_a_message_rejected_after_its_connection_was_lost_is_dead_lettered_unles
     registration = m.on("a", handle_async if is_async else handle, dead_letter_channel="dead", **options)
     broker.deliver(b"1")
     assert begun.wait(PATIENCE)
-    broker.lose()
-    broker.wait_open(2)
+    broker.lose_and_reconnect()
     may_raise.set()
     if is_dead_lettered:
         until(lambda: registration.counters.dead_lettered == 1, "dead-lettered")

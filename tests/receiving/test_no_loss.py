@@ -40,9 +40,7 @@ def test_messages_without_acknowledgement_never_displace_messages_with_it(
     stream.ready.result(PATIENCE)
     broker.deliver(*numbered(3))
     if lossy:
-        broker.lose()
-        broker.wait_open(2)
-        broker.wait_subscribed()
+        broker.lose_and_reconnect(subscriptions=1)
     broker.deliver(*[b"unacknowledged"] * 5, qos0=True)
     assert len(broker.acknowledged) == (3 if auto else 0)
     assert receive(stream, 3) == numbered(3)
@@ -136,8 +134,7 @@ def test_a_call_the_library_cancelled_is_a_lost_connection_not_the_end_of_everyt
     stream.ready.result(PATIENCE)
     broker.errors[call].append(asyncio.CancelledError())
     if call == "open":
-        broker.lose()
-        broker.wait_open(2)
+        broker.lose_and_reconnect()
     elif call == "subscribe":
         late = m.subscribe("late")
         until(lambda: not broker.errors[call], "the call")

@@ -226,8 +226,7 @@ def test_a_dead_letter_in_flight_over_a_loss_is_published_and_its_stale_token_fo
     broker: FakeBroker, connect: Connect
 ) -> None:
     stream = letter_in_flight(connect(broker), broker)
-    broker.lose()
-    broker.wait_open(2)
+    broker.lose_and_reconnect()
     broker.wait_sent(2)
     broker.confirm()
     until(lambda: stream.counters.dead_lettered == 1)
