@@ -6,7 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,18 @@ def mqtt_case(broker: Mosquitto, **options: Any) -> Case:
 # --- contenders
 
 
+def each_of(several: Iterable[Contender]) -> pytest.MarkDecorator:
+    """Parametrize a test with contenders; those that are not installed are skipped."""
+    found = [
+        pytest.param(each, id=each.name, marks=pytest.mark.skipif(bool(each.missing), reason=each.missing or "there"))
+        for each in several
+    ]
+    return pytest.mark.parametrize("contender", found)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("contender", contenders.MQTT, ids=lambda each: each.name)
+@each_of(contenders.MQTT)
 def test_every_contender_delivers_over_mqtt(mosquitto: Mosquitto, contender: Contender) -> None:
-    if contender.missing:
-        pytest.skip(contender.missing)
     run = run_once(contender, mqtt_case(mosquitto), COUNT)
     assert run.said["subscribe"]["received"] == COUNT
     assert run.rate > 0
@@ -57,10 +64,8 @@ def test_every_contender_delivers_over_mqtt(mosquitto: Mosquitto, contender: Con
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["dispatch", "latency"])
-@pytest.mark.parametrize("contender", contenders.EVENTS, ids=lambda each: each.name)
+@each_of(contenders.EVENTS)
 def test_every_event_bus_delivers(contender: Contender, role: str) -> None:
-    if contender.missing:
-        pytest.skip(contender.missing)
     case = Case({}, {"handlers": 2, "topics": 3} if role == "dispatch" else {}, port=0, roles=(role,))
     run = run_once(contender, case, 30)
     assert run.said[role]["received"] == 30
@@ -68,11 +73,9 @@ def test_every_event_bus_delivers(contender: Contender, role: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("contender", contenders.AMQP, ids=lambda each: each.name)
+@each_of(contenders.AMQP)
 def test_every_contender_confirms_and_acknowledges_over_amqp(rabbitmq: RabbitMQ, contender: Contender) -> None:
     pytest.importorskip("pika")  # makes the queues
-    if contender.missing:
-        pytest.skip(contender.missing)
     queue = amqp.Queue(rabbitmq.port, 100)
     steps: dict[str, tuple[Callable[[int], None], Callable[[int], None]]] = {
         "publish": (queue.empty, queue.expect),
@@ -98,18 +101,14 @@ def answered(contender: Contender, port: int, **options: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("contender", contenders.choose(contenders.REQUESTS_MQTT, None), ids=lambda each: each.name)
+@each_of(contenders.choose(contenders.REQUESTS_MQTT, None))
 def test_every_contender_asks_and_answers_over_mqtt(mosquitto: Mosquitto, contender: Contender) -> None:
-    if contender.missing:
-        pytest.skip(contender.missing)
     answered(contender, mosquitto.port, version="5")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("contender", contenders.choose(contenders.REQUESTS_AMQP, None), ids=lambda each: each.name)
+@each_of(contenders.choose(contenders.REQUESTS_AMQP, None))
 def test_every_contender_asks_and_answers_over_amqp(rabbitmq: RabbitMQ, contender: Contender) -> None:
-    if contender.missing:
-        pytest.skip(contender.missing)
     answered(contender, rabbitmq.port)
 
 
@@ -268,13 +267,9 @@ def test_the_simple_reader_for_spark_gets_every_message_once(mosquitto: Mosquitt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "contender", [each for each in contenders.SPARK_MQTT if each.style != "simple"], ids=lambda each: each.name
-)
+@each_of(each for each in contenders.SPARK_MQTT if each.style != "simple")
 def test_spark_gets_every_message_from_mqtt(mosquitto: Mosquitto, tmp_path: Path, contender: Contender) -> None:
     require_java()
-    if contender.missing:
-        pytest.skip(contender.missing)
     options = {"source": "mqtt", "folder": tmp_path}
     case = dataclasses.replace(mqtt_case(mosquitto, **options), setup=100.0)
     run = run_once(contender, case, COUNT)

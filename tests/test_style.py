@@ -59,8 +59,14 @@ def test_the_layers_of_the_packages_hold() -> None:
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
 
 
-def test_no_module_imports_itself_through_others() -> None:
-    assert House().cycles() == []
+@pytest.fixture(scope="module")
+def house() -> House:
+    """All modules, read once."""
+    return House()
+
+
+def test_no_module_imports_itself_through_others(house: House) -> None:
+    assert house.cycles() == []
 
 
 def test_the_test_files_that_begin_first_exist() -> None:
@@ -92,9 +98,9 @@ def test_every_dependency_declares_its_lowest_version() -> None:
     assert without == []
 
 
-def test_the_page_on_the_architecture_names_modules_and_rooms_that_exist() -> None:
+def test_the_page_on_the_architecture_names_modules_and_rooms_that_exist(house: House) -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    modules = {each.removeprefix("messaging.") for each in House().modules}
+    modules = {each.removeprefix("messaging.") for each in house.modules}
     paths = page[page.index("## The paths") :]
     named = set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)", paths))
     assert named - modules == set()
@@ -103,4 +109,4 @@ def test_the_page_on_the_architecture_names_modules_and_rooms_that_exist() -> No
         for floor, rooms in re.findall(r"^\| (\d) \| (.+?) \|", page, re.M)
         for room in re.findall(r"`(\w+)`", rooms)
     }
-    assert floors == House().floors()
+    assert floors == house.floors()

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -275,43 +276,35 @@ def subscriptions(m: Messaging) -> int:
     return len(m.runtime.get_runtime_dto().subscriptions)
 
 
-def test_no_subscription_is_left_behind_by_an_interrupted_subscribe(broker: FakeBroker, m: Messaging) -> None:
-    def run() -> None:
-        stream = again(lambda: m.subscribe("a"))
-        disposable = again(lambda: stream.subscribe(lambda _: None))
-        again(disposable.dispose)
-
-    def check() -> None:
-        until(lambda: not subscriptions(m) and not broker.live, "all unsubscribed")
-
-    assert interrupt_everywhere(run, check) > 50
+def subscribe(m: Messaging, _: FakeBroker) -> None:
+    stream = again(lambda: m.subscribe("a"))
+    disposable = again(lambda: stream.subscribe(lambda _: None))
+    again(disposable.dispose)
 
 
-def test_no_handler_is_left_behind_by_an_interrupted_registration(broker: FakeBroker, m: Messaging) -> None:
-    def run() -> None:
-        registration = again(lambda: m.on("a", lambda message: None))
-        broker.deliver(b"1")
-        again(registration.close)
+def register(m: Messaging, broker: FakeBroker) -> None:
+    registration = again(lambda: m.on("a", lambda message: None))
+    broker.deliver(b"1")
+    again(registration.close)
 
+
+def enter(m: Messaging, broker: FakeBroker) -> None:
+    def use() -> None:
+        with m.subscribe("a") as stream:
+            broker.deliver(b"1")
+            assert again(lambda: stream.receive(PATIENCE)).payload == b"1"
+
+    again(use)
+
+
+@pytest.mark.parametrize("use", [subscribe, register, enter])
+def test_no_subscription_or_handler_is_left_behind(
+    broker: FakeBroker, m: Messaging, use: Callable[[Messaging, FakeBroker], None]
+) -> None:
     def check() -> None:
         until(lambda: not m.handlers and not subscriptions(m) and not broker.live, "all unsubscribed")
 
-    assert interrupt_everywhere(run, check) > 50
-
-
-def test_leaving_a_stream_ends_it(broker: FakeBroker, m: Messaging) -> None:
-    def run() -> None:
-        def use() -> None:
-            with m.subscribe("a") as stream:
-                broker.deliver(b"1")
-                assert again(lambda: stream.receive(PATIENCE)).payload == b"1"
-
-        again(use)
-
-    def check() -> None:
-        until(lambda: not subscriptions(m) and not broker.live, "all unsubscribed")
-
-    assert interrupt_everywhere(run, check) > 50
+    assert interrupt_everywhere(partial(use, m, broker), check) > 50
 
 
 def test_an_interrupted_connect_leaves_no_name_and_no_services_behind(connect: Connect) -> None:

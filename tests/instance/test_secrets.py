@@ -55,7 +55,7 @@ class Watch:
 
 
 @pytest.fixture
-def watch() -> Iterator[Watch]:
+def watch(caplog: pytest.LogCaptureFixture) -> Iterator[Watch]:
     watch = Watch()
 
     class Handler(logging.Handler):
@@ -64,33 +64,29 @@ def watch() -> Iterator[Watch]:
 
     handler = Handler(level=0)
     root = logging.getLogger()
-    before = root.level
     root.addHandler(handler)
-    root.setLevel(logging.DEBUG)
-    messaging_logger = logging.getLogger("messaging")
-    level = messaging_logger.level
-    messaging_logger.setLevel(logging.DEBUG)
-    yield watch
-    messaging_logger.setLevel(level)
-    root.setLevel(before)
+    with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, "messaging"):
+        yield watch
     root.removeHandler(handler)
 
 
-@pytest.fixture(params=WAYS)
-def way(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[[str, str], tuple[str | None, dict[str, Any]]]:
-    """Turns scheme and host into the arguments of ``connect``."""
+Connect = Callable[..., messaging.Messaging]
 
-    def arguments(scheme: str, host: str) -> tuple[str | None, dict[str, Any]]:
+
+@pytest.fixture(params=WAYS)
+def connect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Connect:
+    """Connects by scheme, host and settings, with the secret handed in one of the ways."""
+
+    def connect(scheme: str, host: str, **more: Any) -> messaging.Messaging:
         file = tmp_path / "password"
         file.write_text(SECRET + "\n")
         template, settings, environment = WAYS[request.param]
         for variable, value in environment.items():
             monkeypatch.setenv(variable, value.format(scheme=scheme, host=host, file=file))
-        return template.format(scheme=scheme, host=host) or None, dict(settings)
+        url = template.format(scheme=scheme, host=host) or None
+        return messaging.connect(url, services=ServiceRegistry(), **{**settings, **more})
 
-    return arguments
+    return connect
 
 
 def locals_below(error: BaseException) -> Iterator[str]:
@@ -147,9 +143,6 @@ def check(watch: Watch, *texts: str) -> None:
         assert SECRET not in text
 
 
-Arguments = Callable[[str, str], tuple[str | None, dict[str, Any]]]
-
-
 def test_the_watch_would_see_it(watch: Watch) -> None:
     for argument in (SECRET, {"password": SECRET}):
         watch.records.clear()
@@ -163,9 +156,8 @@ def test_the_watch_would_see_it(watch: Watch) -> None:
     assert SECRET in told(above)
 
 
-def test_a_working_connection_shows_nothing(watch: Watch, way: Arguments, broker: FakeBroker) -> None:
-    url, settings = way("fake", broker.name)
-    m = messaging.connect(url, services=ServiceRegistry(), **settings)
+def test_a_working_connection_shows_nothing(watch: Watch, connect: Connect, broker: FakeBroker) -> None:
+    m = connect("fake", broker.name)
     given = broker.adapter.url.password or broker.adapter.settings.password
     assert given is not None
     assert given.get_secret_value() == SECRET  # it arrived, at least
@@ -182,41 +174,35 @@ def test_a_working_connection_shows_nothing(watch: Watch, way: Arguments, broker
     "failure", [AuthenticationError("refused"), ConnectFailedError("no route"), OSError("x"), None]
 )
 def test_a_failing_or_slow_connection_shows_nothing(
-    watch: Watch, way: Arguments, broker: FakeBroker, failure: Exception | None
+    watch: Watch, connect: Connect, broker: FakeBroker, failure: Exception | None
 ) -> None:
-    url, settings = way("fake", broker.name)
     if failure is None:
         broker.gates["open"].close()
     else:
         broker.errors["open"].append(failure)
     with pytest.raises(ConnectFailedError) as caught:
-        messaging.connect(
-            url, services=ServiceRegistry(), connect_timeout=0.05 if failure is None else 10.0, **settings
-        )
+        connect("fake", broker.name, connect_timeout=0.05 if failure is None else 10.0)
     check(watch, told(caught.value))
 
 
-def test_a_mistake_beside_it_shows_nothing(watch: Watch, way: Arguments, broker: FakeBroker) -> None:
-    url, settings = way("fake", broker.name)
+def test_a_mistake_beside_it_shows_nothing(watch: Watch, connect: Connect, broker: FakeBroker) -> None:
     for mistake in ({"tiemout": 1}, {"timeout": "soon"}, {"overflow": "x"}, {"name": ""}, {"labels": 7}):
         with pytest.raises(MessagingError) as caught:
-            messaging.connect(url, services=ServiceRegistry(), **{**settings, **mistake})
+            connect("fake", broker.name, **mistake)
         check(watch, told(caught.value))
 
 
 @pytest.mark.parametrize("scheme", ["memory", "nats"])
-def test_an_adapter_that_wants_no_password_shows_nothing(watch: Watch, way: Arguments, scheme: str) -> None:
-    url, settings = way(scheme, "x")
+def test_an_adapter_that_wants_no_password_shows_nothing(watch: Watch, connect: Connect, scheme: str) -> None:
     with pytest.raises(MessagingError) as caught:
-        messaging.connect(url, services=ServiceRegistry(), **settings)
+        connect(scheme, "x")
     check(watch, told(caught.value))
 
 
 @pytest.mark.parametrize("scheme", ["mqtt", "mqtts", "amqp", "amqps"])
-def test_a_closed_port_shows_nothing(watch: Watch, way: Arguments, scheme: str) -> None:
-    url, settings = way(scheme, f"127.0.0.1:{free_port()}")
+def test_a_closed_port_shows_nothing(watch: Watch, connect: Connect, scheme: str) -> None:
     with pytest.raises(ConnectFailedError) as caught:
-        messaging.connect(url, services=ServiceRegistry(), connect_timeout=5.0, **settings)
+        connect(scheme, f"127.0.0.1:{free_port()}", connect_timeout=5.0)
     check(watch, told(caught.value))
     assert "127.0.0.1" in str(caught.value)
 
@@ -253,34 +239,30 @@ START = marshal(Connection.Start(mechanisms="PLAIN", locales="en_US", server_pro
 
 @pytest.mark.parametrize(("scheme", "greeting"), [("mqtt", b""), ("amqp", START)], ids=["mqtt", "amqp"])
 def test_a_connection_that_ends_while_logging_in_shows_nothing(
-    watch: Watch, way: Arguments, scheme: str, greeting: bytes
+    watch: Watch, connect: Connect, scheme: str, greeting: bytes
 ) -> None:
-    with ending(greeting) as port:
-        url, settings = way(scheme, f"127.0.0.1:{port}")
-        with pytest.raises(ConnectFailedError) as caught:
-            messaging.connect(url, services=ServiceRegistry(), **settings)
+    with ending(greeting) as port, pytest.raises(ConnectFailedError) as caught:
+        connect(scheme, f"127.0.0.1:{port}")
     check(watch, told(caught.value))
 
 
-def test_a_refused_password_shows_nothing(watch: Watch, way: Arguments, rabbitmq: RabbitMQ) -> None:
-    url, settings = way("amqp", f"127.0.0.1:{rabbitmq.port}")
+def test_a_refused_password_shows_nothing(watch: Watch, connect: Connect, rabbitmq: RabbitMQ) -> None:
     with pytest.raises(AuthenticationError) as caught:
-        messaging.connect(url, services=ServiceRegistry(), **settings)
+        connect("amqp", f"127.0.0.1:{rabbitmq.port}")
     check(watch, told(caught.value))
 
 
-def test_the_asyncio_face_shows_nothing(watch: Watch, way: Arguments, broker: FakeBroker) -> None:
-    url, settings = way("fake", broker.name)
+def test_the_asyncio_face_shows_nothing(watch: Watch, connect: Connect, broker: FakeBroker) -> None:
     broker.errors["open"].append(AuthenticationError("refused"))
 
     async def fail() -> MessagingError:
         with pytest.raises(AuthenticationError) as caught:
-            async with messaging.connect(url, services=ServiceRegistry(), **settings):
+            async with connect("fake", broker.name):
                 raise AssertionError("entered")
         return caught.value
 
     async def work() -> str:
-        async with messaging.connect(url, services=ServiceRegistry(), **settings) as m:
+        async with connect("fake", broker.name) as m:
             return shown(m, broker)
 
     check(watch, told(asyncio.run(fail())), asyncio.run(work()))
@@ -321,13 +303,11 @@ def test_the_value_of_an_option_that_does_not_fit_is_not_repeated(watch: Watch, 
 
 
 def test_a_failed_promise_that_is_never_retrieved_shows_nothing(
-    watch: Watch, way: Arguments, broker: FakeBroker, caplog: pytest.LogCaptureFixture
+    watch: Watch, connect: Connect, broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url, settings = way("fake", broker.name)
-
     async def forget() -> None:
         broker.errors["open"].append(AuthenticationError("refused"))
-        messaging.connect(url, services=ServiceRegistry(), **settings)
+        connect("fake", broker.name)
 
     asyncio.run(forget())
     until(lambda: gc.collect() is not None and "was never retrieved" in caplog.text, "the log entry")

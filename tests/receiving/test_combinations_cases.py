@@ -294,56 +294,28 @@ def test_a_dead_letter_channel_that_leads_back_is_refused(connect: Connect, patt
 # --- every call from within every callback
 
 
-def publish(m: Messaging, stream: MessageStream) -> None:
-    m.publish("b", b"nested")
-
-
-def publish_and_wait(m: Messaging, stream: MessageStream) -> None:
-    m.publish("b", b"nested").result(PATIENCE)
-
-
-def subscribe(m: Messaging, stream: MessageStream) -> None:
-    m.subscribe("b").subscribe(lambda _: None)
-
-
-def subscribe_and_receive(m: Messaging, stream: MessageStream) -> None:
+def subscribe_and_receive(m: Messaging, _: MessageStream) -> None:
     with m.subscribe("b") as inner:
         m.publish("b", b"nested").result(PATIENCE)
         assert inner.receive(PATIENCE).payload == b"nested"
 
 
-def observe_again(m: Messaging, stream: MessageStream) -> None:
-    stream.subscribe(lambda _: None, lambda _: None)
-
-
-def pause_and_resume(m: Messaging, stream: MessageStream) -> None:
+def pause_and_resume(_: Messaging, stream: MessageStream) -> None:
     stream.pause()
     stream.resume()
 
 
-def look(m: Messaging, stream: MessageStream) -> None:
-    m.runtime.get_runtime_dto()
-
-
-def close_stream(m: Messaging, stream: MessageStream) -> None:
-    stream.close()
-
-
-def close_instance(m: Messaging, stream: MessageStream) -> None:
-    m.close()
-
-
-ACTIONS = [
-    publish,
-    publish_and_wait,
-    subscribe,
-    subscribe_and_receive,
-    observe_again,
-    pause_and_resume,
-    look,
-    close_stream,
-    close_instance,
-]
+ACTIONS: dict[str, Callable[[Messaging, MessageStream], object]] = {
+    "publish": lambda m, _: m.publish("b", b"nested"),
+    "publish_and_wait": lambda m, _: m.publish("b", b"nested").result(PATIENCE),
+    "subscribe": lambda m, _: m.subscribe("b").subscribe(lambda _: None),
+    "subscribe_and_receive": subscribe_and_receive,
+    "observe_again": lambda _, stream: stream.subscribe(lambda _: None, lambda _: None),
+    "pause_and_resume": pause_and_resume,
+    "look": lambda m, _: m.runtime.get_runtime_dto(),
+    "close_stream": lambda _, stream: stream.close(),
+    "close_instance": lambda m, _: m.close(),
+}
 
 
 PLACES = ("observer", "filter", "handler", "post", "validator", "operator", "completed", "error", "promise", "listener")
@@ -352,10 +324,7 @@ PLACES = ("observer", "filter", "handler", "post", "validator", "operator", "com
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("place", [*PLACES, "pull"])
 def test_every_call_from_within_every_callback(
-    connect: Connect,
-    caplog: pytest.LogCaptureFixture,
-    place: str,
-    action: Callable[[Messaging, MessageStream], None],
+    connect: Connect, caplog: pytest.LogCaptureFixture, place: str, action: str
 ) -> None:
     """It ends soon, raises nothing but our errors, and leaves nothing behind."""
     m = connect(close_timeout=PATIENCE)
@@ -367,7 +336,7 @@ def test_every_call_from_within_every_callback(
         if over.is_set():
             return True
         try:
-            action(m, streams[0])
+            ACTIONS[action](m, streams[0])
         except MessagingError as error:
             if not isinstance(error, ClosedError):
                 problems.append(error)
@@ -427,12 +396,12 @@ def test_every_call_from_within_every_callback(
         try:
             stream.receive(PATIENCE)
         except ClosedError:
-            assert action in (close_stream, close_instance)
+            assert action in ("close_stream", "close_instance")
     if place == "completed":
         stream.close()
     elif place == "listener":
         m.close()
-    assert over.wait(PATIENCE), f"{action.__name__} within {place} does not end"
+    assert over.wait(PATIENCE), f"{action} within {place} does not end"
     m.close()
     assert problems == []
     assert m.runtime.get_runtime_dto().publisher.pending == 0

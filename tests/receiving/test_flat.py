@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from messaging.testing.brokers import Mosquitto, RabbitMQ
+from tests.scripts import run_script
 
 COUNT = 40_000
 #: a quarter of what the payloads alone would take
 BOUND = COUNT * 1024 // 4
 
 SCRIPT = """
-import sys
 from benchmarks.flat import slow_subscriber
-flat = slow_subscriber(sys.argv[1], int(sys.argv[2]))
+flat = slow_subscriber(%r, %d)
 print(flat.received, flat.growth)
 """
 
@@ -38,9 +35,5 @@ def test_publishers_wait_for_a_slow_subscriber_in_the_process() -> None:
 
 
 def run(url: str, count: int = COUNT) -> tuple[int, int]:
-    result = subprocess.run(
-        [sys.executable, "-c", SCRIPT, url, str(count)], capture_output=True, text=True, timeout=110, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    received, growth = result.stdout.split()
+    received, growth = run_script(SCRIPT % (url, count), seconds=110).stdout.split()
     return int(received), int(growth)
