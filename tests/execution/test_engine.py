@@ -14,6 +14,7 @@ from messaging.execution import Mailbox, Promise, engine, mailbox, may_block, wa
 from messaging.execution.loop import THREAD_NAME
 from tests.doubles.fake import PATIENCE, on_loop, settle_loop, until
 from tests.scripts import FORK, run_script
+from tests.threads import in_background
 
 
 def test_there_is_one_engine_in_a_process_however_many_threads_ask_at_once() -> None:
@@ -163,9 +164,8 @@ def test_a_mailbox_loses_nothing_under_a_storm() -> None:
             for _ in range(1000):
                 box.post(arrived)
 
-        threads = [threading.Thread(target=storm) for _ in range(4)]
-        for thread in threads:
-            thread.start()
+        for _ in range(4):
+            in_background(storm)
         async with asyncio.timeout(PATIENCE):
             await done.wait()
         return count

@@ -27,7 +27,7 @@ from messaging.execution import pool as pool_module
 from tests.doubles.fake import PATIENCE, until
 from tests.execution.lane_stress import Stress
 from tests.scripts import FORK, run_script
-from tests.threads import Loop, no_more_threads, together
+from tests.threads import Loop, in_background, no_more_threads, together
 
 
 @pytest.fixture(autouse=True)
@@ -887,17 +887,27 @@ def test_coroutines_have_the_context_of_whoever_made_the_lane(pool: Pool, loop: 
 # --- bounds
 
 
-def test_a_publisher_waits_until_half_of_a_full_lane_is_gone(pool: Pool) -> None:
-    gate = Gate()
-    lane = on_threads(pool, gate, limit=10)
-    lane.put("in progress")
+def full(pool: Pool, limit: int, *open_: Any, name: str = "a receiver") -> tuple[Gate, ThreadLane]:
+    """Return a bounded lane whose receiver keeps the first item, and is open for others."""
+    gate = Gate(*open_)
+    lane = on_threads(pool, gate, name, limit=limit)
+    lane.put("first")
     gate.entered(1)
+    return gate, lane
+
+
+def publish(lane: Lane, count: int) -> int:
+    """Put as many items as there is room for; return their number."""
+    return sum(lane.has_room() and not lane.put(number) for number in range(count))
+
+
+def test_a_publisher_waits_until_half_of_a_full_lane_is_gone(pool: Pool) -> None:
+    gate, lane = full(pool, 10)
     for number in range(10):
         assert lane.has_room()
         lane.put(number)
     through = threading.Event()
-    publisher = threading.Thread(target=lambda: lane.has_room() and through.set())
-    publisher.start()
+    join = in_background(lambda: lane.has_room() and through.set())
     until(lambda: lane._room.is_awaited, "it waits")
     for count in range(2, 6):
         gate.let()
@@ -907,7 +917,7 @@ def test_a_publisher_waits_until_half_of_a_full_lane_is_gone(pool: Pool) -> None
     gate.entered(6)
     assert through.wait(PATIENCE)
     assert len(lane) == 5
-    publisher.join(PATIENCE)
+    join()
     gate.let(10)
     flushed(lane)
     assert lane.dropped == 0
@@ -934,19 +944,12 @@ def test_no_publisher_is_forgotten_where_there_is_little_room(pool: Pool, loop: 
 def test_who_must_not_wait_goes_on_up_to_ten_times_the_limit(
     pool: Pool, loop: Loop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gate = Gate(*range(1000))
-    lane = on_threads(pool, gate, "Miss Marple", limit=4)
-    lane.put("first")
-    gate.entered(1)
-
-    def publish(count: int) -> int:
-        return sum(lane.has_room() and not lane.put(number) for number in range(count))
-
-    assert loop.call(publish, 100) == 40
+    gate, lane = full(pool, 4, *range(1000), name="Miss Marple")
+    assert loop.call(publish, lane, 100) == 40
     assert lane.dropped == 60
     results: list[int] = []
     for each in (pool, Pool()):
-        inside = on_threads(each, lambda _: results.append(publish(10)))
+        inside = on_threads(each, lambda _: results.append(publish(lane, 10)))
         inside.put(1)
         flushed(inside)
     assert results == [0, 0]
@@ -960,25 +963,18 @@ def test_who_must_not_wait_goes_on_up_to_ten_times_the_limit(
 
 def test_an_overflow_is_logged_once_until_it_is_over(pool: Pool, loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
     """Not again when there is room for one and then for none: only after half of the lane was empty."""
-    gate = Gate()
-    lane = on_threads(pool, gate, limit=4)
-    lane.put("first")
-    gate.entered(1)
-
-    def publish() -> int:
-        return sum(lane.has_room() and not lane.put(number) for number in range(100))
-
-    assert loop.call(publish) == 40
+    gate, lane = full(pool, 4)
+    assert loop.call(publish, lane, 100) == 40
     for count in range(2, 20):
         gate.let()
         gate.entered(count)
-        assert loop.call(publish) == 1
+        assert loop.call(publish, lane, 100) == 1
     assert lane.dropped == 60 + 18 * 99
     assert len(caplog.records) == 1
     gate.let(40 - 2)
     gate.entered(19 + 38)
     assert len(lane) == 2
-    assert loop.call(publish) == 38
+    assert loop.call(publish, lane, 100) == 38
     assert len(caplog.records) == 2
     caplog.clear()
     gate.let(100)
@@ -1016,10 +1012,7 @@ def test_nobody_waits_for_room_in_a_lane_that_is_closed(pool: Pool) -> None:
 
 
 def test_what_is_newest_takes_the_place_of_what_is_oldest(pool: Pool) -> None:
-    gate = Gate(*range(1000))
-    lane = on_threads(pool, gate, limit=5)
-    lane.put("first")
-    gate.entered(1)
+    gate, lane = full(pool, 5, *range(1000))
     for number in range(20):
         lane.put_newest(number)
         assert len(lane) <= 5
@@ -1031,10 +1024,7 @@ def test_what_is_newest_takes_the_place_of_what_is_oldest(pool: Pool) -> None:
 
 def test_the_newest_item_takes_no_place_of_somebody_who_waits_for_the_others(pool: Pool) -> None:
     """Whoever waits is told after what was put before, and that is in progress still."""
-    gate = Gate(*range(100))
-    lane = on_threads(pool, gate, limit=3)
-    lane.put("first")
-    gate.entered(1)
+    gate, lane = full(pool, 3, *range(100))
     reached: list[list[Any]] = []
     lane.when_done(lambda: reached.append([*gate.returned]))
     lane.when_done(lambda: reached.append([*gate.returned]))

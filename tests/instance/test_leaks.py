@@ -43,47 +43,40 @@ def _no_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, logger="messaging")
 
 
-class Left:
-    """Counts of everything that must not grow."""
+def left() -> dict[str, int]:
+    """Return counts of everything that must not grow."""
+    settle_loop()
+    return {
+        **ours(),
+        "threads": sum(thread.name != "messaging-worker" for thread in threading.enumerate()),
+        "tasks": len(on_loop(lambda: asyncio.all_tasks(engine().loop))),
+        "files": len([*Path("/proc/self/fd").iterdir()]),
+        "services": len(default_registry().find()),
+        "names": sum(len(names) for names in _names.values()),
+        "brokers": len(memory._brokers),
+        "mailboxes": len(mailboxes._mailboxes),
+        "open": len(_open),
+        "engine tasks": len(engine()._tasks),
+    }
 
-    def __init__(self) -> None:
-        settle_loop()
-        self.objects = ours()
-        self.threads = {thread for thread in threading.enumerate() if thread.name != "messaging-worker"}
-        self.tasks = len(on_loop(lambda: asyncio.all_tasks(engine().loop)))
-        self.files = len([*Path("/proc/self/fd").iterdir()])
-        self.services = len(default_registry().find())
-        self.names = sum(len(names) for names in _names.values())
-        self.brokers = len(memory._brokers)
-        self.mailboxes = len(mailboxes._mailboxes)
-        self.open = len(_open)
-        self.engine_tasks = len(engine()._tasks)
 
-    def grown(self, before: Left) -> dict[str, int]:
-        grown = {
-            name: count - before.objects[name]
-            for name, count in self.objects.items()
-            if count > before.objects[name] + 20
-        }
-        for name in ("tasks", "files", "services", "names", "brokers", "mailboxes", "open", "engine_tasks"):
-            if getattr(self, name) > getattr(before, name):
-                grown[name] = getattr(self, name) - getattr(before, name)
-        if self.threads - before.threads:
-            grown["threads"] = len(self.threads - before.threads)
-        return grown
+def grown(before: dict[str, int]) -> dict[str, int]:
+    """Return the counts that have grown; the names of classes have dots, and some objects come and go."""
+    grown = {name: count - before.get(name, 0) for name, count in left().items()}
+    return {name: more for name, more in grown.items() if more > (20 if "." in name else 0)}
 
 
 def repeat(round_: Callable[[int], None], rounds: int, warm_up: int = 30) -> None:
     """Do ``rounds`` rounds, and fail if more is left than after the ``warm_up`` rounds before."""
     for number in range(warm_up):
         round_(number)
-    before = Left()
+    before = left()
     for number in range(rounds):
         round_(number)
     # closing may finish in the background, within a moment
     deadline = time.monotonic() + 10
-    while grown := Left().grown(before):
-        assert time.monotonic() < deadline, f"left behind by {rounds} rounds: {grown}"
+    while more := grown(before):
+        assert time.monotonic() < deadline, f"left behind by {rounds} rounds: {more}"
         time.sleep(0.05)
 
 

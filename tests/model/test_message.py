@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +15,7 @@ import messaging
 from messaging import AcknowledgeMessageContext, AcknowledgeType, Message, MessageContext
 from messaging.errors import DecodeError, UnknownContentEncodingError, UnknownContentTypeError
 from messaging.model import Incoming
-from tests.doubles.fake import PATIENCE
+from tests.threads import in_threads
 
 
 class Reading(BaseModel):
@@ -118,15 +116,9 @@ def test_a_payload_that_does_not_decode_raises_a_typed_error_and_is_kept(
 
 def test_many_threads_may_ask_for_the_value_at_once() -> None:
     message = json(b'{"celsius": 20}', Reading)
-    barrier = threading.Barrier(8)
-
-    def ask() -> object:
-        barrier.wait(PATIENCE)
-        return message.value()
-
-    with ThreadPoolExecutor(8) as pool:
-        for answer in [pool.submit(ask) for _ in range(8)]:
-            assert answer.result(PATIENCE) == Reading(celsius=20)
+    answers: list[object] = []
+    in_threads(8, lambda _: answers.append(message.value()))
+    assert answers == [Reading(celsius=20)] * 8
 
 
 def test_an_incoming_message_is_its_own_context() -> None:

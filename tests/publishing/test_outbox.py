@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,6 +34,7 @@ from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
 from tests.doubles.fixtures import Connect
 from tests.doubles.plans import plan_of
 from tests.scripts import run_script
+from tests.threads import in_background, together
 
 # --- deadlines
 
@@ -363,23 +364,19 @@ def test_a_storm_from_eight_threads_keeps_the_order_of_each(broker: FakeBroker, 
     each, threads = 500, 8
     m = connect(broker, outbox_size=64)
     broker.window = 10
-    barrier = threading.Barrier(threads + 1)
     promises: list[Promise[None]] = []
 
     def storm(thread: int) -> None:
         context = MessageContext(f"t{thread}")
-        barrier.wait(PATIENCE)
         mine = [m.publisher.publish(Message(b"%d" % number, context)) for number in range(each)]
         promises.extend(mine)
 
-    with ThreadPoolExecutor(threads) as pool:
-        running = [pool.submit(storm, thread) for thread in range(threads)]
-        barrier.wait(PATIENCE)
-        for number in range(1, losses + 1):
-            broker.wait_sent(number * 300)
-            broker.lose_and_reconnect()
-        for storming in running:
-            storming.result(60)
+    joins = [in_background(partial(storm, thread), 60) for thread in range(threads)]
+    for number in range(1, losses + 1):
+        broker.wait_sent(number * 300)
+        broker.lose_and_reconnect()
+    for join in joins:
+        join()
     for promise in promises:
         assert promise.result(PATIENCE) is None
     for thread in range(threads):
@@ -455,27 +452,14 @@ def test_publishing_races_with_closing_and_every_promise_is_settled(broker: Fake
     """That of a last will, too: accepting it and telling the loop are two steps."""
     for _ in range(20):
         m = connect(broker, close_timeout=1.0)
-        barrier = threading.Barrier(6)
         promises: list[Promise[None]] = []
 
-        def storm(
-            times: int,
-            m: Any = m,
-            barrier: threading.Barrier = barrier,
-            into: list[Promise[None]] = promises,
-            **options: Any,
-        ) -> None:
-            barrier.wait(PATIENCE)
+        def storm(times: int, m: Any = m, into: list[Promise[None]] = promises, **options: Any) -> None:
             with contextlib.suppress(ClosedError):
                 for _ in range(times):
                     into.append(m.publish("a", b"1", qos=0, **options))
 
-        storming = [Calling(storm, 10**6) for _ in range(4)]
-        storming.append(Calling(lambda storm=storm: storm(1, last_will=True)))
-        barrier.wait(PATIENCE)
-        m.close()
-        for each in storming:
-            each.result()
+        together(m.close, partial(storm, 1, last_will=True), *[partial(storm, 10**6)] * 4)
         assert all(promise.done() for promise in promises)
         assert all(isinstance(promise.exception(0), (ClosedError, type(None))) for promise in promises)
         assert m.runtime.get_runtime_dto().publisher.pending == 0

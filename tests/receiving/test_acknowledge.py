@@ -6,7 +6,6 @@ The conformance suite (``test_acknowledge``) has the state machine and the order
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,8 +13,6 @@ import pytest
 from messaging import (
     AcknowledgeConsumer,
     AcknowledgeFilter,
-    AcknowledgeHandler,
-    AcknowledgeMessageContext,
     AcknowledgeType,
     Features,
     Message,
@@ -43,20 +40,9 @@ class Journal:
     def note(self, what: str, message: Message) -> None:
         self.entries.append((what, message.payload, state(message)))
 
-    def filter(self, answer: bool | Callable[[Message], bool]) -> Callable[[Message], bool]:
-        def call(message: Message) -> bool:
-            self.note("filter", message)
-            return answer(message) if callable(answer) else answer
-
-        return call
-
-    def handler(self, act: Callable[[AcknowledgeHandler], object] = lambda _: None) -> Callable[[Message], None]:
-        def call(message: Message) -> None:
-            self.note("handler", message)
-            assert isinstance(message.context, AcknowledgeMessageContext)
-            act(message.context.acknowledge_handler)
-
-        return call
+    def filter(self, message: Message) -> bool:
+        self.note("filter", message)
+        return True
 
     def post(self, message: Message) -> None:
         self.note("post", message)
@@ -287,7 +273,7 @@ def test_a_copied_context_keeps_its_callbacks_and_that_of_a_received_message_has
     connect: Connect, journal: Journal
 ) -> None:
     m = connect()
-    with_filter = m.acknowledge_context_builder().filter_acknowledge(journal.filter(True)).message_context_builder()
+    with_filter = m.acknowledge_context_builder().filter_acknowledge(journal.filter).message_context_builder()
     context = with_filter.channel("a").build_context()
     copied = m.context_builder().with_context(context).extension_entry("qos", "1").build_context()
     with m.subscription.subscribe(copied) as stream:

@@ -670,27 +670,6 @@ def test_a_cancelled_handler_is_tried_once_more(m: Messaging) -> None:
 # --- plain handlers, and the log
 
 
-def test_a_coroutine_handler_runs_on_the_loop_that_registered_it(m: Messaging) -> None:
-    """Also if another thread refreshes the whiteboard at the same moment."""
-    seen: list[asyncio.AbstractEventLoop] = []
-
-    async def main() -> None:
-        async def handler(_: Message) -> None:
-            seen.append(asyncio.get_running_loop())
-
-        register_soon = asyncio.to_thread(m.whiteboard.refresh)
-        m.services.register(
-            ReplyToSubscriptionHandler, handler, {TARGET: f"(osgi.messaging.name={m.name})", CHANNEL: "c"}
-        )
-        await register_soon
-        await m.whiteboard.ready()
-        await m.publish("c", b"x")
-        await asyncio.to_thread(eventually, lambda: seen, "handled")
-        assert seen == [asyncio.get_running_loop()]
-
-    asyncio.run(main())
-
-
 def test_a_handler_that_cannot_be_bound_is_logged_once(m: Messaging, caplog: pytest.LogCaptureFixture) -> None:
 
     def broken() -> Any:
