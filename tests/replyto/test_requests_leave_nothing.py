@@ -10,8 +10,8 @@ import logging
 import random
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ from messaging.replyto.served_request import ServedRequest
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require
 from tests.doubles.fake import on_loop, settle_loop
+from tests.replyto.conftest import held
 
 #: seconds any wait may take
 PATIENCE: Final = 60.0
@@ -44,29 +45,19 @@ MADE: Final = (Request, Publication, Inbox, ServedRequest, ReplySubscription, Me
 LEEWAY: Final = 5
 
 
-class Place(ABC):
-    """A broker: where it is, and what it keeps for its clients."""
-
-    url: str
-
-    @abstractmethod
-    def kept(self) -> dict[str, int]:
-        """Return the current counts at the broker."""
+#: counts what a broker keeps for its clients
+Kept = Callable[[], dict[str, int]]
 
 
-class Memory(Place):
-    url = "memory://requests-leave-nothing"
-
-    def kept(self) -> dict[str, int]:
-        broker = memory._brokers["requests-leave-nothing"]
-        return on_loop(lambda: {"queues": len(broker.queues) + len(broker._private), "clients": len(broker.clients)})
+def kept_by_memory() -> dict[str, int]:
+    broker = memory._brokers["requests-leave-nothing"]
+    return on_loop(lambda: {"queues": len(broker.queues) + len(broker._private), "clients": len(broker.clients)})
 
 
-class Mqtt(Place):
-    """Mosquitto, which tells every now and then how many subscriptions there are."""
+class KeptByMosquitto:
+    """Mosquitto tells every now and then how many subscriptions there are."""
 
-    def __init__(self, broker: Mosquitto, options: str, watcher: Messaging) -> None:
-        self.url = broker.url + options
+    def __init__(self, watcher: Messaging) -> None:
         self._subscriptions = self._ticks = 0
         self._changed = threading.Condition()  # guards the two above
         # one for both: they come in their order
@@ -80,7 +71,7 @@ class Mqtt(Place):
                 self._subscriptions = int(message.payload)
             self._changed.notify_all()
 
-    def kept(self) -> dict[str, int]:
+    def __call__(self) -> dict[str, int]:
         with self._changed:
             # it tells a number only if that has changed; this one, which always has, behind the other
             seen = self._ticks
@@ -88,27 +79,24 @@ class Mqtt(Place):
             return {"subscriptions": self._subscriptions}
 
 
-class Amqp(Place):
-    def __init__(self, broker: RabbitMQ) -> None:
-        self.url = broker.url
-        self._broker = broker
-
-    def kept(self) -> dict[str, int]:
-        queues = self._broker.ctl("list_queues", "name", "consumers").splitlines()[1:]  # below their names
-        return {"queues": len(queues), "consumers": sum(int(line.split("\t")[1]) for line in queues)}
+def kept_by_rabbitmq(broker: RabbitMQ) -> dict[str, int]:
+    queues = broker.ctl("list_queues", "name", "consumers").splitlines()[1:]  # below their names
+    return {"queues": len(queues), "consumers": sum(int(line.split("\t")[1]) for line in queues)}
 
 
 @pytest.fixture(params=["memory", "mqtt5", "mqtt311-envelope", "amqp"])
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest) -> Iterator[tuple[str, Kept]]:
+    """The URL of a broker, and what it keeps."""
     if request.param == "memory":
-        yield Memory()
+        yield "memory://requests-leave-nothing", kept_by_memory
     elif request.param == "amqp":
-        yield Amqp(request.getfixturevalue("rabbitmq"))
+        rabbitmq = request.getfixturevalue("rabbitmq")
+        yield rabbitmq.url, partial(kept_by_rabbitmq, rabbitmq)
     else:
         require("mosquitto")
         options = "?version=5" if request.param == "mqtt5" else "?version=3.1.1&envelope=true"
         with Mosquitto(["sys_interval 1"]) as broker, messaging.connect(broker.url) as watcher:
-            yield Mqtt(broker, options, watcher)
+            yield broker.url + options, KeptByMosquitto(watcher)
 
 
 @pytest.fixture(autouse=True)
@@ -130,46 +118,18 @@ def objects() -> dict[str, int]:
     }
 
 
-def held(m: Messaging) -> dict[str, int]:
-    """What an instance holds for requests that are under way: nothing, if none is. On the loop."""
-    connection, requests = m._connection, m._requests
-    own, given = requests.inboxes.own, requests.inboxes.given
-    inboxes = [*given.values(), *([own] if own is not None else [])]
+def left(kept: Kept, *instances: Messaging) -> dict[str, int]:
+    """Return counts of everything that must not grow."""
+    settle_loop()
     return {
-        "open": len(requests.open),
-        "given": len(given),
-        "waiting": sum(len(inbox.pending) for inbox in inboxes),
-        "early": sum(len(inbox.early) for inbox in inboxes),
-        "streams": len(m._replies.streams),
-        "in hand": sum(len(route.in_hand) for route in m.whiteboard.routes),
-        "departures": len(connection.endings.tasks),
-        "outbox": connection.outbox.pending,
-        "in flight": len([*connection.outbox.outstanding()]),
+        "tasks": on_loop(lambda: len(asyncio.all_tasks(engine().loop))),
+        "engine tasks": on_loop(lambda: len(engine()._tasks)),
+        "threads": threading.active_count(),
+        "files": len([*Path("/proc/self/fd").iterdir()]),
+        **{f"subscriptions of {m.name}": len(m._connection.subscriptions) for m in instances},
+        **objects(),
+        **{f"{what} at the broker": number for what, number in kept().items()},
     }
-
-
-class Left:
-    """Counts of everything that must not grow."""
-
-    def __init__(self, place: Place, *instances: Messaging) -> None:
-        settle_loop()
-        self.counted = {
-            "tasks": on_loop(lambda: len(asyncio.all_tasks(engine().loop))),
-            "engine tasks": on_loop(lambda: len(engine()._tasks)),
-            "threads": threading.active_count(),
-            "files": len([*Path("/proc/self/fd").iterdir()]),
-            **{f"subscriptions of {m.name}": len(m._connection.subscriptions) for m in instances},
-            **objects(),
-            **{f"{what} at the broker": number for what, number in place.kept().items()},
-        }
-
-    def grown(self, before: Left) -> dict[str, int]:
-        """Return the counts that have grown."""
-        return {
-            what: number - before.counted[what]
-            for what, number in self.counted.items()
-            if number > before.counted[what] + (LEEWAY if what.startswith("objects") else 0)
-        }
 
 
 def wait_idle(*instances: Messaging) -> None:
@@ -187,10 +147,15 @@ def wait_idle(*instances: Messaging) -> None:
         time.sleep(0.02)
 
 
-def wait_gone(before: Left, place: Place, *instances: Messaging) -> None:
+def wait_gone(before: dict[str, int], kept: Kept, *instances: Messaging) -> None:
     """Wait until there is no more than ``before``."""
+
+    def grown() -> dict[str, int]:
+        more = {what: number - before[what] for what, number in left(kept, *instances).items()}
+        return {what: n for what, n in more.items() if n > (LEEWAY if what.startswith("objects") else 0)}
+
     deadline = time.monotonic() + PATIENCE
-    while more := Left(place, *instances).grown(before):
+    while more := grown():
         assert time.monotonic() < deadline, f"left behind: {more}"
         time.sleep(0.1)
 
@@ -269,20 +234,21 @@ async def ask_many(m: Messaging, total: int) -> collections.Counter[str]:
     return made
 
 
-def test_ten_thousand_requests_leave_nothing_behind(place: Place) -> None:
+def test_ten_thousand_requests_leave_nothing_behind(place: tuple[str, Kept]) -> None:
+    url, kept = place
     settings: dict[str, Any] = {"services": ServiceRegistry(), "timeout": PATIENCE}
     with (
-        messaging.connect(place.url, name="requester", **settings) as m,
-        messaging.connect(place.url, name="responder", **settings) as responder,
+        messaging.connect(url, name="requester", **settings) as m,
+        messaging.connect(url, name="responder", **settings) as responder,
     ):
         answer(responder)
         asyncio.run(ask_many(m, 2 * CONCURRENCY))  # objects that are made once are there
         wait_idle(m, responder)
-        before = Left(place, m, responder)
+        before = left(kept, m, responder)
         counters = m.runtime.get_runtime_dto().requests
         made = asyncio.run(ask_many(m, REQUESTS))
         wait_idle(m, responder)
-        wait_gone(before, place, m, responder)
+        wait_gone(before, kept, m, responder)
         found = m.runtime.get_runtime_dto().requests
     assert found.pending == counters.pending == 0
     assert found.answered - counters.answered == made["answer"] + made["given"]
