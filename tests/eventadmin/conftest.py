@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import pytest
 
 from messaging.eventadmin import Event, EventAdmin, EventHandler, HandlerDTO
-from messaging.services import ServiceRegistration, ServiceRegistry
+from messaging.services import LdapFilter, ServiceRegistration, ServiceRegistry
 from messaging.testing.conformance.helpers import eventually as eventually
 from tests.dispatch.helpers import logged as logged
 from tests.dispatch.helpers import named as named
@@ -33,17 +33,6 @@ MOMENT: Final = 0.05
 @pytest.fixture
 def services() -> ServiceRegistry:
     return ServiceRegistry()
-
-
-@pytest.fixture
-def admin(services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Iterator[EventAdmin]:
-    """An EventAdmin with the default settings."""
-    admin = EventAdmin(services)
-    try:
-        yield admin
-    finally:
-        admin.close()
-    no_defects(caplog)
 
 
 @pytest.fixture
@@ -167,6 +156,20 @@ class AsyncGate(AsyncRecorder):
         self.loops[-1].call_soon_threadsafe(self.opened.set)
 
 
+class Evil:
+    """A value that raises when it is inspected."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("boom")
+
+
+class RaisingFilter(LdapFilter):
+    """A filter of the application's own."""
+
+    def match_case(self, properties: Any) -> bool:
+        raise RuntimeError("boom")
+
+
 def handle(
     services: ServiceRegistry, handler: Any, topics: Any = "*", *, scope: Any = "singleton", **properties: Any
 ) -> ServiceRegistration:
@@ -233,8 +236,11 @@ Hubs = Callable[..., Hub]
 
 
 @pytest.fixture
-def hub(admin: EventAdmin, services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Hub:
-    return Hub(admin, services, caplog)
+def hub(services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Iterator[Hub]:
+    """An EventAdmin with the default settings."""
+    with EventAdmin(services) as admin:
+        yield Hub(admin, services, caplog)
+    no_defects(caplog)
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import pytest
 from messaging.errors import ArgumentError, InvalidTopicError, NullEventError
 from messaging.eventadmin import (
     Event,
-    EventAdmin,
     EventBridge,
     EventHandler,
     LogEvents,
@@ -28,7 +27,7 @@ from messaging.typedevent import (
     UnhandledEventHandler,
     UntypedEventHandler,
 )
-from tests.eventadmin.conftest import PATIENCE, Gate, Hub, Hubs, eventually
+from tests.eventadmin.conftest import PATIENCE, Evil, Gate, Hub, Hubs, eventually
 from tests.threads import in_background
 from tests.typedevent.conftest import Recorder as BusRecorder
 
@@ -75,8 +74,8 @@ def buses(services: ServiceRegistry) -> Iterator[Buses]:
 
 
 @pytest.fixture
-def bridge(admin: EventAdmin, bus: TypedEventBus) -> Iterator[EventBridge]:
-    with EventBridge(admin, bus) as bridge:
+def bridge(hub: Hub, bus: TypedEventBus) -> Iterator[EventBridge]:
+    with EventBridge(hub.admin, bus) as bridge:
         yield bridge
 
 
@@ -120,13 +119,6 @@ def test_values_of_these_types_must_be_supported(hub: Hub, bus: TypedEventBus, b
     expected = {"a": [1, 2]} if isinstance(value, MappingProxyType) else expected
     assert event == {"value": expected, "other": 1}
     assert type(event["value"]) is type(expected)
-
-
-class Evil:
-    """A value that raises when it is inspected."""
-
-    def __getattribute__(self, name: str) -> Any:
-        raise RuntimeError("boom")
 
 
 class EvilMapping(dict[str, Any]):

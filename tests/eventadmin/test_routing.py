@@ -10,7 +10,7 @@ import pytest
 from messaging.eventadmin import Event, EventAdmin, EventHandler
 from messaging.eventadmin.event import Event as SameEvent
 from messaging.services import LdapFilter, ServiceRegistry
-from tests.eventadmin.conftest import PATIENCE, Gate, Hub, Hubs, Recorder, eventually, record
+from tests.eventadmin.conftest import PATIENCE, Evil, Gate, Hub, Hubs, RaisingFilter, Recorder, eventually, record
 
 # --- topics
 
@@ -189,24 +189,10 @@ def test_a_handler_is_ignored_as_long_as_its_update_is_wrong(hub: Hub) -> None:
     assert recorder.topics == ["b"]
 
 
-class Explosive:
-    """A value that says nothing good about any comparison."""
-
-    def __getattribute__(self, name: str) -> Any:
-        raise RuntimeError("boom")
-
-
 def test_values_that_filters_cannot_compare_do_not_match(hub: Hub) -> None:
     picky, other = hub.record(filter="(x=1)"), hub.record()
-    hub.send("a", x=Explosive())
+    hub.send("a", x=Evil())
     assert (picky.topics, other.topics) == ([], ["a"])
-
-
-class RaisingFilter(LdapFilter):
-    """A filter of the application's own."""
-
-    def match_case(self, properties: Any) -> bool:
-        raise RuntimeError("boom")
 
 
 def test_a_filter_that_raises_keeps_the_event_from_its_handler_only(hub: Hub) -> None:

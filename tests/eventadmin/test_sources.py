@@ -20,7 +20,6 @@ from messaging.eventadmin import (
     ConfigurationEvents,
     ConnectionEvents,
     Event,
-    EventAdmin,
     EventConstants,
     LogEvents,
     ServiceEvents,
@@ -36,6 +35,7 @@ from tests.eventadmin.conftest import (
     Gate,
     Hub,
     Hubs,
+    RaisingFilter,
     Recorder,
     eventually,
     on,
@@ -308,10 +308,10 @@ def test_records_that_are_odd_do_no_harm(hub: Hub, log: logging.Logger, capsys: 
 
 
 @pytest.fixture
-def rooted(admin: EventAdmin) -> Iterator[LogEvents]:
+def rooted(hub: Hub) -> Iterator[LogEvents]:
     """All that is logged anywhere."""
     root = logging.getLogger()
-    with LogEvents(admin, root) as source:
+    with LogEvents(hub.admin, root) as source:
         yield source
 
 
@@ -420,11 +420,6 @@ def test_two_admins_do_not_keep_each_other_busy(hubs: Hubs, log: logging.Logger)
             one.flush()
             other.flush()
     assert recorder.of("message") == ["once", "once"]
-
-
-class RaisingFilter(LdapFilter):
-    def match_case(self, properties: Any) -> bool:
-        raise RuntimeError("boom")
 
 
 def test_a_filter_that_raises_on_log_events_does_no_harm(hub: Hub, rooted: LogEvents) -> None:

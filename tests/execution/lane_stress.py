@@ -128,8 +128,7 @@ class Subject:
     def release(self) -> None:
         self.is_held = False
         self.first = [("first", number) for number in range(random.randrange(5))]
-        if isinstance(self.lane, Lane):
-            self.lane.release(self.first)
+        self.lane.release(self.first)
 
     def close(self) -> None:
         self.lost += self.lane.close()

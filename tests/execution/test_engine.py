@@ -228,7 +228,7 @@ asyncio.run(main())
 # --- forks
 
 
-def test_a_forked_child_has_an_engine_of_its_own() -> None:
+def test_a_forked_child_has_an_engine_and_names_of_its_own() -> None:
     script = """
 def exchange(name):
     with messaging.connect(f"memory://{name}") as m, m.subscribe("a") as stream:
@@ -239,10 +239,13 @@ def exchange(name):
         m.publish("b", b"1").result(5)
         assert seen.wait(5)
 
+named = messaging.connect("memory://x", name="fixed")
 exchange("x")
+child(lambda: messaging.connect("memory://x", name="fixed").close())
 child(lambda: exchange("x"))
 exchange("x")
 child(lambda: child(lambda: exchange("x")))
+named.close()
 """
     run_script(FORK + script)
 
@@ -356,20 +359,6 @@ unconfirmed.close(0)
 m.close(0)
 """
     run_script(FORK + script, seconds=60)
-
-
-def test_a_name_of_the_parent_is_free_in_the_child() -> None:
-    script = """
-m = messaging.connect("memory://x", name="fixed")
-
-def work():
-    with messaging.connect("memory://x", name="fixed"):
-        pass
-
-child(work)
-m.close()
-"""
-    run_script(FORK + script)
 
 
 def test_forking_while_others_publish_does_not_deadlock_the_child() -> None:

@@ -268,22 +268,6 @@ assert len(set(known)) == 9, known
 # --- bounds
 
 
-def test_a_full_outbox_makes_a_plain_thread_wait_for_room(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker, outbox_size=2)
-    broker.hold = True
-    first = [m.publish("a", b"1"), m.publish("a", b"2")]
-    broker.wait_sent(2)
-    third = Calling(m.publish, "a", b"3")
-    third.until_waiting()
-    assert not third.done()
-    broker.confirm(1)
-    promise = third.result()
-    broker.wait_sent(3)
-    broker.confirm()
-    for each in (*first, promise):
-        assert each.result(PATIENCE) is None
-
-
 def test_a_full_outbox_is_an_error_after_the_deadline(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker, outbox_size=1)
     broker.hold = True
