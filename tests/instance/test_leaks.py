@@ -17,6 +17,7 @@ import messaging
 from adapters.memory import broker as memory
 from messaging.errors import MessagingError
 from messaging.execution import engine, mailboxes, workers
+from messaging.execution import threads as module
 from messaging.instance.messaging import _open
 from messaging.instance.services import _names
 from messaging.services import ServiceRegistry, default_registry
@@ -38,9 +39,10 @@ def ours() -> collections.Counter[str]:
 
 
 @pytest.fixture(autouse=True)
-def _no_log(caplog: pytest.LogCaptureFixture) -> None:
-    """Captured log entries are kept, and their arguments with them."""
+def _no_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captured log entries are kept, and their arguments with them. Idle worker threads leave soon."""
     caplog.set_level(logging.CRITICAL, logger="messaging")
+    monkeypatch.setattr(module, "IDLE_SECONDS", 0.1)
 
 
 def left() -> dict[str, int]:

@@ -71,31 +71,18 @@ def test_unknown_keys_are_ignored_so_that_a_later_version_may_add_some() -> None
 @pytest.mark.parametrize(
     "data",
     [
-        enveloped(b"{}", version=2),
-        enveloped(b"[]"),
-        enveloped(b"{"),
-        enveloped(b"\xff"),
-        enveloped("{}".encode("utf-16")),
-        enveloped(b'{"contentType":1}'),
-        enveloped(b'{"headers":{"a":1}}'),
-        enveloped(b'{"headers":[]}'),
-        enveloped(b'{"headers":{"a":"b"},"repeated":{"a":"b"}}'),
-        enveloped(b'{"headers":{"a":"b"},"repeated":{"a":[1,"b"]}}'),
-        enveloped(b'{"repeated":[]}'),
-        enveloped(b'{"expires":true}'),
-        enveloped(b'{"expires":NaN}'),
-        enveloped(b'{"expires":Infinity}'),
-        enveloped(b'{"expires":1' + b"0" * 400 + b"}"),
-        enveloped(b'{"expires":1' + b"0" * 5000 + b"}"),
-        enveloped(b'{"replyTo":"\\ud800"}'),
-        enveloped(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
-        enveloped(b""),
-        enveloped(b"{" + b" " * envelope.MAX_HEADER + b"}"),
-        envelope.MAGIC,
-        envelope.MAGIC + b"\x01\x00\x00",
+        *map(enveloped, [
+            b"[]", b"{", b"\xff", "{}".encode("utf-16"), b'{"contentType":1}', b'{"headers":{"a":1}}',
+            b'{"headers":[]}', b'{"headers":{"a":"b"},"repeated":{"a":"b"}}',
+            b'{"headers":{"a":"b"},"repeated":{"a":[1,"b"]}}', b'{"repeated":[]}', b'{"expires":true}',
+            b'{"expires":NaN}', b'{"expires":Infinity}', b'{"expires":1' + b"0" * 400 + b"}",
+            b'{"expires":1' + b"0" * 5000 + b"}", b'{"replyTo":"\\ud800"}',
+            b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", b"", b"{" + b" " * envelope.MAX_HEADER + b"}",
+        ]),
+        enveloped(b"{}", version=2), envelope.MAGIC, envelope.MAGIC + b"\x01\x00\x00",
         envelope.MAGIC + b"\x01\xff\xff\xff\xff{}",
     ],
-)
+)  # fmt: skip
 def test_a_malformed_envelope_is_a_payload_like_any_other(data: bytes) -> None:
     assert envelope.decode(data) == (data, {})
 

@@ -9,26 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from paho.mqtt import MQTTException, publish, subscribe
 
 from messaging.testing import brokers
 from messaging.testing.brokers import HOST, Broker, BrokerError, Mosquitto, RabbitMQ, require
-from tests.scripts import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-def eventually(condition: Callable[[], bool], timeout: float = 15.0) -> bool:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+from messaging.testing.conformance.helpers import eventually
 
 
 def gone(pid: int) -> bool:
@@ -67,7 +54,7 @@ def test_mosquitto_with_persistence_comes_back_with_its_port_and_data(how: str) 
         port, pid = broker.port, broker.pid
         publish.single("t", b"kept", qos=1, retain=True, hostname=broker.host, port=port)
         if how == "kill":
-            assert eventually(lambda: any(b"kept" in f.read_bytes() for f in broker.directory.glob("mosquitto.db")))
+            eventually(lambda: any(b"kept" in f.read_bytes() for f in broker.directory.glob("mosquitto.db")))
         getattr(broker, how)()
         assert gone(pid)
         assert not listening(port)
@@ -100,7 +87,7 @@ def test_a_broker_that_ended_by_itself_can_be_started_again() -> None:
     with Mosquitto() as broker:
         pid = broker.pid
         os.kill(pid, signal.SIGKILL)
-        assert eventually(lambda: not broker.running)
+        eventually(lambda: not broker.running)
         broker.start()
         assert broker.pid != pid
         assert listening(broker.port)
@@ -163,8 +150,8 @@ def test_brokers_die_with_the_process_that_started_them(number: signal.Signals) 
         assert not gone(int(pid))
         process.send_signal(number)
         process.wait(10)
-    assert eventually(lambda: gone(int(pid)))
-    assert eventually(lambda: not Path(directory).exists())
+    eventually(lambda: gone(int(pid)))
+    eventually(lambda: not Path(directory).exists())
 
 
 @pytest.mark.slow
@@ -197,6 +184,6 @@ def test_rabbitmq_is_under_control_listens_on_loopback_only_and_leaves_nothing_r
         for port in ports:
             with socket.socket() as probe:
                 assert probe.connect_ex((outside, port)) != 0
-    assert eventually(lambda: all(map(gone, pids)))
+    eventually(lambda: all(map(gone, pids)))
     assert not any(map(listening, ports))
     assert not broker.directory.exists()
