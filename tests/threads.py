@@ -1,10 +1,11 @@
-"""Running something on other threads, with their errors raised in the test; an event loop on another thread."""
+"""Running something on other threads, with their errors raised in the test; an event loop and a port there."""
 
 from __future__ import annotations
 
 import _thread
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, TypeVar
@@ -70,6 +71,29 @@ def no_more_threads() -> Iterator[None]:
         patched.setattr(threading.Thread, "start", start)
         patched.setattr(_thread, "start_new_thread", start)
         yield
+
+
+@contextlib.contextmanager
+def serving(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A port whose connections are handed to ``serve``, one after the other, and closed when it returns."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def accept() -> None:
+            while True:
+                try:
+                    peer = listening.accept()[0]
+                except OSError:  # the test is over
+                    return
+                with peer, contextlib.suppress(OSError):  # the client may leave
+                    peer.settimeout(PATIENCE)
+                    serve(peer)
+
+        join = in_background(accept)
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            join()
 
 
 class Loop:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -15,39 +13,20 @@ import messaging
 from messaging.errors import ConnectFailedError
 from messaging.services import ServiceRegistry
 from tests.certificates import Authority
+from tests.threads import serving
 
 SECURE = ["mqtts", "wss", "amqps"]
 
 
-@contextmanager
-def server(context: ssl.SSLContext | None = None, answer: bytes = b"") -> Iterator[int]:
+def server(context: ssl.SSLContext | None = None, answer: bytes = b"") -> AbstractContextManager[int]:
     """A port that does the TLS handshake, if it has a context, then reads something, answers and closes."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        # a client that is refused tries no other connection; one that asks twice is served twice
-        def serve() -> None:
-            while True:
-                try:
-                    peer: socket.socket = listening.accept()[0]
-                except OSError:  # the test is over
-                    return
-                peer.settimeout(5)
-                try:
-                    if context is not None:
-                        peer = context.wrap_socket(peer, server_side=True)
-                    peer.recv(4096)
-                    peer.sendall(answer)
-                except OSError:  # the client has refused
-                    pass
-                finally:
-                    peer.close()
 
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        try:
-            yield listening.getsockname()[1]
-        finally:
-            listening.shutdown(socket.SHUT_RDWR)
-            thread.join(10)
+    def serve(peer: socket.socket) -> None:
+        with peer if context is None else context.wrap_socket(peer, server_side=True) as wrapped:
+            wrapped.recv(4096)
+            wrapped.sendall(answer)
+
+    return serving(serve)
 
 
 def refusal(url: str, **settings: Any) -> str:

@@ -9,10 +9,8 @@ import json
 import logging
 import socket
 import struct
-import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from messaging.errors import AuthenticationError, ConnectFailedError, MessagingE
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import RabbitMQ, free_port
 from tests.doubles.fake import PATIENCE, FakeBroker, brokers, until
+from tests.threads import serving
 
 SECRET = "hunter2-pl4nted"
 
@@ -207,33 +206,6 @@ def test_a_closed_port_shows_nothing(watch: Watch, connect: Connect, scheme: str
     assert "127.0.0.1" in str(caught.value)
 
 
-@contextmanager
-def ending(greeting: bytes) -> Iterator[int]:
-    """A port that sends ``greeting``, reads what it is sent, and resets the connection."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def serve() -> None:
-            while True:
-                try:
-                    peer = listening.accept()[0]
-                except OSError:  # the test is over
-                    return
-                with peer, suppress(OSError):
-                    peer.settimeout(PATIENCE)
-                    peer.sendall(greeting)
-                    while SECRET.encode() not in peer.recv(65_536):
-                        pass
-                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        try:
-            yield listening.getsockname()[1]
-        finally:
-            listening.shutdown(socket.SHUT_RDWR)
-            thread.join(PATIENCE)
-
-
 START = marshal(Connection.Start(mechanisms="PLAIN", locales="en_US", server_properties={}), 0)
 
 
@@ -241,7 +213,14 @@ START = marshal(Connection.Start(mechanisms="PLAIN", locales="en_US", server_pro
 def test_a_connection_that_ends_while_logging_in_shows_nothing(
     watch: Watch, connect: Connect, scheme: str, greeting: bytes
 ) -> None:
-    with ending(greeting) as port, pytest.raises(ConnectFailedError) as caught:
+    def end(peer: socket.socket) -> None:
+        """Greet, read what comes, and reset the connection."""
+        peer.sendall(greeting)
+        while SECRET.encode() not in peer.recv(65_536):
+            pass
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    with serving(end) as port, pytest.raises(ConnectFailedError) as caught:
         connect(scheme, f"127.0.0.1:{port}")
     check(watch, told(caught.value))
 
