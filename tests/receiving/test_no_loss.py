@@ -66,7 +66,9 @@ def acknowledged_leads_to(
     return calls
 
 
-@pytest.mark.parametrize("extensions", [{"overflow": "drop_oldest"}, {"auto_acknowledge": True}])
+@pytest.mark.parametrize(
+    "extensions", [{"overflow": "drop_oldest"}, {"overflow": "drop_latest"}, {"auto_acknowledge": True}]
+)
 def test_acknowledgements_of_a_batch_are_sent_at_its_end(
     broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch, extensions: dict[str, Any]
 ) -> None:
