@@ -147,6 +147,7 @@ def test_optional_parameters_do_not_make_a_handler_take_two(
 def test_post_is_not_called_for_a_verdict_after_a_lost_connection(
     broker: FakeBroker, connect: Connect, journal: Journal
 ) -> None:
+    """Scenario 88 [I]: such a verdict is refused."""
     subscribe(connect(broker), journal, post_acknowledge=journal.post)
     broker.deliver(b"1")
     journal.wait()
