@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from messaging import Message
 from messaging.execution import Flag, Promise, Waiters
 from tests.doubles.fake import PATIENCE, FakeBroker, until
 from tests.doubles.fixtures import Connect
@@ -122,3 +123,57 @@ def test_a_thread_that_waits_for_a_condition_is_woken() -> None:
         assert [each.result(PATIENCE) for each in waiting] == [True, True]
     assert not waiters.wait_for(lambda: False, 0.01)
     assert not waiters
+
+
+def test_a_storm_of_signals_raises_only_the_error_of_the_handler(broker: FakeBroker, connect: Connect) -> None:
+    """Not as ``RuntimeError: release unlocked lock``; and every message arrives."""
+    #: not empty while the main thread is ready for a signal
+    ready: list[None] = []
+
+    def handle(*_: object) -> None:
+        if ready:
+            raise NoticedError
+
+    def receive() -> tuple[Message | None, int]:
+        message, count = None, 0
+        try:
+            ready.append(None)
+            message = stream.receive(PATIENCE)
+            ready.clear()
+        except NoticedError:
+            count = 1
+        ready.clear()
+        return message, count
+
+    def storm() -> None:
+        while not is_over.is_set():
+            signal.pthread_kill(main, signal.SIGUSR1)
+            time.sleep(0.0003)
+
+    stream = connect(broker).subscribe("a", prefetch=4)
+    broker.wait_subscribed()
+    main, is_over = threading.get_ident(), threading.Event()
+    noticed = received = 0
+    before = signal.signal(signal.SIGUSR1, handle)
+    thread = threading.Thread(target=storm)
+    thread.start()
+    try:
+        ends = time.monotonic() + 1.5
+        while time.monotonic() < ends:
+            sender = threading.Timer(0.001, broker.deliver, (b"1", b"2", b"3"))
+            sender.start()
+            got: list[bytes] = []
+            while len(got) < 3:
+                message, count = receive()
+                noticed += count
+                if message is not None:
+                    got.append(message.payload)
+            assert got == [b"1", b"2", b"3"]
+            received += 3
+            sender.join()
+    finally:
+        is_over.set()
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert noticed > 10
+    assert received > 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import signal
 import threading
 import time
 import warnings
@@ -25,7 +26,7 @@ from messaging.errors import (
 )
 from messaging.receiving import Subscription, in_observer
 from messaging.testing.conformance.helpers import retried
-from tests.doubles.calling import Calling
+from tests.doubles.calling import Calling, until_waiting
 from tests.doubles.consumers import Slow, numbered
 from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
 from tests.doubles.fixtures import Connect
@@ -504,6 +505,26 @@ def test_a_second_iterator_at_the_same_time_is_refused(broker: FakeBroker, m: Me
             assert (await asyncio.to_thread(stream.receive, PATIENCE)).payload == b"2"  # one after the other is fine
 
     asyncio.run(main())
+
+
+def test_an_interrupt_while_waiting_loses_nothing(broker: FakeBroker, connect: Connect) -> None:
+    """Ctrl-C in ``for message in stream``."""
+    with connect(broker).subscribe("a") as stream:
+        main = threading.get_ident()
+
+        def interrupt() -> None:
+            until_waiting(main)
+            signal.pthread_kill(main, signal.SIGINT)  # interrupt_main() would not end the wait
+
+        # a pool whose thread is there: the interrupt must not come while a thread is being started
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(threading.get_ident).result(PATIENCE)
+            interrupting = pool.submit(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                stream.receive(2 * PATIENCE)
+            interrupting.result(PATIENCE)
+        broker.deliver(b"1")
+        assert stream.receive(PATIENCE).payload == b"1"
 
 
 # --- the async iterator
