@@ -23,18 +23,17 @@ settings.load_profile("suite")
 #: files that take longest, in the order in which they begin: a file runs as a whole on one worker, and a long one that
 #: begins last runs alone. Files with Java and files that wait take turns, so that they share the processor.
 LONGEST: Final = (
-    "spark/test_refusals.py",
-    "faults/test_soak.py",
     "spark/test_killed_drivers.py",
+    "faults/test_soak.py",
     "spark/test_pipeline.py",
+    "spark/test_read.py",
     "faults/test_mqtt_faults.py",
     "faults/test_network_faults.py",
-    "spark/test_killed_receivers.py",
-    "spark/test_faults.py",
-    "spark/test_write.py",
-    "faults/test_amqp_faults.py",
+    "spark/test_session.py",
     "spark/test_archive.py",
-    "spark/test_read.py",
+    "faults/test_amqp_faults.py",
+    "spark/test_write.py",
+    "spark/test_reader.py",
     "spark/test_receiver.py",
     "spark/test_journal.py",
 )

@@ -187,17 +187,6 @@ def test_failed_messages_are_counted_and_not_expected(stop: threading.Event) -> 
     assert Tally(b"12345678").missing([load.accepted]) == 1
 
 
-def test_a_stopped_load_sends_nothing_more(stop: threading.Event) -> None:
-    broker = Silent()
-    load = loaded(broker, 100, window=3)
-    load.start(None, None, stop)
-    broker.wait(3)
-    stop.set()
-    broker.promises[0].resolve(None)
-    until(lambda: not load.is_running)
-    assert len(broker.promises) == 3
-
-
 def test_publishers_wait_for_the_receiver_but_not_for_lost_messages() -> None:
     received = 0
     gate = Gate(2, 0.05, lambda: received)

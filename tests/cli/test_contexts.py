@@ -8,7 +8,7 @@ import operator
 import stat
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -282,11 +282,8 @@ def test_concurrent_changes_lose_none(file: Path) -> None:
             entry = {f"{name}-{number}": SavedContext("mqtt://x", {})}
             context_file.change(operator.methodcaller("update", entry))
 
-    threads = [threading.Thread(target=save, args=(f"thread{each}",)) for each in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(save, [f"thread{each}" for each in range(4)], timeout=PATIENCE))
     assert [other.wait(PATIENCE) for other in others] == [0, 0]
     assert len(context_file.load()) == 120
 

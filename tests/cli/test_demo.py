@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+
+import pytest
 
 import messaging
 from messaging import ClosedError, Features
 from messaging.cli import demo
-from messaging.testing.brokers import Mosquitto, RabbitMQ
 from tests.cli.conftest import Run
 from tests.cli.program import Program
 from tests.doubles.memory import change_capabilities
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def is_right(out: str, skipped: str = "") -> bool:
@@ -37,24 +34,18 @@ def test_it_runs_by_itself_on_a_broker_of_its_own() -> None:
     assert "skipped" not in out
 
 
-def test_it_runs_again_and_again_at_one_broker(run: Run, mosquitto: Mosquitto) -> None:
-    for _ in range(2):
-        code, out, err = run("demo", mosquitto.url)
-        assert code == 0, out
-        assert is_right(out)
-        assert err == ""
-
-
-def test_acts_without_their_features_are_reported_as_skipped(
-    run: Run, mosquitto: Mosquitto, rabbitmq: RabbitMQ
+@pytest.mark.parametrize(
+    ("server", "query", "skipped"),
+    [("mosquitto", "", ""), ("mosquitto", "?version=3.1.1", ""), ("rabbitmq", "", "Retained messages")],
+)
+def test_it_runs_again_and_again_at_one_broker_without_the_acts_whose_features_it_lacks(
+    run: Run, request: pytest.FixtureRequest, server: str, query: str, skipped: str
 ) -> None:
-    code, out, _ = run("demo", f"{mosquitto.url}?version=3.1.1")
-    assert code == 0, out
-    assert is_right(out)
-    code, out, _ = run("demo", rabbitmq.url)
-    assert code == 0, out
-    assert is_right(out, skipped="Retained messages")
-    assert "   skipped: this instance does not announce retain\n" in out
+    for _ in range(2):
+        code, out, err = run("demo", request.getfixturevalue(server).url + query)
+        assert (code, err) == (0, ""), out
+        assert is_right(out, skipped)
+        assert ("   skipped: this instance does not announce retain\n" in out) == bool(skipped)
 
 
 def test_an_act_is_skipped_for_each_feature_it_needs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

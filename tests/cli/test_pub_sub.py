@@ -265,21 +265,6 @@ def test_messages_that_were_not_written_are_redelivered_after_a_kill(
 # --- queues
 
 
-def test_subscribers_of_a_queue_share_the_messages(m: messaging.Messaging, url: str, topic: str) -> None:
-    arguments = [url, "-t", topic, "--queue", topic.replace("/", "-"), "-q", "1"]
-    with subscriber(*arguments) as one, subscriber(*arguments) as two:
-        for text in (*map(str, range(10)), "end", "end"):
-            m.publish(topic, text, qos=1).result(PATIENCE)
-        outputs = []
-        for each in (one, two):
-            each.out.until(lambda line: line == b"end\n")
-            each.signal(signal.SIGTERM)
-            assert each.ended() == 130
-            outputs.append(each.out.rest().split())
-    assert sorted(outputs[0] + outputs[1]) == sorted([*(b"%d" % n for n in range(10)), b"end", b"end"])
-    assert all(len(output) > 1 for output in outputs)
-
-
 def test_messages_stay_in_their_queue_until_they_are_written_and_acknowledged(
     run: Run, rabbitmq: RabbitMQ, topic: str
 ) -> None:
@@ -324,18 +309,6 @@ def test_partial_failure_says_how_many(own: Mosquitto, topic: str) -> None:
         rest = pub.err.rest().decode()
     assert "published 2 messages" in rest
     assert rest.splitlines()[-1].startswith("messaging: error: 3 of 5 messages failed: publish to ")
-
-
-def test_sub_continues_after_a_restart_of_the_broker(own: Mosquitto, topic: str) -> None:
-    with subscriber(own.url, "-t", topic, "-C", "1") as sub:
-        own.kill()
-        sub.says("connection lost")
-        own.start()
-        with messaging.connect(own.url) as m:
-            # a retained message waits until sub has reconnected
-            m.publish(topic, "after", retain=True, qos=1).result()
-        assert sub.out.rest() == b"after\n"
-        assert sub.ended() == 0
 
 
 def test_credentials_come_from_the_url_or_the_environment(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,41 +32,38 @@ LIMIT = 100_000
 BOUND = ("--option", f"max_message_size={LIMIT}")
 
 
-@pytest.fixture(scope="module")
-def shell(url: str) -> Iterator[Program]:
-    """A responder whose command is a shell: the payload is the script."""
-    with responder(url, "-t", "shell/+", "--exec", "exec sh", *BOUND, variables={"REQUEST_METHOD": "GET"}) as program:
-        yield program
+#: responders whose command is a shell, by channel: the payload is the script
+SHELLS = {"shell/+": BOUND, "lines": ("--lines", *BOUND), "hasty": ("--timeout", "0.5")}
 
 
 @pytest.fixture(scope="module")
-def shell_lines(url: str) -> Iterator[Program]:
-    """The same with a reply for each line."""
-    with responder(url, "-t", "lines", "--exec", "exec sh", "--lines", *BOUND) as program:
-        yield program
+def shells(url: str) -> Iterator[dict[str, Program]]:
+    """Start the responders."""
+    environment = {"REQUEST_METHOD": "GET"}
+    with contextlib.ExitStack() as stack:
+        yield {
+            channel: stack.enter_context(
+                responder(url, "-t", channel, "--exec", "exec sh", *options, variables=environment)
+            )
+            for channel, options in SHELLS.items()
+        }
 
 
-@pytest.fixture(scope="module")
-def hasty_shell(url: str) -> Iterator[Program]:
-    """The same as the first with a timeout."""
-    with responder(url, "-t", "hasty", "--exec", "exec sh", "--timeout", "0.5") as program:
-        yield program
+def asking(channel: str) -> Any:
+    """Have a shell run a script: exit code of the request, stdout, stderr."""
+
+    def ask(run: Run, url: str, shells: dict[str, Program]) -> Ask:
+        return lambda script, *arguments: run("request", url, "-t", channel, "-m", script, "-W", "20", *arguments)
+
+    return pytest.fixture(ask)
+
+
+ask, ask_many, ask_hasty = asking("shell/a"), asking("lines"), asking("hasty")
 
 
 @pytest.fixture
-def ask(run: Run, url: str, shell: Program) -> Ask:
-    """Have the shell run a script: exit code of the request, stdout, stderr."""
-    return lambda script, *arguments: run("request", url, "-t", "shell/a", "-m", script, "-W", "20", *arguments)
-
-
-@pytest.fixture
-def ask_many(run: Run, url: str, shell_lines: Program) -> Ask:
-    return lambda script, *arguments: run("request", url, "-t", "lines", "-m", script, "-W", "20", *arguments)
-
-
-@pytest.fixture
-def ask_hasty(run: Run, url: str, hasty_shell: Program) -> Ask:
-    return lambda script, *arguments: run("request", url, "-t", "hasty", "-m", script, "-W", "20", *arguments)
+def shell(shells: dict[str, Program]) -> Program:
+    return shells["shell/+"]
 
 
 def written(file: Path) -> str:
@@ -204,7 +203,7 @@ def test_a_request_for_many_replies_gets_a_single_one(ask: Ask) -> None:
     assert ask("seq 2", "--many") == (0, "1\n2\n\n", "")
 
 
-def test_a_line_is_sent_and_written_at_once(url: str, shell_lines: Program, tmp_path: Path) -> None:
+def test_a_line_is_sent_and_written_at_once(url: str, shells: dict[str, Program], tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     script = f"echo one; cat {pipe}; echo three"
     with Program("request", url, "-t", "lines", "-m", script, "--many") as request:
@@ -220,21 +219,16 @@ def test_reaching_the_count_of_replies_ends_the_command(ask_many: Ask, tmp_path:
     until(lambda: has_ended(out.strip()))
 
 
-def test_interrupting_many_replies_ends_the_command(url: str, shell_lines: Program) -> None:
-    with Program("request", url, "-t", "lines", "-m", "echo $$; sleep 1000", "--many") as request:
-        pid = request.out.until(bool).decode().strip()
-        request.signal(signal.SIGINT)
-        assert request.ended() == 130
-        assert request.err.rest() == b""
-    until(lambda: has_ended(pid))
-
-
-def test_a_request_ends_quietly_when_its_reader_does(url: str, shell_lines: Program) -> None:
+@pytest.mark.parametrize("end", ["interrupt", "its reader ends"])
+def test_a_request_that_ends_early_ends_the_command_quietly(url: str, shells: dict[str, Program], end: str) -> None:
     with Program("request", url, "-t", "lines", "-m", "echo $$; sleep 1000", "--many") as request:
         assert request.process.stdout is not None
         pid = request.process.stdout.readline().decode().strip()
-        request.process.stdout.close()
-        assert request.ended() == 0
+        if end == "interrupt":
+            request.signal(signal.SIGINT)
+        else:
+            request.process.stdout.close()
+        assert request.ended() == (130 if end == "interrupt" else 0)
         assert request.err.rest() == b""
     until(lambda: has_ended(pid))
 

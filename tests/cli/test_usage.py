@@ -1,9 +1,13 @@
-"""Help, wrong command lines, missing packages, and secrets."""
+"""Help, wrong command lines, missing packages, secrets, and exit codes."""
 
 from __future__ import annotations
 
+import re
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,10 +16,10 @@ from typer.testing import CliRunner
 
 from messaging.cli.app import app
 from messaging.cli.commands import OWN, load_own
-from messaging.cli.output import one_line
-from messaging.testing.brokers import free_port
+from messaging.cli.output import ExitCode, one_line
+from messaging.testing.brokers import RabbitMQ, free_port
 from tests.cli.conftest import Run, refused
-from tests.cli.program import COMMAND, process
+from tests.cli.program import COMMAND, PATIENCE, ROOT, Program, process
 
 # --- help
 
@@ -54,13 +58,6 @@ def test_help_of_each_command_lists_its_options(command: str, options: str) -> N
 
 def test_version(run: Run) -> None:
     assert run("--version") == (0, f"messaging {version('rx-messaging')}\n", "")
-
-
-def test_the_installed_script_is_the_program() -> None:
-    script = Path(sys.executable).with_name("messaging")
-    assert script.exists(), "the project is not installed in this environment"
-    done = process(str(script), "--version")
-    assert (done.returncode, done.stdout) == (0, f"messaging {version('rx-messaging')}\n")
 
 
 def test_debug_shows_logs_and_quiet_shows_none(run: Run) -> None:
@@ -300,9 +297,15 @@ def test_python_m_runs_the_program_and_reports_its_exit_code() -> None:
     assert done.stderr.startswith("messaging: error: Missing option '--topic'")
 
 
-@pytest.mark.parametrize("module", ["messaging", "messaging.cli"])
-def test_python_m_is_the_program(module: str) -> None:
-    done = process(sys.executable, "-m", module, "--version")
+SCRIPT = Path(sys.executable).with_name("messaging")
+
+
+@pytest.mark.parametrize(
+    "command", [[SCRIPT], [sys.executable, "-m", "messaging"], COMMAND], ids=["script", "m", "cli"]
+)
+def test_the_installed_script_and_python_m_are_the_program(command: list[str | Path]) -> None:
+    assert SCRIPT.exists(), "the project is not installed in this environment"
+    done = process(*map(str, command), "--version")
     assert (done.returncode, done.stdout) == (0, f"messaging {version('rx-messaging')}\n")
 
 
@@ -328,3 +331,62 @@ def test_a_command_imports_neither_the_other_commands_nor_tables_nor_other_packa
 
 def test_the_list_of_commands_imports_none_of_them() -> None:
     assert imported("--help") & {f"messaging.cli.{name}" for name in OWN} == set()
+
+
+# --- exit codes, as far as the tests of the commands do not show them
+
+PAGE = (ROOT / "docs" / "cli.md").read_text()
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """A server that never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(PATIENCE)
+        yield server
+
+
+def test_the_page_lists_all_codes_and_no_others() -> None:
+    table = PAGE.partition("| exit code | |\n|---|---|\n")[2].partition("\n\n")[0]
+    listed = [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)]
+    assert listed == sorted(map(int, ExitCode))
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("info", "--json"), ("context", "list", "--json")])
+def test_a_closed_reader_of_stdout_is_0_without_an_error(arguments: tuple[str, ...]) -> None:
+    pipe = " ".join([*COMMAND, *arguments])
+    done = process("bash", "-c", f"{pipe} | true; echo ${{PIPESTATUS[0]}}")
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_no_subscriber_where_one_is_required_is_1(run: Run, rabbitmq: RabbitMQ, topic: str) -> None:
+    assert run("pub", rabbitmq.url, "-t", topic, "-m", "x", "-x", "mandatory=true")[0] == 1
+
+
+SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+
+
+@SIGNALS
+def test_an_interrupt_while_connecting_is_130(silent: socket.socket, number: signal.Signals) -> None:
+    url = f"mqtt://127.0.0.1:{silent.getsockname()[1]}"
+    with Program("sub", url, "-t", "a", "--option", "connect_timeout=60") as sub, silent.accept()[0]:
+        sub.signal(number)
+        assert sub.ended() == 130
+        assert b"Traceback" not in sub.err.rest()
+
+
+@pytest.mark.parametrize("module", ["messaging.cli.app", "messaging.cli.sub"])
+@SIGNALS
+def test_an_interrupt_while_the_command_is_imported_is_130(number: signal.Signals, module: str) -> None:
+    """The signal arrives when the module is looked up."""
+    code = (
+        "import os, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), {int(number)})\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from messaging.cli import main\n"
+        "sys.exit(main(['sub', 'memory://codes', '-t', 'a']))"
+    )
+    done = process(COMMAND[0], "-c", code)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

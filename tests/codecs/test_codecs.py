@@ -16,6 +16,7 @@ import uuid
 import zlib
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -48,6 +49,7 @@ from messaging.errors import (
     UnknownContentTypeError,
 )
 from messaging.model import Message, MessageContext
+from tests.doubles.fixtures import install
 
 JSON = "application/json"
 CBOR = "application/cbor"
@@ -445,8 +447,6 @@ def test_integers_are_as_large_as_the_format_allows() -> None:
         encode([2**64], MSGPACK)
 
 
-@pytest.mark.parametrize("content_type", OBJECT_TYPES)
-@pytest.mark.parametrize("obj", [object(), [object()], {"a": lambda: 1}, "\ud800", ["\ud800"]])
 def broken(_: Any) -> Any:
     raise LookupError
 
@@ -627,10 +627,7 @@ BAD: dict[str, list[bytes]] = {
         b"{'a':1}",
         b'"\xff"',
         b'"\\ud800"',
-        b"[" * 100_000,
-        b'{"a":' * 100_000,
         b"[" * 1000 + b"]" * 1000,
-        b"1" * 100_000,
         b"\x00",
     ],
     CBOR: [
@@ -639,13 +636,10 @@ BAD: dict[str, list[bytes]] = {
         b"\x81",
         b"\x61\xff",
         b"\xff",
-        b"\x81" * 100_000,
         b"\x81" * 250 + b"\x01",
-        b"\xd8\x1c" * 100_000,
         b"\x9b" + struct.pack(">Q", 2**60),
         b"\xbb" + struct.pack(">Q", 2**60),
         b"\x7b" + struct.pack(">Q", 2**60),
-        (b"\x9a" + struct.pack(">I", 2**31)) * 190,
         b"\xc4\x82\x1b" + struct.pack(">Q", 2**62) + b"\x01",
         b"\xc5\x82\x1a" + struct.pack(">I", 2**30) + b"\x01",
         b"\xd8\x1e\x82\x01\x00",
@@ -660,13 +654,7 @@ BAD: dict[str, list[bytes]] = {
         b"\x91",
         b"\xa1\xff",
         b"\xc1",
-        b"\x91" * 100_000,
-        b"\xdd" + struct.pack(">I", 2**32 - 1),
-        b"\xdf" + struct.pack(">I", 2**32 - 1),
-        b"\xdb" + struct.pack(">I", 2**32 - 1),
-        (b"\xdd" + struct.pack(">I", 2**31)) * 500,
         b"\xd4\x05\x01",
-        b"\xc7\x0c\xff" + struct.pack(">Iq", 0, 2**62),
         b"\x81\x91\x01\x01",
     ],
 }
@@ -698,19 +686,14 @@ def test_keys_that_may_collide_are_accepted_in_small_payloads_only() -> None:
     assert turn_round(few, CBOR) == few
     assert turn_round(few, MSGPACK) == few
 
-    many = 20_000
-    for content_type, payload in (
-        (CBOR, b"\xb9" + struct.pack(">H", many) + b"".join(b"\x1a" + struct.pack(">IB", n, 0) for n in range(many))),
-        (
-            MSGPACK,
-            b"\xde" + struct.pack(">H", many) + b"".join(b"\xce" + struct.pack(">IB", n, 0) for n in range(many)),
-        ),
-    ):
+    numbers = {2**16 + number: 0 for number in range(20_000)}
+    texts = {f"key {number}": 0 for number in numbers}
+    for content_type in (CBOR, MSGPACK):
+        payload, _ = encode(numbers, content_type)
         assert len(payload) > MAX_FREE_KEYS
         with pytest.raises(DecodeError):
             read(payload, content_type)
-        text = {f"key {number}": 0 for number in range(many)}
-        assert turn_round(text, content_type) == text
+        assert turn_round(texts, content_type) == texts
 
 
 def test_recursive_models_meet_deep_input() -> None:
@@ -1032,11 +1015,8 @@ unfit = object()
 """
 
 
-def distribution(folder: Path, name: str, *lines: str) -> None:
-    info = folder / f"{name}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[messaging.codecs]\n" + "\n".join(lines))
+def install_codecs(folder: Path, name: str, *lines: str) -> None:
+    install(folder, name, "\n".join(["[messaging.codecs]", *lines]))
 
 
 @pytest.fixture
@@ -1052,7 +1032,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_codecs_are_found_by_entry_point_and_loaded_when_their_type_is_met(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    distribution(
+    install_codecs(
         site,
         "shouting",
         "application/x-shout = shouting_codecs:Shout",
@@ -1070,12 +1050,15 @@ def test_codecs_are_found_by_entry_point_and_loaded_when_their_type_is_met(
     assert codec_for("application/y+x-shout") is codec_for("application/x-shout")
     with pytest.raises(UnknownContentTypeError, match="application/x-shout"):
         codec_for("application/x-nothing")
+    mine = SimpleNamespace(content_types=["application/x-shout"], encode=print, decode=lambda *_: "mine")
+    register_codec(mine)  # takes precedence
+    assert read(b"ABC", "application/x-shout") == "mine"
     monkeypatch.delitem(sys.modules, "shouting_codecs")
 
 
 @pytest.mark.usefixtures("codecs")
 def test_a_broken_entry_point_says_so_and_breaks_no_other(site: Path, caplog: pytest.LogCaptureFixture) -> None:
-    distribution(
+    install_codecs(
         site,
         "half-broken",
         "application/x-shout = shouting_codecs:Shout",
@@ -1101,22 +1084,13 @@ def test_a_broken_entry_point_says_so_and_breaks_no_other(site: Path, caplog: py
 
 @pytest.mark.usefixtures("codecs")
 def test_two_distributions_that_claim_a_type_are_both_named(site: Path) -> None:
-    distribution(site, "one", "application/x-shout = shouting_codecs:Shout")
-    distribution(site, "two", "application/X-Shout = shouting_codecs:whisper")
+    install_codecs(site, "one", "application/x-shout = shouting_codecs:Shout")
+    install_codecs(site, "two", "application/X-Shout = shouting_codecs:whisper")
 
     with pytest.raises(UnknownContentTypeError, match=r"claimed by .*Shout of one and .*whisper of two; uninstall"):
         codec_for("application/x-shout")
     register_codec(SimpleNamespace(content_types=["application/x-shout"], encode=print, decode=lambda *_: "mine"))
     assert read(b"", "application/x-shout") == "mine"
-
-
-@pytest.mark.usefixtures("codecs")
-def test_a_registered_codec_takes_precedence_over_an_entry_point(site: Path) -> None:
-    distribution(site, "shouting", "application/x-shout = shouting_codecs:Shout")
-    assert read(b"ABC", "application/x-shout") == "abc"
-    register_codec(SimpleNamespace(content_types=["application/x-shout"], encode=print, decode=lambda *_: "mine"))
-
-    assert read(b"ABC", "application/x-shout") == "mine"
 
 
 @pytest.mark.usefixtures("codecs")
@@ -1141,7 +1115,6 @@ def test_unreadable_metadata_of_others_costs_only_the_codecs_of_others(
 def test_many_threads_meet_codecs_and_models_for_the_first_time_together() -> None:
     count = 8
     barrier = threading.Barrier(count)
-    results: list[Any] = []
 
     class Fresh(BaseModel):
         number: int
@@ -1152,23 +1125,16 @@ def test_many_threads_meet_codecs_and_models_for_the_first_time_together() -> No
             for content_type in OBJECT_TYPES:
                 for encoding in (None, "gzip", "zstd"):
                     obj = Fresh(number=index * turn)
-                    if turn_round(obj, content_type, Fresh, encoding) != obj:
-                        return
+                    assert turn_round(obj, content_type, Fresh, encoding) == obj
             if index == 0:
                 register_codec(
                     SimpleNamespace(content_types=[f"a/{turn}"], encode=print, decode=lambda *_, turn=turn: turn)
                 )
-                if read(b"", f"a/{turn}") != turn:
-                    return
-        results.append(index)
+                assert read(b"", f"a/{turn}") == turn
 
-    threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE * 2)
-
-    assert sorted(results) == list(range(count))
+    with ThreadPoolExecutor(count) as pool:
+        for done in [pool.submit(work, index) for index in range(count)]:
+            done.result(PATIENCE * 2)
 
 
 # --- properties --------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import subprocess
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -113,6 +114,22 @@ def durable_broker() -> Iterator[Mosquitto]:
     require("mosquitto")
     with Mosquitto(QUEUES, persistence=True) as broker:
         yield broker
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], check=False, capture_output=True
+    )
+    if os.geteuid() != 0 or mounted.returncode:
+        pytest.skip("only root can mount a small disk")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

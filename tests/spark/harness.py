@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import sys
+import threading
 import time
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
@@ -135,3 +139,49 @@ def make_stream(url: str, name: str, payloads: list[bytes]) -> None:
             promise = m.publish(name, payload)
         if payloads:
             promise.result(10)
+
+
+class Publisher:
+    """Publishes numbers, about 1000 per second, until it is stopped; :attr:`confirmed` of them the broker has."""
+
+    def __init__(self, url: str, channel: str) -> None:
+        self.confirmed = 0
+        self._url, self._channel = url, channel
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.05):
+            publish(self._url, self._channel, numbers(50, self.confirmed))
+            self.confirmed += 50
+
+    def stop(self) -> int:
+        """End it; return how many messages were confirmed."""
+        self._stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        return self.confirmed
+
+
+def table(folder: Path) -> list[tuple[int, bytes]]:
+    """Offset and value of the rows of a table, as Spark's log of it says."""
+    log = folder / "_spark_metadata"
+    names = [path.name for path in log.iterdir() if not path.name.startswith(".")] if log.is_dir() else []
+    start = max((int(name.removesuffix(".compact")) for name in names if name.endswith(".compact")), default=-1)
+    rows: list[tuple[int, bytes]] = []
+    for name in names:
+        if int(name.removesuffix(".compact")) > start or name == f"{start}.compact":
+            with contextlib.suppress(FileNotFoundError):  # compacted just now
+                for line in (log / name).read_text().splitlines()[1:]:
+                    rows += _rows_of(json.loads(line)["path"].removeprefix("file://"))
+    return rows
+
+
+@lru_cache(maxsize=10_000)
+def _rows_of(file: str) -> list[tuple[int, bytes]]:
+    """Offset and value of the rows of one file, which is written once: a table is read many times while it grows."""
+    import pyarrow.parquet as pq
+
+    found = pq.read_table(file, columns=["offset", "value"])
+    return list(zip(found.column("offset").to_pylist(), found.column("value").to_pylist(), strict=True))

@@ -121,12 +121,7 @@ def test_any_timestamp_of_amqp_becomes_a_row(time: int) -> None:
 texts = st.text(st.characters(), max_size=10)  # lone surrogates too
 contexts = st.builds(
     MessageContext,
-    st.none() | texts,
-    st.none() | texts,
-    st.none() | texts,
-    st.none() | texts,
-    st.none() | texts,
-    st.none() | texts,
+    *[st.none() | texts] * 6,
     st.fixed_dictionaries(
         {},
         optional={

@@ -124,19 +124,31 @@ def test_more_receivers_do_not_leave_the_session_of_the_only_one(
 # --- two queries with one group
 
 
-def test_a_second_query_of_a_group_on_one_machine_ends_and_the_first_continues(
-    url: str, channel: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("server", "receivers", "machines"),
+    [("mosquitto", "1", "one"), ("rabbitmq", "1", "one"), ("rabbitmq", "2", "two")],
+)
+def test_a_second_query_of_a_group_ends_and_the_first_continues(
+    request: pytest.FixtureRequest, channel: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    server: str, receivers: str, machines: str,
+) -> None:  # fmt: skip
+    url = request.getfixturevalue(server).url
     monkeypatch.setattr(group_lock, "LOCK_SECONDS", 0.3)
-    with Driven(url, tmp_path / "one", channel=channel, group=group).start() as first:
+    monkeypatch.setattr(group_lock, "QUEUE_SECONDS", 0.3)
+    where = ".*on this machine"
+    if machines == "two":
+        request.getfixturevalue("elsewhere")
+        where = ""
+    options = {"channel": channel, "group": group, "receivers": receivers}
+    with Driven(url, tmp_path / "one", **options).start() as first:
         with (
-            Driven(url, tmp_path / "two", channel=channel, group=group) as second,
-            pytest.raises(TakenOverError, match=rf"option 'group' \({group}\).*on this machine"),
+            Driven(url, tmp_path / "two", **options) as second,
+            pytest.raises(TakenOverError, match=rf"option 'group' \({group}\){where}"),
         ):
             second.start()
         publish(url, channel, numbers(20))
-        assert first.receive(20) == numbers(20)
-    with Driven(url, tmp_path / "two", channel=channel, group=group) as second:  # it is free again
+        assert sorted(first.receive(20)) == sorted(numbers(20))
+    with Driven(url, tmp_path / "two", **options) as second:  # it is free again
         second.start()
 
 
@@ -177,23 +189,6 @@ def test_a_query_whose_broker_says_that_its_session_was_taken_over_ends(
 @pytest.mark.parametrize("payload", [b"", b"{", b"[1]", b'[1, "a"]', b'["a", 1.0]', b"[" * 5000, b'[9e9, "a"]'])
 def test_other_payloads_on_the_channel_end_no_query(payload: bytes) -> None:
     assert not started_earlier(payload, (1_700_000_000.0, "a"))
-
-
-def test_the_query_that_comes_second_to_a_queue_ends(
-    rabbitmq: RabbitMQ, channel: str, group: str, tmp_path: Path, elsewhere: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(group_lock, "QUEUE_SECONDS", 0.3)
-    options = {"channel": channel, "group": group, "receivers": "2"}
-    with Driven(rabbitmq.url, tmp_path / "one", **options).start() as first:
-        with (
-            Driven(rabbitmq.url, tmp_path / "two", **options) as second,
-            pytest.raises(TakenOverError, match=rf"option 'group' \({group}\)"),
-        ):
-            second.start()
-        publish(rabbitmq.url, channel, numbers(20))
-        assert sorted(first.receive(20)) == sorted(numbers(20))
-    with Driven(rabbitmq.url, tmp_path / "two", **options) as second:  # it is free again
-        second.start()
 
 
 def test_a_query_that_loses_its_queue_to_another_while_it_is_disconnected_ends(

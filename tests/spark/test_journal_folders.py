@@ -300,20 +300,6 @@ def test_files_of_object_stores_do_not_grow() -> None:
         folder.append_to("x")
 
 
-def test_the_last_to_come_has_the_folder() -> None:
-    one, other = open_folder("memory://owned"), open_folder("memory://owned")
-    one.make()
-    with one.lock():
-        one.check_lock()
-        with other.lock():
-            other.check_lock()
-            with pytest.raises(JournalLockedError):
-                one.check_lock()
-        with pytest.raises(JournalLockedError):
-            one.check_lock()
-    fsspec.filesystem("memory").store.clear()
-
-
 def test_pyarrow_knows_file_systems_of_its_own() -> None:
     folder = open_folder("mock:///x")
     assert isinstance(folder, RemoteFolder)

@@ -20,6 +20,7 @@ import pytest
 
 from adapters.spark.telemetry import run
 from adapters.spark.telemetry.anomaly import ENOUGH, REACH, THRESHOLD, History, Reading, score
+from adapters.spark.telemetry.display import Display
 from adapters.spark.telemetry.fleet import INTERVAL, START, FleetPlan, Sent, digest, simulate
 from adapters.spark.telemetry.model import METRICS, Telemetry
 from adapters.spark.telemetry.plots import draw
@@ -27,10 +28,12 @@ from adapters.spark.telemetry.processes import find_mosquitto
 from adapters.spark.telemetry.processes import mosquitto as private_mosquitto
 from adapters.spark.telemetry.report import Run, with_lateness
 from adapters.spark.telemetry.run import MARKER, prepare
+from adapters.spark.telemetry.session import SparkFailedError
 from messaging.cli import main
 from messaging.errors import ArgumentError, ConfigurationError
 from messaging.testing.brokers import Mosquitto, require
 from tests.cli.program import COMMAND, ROOT, environment
+from tests.interrupts import breakable_waits
 from tests.spark.conftest import require_java
 
 if TYPE_CHECKING:
@@ -265,6 +268,16 @@ def test_the_private_broker_ends_with_its_context(tmp_path: Path) -> None:
         assert url.startswith("mqtt://127.0.0.1:")
         assert of_folder(tmp_path)
     assert of_folder(tmp_path) == []
+
+
+def test_the_display_of_the_pipeline_waits_without_a_breakable_wait() -> None:
+    ticks: list[None] = []
+    with Display() as display, breakable_waits() as found:
+        assert display.wait(lambda: time.sleep(0.01) or 3, lambda: ticks.append(None)) == 3
+        with pytest.raises(SparkFailedError, match="modulo by zero"):
+            display.wait(lambda: 1 // 0, lambda: None)
+    assert ticks
+    assert not found
 
 
 def test_only_an_earlier_output_is_overwritten_and_only_on_request(tmp_path: Path) -> None:

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import random
 import shutil
+import signal
 import subprocess
 import time
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql.types import StructField, StructType
 
+from adapters.spark.journal import Journal
 from adapters.spark.read.typed import CORRUPT, MESSAGE_COLUMNS, TypedColumns
 from messaging.testing.brokers import Mosquitto
-from tests.spark.harness import Collected, make_stream, numbers, publish, unique, values, wait_for
-from tests.spark.readers import Driven, processed
+from tests.spark.harness import Collected, Publisher, make_stream, numbers, publish, table, unique, values, wait_for
+from tests.spark.journals import SOURCE, add, value
+from tests.spark.readers import Driven
 from tests.spark.test_typed import EVERYTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
@@ -75,21 +81,35 @@ def test_rows_have_the_properties_of_the_message(spark: SparkSession, mosquitto:
     assert abs((first.timestamp.astimezone(UTC).replace(tzinfo=None) - before).total_seconds()) < 60
 
 
-def test_a_queue_of_the_group_keeps_messages_while_the_query_is_stopped_and_has_no_consumer(
+def test_a_killed_receiver_of_a_queue_loses_nothing_and_repeats_nothing(
     spark: SparkSession, rabbitmq: RabbitMQ, tmp_path: Path
 ) -> None:
-    channel, checkpoint = unique("orders"), tmp_path / "checkpoint"
-    frame = stream(spark, rabbitmq.url, tmp_path, channel=f"{channel}/#", group=channel)
-    with Collected(frame, checkpoint).ready() as query:
-        publish(rabbitmq.url, f"{channel}/eu", numbers(500))
-        assert values(query.receive(500)) == numbers(500)
-    publish(rabbitmq.url, f"{channel}/eu", numbers(500, 500))
-    with Collected(frame, checkpoint) as query:
-        rows = query.receive(500)
-        publish(rabbitmq.url, f"{channel}/eu", numbers(10, 1000))
-        rows = query.receive(510)
-    assert values(rows) == numbers(510, 500)
-    assert [row.offset for row in rows] == list(range(500, 1010))
+    def receiver() -> list[int]:
+        found = []
+        for children in Path(f"/proc/{spark.sparkContext._gateway.proc.pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):  # a thread or process that has just ended
+                for pid in children.read_text().split():
+                    if b"streaming_source_runner" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        found.append(int(pid))
+        return found
+
+    channel, checkpoint = unique("killed"), tmp_path / "checkpoint"
+    frame = stream(spark, rabbitmq.url, tmp_path, channel=channel, group=channel)
+    with Collected(frame, checkpoint).ready() as first:
+        publisher = Publisher(rabbitmq.url, channel)
+        time.sleep(random.uniform(0, 2.5))  # the random moment
+        wait_for(lambda: len(receiver()) == 1, "the receivers of other queries to end")
+        os.kill(*receiver(), signal.SIGKILL)
+        wait_for(lambda: not first.query.isActive, "the query to fail")
+    with Collected(frame, checkpoint) as second:
+        wait_for(lambda: second.rows or not second.query.isActive, "rows of the second query")
+        confirmed = publisher.stop()
+        # the sink may get a micro-batch again, with the same rows
+        found = {row.offset: row.value for row in first.rows}
+        second.receive(confirmed - len(found))
+        wait_for(lambda: len(found | {row.offset: row.value for row in second.rows}) >= confirmed, "all rows")
+    assert all(found.setdefault(row.offset, row.value) == row.value for row in second.rows)
+    assert sorted(found.values()) == sorted(numbers(confirmed))
     wait_for(
         lambda: f"{channel}\t0" in rabbitmq.ctl("list_queues", "name", "consumers"), "the consumer to go", patience=20
     )
@@ -106,8 +126,7 @@ def test_available_now_reads_all_kept_messages_and_ends(spark: SparkSession, bro
     assert Collected(frame, checkpoint, availableNow=True).finish() == []
 
 
-def test_typed_columns_of_a_schema(spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path) -> None:
-    channel = unique("typed")
+def test_typed_columns_of_a_schema(spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path, channel: str) -> None:
     schema = "device string, celsius double, _channel string, _offset long, _corrupt_record string"
     frame = (
         spark.readStream.format("mqtt")
@@ -151,8 +170,7 @@ def test_every_type_of_a_typed_read_reaches_spark(spark: SparkSession) -> None:
             assert good.site.floor == 7
 
 
-def test_a_batch_read_of_the_journal(spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path) -> None:
-    channel = unique("batch")
+def test_a_batch_read_of_the_journal(spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path, channel: str) -> None:
     with Driven(mosquitto.url, tmp_path, channel=channel).start() as query:
         publish(mosquitto.url, channel, numbers(1000))
         query.receive(1000)
@@ -190,37 +208,6 @@ def test_a_stream_in_micro_batches_and_from_its_checkpoint(
 # --- refusals
 
 
-def failure(spark: SparkSession, tmp_path: Path, **options: Any) -> str:
-    """The text of the error of a streaming read, wherever it comes up."""
-    started = time.monotonic()
-
-    def run() -> None:
-        reader = spark.readStream.format(options.pop("format", "messaging")).options(**options)
-        with Collected(reader.load(), tmp_path / "checkpoint") as query:
-            wait_for(lambda: not query.query.isActive, "the query to fail")
-            query.check()
-
-    with pytest.raises((AnalysisException, StreamingQueryException)) as caught:
-        run()
-    assert time.monotonic() - started < 40
-    return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "texts"),
-    [
-        ({"url": "mqtt://h", "jurnalPath": "/x"}, ["InvalidOptionError", "jurnalpath", "did you mean 'journalPath'"]),
-        ({"url": "mqtt://h", "channel": "a"}, ["InvalidOptionError", "'journalPath'", "missing"]),
-    ],
-    ids=["load", "start"],
-)
-def test_wrong_options(spark: SparkSession, tmp_path: Path, options: dict[str, str], texts: list[str]) -> None:
-    """One case for each way out of Spark; ``test_options`` has all wrong values."""
-    text = failure(spark, tmp_path, **options)
-    for each in texts:
-        assert each in text
-
-
 def test_a_batch_read_needs_a_journal(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(AnalysisException, match="InvalidOptionError: option 'journalPath' is missing"):
         spark.read.format("messaging").load().count()
@@ -240,11 +227,32 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
         yield broker
 
 
-def test_a_wrong_password(spark: SparkSession, guarded: Mosquitto, tmp_path: Path) -> None:
-    url = f"mqtt://user:wrong-{SECRET}@127.0.0.1:{guarded.port}"
-    text = failure(spark, tmp_path, url=url, channel="a", journalPath=str(tmp_path / "journal"))
-    assert "AuthenticationError" in text
-    assert SECRET not in text
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"jurnalPath": "/x"}, r"(?s)InvalidOptionError.*jurnalpath.*did you mean 'journalPath'"),
+        ({"channel": "a"}, r"(?s)InvalidOptionError.*'journalPath'.*missing"),
+        ({"channel": "a", "journalPath": "{}/journal"}, "AuthenticationError"),
+    ],
+    ids=["load", "start", "connect"],
+)
+def test_a_wrong_option_or_password_fails_the_query(
+    spark: SparkSession, guarded: Mosquitto, tmp_path: Path, options: dict[str, str], problem: str
+) -> None:
+    """One case for each way out of Spark; ``test_options`` has all wrong values."""
+    given = {name: value.format(tmp_path) for name, value in options.items()}
+    reader = spark.readStream.format("messaging").option("url", f"mqtt://user:wrong-{SECRET}@127.0.0.1:{guarded.port}")
+    started = time.monotonic()
+
+    def run() -> None:
+        with Collected(reader.options(**given).load(), tmp_path / "checkpoint") as query:
+            wait_for(lambda: not query.query.isActive, "the query to fail")
+            query.check()
+
+    with pytest.raises((AnalysisException, StreamingQueryException), match=problem) as caught:
+        run()
+    assert time.monotonic() - started < 40
+    assert SECRET not in str(caught.value)
 
 
 def test_secrets_appear_nowhere(spark: SparkSession, guarded: Mosquitto, tmp_path: Path, event_log: Path) -> None:
@@ -267,53 +275,49 @@ def test_secrets_appear_nowhere(spark: SparkSession, guarded: Mosquitto, tmp_pat
         assert not file.is_file() or SECRET.encode() not in file.read_bytes(), file
 
 
-def test_a_damaged_journal_fails_the_task(spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path) -> None:
-    channel, journal = unique("damaged"), tmp_path / "journal"
-    first = processed([b"the first of all"], mosquitto.url, journal, channel=channel)
-    publish(mosquitto.url, channel, numbers(100))
-    with Driven(mosquitto.url, journal, first.checkpoint, channel=channel).start() as query:
-        query.receive(100)
-    (segment,) = (journal / "0").iterdir()
+def test_a_damaged_journal_fails_the_task(spark: SparkSession, tmp_path: Path) -> None:
+    with contextlib.closing(Journal.open(str(tmp_path), SOURCE)) as journal:
+        add(journal.logs[0], 100)
+        add(journal.logs[0])
+    (segment,) = (tmp_path / "0").iterdir()
     data = bytearray(segment.read_bytes())
-    data[data.index(b"the first of all")] ^= 1  # not in the last frame, which could be a write that is going on
+    data[data.index(value(49))] ^= 1  # not in the last frame, which could be a write that is going on
     segment.write_bytes(data)
     with pytest.raises(Exception, match=r"(?s)JournalCorruptError.*'journalPath'"):
-        spark.read.format("messaging").option("journalPath", str(journal)).load().collect()
+        spark.read.format("messaging").option("journalPath", str(tmp_path)).load().collect()
 
 
 def test_a_parquet_table_gets_every_row_on_the_way_back_from_a_deleted_checkpoint(
-    spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path
+    spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path, channel: str
 ) -> None:
-    channel = unique("table")
 
-    def table(name: str, checkpoint: str, **options: Any) -> StreamingQuery:
+    def start(name: str, **options: Any) -> StreamingQuery:
         frame = stream(spark, mosquitto.url, tmp_path, channel=channel, **options)
         writer = frame.writeStream.format("parquet").option("path", str(tmp_path / name))
-        return writer.option("checkpointLocation", str(tmp_path / checkpoint)).start()
+        return writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
 
     def rows_of(name: str) -> set[bytes]:
-        return {bytes(row.value) for row in spark.read.parquet(str(tmp_path / name)).collect()}
+        return {value for _, value in table(tmp_path / name)}
 
     def has(name: str, rows: list[bytes]) -> bool:
         query.processAllAvailable()  # of what has come from the broker
         return set(rows) <= rows_of(name)
 
-    query = table("table", "checkpoint")
+    query = start("table")
     wait_for(lambda: query.lastProgress is not None, "the query")
-    for start in range(0, 4000, 2000):
-        publish(mosquitto.url, channel, numbers(2000, start))
-        wait_for(partial(has, "table", numbers(2000, start)), "the rows")
+    publish(mosquitto.url, channel, numbers(500))
+    wait_for(partial(has, "table", numbers(500)), "the rows")
     query.stop()
-    publish(mosquitto.url, channel, numbers(500, 4000))
+    publish(mosquitto.url, channel, numbers(500, 500))
     shutil.rmtree(tmp_path / "checkpoint")
     options = {"adoptJournal": "true", "availableNowQuiet": "0.3"}
-    query = table("table", "checkpoint", **options)
+    query = start("table", **options)
     wait_for(lambda: query.lastProgress is not None or not query.isActive, "the first micro-batch")
-    publish(mosquitto.url, channel, numbers(100, 4500))  # only with the next one, Spark commits the first
+    publish(mosquitto.url, channel, numbers(100, 1000))  # only with the next one, Spark commits the first
     wait_for(lambda: not query.isActive, "the query to fail")
     assert "MicroBatchSkippedError: option 'journalPath'" in str(query.exception())
     shutil.rmtree(tmp_path / "checkpoint")
-    query = table("table2", "checkpoint", **options)
-    wait_for(partial(has, "table2", numbers(600, 4000)), "the rows")
+    query = start("table2", **options)
+    wait_for(partial(has, "table2", numbers(600, 500)), "the rows")
     query.stop()
-    assert rows_of("table") | rows_of("table2") == set(numbers(4600))
+    assert rows_of("table") | rows_of("table2") == set(numbers(1100))

@@ -1,22 +1,36 @@
-"""The readers with real brokers: checkpoints, limits, several channels, queries and receivers. Without Spark."""
+"""The readers with real brokers, driven as Spark drives them: micro-batches, refusals, faults and sinks that skip."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import TYPE_CHECKING
+import shutil
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pydantic import BaseModel
 
 import messaging
+from adapters.spark.errors import (
+    DataLossError,
+    JournalError,
+    JournalFullError,
+    JournalLockedError,
+    JournalMismatchError,
+    MicroBatchSkippedError,
+)
+from adapters.spark.journal import Journal, Source, folders
+from adapters.spark.journal.folders import LocalFolder
+from adapters.spark.read import journaled, rabbitmq_streams
 from adapters.spark.read.typed import CORRUPT
-from tests.spark.harness import make_stream, numbers, publish, unique
+from messaging.errors import AuthenticationError, ConnectFailedError, InvalidOptionError, SubscriptionRefusedError
+from messaging.testing.brokers import Mosquitto, RabbitMQ, free_port
+from messaging.testing.proxy import Proxy
+from tests.spark.harness import make_stream, numbers, publish, unique, wait_for
 from tests.spark.readers import Driven, batch_read, processed
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from messaging.testing.brokers import Mosquitto, RabbitMQ
 
 
 class Reading(BaseModel):
@@ -37,8 +51,7 @@ def test_available_now_of_a_queue(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     assert query.finish() == numbers(1000)
 
 
-def test_two_queries_at_once_get_all_of_it_each(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    channel = unique("two")
+def test_two_queries_at_once_get_all_of_it_each(mosquitto: Mosquitto, tmp_path: Path, channel: str) -> None:
     with (
         Driven(mosquitto.url, tmp_path / "one", channel=f"{channel}/#").start() as first,
         Driven(mosquitto.url, tmp_path / "two", channel=f"{channel}/+").start() as second,
@@ -56,8 +69,7 @@ def test_several_channels(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
         assert found == {(f"{name}/a", b"1"), (f"{name}/b/c", b"2")}
 
 
-def test_typed_columns_of_a_model(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    channel = unique("typed")
+def test_typed_columns_of_a_model(rabbitmq: RabbitMQ, tmp_path: Path, channel: str) -> None:
     with Driven(rabbitmq.url, tmp_path, channel=channel, model=f"{Reading.__module__}:Reading").start() as query:
         publish(rabbitmq.url, channel, [Reading(device="a", celsius=1.5).model_dump_json(), b"nothing"])
         good, bad = query.receive_rows(2)
@@ -77,8 +89,7 @@ def test_limits_of_a_micro_batch(broker: Mosquitto, tmp_path: Path) -> None:
     assert len(sizes) >= 5
 
 
-def test_processed_segments_are_deleted(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    channel = unique("trim")
+def test_processed_segments_are_deleted(mosquitto: Mosquitto, tmp_path: Path, channel: str) -> None:
     with Driven(mosquitto.url, tmp_path, channel=channel, journalBytes="4m", minPartitions="2").start() as query:
         for batch in range(12):  # three times the limit of the journal
             publish(mosquitto.url, channel, [b"x" * 10_000 for _ in range(100)])
@@ -120,3 +131,256 @@ def test_several_streams_are_partitions(rabbitmq: RabbitMQ) -> None:
     query = Driven(journal=None, maxRowsPerBatch="20", **options)
     assert len(query.finish()) == 70
     assert max(len(batch) for batch in query.batches) <= 23
+
+
+# --- refusals: errors name the class, the option and the remedy
+
+
+SECRET = "a7c-hush-hush-91"
+
+
+def refused(
+    kind: type[Exception], match: str, url: str, journal: Path | None, *checkpoint: list[str], **how: str
+) -> None:
+    """A query, continued or not, fails when it starts."""
+    with Driven(url, journal, *map(list, checkpoint), **how) as query, pytest.raises(kind, match=match):
+        query.start()
+
+
+def test_a_wrong_password_of_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    url = f"amqp://guest:no-{SECRET}@127.0.0.1:{rabbitmq.port}"
+    for journal, options in ((tmp_path, {"channel": "a"}), (None, {"queue": "a", "queueType": "stream"})):
+        with Driven(url, journal, **options) as query, pytest.raises(AuthenticationError) as caught:
+            query.start()
+        assert SECRET not in repr(caught.value) + str(caught.value)
+
+
+def test_an_unreachable_broker_fails_the_query(tmp_path: Path) -> None:
+    refused(ConnectFailedError, "refused", f"mqtt://127.0.0.1:{free_port()}", tmp_path, channel="a")
+
+
+def test_a_missing_queue_stream_or_extension_fails_the_query(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    name = unique("missing")
+    refused(SubscriptionRefusedError, name, rabbitmq.url, tmp_path, queue=name, **{"extension.autocreate": "false"})
+    refused(SubscriptionRefusedError, name, rabbitmq.url, None, queue=name, queueType="stream")
+    refused(InvalidOptionError, "nonsense", rabbitmq.url, tmp_path / "2", queue="q", **{"extension.nonsense": "1"})
+
+
+def test_a_queue_that_is_deleted_ends_the_query_when_all_is_processed(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    name = unique("deleted")
+    with Driven(rabbitmq.url, tmp_path, queue=name).start() as query:
+        publish(rabbitmq.url, name, numbers(100))
+        wait_for(lambda: json.loads(query.latest())["offsets"] == {"0": 100}, "all to be stored")
+        rabbitmq.ctl("delete_queue", name)
+        with pytest.raises(SubscriptionRefusedError):
+            wait_for(lambda: query.micro_batch() and False, "the query to end")
+        assert query.values == numbers(100)
+
+
+def test_a_journal_in_use(mosquitto: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "LOCK_SECONDS", 0.2)
+    with contextlib.closing(Journal.open(str(tmp_path), Source("mqtt://127.0.0.1:1", ["a"], None, "1", 1))):
+        refused(JournalLockedError, r"'journalPath'.*is using this journal", mosquitto.url, tmp_path, channel="a")
+
+
+def test_a_journal_of_other_channels(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    Journal.open(str(tmp_path), Source("mqtt://127.0.0.1:1", ["b"], None, "1", 1)).close()
+    problem = r"'journalPath'.*channels was \['b'\] and is \['a'\]"
+    refused(JournalMismatchError, problem, mosquitto.url, tmp_path, channel="a")
+
+
+def test_a_journal_of_another_query(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    url, channel, journal = mosquitto.url, unique("another"), tmp_path / "journal"
+    with Driven(url, journal, channel=channel).start() as query:
+        for start in (0, 10):
+            publish(url, channel, numbers(10, start))
+            query.receive(start + 10)
+    refused(JournalMismatchError, "adoptJournal", url, journal, channel=channel)  # without its checkpoint
+    refused(
+        DataLossError, "journalPath", url, tmp_path / "other", query.checkpoint, channel=channel
+    )  # with another journal
+    adopting = {"adoptJournal": "true", "startingOffsets": "latest"}
+    with Driven(url, journal, channel=channel, **adopting).start() as adopted:
+        publish(url, channel, numbers(5, 20))
+        assert adopted.receive(5) == numbers(5, 20)
+    refused(
+        JournalMismatchError, "made it its own", url, journal, query.checkpoint, channel=channel
+    )  # now it is that query's
+
+
+def test_lost_rows_of_a_stream_fail_the_query(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rabbitmq_streams, "CERTAIN_SECONDS", 0.5)
+    name = unique("gone")
+    make_stream(rabbitmq.url, name, numbers(10))
+    options = {"queue": name, "queueType": "stream"}
+    with Driven(rabbitmq.url, None, **options).start() as query:
+        query.receive(10)
+    rabbitmq.ctl("delete_queue", name)
+    make_stream(rabbitmq.url, name, numbers(5))  # its offsets begin again
+    refused(DataLossError, name, rabbitmq.url, None, query.checkpoint, **options)
+
+
+def test_a_checkpoint_beyond_the_journal(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    """An older copy of the journal: new messages would get offsets that Spark has processed."""
+    url, channel, journal = mosquitto.url, unique("older"), tmp_path / "journal"
+    with Driven(url, journal, channel=channel).start() as query:
+        publish(url, channel, numbers(10))
+        query.receive(10)
+        shutil.copytree(journal, tmp_path / "copy")
+        publish(url, channel, numbers(10, 10))
+        query.receive(20)
+    shutil.rmtree(journal)
+    (tmp_path / "copy").rename(journal)
+    refused(DataLossError, "option 'journalPath'", url, journal, query.checkpoint, channel=channel)
+    with Driven(url, journal, query.checkpoint, channel=channel, failOnDataLoss="false").start() as going_on:
+        publish(url, channel, numbers(5, 20))
+        assert going_on.receive(5) == numbers(5, 20)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "problem"),
+    [('{"0": 5}', "partition 0 has offsets 0 to 0, and not 5"), ('{"7": 0}', "7 is no partition")],
+)
+def test_starting_offsets_out_of_range_are_refused(
+    mosquitto: Mosquitto, tmp_path: Path, offsets: str, problem: str
+) -> None:
+    given = {"channel": unique("start"), "startingOffsets": offsets}
+    refused(InvalidOptionError, f"option 'startingOffsets': {problem}", mosquitto.url, tmp_path, **given)
+
+
+# --- faults of brokers and disks; killed processes: test_killed_drivers and test_read
+
+
+def test_a_full_disk_delays_only_the_messages_that_do_not_fit(rabbitmq: RabbitMQ, small_disk: Path) -> None:
+    """Ten times the size of the disk passes through it: processed rows make room."""
+    options = {"channel": "full/disk", "group": "full-disk", "prefetch": "50", "journalBytes": "1g"}
+    with Driven(rabbitmq.url, small_disk / "journal", **options).start() as query:
+        payloads = [b"%04d" % number + b"x" * 20_000 for number in range(2000)]
+        publish(rabbitmq.url, "full/disk", payloads)
+        assert query.receive(2000) == payloads
+
+
+def test_a_disk_that_stays_full_fails_the_query(
+    rabbitmq: RabbitMQ, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journaled, "PATIENCE", 0.5)
+    journal, channel = small_disk / "journal", unique("no-room")
+    with Driven(rabbitmq.url, journal, channel=channel, group=channel).start() as query:
+        (small_disk / "ballast").write_bytes(b"x" * (4 * 2**20 - 40_000))
+        publish(rabbitmq.url, channel, [b"x" * 100_000])
+        with pytest.raises(JournalFullError, match="option 'journalPath'"):
+            wait_for(lambda: query.micro_batch() and False, "the query to fail")
+    (small_disk / "ballast").unlink()
+    with Driven(rabbitmq.url, journal, query.checkpoint, channel=channel, group=channel).start() as query:
+        assert query.receive(1) == [b"x" * 100_000]
+
+
+def test_a_broker_of_streams_that_is_away_for_a_while(rabbitmq: RabbitMQ) -> None:
+    name = unique("away")
+    make_stream(rabbitmq.url, name, numbers(100))
+    options = {"queue": name, "queueType": "stream", "timeout": "1", "reconnect_max": "0.2"}
+    with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
+        url = f"amqp://guest:guest@127.0.0.1:{proxy.port}"
+        with Driven(url, None, **options).start() as query:
+            query.receive(100)
+            proxy.refuse()
+            publish(rabbitmq.url, name, numbers(100, 100))
+            attempts = proxy.attempts
+            wait_for(lambda: query.micro_batch() or proxy.attempts > attempts + 2, "attempts to reconnect")
+            assert len(query.values) == 100
+            proxy.accept()
+            assert query.receive(200) == numbers(200)
+
+
+# --- a sink that skips a micro-batch: the rows stay in the journal, and the query fails
+
+
+ADVICE = r"'journalPath'.*no task has read.*new checkpointLocation and adoptJournal=true.*failOnSkippedBatch=false"
+
+
+def test_an_adopted_journal_keeps_the_rows_of_a_skipped_micro_batch_and_the_advice_recovers_them(
+    mosquitto: Mosquitto, channel: str, tmp_path: Path
+) -> None:
+    journal = tmp_path / "journal"
+    with Driven(mosquitto.url, journal, channel=channel).start() as query:
+        publish(mosquitto.url, channel, numbers(40))
+        assert query.receive(40) == numbers(40)
+        publish(mosquitto.url, channel, numbers(1, 40))
+        query.receive(41)  # commits the rows before
+    publish(mosquitto.url, channel, numbers(4, 41))
+    options = {"channel": channel, "adoptJournal": "true", "availableNowQuiet": "0.2"}
+    with Driven(mosquitto.url, journal, skip=1, **options) as skipped:
+        skipped.reader.prepareForTriggerAvailableNow()
+        skipped.start()
+        assert skipped.micro_batch()
+        with pytest.raises(MicroBatchSkippedError, match=ADVICE):
+            skipped.micro_batch()
+        with pytest.raises(MicroBatchSkippedError, match=ADVICE):  # whichever Spark asks for first
+            skipped.reader.commit(json.loads(skipped.checkpoint[-1]))
+    with (
+        Driven(mosquitto.url, journal, skipped.checkpoint, **options) as again,
+        pytest.raises(MicroBatchSkippedError, match=ADVICE),
+    ):
+        again.start()
+    with Driven(mosquitto.url, journal, **options).start() as recovered:
+        wait_for(
+            lambda: recovered.micro_batch() is None or set(numbers(5, 40)) <= set(recovered.values), "the rows", 30
+        )
+        publish(mosquitto.url, channel, numbers(5, 45))
+        wait_for(
+            lambda: recovered.micro_batch() is None or recovered.values[-5:] == numbers(5, 45), "the rows after", 30
+        )
+
+
+def test_a_new_journal_keeps_the_rows_of_a_skipped_micro_batch_too_and_the_query_continues_if_it_is_told_to(
+    mosquitto: Mosquitto, channel: str, tmp_path: Path
+) -> None:
+    journal = tmp_path / "journal"
+    with Driven(mosquitto.url, journal, skip=1, channel=channel).start() as query:
+        publish(mosquitto.url, channel, numbers(20))
+        wait_for(query.micro_batch, "a micro-batch")
+        with pytest.raises(MicroBatchSkippedError, match="offsets 0 to"):
+            query.micro_batch()
+    assert Journal.view(str(journal)).logs[0].begin == 0
+    with Driven(mosquitto.url, journal, query.checkpoint, channel=channel, failOnSkippedBatch="false").start() as again:
+        publish(mosquitto.url, channel, numbers(5, 20))
+        wait_for(lambda: again.micro_batch() is None or again.values[-5:] == numbers(5, 20), "the rows after", 30)
+
+
+def test_marks_are_left_by_the_first_rows_only_and_deleted(mosquitto: Mosquitto, channel: str, tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    with Driven(mosquitto.url, journal, channel=channel).start() as query:
+        for start in range(0, 30, 10):
+            publish(mosquitto.url, channel, numbers(10, start))
+            assert query.receive(start + 10) == numbers(start + 10)
+        query.micro_batch()
+        assert {each.name for each in journal.iterdir()} == {"journal.json", "lock", "0"}
+
+
+def test_an_executor_that_cannot_write_its_mark_fails(
+    mosquitto: Mosquitto, channel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: LocalFolder, name: str, parts: Any) -> int:
+        raise PermissionError(13, "Permission denied", name)
+
+    with Driven(mosquitto.url, tmp_path / "journal", channel=channel).start() as query:
+        publish(mosquitto.url, channel, numbers(1))
+        monkeypatch.setattr(LocalFolder, "write", refused)
+        with pytest.raises(JournalError, match=r"'journalPath'.*an executor cannot write the mark.*Permission denied"):
+            query.receive(1)
+
+
+def test_a_journal_of_an_earlier_version_is_read_without_marks(
+    mosquitto: Mosquitto, channel: str, tmp_path: Path
+) -> None:
+    journal = tmp_path / "journal"
+    query = processed(numbers(5), mosquitto.url, journal, channel=channel)
+    values = json.loads((journal / "journal.json").read_text())
+    for name in ("group", "sessions", "unread"):
+        del values[name]
+    (journal / "journal.json").write_text(json.dumps(values))
+    offsets = json.loads(query.checkpoint[-1])
+    del offsets["group"]
+    publish(mosquitto.url, channel, numbers(5, 5))
+    with Driven(mosquitto.url, journal, [json.dumps(offsets)], channel=channel) as later:
+        assert later.start().receive(5) == numbers(5, 5)

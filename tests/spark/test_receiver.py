@@ -18,6 +18,7 @@ from messaging import MessagingError
 from messaging.errors import SubscriptionRefusedError
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
+from tests.interrupts import breakable_waits
 from tests.spark.harness import numbers, publish, unique, wait_for
 
 if TYPE_CHECKING:
@@ -26,17 +27,38 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+FULL = JournalFullError("/journal", "cannot write: No space left on device")
 VERSIONS = pytest.mark.parametrize("version", ["5", "3.1.1"])
 
 
+class Gate:
+    """Holds the writes of a log back, or has them fail."""
+
+    def __init__(self, log: LogWriter) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        self.waiting = threading.Event()
+        self.error: Exception | None = None
+        self._append = log.append
+        log.append = self.append  # type: ignore[method-assign]
+
+    def append(self, rows: pa.RecordBatch) -> None:
+        self.waiting.set()
+        assert self.open.wait(60)
+        if self.error is not None:
+            raise self.error
+        self._append(rows)
+
+
 class Running:
-    """A receiver, and the rows that it has stored."""
+    """A receiver, the rows that it has stored, and a gate before its log."""
 
     def __init__(self, path: Path, url: str, **options: str) -> None:
         given = {"url": url, "journalPath": str(path), **options}
         self.options = ReadOptions.of(given)
         self.journal = Journal.open(str(path), Source("mqtt://anywhere", [], None, "1", 1))
         (self.log,) = self.journal.logs
+        self.gate = Gate(self.log)
         self.receiver = Receiver(self.options, self.options.group or "group", self.log)
 
     def start(self) -> Running:
@@ -77,25 +99,6 @@ def run(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         each.close()
 
 
-class Gate:
-    """Holds the writes of a log back, or has them fail."""
-
-    def __init__(self, log: LogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.open = threading.Event()
-        self.open.set()
-        self.waiting = threading.Event()
-        self.error: Exception | None = None
-        self._append = log.append
-        monkeypatch.setattr(log, "append", self.append)
-
-    def append(self, rows: pa.RecordBatch) -> None:
-        self.waiting.set()
-        assert self.open.wait(60)
-        if self.error is not None:
-            raise self.error
-        self._append(rows)
-
-
 def unacknowledged(rabbitmq: RabbitMQ, queue: str) -> tuple[int, int]:
     """Messages of ``queue`` that wait, and that are with the consumer."""
     lines = rabbitmq.ctl("list_queues", "name", "messages_ready", "messages_unacknowledged").splitlines()
@@ -116,36 +119,35 @@ def test_stored_messages_are_not_received_again(broker: Mosquitto, run: Callable
     assert running.receiver.redeliveries.dropped == 0
 
 
-def test_nothing_is_acknowledged_before_it_is_stored(
-    rabbitmq: RabbitMQ, run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_acknowledged_before_it_is_stored(rabbitmq: RabbitMQ, run: Callable[..., Running]) -> None:
     queue = unique("queue")
     running = run(rabbitmq.url, queue=queue)
-    gate = Gate(running.log, monkeypatch)
-    gate.open.clear()
+    running.gate.open.clear()
     publish(rabbitmq.url, queue, numbers(100))
-    assert gate.waiting.wait(30)
+    assert running.gate.waiting.wait(30)
     wait_for(lambda: unacknowledged(rabbitmq, queue) == (0, 100), "all to be with the consumer")
     assert running.log.end == 0
-    gate.open.set()
+    running.gate.open.set()
     assert running.stored(100) == numbers(100)
     wait_for(lambda: unacknowledged(rabbitmq, queue) == (0, 0), "all to be acknowledged")
 
 
-@VERSIONS
 @pytest.mark.parametrize("deduplicate", ["true", "false"])
+@pytest.mark.parametrize("version", ["5", "3.1.1", "AMQP"])
 def test_an_acknowledgement_that_is_lost_stores_nothing_twice(
-    broker: Mosquitto, run: Callable[..., Running], version: str, deduplicate: str
+    request: pytest.FixtureRequest, run: Callable[..., Running], channel: str, version: str, deduplicate: str
 ) -> None:
+    broker: Mosquitto | RabbitMQ = request.getfixturevalue("rabbitmq" if version == "AMQP" else "broker")
+    options = {"queue": channel} if version == "AMQP" else {"channel": channel, "version": version}
+    options |= {"deduplicate": deduplicate, "reconnect_max": "0.2"}
     with Proxy(broker.host, broker.port) as proxy:
-        url = f"mqtt://127.0.0.1:{proxy.port}"
-        running = run(url, channel="a", version=version, deduplicate=deduplicate, reconnect_max="0.2")
+        running = run(broker.url.replace(str(broker.port), str(proxy.port)), **options)
         proxy.up.swallow()  # acknowledgements do not arrive
-        publish(broker.url, "a", numbers(15))  # within the window of mosquitto
+        publish(broker.url, channel, numbers(15))  # within the window of mosquitto
         assert running.stored(15) == numbers(15)
         proxy.sever()
         proxy.up.restore()
-        publish(broker.url, "a", numbers(15, 15))
+        publish(broker.url, channel, numbers(15, 15))
         if deduplicate == "true":
             assert running.stored(30) == numbers(30)
             assert running.receiver.redeliveries.dropped == 15
@@ -171,21 +173,6 @@ def test_a_process_that_is_gone_is_no_reason_to_store_twice(
     assert running.receiver.redeliveries.dropped == 10
 
 
-def test_a_queue_that_delivers_again_stores_nothing_twice(rabbitmq: RabbitMQ, run: Callable[..., Running]) -> None:
-    queue = unique("queue")
-    with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
-        url = f"amqp://guest:guest@127.0.0.1:{proxy.port}"
-        running = run(url, queue=queue, reconnect_max="0.2")
-        proxy.up.swallow()
-        publish(rabbitmq.url, queue, numbers(50))
-        assert running.stored(50) == numbers(50)
-        proxy.sever()
-        proxy.up.restore()
-        publish(rabbitmq.url, queue, numbers(50, 50))
-        assert running.stored(100) == numbers(100)
-        assert running.receiver.redeliveries.dropped == 50
-
-
 def test_a_broker_that_is_restarted(durable_broker: Mosquitto, run: Callable[..., Running]) -> None:
     broker = durable_broker
     running = run(broker.url, channel="a", reconnect_max="0.2")
@@ -197,20 +184,17 @@ def test_a_broker_that_is_restarted(durable_broker: Mosquitto, run: Callable[...
     assert running.stored(601) == numbers(601)
 
 
-def test_a_full_disk_waits_and_loses_nothing(
-    rabbitmq: RabbitMQ, run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_waits_and_loses_nothing(rabbitmq: RabbitMQ, run: Callable[..., Running]) -> None:
     queue = unique("queue")
     running = run(rabbitmq.url, queue=queue)
-    gate = Gate(running.log, monkeypatch)
-    gate.error = JournalFullError("/journal", "cannot write: No space left on device")
+    running.gate.error = FULL
     publish(rabbitmq.url, queue, numbers(100))
     wait_for(lambda: running.receiver.failure is not None, "the disk to be full")
     running.receiver.raise_failure(patience=60)  # within its patience
     with pytest.raises(JournalFullError, match="'journalPath'"):
         running.receiver.raise_failure()
     assert unacknowledged(rabbitmq, queue) == (0, 100)
-    gate.error = None
+    running.gate.error = None
     wait_for(lambda: running.log.end == 100, "all to be stored")
     assert running.values() == numbers(100)
     wait_for(lambda: running.receiver.failure is None, "the failure to be over")
@@ -238,12 +222,11 @@ def test_pending_bytes_are_bounded(
 ) -> None:
     monkeypatch.setattr(receiver, "PENDING_BYTES", 100_000)
     running = run(broker.url, channel="a", prefetch="1000")
-    gate = Gate(running.log, monkeypatch)
-    gate.open.clear()
+    running.gate.open.clear()
     publish(broker.url, "a", [b"%04d" % number + b"x" * 9_996 for number in range(200)])
     wait_for(lambda: running.receiver.pending_bytes >= 100_000, "too much to be pending")
     assert running.receiver.pending_bytes < 120_000
-    gate.open.set()
+    running.gate.open.set()
     assert [value[:4] for value in running.stored(200)] == [b"%04d" % number for number in range(200)]
 
 
@@ -252,8 +235,7 @@ def test_stopping_does_not_wait_for_observers_that_wait(
 ) -> None:
     monkeypatch.setattr(receiver, "PENDING_BYTES", 1000)
     running = run(broker.url, channel="a")
-    gate = Gate(running.log, monkeypatch)
-    gate.error = JournalFullError("/journal", "cannot write: No space left on device")
+    running.gate.error = FULL
     publish(broker.url, "a", [b"x" * 900 for _ in range(50)])
     wait_for(lambda: running.receiver.failure is not None, "the disk to be full")
     started = time.monotonic()
@@ -264,51 +246,54 @@ def test_stopping_does_not_wait_for_observers_that_wait(
     assert len(again.stored(50)) == 50
 
 
-def test_a_defect_is_told_and_not_swallowed(
-    broker: Mosquitto, run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_defect_is_told_and_not_swallowed(broker: Mosquitto, run: Callable[..., Running]) -> None:
     running = run(broker.url, channel="a")
-    Gate(running.log, monkeypatch).error = ValueError("a defect")
+    running.gate.error = ValueError("a defect")
     publish(broker.url, "a", numbers(5))
     wait_for(lambda: running.receiver.failure is not None, "the failure")
     with pytest.raises(MessagingError, match="ValueError: a defect"):
         running.receiver.raise_failure(patience=60)
 
 
-def test_quiet_is_when_all_that_was_there_is_stored(broker: Mosquitto, run: Callable[..., Running]) -> None:
-    run(broker.url, channel="a").close()
-    publish(broker.url, "a", numbers(3000))
+def test_waiting_for_quiet_has_an_end(broker: Mosquitto, run: Callable[..., Running]) -> None:
     running = run(broker.url, channel="a")
-    running.receiver.wait_quiet(0.5, time.monotonic() + 30)
-    assert running.values() == numbers(3000)
-
-
-def test_waiting_for_quiet_has_an_end(
-    broker: Mosquitto, run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = run(broker.url, channel="a")
-    gate = Gate(running.log, monkeypatch)
-    gate.open.clear()
+    running.gate.open.clear()
     publish(broker.url, "a", numbers(3))
-    assert gate.waiting.wait(30)
+    assert running.gate.waiting.wait(30)
     started = time.monotonic()
     running.receiver.wait_quiet(0.1, started + 0.5)
     assert 0.4 < time.monotonic() - started < 5
-    gate.open.set()
+    running.gate.open.set()
 
 
 def test_a_queue_that_is_deleted_while_the_disk_is_full_is_not_forgotten(
-    rabbitmq: RabbitMQ, run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+    rabbitmq: RabbitMQ, run: Callable[..., Running]
 ) -> None:
     queue = unique("queue")
     running = run(rabbitmq.url, queue=queue)
-    gate = Gate(running.log, monkeypatch)
-    gate.error = JournalFullError("/journal", "cannot write: No space left on device")
+    running.gate.error = FULL
     publish(rabbitmq.url, queue, numbers(5))
     wait_for(lambda: running.receiver.failure is not None, "the disk to be full")
     rabbitmq.ctl("delete_queue", queue)
     wait_for(lambda: isinstance(running.receiver.failure, SubscriptionRefusedError), "the end of the subscription")
-    gate.error = None
+    running.gate.error = None
     wait_for(lambda: running.log.end == 5, "what was there to be stored")
     with pytest.raises(SubscriptionRefusedError):
         running.receiver.raise_failure(patience=60)
+
+
+def test_a_receiver_starts_waits_and_stops_without_a_breakable_wait(broker: Mosquitto, tmp_path: Path) -> None:
+    running = Running(tmp_path / "journal", broker.url, channel="a/#")
+    with breakable_waits() as found:
+        running.start()
+    try:
+        publish(broker.url, "a/b", numbers(100))
+        assert running.stored(100) == numbers(100)
+        with breakable_waits() as found_later:
+            running.receiver.wait_quiet(0.05, time.monotonic() + 20)
+            running.receiver.raise_failure()
+            running.receiver.commit(0)
+            running.receiver.stop()
+    finally:
+        running.close()
+    assert not found | found_later

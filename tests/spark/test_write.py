@@ -7,13 +7,12 @@ import re
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
-from pyspark.sql import types
 from pyspark.sql.pandas.types import from_arrow_schema
 
 import messaging
@@ -32,6 +31,7 @@ from messaging.errors import (
 from messaging.testing.brokers import free_port
 from messaging.testing.proxy import Proxy
 from tests.spark.harness import publish, unique, wait_for
+from tests.spark.test_typed import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -81,8 +81,7 @@ def append(frame: DataFrame, **options: Any) -> None:
 # --- rows, without Spark
 
 
-def test_rows_become_messages_in_their_order(url: str) -> None:
-    channel = unique("sink")
+def test_rows_become_messages_in_their_order(url: str, channel: str) -> None:
     with messaging.connect(url) as m, m.subscribe(channel, qos=1) as stream:
         assert write(table(b"1", b"\x00\xff"), table(), table(b"", b"4"), url=url, channel=channel) == 4
         messages = received(stream, 4)
@@ -92,8 +91,7 @@ def test_rows_become_messages_in_their_order(url: str) -> None:
     assert len({each[1] for each in made if each}) == 1
 
 
-def test_columns_say_how_messages_are_sent(url: str) -> None:
-    channel = unique("sink")
+def test_columns_say_how_messages_are_sent(url: str, channel: str) -> None:
     rows = table(
         b"1", b"2", b"3",
         channel=[f"{channel}/a", None, f"{channel}/a"],
@@ -113,8 +111,7 @@ def test_columns_say_how_messages_are_sent(url: str) -> None:
     assert (third.channel, third.correlation_id, third.extensions.get("headers") or {}) == (f"{channel}/a", None, {})
 
 
-def test_headers_that_a_read_adds_are_not_written(url: str) -> None:
-    channel = unique("sink")
+def test_headers_that_a_read_adds_are_not_written(url: str, channel: str) -> None:
     told = {"message-id": "of-the-sender", "content-encoding": "gzip", "site": "north"}
     with messaging.connect(url) as m, m.subscribe(channel, qos=1) as stream:
         write(table(b"1", b"2", headers=[told, {"message-id": "x"}]), url=url, channel=channel, messageIdPrefix="mine")
@@ -134,8 +131,7 @@ def test_the_key_is_the_routing_key(rabbitmq: RabbitMQ) -> None:
             assert stream.receive(PATIENCE).payload == b"2"
 
 
-def test_the_same_rows_have_the_same_ids_and_others_have_not(url: str) -> None:
-    channel = unique("sink")
+def test_the_same_rows_have_the_same_ids_and_others_have_not(url: str, channel: str) -> None:
     with messaging.connect(url) as m, m.subscribe(channel, qos=1) as stream:
         for batch in (table(b"a", b"b"), table(b"a", b"b"), table(b"b", b"a")):
             write(batch, url=url, channel=channel, messageIdPrefix="p")
@@ -144,9 +140,33 @@ def test_the_same_rows_have_the_same_ids_and_others_have_not(url: str) -> None:
     assert not set(found[:2]) & set(found[4:])  # an id that was seen must not hide a row that was not
 
 
+def test_a_task_or_micro_batch_that_is_run_again_publishes_the_same_ids(
+    mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real query: ``test_rows_of_a_read_can_be_written``."""
+    context = object.__new__(TaskContext)
+    context._partitionId = 3
+    monkeypatch.setattr(TaskContext, "_taskContext", context)
+    channel, rows = unique("sink"), table(b"a", b"b", None)
+    source = MessagingDataSource({"url": mosquitto.url, "channel": channel})
+    kind = from_arrow_schema(rows.schema)
+    batch: Any = source.writer(kind, overwrite=False)
+    with messaging.connect(mosquitto.url) as m, m.subscribe(channel, qos=1) as stream:
+        for epoch in ("0", "1"):
+            context._localProperties = {"sql.streaming.queryId": "query", "streaming.sql.batchId": epoch}
+            query: Any = source.streamWriter(kind, overwrite=False)  # Spark makes one for each micro-batch
+            for writer in (batch, query):
+                with pytest.raises(InvalidRowError, match="row 2 of partition 3"):
+                    writer.write(iter([rows]))
+                writer.write(iter([rows.slice(0, 2)]))
+                first, second, *again = [each[:-9] for each in ids(received(stream, 4))]
+                assert again == [first, second]
+                prefix = f"query-{epoch}" if writer is query else f"{first[:32]}-0"
+                assert [first, second] == [f"{prefix}-3-0", f"{prefix}-3-1"]
+
+
 @pytest.mark.parametrize("qos", ["0", "2"])
-def test_ids_travel_with_any_qos(mosquitto: Mosquitto, qos: str) -> None:
-    channel = unique("sink")
+def test_ids_travel_with_any_qos(mosquitto: Mosquitto, qos: str, channel: str) -> None:
     with messaging.connect(mosquitto.url) as m, m.subscribe(channel, qos=2) as stream:
         write(table(b"a", b"b"), url=mosquitto.url, channel=channel, messageIdPrefix="p", qos=qos)
         messages = received(stream, 2)
@@ -154,8 +174,7 @@ def test_ids_travel_with_any_qos(mosquitto: Mosquitto, qos: str) -> None:
     assert messages[0].context.extensions["qos"] == qos
 
 
-def test_without_properties_there_are_no_ids_but_in_an_envelope(mosquitto: Mosquitto) -> None:
-    channel = unique("sink")
+def test_without_properties_there_are_no_ids_but_in_an_envelope(mosquitto: Mosquitto, channel: str) -> None:
     old = f"{mosquitto.url}?version=3.1.1"
     with messaging.connect(mosquitto.url) as m, m.subscribe(channel, qos=1) as stream:
         write(table(b"a"), url=old, channel=channel)
@@ -228,8 +247,7 @@ def test_no_rows_need_no_broker() -> None:
     assert write(table(), url="mqtt://127.0.0.1:1", channel="a") == 0
 
 
-def test_at_most_so_many_rows_are_unconfirmed(mosquitto: Mosquitto) -> None:
-    channel = unique("sink")
+def test_at_most_so_many_rows_are_unconfirmed(mosquitto: Mosquitto, channel: str) -> None:
     with messaging.connect(mosquitto.url) as m, m.subscribe(channel, qos=1) as stream:
         assert (
             write(table(*[b"%d" % n for n in range(1000)]), url=mosquitto.url, channel=channel, maxInFlight=1) == 1000
@@ -293,21 +311,7 @@ def test_unconfirmed_rows_fail_when_the_broker_stops(broker: Mosquitto) -> None:
     assert re.search(r"row \d+ of partition 0", raised.value.__notes__[0])
 
 
-def test_a_broker_that_returns_gets_the_remaining_rows(broker: Mosquitto) -> None:
-    channel = unique("sink")
-    rows = [b"%d" % number for number in range(600)]
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        yield table(*rows[:300])
-        broker.kill()
-        broker.start()
-        yield table(*rows[300:])
-
-    assert write_all(batches(), url=broker.url, channel=channel) == 600
-
-
-def test_a_lost_connection_loses_no_row(rabbitmq: RabbitMQ) -> None:
-    channel = unique("sink")
+def test_a_lost_connection_loses_no_row(rabbitmq: RabbitMQ, channel: str) -> None:
     rows = [b"%d" % number for number in range(6000)]
     with (
         messaging.connect(rabbitmq.url) as m,
@@ -370,26 +374,8 @@ def test_columns_that_messages_have(columns: str) -> None:
     writer_of(columns, channel="a")
 
 
-KINDS: Final = {
-    "int": types.IntegerType(),
-    "bigint": types.LongType(),
-    "array<string>": types.ArrayType(types.StringType()),
-    "map<string,int>": types.MapType(types.StringType(), types.IntegerType()),
-    "map<string,string>": types.MapType(types.StringType(), types.StringType()),
-}
-
-
-def schema(columns: str) -> types.StructType:
-    """Like ``types.StructType.fromDDL``, which needs a session."""
-    found = types.StructType()
-    for column in columns.split(", "):
-        name, kind = column.split()
-        found.add(name, KINDS.get(kind, kind))
-    return found
-
-
 def writer_of(columns: str, source: Any = MessagingDataSource, **options: str) -> Any:
-    return source({"url": "amqp://localhost", **options}).writer(schema(columns), overwrite=False)
+    return source({"url": "amqp://localhost", **options}).writer(schema_of(columns), overwrite=False)
 
 
 @pytest.mark.parametrize(
@@ -443,7 +429,7 @@ def test_each_format_takes_its_own_urls() -> None:
 
 def test_modes_that_take_messages_back_are_refused() -> None:
     source = MessagingDataSource({"url": "amqp://localhost", "channel": "a"})
-    fields = schema("value string")
+    fields = schema_of("value string")
     with pytest.raises(InvalidOptionError, match="mode 'overwrite'") as raised:
         source.writer(fields, overwrite=True)
     assert raised.value.option == "mode"
@@ -463,8 +449,7 @@ def test_a_writer_shows_no_secrets() -> None:
 
 
 @pytest.mark.slow
-def test_a_frame_is_published(spark: SparkSession, mosquitto: Mosquitto) -> None:
-    channel = unique("sink")
+def test_a_frame_is_published(spark: SparkSession, mosquitto: Mosquitto, channel: str) -> None:
     frame = spark.range(0, 25_000, 1, 3).selectExpr("cast(id as string) value", f"'{channel}' channel", "id as offset")
     with messaging.connect(mosquitto.url) as m, m.subscribe(channel, qos=1) as stream:
         append(frame.where("offset < 8000 or offset > 20000"), url=mosquitto.url)  # nothing of the second partition
@@ -494,73 +479,6 @@ def test_errors_come_out_of_spark_as_they_are(spark: SparkSession, mosquitto: Mo
 
 
 @pytest.mark.slow
-def test_a_task_that_is_tried_again_publishes_the_same_ids(spark: SparkSession, mosquitto: Mosquitto) -> None:
-    channel = unique("sink")
-
-    def fail_first(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield pa.RecordBatch.from_pydict({"value": batch["value"]})  # which may be null
-        context = TaskContext.get()
-        if context is not None and context.attemptNumber() == 0 and context.partitionId() == 0:
-            yield pa.RecordBatch.from_pydict({"value": pa.array([None], pa.string())})  # which is no message
-
-    frame = spark.range(0, 2000, 1, 2).selectExpr("cast(id as string) value").mapInArrow(fail_first, "value string")
-    with messaging.connect(mosquitto.url) as m, m.subscribe(channel, qos=1) as stream:
-        append(frame, url=mosquitto.url, channel=channel)
-        m.publish(channel, b"end", qos=1)
-        by_id: dict[str, list[bytes]] = {}
-        while (message := stream.receive(PATIENCE)).payload != b"end":
-            by_id.setdefault(message.context.extensions["messageId"], []).append(message.payload)
-    assert len(by_id) == 2000
-    assert all(len(set(payloads)) == 1 for payloads in by_id.values())
-    assert {len(payloads) for payloads in by_id.values()} == {1, 2}
-
-
-@pytest.mark.slow
-def test_a_micro_batch_that_is_run_again_publishes_the_same_ids(
-    spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path
-) -> None:
-    channel, broken = unique("sink"), tmp_path / "broken"
-    folder = tmp_path / "in"
-    folder.mkdir()
-
-    def maybe_fail(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from batches
-        if broken.exists():
-            yield pa.RecordBatch.from_pydict({"value": pa.array([None], pa.string())})  # which is no message
-
-    lines = spark.readStream.format("text").load(str(folder)).mapInArrow(maybe_fail, "value string")
-
-    def run() -> str:
-        query = (
-            lines.writeStream.format("mqtt")
-            .options(url=mosquitto.url, channel=channel, checkpointLocation=str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination(60)
-        return str(query.id)
-
-    with messaging.connect(mosquitto.url) as m, m.subscribe(channel, qos=1) as stream:
-        (folder / "1.txt").write_text("a\nb\n")
-        query = run()
-        assert [each[:-9] for each in ids(received(stream, 2))] == [f"{query}-0-0-0", f"{query}-0-0-1"]
-        (folder / "2.txt").write_text("c\nd\n")
-        broken.touch()
-        with pytest.raises(PySparkException, match="InvalidRowError: row 2 of partition 0"):
-            run()
-        broken.unlink()
-        assert run() == query
-        m.publish(channel, b"end", qos=1)
-        again: list[str] = []
-        while (message := stream.receive(PATIENCE)).payload != b"end":
-            again += ids([message])
-    assert len(again) == 8  # three attempts, and the one that got through
-    assert set(Counter(again).values()) == {4}
-    assert {each[:-9] for each in again} == {f"{query}-1-0-0", f"{query}-1-0-1"}
-
-
-@pytest.mark.slow
 def test_no_secret_shows_anywhere(spark: SparkSession, rabbitmq: RabbitMQ, event_log: Path) -> None:
     frame = spark.range(2).selectExpr("cast(id as string) value", "'a' channel")
     with pytest.raises(PySparkException, match="AuthenticationError") as raised:
@@ -573,9 +491,8 @@ def test_no_secret_shows_anywhere(spark: SparkSession, rabbitmq: RabbitMQ, event
 
 @pytest.mark.slow
 def test_rows_of_a_read_can_be_written(
-    spark: SparkSession, mosquitto: Mosquitto, rabbitmq: RabbitMQ, tmp_path: Path
+    spark: SparkSession, mosquitto: Mosquitto, rabbitmq: RabbitMQ, tmp_path: Path, channel: str
 ) -> None:
-    channel = unique("bridge")
     frame = (
         spark.readStream.format("mqtt")
         .options(url=mosquitto.url, channel=f"{channel}/#", journalPath=str(tmp_path / "journal"))
