@@ -141,8 +141,17 @@ class Interrupter:
     def _called(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
         if not frame.f_code.co_filename.startswith(_FOLDER):
             return None
+        if self.place is not None and frame.f_code is not self.place.code:
+            # only whether its caller called Python counts
+            frame.f_trace_lines = False
+            return self._returns
         frame.f_trace_opcodes = True
         return self._comes_to
+
+    def _returns(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any]:
+        if event == "return":
+            self._called_python.add(frame.f_back)
+        return self._returns
 
     def _comes_to(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any]:
         if event == "return":
