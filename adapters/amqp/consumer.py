@@ -23,6 +23,7 @@ from adapters.amqp.delays import RawMessage
 from adapters.amqp.deliveries import DeliveryLane
 from adapters.amqp.extensions import ENVELOPE, STREAM_OFFSET
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
+from messaging.execution import shielded
 from messaging.model import Features, Incoming, channels, envelope
 from messaging.receiving import redelivery
 
@@ -131,7 +132,7 @@ class QueueConsumer(DeliveryLane):
         # Not cancelled with the caller: a request that was sent takes effect, and its effect must be undone.
         opening = asyncio.get_running_loop().create_task(self._subscribe())
         try:
-            await asyncio.shield(opening)
+            await shielded(opening)
         except BaseException as error:
             self._abandoned = True
             self._spawn(self._clean_up(opening))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from adapters.mqtt import handshake, packets
 from adapters.mqtt.packets import ProtocolError
 from messaging.errors import ConnectionLostError
+from messaging.execution import shielded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +83,7 @@ class SubscribeRequests:
         request = self.unsubscribe_soon(topic_filter, uses)
         if request is None:
             return
-        answer = await asyncio.shield(request)
+        answer = await shielded(request)
         if answer.code >= packets.FAILURE:
             reason = handshake.reason_name(answer.code, answer.detail)
             logger.warning(
@@ -109,7 +110,7 @@ class SubscribeRequests:
         """Wait for the answer to an UNSUBSCRIBE of the filter, if one was sent. Raises as :meth:`subscribe`."""
         answer = self._ending.get(topic_filter)
         if answer is not None:
-            await asyncio.shield(answer)
+            await shielded(answer)
 
     def answered(self, kind: int, body: bytes) -> None:
         """Process a SUBACK or UNSUBACK. May raise ``ProtocolError``."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.connection.endings import Endings
 from messaging.errors import ClosedError, ConnectionLostError, MessagingError, SubscriptionRefusedError
-from messaging.execution import of_library
+from messaging.execution import of_library, shielded
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class Subscriptions:
         subscription.leaving = True
         if subscription.ended:  # it failed, and its consumer is still to be stopped
             await self.endings.stop_consumer(subscription)
-        await asyncio.shield(self.endings.end(subscription))
+        await shielded(self.endings.end(subscription))
 
     def hand_on(self, subscription: Subscribed, counts: Mapping[object, int]) -> None:
         """Pass delivery counts to the other subscriptions to the same source, or else to the next one."""

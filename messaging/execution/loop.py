@@ -164,3 +164,23 @@ async def of_library(call: Awaitable[T]) -> T:
         if task is None or task.cancelling():
             raise
         raise ConnectionLostError("the call was cancelled by the library below") from None
+
+
+async def shielded(awaitable: Awaitable[T]) -> T:
+    """Await without cancelling ``awaitable`` with the caller.
+
+    If it fails after the caller was cancelled, its exception is ignored. ``asyncio.shield`` reports it to the event
+    loop, from Python 3.14 on.
+    """
+    future = asyncio.ensure_future(awaitable)
+    try:
+        await asyncio.wait((future,))
+    except asyncio.CancelledError:
+        future.add_done_callback(_ignore_exception)
+        raise
+    return future.result()
+
+
+def _ignore_exception(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()

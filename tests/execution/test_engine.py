@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
-from messaging.execution import Mailbox, Promise, engine, mailbox, may_block, wait_for
+from messaging.execution import Mailbox, Promise, engine, mailbox, may_block, shielded, wait_for
 from messaging.execution.loop import THREAD_NAME
 from tests.doubles.fake import PATIENCE, on_loop, settle_loop, until
 from tests.scripts import FORK, run_script
@@ -122,6 +122,35 @@ def test_wait_for_names_the_operation_that_took_too_long() -> None:
 
 
 # --- mailboxes
+
+
+def test_a_shielded_call_goes_on_without_its_caller_and_may_fail_in_silence() -> None:
+    reported: list[dict[str, object]] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: reported.append(context))
+        assert await shielded(asyncio.sleep(0, "the result")) == "the result"
+        with pytest.raises(ConnectionLostError, match="lost"):
+            await shielded(fail(0))
+        for call in (fail(2), asyncio.sleep(0.001)):
+            inner = loop.create_task(call)
+            outer = loop.create_task(shielded(inner))
+            await asyncio.sleep(0)
+            outer.cancel()
+            await asyncio.wait((outer, inner))
+            assert outer.cancelled()
+            assert not inner.cancelled()
+            del inner
+            gc.collect()
+
+    async def fail(turns: int) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0.001)
+        raise ConnectionLostError("lost")
+
+    asyncio.run(main())
+    assert reported == []
 
 
 def test_a_mailbox_wakes_its_loop_once_per_burst() -> None:
