@@ -334,6 +334,12 @@ class RabbitMQ(Broker):
         return f"{self.scheme}://guest:guest@{self.host}:{self.port}/"
 
     @property
+    def version(self) -> tuple[int, ...]:
+        """Return the version, such as ``(4, 3, 6)``; empty before the first start."""
+        found = re.search(r"Starting RabbitMQ ([0-9.]+)", self.log())
+        return tuple(map(int, found[1].split("."))) if found else ()
+
+    @property
     def mqtt_url(self) -> str:
         """Return ``mqtt://guest:guest@127.0.0.1:PORT``.
 

@@ -81,7 +81,9 @@ async def test_a_headers_exchange_matches_user_headers(
     [5, -1, 2**40, True, False, 0.1, b"\xff", "5", None, datetime(2026, 11, 22, tzinfo=UTC), ("a", ("b", 1))],
     ids=repr,
 )
-async def test_a_header_matches_a_binding_by_its_value_and_type(client: Client, value: Any) -> None:
+async def test_a_header_matches_a_binding_by_its_value_and_type(rabbitmq: RabbitMQ, client: Client, value: Any) -> None:
+    if isinstance(value, datetime) and rabbitmq.version >= (4, 3):
+        pytest.skip("this RabbitMQ matches no times")
     others: list[Any] = [6, "five", 0.25, b"\xfe", datetime(2025, 1, 1, tzinfo=UTC)]
     sink, _ = await client.subscribe("amq.headers", key="", bindingArguments={"n": value})
     for number, each in enumerate([*others, value]):
@@ -167,21 +169,25 @@ async def test_an_existing_exchange_is_used_as_it_is(client: Client, foreign: Bl
     assert sink.payloads == [b"x"]
 
 
-async def test_a_type_the_broker_does_not_know_is_refused_though_it_costs_the_connection(client: Client) -> None:
+async def test_a_type_the_broker_does_not_know_is_refused_though_it_costs_the_connection(
+    rabbitmq: RabbitMQ, client: Client
+) -> None:
     """Sent again on the next connection it would cost that one as well, and so on for ever."""
     exchange = unique("odd")
+    code = 503 if rabbitmq.version < (4, 3) else 406  # which closes the channel alone
     message = client.message(exchange, key="k", extensions={"exchangeType": "x-unheard-of"})
     await within(client.adapter.publish([message]))
-    with pytest.raises(PublishRefusedError, match="503 COMMAND_INVALID") as caught:
+    with pytest.raises(PublishRefusedError, match=f"{code} [A-Z_]* - unknown exchange type") as caught:
         await message.result()
-    assert (caught.value.code, message.settlements) == (503, 1)
-    lost = await client.lost()
-    assert isinstance(lost, ConnectionLostError)
-    assert lost.code == 503
-    await client.open()
+    assert (caught.value.code, message.settlements) == (code, 1)
+    if code == 503:
+        lost = await client.lost()
+        assert isinstance(lost, ConnectionLostError)
+        assert lost.code == code
+        await client.open()
     with pytest.raises(SubscriptionRefusedError, match="unknown exchange type 'x-unheard-of'") as refused:
         await client.subscribe(exchange, key="k", exchangeType="x-unheard-of")
-    assert refused.value.code == 503
+    assert refused.value.code == code
 
 
 @pytest.mark.parametrize("declare", ["passive", "none"])
@@ -201,7 +207,11 @@ async def test_without_declaring_a_missing_exchange_is_refused(client: Client, d
     assert client.losses == []
 
 
-async def test_a_refusal_that_the_broker_cuts_off_within_a_character_costs_no_connection(client: Client) -> None:
+async def test_a_refusal_that_the_broker_cuts_off_within_a_character_costs_no_connection(
+    rabbitmq: RabbitMQ, client: Client
+) -> None:
+    if rabbitmq.version >= (4, 3):
+        pytest.skip("this RabbitMQ ends the connection itself (541 INTERNAL_ERROR)")
     message = client.message("x" + "ü" * 120, key="k", extensions={"declare": "passive"})
     await within(client.adapter.publish([message]))
     with pytest.raises(PublishRefusedError, match="404 NOT_FOUND - no exchange 'xüüü"):
