@@ -133,6 +133,8 @@ def public_packages() -> Iterator[str]:
     """The packages and modules that list their public names."""
     for package in (messaging, adapters):
         for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if each.name.startswith("messaging.testing"):  # tests, and tools for tests
+                continue
             spec: Any = importlib.util.find_spec(each.name)
             if "\n__all__ = " in spec.loader.get_source(each.name) and each.name != COMMAND_LINE:
                 yield each.name

@@ -314,7 +314,8 @@ def soak(minutes: float, seconds: float, protocols: list[str], seed: int, say: C
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         drivers = [stack.enter_context(Driver(protocol, seed, Path(folder))) for protocol in protocols]
-        while time.monotonic() - start < 60 * minutes and not report.problems:
+        # at least one round is measured
+        while not report.problems and (time.monotonic() - start < 60 * minutes or report.rounds <= WARM_UP):
             report.problems += _round(drivers, seconds)
             report.rounds += 1
             if not report.problems:
