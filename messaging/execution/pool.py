@@ -27,8 +27,9 @@ logger = SafeLog(__name__)
 
 #: delivery threads of one pool, not counting those whose receivers exceed their time limit
 THREADS: Final = 64
-#: how long waiting work is left to the running threads before another one is started, seconds
-GROW_AFTER: Final = 0.003
+#: how long waiting work is left to the running threads before another one is started, seconds. Not less than the
+#: interpreter's switch interval: a thread that is ready to run may wait that long for its turn
+GROW_AFTER: Final = 0.005
 #: interval of the supervisor while no lane waits, seconds
 _LOOK: Final = 0.1
 #: how long the supervisor stays when there is nothing to supervise, seconds
