@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from messaging.testing.conformance import NETWORKED
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from messaging.testing.brokers import Mosquitto, RabbitMQ
 
 
-#: backends that the suite starts itself
-BACKENDS: Final = ("memory", "mqtt311", "mqtt311-envelope", "mqtt5", "amqp")
+#: the choices of ``--backend``
+BACKENDS: Final = ("memory", *NETWORKED)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -13,3 +13,13 @@ which ``memory://`` lacks. Tests marked ``restart`` need a broker that the suite
 
 The command runs ``pytest -p messaging.testing.plugin --pyargs messaging.testing.conformance --backend-url URL``.
 """
+
+from typing import Final
+
+#: backends on brokers that the suite starts itself: the fixture of the broker, and the options that follow its URL
+NETWORKED: Final = {
+    "mqtt311": ("mosquitto", "?version=3.1.1"),
+    "mqtt311-envelope": ("mosquitto", "?version=3.1.1&envelope=true"),
+    "mqtt5": ("mosquitto", "?version=5"),
+    "amqp": ("rabbitmq", ""),
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import takewhile
 
 import pytest
 
@@ -16,14 +17,9 @@ def main(arguments: list[str]) -> int:
         arguments: URLs of brokers first; the rest is passed on to pytest. Without a URL, the suite runs against this
             project's adapters on brokers of its own.
     """
-    urls = [*_leading_urls(arguments)]
+    urls = [*takewhile(lambda each: "://" in each, arguments)]
     chosen = [option for url in urls for option in ("--backend-url", url)]
     return pytest.main(["-p", "messaging.testing.plugin", "--pyargs", PACKAGE, *chosen, *arguments[len(urls) :]])
-
-
-def _leading_urls(arguments: list[str]) -> list[str]:
-    first_option = next((index for index, each in enumerate(arguments) if "://" not in each), len(arguments))
-    return arguments[:first_option]
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pytest
 
 from messaging.errors import MessagingError
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require
+from messaging.testing.conformance import NETWORKED
 from messaging.testing.conformance.backends import Backend, MemoryBackend
 
 if TYPE_CHECKING:
@@ -19,13 +20,7 @@ if TYPE_CHECKING:
 
     Maker = Callable[[pytest.FixtureRequest], Backend]
 
-#: id -> its broker, and the options that follow its URL
-_NETWORKED: Final[dict[str, tuple[type[Broker], str]]] = {
-    "mqtt311": (Mosquitto, "?version=3.1.1"),
-    "mqtt311-envelope": (Mosquitto, "?version=3.1.1&envelope=true"),
-    "mqtt5": (Mosquitto, "?version=5"),
-    "amqp": (RabbitMQ, ""),
-}
+_KINDS: Final[dict[str, type[Broker]]] = {kind.name: kind for kind in (Mosquitto, RabbitMQ)}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,15 +29,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _managed(name: str) -> Maker:
-    kind, options = _NETWORKED[name]
+    kind, options = NETWORKED[name]
 
     def make(request: pytest.FixtureRequest) -> Backend:
         if request.node.get_closest_marker("restart"):
-            require(kind.name)
-            own = kind()
+            require(kind)
+            own = _KINDS[kind]()
             own.start()
             return Backend(name, own.url + options, own)
-        broker: Broker = request.getfixturevalue(kind.name)
+        broker: Broker = request.getfixturevalue(kind)
         return Backend(name, broker.url + options)
 
     return make
@@ -57,7 +52,7 @@ def _backends(config: pytest.Config) -> dict[str, Maker]:
     urls: list[str] = config.getoption("--backend-url", None) or []
     chosen: list[str] | None = config.getoption("--backend", None)
     found: dict[str, Maker] = {"memory": lambda _: MemoryBackend("memory")}
-    found |= {name: _managed(name) for name in _NETWORKED}
+    found |= {name: _managed(name) for name in NETWORKED}
     if chosen:
         found = {name: found[name] for name in found if name in chosen}
     elif urls:
@@ -74,7 +69,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if metafunc.definition.get_closest_marker("wire"):
             names = [name for name in names if name != "memory"]
         if metafunc.definition.get_closest_marker("restart"):
-            names = [name for name in names if name in _NETWORKED]
+            names = [name for name in names if name in NETWORKED]
         metafunc.parametrize("backend", names, indirect=True)
 
 
