@@ -449,12 +449,18 @@ def test_a_handler_that_is_unregistered_ends_its_streams(m: Messaging, responder
 def test_the_items_of_a_completed_observable_are_sent_though_its_handler_goes(
     m: Messaging, responder: Messaging
 ) -> None:
-    """It completed: nothing has to be stopped."""
-    registration = responder.reply("c", lambda: reactivex.of(*map(str, range(60))), many=True)
+    """They completed: nothing has to be stopped. The last to complete unregisters the handler at once."""
+    completed = itertools.count(1)
+
+    def emit(observer: Any, _: Any) -> None:
+        for number in range(60):
+            observer.on_next(str(number))
+        observer.on_completed()
+        if next(completed) == 10:
+            registration.unregister()
+
+    registration = responder.reply("c", lambda: reactivex.create(emit), many=True)
     inboxes = [Inbox(m.request_many("c", timeout=30)) for _ in range(10)]
-    for inbox in inboxes:
-        inbox.wait(1)
-    registration.unregister()
     for inbox in inboxes:
         inbox.wait_completed()
         assert inbox.payloads == [b"%d" % number for number in range(60)]
