@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from messaging import Features
+from messaging import Features, Messaging
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.conformance.helpers import PATIENCE, eventually, feature
 from tests.interrupts import RECEIVING_MODULES, again, interrupt_everywhere
 
 
 @feature(Features.ACKNOWLEDGE)
-def test_every_message_arrives_and_is_settled_whatever_is_interrupted(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_every_message_arrives_and_is_settled_whatever_is_interrupted(
+    backend: Backend, m: Messaging, channel: str
+) -> None:
     with m.subscribe(channel, prefetch=2, **backend.reliable) as stream:
 
         def run() -> None:

@@ -38,9 +38,8 @@ def test_a_sample_of_the_page_on_requests_prints_what_it_says(
 
 @reply_to
 @pytest.mark.parametrize("form", ["async with", "await", "ready"])
-def test_a_registration_on_an_event_loop_waits_for_its_subscription(backend: Backend, form: str) -> None:
+def test_a_registration_on_an_event_loop_waits_for_its_subscription(backend: Backend, channel: str, form: str) -> None:
     """The handler answers the first request; leaving the block ends it."""
-    channel = backend.channel()
 
     async def main() -> None:
         m = await backend.connect()

@@ -18,6 +18,7 @@ from messaging import (
     Features,
     InvalidFilterError,
     Message,
+    Messaging,
 )
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.conformance.helpers import (
@@ -78,10 +79,8 @@ def race(handlers: list[AcknowledgeHandler]) -> list[str]:
 
 
 @acknowledge
-def test_a_verdict_is_given_once(backend: Backend) -> None:
+def test_a_verdict_is_given_once(backend: Backend, m: Messaging, channel: str) -> None:
     """Scenarios 69 [S], 70 [S], 71 [S], 72 [I]: RECEIVED, then ACKNOWLEDGED or REJECTED, for good."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscription.subscribe(direct(m, channel)) as stream:
         publish(m, channel, [b"1", b"2"], **backend.reliable)
         one, two = acknowledgement(stream.receive(PATIENCE)), acknowledgement(stream.receive(PATIENCE))
@@ -99,10 +98,8 @@ def test_a_verdict_is_given_once(backend: Backend) -> None:
 
 
 @acknowledge
-def test_of_racing_threads_one_wins(backend: Backend) -> None:
+def test_of_racing_threads_one_wins(backend: Backend, m: Messaging, channel: str) -> None:
     """Scenario 73 [B]: the handler fetched twice has one state."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscription.subscribe(direct(m, channel)) as stream:
         for number in range(20):
             publish(m, channel, [str(number).encode()], **backend.reliable)
@@ -115,10 +112,8 @@ def test_of_racing_threads_one_wins(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_QOS)
-def test_without_acknowledgement_the_state_is_unsupported(backend: Backend) -> None:
+def test_without_acknowledgement_the_state_is_unsupported(m: Messaging, channel: str) -> None:
     """Scenario 69 [S], 95 [S]: QoS 0 has none."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel, qos="0") as stream:
         publish(m, channel, [b"1", b"2"], qos="0")
         context = acknowledgement(stream.receive(PATIENCE))
@@ -133,9 +128,7 @@ def test_without_acknowledgement_the_state_is_unsupported(backend: Backend) -> N
 
 
 @acknowledge
-def test_an_observer_that_returned_has_acknowledged(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_an_observer_that_returned_has_acknowledged(backend: Backend, m: Messaging, channel: str) -> None:
     stream = m.subscribe(channel, **backend.reliable)
     states: list[AcknowledgeType] = []
     inbox = Inbox(stream, lambda message: states.append(ack_state(message)))
@@ -148,9 +141,7 @@ def test_an_observer_that_returned_has_acknowledged(backend: Backend) -> None:
 
 
 @acknowledge
-def test_an_observer_that_raised_has_rejected(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_an_observer_that_raised_has_rejected(backend: Backend, m: Messaging, channel: str) -> None:
     seen: list[Message] = []
 
     def fail(message: Message) -> None:
@@ -164,9 +155,7 @@ def test_an_observer_that_raised_has_rejected(backend: Backend) -> None:
 
 
 @acknowledge
-def test_an_operator_that_raised_has_rejected(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_an_operator_that_raised_has_rejected(backend: Backend, m: Messaging, channel: str) -> None:
     seen: list[Message] = []
     raised = threading.Event()
 
@@ -181,9 +170,7 @@ def test_an_operator_that_raised_has_rejected(backend: Backend) -> None:
 
 
 @acknowledge
-def test_an_iterator_acknowledges_when_it_goes_on(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_an_iterator_acknowledges_when_it_goes_on(backend: Backend, m: Messaging, channel: str) -> None:
     with m.subscribe(channel, **backend.reliable) as stream:
         publish(m, channel, [b"1", b"2"], **backend.reliable)
         first = stream.receive(PATIENCE)
@@ -195,9 +182,7 @@ def test_an_iterator_acknowledges_when_it_goes_on(backend: Backend) -> None:
 
 
 @acknowledge
-def test_leaving_by_an_exception_rejects_the_message_in_hand(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_leaving_by_an_exception_rejects_the_message_in_hand(backend: Backend, m: Messaging, channel: str) -> None:
     with pytest.raises(ZeroDivisionError), m.subscribe(channel, **backend.reliable) as stream:  # noqa: PT012
         publish(m, channel, [b"1"], **backend.reliable)
         message = stream.receive(PATIENCE)
@@ -206,10 +191,8 @@ def test_leaving_by_an_exception_rejects_the_message_in_hand(backend: Backend) -
 
 
 @acknowledge
-def test_manual_acknowledgement_leaves_it_to_the_consumer(backend: Backend) -> None:
+def test_manual_acknowledgement_leaves_it_to_the_consumer(backend: Backend, m: Messaging, channel: str) -> None:
     """Scenario 86 [G], 87 [I]: neither returning nor asking for the next message settles anything."""
-    m = backend.connect()
-    channel = backend.channel()
     stream = m.subscription.subscribe(direct(m, channel))
     inbox = Inbox(stream)
     publish(m, channel, [b"1", b"2", b"3"], **backend.reliable)
@@ -221,10 +204,8 @@ def test_manual_acknowledgement_leaves_it_to_the_consumer(backend: Backend) -> N
 
 
 @feature(Features.EXTENSION_AUTO_ACKNOWLEDGE, Features.ACKNOWLEDGE)
-def test_automatic_acknowledgement_is_on_arrival(backend: Backend) -> None:
+def test_automatic_acknowledgement_is_on_arrival(backend: Backend, m: Messaging, channel: str) -> None:
     """Scenario 83 [S]: the consumer sees ACKNOWLEDGED and its reject fails, nothing is delivered again."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel, auto_acknowledge=True, **backend.reliable) as stream:
         publish(m, channel, [b"1"], **backend.reliable)
         context = acknowledgement(stream.receive(PATIENCE))
@@ -239,9 +220,8 @@ def refuse(_: Message) -> bool:
 
 
 @feature(Features.EXTENSION_AUTO_ACKNOWLEDGE, Features.ACKNOWLEDGE, Features.EXTENSION_DEAD_LETTER_CHANNEL)
-def test_what_a_filter_refuses_after_it_was_acknowledged_is_not_swallowed(backend: Backend) -> None:
+def test_what_a_filter_refuses_after_it_was_acknowledged_is_not_swallowed(backend: Backend, m: Messaging) -> None:
     """It is counted, and goes to the dead-letter channel if there is one."""
-    m = backend.connect()
     channel, dead = backend.channel(), backend.channel("dead")
     for more in ({}, {"deadLetterChannel": dead}):
         context = direct(m, channel, filter=refuse, extensions={"autoAcknowledge": True, **more})
@@ -257,9 +237,10 @@ def test_what_a_filter_refuses_after_it_was_acknowledged_is_not_swallowed(backen
 
 
 @feature(Features.EXTENSION_QOS, Features.ACKNOWLEDGE, Features.EXTENSION_DEAD_LETTER_CHANNEL)
-def test_what_a_filter_refuses_of_messages_without_acknowledgement_is_not_swallowed(backend: Backend) -> None:
+def test_what_a_filter_refuses_of_messages_without_acknowledgement_is_not_swallowed(
+    backend: Backend, m: Messaging
+) -> None:
     """Published with QoS 0 they can not be rejected: they are counted, and go to the dead-letter channel."""
-    m = backend.connect()
     channel, dead = backend.channel(), backend.channel("dead")
     context = direct(m, channel, filter=refuse, extensions={"deadLetterChannel": dead})
     with m.subscribe(dead, **backend.reliable) as buried, m.subscription.subscribe(context) as stream:
@@ -271,10 +252,8 @@ def test_what_a_filter_refuses_of_messages_without_acknowledgement_is_not_swallo
 
 
 @acknowledge
-def test_acknowledging_gives_credit_back(backend: Backend) -> None:
+def test_acknowledging_gives_credit_back(backend: Backend, m: Messaging, channel: str) -> None:
     """However many there are: a broker that hears nothing would stop sending."""
-    m = backend.connect()
-    channel = backend.channel()
     payloads = [b"%d" % number for number in range(3000)]
     with m.subscription.subscribe(direct(m, channel)) as stream:
         promises = [m.publish(channel, payload, **backend.reliable) for payload in payloads]
@@ -287,9 +266,8 @@ def test_acknowledging_gives_credit_back(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_AUTO_ACKNOWLEDGE, Features.EXTENSION_QUEUE, Features.BROKER_REDELIVERY)
-def test_what_was_acknowledged_automatically_does_not_come_again(backend: Backend) -> None:
+def test_what_was_acknowledged_automatically_does_not_come_again(backend: Backend, m: Messaging) -> None:
     """Scenario 83 [S]: on the wire, too: a consumer that fails has lost the message, with the default it has not."""
-    m = backend.connect()
     for auto, expected in ((False, [b"1", b"sentinel"]), (True, [b"sentinel"])):
         channel, queue = backend.channel(), backend.queue()
 
@@ -309,10 +287,8 @@ def test_what_was_acknowledged_automatically_does_not_come_again(backend: Backen
 
 
 @acknowledge
-def test_a_filter_decides(backend: Backend) -> None:
+def test_a_filter_decides(backend: Backend, m: Messaging, channel: str) -> None:
     """Scenarios 74 [S], 75 [I], 76 [S]: filter, verdict, post, stream; a rejected message does not enter the stream."""
-    m = backend.connect()
-    channel = backend.channel()
     log = Log()
 
     def accept(message: Message) -> bool:
@@ -341,10 +317,8 @@ def test_a_filter_decides(backend: Backend) -> None:
 
 @acknowledge
 @pytest.mark.parametrize("form", ["message and handler", "message"])
-def test_a_handler_decides(backend: Backend, form: str) -> None:
+def test_a_handler_decides(backend: Backend, m: Messaging, channel: str, form: str) -> None:
     """Scenario 77 [S]: handler, post, stream; post once, also after a reject."""
-    m = backend.connect()
-    channel = backend.channel()
     log = Log()
 
     def decide(message: Message, handler: AcknowledgeHandler) -> None:
@@ -378,10 +352,8 @@ def test_a_handler_decides(backend: Backend, form: str) -> None:
 
 
 @acknowledge
-def test_a_callable_handler_yields_to_a_filter(backend: Backend) -> None:
+def test_a_callable_handler_yields_to_a_filter(backend: Backend, m: Messaging, channel: str) -> None:
     """Scenario 78 [I], first half."""
-    m = backend.connect()
-    channel = backend.channel()
     log = Log()
     context = direct(m, channel, filter=log.note("filter", True), handle=log.note("handler"))
     inbox = Inbox(m.subscription.subscribe(context))
@@ -391,10 +363,8 @@ def test_a_callable_handler_yields_to_a_filter(backend: Backend) -> None:
 
 
 @acknowledge
-def test_a_handler_given_by_target_is_called_after_the_filter(backend: Backend) -> None:
+def test_a_handler_given_by_target_is_called_after_the_filter(backend: Backend, m: Messaging, channel: str) -> None:
     """Scenario 78 [I], second half."""
-    m = backend.connect()
-    channel = backend.channel()
     log = Log()
     backend.services.register(AcknowledgeConsumer, log.note("handler"), {"role": "handler"})
     context = direct(m, channel, filter=log.note("filter", True), handle="(role=handler)")
@@ -405,10 +375,8 @@ def test_a_handler_given_by_target_is_called_after_the_filter(backend: Backend) 
 
 
 @acknowledge
-def test_a_handler_may_leave_it_open(backend: Backend) -> None:
+def test_a_handler_may_leave_it_open(backend: Backend, m: Messaging, channel: str) -> None:
     """Scenario 79 [I]: the state stays RECEIVED, post is not called, the stream may act later."""
-    m = backend.connect()
-    channel = backend.channel()
     log = Log()
     states: list[AcknowledgeType] = []
     context = direct(m, channel, handle=log.note("handler"), post=log.note("post"))
@@ -425,10 +393,10 @@ def test_a_handler_may_leave_it_open(backend: Backend) -> None:
 
 
 @acknowledge
-def test_post_runs_after_the_filter_and_the_handler_given_by_target(backend: Backend) -> None:
+def test_post_runs_after_the_filter_and_the_handler_given_by_target(
+    backend: Backend, m: Messaging, channel: str
+) -> None:
     """RFC 5.8.4: filter, verdict, handler, post; the handler sees the verdict, and post the outcome of both."""
-    m = backend.connect()
-    channel = backend.channel()
     log = Log()
     backend.services.register(AcknowledgeConsumer, log.note("handler"), {"role": "handler"})
     context = direct(m, channel, filter=lambda _: True, handle="(role=handler)", post=log.note("post"))
@@ -439,10 +407,8 @@ def test_post_runs_after_the_filter_and_the_handler_given_by_target(backend: Bac
 
 
 @acknowledge
-def test_post_runs_after_a_handler_that_goes_on_after_its_verdict(backend: Backend) -> None:
+def test_post_runs_after_a_handler_that_goes_on_after_its_verdict(backend: Backend, m: Messaging, channel: str) -> None:
     """RFC 5.8.4: post is called after the handler, not from within its verdict; also if the handler raises then."""
-    m = backend.connect()
-    channel = backend.channel()
     log = Log()
 
     def decide(message: Message, handler: AcknowledgeHandler) -> None:
@@ -463,10 +429,10 @@ def test_post_runs_after_a_handler_that_goes_on_after_its_verdict(backend: Backe
 
 
 @acknowledge
-def test_post_runs_after_the_handler_when_another_thread_gives_the_verdict(backend: Backend) -> None:
+def test_post_runs_after_the_handler_when_another_thread_gives_the_verdict(
+    backend: Backend, m: Messaging, channel: str
+) -> None:
     """The verdict may come from any thread while the handler runs; post waits for the handler all the same."""
-    m = backend.connect()
-    channel = backend.channel()
     log = Log()
 
     def decide(message: Message, handler: AcknowledgeHandler) -> None:
@@ -482,10 +448,8 @@ def test_post_runs_after_the_handler_when_another_thread_gives_the_verdict(backe
 
 
 @acknowledge
-def test_post_alone_is_called_once_the_consumer_acted(backend: Backend) -> None:
+def test_post_alone_is_called_once_the_consumer_acted(backend: Backend, m: Messaging, channel: str) -> None:
     """Scenario 80 [S]."""
-    m = backend.connect()
-    channel = backend.channel()
     log = Log()
     with m.subscription.subscribe(direct(m, channel, post=log.note("post"))) as stream:
         publish(m, channel, [b"1", b"2"], **backend.reliable)
@@ -498,10 +462,8 @@ def test_post_alone_is_called_once_the_consumer_acted(backend: Backend) -> None:
 
 
 @acknowledge
-def test_callbacks_are_found_by_target(backend: Backend) -> None:
+def test_callbacks_are_found_by_target(backend: Backend, m: Messaging, channel: str) -> None:
     """Scenario 81 [S]: filter and post as services; looked up whenever a message arrives."""
-    m = backend.connect()
-    channel = backend.channel()
     log = Log()
     context = direct(m, channel, filter="(&(role=filter)(area=7))", post="(role=post)")
     inbox = Inbox(m.subscription.subscribe(context))
@@ -518,11 +480,9 @@ def test_callbacks_are_found_by_target(backend: Backend) -> None:
 
 @acknowledge
 def test_a_target_that_matches_nothing_is_ignored_with_a_warning(
-    backend: Backend, caplog: pytest.LogCaptureFixture
+    backend: Backend, m: Messaging, channel: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Scenarios 81 [S], 82 [I]: without a filter service the message is not acknowledged by accident."""
-    m = backend.connect()
-    channel = backend.channel()
     states: list[AcknowledgeType] = []
     with caplog.at_level(logging.WARNING):
         inbox = Inbox(
@@ -536,10 +496,10 @@ def test_a_target_that_matches_nothing_is_ignored_with_a_warning(
 
 
 @acknowledge
-def test_a_callable_handler_decides_where_the_target_of_the_filter_matches_nothing(backend: Backend) -> None:
+def test_a_callable_handler_decides_where_the_target_of_the_filter_matches_nothing(
+    backend: Backend, m: Messaging, channel: str
+) -> None:
     """Scenario 82 [I]: as if no filter was given."""
-    m = backend.connect()
-    channel = backend.channel()
     log = Log()
     context = direct(m, channel, filter="(role=absent)", handle=lambda message: message.reject(), post=log.note("post"))
     inbox = Inbox(m.subscription.subscribe(context))
@@ -556,11 +516,9 @@ def test_a_malformed_target_is_refused(backend: Backend) -> None:
 
 @acknowledge
 def test_a_filter_that_raises_rejects_and_the_subscription_goes_on(
-    backend: Backend, caplog: pytest.LogCaptureFixture
+    backend: Backend, m: Messaging, channel: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Scenario 84 [I]: the documented choice."""
-    m = backend.connect()
-    channel = backend.channel()
     log = Log()
 
     def accept(message: Message) -> bool:
@@ -576,10 +534,10 @@ def test_a_filter_that_raises_rejects_and_the_subscription_goes_on(
 
 
 @acknowledge
-def test_a_post_callback_that_raises_changes_nothing(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_post_callback_that_raises_changes_nothing(
+    backend: Backend, m: Messaging, channel: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Scenario 85 [I]: logged; the acknowledgement stands, the message enters the stream."""
-    m = backend.connect()
-    channel = backend.channel()
 
     def post(_: Message) -> None:
         raise ZeroDivisionError
@@ -592,9 +550,7 @@ def test_a_post_callback_that_raises_changes_nothing(backend: Backend, caplog: p
 
 
 @feature(Features.ACKNOWLEDGE, Features.EXTENSION_MAX_DELIVERIES)
-def test_direct_acknowledgement_works_for_iterators(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_direct_acknowledgement_works_for_iterators(backend: Backend, m: Messaging, channel: str) -> None:
     # a rejected message is not worth another delivery
     once = {Features.EXTENSION_MAX_DELIVERIES: 1}
     context = direct(m, channel, filter=lambda message: message.payload != b"bad", extensions=once)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from messaging import AcknowledgeType, ArgumentError, CodecError, Features, Message
+from messaging import AcknowledgeType, ArgumentError, CodecError, Features, Message, Messaging
 from messaging.errors import DecodeError, InvalidHeaderError, UnknownContentTypeError
 from messaging.model import as_text
 from messaging.testing.conformance.backends import Backend
@@ -56,10 +56,8 @@ BAD = b'{"sensor": "a", "celsius": "warm"}'
     ],
     ids=["model", "dataclass", "dict", "list", "str", "int", "bytes"],
 )
-def test_objects_go_round(backend: Backend, content: Any, model: Any) -> None:
+def test_objects_go_round(m: Messaging, channel: str, content: Any, model: Any) -> None:
     """By the type that is wanted, with or without a content type on the way."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel, model) as stream:
         m.publish(channel, content).result(PATIENCE)
         message = stream.receive(PATIENCE)
@@ -76,9 +74,9 @@ def test_objects_go_round(backend: Backend, content: Any, model: Any) -> None:
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
 @feature(Features.EXTENSION_HEADERS)
-def test_a_header_value_arrives_with_its_type_or_is_refused(backend: Backend, value: Any) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_a_header_value_arrives_with_its_type_or_is_refused(
+    backend: Backend, m: Messaging, channel: str, value: Any
+) -> None:
     with m.subscribe(channel, **backend.reliable) as stream:
         try:
             publish(m, channel, [b"1"], headers={"h": value, "text": "t"}, **backend.reliable)
@@ -106,10 +104,10 @@ def test_a_header_value_arrives_with_its_type_or_is_refused(backend: Backend, va
         ("x-own/format", b"\xff", b"\xff"),
     ],
 )
-def test_the_content_type_names_the_codec(backend: Backend, content_type: str, content: Any, payload: bytes) -> None:
+def test_the_content_type_names_the_codec(
+    m: Messaging, channel: str, content_type: str, content: Any, payload: bytes
+) -> None:
     """MSG220: it travels, and the consumer needs no other information to decode."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel) as stream:
         m.publish(channel, content, content_type=content_type).result(PATIENCE)
         message = stream.receive(PATIENCE)
@@ -123,9 +121,7 @@ def test_the_content_type_names_the_codec(backend: Backend, content_type: str, c
 
 
 @feature(Features.MESSAGE_PROPERTIES)
-def test_the_content_type_is_set_by_the_content(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_the_content_type_is_set_by_the_content(m: Messaging, channel: str) -> None:
     with m.subscribe(channel) as stream:
         for content, content_type in (({"a": 1}, "application/json"), ("a", "text/plain"), (b"a", None)):
             m.publish(channel, content).result(PATIENCE)
@@ -134,10 +130,8 @@ def test_the_content_type_is_set_by_the_content(backend: Backend) -> None:
 
 
 @feature(Features.MESSAGE_PROPERTIES)
-def test_the_content_encoding_travels(backend: Backend) -> None:
+def test_the_content_encoding_travels(m: Messaging, channel: str) -> None:
     """MSG220: compressed on the way, whole at both ends."""
-    m = backend.connect()
-    channel = backend.channel()
     content = {"text": "x" * 10_000}
     with m.subscribe(channel) as stream:
         m.publish(channel, content, content_type="application/json", content_encoding="gzip").result(PATIENCE)
@@ -147,9 +141,7 @@ def test_the_content_encoding_travels(backend: Backend) -> None:
     assert message.value() == content
 
 
-def test_content_that_does_not_become_bytes_is_refused(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_content_that_does_not_become_bytes_is_refused(m: Messaging, channel: str) -> None:
     with m.subscribe(channel) as stream:
         with pytest.raises(CodecError):
             m.publish(channel, object())
@@ -159,10 +151,8 @@ def test_content_that_does_not_become_bytes_is_refused(backend: Backend) -> None
         nothing_more(m, channel, stream)
 
 
-def test_a_mapper_makes_the_payload(backend: Backend) -> None:
+def test_a_mapper_makes_the_payload(m: Messaging, channel: str) -> None:
     """Scenario 7 [S]: once; what it raises is the caller's."""
-    m = backend.connect()
-    channel = backend.channel()
     calls: list[Any] = []
 
     def mapper(content: Any) -> bytes:
@@ -177,9 +167,7 @@ def test_a_mapper_makes_the_payload(backend: Backend) -> None:
     assert calls == [[1]]
 
 
-def test_a_payload_that_does_not_decode_stays_there(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_a_payload_that_does_not_decode_stays_there(m: Messaging, channel: str) -> None:
     with m.subscribe(channel) as stream:
         publish(m, channel, [BAD])
         message = stream.receive(PATIENCE)
@@ -193,10 +181,8 @@ def test_a_payload_that_does_not_decode_stays_there(backend: Backend) -> None:
 # --- what does not fit the model
 
 
-def test_invalid_content_ends_the_stream_by_default(backend: Backend) -> None:
+def test_invalid_content_ends_the_stream_by_default(m: Messaging, channel: str) -> None:
     """``on_invalid="raise"``: the stream fails, others do not notice."""
-    m = backend.connect()
-    channel = backend.channel()
     typed, plain = Inbox(m.subscribe(channel, Reading)), Inbox(m.subscribe(channel))
     publish(m, channel, [GOOD, BAD, GOOD])
     assert isinstance(typed.wait_error(), DecodeError)
@@ -210,8 +196,7 @@ def test_invalid_content_ends_the_stream_by_default(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_QUEUE, Features.BROKER_REDELIVERY)
-def test_what_ended_the_stream_is_rejected(backend: Backend) -> None:
-    m = backend.connect()
+def test_what_ended_the_stream_is_rejected(backend: Backend, m: Messaging) -> None:
     channel, queue = backend.channel(), backend.queue()
     typed = Inbox(m.subscribe(channel, Reading, queue=queue))
     publish(m, channel, [BAD])
@@ -221,10 +206,8 @@ def test_what_ended_the_stream_is_rejected(backend: Backend) -> None:
 
 
 @feature(Features.ACKNOWLEDGE)
-def test_invalid_content_can_be_skipped(backend: Backend) -> None:
+def test_invalid_content_can_be_skipped(backend: Backend, m: Messaging, channel: str) -> None:
     """``on_invalid="skip"``: acknowledged, counted, not emitted."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel, Reading, on_invalid="skip", **backend.reliable) as stream:
         publish(m, channel, [BAD, GOOD, BAD, GOOD], **backend.reliable)
         for _ in range(2):
@@ -245,9 +228,8 @@ def publish_and_receive(m: Any, channel: str, stream: Any, backend: Backend) -> 
 
 
 @feature(Features.EXTENSION_DEAD_LETTER_CHANNEL)
-def test_invalid_content_can_become_a_dead_letter(backend: Backend) -> None:
+def test_invalid_content_can_become_a_dead_letter(backend: Backend, m: Messaging) -> None:
     """``on_invalid="dead_letter"``: the original bytes, with the reason."""
-    m = backend.connect()
     channel, dead = backend.channel(), backend.channel("dead")
     with (
         m.subscribe(dead, **backend.reliable) as letters,
@@ -264,8 +246,7 @@ def test_invalid_content_can_become_a_dead_letter(backend: Backend) -> None:
         eventually(lambda: stream.counters.dead_lettered == 1, "counted")
 
 
-def test_where_invalid_content_goes_must_be_said_rightly(backend: Backend) -> None:
-    m = backend.connect()
+def test_where_invalid_content_goes_must_be_said_rightly(backend: Backend, m: Messaging) -> None:
     with pytest.raises(ArgumentError, match="on_invalid"):
         m.subscribe(backend.channel(), Reading, on_invalid="ignore")
     with pytest.raises(ArgumentError, match="deadLetterChannel"):

@@ -14,6 +14,7 @@ from messaging import (
     MessageContext,
     MessageContextBuilder,
     MessageContextProvider,
+    Messaging,
 )
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.conformance.helpers import PATIENCE, feature
@@ -43,10 +44,8 @@ def found(backend: Backend, name: str) -> Any:
     return backend.services.service(MessageContextProvider, target)
 
 
-def test_a_builder_of_the_application_is_found_by_its_feature(backend: Backend) -> None:
+def test_a_builder_of_the_application_is_found_by_its_feature(backend: Backend, m: Messaging, channel: str) -> None:
     """RFC 5.6.4: with the properties of the instance; each look-up makes one; gone with the instance."""
-    m = backend.connect()
-    channel = backend.channel()
     assert found(backend, m.name) is None
     registration = m.register_context_builder(lambda: Reading(channel), {"unit": "celsius"})
     properties = registration.reference.properties
@@ -65,8 +64,7 @@ def test_a_builder_of_the_application_is_found_by_its_feature(backend: Backend) 
         m.register_context_builder(Reading)
 
 
-def test_a_registration_of_a_builder_can_be_ended(backend: Backend) -> None:
-    m = backend.connect()
+def test_a_registration_of_a_builder_can_be_ended(backend: Backend, m: Messaging) -> None:
     with m.register_context_builder(Reading):
         assert isinstance(found(backend, m.name), Reading)
     assert found(backend, m.name) is None
@@ -74,17 +72,15 @@ def test_a_registration_of_a_builder_can_be_ended(backend: Backend) -> None:
         m.register_context_builder(7)
 
 
-def test_the_standard_builder_is_a_provider(backend: Backend) -> None:
+def test_the_standard_builder_is_a_provider(m: Messaging) -> None:
     """RFC 5.6.3; it is found under its own interface."""
-    m = backend.connect()
     assert isinstance(m.context_builder(), MessageContextProvider)
     assert isinstance(Reading(), MessageContextProvider)
     assert not isinstance(MessageContext("a"), MessageContextProvider)
 
 
-def test_a_provider_stands_for_its_message_and_its_context(backend: Backend) -> None:
+def test_a_provider_stands_for_its_message_and_its_context(backend: Backend, m: Messaging) -> None:
     """What it builds at the time of the call, also if the same one is used again."""
-    m = backend.connect()
     first, second = backend.channel("first"), backend.channel("second")
     builder = m.context_builder().channel(first)
     with m.subscription.subscribe(builder) as one, m.subscription.subscribe(Reading(second)) as other:
@@ -118,8 +114,7 @@ def test_a_provider_stands_for_a_request(backend: Backend) -> None:
         assert reply.payload == channel.encode() + b"!"
 
 
-def test_what_builds_no_message_is_refused(backend: Backend) -> None:
-    m = backend.connect()
+def test_what_builds_no_message_is_refused(m: Messaging) -> None:
 
     class Wrong:
         def build_context(self) -> Any:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from messaging import AcknowledgeType, Features, InvalidExtensionError, UnsupportedFeatureError
+from messaging import AcknowledgeType, Features, InvalidExtensionError, Messaging, UnsupportedFeatureError
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.conformance.helpers import (
     PATIENCE,
@@ -22,9 +22,8 @@ from messaging.testing.conformance.helpers import (
 
 
 @feature(Features.EXTENSION_QOS)
-def test_qos_levels_are_used_or_refused(backend: Backend) -> None:
+def test_qos_levels_are_used_or_refused(backend: Backend, m: Messaging) -> None:
     """Scenarios 91 [S], 95 [S]: as text or number; a level the protocol lacks is refused both ways."""
-    m = backend.connect()
     levels = []
     for level in ("0", "1", "2"):
         channel = backend.channel(level)
@@ -49,9 +48,8 @@ def test_qos_levels_are_used_or_refused(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_QOS, Features.EXTENSION_GUARANTEED_DELIVERY)
-def test_qos_0_contradicts_guaranteed_delivery(backend: Backend) -> None:
+def test_qos_0_contradicts_guaranteed_delivery(backend: Backend, m: Messaging) -> None:
     """Scenario 27 [S]: guaranteed delivery is at least QoS 1, so both is an error."""
-    m = backend.connect()
     with pytest.raises(InvalidExtensionError, match="qos"):
         m.publish(backend.channel(), b"x", qos="0", guaranteed_delivery=True)
     with pytest.raises(InvalidExtensionError, match="qos"):
@@ -84,17 +82,14 @@ def test_a_retained_message_is_there_for_later_subscribers(backend: Backend) -> 
 
 
 @feature(Features.EXTENSION_RETAIN)
-def test_an_empty_payload_clears_what_is_retained(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_an_empty_payload_clears_what_is_retained(backend: Backend, m: Messaging, channel: str) -> None:
     publish(m, channel, [b"1", b""], retain=True, **backend.reliable)
     with m.subscribe(channel, **backend.reliable) as stream:
         nothing_more(m, channel, stream, **backend.reliable)
 
 
 @feature(Features.EXTENSION_RETAIN, Features.WILDCARDS)
-def test_retained_messages_of_a_pattern(backend: Backend) -> None:
-    m = backend.connect()
+def test_retained_messages_of_a_pattern(backend: Backend, m: Messaging) -> None:
     base = backend.channel("r")
     names = [f"{base}/a", f"{base}/b", f"{base}/c/d"]
     for name in names:
@@ -110,9 +105,8 @@ def test_retained_messages_of_a_pattern(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_RETAIN, Features.WILDCARDS)
-def test_a_retained_message_is_for_the_newcomer_only(backend: Backend) -> None:
+def test_a_retained_message_is_for_the_newcomer_only(backend: Backend, m: Messaging) -> None:
     """Also where the newcomer's pattern overlaps with that of a stream which has it, or is the same."""
-    m = backend.connect()
     base = backend.channel("r")
     publish(m, f"{base}/a", [b"kept"], retain=True)
     with m.subscribe(f"{base}/#") as first:
@@ -126,9 +120,7 @@ def test_a_retained_message_is_for_the_newcomer_only(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_RETAIN, Features.ROUTING_KEY)
-def test_a_channel_with_a_routing_key_retains_for_itself(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_a_channel_with_a_routing_key_retains_for_itself(m: Messaging, channel: str) -> None:
     keys = ("a", "b", None)
     for key in keys:
         publish(m, channel, [str(key).encode()], channel_extension=key, retain=True)
@@ -142,9 +134,8 @@ def test_a_channel_with_a_routing_key_retains_for_itself(backend: Backend) -> No
 
 
 @feature(Features.EXTENSION_RETAIN, Features.EXTENSION_QUEUE)
-def test_a_queue_gets_no_retained_messages(backend: Backend) -> None:
+def test_a_queue_gets_no_retained_messages(backend: Backend, m: Messaging) -> None:
     """Each consumer that joins would have the queue process them again (MQTT 5, 4.8.2)."""
-    m = backend.connect()
     channel, queue = backend.channel(), backend.queue()
     publish(m, channel, [b"kept"], retain=True)
     with m.subscribe(channel, queue=queue) as stream:
@@ -153,9 +144,7 @@ def test_a_queue_gets_no_retained_messages(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_RETAIN, Features.MESSAGE_PROPERTIES)
-def test_a_retained_message_keeps_its_context(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_a_retained_message_keeps_its_context(m: Messaging, channel: str) -> None:
     publish(m, channel, [b"1"], retain=True, content_type="x/y", correlation_id="4711")
     with m.subscribe(channel) as stream:
         context = stream.receive(PATIENCE).context
@@ -167,10 +156,8 @@ def test_a_retained_message_keeps_its_context(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_TIME_TO_LIVE)
-def test_a_message_in_time_is_delivered(backend: Backend) -> None:
+def test_a_message_in_time_is_delivered(m: Messaging, channel: str) -> None:
     """MSG230: and tells its remaining time."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel) as stream:
         publish(m, channel, [b"1"], time_to_live=30.0)
         message = stream.receive(PATIENCE)
@@ -182,9 +169,8 @@ def test_a_message_in_time_is_delivered(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_TIME_TO_LIVE, Features.EXTENSION_RETAIN)
-def test_an_expired_retained_message_is_not_delivered(backend: Backend) -> None:
+def test_an_expired_retained_message_is_not_delivered(backend: Backend, m: Messaging) -> None:
     """MSG230."""
-    m = backend.connect()
     lasting, mortal = backend.channel("lasting"), backend.channel("mortal")
     publish(m, lasting, [b"lasting"], retain=True)
     start = time.monotonic()
@@ -206,9 +192,8 @@ def test_an_expired_retained_message_is_not_delivered(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_TIME_TO_LIVE, Features.QUEUE_RETENTION, Features.EXTENSION_QUEUE)
-def test_an_expired_message_in_a_queue_is_not_delivered(backend: Backend) -> None:
+def test_an_expired_message_in_a_queue_is_not_delivered(backend: Backend, m: Messaging) -> None:
     """MSG230: it leaves the queue; those without a time, and with more of it, stay."""
-    m = backend.connect()
     channel, queue = backend.channel(), backend.queue()
     with m.subscribe(channel, queue=queue):
         pass

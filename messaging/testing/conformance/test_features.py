@@ -13,6 +13,7 @@ from messaging import (
     MessagePublisher,
     MessageServiceRuntime,
     MessageSubscription,
+    Messaging,
     UnsupportedFeatureError,
 )
 from messaging.testing.conformance.backends import Backend
@@ -47,9 +48,8 @@ def test_every_extension_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("key", VALUES)
-def test_an_extension_is_announced_or_refused(backend: Backend, key: str) -> None:
+def test_an_extension_is_announced_or_refused(backend: Backend, m: Messaging, key: str) -> None:
     """Scenario 91 [S]: known, and not supported here: refused both ways, naming feature and instance."""
-    m = backend.connect()
     if key in m.features:
         return
     channel = backend.channel()
@@ -66,10 +66,8 @@ def test_an_extension_is_announced_or_refused(backend: Backend, key: str) -> Non
 
 
 @pytest.mark.parametrize("key", VALUES)
-def test_values_of_the_wrong_type_or_range_are_refused(backend: Backend, key: str) -> None:
+def test_values_of_the_wrong_type_or_range_are_refused(m: Messaging, channel: str, key: str) -> None:
     """Scenario 92 [S]: an argument error that names the key, whether or not the feature is announced."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel) as stream:
         for value in VALUES[key][1]:
             context = m.context_builder().channel(channel).extension_entry(key, value)
@@ -82,10 +80,8 @@ def test_values_of_the_wrong_type_or_range_are_refused(backend: Backend, key: st
 
 
 @pytest.mark.parametrize("key", ["colour", "Retain", "guaranteeddelivery", "x-own"])
-def test_an_unknown_extension_is_refused(backend: Backend, key: str) -> None:
+def test_an_unknown_extension_is_refused(m: Messaging, channel: str, key: str) -> None:
     """Scenario 90 [S], MSG100: never ignored."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel) as stream:
         context = m.context_builder().channel(channel).extension_entry(key, True)
         with pytest.raises(UnsupportedFeatureError, match=key):
@@ -95,10 +91,8 @@ def test_an_unknown_extension_is_refused(backend: Backend, key: str) -> None:
         nothing_more(m, channel, stream)
 
 
-def test_functional_features_are_announced_or_refused(backend: Backend) -> None:
+def test_functional_features_are_announced_or_refused(m: Messaging, channel: str) -> None:
     """Scenario 91 [S], for features that are no extensions."""
-    m = backend.connect()
-    channel = backend.channel()
     if Features.WILDCARDS not in m.features:
         with pytest.raises(UnsupportedFeatureError):
             m.subscribe(f"{channel}/+")
@@ -116,9 +110,8 @@ def test_functional_features_are_announced_or_refused(backend: Backend) -> None:
 @pytest.mark.parametrize(
     "interface", [MessageServiceRuntime, MessagePublisher, MessageSubscription, MessageContextBuilder]
 )
-def test_services_list_the_features(backend: Backend, interface: type) -> None:
+def test_services_list_the_features(backend: Backend, m: Messaging, interface: type) -> None:
     """Scenario 96 [S]."""
-    m = backend.connect()
     (reference,) = backend.services.find(interface, f"(osgi.messaging.name={m.name})")
     assert set(reference.properties["osgi.messaging.feature"]) == m.features
     assert reference.properties["osgi.messaging.protocol"]
@@ -129,9 +122,8 @@ def test_services_list_the_features(backend: Backend, interface: type) -> None:
 @pytest.mark.parametrize(
     "interface", [MessageServiceRuntime, MessagePublisher, MessageSubscription, MessageContextBuilder]
 )
-def test_services_have_the_capabilities_of_the_specification(backend: Backend, interface: type) -> None:
+def test_services_have_the_capabilities_of_the_specification(backend: Backend, m: Messaging, interface: type) -> None:
     """RFC 5.1.3, 5.7.1, 5.8.3: found by a filter, with the version of the specification; announced features only."""
-    m = backend.connect()
     name = f"(osgi.messaging.name={m.name})"
     assert backend.services.find(interface, f"(&{name}(osgi.implementation=osgi.messaging)(version=1.0))")
     # as the tools of OSGi write it: the version is a Version there

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from messaging import Features, UnsupportedFeatureError
+from messaging import Features, Messaging, UnsupportedFeatureError
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.conformance.helpers import PATIENCE, feature, nothing_more, online, publish, receive
 
@@ -54,8 +54,7 @@ def test_a_will_outlives_a_reconnect(backend: Backend) -> None:
 
 
 @last_will
-def test_an_instance_has_one_will(backend: Backend) -> None:
-    m = backend.connect()
+def test_an_instance_has_one_will(backend: Backend, m: Messaging) -> None:
     channel = backend.channel("will")
     m.publish(channel, b"first", last_will=True).result(PATIENCE)
     with pytest.raises(UnsupportedFeatureError) as refusal:
@@ -65,10 +64,8 @@ def test_an_instance_has_one_will(backend: Backend) -> None:
 
 
 @last_will
-def test_an_instance_with_a_will_goes_on(backend: Backend) -> None:
+def test_an_instance_with_a_will_goes_on(backend: Backend, m: Messaging, channel: str) -> None:
     """Even if the protocol had to reconnect for it: subscriptions and publishes do not notice."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel, **backend.reliable) as stream:
         publish(m, channel, [b"1"], **backend.reliable)
         will = m.publish(backend.channel("will"), b"will", last_will=True)
@@ -112,9 +109,8 @@ def test_a_will_has_the_qos_asked_for(backend: Backend, qos: str) -> None:
 
 
 @last_will
-def test_registering_a_will_is_no_trouble(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
+def test_registering_a_will_is_no_trouble(backend: Backend, m: Messaging, caplog: pytest.LogCaptureFixture) -> None:
     """Even where the protocol has to connect anew for it."""
-    m = backend.connect()
     with caplog.at_level(logging.WARNING):
         m.publish(backend.channel("will"), b"will", last_will=True).result(PATIENCE)
         online(m)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 import messaging
-from messaging import Features, InvalidExtensionError, Message, MessageContextBuilder, UnsupportedFeatureError
+from messaging import (
+    Features,
+    InvalidExtensionError,
+    Message,
+    MessageContextBuilder,
+    Messaging,
+    UnsupportedFeatureError,
+)
 from messaging.errors import UnroutableError
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.conformance.helpers import PATIENCE, Inbox, eventually, feature, manual, online, publish
@@ -32,9 +39,7 @@ def received(id_: str, payload: bytes = b"x") -> Message:
 
 
 @feature(Features.EXTENSION_MESSAGE_ID)
-def test_it_arrives_as_it_was_given_with_every_qos(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_it_arrives_as_it_was_given_with_every_qos(m: Messaging, channel: str) -> None:
     for qos in ("0", "1", "2"):
         try:
             stream = m.subscribe(channel, qos=qos)
@@ -51,9 +56,7 @@ def test_it_arrives_as_it_was_given_with_every_qos(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_MESSAGE_ID)
-def test_each_message_has_its_own(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_each_message_has_its_own(backend: Backend, m: Messaging, channel: str) -> None:
     with m.subscribe(channel, **backend.reliable) as stream:
         wanted = [f"id-{number}" for number in range(300)]
         for number, given in enumerate(wanted):
@@ -64,9 +67,7 @@ def test_each_message_has_its_own(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_MESSAGE_ID)
-def test_beside_everything_else_a_message_can_carry(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_beside_everything_else_a_message_can_carry(backend: Backend, m: Messaging, channel: str) -> None:
     context: dict[str, Any] = {"content_type": "x/y", "correlation_id": "4711", "reply_to": backend.channel("reply")}
     if Features.EXTENSION_HEADERS in m.features:
         context["headers"] = {"k": "v"}
@@ -79,9 +80,7 @@ def test_beside_everything_else_a_message_can_carry(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_MESSAGE_ID)
-def test_it_is_nothing_to_subscribe_with(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_it_is_nothing_to_subscribe_with(m: Messaging, channel: str) -> None:
     with pytest.raises(InvalidExtensionError, match="messageId"):
         m.subscribe(channel, message_id="own")
     both = m.context_builder().channel(channel).extension_entry("messageId", "own")
@@ -118,9 +117,7 @@ def test_what_is_sent_again_has_the_same_one(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_MESSAGE_ID, Features.ACKNOWLEDGE)
-def test_what_is_delivered_again_has_the_same_one(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_what_is_delivered_again_has_the_same_one(backend: Backend, m: Messaging, channel: str) -> None:
     with m.subscription.subscribe(manual(m, channel)) as stream:
         publish(m, channel, [b"x"], message_id="own", **backend.reliable)
         for verdict in (Message.reject, Message.reject, Message.acknowledge):
@@ -130,9 +127,7 @@ def test_what_is_delivered_again_has_the_same_one(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_MESSAGE_ID)
-def test_two_messages_with_the_same_one_are_two_messages(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_two_messages_with_the_same_one_are_two_messages(backend: Backend, m: Messaging, channel: str) -> None:
     payloads = [b"%d" % number for number in range(50)]
     mandatory = {"mandatory": True} if Features.EXTENSION_MANDATORY in m.features else {}
     with m.subscribe(channel, **backend.reliable) as stream:
@@ -143,8 +138,7 @@ def test_two_messages_with_the_same_one_are_two_messages(backend: Backend) -> No
 
 
 @feature(Features.EXTENSION_MESSAGE_ID, Features.EXTENSION_MANDATORY)
-def test_of_two_with_the_same_one_the_one_that_nobody_gets_fails(backend: Backend) -> None:
-    m = backend.connect()
+def test_of_two_with_the_same_one_the_one_that_nobody_gets_fails(backend: Backend, m: Messaging) -> None:
     somewhere, nowhere = backend.channel(), backend.channel("unheard")
     with m.subscribe(somewhere, **backend.reliable) as stream:
         channels = [somewhere, nowhere, nowhere, somewhere] * 5
@@ -167,9 +161,7 @@ def test_a_last_will_has_one(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_MESSAGE_ID, Features.REPLY_TO)
-def test_a_request_has_one_and_its_reply_another(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_a_request_has_one_and_its_reply_another(m: Messaging, channel: str) -> None:
     seen: list[Any] = []
 
     @m.reply(channel)
@@ -187,8 +179,7 @@ def test_a_request_has_one_and_its_reply_another(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_MESSAGE_ID)
-def test_a_message_that_is_passed_on_keeps_it(backend: Backend) -> None:
-    m = backend.connect()
+def test_a_message_that_is_passed_on_keeps_it(backend: Backend, m: Messaging) -> None:
     first, second = backend.channel(), backend.channel("second")
     with m.subscribe(first, **backend.reliable) as stream, m.subscribe(second, **backend.reliable) as passed_on:
         m.publish(first, b"x", message_id="own", **backend.reliable)
@@ -202,9 +193,9 @@ def test_a_message_that_is_passed_on_keeps_it(backend: Backend) -> None:
         assert told(passed_on) == "own"
 
 
-def test_from_elsewhere_it_is_kept_where_it_can_travel_and_no_obstacle_where_it_cannot(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_from_elsewhere_it_is_kept_where_it_can_travel_and_no_obstacle_where_it_cannot(
+    backend: Backend, m: Messaging, channel: str
+) -> None:
     message = received("own")
     elsewhere = MessageContextBuilder().with_context(message.context)
     with m.subscribe(channel, **backend.reliable) as stream:

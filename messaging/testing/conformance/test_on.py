@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from messaging import ArgumentError, ClosedError, Features, Message
+from messaging import ArgumentError, ClosedError, Features, Message, Messaging
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.conformance.helpers import PATIENCE, eventually, feature, publish, receive, subscription_to
 
@@ -38,9 +38,7 @@ class Seen:
 
 
 @feature(Features.ACKNOWLEDGE)
-def test_a_message_is_acknowledged_when_its_handler_returns(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_a_message_is_acknowledged_when_its_handler_returns(backend: Backend, m: Messaging, channel: str) -> None:
     may_return = threading.Event()
     registration = m.on(channel, lambda _: may_return.wait(PATIENCE), **backend.reliable)
     publish(m, channel, [b"1"], **backend.reliable)
@@ -52,10 +50,8 @@ def test_a_message_is_acknowledged_when_its_handler_returns(backend: Backend) ->
 
 @feature(Features.ACKNOWLEDGE)
 def test_a_handler_survives_its_exceptions_and_gets_the_message_again(
-    backend: Backend, caplog: pytest.LogCaptureFixture
+    backend: Backend, m: Messaging, channel: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    m = backend.connect()
-    channel = backend.channel()
     failed: list[bytes] = []
 
     def fails_once(message: Message) -> bool:
@@ -79,9 +75,8 @@ def test_a_handler_survives_its_exceptions_and_gets_the_message_again(
 @feature(Features.ACKNOWLEDGE, Features.EXTENSION_MAX_DELIVERIES, Features.EXTENSION_DEAD_LETTER_CHANNEL)
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_message_that_is_always_rejected_is_dead_lettered_and_the_others_are_handled(
-    backend: Backend, is_async: bool
+    backend: Backend, m: Messaging, is_async: bool
 ) -> None:
-    m = backend.connect()
     channel, dead = backend.channel(), backend.channel("dead")
     seen = Seen(lambda message: message.payload == b"poison")
 
@@ -96,8 +91,7 @@ def test_a_message_that_is_always_rejected_is_dead_lettered_and_the_others_are_h
         seen.wait_for(b"1", b"poison", b"poison", b"poison", b"2")
 
 
-def test_a_typed_handler_gets_the_value(backend: Backend) -> None:
-    m = backend.connect()
+def test_a_typed_handler_gets_the_value(backend: Backend, m: Messaging) -> None:
     several = [backend.channel(name) for name in ("annotated", "model", "message", "nothing")]
     seen: list[Any] = []
 
@@ -126,9 +120,9 @@ def test_a_typed_handler_gets_the_value(backend: Backend) -> None:
     assert [registration.handler for registration in m.handlers] == [annotated, with_model, with_message, nothing]
 
 
-def test_payloads_that_do_not_fit_are_counted_and_skipped(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_payloads_that_do_not_fit_are_counted_and_skipped(
+    backend: Backend, m: Messaging, channel: str, caplog: pytest.LogCaptureFixture
+) -> None:
     seen: list[Reading] = []
 
     def store(reading: Reading) -> None:
@@ -145,9 +139,8 @@ def test_payloads_that_do_not_fit_are_counted_and_skipped(backend: Backend, capl
 @feature(Features.ACKNOWLEDGE, Features.EXTENSION_DEAD_LETTER_CHANNEL)
 @pytest.mark.parametrize("is_async", [False, True])
 def test_payloads_that_do_not_fit_are_dead_lettered_where_there_is_a_channel_for_it(
-    backend: Backend, is_async: bool
+    backend: Backend, m: Messaging, is_async: bool
 ) -> None:
-    m = backend.connect()
     channel, dead = backend.channel(), backend.channel("dead")
     seen: list[Reading] = []
 
@@ -170,9 +163,9 @@ def test_payloads_that_do_not_fit_are_dead_lettered_where_there_is_a_channel_for
 
 @feature(Features.ACKNOWLEDGE)
 @pytest.mark.parametrize("is_async", [False, True])
-def test_as_many_messages_are_handled_at_a_time_as_concurrency_says(backend: Backend, is_async: bool) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_as_many_messages_are_handled_at_a_time_as_concurrency_says(
+    backend: Backend, m: Messaging, channel: str, is_async: bool
+) -> None:
     lock = threading.Lock()
     now: list[bytes] = []
     most = 0
@@ -244,9 +237,7 @@ def test_prefetch_is_at_least_concurrency(backend: Backend) -> None:
             m.on(channel, print, **options)
 
 
-def test_a_handler_may_close_its_registration(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_a_handler_may_close_its_registration(backend: Backend, m: Messaging, channel: str) -> None:
     seen: list[bytes] = []
     closed: list[Any] = []
 
@@ -321,9 +312,9 @@ def test_closing_finishes_the_message_in_progress_and_releases_the_others(backen
 
 
 @feature(Features.ACKNOWLEDGE)
-def test_what_a_handler_raises_may_be_any_base_exception(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_what_a_handler_raises_may_be_any_base_exception(
+    backend: Backend, m: Messaging, channel: str, caplog: pytest.LogCaptureFixture
+) -> None:
     kinds: list[type[BaseException]] = [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError]
     done: list[bytes] = []
 
@@ -362,9 +353,9 @@ def test_a_coroutine_function_runs_on_the_loop_it_was_registered_on(backend: Bac
     asyncio.run(run())
 
 
-def test_a_registration_ends_with_the_loop_of_its_handler(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_a_registration_ends_with_the_loop_of_its_handler(
+    backend: Backend, m: Messaging, channel: str, caplog: pytest.LogCaptureFixture
+) -> None:
     begun = threading.Event()
 
     async def handle(_: Message) -> None:
@@ -405,9 +396,9 @@ def test_a_handler_goes_on_after_a_lost_connection(backend: Backend) -> None:
 
 
 @feature(Features.ACKNOWLEDGE)
-def test_more_messages_than_the_buffer_holds_are_all_handled_in_order(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_more_messages_than_the_buffer_holds_are_all_handled_in_order(
+    backend: Backend, m: Messaging, channel: str
+) -> None:
     seen = Seen()
     registration = m.on(channel, seen, buffer_size=8, prefetch=4, **backend.reliable)
     payloads = [b"%d" % number for number in range(100)]
@@ -417,9 +408,7 @@ def test_more_messages_than_the_buffer_holds_are_all_handled_in_order(backend: B
     eventually(lambda: registration.counters.acknowledged == 100, "acknowledged")
 
 
-def test_messages_without_acknowledgement_are_handled_too(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_messages_without_acknowledgement_are_handled_too(m: Messaging, channel: str) -> None:
     seen = Seen(lambda message: message.payload == b"1")
     with m.on(channel, seen, qos=0, buffer_size=4):
         for payload in (b"1", b"2", b"3", b"4", b"5", b"6"):
@@ -427,8 +416,7 @@ def test_messages_without_acknowledgement_are_handled_too(backend: Backend) -> N
             eventually(lambda payload=payload: payload in seen.payloads, "handled")
 
 
-def test_what_is_no_handler_is_refused(backend: Backend) -> None:
-    m = backend.connect()
+def test_what_is_no_handler_is_refused(m: Messaging) -> None:
 
     def generator(_: Message) -> Any:
         yield

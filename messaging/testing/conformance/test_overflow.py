@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from messaging import Features, StreamOverflowError, UnsupportedFeatureError
+from messaging import Features, Messaging, StreamOverflowError, UnsupportedFeatureError
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.conformance.helpers import (
     PATIENCE,
@@ -27,9 +27,9 @@ overflow = feature(Features.EXTENSION_OVERFLOW, Features.EXTENSION_BUFFER_SIZE)
 @overflow
 @pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.parametrize("policy", ["drop_oldest", "drop_latest"])
-def test_what_does_not_fit_is_dropped_and_counted(backend: Backend, policy: str, size: int) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_what_does_not_fit_is_dropped_and_counted(
+    backend: Backend, m: Messaging, channel: str, policy: str, size: int
+) -> None:
     expected = PAYLOADS[-size:] if policy == "drop_oldest" else PAYLOADS[:size]
     with m.subscribe(channel, overflow=policy, buffer_size=size, **backend.reliable) as stream:
         publish(m, channel, PAYLOADS, **backend.reliable)
@@ -45,9 +45,7 @@ def test_what_does_not_fit_is_dropped_and_counted(backend: Backend, policy: str,
 
 
 @overflow
-def test_a_stream_that_may_not_overflow_fails(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_a_stream_that_may_not_overflow_fails(backend: Backend, m: Messaging, channel: str) -> None:
     sibling = Inbox(m.subscribe(channel, **backend.reliable))
     with m.subscribe(channel, overflow="fail", buffer_size=4, **backend.reliable) as stream:
         publish(m, channel, PAYLOADS[:4], **backend.reliable)
@@ -60,9 +58,7 @@ def test_a_stream_that_may_not_overflow_fails(backend: Backend) -> None:
 
 
 @overflow
-def test_an_observer_is_told_of_the_overflow(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_an_observer_is_told_of_the_overflow(backend: Backend, m: Messaging, channel: str) -> None:
     go = threading.Event()
     inbox = Inbox(m.subscribe(channel, overflow="fail", buffer_size=2, **backend.reliable), lambda _: go.wait(PATIENCE))
     publish(m, channel, PAYLOADS, **backend.reliable)
@@ -93,18 +89,15 @@ def test_a_stream_that_blocks_loses_nothing_and_holds_the_broker_back(backend: B
 
 
 @feature(Features.EXTENSION_OVERFLOW, Features.EXTENSION_QOS)
-def test_blocking_needs_acknowledgement(backend: Backend) -> None:
+def test_blocking_needs_acknowledgement(backend: Backend, m: Messaging) -> None:
     """Without it nothing can hold messages back, so the strategy is refused."""
-    m = backend.connect()
     with pytest.raises(UnsupportedFeatureError, match="block"):
         m.subscribe(backend.channel(), qos="0", overflow="block")
 
 
 @feature(Features.EXTENSION_BUFFER_SIZE, Features.EXTENSION_QOS)
-def test_without_acknowledgement_drops_are_counted(backend: Backend) -> None:
+def test_without_acknowledgement_drops_are_counted(m: Messaging, channel: str) -> None:
     """QoS 0, no policy chosen: the newest count, and nothing is dropped silently."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel, qos="0", buffer_size=4) as stream:
         publish(m, channel, PAYLOADS, qos="0")
         eventually(lambda: stream.counters.dropped >= len(PAYLOADS) - 4, "everything else is dropped")
@@ -114,9 +107,9 @@ def test_without_acknowledgement_drops_are_counted(backend: Backend) -> None:
 
 @feature(Features.EXTENSION_AUTO_ACKNOWLEDGE, Features.EXTENSION_OVERFLOW, Features.EXTENSION_BUFFER_SIZE)
 @pytest.mark.parametrize("policy", ["block", "drop_oldest"])
-def test_automatic_acknowledgement_has_a_bounded_buffer_too(backend: Backend, policy: str) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_automatic_acknowledgement_has_a_bounded_buffer_too(
+    backend: Backend, m: Messaging, channel: str, policy: str
+) -> None:
     more = {"overflow": policy, "buffer_size": 4, **backend.reliable}
     with m.subscribe(channel, auto_acknowledge=True, **more) as stream:
         publish(m, channel, PAYLOADS, **backend.reliable)

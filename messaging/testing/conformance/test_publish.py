@@ -15,6 +15,7 @@ from messaging import (
     InvalidHeaderError,
     Message,
     MessageContext,
+    Messaging,
     MessagingError,
     OutcomeUnknownError,
     PayloadTooLargeError,
@@ -37,10 +38,8 @@ from messaging.testing.conformance.helpers import (
 # --- overloads
 
 
-def test_the_context_of_a_message_decides_where_it_goes(backend: Backend) -> None:
+def test_the_context_of_a_message_decides_where_it_goes(m: Messaging, channel: str) -> None:
     """Scenario 18 [S]: ``publish(msg)`` uses the message's own context."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel) as stream:
         m.publisher.publish(m.context_builder().channel(channel).content(b"x").build_message()).result(PATIENCE)
         message = stream.receive(PATIENCE)
@@ -49,9 +48,8 @@ def test_the_context_of_a_message_decides_where_it_goes(backend: Backend) -> Non
 
 
 @feature(Features.MESSAGE_PROPERTIES)
-def test_a_channel_given_to_publish_replaces_only_the_channel(backend: Backend) -> None:
+def test_a_channel_given_to_publish_replaces_only_the_channel(backend: Backend, m: Messaging) -> None:
     """Scenario 19 [S]: ``publish(msg, "b")`` goes to "b" and keeps the rest of the message's context."""
-    m = backend.connect()
     a, b = backend.channel("a"), backend.channel("b")
     message = m.context_builder().channel(a).content_type("x/y").correlation_id("4711").content(b"x").build_message()
     with m.subscribe(a) as at_a, m.subscribe(b) as at_b:
@@ -65,9 +63,8 @@ def test_a_channel_given_to_publish_replaces_only_the_channel(backend: Backend) 
 
 
 @feature(Features.MESSAGE_PROPERTIES)
-def test_a_context_given_to_publish_replaces_all(backend: Backend) -> None:
+def test_a_context_given_to_publish_replaces_all(backend: Backend, m: Messaging) -> None:
     """Scenarios 20 [S], 21 [I]: ``publish(msg, ctx)`` replaces, it does not merge."""
-    m = backend.connect()
     a, b = backend.channel("a"), backend.channel("b")
     message = m.context_builder().channel(a).content_type("x/y").correlation_id("4711").content(b"x").build_message()
     with m.subscribe(a) as at_a, m.subscribe(b) as at_b:
@@ -79,10 +76,8 @@ def test_a_context_given_to_publish_replaces_all(backend: Backend) -> None:
     assert (second.context.content_type, second.context.correlation_id) == (None, None)
 
 
-def test_a_message_without_channel_is_refused(backend: Backend) -> None:
+def test_a_message_without_channel_is_refused(m: Messaging, channel: str) -> None:
     """Scenarios 17 [S], 22 [S]: no channel anywhere is an error to the caller, and nothing goes out."""
-    m = backend.connect()
-    channel = backend.channel()
     message = m.context_builder().content(b"x").build_message()
     with m.subscribe(channel) as stream:
         with pytest.raises(InvalidChannelError, match="no channel"):
@@ -99,9 +94,8 @@ def test_a_message_without_channel_is_refused(backend: Backend) -> None:
     ["", "a/+", "#", "a/#/b", "nul\0", "line\nfeed", "\ud800", "\ufdd0", "x" * 65_536],
     ids=["empty", "plus", "hash", "hash inside", "nul", "control", "surrogate", "noncharacter", "long"],
 )
-def test_a_malformed_channel_is_refused_and_the_instance_goes_on(backend: Backend, channel: str) -> None:
+def test_a_malformed_channel_is_refused_and_the_instance_goes_on(backend: Backend, m: Messaging, channel: str) -> None:
     """Scenario 17 [S], and bad input: an argument error, nothing half-sent."""
-    m = backend.connect()
     good = backend.channel()
     with m.subscribe(good) as stream:
         with pytest.raises(InvalidChannelError):
@@ -109,9 +103,8 @@ def test_a_malformed_channel_is_refused_and_the_instance_goes_on(backend: Backen
         nothing_more(m, good, stream)
 
 
-def test_a_received_message_can_be_passed_on_as_it_is(backend: Backend) -> None:
+def test_a_received_message_can_be_passed_on_as_it_is(backend: Backend, m: Messaging) -> None:
     """What the adapter tells of a received message is no obstacle to publishing it elsewhere."""
-    m = backend.connect()
     a, b = backend.channel("a"), backend.channel("b")
     context = backend.full_context(m)
     with m.subscribe(a, **backend.reliable) as at_a, m.subscribe(b, **backend.reliable) as at_b:
@@ -130,9 +123,7 @@ def test_a_received_message_can_be_passed_on_as_it_is(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 2**16, 2**20])
-def test_payloads_of_any_size_arrive_unchanged(backend: Backend, size: int) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_payloads_of_any_size_arrive_unchanged(backend: Backend, m: Messaging, channel: str, size: int) -> None:
     payload = (bytes(range(256)) * (size // 256 + 1))[:size]
     with m.subscribe(channel, **backend.reliable) as stream:
         publish(m, channel, [payload], **backend.reliable)
@@ -144,19 +135,15 @@ def test_payloads_of_any_size_arrive_unchanged(backend: Backend, size: int) -> N
     "payload",
     [b"\0", b"\xff\xfe\xfd", b"\x89RXM\r\n\x1a\n\x01", b"\x89RXM\r\n\x1a\n\x01\0\0\0\x02{}x", '{"a": "ü"}'.encode()],
 )
-def test_payloads_that_look_like_something_arrive_unchanged(backend: Backend, payload: bytes) -> None:
+def test_payloads_that_look_like_something_arrive_unchanged(m: Messaging, channel: str, payload: bytes) -> None:
     """Binary, not UTF-8, and what this project's own envelope starts with."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel) as stream:
         publish(m, channel, [payload])
         assert stream.receive(PATIENCE).payload == payload
 
 
-def test_a_memoryview_sends_its_slice(backend: Backend) -> None:
+def test_a_memoryview_sends_its_slice(m: Messaging, channel: str) -> None:
     """Scenario 6 [S]: only the slice, not the backing array."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel) as stream:
         message = m.context_builder().channel(channel).content(memoryview(b"abcdef")[2:4]).build_message()
         m.publisher.publish(message).result(PATIENCE)
@@ -168,9 +155,8 @@ def test_a_memoryview_sends_its_slice(backend: Backend) -> None:
     "name",
     ["ü/日本語/🚀", "with space", "a.b/c.d", "50%/%41", "a*b/*", "'\"\\", "UPPER/lower", "x" * 150],
 )
-def test_channels_arrive_as_they_were_named(backend: Backend, name: str) -> None:
+def test_channels_arrive_as_they_were_named(backend: Backend, m: Messaging, name: str) -> None:
     """MSG260, for names that mean something else below: the translation is injective."""
-    m = backend.connect()
     channel = backend.channel(name)
     with m.subscribe(channel) as stream, m.subscribe(backend.channel("other")) as other:
         publish(m, channel, [b"x"])
@@ -182,8 +168,7 @@ def test_channels_arrive_as_they_were_named(backend: Backend, name: str) -> None
         other.close()
 
 
-def test_leading_trailing_and_empty_levels_are_levels(backend: Backend) -> None:
-    m = backend.connect()
+def test_leading_trailing_and_empty_levels_are_levels(backend: Backend, m: Messaging) -> None:
     base = backend.channel("x")
     names = [f"/{base}", f"{base}/", f"{base}//y", base]
     streams = [m.subscribe(name) for name in names]
@@ -201,9 +186,8 @@ def test_leading_trailing_and_empty_levels_are_levels(backend: Backend) -> None:
 
 
 @feature(Features.MESSAGE_PROPERTIES)
-def test_context_values_arrive(backend: Backend) -> None:
+def test_context_values_arrive(backend: Backend, m: Messaging) -> None:
     """Scenario 24 [S]: content type, encoding, correlation id and reply channel are the same at the subscriber."""
-    m = backend.connect()
     channel, reply = backend.channel(), backend.channel("réply")
     with m.subscribe(channel) as stream:
         m.publish(
@@ -217,10 +201,8 @@ def test_context_values_arrive(backend: Backend) -> None:
 
 
 @feature(Features.MESSAGE_PROPERTIES)
-def test_context_values_left_out_stay_unset(backend: Backend) -> None:
+def test_context_values_left_out_stay_unset(m: Messaging, channel: str) -> None:
     """Scenario 1 [S], at the receiving end."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel) as stream:
         publish(m, channel, [b"x"])
         context = stream.receive(PATIENCE).context
@@ -231,10 +213,8 @@ def test_context_values_left_out_stay_unset(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("value", ["content_type", "content_encoding", "correlation_id", "reply_to"])
-def test_context_values_that_cannot_travel_are_refused(backend: Backend, value: str) -> None:
+def test_context_values_that_cannot_travel_are_refused(m: Messaging, channel: str, value: str) -> None:
     """Scenario 25 [I]: never dropped silently."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel) as stream:
         if Features.MESSAGE_PROPERTIES in m.features:
             m.publish(channel, b"x", **{value: "text"}).result(PATIENCE)
@@ -248,10 +228,8 @@ def test_context_values_that_cannot_travel_are_refused(backend: Backend, value: 
 
 
 @feature(Features.EXTENSION_HEADERS)
-def test_headers_arrive(backend: Backend) -> None:
+def test_headers_arrive(m: Messaging, channel: str) -> None:
     """MSG210: user headers, any text."""
-    m = backend.connect()
-    channel = backend.channel()
     headers = {"trace-id": "abc", "ünïcode": "日本語 🚀", "empty": "", "long": "x" * 2_000}
     with m.subscribe(channel) as stream:
         publish(m, channel, [b"x"], headers=headers)
@@ -268,10 +246,8 @@ UNPRINTABLE = ["a\nb", "a\rb", "a\0b", "\x01", "\t", "\x7f", "\x85", "\ufffe", "
 
 
 @feature(Features.EXTENSION_HEADERS)
-def test_headers_with_control_characters_are_refused(backend: Backend) -> None:
+def test_headers_with_control_characters_are_refused(m: Messaging, channel: str) -> None:
     """MSG210, and bad input: one rule for names and values on all adapters, nothing sent."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel) as stream:
         for bad in UNPRINTABLE:
             for headers in ({bad: "value"}, {"name": bad}, {"fine": "fine", "name": bad}):
@@ -282,10 +258,8 @@ def test_headers_with_control_characters_are_refused(backend: Backend) -> None:
 
 @feature(Features.MESSAGE_PROPERTIES)
 @pytest.mark.parametrize("name", ["content_type", "content_encoding"])
-def test_content_types_and_encodings_with_control_characters_are_refused(backend: Backend, name: str) -> None:
+def test_content_types_and_encodings_with_control_characters_are_refused(m: Messaging, channel: str, name: str) -> None:
     """MSG210, and bad input: one rule on all adapters, nothing sent."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel) as stream:
         for bad in UNPRINTABLE:
             message = getattr(m.context_builder().channel(channel), name)(bad).content(b"x").build_message()
@@ -324,20 +298,16 @@ def test_there_is_a_limit_without_a_setting(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_GUARANTEED_ORDERING)
-def test_a_thousand_messages_arrive_in_order(backend: Backend) -> None:
+def test_a_thousand_messages_arrive_in_order(backend: Backend, m: Messaging, channel: str) -> None:
     """Scenario 26 [S]: ``guaranteedOrdering``; none of the promises is waited for in between."""
-    m = backend.connect()
-    channel = backend.channel()
     payloads = [str(number).encode() for number in range(1_000)]
     with m.subscribe(channel, **backend.reliable) as stream:
         publish(m, channel, payloads, guaranteed_ordering=True, **backend.reliable)
         assert receive(stream, len(payloads)) == payloads
 
 
-def test_many_threads_publish_at_once(backend: Backend) -> None:
+def test_many_threads_publish_at_once(backend: Backend, m: Messaging, channel: str) -> None:
     """Nothing is lost or duplicated, and the messages of each thread keep their order."""
-    m = backend.connect()
-    channel = backend.channel()
     threads, each = 8, 100
     errors: list[MessagingError] = []
     go = threading.Barrier(threads)
@@ -365,10 +335,8 @@ def test_many_threads_publish_at_once(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_GUARANTEED_DELIVERY)
-def test_guaranteed_delivery_is_not_send_and_forget(backend: Backend) -> None:
+def test_guaranteed_delivery_is_not_send_and_forget(m: Messaging, channel: str) -> None:
     """Scenario 27 [S]: at least QoS 1, both ways: the subscriber can acknowledge what it gets."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel, guaranteed_delivery=True) as stream:
         m.publish(channel, b"x", guaranteed_delivery=True).result(PATIENCE)
         message = stream.receive(PATIENCE)
@@ -395,10 +363,8 @@ def test_guaranteed_delivery_is_confirmed_by_the_broker(backend: Backend) -> Non
 
 
 @feature(Features.EXTENSION_MANDATORY)
-def test_a_mandatory_message_that_nobody_gets_fails(backend: Backend) -> None:
+def test_a_mandatory_message_that_nobody_gets_fails(m: Messaging, channel: str) -> None:
     """It fails at once, rather than at the deadline; with a subscriber it succeeds."""
-    m = backend.connect()
-    channel = backend.channel()
     with pytest.raises(UnroutableError):
         m.publish(channel, b"1", mandatory=True).result(PATIENCE)
     m.publish(channel, b"2", mandatory=False, qos="1").result(PATIENCE)
@@ -467,10 +433,8 @@ def test_the_timeout_of_a_publish_bounds_its_wait_for_a_connection(backend: Back
         ("autocreate", True),
     ],
 )
-def test_asking_for_the_default_needs_no_support(backend: Backend, key: str, default: bool) -> None:
+def test_asking_for_the_default_needs_no_support(m: Messaging, channel: str, key: str, default: bool) -> None:
     """Scenario 93 [S]: it is no request."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel) as stream:
         message = m.context_builder().channel(channel).extension_entry(key, default).content(b"x").build_message()
         assert isinstance(message, Message)

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from messaging import Features, InvalidExtensionError
+from messaging import Features, InvalidExtensionError, Messaging
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.conformance.helpers import PATIENCE, Inbox, eventually, feature, nothing_more, publish, receive
 
@@ -39,9 +39,7 @@ def test_of_competing_consumers_one_gets_a_message(backend: Backend) -> None:
 
 
 @feature(Features.POINT_TO_POINT, Features.EXTENSION_QUEUE)
-def test_two_queues_of_a_channel_get_a_copy_each(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_two_queues_of_a_channel_get_a_copy_each(backend: Backend, m: Messaging, channel: str) -> None:
     with (
         m.subscribe(channel, queue=backend.queue(), **backend.reliable) as first,
         m.subscribe(channel, queue=backend.queue(), **backend.reliable) as second,
@@ -78,8 +76,7 @@ def test_a_consumer_whose_instance_closes_is_given_nothing_more(backend: Backend
 
 
 @feature(Features.POINT_TO_POINT, Features.EXTENSION_QUEUE, Features.WILDCARDS)
-def test_a_queue_can_have_a_pattern(backend: Backend) -> None:
-    m = backend.connect()
+def test_a_queue_can_have_a_pattern(backend: Backend, m: Messaging) -> None:
     base, queue = backend.channel("q"), backend.queue()
     with m.subscribe(f"{base}/+", queue=queue, **backend.reliable) as stream:
         publish(m, f"{base}/a", [b"1"], **backend.reliable)
@@ -90,8 +87,7 @@ def test_a_queue_can_have_a_pattern(backend: Backend) -> None:
 
 
 @feature(Features.QUEUE_RETENTION, Features.EXTENSION_QUEUE)
-def test_a_queue_keeps_what_arrives_while_nobody_consumes(backend: Backend) -> None:
-    m = backend.connect()
+def test_a_queue_keeps_what_arrives_while_nobody_consumes(backend: Backend, m: Messaging) -> None:
     channel, queue = backend.channel(), backend.queue()
     with m.subscribe(channel, queue=queue):
         pass
@@ -111,8 +107,7 @@ def test_a_malformed_queue_name_is_refused(backend: Backend, name: object) -> No
 
 @feature(Features.EXTENSION_QUEUE)
 @pytest.mark.parametrize("name", ["ünïcode 日本", "a.b*c", "-", "$x"])
-def test_a_queue_may_be_named_as_one_likes(backend: Backend, name: str) -> None:
-    m = backend.connect()
+def test_a_queue_may_be_named_as_one_likes(backend: Backend, m: Messaging, name: str) -> None:
     channel, queue = backend.channel(), f"{backend.queue()}{name}"
     with m.subscribe(channel, queue=queue) as stream:
         publish(m, channel, [b"1"])

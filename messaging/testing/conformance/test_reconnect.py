@@ -7,7 +7,15 @@ import threading
 
 import pytest
 
-from messaging import AcknowledgeType, ClosedError, ConnectFailedError, Features, OutcomeUnknownError, Promise
+from messaging import (
+    AcknowledgeType,
+    ClosedError,
+    ConnectFailedError,
+    Features,
+    Messaging,
+    OutcomeUnknownError,
+    Promise,
+)
 from messaging.errors import MessagingError
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.conformance.helpers import (
@@ -198,9 +206,8 @@ def test_a_queue_keeps_what_arrives_while_its_consumer_is_away(backend: Backend)
 @pytest.mark.slow
 @restart
 @feature(Features.EXTENSION_GUARANTEED_DELIVERY, Features.QUEUE_RETENTION, Features.EXTENSION_QUEUE)
-def test_guaranteed_delivery_outlives_the_broker(backend: Backend) -> None:
+def test_guaranteed_delivery_outlives_the_broker(backend: Backend, m: Messaging) -> None:
     """Scenario 27 [S]: what the broker has taken responsibility for is on its disk."""
-    m = backend.connect()
     channel, queue = backend.channel(), backend.queue()
     with m.subscribe(channel, queue=queue):
         pass
@@ -322,9 +329,7 @@ def test_closing_with_confirms_outstanding_leaves_their_outcome_unknown(backend:
         assert isinstance(promise.exception(0), OutcomeUnknownError)
 
 
-def test_closing_sends_what_was_accepted(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_closing_sends_what_was_accepted(backend: Backend, m: Messaging, channel: str) -> None:
     payloads = [b"%d" % number for number in range(200)]
     with backend.connect().subscribe(channel, **backend.reliable) as stream:
         promises = [m.publish(channel, payload, **backend.reliable) for payload in payloads]

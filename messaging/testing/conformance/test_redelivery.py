@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from messaging import DeadlineError, Features, InvalidExtensionError, Message
+from messaging import DeadlineError, Features, InvalidExtensionError, Message, Messaging
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.conformance.helpers import (
     PATIENCE,
@@ -31,10 +31,8 @@ def accept(message: Message) -> None:
 
 
 @feature(Features.ACKNOWLEDGE)
-def test_a_rejected_message_is_delivered_again(backend: Backend) -> None:
+def test_a_rejected_message_is_delivered_again(backend: Backend, m: Messaging, channel: str) -> None:
     """Scenario 86 [G]: rejection forces redelivery; the second delivery says that it is one."""
-    m = backend.connect()
-    channel = backend.channel()
     stream = m.subscription.subscribe(manual(m, channel))
     with stream:
         publish(m, channel, [b"1"], **backend.reliable)
@@ -50,9 +48,7 @@ def test_a_rejected_message_is_delivered_again(backend: Backend) -> None:
 
 @feature(Features.ACKNOWLEDGE)
 @pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.feature(Features.EXTENSION_QUEUE))])
-def test_a_redelivered_message_is_the_same_message(backend: Backend, shared: bool) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_a_redelivered_message_is_the_same_message(backend: Backend, m: Messaging, channel: str, shared: bool) -> None:
     queue = {"queue": backend.queue()} if shared else {}
     with m.subscription.subscribe(manual(m, channel, **queue)) as stream:
         publish(m, channel, [b"1"], **backend.full_context(m))
@@ -69,10 +65,10 @@ def test_a_redelivered_message_is_the_same_message(backend: Backend, shared: boo
 
 
 @feature(Features.EXTENSION_GUARANTEED_ORDERING, Features.ACKNOWLEDGE)
-def test_with_guaranteed_ordering_a_rejected_message_comes_before_its_successors(backend: Backend) -> None:
+def test_with_guaranteed_ordering_a_rejected_message_comes_before_its_successors(
+    backend: Backend, m: Messaging, channel: str
+) -> None:
     """Scenario 26 [S], at the subscriber: nothing overtakes a redelivery."""
-    m = backend.connect()
-    channel = backend.channel()
     payloads = [b"1", b"2", b"3", b"4", b"5"]
     context = manual(m, channel, guaranteedOrdering=True)
     with m.subscription.subscribe(context) as stream:
@@ -90,10 +86,8 @@ def test_with_guaranteed_ordering_a_rejected_message_comes_before_its_successors
 
 
 @feature(Features.EXTENSION_MAX_DELIVERIES, Features.ACKNOWLEDGE)
-def test_a_message_is_delivered_no_more_often_than_allowed(backend: Backend) -> None:
+def test_a_message_is_delivered_no_more_often_than_allowed(backend: Backend, m: Messaging, channel: str) -> None:
     """Without a dead-letter channel it is discarded then."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscription.subscribe(manual(m, channel, maxDeliveries=3)) as stream:
         publish(m, channel, [b"1"], **backend.reliable)
         for _ in range(3):
@@ -104,8 +98,7 @@ def test_a_message_is_delivered_no_more_often_than_allowed(backend: Backend) -> 
 
 
 @feature(Features.EXTENSION_DEAD_LETTER_CHANNEL, Features.EXTENSION_MAX_DELIVERIES, Features.ACKNOWLEDGE)
-def test_after_max_deliveries_a_message_is_a_dead_letter(backend: Backend) -> None:
-    m = backend.connect()
+def test_after_max_deliveries_a_message_is_a_dead_letter(backend: Backend, m: Messaging) -> None:
     channel, dead = backend.channel(), backend.channel("dead")
     context = manual(m, channel, maxDeliveries=2, deadLetterChannel=dead)
     with m.subscribe(dead, **backend.reliable) as letters, m.subscription.subscribe(context) as stream:
@@ -126,9 +119,8 @@ def test_after_max_deliveries_a_message_is_a_dead_letter(backend: Backend) -> No
 
 
 @feature(Features.EXTENSION_DEAD_LETTER_CHANNEL, Features.ACKNOWLEDGE)
-def test_a_rejected_message_goes_to_the_dead_letter_channel(backend: Backend) -> None:
+def test_a_rejected_message_goes_to_the_dead_letter_channel(backend: Backend, m: Messaging) -> None:
     """With no number of deliveries given, the first reject is enough. What the message carried, the letter carries."""
-    m = backend.connect()
     channel, dead = backend.channel(), backend.channel("dead")
     more: dict[str, Any] = {}
     if Features.MESSAGE_PROPERTIES in m.features:
@@ -161,9 +153,8 @@ def test_a_dead_letter_channel_is_a_channel(backend: Backend) -> None:
 
 
 @feature(Features.BROKER_REDELIVERY, Features.QUEUE_RETENTION, Features.EXTENSION_QUEUE, Features.ACKNOWLEDGE)
-def test_what_was_never_settled_is_delivered_again_when_the_stream_closes(backend: Backend) -> None:
+def test_what_was_never_settled_is_delivered_again_when_the_stream_closes(backend: Backend, m: Messaging) -> None:
     """Scenario 89 [I]: messages that were handed out, and messages in the buffer; in order."""
-    m = backend.connect()
     channel, queue = backend.channel(), backend.queue()
     with m.subscription.subscribe(manual(m, channel, queue=queue)) as stream:
         publish(m, channel, [b"1", b"2", b"3", b"4"], **backend.reliable)
@@ -220,9 +211,7 @@ def test_a_rejected_message_can_go_to_another_process(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_PREFETCH, Features.ACKNOWLEDGE)
-def test_prefetch_bounds_what_is_unsettled(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_prefetch_bounds_what_is_unsettled(backend: Backend, m: Messaging, channel: str) -> None:
     context = manual(m, channel, prefetch=2)
     with backend.connect().subscribe(channel) as witness, m.subscription.subscribe(context) as stream:
         publish(m, channel, [b"1", b"2", b"3", b"4"], **backend.reliable)

@@ -21,9 +21,8 @@ def reason(letter: Message, m: Messaging) -> str | None:
 
 @feature(Features.ACKNOWLEDGE, Features.EXTENSION_MAX_DELIVERIES, Features.EXTENSION_DEAD_LETTER_CHANNEL)
 def test_the_message_of_an_observer_that_raises_is_dead_lettered_where_no_other_consumer_receives_it(
-    backend: Backend,
+    backend: Backend, m: Messaging
 ) -> None:
-    m = backend.connect()
     channel, dead = backend.channel(), backend.channel("dead")
     with m.subscribe(dead, **backend.reliable) as letters:
         failing = Failing(b"1")
@@ -40,10 +39,8 @@ def test_the_message_of_an_observer_that_raises_is_dead_lettered_where_no_other_
 
 @feature(Features.ACKNOWLEDGE)
 def test_a_message_that_is_lost_with_its_stream_is_counted_and_logged(
-    backend: Backend, caplog: pytest.LogCaptureFixture
+    backend: Backend, m: Messaging, channel: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    m = backend.connect()
-    channel = backend.channel()
     stream = m.subscribe(channel, **backend.reliable)
     stream.subscribe(Failing(b"1"))
     publish(m, channel, [b"1"], **backend.reliable)
@@ -68,9 +65,9 @@ def test_messages_in_the_buffer_of_a_stream_that_closes_are_dead_lettered(backen
 
 
 @feature(Features.ACKNOWLEDGE)
-def test_messages_in_the_buffer_of_a_stream_that_closes_are_counted_as_dropped(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_messages_in_the_buffer_of_a_stream_that_closes_are_counted_as_dropped(
+    backend: Backend, m: Messaging, channel: str
+) -> None:
     with m.subscribe(channel, **backend.reliable) as stream:
         publish(m, channel, [b"1", b"2", b"3"], **backend.reliable)
         stream.receive(PATIENCE)
@@ -97,9 +94,7 @@ def test_the_message_of_an_observer_that_raises_is_requeued(backend: Backend) ->
 
 
 @feature(Features.ACKNOWLEDGE, Features.EXTENSION_QUEUE)
-def test_retry_gets_the_message_of_a_queue_again(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_retry_gets_the_message_of_a_queue_again(backend: Backend, m: Messaging, channel: str) -> None:
     seen = retried(m.subscribe(channel, queue=backend.queue(), **backend.reliable), [b"2"])
     publish(m, channel, [b"1", b"2", b"3"], **backend.reliable)
     eventually(lambda: sorted(seen) == [b"1", b"2", b"2", b"3"], "all, and the one again")
@@ -107,8 +102,7 @@ def test_retry_gets_the_message_of_a_queue_again(backend: Backend) -> None:
 
 @feature(Features.ACKNOWLEDGE, Features.EXTENSION_MAX_DELIVERIES, Features.EXTENSION_DEAD_LETTER_CHANNEL)
 @pytest.mark.feature(Features.EXTENSION_QUEUE)
-def test_deliveries_are_counted_on_when_an_observer_is_retried(backend: Backend) -> None:
-    m = backend.connect()
+def test_deliveries_are_counted_on_when_an_observer_is_retried(backend: Backend, m: Messaging) -> None:
     channel, dead = backend.channel(), backend.channel("dead")
     with m.subscribe(dead, **backend.reliable) as letters:
         stream = m.subscribe(channel, queue=backend.queue(), max_deliveries=3, dead_letter_channel=dead)
@@ -123,8 +117,7 @@ def test_deliveries_are_counted_on_when_an_observer_is_retried(backend: Backend)
 
 
 @feature(Features.ACKNOWLEDGE, Features.EXTENSION_QUEUE, Features.QUEUE_RETENTION)
-def test_a_kept_subscription_stays_when_its_stream_is_closed(backend: Backend) -> None:
-    channel = backend.channel()
+def test_a_kept_subscription_stays_when_its_stream_is_closed(backend: Backend, channel: str) -> None:
     queue = backend.queue()
     other = backend.connect()
     with backend.connect() as m, m.subscribe(channel, keep_subscription=True, queue=queue) as stream:
@@ -135,8 +128,7 @@ def test_a_kept_subscription_stays_when_its_stream_is_closed(backend: Backend) -
         assert receive(stream, 2) == [b"2", b"3"]
 
 
-def test_keep_subscription_is_refused_where_the_broker_keeps_nothing(backend: Backend) -> None:
-    m = backend.connect()
+def test_keep_subscription_is_refused_where_the_broker_keeps_nothing(backend: Backend, m: Messaging) -> None:
     with pytest.raises(ArgumentError, match="keep_subscription"):
         m.subscribe(backend.channel(), keep_subscription=True)
     with pytest.raises(ArgumentError, match="keep_subscription"):

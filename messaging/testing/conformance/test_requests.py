@@ -109,9 +109,8 @@ def test_a_missing_id_or_channel_that_is_not_generated_is_named_in_the_error(bac
         m.request(channel, b"x", correlation_id="1")
 
 
-def test_without_the_feature_a_request_is_refused(backend: Backend) -> None:
+def test_without_the_feature_a_request_is_refused(backend: Backend, m: Messaging) -> None:
     """The error names the feature."""
-    m = backend.connect()
     if Features.REPLY_TO in m.features:
         assert {Features.REPLY_TO_MANY_PUBLISH, Features.REPLY_TO_MANY_SUBSCRIBE} <= m.features
         return
@@ -294,8 +293,7 @@ def test_a_late_reply_to_a_given_channel_does_not_disturb_the_next_request(backe
 
 
 @feature(Features.REPLY_TO, Features.EXTENSION_MANDATORY)
-def test_an_unroutable_request_fails_at_once(backend: Backend) -> None:
-    m = backend.connect()
+def test_an_unroutable_request_fails_at_once(backend: Backend, m: Messaging) -> None:
     start = time.monotonic()
     with pytest.raises(UnroutableError):
         m.request(backend.channel(), b"?", qos=1, timeout=PATIENCE).result()

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import messaging
-from messaging import DuplicateNameError, Features, MessageServiceRuntime
+from messaging import DuplicateNameError, Features, MessageServiceRuntime, Messaging
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.conformance.helpers import (
     PATIENCE,
@@ -23,9 +23,8 @@ from messaging.testing.conformance.helpers import (
 )
 
 
-def test_subscriptions_are_listed_while_they_last(backend: Backend) -> None:
+def test_subscriptions_are_listed_while_they_last(backend: Backend, m: Messaging) -> None:
     """Scenarios 98 [S], 100 [S]."""
-    m = backend.connect()
     a, b = backend.channel("a"), backend.channel("b")
     (service,) = backend.services.find(messaging.MessageSubscription)
     with m.subscribe(a):
@@ -40,10 +39,8 @@ def test_subscriptions_are_listed_while_they_last(backend: Backend) -> None:
     assert m.runtime.get_runtime_dto().subscriptions == ()
 
 
-def test_a_dto_is_a_snapshot(backend: Backend) -> None:
+def test_a_dto_is_a_snapshot(m: Messaging, channel: str) -> None:
     """Scenario 101 [S]."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel) as stream:
         before = m.runtime.get_runtime_dto()
         copy = dataclasses.asdict(before)
@@ -55,9 +52,8 @@ def test_a_dto_is_a_snapshot(backend: Backend) -> None:
         before.instance_id = "other"
 
 
-def test_what_the_runtime_tells(backend: Backend) -> None:
+def test_what_the_runtime_tells(backend: Backend, m: Messaging) -> None:
     """RFC 7.1, and MSG060."""
-    m = backend.connect()
     dto = m.runtime.get_runtime_dto()
     assert dto.instance_id == m.name
     assert dto.connection.state == "connected"
@@ -71,9 +67,7 @@ def test_what_the_runtime_tells(backend: Backend) -> None:
     assert state(m) == "closed"
 
 
-def test_counters(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_counters(backend: Backend, m: Messaging, channel: str) -> None:
     with m.subscribe(channel, **backend.reliable) as stream:
         publish(m, channel, [b"%d" % number for number in range(5)], **backend.reliable)
         assert receive(stream, 3) == [b"0", b"1", b"2"]
@@ -88,9 +82,8 @@ def test_counters(backend: Backend) -> None:
 
 
 @feature(Features.ROUTING_KEY)
-def test_the_routing_key_is_in_the_channel_dto(backend: Backend) -> None:
+def test_the_routing_key_is_in_the_channel_dto(backend: Backend, m: Messaging) -> None:
     """Scenario 16 [S]."""
-    m = backend.connect()
     channel = backend.queue()
     with m.subscribe(channel, channel_extension="a.*"):
         dto = subscription_to(m, channel)
@@ -120,9 +113,8 @@ def _connect(backend: Backend, name: str) -> messaging.Messaging | None:
         return None
 
 
-def test_services_go_with_the_instance(backend: Backend) -> None:
+def test_services_go_with_the_instance(backend: Backend, m: Messaging) -> None:
     """Scenario 31 [S], the other way round."""
-    m = backend.connect()
     filter_ = f"(osgi.messaging.name={m.name})"
     assert backend.services.find(MessageServiceRuntime, filter_)
     m.close()

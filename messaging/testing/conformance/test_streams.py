@@ -11,7 +11,7 @@ import pytest
 import reactivex
 from reactivex import operators as ops
 
-from messaging import ClosedError, Features, Message
+from messaging import ClosedError, Features, Message, Messaging
 from messaging.errors import DeadlineError, StreamConsumedError
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.conformance.helpers import (
@@ -28,9 +28,7 @@ from messaging.testing.conformance.helpers import (
 # --- blocking
 
 
-def test_a_stream_is_iterated(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_a_stream_is_iterated(m: Messaging, channel: str) -> None:
     payloads = [b"1", b"2", b"3"]
     seen = []
     with m.subscribe(channel) as stream:
@@ -45,9 +43,7 @@ def test_a_stream_is_iterated(backend: Backend) -> None:
         stream.receive(PATIENCE)
 
 
-def test_receive_waits_no_longer_than_told(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_receive_waits_no_longer_than_told(m: Messaging, channel: str) -> None:
     with m.subscribe(channel) as stream:
         with pytest.raises(DeadlineError):
             stream.receive(0.05)
@@ -55,9 +51,7 @@ def test_receive_waits_no_longer_than_told(backend: Backend) -> None:
         assert receive(stream, 1) == [b"x"]
 
 
-def test_closing_a_stream_wakes_whoever_waits_for_a_message(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_closing_a_stream_wakes_whoever_waits_for_a_message(m: Messaging, channel: str) -> None:
     stream = m.subscribe(channel)
     seen: list[bytes] = []
     ended = threading.Event()
@@ -76,8 +70,7 @@ def test_closing_a_stream_wakes_whoever_waits_for_a_message(backend: Backend) ->
     assert seen == [b"1"]
 
 
-def test_a_stream_has_one_iterator(backend: Backend) -> None:
-    m = backend.connect()
+def test_a_stream_has_one_iterator(backend: Backend, m: Messaging) -> None:
     outcomes: list[str] = []
 
     def ask() -> None:
@@ -158,12 +151,11 @@ def test_closing_a_stream_ends_asynchronous_iteration(backend: Backend) -> None:
     asyncio.run(main())
 
 
-def test_many_event_loops_share_an_instance(backend: Backend) -> None:
+def test_many_event_loops_share_an_instance(backend: Backend, m: Messaging) -> None:
     """Publishing and iterating from loops of other threads, all at once.
 
     No more than mosquitto's window of 20: beyond it several streams of one client of MQTT 3.1.1 may lose their order.
     """
-    m = backend.connect()
     failures: list[BaseException] = []
 
     async def round_trip(channel: str) -> None:
@@ -190,9 +182,7 @@ def test_many_event_loops_share_an_instance(backend: Backend) -> None:
 # --- Rx
 
 
-def test_a_stream_is_an_observable(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_a_stream_is_an_observable(m: Messaging, channel: str) -> None:
     stream = m.subscribe(channel)
     assert isinstance(stream, reactivex.Observable)
     inbox = Inbox(stream)
@@ -218,9 +208,7 @@ def is_odd(number: int) -> bool:
     return number % 2 == 1
 
 
-def test_operators_work(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_operators_work(m: Messaging, channel: str) -> None:
     totals: list[int] = []
     done = threading.Event()
     with m.subscribe(channel) as stream:
@@ -235,10 +223,8 @@ def test_operators_work(backend: Backend) -> None:
     assert totals == [1, 4, 9]
 
 
-def test_take_1_unsubscribes(backend: Backend) -> None:
+def test_take_1_unsubscribes(m: Messaging, channel: str) -> None:
     """Scenario 30 [S]: disposal by an operator; nothing is emitted after it."""
-    m = backend.connect()
-    channel = backend.channel()
     inbox = Inbox(m.subscribe(channel).pipe(ops.take(1)))
     publish(m, channel, [b"1", b"2"])
     inbox.wait_completed()
@@ -248,10 +234,8 @@ def test_take_1_unsubscribes(backend: Backend) -> None:
     assert inbox.payloads == [b"1"]
 
 
-def test_a_disposed_observer_gets_nothing_more(backend: Backend) -> None:
+def test_a_disposed_observer_gets_nothing_more(m: Messaging, channel: str) -> None:
     """Scenario 30 [S]."""
-    m = backend.connect()
-    channel = backend.channel()
     inbox = Inbox(m.subscribe(channel))
     publish(m, channel, [b"1"])
     inbox.wait(1)
@@ -265,9 +249,7 @@ def test_a_disposed_observer_gets_nothing_more(backend: Backend) -> None:
     assert not inbox.completed
 
 
-def test_two_observers_of_a_stream_get_everything_each(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_two_observers_of_a_stream_get_everything_each(m: Messaging, channel: str) -> None:
     stream = m.subscribe(channel)
     first, second = Inbox(stream), Inbox(stream)
     publish(m, channel, [b"1", b"2"])
@@ -280,10 +262,8 @@ def test_two_observers_of_a_stream_get_everything_each(backend: Backend) -> None
     second.wait_completed()
 
 
-def test_an_observer_that_raises_ends_its_own_stream_only(backend: Backend) -> None:
+def test_an_observer_that_raises_ends_its_own_stream_only(m: Messaging, channel: str) -> None:
     """Scenario 34 [S]: it gets the error; others, on the same channel too, go on."""
-    m = backend.connect()
-    channel = backend.channel()
 
     def fail(message: Message) -> None:
         if message.payload == b"2":
@@ -299,10 +279,8 @@ def test_an_observer_that_raises_ends_its_own_stream_only(backend: Backend) -> N
     assert failing.payloads == [b"1"]
 
 
-def test_an_operator_that_raises_ends_its_own_stream_only(backend: Backend) -> None:
+def test_an_operator_that_raises_ends_its_own_stream_only(m: Messaging, channel: str) -> None:
     """Scenario 34 [S], for a function given to an operator."""
-    m = backend.connect()
-    channel = backend.channel()
     errors: list[Exception] = []
     raised = threading.Event()
 
@@ -319,9 +297,7 @@ def test_an_operator_that_raises_ends_its_own_stream_only(backend: Backend) -> N
     eventually(lambda: len(m.runtime.get_runtime_dto().subscriptions) == 1, "the failed one is unsubscribed")
 
 
-def test_a_slow_observer_does_not_hold_up_another(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_a_slow_observer_does_not_hold_up_another(m: Messaging, channel: str) -> None:
     go = threading.Event()
     slow = Inbox(m.subscribe(channel), lambda _: go.wait(PATIENCE))
     quick = Inbox(m.subscribe(channel))
@@ -332,9 +308,8 @@ def test_a_slow_observer_does_not_hold_up_another(backend: Backend) -> None:
     assert slow.wait(3) == [b"1", b"2", b"3"]
 
 
-def test_an_observer_may_publish_subscribe_and_close(backend: Backend) -> None:
+def test_an_observer_may_publish_subscribe_and_close(backend: Backend, m: Messaging) -> None:
     """User code never runs on the engine: it may use the API, and wait."""
-    m = backend.connect()
     channel, answers = backend.channel(), backend.channel("answers")
 
     def answer(message: Message) -> None:
@@ -357,9 +332,7 @@ def test_an_observer_may_publish_subscribe_and_close(backend: Backend) -> None:
 # --- pause and resume
 
 
-def test_a_paused_stream_emits_nothing(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_a_paused_stream_emits_nothing(backend: Backend, m: Messaging, channel: str) -> None:
     stream = m.subscribe(channel, **backend.reliable)
     inbox = Inbox(stream)
     publish(m, channel, [b"1"], **backend.reliable)
@@ -374,9 +347,7 @@ def test_a_paused_stream_emits_nothing(backend: Backend) -> None:
     assert stream.counters.dropped == 0
 
 
-def test_a_paused_iterator_waits(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_a_paused_iterator_waits(backend: Backend, m: Messaging, channel: str) -> None:
     with m.subscribe(channel, **backend.reliable) as stream:
         stream.pause()
         with backend.connect().subscribe(channel) as witness:
@@ -391,9 +362,8 @@ def test_a_paused_iterator_waits(backend: Backend) -> None:
 # --- the end
 
 
-def test_closing_the_instance_completes_its_streams(backend: Backend) -> None:
+def test_closing_the_instance_completes_its_streams(backend: Backend, m: Messaging) -> None:
     """Scenario 31 [S]."""
-    m = backend.connect()
     streams = [m.subscribe(backend.channel()) for _ in range(3)]
     inboxes = [Inbox(stream) for stream in streams[:2]]
     streams[2].ready.result(PATIENCE)
@@ -405,9 +375,9 @@ def test_closing_the_instance_completes_its_streams(backend: Backend) -> None:
 
 
 @feature(Features.ACKNOWLEDGE)
-def test_the_message_in_progress_is_finished_when_the_instance_closes(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_the_message_in_progress_is_finished_when_the_instance_closes(
+    backend: Backend, m: Messaging, channel: str
+) -> None:
     entered, go = threading.Event(), threading.Event()
 
     def work(_: Message) -> None:

@@ -13,6 +13,7 @@ from messaging import (
     Features,
     InvalidChannelError,
     MessageContext,
+    Messaging,
     PublishRefusedError,
     SubscriptionRefusedError,
 )
@@ -30,10 +31,8 @@ from messaging.testing.conformance.helpers import (
 )
 
 
-def test_a_channel_and_a_context_with_it_are_the_same(backend: Backend) -> None:
+def test_a_channel_and_a_context_with_it_are_the_same(m: Messaging, channel: str) -> None:
     """Scenario 28 [S]."""
-    m = backend.connect()
-    channel = backend.channel()
     by_name = m.subscription.subscribe(channel)
     by_context = m.subscription.subscribe(m.context_builder().channel(channel).build_context())
     with by_name, by_context:
@@ -56,9 +55,8 @@ def test_every_subscriber_gets_a_copy(backend: Backend) -> None:
             assert receive(stream, 1) == [b"sentinel"]
 
 
-def test_subscribing_needs_a_channel(backend: Backend) -> None:
+def test_subscribing_needs_a_channel(backend: Backend, m: Messaging) -> None:
     """Scenario 17 [S]."""
-    m = backend.connect()
     for bad in (MessageContext(), "", "a/#/b", "a+", "nul\0", "\ud800"):
         with pytest.raises(InvalidChannelError):
             m.subscription.subscribe(bad)
@@ -85,9 +83,8 @@ def test_subscribing_needs_a_channel(backend: Backend) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_wildcards(backend: Backend, pattern: str, inside: list[str], outside: list[str]) -> None:
+def test_wildcards(backend: Backend, m: Messaging, pattern: str, inside: list[str], outside: list[str]) -> None:
     """Scenarios 29 [S], 37 [S]: ``+`` is one level, ``#`` any number; the context names the actual channel."""
-    m = backend.connect()
     base = backend.channel("w")
     with m.subscribe(f"{base}/{pattern}") as stream:
         for name in (*outside, *inside):
@@ -100,9 +97,8 @@ def test_wildcards(backend: Backend, pattern: str, inside: list[str], outside: l
 
 @feature(Features.WILDCARDS)
 @pytest.mark.parametrize("name", ["x.y", "*", "50%", "x y"])
-def test_wildcards_match_what_looks_like_syntax_below(backend: Backend, name: str) -> None:
+def test_wildcards_match_what_looks_like_syntax_below(backend: Backend, m: Messaging, name: str) -> None:
     """``+`` is one level of this grammar, whatever characters are in it."""
-    m = backend.connect()
     base = backend.channel("w")
     with m.subscribe(f"{base}/+") as stream:
         publish(m, f"{base}/{name}", [b"x"])
@@ -111,9 +107,8 @@ def test_wildcards_match_what_looks_like_syntax_below(backend: Backend, name: st
 
 
 @feature(Features.WILDCARDS)
-def test_a_wildcard_in_the_first_level_does_not_match_dollar_channels(backend: Backend) -> None:
+def test_a_wildcard_in_the_first_level_does_not_match_dollar_channels(backend: Backend, m: Messaging) -> None:
     """MQTT 4.7.2, on every adapter; a pattern that starts with the ``$`` level does."""
-    m = backend.connect()
     level = backend.queue()
     dollar = f"${level}/x"
     with (
@@ -133,9 +128,8 @@ def test_a_wildcard_in_the_first_level_does_not_match_dollar_channels(backend: B
 
 
 @feature(Features.WILDCARDS)
-def test_overlapping_patterns_get_one_copy_each(backend: Backend) -> None:
+def test_overlapping_patterns_get_one_copy_each(backend: Backend, m: Messaging) -> None:
     """Scenario 33 [G]: ``a/#`` and ``a/b``, on one instance."""
-    m = backend.connect()
     base = backend.channel("a")
     patterns = [f"{base}/#", f"{base}/b", f"{base}/+", f"{base}/b"]
     streams = [m.subscribe(pattern, **backend.reliable) for pattern in patterns]
@@ -149,9 +143,8 @@ def test_overlapping_patterns_get_one_copy_each(backend: Backend) -> None:
 
 
 @feature(Features.ROUTING_KEY)
-def test_a_routing_key_selects_within_a_channel(backend: Backend) -> None:
+def test_a_routing_key_selects_within_a_channel(backend: Backend, m: Messaging) -> None:
     """Scenarios 16 [S], 37 [S]: ``channel(name, extension)``; words by ``.``, ``*`` is one and ``#`` any number."""
-    m = backend.connect()
     channel = backend.queue()
     keys = ["red", "red.big", "red.big.old", "blue.big"]
     expected = {"red": ["red"], "*.big": ["red.big", "blue.big"], "red.#": ["red", "red.big", "red.big.old"], "#": keys}
@@ -176,10 +169,8 @@ def test_a_routing_key_selects_within_a_channel(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_QOS, Features.ACKNOWLEDGE)
-def test_two_subscribers_of_different_qos(backend: Backend) -> None:
+def test_two_subscribers_of_different_qos(m: Messaging, channel: str) -> None:
     """Scenario 32 [G]: each message once for both; the higher level is in force; closing one leaves the other."""
-    m = backend.connect()
-    channel = backend.channel()
     low, high = m.subscribe(channel, qos="0"), m.subscribe(channel, qos="1")
     with high:
         with low:
@@ -193,10 +184,8 @@ def test_two_subscribers_of_different_qos(backend: Backend) -> None:
         nothing_more(m, channel, high, qos="1")
 
 
-def test_closing_one_of_two_subscribers_leaves_the_other(backend: Backend) -> None:
+def test_closing_one_of_two_subscribers_leaves_the_other(m: Messaging, channel: str) -> None:
     """Scenario 30 [S]: the broker hears of it when the last stream of the channel goes."""
-    m = backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel) as stays:
         with m.subscribe(channel) as goes:
             publish(m, channel, [b"1"])
@@ -219,9 +208,7 @@ def test_what_is_published_between_two_subscriptions_is_missed(backend: Backend)
         nothing_more(publisher, channel, stream, **backend.reliable)
 
 
-def test_many_subscriptions_come_and_go(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_many_subscriptions_come_and_go(m: Messaging, channel: str) -> None:
     for number in range(50):
         with m.subscribe(f"{channel}/{number % 5}") as stream:
             publish(m, f"{channel}/{number % 5}", [str(number).encode()])
@@ -229,10 +216,8 @@ def test_many_subscriptions_come_and_go(backend: Backend) -> None:
     eventually(lambda: not m.runtime.get_runtime_dto().subscriptions, "all gone")
 
 
-def test_threads_subscribe_and_close_on_one_channel(backend: Backend) -> None:
+def test_threads_subscribe_and_close_on_one_channel(backend: Backend, m: Messaging, channel: str) -> None:
     """One's unsubscribing never takes away what another one has just been confirmed."""
-    m = backend.connect()
-    channel = backend.channel()
     failures: list[BaseException] = []
 
     def work(number: int) -> None:
@@ -259,9 +244,8 @@ def test_threads_subscribe_and_close_on_one_channel(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_AUTOCREATE, Features.EXTENSION_QUEUE)
-def test_a_refused_subscription_ends_with_an_error(backend: Backend) -> None:
+def test_a_refused_subscription_ends_with_an_error(backend: Backend, m: Messaging) -> None:
     """Scenario 35 [I]; MSG180: with ``autocreate`` off, what does not exist is not made."""
-    m = backend.connect()
     channel, queue = backend.channel(), backend.queue()
     inbox = Inbox(m.subscribe(channel, queue=queue, autocreate=False))
     assert isinstance(inbox.wait_error(), SubscriptionRefusedError)
@@ -279,9 +263,8 @@ def test_a_refused_subscription_ends_with_an_error(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_AUTOCREATE, Features.EXTENSION_QUEUE, Features.EXTENSION_BUFFER_SIZE)
-def test_with_autocreate_off_a_queue_gets_nothing_new(backend: Backend) -> None:
+def test_with_autocreate_off_a_queue_gets_nothing_new(backend: Backend, m: Messaging) -> None:
     """MSG180: who joins a queue takes what it gets; that it gets more is something to be created."""
-    m = backend.connect()
     bound, other, queue = backend.channel("bound"), backend.channel("other"), backend.queue()
     with m.subscribe(bound, queue=queue) as first, m.subscribe(other, queue=queue, autocreate=False) as second:
         second.ready.result(PATIENCE)
@@ -291,9 +274,8 @@ def test_with_autocreate_off_a_queue_gets_nothing_new(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_AUTOCREATE, Features.ROUTING_KEY)
-def test_publishing_with_autocreate_off_needs_what_it_publishes_to(backend: Backend) -> None:
+def test_publishing_with_autocreate_off_needs_what_it_publishes_to(backend: Backend, m: Messaging) -> None:
     """MSG180, publishing."""
-    m = backend.connect()
     channel = backend.queue()
     context = {"channel_extension": "key", "autocreate": False}
     assert isinstance(m.publish(channel, b"1", **context).exception(PATIENCE), PublishRefusedError)
@@ -302,9 +284,7 @@ def test_publishing_with_autocreate_off_needs_what_it_publishes_to(backend: Back
         assert receive(stream, 1) == [b"2"]
 
 
-def test_nothing_can_be_done_with_a_closed_instance(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_nothing_can_be_done_with_a_closed_instance(backend: Backend, m: Messaging, channel: str) -> None:
     stream = m.subscribe(channel)
     m.close()
     m.close()

@@ -112,9 +112,8 @@ def test_a_target_decides_which_whiteboards_a_handler_is_for(backend: Backend) -
 
 
 @reply_to
-def test_a_handler_waits_for_its_whiteboard(backend: Backend) -> None:
+def test_a_handler_waits_for_its_whiteboard(backend: Backend, m: Messaging) -> None:
     """Scenario 56 [S]: it is bound when one appears."""
-    m = backend.connect()
     name = backend.channel().replace("/", "-")
     channel = backend.channel()
     backend.services.register(
@@ -182,11 +181,14 @@ def test_a_reply_channel_selects_requests(backend: Backend, m: Messaging, respon
     ],
 )
 def test_a_handler_with_wrong_properties_is_not_bound_and_says_why(
-    backend: Backend, properties: dict[str, Any], wrong: str, caplog: pytest.LogCaptureFixture
+    backend: Backend,
+    m: Messaging,
+    channel: str,
+    properties: dict[str, Any],
+    wrong: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Scenario 68 [I]: the keys of the RFC's example mean nothing. The others go on."""
-    m = backend.connect()
-    channel = backend.channel()
     with caplog.at_level(logging.ERROR):
         registration = backend.services.register(ReplyToSingleSubscriptionHandler, upper, properties)
     assert any(wrong in record.getMessage() for record in caplog.records), caplog.text
@@ -479,9 +481,8 @@ def test_concurrency_is_bounded(m: Messaging, responder: Messaging, channel: str
 
 
 @feature(Features.REPLY_TO, Features.BROKER_REDELIVERY, Features.EXTENSION_QUEUE)
-def test_an_unanswered_request_is_not_lost(backend: Backend) -> None:
+def test_an_unanswered_request_is_not_lost(backend: Backend, m: Messaging) -> None:
     """It is acknowledged after its reply: a responder that goes away before leaves it to the next."""
-    m = backend.connect()
     channel, queue = backend.channel(), backend.queue()
     first = backend.connect(close_timeout=0.3)
     started = threading.Event()
@@ -543,9 +544,7 @@ def test_a_registration_is_a_context_manager_that_unregisters_its_handler(
 
 
 @reply_to
-def test_a_value_that_cannot_be_a_handler_is_refused(backend: Backend) -> None:
-    m = backend.connect()
-    channel = backend.channel()
+def test_a_value_that_cannot_be_a_handler_is_refused(m: Messaging, channel: str) -> None:
     for handler in (7, lambda a, b: a, lambda *, k: k):
         with pytest.raises(ArgumentError):
             m.reply(channel, handler)
@@ -560,9 +559,8 @@ def test_a_value_that_cannot_be_a_handler_is_refused(backend: Backend) -> None:
 
 
 @reply_to
-def test_the_runtime_lists_handlers_and_no_other_subscription_of_theirs(backend: Backend) -> None:
+def test_the_runtime_lists_handlers_and_no_other_subscription_of_theirs(backend: Backend, m: Messaging) -> None:
     """Scenario 98 [S]."""
-    m = backend.connect()
     a, b, c = (backend.channel(name) for name in "abc")
     with m.subscribe(a), m.subscribe(b):
         m.reply(c, lambda request: request)
