@@ -188,17 +188,10 @@ class LaneHandler(DispatchHandler[E]):
 
     def new_lane(self, *, is_held: bool = False) -> Lane:
         """Return a lane for it; one that is held delivers nothing before it is released."""
-        options: dict[str, Any] = {
-            "timeout": self.timeout,
-            "stalled": lambda: self._stalled(lane),
-            "is_held": is_held,
-        }
-        lane: Lane
+        options: dict[str, Any] = {"timeout": self.timeout, "stalled": self._stalled, "is_held": is_held}
         if self._loop is None:
-            lane = ThreadLane(self.receive, self._pool, self.name, **options)
-        else:
-            lane = LoopLane(self._receive_async, self._loop, self._pool, self.name, **options)
-        return lane
+            return ThreadLane(self.receive, self._pool, self.name, **options)
+        return LoopLane(self._receive_async, self._loop, self._pool, self.name, **options)
 
     def removed(self) -> None:
         """Drop the events that wait for it."""

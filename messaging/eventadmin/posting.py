@@ -37,7 +37,7 @@ class PostedQueue(ThreadLane):
             self.timeout = timeout = inbox.timeout
             inbox.receive(event, is_quiet, timeout)
 
-    def _pass_over(self) -> None:
+    def _pass_over(self, _: Lane) -> None:
         """Continue with the next handler, on another thread, since the current one does not return (5.3.2)."""
         inbox = self._current
         try:
@@ -121,12 +121,11 @@ class Inbox:
         return self.lane
 
     def _new_lane(self, name: str) -> Lane:
-        def stalled() -> None:
-            self.stalled(lane.timeout)
-            self._dropped_before += lane.close()  # an earlier lane: blocking the handler has closed the present one
+        return ThreadLane(self._receive_unordered, self._pool, name, timeout=self.timeout, stalled=self._stalled)
 
-        lane: Lane = ThreadLane(self._receive_unordered, self._pool, name, timeout=self.timeout, stalled=stalled)
-        return lane
+    def _stalled(self, lane: Lane) -> None:
+        self.stalled(lane.timeout)
+        self._dropped_before += lane.close()  # an earlier lane: blocking the handler has closed the present one
 
     def _receive_unordered(self, item: tuple[Event, bool]) -> None:
         self.receive(*item, self.timeout)

@@ -140,16 +140,15 @@ class _Barrier:
             logger.exception("the callback after an event raised")
 
 
-class _Room:
+class _Room(Waiters):
     """The bound of a lane: publishers wait for room, or their items are dropped, counted and logged. Thread safe."""
 
-    __slots__ = ("_is_overflowing", "_lane", "_lock", "blocked", "dropped", "is_awaited", "limit")
+    __slots__ = ("_is_overflowing", "_lane", "_lock", "dropped", "is_awaited", "limit")
 
     def __init__(self, lane: Lane, limit: int) -> None:
+        super().__init__()
         self._lane = lane
         self.limit = limit
-        #: publishers that wait for room
-        self.blocked = Waiters()
         self._lock = threading.RLock()  # guards the following
         self.dropped = 0
         #: a publisher found the lane full, and it is not half empty since
@@ -162,7 +161,7 @@ class _Room:
         may_wait = may_block() and getattr(here, "pool", None) is None
         if self._has_emptied():
             return True
-        fits = self.blocked.wait_for(self._has_emptied, _PATIENCE) if may_wait else len(self._lane) < _HARD * self.limit
+        fits = self.wait_for(self._has_emptied, _PATIENCE) if may_wait else len(self._lane) < _HARD * self.limit
         if fits:
             return True
         with self._lock:
@@ -187,7 +186,7 @@ class _Room:
         with self._lock:
             if self._is_half_empty():
                 self.is_awaited = self._is_overflowing = False
-                self.blocked.wake()
+                self.wake()
 
     def _has_emptied(self) -> bool:
         """Return whether the lane is half empty; otherwise :meth:`offer` is called when it is."""
@@ -205,8 +204,8 @@ class Lane(abc.ABC):
         pool: supervises the lane; its threads run a :class:`ThreadLane`.
         name: of the receiver, for the log.
         timeout: time limit of one item, seconds; 0: none.
-        stalled: called on a worker thread if an item exceeds the limit, or if the lane's event loop is closed. It
-            decides what becomes of the lane: see the subclasses; or it closes the lane.
+        stalled: called with the lane, on a worker thread, if an item exceeds the limit, or if the lane's event loop is
+            closed. It decides what becomes of the lane: see the subclasses; or it closes the lane.
         limit: bound, items. A publisher that finds the lane full waits until it is half empty. A publisher that must
             not wait (on an event loop, in a receiver) may fill it up to ten times the bound. Beyond that, or after 30
             seconds, items are dropped, counted and logged.
@@ -219,7 +218,7 @@ class Lane(abc.ABC):
         name: str,
         *,
         timeout: float,
-        stalled: Callable[[], object],
+        stalled: Callable[[Lane], object],
         limit: int = LIMIT,
         is_held: bool = False,
     ) -> None:
@@ -335,7 +334,7 @@ class Lane(abc.ABC):
         lost = self._drop_all(items)
         self._withdraw()
         self.settle()
-        self._room.blocked.wake()
+        self._room.wake()
         return lost
 
     # --- for subclasses and the pool
@@ -363,7 +362,7 @@ class Lane(abc.ABC):
     def report_stall(self) -> None:
         """Call ``stalled``. For the pool, on a worker thread."""
         try:
-            self.stalled()
+            self.stalled(self)
         finally:
             self.settle()
 

@@ -60,7 +60,13 @@ class Tap:
         self._principal = principal
         self._is_lagging = False
         self.lane = ThreadLane(
-            self._receive, monitor.pool, "a monitor", timeout=0, stalled=lambda: None, is_held=True, limit=monitor.limit
+            self._receive,
+            monitor.pool,
+            "a monitor",
+            timeout=0,
+            stalled=lambda _: None,
+            is_held=True,
+            limit=monitor.limit,
         )
 
     def may_see(self, topic: str) -> bool:

@@ -93,9 +93,8 @@ class Subject:
         finally:
             call.is_over = True
 
-    def _stalled(self) -> None:
+    def _stalled(self, lane: Lane) -> None:
         self.stalls += 1
-        lane = self.lane
         if isinstance(lane, LoopLane):
             if lane.is_orphaned:
                 self.close()

@@ -69,7 +69,7 @@ def on_threads(
     name: str = "a receiver",
     *,
     timeout: float = 0.0,
-    stalled: Callable[[], object] = nothing,
+    stalled: Callable[[Any], object] = nothing,
     **options: Any,
 ) -> ThreadLane:
     return ThreadLane(receive, pool, name, timeout=timeout, stalled=stalled, **options)
@@ -81,7 +81,7 @@ def on_loop(
     receive: Callable[[Any], Any] = nothing,
     *,
     timeout: float = 0.0,
-    stalled: Callable[[], object] = nothing,
+    stalled: Callable[[Any], object] = nothing,
     **options: Any,
 ) -> LoopLane:
     """Return a lane whose receiver is a coroutine function, or a function that is called by one."""
@@ -335,13 +335,13 @@ def test_a_receiver_knows_that_it_is_one(pool: Pool) -> None:
 class Stalls:
     """Counts calls, and where they came from."""
 
-    def __init__(self, do: Callable[[], object] = nothing) -> None:
+    def __init__(self, do: Callable[[Any], object] = nothing) -> None:
         self.threads: list[str] = []
         self._do = do
 
-    def __call__(self) -> None:
+    def __call__(self, lane: Any) -> None:
         self.threads.append(threading.current_thread().name)
-        self._do()
+        self._do(lane)
 
     def __len__(self) -> int:
         return len(self.threads)
@@ -373,7 +373,7 @@ def test_a_receiver_that_does_not_return_is_given_up_and_the_others_go_on() -> N
 @pytest.mark.usefixtures("quick")
 def test_a_lane_that_is_restarted_goes_on_with_the_rest_on_another_thread(pool: Pool) -> None:
     gate = Gate(1, 2, 4, 5, 6)
-    stalls = Stalls(lambda: lane.restart())
+    stalls = Stalls(ThreadLane.restart)
     lane = on_threads(pool, gate, timeout=0.05, stalled=stalls)
     lane.put_all([0, 1, 2, 3, 4, 5])
     until(lambda: len(stalls) == 2, "two are given up")
@@ -426,7 +426,7 @@ def test_a_receiver_may_take_for_ever_if_there_is_no_timeout(pool: Pool) -> None
     lane = on_threads(pool, gate, stalled=stalls)
     lane.put(0)
     # a second one is given up several times over meanwhile
-    witness = on_threads(pool, other, timeout=0.05, stalled=lambda: witness.restart())
+    witness = on_threads(pool, other, timeout=0.05, stalled=ThreadLane.restart)
     witness.put_all([*range(5)])
     other.entered(5)
     until(lambda: witness.is_stalled or not witness.is_scheduled, "the last is given up")
@@ -469,7 +469,7 @@ def test_many_items_one_after_the_other_are_no_long_one(pool: Pool) -> None:
 def test_a_callback_for_stalls_that_raises_is_logged(pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
     gate = Gate()
 
-    def stalled() -> None:
+    def stalled(_: Any) -> None:
         raise ValueError("a defect")
 
     lane = on_threads(pool, gate, timeout=0.02, stalled=stalled)
@@ -1303,7 +1303,7 @@ from messaging.execution.pool import Pool
 
 pool = Pool()
 seen = []
-options = dict(timeout=0, stalled=lambda: None)
+options = dict(timeout=0, stalled=lambda _: None)
 lanes = [ThreadLane(seen.append, pool, "x", limit=5, **options) for _ in range(3)]
 counter = itertools.count()
 depth = 0
@@ -1386,7 +1386,7 @@ from messaging.execution.lanes import LoopLane, ThreadLane
 from messaging.execution.pool import Pool
 
 def lane(receive, **options):
-    return ThreadLane(receive, pool, "x", **{"timeout": 0, "stalled": lambda: None, **options})
+    return ThreadLane(receive, pool, "x", **{"timeout": 0, "stalled": lambda _: None, **options})
 
 def flushed(lane):
     done = threading.Event()
@@ -1562,7 +1562,7 @@ async def receive(item):
     await asyncio.sleep(0.001)
 
 stalled = threading.Event()
-each = LoopLane(receive, loop, pool, "x", timeout=0, stalled=stalled.set)
+each = LoopLane(receive, loop, pool, "x", timeout=0, stalled=lambda _: stalled.set())
 
 def work():
     assert len(each) == 0
@@ -1572,7 +1572,7 @@ def work():
     assert stalled.wait(10)
     assert each.close() == 1
     async def main():
-        mine = LoopLane(receive, asyncio.get_running_loop(), pool, "x", timeout=0, stalled=stalled.set)
+        mine = LoopLane(receive, asyncio.get_running_loop(), pool, "x", timeout=0, stalled=lambda _: stalled.set())
         mine.put("mine")
         while len(seen) == before:
             await asyncio.sleep(0)
