@@ -57,8 +57,9 @@ ROUTING_HEADERS: Final = frozenset({"CC", "BCC"})
 MAX_TIME_TO_LIVE: Final = 0xFFFF_FFFF / 1000
 #: position of a message in a stream
 OFFSET: Final = "x-stream-offset"
-#: routing key for the reply to a client of MQTT 5; set by the MQTT plugin of RabbitMQ 3.13 and later
-REPLY_TOPIC: Final = "x-opt-reply-to-topic"
+#: routing key for the reply to a client of MQTT 5; set by the MQTT plugin of RabbitMQ 4, and of RabbitMQ 3.13
+REPLY_TOPIC: Final = "x-reply-to-topic"
+_REPLY_TOPIC_3_13: Final = "x-opt-reply-to-topic"
 
 _CONTENT_TYPE: Final = 1 << 15
 _CONTENT_ENCODING: Final = 1 << 14
@@ -222,7 +223,7 @@ def _read(data: bytes, at: int, end: int, redelivered: bool) -> Properties:
             delivery_count = earlier + (delivery_count or 1)
         if compression.HEADER in fields:
             content_encoding = compression.read(content_encoding, fields)
-        reply_topic = fields.pop(REPLY_TOPIC, None)
+        reply_topic = fields.pop(REPLY_TOPIC, None) or fields.pop(_REPLY_TOPIC_3_13, None)
         if type(reply_topic) is str:
             reply_to_channel = names.channel_name(reply_topic)
         offset = fields.get(OFFSET)

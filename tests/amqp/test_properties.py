@@ -294,11 +294,12 @@ def test_malformed_properties_are_left_out_and_logged(data: bytes, caplog: pytes
     assert "malformed properties" in caplog.text
 
 
-def test_where_a_client_of_mqtt_5_wants_its_reply_is_its_reply_channel() -> None:
+@pytest.mark.parametrize("name", ["x-reply-to-topic", "x-opt-reply-to-topic"])
+def test_where_a_client_of_mqtt_5_wants_its_reply_is_its_reply_channel(name: str) -> None:
     """RabbitMQ's MQTT plugin, from 3.13 on, tells in a header: a routing key of the topic exchange."""
 
     def told(header: dict[str, str], **other: str) -> Properties:
-        return read(Basic.Properties(headers={"x-opt-reply-to-topic": "replies.of.me", **header}, **other).marshal())
+        return read(Basic.Properties(headers={name: "replies.of.me", **header}, **other).marshal())
 
     known = told({"k": "v"}, correlation_id="1")
     assert known.reply_to_channel == "replies/of/me"
