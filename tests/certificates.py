@@ -53,9 +53,8 @@ class Authority:
             _openssl("req", *_NEW_KEY, "-subj", f"/CN={name}", "-keyout", made.key, "-out", request)
         lines = [_SIGNED_BY, f"subjectAltName={alternatives}" if alternatives else "basicConstraints=CA:FALSE"]
         extensions.write_text("".join(f"{line}\n" for line in lines))
-        days = "-1" if expired else "2"  # openssl before 3.4 knows no other way to a date in the past
         _openssl("x509", "-req", "-in", request, "-CA", self.cafile, "-CAkey", self._key, "-CAcreateserial",
-                 "-days", days, "-extfile", extensions, "-out", signed)  # fmt: skip
+                 *(_expired() if expired else ("-days", "2")), "-extfile", extensions, "-out", signed)  # fmt: skip
         shutil.move(signed, made.certificate)
         return made
 
@@ -86,6 +85,14 @@ class TlsRabbitMQ(RabbitMQ):
     def tls_url(self) -> str:
         """``amqps://guest:guest@127.0.0.1:PORT``."""
         return f"amqps://guest:guest@{self.host}:{self.tls_port}"
+
+
+def _expired() -> tuple[str, ...]:
+    """Return the options for an expired certificate: OpenSSL before 3.4 takes no dates, later ones no negative days."""
+    known = subprocess.run(["openssl", "x509", "-help"], capture_output=True, text=True, timeout=_TIMEOUT)
+    if "-not_after" in known.stderr + known.stdout:
+        return ("-not_before", "20200101000000Z", "-not_after", "20200102000000Z")
+    return ("-days", "-1")
 
 
 def _openssl(*arguments: str | Path) -> None:

@@ -85,7 +85,8 @@ class ForkedProcess:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless the program has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # its end is not reported yet
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Send SIGKILL."""

@@ -75,8 +75,9 @@ def _instructions(code: CodeType) -> _Instructions:
             each.opname == "LOAD_CONST" and each.argval is None for each in (first, second, third)
         ):
             exits.add(first.offset)
-            before = all_of[all_of.index(first) - 1]
-            if before.opname == "SWAP":  # of the value that the block returns
+            for before in reversed(all_of[: all_of.index(first)]):
+                if before.opname != "SWAP":  # of the value that the block returns
+                    break
                 exits.add(before.offset)
     entries: Any = bytecode.exception_entries  # type: ignore[attr-defined]
     handlers = {
