@@ -101,9 +101,9 @@ def test_mosquitto_sub_gets_published_messages(mqtt: tuple[Messaging, list[str],
         assert known["content-type"] == "text/plain"
         assert known["correlation-data"] == "c-8"
         assert known["response-topic"] == "interop/answer"
-        headers = json.dumps(known["user-properties"])  # a mapping; a list since Mosquitto 2.1
-        assert '"colour"' in headers
-        assert '"red"' in headers
+        told = known["user-properties"]  # one mapping; newer programs print a list with one for each property
+        headers = told if isinstance(told, dict) else dict(item for each in told for item in each.items())
+        assert headers["colour"] == "red"
 
 
 @pytest.fixture

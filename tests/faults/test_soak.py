@@ -29,7 +29,7 @@ def test_random_faults_leave_nothing_behind(tmp_path: Path) -> None:
     assert told["problems"] == []
     assert told["rounds"] > WARM_UP
     for protocol in ("mqtt", "amqp"):
-        assert sum(told["faults"][protocol].values()) >= 2 * told["rounds"]
+        assert sum(told["faults"][protocol].values()) > 4 * told["rounds"]
         assert told["ledgers"][protocol]["confirmed"] > 1000
 
 

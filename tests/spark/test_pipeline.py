@@ -271,11 +271,14 @@ def test_the_private_broker_ends_with_its_context(tmp_path: Path) -> None:
 
 
 def test_the_display_of_the_pipeline_waits_without_a_breakable_wait() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("modulo by zero")
+
     ticks: list[None] = []
     with Display() as display, breakable_waits() as found:
         assert display.wait(lambda: time.sleep(0.01) or 3, lambda: ticks.append(None)) == 3
-        with pytest.raises(SparkFailedError, match="by zero"):
-            display.wait(lambda: 1 // 0, lambda: None)
+        with pytest.raises(SparkFailedError, match="modulo by zero"):
+            display.wait(fail, lambda: None)
     assert ticks
     assert not found
 
