@@ -78,6 +78,8 @@ from messaging.model.message import parts as parts
 from messaging.model.outgoing import Outgoing as Outgoing
 from messaging.model.plan import PublishPlan as PublishPlan
 from messaging.model.plan import SubscriptionSpec as SubscriptionSpec
+from messaging.model.stored import restored_context as restored_context
+from messaging.model.stored import stored_properties as stored_properties
 from messaging.model.url import BrokerUrl as BrokerUrl
 from messaging.model.url import concealed as concealed
 from messaging.model.url import is_secret_option as is_secret_option
