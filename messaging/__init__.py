@@ -33,6 +33,7 @@ from messaging.errors import (
     ConfigurationError,
     ConnectFailedError,
     ConnectionLostError,
+    CredentialsError,
     DeadlineError,
     DecodeError,
     DuplicateNameError,
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from messaging.model.acknowledge import AcknowledgeHandler, AcknowledgeMessageContext, AcknowledgeType
     from messaging.model.builder import AcknowledgeMessageContextBuilder, MessageContextBuilder, MessageContextProvider
     from messaging.model.context import MessageContext
+    from messaging.model.credentials import Credentials
     from messaging.model.features import Features
     from messaging.model.message import AcknowledgeConsumer, AcknowledgeFilter, Message, ReceivedMessage
     from messaging.publishing.publisher import MessagePublisher
@@ -89,6 +91,7 @@ _MODULES: Final = {
     "AcknowledgeMessageContext": "messaging.model",
     "AcknowledgeMessageContextBuilder": "messaging.model",
     "AcknowledgeType": "messaging.model",
+    "Credentials": "messaging.model.credentials",
     "Features": "messaging.model",
     "HandlerRegistration": "messaging.receiving",
     "Message": "messaging.model",
@@ -126,6 +129,8 @@ __all__ = [
     "ConfigurationError",
     "ConnectFailedError",
     "ConnectionLostError",
+    "Credentials",
+    "CredentialsError",
     "DeadlineError",
     "DecodeError",
     "DuplicateNameError",

@@ -6,8 +6,7 @@ payload. Outbox, deadlines, reconnecting, stream buffers, overflow, redelivery c
 acknowledgement rules are the core's.
 
 **Threads.** Every method is called on the engine's loop unless its docstring states otherwise, and every callback
-the adapter was given must be called on it. Nothing here needs a lock. Blocking work (a TLS handshake in a blocking
-library, a DNS look-up) goes to ``loop.run_in_executor``.
+must be called on it. Nothing here needs a lock. Blocking work (a DNS look-up, say) goes to ``loop.run_in_executor``.
 
 **Life cycle.** ``open`` → any of the rest → (connection lost → ``events.lost(cause)`` → ``open`` again)* →
 ``close``. The core decides when to open again and with what delay; it never calls ``open`` twice at once. After a
@@ -16,8 +15,8 @@ loss and until ``open`` returns, only ``open``, ``unsubscribe``, ``acknowledge``
 **Errors.** Every error that an adapter raises or reports is a :class:`~messaging.errors.MessagingError`, with the
 exception of its library as ``__cause__``. The text of an error never holds a password.
 
-**Optional parts.** An adapter whose protocol has a last will, flow control, or sessions that outlive a connection
-implements :class:`TakesLastWill`, :class:`FlowControl` or :class:`KeepsSession` as well.
+**Optional parts.** An adapter whose protocol has a log-in, a last will, flow control, or sessions that outlive a
+connection implements :class:`TakesCredentials`, :class:`TakesLastWill`, :class:`FlowControl` or :class:`KeepsSession`.
 
 An adapter announces itself by an entry point in the group ``messaging.adapters``: name = URL scheme, value = the
 :class:`Adapter` subclass. ``docs/adapters.md`` walks through writing one.
@@ -26,7 +25,7 @@ An adapter announces itself by an entry point in the group ``messaging.adapters`
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, runtime_checkable
 
@@ -36,6 +35,7 @@ from messaging.model import Addressing
 if TYPE_CHECKING:
     from messaging.errors import MessagingError
     from messaging.model import BrokerUrl, Capabilities, Incoming, Outgoing, PublishPlan, SubscriptionSpec
+    from messaging.model.credentials import Credentials
     from messaging.model.settings import Settings
 
 ENTRY_POINT_GROUP: Final = "messaging.adapters"
@@ -49,16 +49,10 @@ class Events(Protocol):
     """Receives what happens to a connection. Implemented by the core; called on the loop."""
 
     def lost(self, cause: MessagingError) -> None:
-        """Report the end of the connection, once, unless ``close`` ended it.
-
-        After a :class:`PlannedLossError` the core opens again without delay.
-        """
+        """Report the end of the connection, once, unless ``close`` did it. The core opens again, if planned at once."""
 
     def impaired(self, cause: MessagingError | None) -> None:
-        """Report that the broker is degraded (it accepts no messages for lack of memory, for example).
-
-        Called while connected, with the reason; with ``None`` when that is over. A loss ends it, too.
-        """
+        """Report that the broker is degraded, with the reason; with ``None`` when that is over, as after a loss."""
 
 
 class Sink(Protocol):
@@ -78,9 +72,9 @@ class Adapter(abc.ABC):
     provider: ClassVar[str]
     #: the settings of this adapter, which are the query options of its URLs; a subclass of the common ones
     settings_type: ClassVar[type[Settings]]
-    #: extension keys of this adapter alone, for publishing and for subscribing (a key may be in both) -> check that
-    #: returns the value to use, or raises ``ValueError`` with a text that names correct values. Their values arrive in
-    #: ``options.custom``, those of the other side left out; their names belong into ``capabilities.features``.
+    #: extension keys of this adapter, for publishing and for subscribing (or both) -> check that returns the value to
+    #: use, or raises ``ValueError`` naming correct values; those of the side at hand arrive in ``options.custom``, and
+    #: their names belong into ``capabilities.features``
     publish_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({})
     subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({})
 
@@ -123,8 +117,7 @@ class Adapter(abc.ABC):
             events: told what happens to this connection.
 
         Returns:
-            Whether the broker resumed a session in which all current subscriptions live on. If not, the core
-            subscribes again.
+            Whether the broker resumed a session with all current subscriptions. If not, the core subscribes again.
 
         Raises:
             AuthenticationError, ConnectFailedError: credentials refused; anything else that prevents the connection.
@@ -134,29 +127,26 @@ class Adapter(abc.ABC):
     async def close(self) -> None:
         """Disconnect in good order (no will is sent) and release everything. Idempotent; also after a loss.
 
-        Returns within about a second even if the broker is silent. Does not raise. The core fails every
-        :class:`~messaging.model.outgoing.Outgoing` that the adapter still holds with ``ClosedError``.
+        Returns within about a second even if the broker is silent. Does not raise. The core fails what is unsettled.
         """
 
     @abc.abstractmethod
     async def publish(self, batch: Sequence[Outgoing]) -> None:
         """Hand messages to the protocol, in order. Called by one task at a time.
 
-        Returns as soon as the adapter can take the next batch: waiting in here, for room in its in-flight window
-        or in the socket's buffer, *is* the back-pressure on publishers. It does not wait for confirms. Every
-        message of the batch is settled sooner or later by ``confirm`` or ``fail``.
-
-        On connection loss it returns at once, and each message not settled yet is either failed with
-        ``ConnectionLostError`` or kept, if the protocol's session will finish the exchange after the next
-        ``open`` (MQTT with QoS > 0); if that ``open`` finds the session gone, it sends it again by itself.
+        Returns as soon as the adapter can take the next batch: waiting in here, for room in its in-flight window or in
+        the socket's buffer, *is* the back-pressure on publishers. It does not wait for confirms. Every message of the
+        batch is settled sooner or later by ``confirm`` or ``fail``. On connection loss it returns at once, and each
+        message not settled yet is either failed with ``ConnectionLostError`` or kept, if the protocol's session will
+        finish the exchange after the next ``open`` (MQTT with QoS > 0); if that finds the session gone, it sends again.
         """
 
     @abc.abstractmethod
     async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Any:
         """Subscribe and return a handle once the broker has confirmed.
 
-        ``sink.deliver`` may be called before this returns. Two subscriptions, equal or overlapping, are
-        independent: each gets every matching message exactly once.
+        ``sink.deliver`` may be called before this returns. Two subscriptions, equal or overlapping, are independent:
+        each gets every matching message exactly once.
 
         Raises:
             SubscriptionRefusedError: the broker refused the subscription.
@@ -177,8 +167,8 @@ class Adapter(abc.ABC):
     def acknowledge(self, tokens: Sequence[Any]) -> None:
         """Acknowledge deliveries of one subscription, given by their tokens; never blocks.
 
-        A token of an earlier connection is dropped unless the protocol's session still knows it: it must never
-        reach the broker as an answer to something else.
+        A token of an earlier connection is dropped unless the protocol's session still knows it: it must never reach
+        the broker as an answer to something else.
         """
 
     def reject(self, tokens: Sequence[Any]) -> None:
@@ -206,6 +196,20 @@ class Adapter(abc.ABC):
 
 
 @runtime_checkable
+class TakesCredentials(Protocol):
+    """An adapter that logs in with credentials that may change."""
+
+    #: set by the core if they may; awaited before each connection. They win over those of URL and settings.
+    credentials: Callable[[], Awaitable[Credentials]] | None
+
+    async def renew(self, credentials: Credentials) -> None:
+        """Log in anew, on this connection or, after a :class:`PlannedLossError`, the next; within the connect timeout.
+
+        Raises ``ConnectionLostError`` if the connection ended meanwhile.
+        """
+
+
+@runtime_checkable
 class TakesLastWill(Protocol):
     """An adapter with feature ``lastWill`` (RFC 6.3)."""
 
@@ -224,9 +228,8 @@ class FlowControl(Protocol):
     def pause(self, handle: Any | None) -> None:
         """Ask for no more messages of a subscription for now; without a handle, read nothing from the broker.
 
-        Nothing is read for a fraction of a second at a time, because the buffers of streams are filling: that leaves
-        processor time to the consumers, makes larger batches and, with QoS 0, saves messages from the overflow of a
-        buffer. An adapter may ignore either form.
+        Nothing is read for a fraction of a second at a time: that leaves processor time to the consumers and saves
+        messages with QoS 0 from the overflow of a buffer. An adapter may ignore either form.
         """
 
     def resume(self, handle: Any | None) -> None:

@@ -23,7 +23,8 @@
     ├── UnsupportedFeatureError              the instance does not announce that feature
     ├── BrokerError                          the broker or the connection to it failed
     │   ├── ConnectFailedError               no connection could be made
-    │   │   └── AuthenticationError          the broker refused the credentials
+    │   │   ├── AuthenticationError          the broker refused the credentials
+    │   │   └── CredentialsError             no credentials: their provider failed
     │   ├── ConnectionLostError              an established connection ended
     │   │   └── TakenOverError               another client connected with the same identity
     │   ├── PublishRefusedError              the broker refused the message
@@ -244,6 +245,13 @@ class ConnectFailedError(BrokerError):
 
 class AuthenticationError(ConnectFailedError):
     """The broker refused the credentials."""
+
+
+class CredentialsError(ConnectFailedError):
+    """There are no credentials to connect with: a callable, command or file failed, hangs, or returned none.
+
+    The text never repeats what a callable returned or raised, nor the output of a command: it may hold a secret.
+    """
 
 
 class ConnectionLostError(BrokerError):

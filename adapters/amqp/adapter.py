@@ -18,7 +18,8 @@ the default exchange.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from weakref import WeakKeyDictionary
 
@@ -28,10 +29,11 @@ from adapters.amqp.forms import PublishForm
 from adapters.amqp.overflow import RefusingQueues
 from adapters.amqp.settings import AmqpSettings
 from adapters.amqp.streams import StreamPosition
-from adapters.amqp.target import make_target
+from adapters.amqp.target import log_in, make_target
 from messaging.adapter import Adapter, Sink
 from messaging.errors import (
     ConnectionLostError,
+    CredentialsError,
     InvalidChannelError,
     InvalidExtensionError,
     InvalidHeaderError,
@@ -44,8 +46,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from adapters.amqp.link import Link
+    from adapters.amqp.target import Target
     from messaging.adapter import Events
     from messaging.model import BrokerUrl, PublishPlan
+    from messaging.model.credentials import Credentials
     from messaging.model.settings import Settings
 
 #: largest message that RabbitMQ takes by default, bytes
@@ -74,6 +78,8 @@ _FEATURES: Final = CORE_FEATURES | frozenset(
 )
 
 
+#: reply codes of a broker that does not know ``connection.update-secret``: it ends the connection
+_UNKNOWN_METHOD: Final = frozenset({501, 502, 503, 505, 540})
 #: messages of one publish: a few writes to the socket
 _BATCH: Final = 1024
 
@@ -87,6 +93,7 @@ class AmqpAdapter(Adapter):
     subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = extensions.SUBSCRIBE_EXTENSIONS
 
     settings: AmqpSettings
+    credentials: Callable[[], Awaitable[Credentials]] | None = None
 
     def __init__(self, url: BrokerUrl, settings: Settings, name: str) -> None:
         super().__init__(url, settings, name)
@@ -98,6 +105,10 @@ class AmqpAdapter(Adapter):
             raise MissingExtraError("amqp", f"{url.scheme}://") from error
         self._connection, self._link_type = connection, link.Link
         self._target = make_target(url, self.settings, name)
+        #: the target with the credentials of the last connection
+        self._current = self._target
+        #: whether the broker is not known to lack ``connection.update-secret``
+        self._updates_secret = True
         self.capabilities = Capabilities(
             name=name,
             protocols=("amqp", "amqp0-9-1"),
@@ -180,16 +191,14 @@ class AmqpAdapter(Adapter):
             # the link of a lost connection must not outlive it
             await self.link.close()
             self.link = None
-        target, settings = self._target, self.settings
-        context: ssl.SSLContext | None = None
-        if target.tls is not None:
-            # made for each connection: certificates are renewed while programs run
-            context = await asyncio.get_running_loop().run_in_executor(None, target.tls)
+        settings = self.settings
+        target, context = await self._log_in(may_reuse=False)
         wire = await self._connection.connect(target, "publishing", context)
         self.link = self._link_type(
             target,
             wire,
-            context,
+            functools.partial(self._log_in, may_reuse=True),
+            may_change=self.credentials is not None,
             exchange=settings.exchange,
             window=settings.publish_window,
             refusing=self._refusing,
@@ -197,6 +206,39 @@ class AmqpAdapter(Adapter):
             impaired=events.impaired,
         )
         return False
+
+    async def _log_in(self, *, may_reuse: bool) -> tuple[Target, ssl.SSLContext | None]:
+        """Return credentials and certificates for the next connection: they change while programs run.
+
+        With ``may_reuse``, the credentials in use serve if the provider fails.
+        """
+        if self.credentials is not None:
+            now = asyncio.get_running_loop().time()
+            try:
+                self._current = log_in(self._target, await self.credentials(), now)
+            except CredentialsError:
+                if not may_reuse or now >= self._current.expires_at:
+                    raise
+        target = self._current
+        if target.tls is None:
+            return target, None
+        return target, await asyncio.get_running_loop().run_in_executor(None, target.tls)
+
+    async def renew(self, credentials: Credentials) -> None:
+        """See ``TakesCredentials``: ``connection.update-secret``, or a planned reconnect."""
+        link = self.link
+        if link is None or not link.alive:
+            return
+        target = log_in(self._target, credentials, asyncio.get_running_loop().time())
+        if not self._updates_secret or target.username != self._current.username:
+            await link.end_as_planned("to log in with new credentials")
+            return
+        try:
+            await link.update_secret(target)
+        except ConnectionLostError as error:
+            self._updates_secret = error.code not in _UNKNOWN_METHOD
+            raise
+        self._current = target
 
     async def close(self) -> None:
         """Disconnect. Unsettled deliveries are requeued."""

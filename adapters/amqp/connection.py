@@ -23,6 +23,7 @@ from aio_pika.tools import OneShotCallback
 
 from adapters.amqp import frames, internals
 from adapters.amqp.protocol import FrameProtocol, cut
+from messaging.adapter import PlannedLossError
 from messaging.connection import tls
 from messaging.errors import AuthenticationError, BrokerError, ConnectFailedError, ConnectionLostError
 from messaging.text import without_frames
@@ -49,6 +50,8 @@ CLOSE_GRACE: Final = 0.8
 UNCONFIRMED_GRACE: Final = 4.0
 #: intervals of silence after which a peer is lost (4.2.7)
 SILENT_HEARTBEATS: Final = 2
+#: reply code of a connection that an operator, or a broker that stops, closes
+_FORCED: Final = 320
 #: reply codes that aiormq leaves out of errors which it has a class for
 _CODES: Final[dict[type[BaseException], int]] = {
     aiormq.ChannelAccessRefused: 403,
@@ -134,6 +137,9 @@ class Wire:
         self.writer = writer
         self._watch: asyncio.TimerHandle | None = None
         self._is_blocked = False
+        #: waits for the broker to accept a new secret
+        self._updating: asyncio.Event | None = None
+        protocol.expires_at = target.expires_at
         protocol.settle(tune.frame_max - frames.OVERHEAD, self._block, self._end)
         connection.amqp.closing.add_done_callback(self._closed)
         if target.heartbeat:
@@ -162,6 +168,35 @@ class Wire:
             self._protocol.feed_heartbeat()
         # aiormq takes three silent intervals for a loss, and must not be first
         self._watch = loop.call_later(min(limit - silence, interval / 2), self._check_silence)
+
+    async def update_secret(self, target: Target) -> None:
+        """Replace the secret of the connection by that of ``target`` (``connection.update-secret``).
+
+        A broker that is out of memory answers once it has recovered: this returns without the answer after the
+        timeout. A broker that refuses, or does not know the method, ends the connection, which is then reported as
+        planned.
+
+        Raises:
+            ConnectionLostError: the connection was lost.
+        """
+        if target.password is None:
+            return
+        answered = self._updating = asyncio.Event()
+        self._protocol.secret_updated = answered.set
+        try:
+            # no variable refers to the frame, see :func:`connect`
+            self.write(frames.update_secret(target.password.get_secret_value(), "credentials renewed"))
+            self._check()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(answered.wait(), self._target.timeout)
+            self._check()
+            if not answered.is_set() and not self._is_blocked:
+                why = f"no answer to update-secret within {self._target.timeout:g} s"
+                self.abort(why)
+                raise self._loss(why)
+            self._protocol.expires_at = target.expires_at
+        finally:
+            self._updating = None
 
     def write(self, data: bytes) -> bool:
         """Write whole frames.
@@ -273,7 +308,9 @@ class Wire:
         """Return the error for a lost connection; a reason that the broker gave is the better one."""
         code, text = self._protocol.close_reason or (None, None)
         what = f"connection to {self._target} lost", reason if code is None else f"{code} {text}"
-        lost = ConnectionLostError(": ".join(filter(None, what)), code=code, detail=text)
+        is_refusal = self._updating is not None and code not in (None, _FORCED)
+        kind = PlannedLossError if is_refusal else ConnectionLostError
+        lost = kind(": ".join(filter(None, what)), code=code, detail=text)
         lost.__cause__ = cause
         return lost
 
@@ -315,6 +352,8 @@ class Wire:
             if self._watch is not None:
                 self._watch.cancel()
             self.lost(self._loss(reason, cause))
+            if self._updating is not None:
+                self._updating.set()  # :meth:`update_secret` then finds the connection lost
 
 
 async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) -> Wire:

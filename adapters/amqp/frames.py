@@ -35,6 +35,8 @@ CONNECTION_TUNE: Final = _METHOD_ID.pack(10, 30)
 CONNECTION_CLOSE: Final = _METHOD_ID.pack(10, 50)
 CONNECTION_BLOCKED: Final = _METHOD_ID.pack(10, 60)
 CONNECTION_UNBLOCKED: Final = _METHOD_ID.pack(10, 61)
+CONNECTION_UPDATE_SECRET: Final = _METHOD_ID.pack(10, 70)
+CONNECTION_UPDATE_SECRET_OK: Final = _METHOD_ID.pack(10, 71)
 CONNECTION_CLOSE_OK: Final = _METHOD_ID.pack(10, 51)
 CHANNEL_CLOSE: Final = _METHOD_ID.pack(20, 40)
 CHANNEL_CLOSE_OK: Final = _METHOD_ID.pack(20, 41)
@@ -74,6 +76,13 @@ def short_string(text: str) -> bytes:
     if len(data) > 255:
         raise ValueError(f"{len(data)} bytes in UTF-8; AMQP carries at most 255")
     return bytes([len(data)]) + data
+
+
+def update_secret(secret: str, reason: str) -> bytes:
+    """Return the frame of ``connection.update-secret``, RabbitMQ's extension."""
+    data = secret.encode()
+    payload = CONNECTION_UPDATE_SECRET + _U32.pack(len(data)) + data + short_string(reason)
+    return PREFIX.pack(METHOD, 0, len(payload)) + payload + _END
 
 
 def publish(channel: int, exchange: str, routing_key: str, *, mandatory: bool = False) -> bytes:

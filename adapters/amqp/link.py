@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from adapters.amqp.connection import CLOSE_GRACE, UNCONFIRMED_GRACE, Wire, connect
 from adapters.amqp.consumer import QueueConsumer
 from adapters.amqp.delays import Delays
 from adapters.amqp.publisher import Publisher
+from messaging.adapter import PlannedLossError
 from messaging.errors import (
     AuthenticationError,
     BrokerError,
@@ -24,7 +25,7 @@ from messaging.errors import (
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from adapters.amqp.declarations import Source
     from adapters.amqp.overflow import RefusingQueues
@@ -35,12 +36,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: seconds that a planned reconnect is delayed by unconfirmed messages
+_PLANNED_TIMEOUT: Final = 1.0
+
 
 class Link:
     """See the module.
 
     Args:
         publishing: the connection to publish on.
+        log_in: returns credentials and certificates for the connection to consume on.
+        may_change: whether the next connection may have other credentials.
         exchange: the exchange of channels without extension.
         window: the largest number of unconfirmed messages.
         lost: called once if the link ends without ``close``.
@@ -51,8 +57,9 @@ class Link:
         self,
         target: Target,
         publishing: Wire,
-        context: ssl.SSLContext | None,
+        log_in: Callable[[], Awaitable[tuple[Target, ssl.SSLContext | None]]],
         *,
+        may_change: bool,
         exchange: str,
         window: int,
         refusing: RefusingQueues,
@@ -67,7 +74,8 @@ class Link:
         self._consuming: Wire | None = None
         self._connecting = asyncio.Lock()
         self._dialling: asyncio.Timeout | None = None
-        self._context = context
+        self._log_in = log_in
+        self._may_change = may_change
         self._exchange = exchange
         self._lost = lost
         self._impaired = impaired
@@ -114,12 +122,46 @@ class Link:
         for wire in self.wires:
             wire.lost = lambda _: None
         self._stop_dialling()
-        grace = UNCONFIRMED_GRACE if self.publisher.wrote_unconfirmed() else CLOSE_GRACE
-        await asyncio.gather(*[wire.close(grace) for wire in self.wires])
+        await self._close_wires()
         self.publisher.end(ConnectionLostError(f"connection to {self._target} was closed"))
         self._delays.end()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=1.0)
+
+    async def update_secret(self, target: Target) -> None:
+        """Replace the secret of both connections by that of ``target``.
+
+        Raises:
+            ConnectionLostError: a connection was lost, and the link with it: planned, if the broker refused the secret.
+        """
+        # at the same time: a broker that is out of memory answers on one of them only
+        updates = (self.wires[0].update_secret(target), self._update_consuming(target))
+        for outcome in await asyncio.gather(*updates, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _update_consuming(self, target: Target) -> None:
+        async with self._connecting:
+            if self._consuming is not None:
+                await self._consuming.update_secret(target)
+
+    async def end_as_planned(self, purpose: str) -> None:
+        """Disconnect in good order and report the loss, so that the core makes another connection."""
+        await self.publisher.finish(_PLANNED_TIMEOUT)
+        # acknowledgements are written at the end of the loop's turn
+        await asyncio.sleep(0)
+        if not self.alive:
+            return
+        for wire in self.wires:
+            wire.lost = lambda _: None
+        try:
+            await self._close_wires()
+        finally:
+            self._end(PlannedLossError(f"connection to {self._target} ended {purpose}"))
+
+    async def _close_wires(self) -> None:
+        grace = UNCONFIRMED_GRACE if self.publisher.wrote_unconfirmed() else CLOSE_GRACE
+        await asyncio.gather(*[wire.close(grace) for wire in self.wires])
 
     async def _consuming_wire(self) -> Wire:
         async with self._connecting:
@@ -132,13 +174,14 @@ class Link:
         try:
             async with asyncio.timeout(self._target.timeout) as self._dialling:
                 try:
-                    wire = await connect(self._target, "consuming", self._context)
+                    target, context = await self._log_in()
+                    wire = await connect(target, "consuming", context)
                 finally:
                     self._dialling = None  # its deadline cannot be changed after it has passed
-        except AuthenticationError as error:
-            what = f"no connection to consume on: {error}"
-            raise SubscriptionRefusedError(what, code=error.code, detail=error.detail) from error
         except (ConnectFailedError, TimeoutError) as error:
+            if isinstance(error, AuthenticationError) and not self._may_change:
+                what = f"no connection to consume on: {error}"
+                raise SubscriptionRefusedError(what, code=error.code, detail=error.detail) from error
             self._check()  # the link ended, and the attempt with it
             # treated as a loss: the core opens again, with its delays
             reason = str(error) or f"none within {self._target.timeout:g} s"

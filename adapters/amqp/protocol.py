@@ -8,6 +8,7 @@ were checked. The stream reader that aiormq reads from is the only hook: a trans
 from __future__ import annotations
 
 import asyncio
+import math
 import struct
 from collections.abc import Callable
 from typing import Final, Protocol, cast
@@ -20,6 +21,10 @@ from adapters.amqp import frames, internals
 _KINDS: Final = (frames.METHOD, frames.HEADER, frames.BODY, frames.HEARTBEAT)
 #: largest frame during the handshake, bytes; the agreed size applies after it
 _HANDSHAKE_FRAME_MAX: Final = 1 << 20
+#: reply code of a channel that the broker closes over a missing permission
+_ACCESS_REFUSED: Final = 403
+#: how much earlier than here credentials may have expired by the clock of the broker, seconds
+_SKEW: Final = 2.0
 #: the replies that aiormq awaits after the handshake
 _REPLIES: Final = frozenset(
     reply.index.to_bytes(4, "big")
@@ -73,6 +78,10 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
         self.speaks_amqp = True
         #: the first bytes of a peer that does not speak AMQP
         self.greeting = b""
+        #: called when the broker has accepted a new secret
+        self.secret_updated: Callable[[], object] = _nothing
+        #: when the credentials of the connection expire, in the loop's time
+        self.expires_at = math.inf
         self._blocked: Callable[[str | None], object] = _nothing
         self._ended: Callable[[str, BaseException | None], object] = _nothing
         self._frame_max = _HANDSHAKE_FRAME_MAX
@@ -214,6 +223,9 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
         if method in (frames.CONNECTION_BLOCKED, frames.CONNECTION_UNBLOCKED):
             self._blocked(frames.read_blocked(frame, start, stop) if method == frames.CONNECTION_BLOCKED else None)
             return None
+        if method == frames.CONNECTION_UPDATE_SECRET_OK:
+            self.secret_updated()
+            return None
         if method not in _REPLIES:
             what = f"method {'.'.join(map(str, struct.unpack('>HH', method)))}" if method else "content"
             self._break(f"unexpected {what} on channel {channel}")
@@ -221,6 +233,12 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
         lane = self.lanes.pop(channel, None) if method in (frames.CHANNEL_CLOSE, frames.CHANNEL_CLOSE_OK) else None
         if method == frames.CHANNEL_CLOSE:
             code, text = frames.read_close(frame, start, stop)
+            if code == _ACCESS_REFUSED and self._time() >= self.expires_at - _SKEW:
+                # not a fault of the message or subscription: the next connection has other credentials
+                self._end(f"the credentials have expired: {code} {text}", None)
+                if self._own_transport is not None:
+                    cut(self._own_transport)
+                return None
             if lane is not None:
                 lane.closed(code, text)
             # pamqp decodes no text that RabbitMQ cut off within a character

@@ -118,6 +118,18 @@ class Publisher:
             self._unconfirmed.popleft().fail(error)
         self.progressed()
 
+    async def finish(self, seconds: float) -> None:
+        """Write no further message, and wait until none is unconfirmed, at most ``seconds``."""
+        self._blocked = True
+        try:
+            async with asyncio.timeout(seconds):
+                while self._wire.alive and (
+                    self._unconfirmed or any(not each.settled for each in self.channels.pending())
+                ):
+                    await self._wait()
+        except TimeoutError:
+            pass
+
     def wrote_unconfirmed(self) -> bool:
         """Return whether messages were written a short time ago that the broker does not confirm."""
         return asyncio.get_running_loop().time() - self._unconfirmed_at < _MAY_BE_UNREAD

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from pydantic import SecretStr
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from adapters.amqp.settings import AmqpSettings
     from messaging.model import BrokerUrl
+    from messaging.model.credentials import Credentials
 
 DEFAULT_PORT: Final = 5672
 DEFAULT_TLS_PORT: Final = 5671
@@ -43,6 +45,8 @@ class Target:
     timeout: float
     #: returns the TLS context; ``None`` for no TLS
     tls: Callable[[], ssl.SSLContext] | None = None
+    #: when the credentials expire, in the loop's time
+    expires_at: float = math.inf
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -93,14 +97,34 @@ def make_target(url: BrokerUrl, settings: AmqpSettings, name: str) -> Target:
     )
 
 
+def log_in(target: Target, credentials: Credentials, now: float) -> Target:
+    """Return ``target`` with credentials of a provider. ``now`` is the loop's time.
+
+    Without any user name the name is empty: brokers take it from a token.
+    """
+    username = credentials.username if credentials.username is not None else target.username
+    return replace(
+        target, username=username or "", password=credentials.password, expires_at=now + credentials.remaining
+    )
+
+
+def has_provider(settings: AmqpSettings) -> bool:
+    """Return whether the credentials may change while the instance is connected."""
+    return any(each is not None for each in (settings.credentials, settings.password_command, settings.password_file))
+
+
 def _credentials(url: BrokerUrl, settings: AmqpSettings) -> tuple[str | None, SecretStr | None]:
     username = url.username if url.username is not None else settings.username
     password = url.password if url.password is not None else settings.password
     if settings.sasl == "external":
-        for option, given in (("username", username), ("password", password)):
+        sources = ("credentials", "password_command", "password_file")
+        named = [(option, getattr(settings, option)) for option in sources]
+        for option, given in (("username", username), ("password", password), *named):
             if given is not None:
                 raise InvalidOptionError(option, "sasl 'external' takes none: the certificate stands for it")
         return None, None
+    if has_provider(settings):
+        return username or "", None
     if username is None and password is None:
         username, password = "guest", SecretStr("guest")
     elif username is None:

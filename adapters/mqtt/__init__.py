@@ -5,6 +5,7 @@ adapter             the contract: opening, losing and closing
 capabilities        features, extensions and checks
 subscriptions       streams at the broker; sharing: whether a 3.1.1 broker has shared subscriptions
 last_will           the last will
+login               credentials that change; reauthentication: AUTH
 outbound            published messages: windows, packet ids, QoS 1 and 2, sending again
 inbound             received messages; answers: when each is acknowledged; leftovers: those without a stream
 router, streams     the streams that a message goes to

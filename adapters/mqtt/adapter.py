@@ -12,6 +12,7 @@ from adapters.mqtt import capabilities, mapping, packets
 from adapters.mqtt import settings as options
 from adapters.mqtt.capabilities import NO_LOCAL, WILL_DELAY
 from adapters.mqtt.inbound import Inbound
+from adapters.mqtt.login import LogIn
 from adapters.mqtt.router import Router
 from adapters.mqtt.settings import MqttSettings
 from adapters.mqtt.streams import filter_of
@@ -28,20 +29,22 @@ from messaging.errors import (
 from messaging.model import Features, channels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from adapters.mqtt.handshake import Connack, Target
     from adapters.mqtt.link import Link
+    from adapters.mqtt.outbound import Outbound
     from adapters.mqtt.streams import Stream
     from messaging.adapter import Events, Sink
     from messaging.errors import MessagingError
     from messaging.model import BrokerUrl, Outgoing, PublishPlan, SubscriptionSpec
+    from messaging.model.credentials import Credentials
     from messaging.model.settings import Settings
 
 #: seconds that the messages of a resumed session are kept for the streams that subscribe to them
 CLAIM_TIMEOUT: Final = 30.0
-#: seconds that a new connection for the will is delayed by unconfirmed messages
-_WILL_TIMEOUT: Final = 1.0
+#: seconds that a planned reconnect is delayed by unconfirmed messages
+_PLANNED_TIMEOUT: Final = 1.0
 
 
 class MqttAdapter(Adapter):
@@ -60,6 +63,7 @@ class MqttAdapter(Adapter):
     subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = capabilities.SUBSCRIBE_EXTENSIONS
 
     settings: MqttSettings
+    credentials: Callable[[], Awaitable[Credentials]] | None = None
 
     def __init__(self, url: BrokerUrl, settings: Settings, name: str) -> None:
         """See ``Adapter``. Raises also InvalidUrlError: the URL has a path."""
@@ -75,6 +79,7 @@ class MqttAdapter(Adapter):
         self._new_link = link.Link
         self._shown = subscriptions.shown
         self._target = _target(url, self.settings, name)
+        self._login = LogIn(self.settings, self._target.username)
         self.capabilities = capabilities.announced(self.settings, name, self._target.client_id)
         if not v5:
             self.addressing = capabilities.IndividualAddressing()
@@ -85,6 +90,8 @@ class MqttAdapter(Adapter):
         )
         self.received_all = self._inbound.hand_over
         self._outbound = outbound.Outbound(codec, v5, self.settings.max_inflight, self._target)
+        traffic = _Traffic(self._inbound, self._outbound)
+        self.received, self.written = traffic.received, traffic.written
         self._subscriptions = subscriptions.Subscriptions(self, self._router, self._inbound, self._outbound)
         self._will = last_will.LastWill(codec)
         self.link: Link | None = None
@@ -126,9 +133,11 @@ class MqttAdapter(Adapter):
         """See ``Adapter.open``."""
         settings = self.settings
         clean = not settings.persistent if self._opened_before and settings.v5 else settings.clean_start
+        if self.credentials is not None:
+            self._target = self._login.target(self._target, await self.credentials())
         link = self._new_link(self._target, self)
         try:
-            await link.connect(clean_start=clean, will=self._will.current())
+            await link.connect(clean_start=clean and not self._login.is_bridging, will=self._will.current())
         except ConnectFailedError as error:
             self._will.connect_failed(error)
             raise
@@ -148,6 +157,7 @@ class MqttAdapter(Adapter):
     def connected(self, link: Link, connack: Connack) -> None:
         """See ``link.Events``."""
         self.link = link
+        self._login.is_bridging = False
         if connack.assigned_id is not None:
             # from now on this client's own: with it the session can be resumed
             self._target = dataclasses.replace(self._target, client_id=connack.assigned_id)
@@ -160,29 +170,15 @@ class MqttAdapter(Adapter):
         if await_claims:
             drop = self._inbound.leftovers.drop_unclaimed
             self._claim_timer = asyncio.get_running_loop().call_later(CLAIM_TIMEOUT, drop)
-        self._outbound.connected(link.writer, link.requests.pending, connack)
+        self._outbound.connected(self._target, link.writer, link.requests.pending, connack)
         self._subscriptions.connected(link, connack)
-
-    def received(self, head: int, body: bytes) -> None:
-        """See ``link.Events``."""
-        kind = head & 0xF0
-        if kind == packets.PUBLISH:
-            self._inbound.publish(head, body)
-        elif kind == packets.PUBREL:
-            self._inbound.released(body)
-        else:
-            self._outbound.acknowledged(kind, body)
-
-    def written(self, link: Link) -> None:
-        """See ``link.Events``."""
-        self._outbound.written(link.writer)
 
     def lost(self, link: Link, error: ConnectionLostError) -> None:
         """See ``link.Events``."""
         if link is not self.link:
             return
         self.link = None
-        persistent = self.settings.persistent
+        persistent = self.settings.persistent or self._login.is_bridging
         self._subscriptions.disconnected()
         self._inbound.disconnected()
         if not persistent:
@@ -203,7 +199,7 @@ class MqttAdapter(Adapter):
             self._claim_timer.cancel()
             self._claim_timer = None
         if link is not None:
-            await link.close()
+            await link.close(self._login.end())
             self._outbound.disconnected(ConnectionLostError(f"connection to {self._target} closed"), resumable=True)
 
     def pause(self, handle: Any | None) -> None:
@@ -224,17 +220,32 @@ class MqttAdapter(Adapter):
 
     async def set_will(self, will: Outgoing) -> None:
         """See ``TakesLastWill``: MQTT fixes the will in CONNECT."""
-        if not self._will.set(will):
-            return
-        self._outbound.pause()
-        await self._outbound.finish(_WILL_TIMEOUT)
+        if self._will.set(will):
+            await self._end_as_planned("to register the last will", lambda: self._will.is_pending)
+
+    async def renew(self, credentials: Credentials) -> None:
+        """See ``TakesCredentials``: re-authentication if there is a method for it, else a planned reconnect."""
         link = self.link
-        if link is None or not self._will.is_pending:  # lost, or lost and connected again with the will
+        if link is None:
             return
+        target = self._login.target(self._target, credentials)
+        if target.username == self._target.username and await link.reauthenticate(target, target.connect_timeout):
+            self._target = target
+        elif link is self.link:
+            await self._end_as_planned("to log in with new credentials", lambda: link is self.link)
+
+    async def _end_as_planned(self, purpose: str, is_wanted: Callable[[], bool]) -> None:
+        """End the connection in good order, so that the core makes another one."""
+        self._outbound.pause()
+        await self._outbound.finish(_PLANNED_TIMEOUT)
+        link = self.link
+        if link is None or not is_wanted():  # lost, or lost and connected again, meanwhile
+            return
+        expiry = self._login.begin_planned()
         try:
-            await link.close()
+            await link.close(expiry)
         finally:
-            self.lost(link, PlannedLossError(f"connection to {self._target} ended to register the last will"))
+            self.lost(link, PlannedLossError(f"connection to {self._target} ended {purpose}"))
 
     # --- subscribing
 
@@ -273,6 +284,28 @@ class MqttAdapter(Adapter):
         return self._inbound.is_stale(token)
 
 
+class _Traffic:
+    """Hands the packets of a link to the halves of its session."""
+
+    def __init__(self, inbound: Inbound, outbound: Outbound) -> None:
+        self._inbound = inbound
+        self._outbound = outbound
+
+    def received(self, head: int, body: bytes) -> None:
+        """See ``link.Events``."""
+        kind = head & 0xF0
+        if kind == packets.PUBLISH:
+            self._inbound.publish(head, body)
+        elif kind == packets.PUBREL:
+            self._inbound.released(body)
+        else:
+            self._outbound.acknowledged(kind, body)
+
+    def written(self, link: Link) -> None:
+        """See ``link.Events``."""
+        self._outbound.written(link.writer)
+
+
 def _target(url: BrokerUrl, settings: MqttSettings, name: str) -> Target:
     """Return where to connect to, and as which client."""
     from adapters.mqtt.handshake import Target
@@ -287,9 +320,10 @@ def _target(url: BrokerUrl, settings: MqttSettings, name: str) -> Target:
         client_id=options.client_id(settings, name),
         username=username,
         password=password,
+        auth_method=settings.auth_method,
         keepalive=settings.keepalive,
         connect_timeout=settings.connect_timeout,
-        session_expiry=settings.session_expiry,
+        session_expiry=LogIn(settings, username).session_expiry(settings.session_expiry),
         receive_maximum=settings.receive_maximum,
         topic_alias_maximum=settings.topic_alias_maximum if settings.v5 else 0,
         maximum_packet_size=settings.max_packet_size,

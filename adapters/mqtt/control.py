@@ -53,7 +53,9 @@ class ControlClient:
         )
         client = self._client = self._socket.client
         if target.username is not None:
-            client.username_pw_set(target.username, target.password.get_secret_value() if target.password else None)
+            # with an authentication method the password is its data
+            password = target.password if target.auth_method is None else None
+            client.username_pw_set(target.username, password.get_secret_value() if password else None)
         if will is not None:
             properties = handshake.will_properties(will) if target.v5 else None
             client.will_set(will.topic, will.payload, will.qos, will.retain, properties)
@@ -77,6 +79,9 @@ class ControlClient:
                 properties.TopicAliasMaximum = target.topic_alias_maximum
             if target.maximum_packet_size is not None:
                 properties.MaximumPacketSize = target.maximum_packet_size
+            if target.auth_method is not None and target.password is not None:
+                properties.AuthenticationMethod = target.auth_method
+                properties.AuthenticationData = target.password.get_secret_value().encode()
             options = {"clean_start": self._clean_start, "properties": properties}
         self._socket.connect(lambda host, port: self._client.connect(host, port, target.keepalive, **options))
         return self._socket.take()
@@ -107,9 +112,14 @@ class ControlClient:
                 return packet_id, packet
         raise ConnectionLostError(f"{self._target}: all packet ids are in use")
 
-    def disconnect(self) -> bytes:
-        """Return DISCONNECT."""
-        self._client.disconnect()
+    def disconnect(self, session_expiry: int | None = None) -> bytes:
+        """Return DISCONNECT. MQTT 5: with how long the broker keeps the session from now on, seconds."""
+        if session_expiry is None:
+            self._client.disconnect()
+        else:
+            properties = handshake.new_properties(PacketTypes.DISCONNECT)
+            properties.SessionExpiryInterval = session_expiry
+            self._client.disconnect(properties=properties)
         return self._socket.take()
 
     def read(self, head: int, body: bytes) -> Connack | BrokerError:

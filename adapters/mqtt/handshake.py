@@ -51,6 +51,8 @@ class Target:
     client_id: str
     username: str | None
     password: SecretStr | None
+    #: MQTT 5: the method whose data the password is; ``None`` for none
+    auth_method: str | None
     #: seconds
     keepalive: int
     connect_timeout: float

@@ -7,6 +7,7 @@
 :mod:`.reading`, :mod:`.writing`  when to read, and when to flush
 :mod:`.keepalive`                 pings
 :mod:`.subscribe_requests`        SUBSCRIBE, UNSUBSCRIBE and their answers
+:mod:`.reauthentication`          AUTH
 ================================  ==========================================================================
 
 Dialing runs on a thread of the executor, everything else on the loop.
@@ -25,10 +26,11 @@ from adapters.mqtt.handshake import Connack
 from adapters.mqtt.keepalive import Keepalive
 from adapters.mqtt.packets import LimitExceededError, ProtocolError
 from adapters.mqtt.reading import Reader
+from adapters.mqtt.reauthentication import Reauthentication
 from adapters.mqtt.subscribe_requests import SubscribeRequests
 from adapters.mqtt.writing import Writer
 from messaging.connection import tls
-from messaging.errors import ConnectFailedError, ConnectionLostError
+from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError
 
 if TYPE_CHECKING:
     from adapters.mqtt.handshake import Target, Will
@@ -64,6 +66,7 @@ class Link:
     Attributes:
         writer: sends packets.
         requests: subscribes and unsubscribes.
+        reauthenticate: logs in anew; see :meth:`.reauthentication.Reauthentication.begin`.
         is_up: between CONNACK and the end.
         closed: after the end.
         error: why the connection ended, if it was lost.
@@ -79,6 +82,8 @@ class Link:
         self.writer = Writer(self)
         self._reader = Reader(self, self.writer, target.component)
         self.requests = SubscribeRequests(target, self.writer)
+        self._reauthentication = Reauthentication(target, self.writer)
+        self.reauthenticate = self._reauthentication.begin
         self._keepalive = Keepalive(target.keepalive)
         self._timer: asyncio.TimerHandle | None = None
         self._connack: asyncio.Future[Connack] = self._loop.create_future()
@@ -158,6 +163,13 @@ class Link:
                 return  # that bytes arrived is enough for the keepalive
             if kind == packets.CONNACK:
                 raise ProtocolError("a second CONNACK")  # MQTT-3.2.0-2
+            if kind == packets.AUTH and self._target.auth_method is not None:
+                self._reauthentication.answered(body)
+                return
+        elif kind == packets.AUTH and self._target.auth_method is not None:
+            what = f"the method {self._target.auth_method!r} takes another step, which is not supported"
+            self._end(AuthenticationError(f"cannot connect to {self._target}: {what}"))
+            return
         if self._control is None:
             return
         result = self._control.read(head, body)
@@ -222,8 +234,10 @@ class Link:
 
     # --- ending
 
-    async def close(self) -> None:
+    async def close(self, session_expiry: int | None = None) -> None:
         """Send DISCONNECT and wait a moment until the broker has closed. Idempotent; does not raise.
+
+        With ``session_expiry``, the broker keeps the session for so many seconds from now on (MQTT 5).
 
         Closing at once could reset the connection: the broker would take that for a loss and publish the will.
         """
@@ -236,7 +250,7 @@ class Link:
         self._finished = self._loop.create_future()
         self.requests.close()
         try:
-            self.writer.finish(self._control.disconnect())
+            self.writer.finish(self._control.disconnect(session_expiry))
             await asyncio.wait([self._finished], timeout=_CLOSE_TIMEOUT)
         finally:
             self._dispose()
@@ -273,3 +287,4 @@ class Link:
             self._control.close()
         self._control = self._wire = None
         self.requests.fail_pending()
+        self._reauthentication.fail_pending()

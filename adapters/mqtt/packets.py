@@ -16,6 +16,7 @@ UNSUBACK: Final = 0xB0
 PINGREQ: Final = 0xC0
 PINGRESP: Final = 0xD0
 DISCONNECT: Final = 0xE0
+AUTH: Final = 0xF0
 
 DUP: Final = 0x08
 #: largest remaining length, and largest packet: that and a fixed header of five bytes
@@ -25,6 +26,9 @@ MAX_PACKET: Final = MAX_REMAINING + 5
 FAILURE: Final = 0x80
 #: of a message that was accepted and has no subscribers
 NO_MATCHING_SUBSCRIBERS: Final = 0x10
+#: of AUTH: the peer wants another step; this client begins anew
+CONTINUE_AUTHENTICATION: Final = 0x18
+REAUTHENTICATE: Final = 0x19
 PROTOCOL_ERROR: Final = 0x82
 SESSION_TAKEN_OVER: Final = 0x8E
 TOPIC_ALIAS_INVALID: Final = 0x94
@@ -198,6 +202,13 @@ def parse_answer(body: bytes, v5: bool) -> tuple[int, bytes, str | None]:
 def disconnect(code: int) -> bytes:
     """Encode a DISCONNECT of MQTT 5 with a reason code."""
     return bytes((DISCONNECT, 2, code, 0))
+
+
+def auth(reason: int, method: str, data: bytes) -> bytes:
+    """Encode an AUTH (MQTT 5, 3.15) with authentication method and data."""
+    properties = b"\x15" + text(method) + b"\x16" + binary(data)
+    body = bytes((reason,)) + varint(len(properties)) + properties
+    return bytes((AUTH,)) + varint(len(body)) + body
 
 
 def reason_string(body: bytes) -> str | None:

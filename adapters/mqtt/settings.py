@@ -6,10 +6,10 @@ import re
 import secrets
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from messaging.errors import InvalidOptionError, InvalidUrlError
-from messaging.model.settings import TlsSettings
+from messaging.model.settings import Text, TlsSettings
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
@@ -66,6 +66,10 @@ class MqttSettings(TlsSettings):
     max_inflight: int | None = Field(
         None, ge=1, le=65_535, description="unconfirmed QoS 1 and 2 publishes; never more than the broker allows"
     )
+    auth_method: Annotated[Text, StringConstraints(min_length=1)] | None = Field(
+        None,
+        description="MQTT 5: authentication method of the broker, which gets the password as authentication data",
+    )
     envelope: bool = Field(
         default=False,
         description="MQTT 3.1.1: carry message properties in front of the payload",
@@ -75,6 +79,11 @@ class MqttSettings(TlsSettings):
     def v5(self) -> bool:
         """Whether the protocol is MQTT 5."""
         return self.version == "5"
+
+    @property
+    def has_provider(self) -> bool:
+        """Whether the credentials may change while the instance is connected."""
+        return any(each is not None for each in (self.credentials, self.password_command, self.password_file))
 
     @property
     def persistent(self) -> bool:
@@ -103,12 +112,19 @@ def check(url: BrokerUrl, settings: MqttSettings) -> None:
         )
     if settings.v5 and settings.envelope:
         raise InvalidOptionError("envelope", "option 'envelope' is for version 3.1.1; MQTT 5 has properties of its own")
-    for option in ("session_expiry", "max_packet_size"):
+    for option in ("session_expiry", "max_packet_size", "auth_method"):
         if not settings.v5 and getattr(settings, option):
             raise InvalidOptionError(option, f"option {option!r} needs version 5")
     username, password = credentials(url, settings)
-    if password is not None and username is None:
-        raise InvalidOptionError("password", "option 'password' needs 'username'")
+    if settings.auth_method is not None:
+        if password is None and not settings.has_provider:
+            raise InvalidOptionError("auth_method", "option 'auth_method' needs a password: the data of that method")
+    elif username is None:
+        for option in ("password_command", "password_file"):
+            if getattr(settings, option) is not None:
+                raise InvalidOptionError(option, f"option {option!r} needs 'username'")
+        if password is not None:
+            raise InvalidOptionError("password", "option 'password' needs 'username'")
 
 
 def credentials(url: BrokerUrl, settings: MqttSettings) -> tuple[str | None, SecretStr | None]:

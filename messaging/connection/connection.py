@@ -16,6 +16,7 @@ from messaging.connection.backoff import delays, jitter
 from messaging.connection.epoch import Epoch
 from messaging.connection.last_will import LastWill
 from messaging.connection.reading import Reading
+from messaging.connection.renewal import Renewal
 from messaging.connection.state import ConnectionStates, StateName
 from messaging.connection.subscriptions import Subscriptions
 from messaging.connection.verdicts import Verdicts
@@ -72,6 +73,7 @@ class Connection:
         self.endings = self.subscriptions.endings
         self.verdicts = Verdicts(engine, adapter, self.states)
         self.last_will = LastWill(engine, adapter, outbox, self._epoch)
+        self._renewal = Renewal(engine, adapter, self.label)
         #: called on the loop after each connect, and once when the connection is closed
         self.on_connected: Callable[[], object] = _nothing
         self.on_closed: Callable[[], Promise[None] | None] = _nothing
@@ -147,7 +149,7 @@ class Connection:
         if lost_at - self._connected_at > _STABLE_SECONDS:
             # after a shorter connection the delays keep growing
             self._retries = delays(self.settings.reconnect_min, self.settings.reconnect_max)
-        pause = self._pause(next(self._retries))
+        pause = 0.0 if self._loss_is_planned else self._pause(next(self._retries))
         if self._loss_is_planned:
             logger.info("%s: connecting anew, as planned", self.label)
         else:
@@ -180,7 +182,10 @@ class Connection:
 
     def _pause(self, delay: float) -> float:
         """Return the delay until the next attempt, a long one if the broker must be changed first; seconds."""
-        if isinstance(self.states.value.cause, (AuthenticationError, TakenOverError)):
+        cause = self.states.value.cause
+        if isinstance(cause, AuthenticationError) and self._renewal.can_change:
+            return delay  # the next credentials may be right
+        if isinstance(cause, (AuthenticationError, TakenOverError)):
             longest = self.settings.reconnect_max
             return max(delay, jitter(longest / 2, longest))
         return delay
@@ -192,7 +197,8 @@ class Connection:
             async with asyncio.timeout(timeout):
                 return await of_library(self.adapter.open(self))
         except TimeoutError:
-            raise ConnectFailedError(f"no connection to {self.adapter.url} within {timeout:g} s") from None
+            overdue = self._renewal.overdue()
+            raise overdue or ConnectFailedError(f"no connection to {self.adapter.url} within {timeout:g} s") from None
         except ConnectionLostError as error:
             raise ConnectFailedError(f"cannot connect to {self.adapter.url}: {error}") from error
         except MessagingError:
@@ -204,6 +210,7 @@ class Connection:
     async def _connected(self, resumed: bool) -> None:
         self._epoch.number += 1
         self._connected_at = self.engine.loop.time()
+        self._renewal.connected()
         self._up()
         self.on_connected()
         # subscriptions first, for a bounded time, so that no reply to a message of the outbox is missed
@@ -246,6 +253,7 @@ class Connection:
             self._impairment = None
             self._unrestored = set()
             self._epoch.is_usable = False
+            self._renewal.stop()
             self.outbox.disconnected()
             self.subscriptions.connection_lost()
             self._loss.set()
@@ -273,6 +281,7 @@ class Connection:
         self.verdicts.flush()
         self._epoch.is_usable = False
         self.states.change("closed")
+        self._renewal.stop()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=1.0)

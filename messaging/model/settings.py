@@ -3,6 +3,8 @@
 The value of a setting is the first of: keyword of ``connect()``, query option of the URL, environment variable
 ``MESSAGING_<SETTING>``, for secrets the file named by ``MESSAGING_<SETTING>_FILE``, default. Adapters subclass
 :class:`Settings` to add settings. Durations are float seconds, sizes bytes.
+
+``MESSAGING_PASSWORD_FILE`` is the setting ``password_file``: adapters whose credentials may change read it anew.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
-from pydantic import AfterValidator, Field, SecretStr, StringConstraints, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from messaging.errors import CodecError, InvalidOptionError
 from messaging.model.channels import MAX_BYTES, forbidden_character
+from messaging.model.credentials import as_command, as_provider
 from messaging.model.extensions import MAX_PREFETCH, MAX_SECONDS, Overflow
 from messaging.model.url import concealed
 from messaging.text import did_you_mean
@@ -60,6 +63,9 @@ ContentType = Annotated[Text, AfterValidator(_content_type)]
 Name = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
 Secret = Annotated[SecretStr, AfterValidator(_secret)]
 
+#: settings that say where passwords come from, by precedence among environment variables; at most one may be given
+PASSWORD_SOURCES: Final = ("credentials", "password", "password_command", "password_file")
+
 
 class Settings(BaseSettings):
     """Settings common to all adapters. Immutable.
@@ -78,6 +84,24 @@ class Settings(BaseSettings):
     )
     username: Text | None = Field(None, description="user name, unless the URL has one")
     password: Secret | None = Field(None, description="password, unless the URL has one")
+    credentials: Annotated[Any, BeforeValidator(as_provider)] = Field(
+        None,
+        exclude=True,
+        repr=False,
+        description="callable or coroutine function that returns the credentials: asked before each connection, and "
+        "before they expire; a keyword only",
+    )
+    password_command: Annotated[Any, BeforeValidator(as_command)] = Field(
+        None,
+        exclude=True,
+        repr=False,
+        description="command, run without a shell, that prints the password: run before each connection, and before "
+        "the password expires",
+    )
+    password_file: Path | None = Field(
+        None,
+        description="file with the password: read before each connection, and when the file changes",
+    )
     timeout: Seconds = Field(
         30.0, description="deadline of a publish or request, including waiting, sending and confirm, seconds"
     )
@@ -129,7 +153,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources of values by precedence, see the module."""
-        return init_settings, env_settings, _SecretFiles(settings_cls)
+        return init_settings, _Environment(settings_cls, env_settings), _SecretFiles(settings_cls)
 
 
 class TlsSettings(Settings):
@@ -139,6 +163,23 @@ class TlsSettings(Settings):
     certfile: Path | None = Field(None, description="PEM file of this client's certificate")
     keyfile: Path | None = Field(None, description="PEM file of this client's private key")
     allow_insecure: bool = Field(False, description="accept any certificate of the broker: for tests only")
+
+
+class _Environment(PydanticBaseSettingsSource):
+    """Reads environment variables; of several that say where the password comes from, the first one counts."""
+
+    def __init__(self, kind: type[BaseSettings], source: PydanticBaseSettingsSource) -> None:
+        super().__init__(kind)
+        self._source = source
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        return self._source.get_field_value(field, field_name)
+
+    def __call__(self) -> dict[str, Any]:
+        found = self._source()
+        for name in [each for each in PASSWORD_SOURCES if each in found][1:]:
+            del found[name]
+        return found
 
 
 class _SecretFiles(PydanticBaseSettingsSource):
@@ -183,7 +224,29 @@ def load_settings(kind: type[S], url: BrokerUrl, keywords: Mapping[str, Any]) ->
             given[option] = given[
                 option
             ].get_secret_value()  # concealed because of its name, but text in its adapter's settings
+    _check_password_source(url, given)
     return kind(**given)
+
+
+def _check_password_source(url: BrokerUrl, given: dict[str, Any]) -> None:
+    """Refuse two sources of the password, and have one that is given win over those of the environment.
+
+    Raises:
+        InvalidOptionError: naming one of the two.
+    """
+    chosen = [option for option in PASSWORD_SOURCES if given.get(option) is not None]
+    if url.password is not None and "password" not in chosen:
+        chosen.append("password")
+    if len(chosen) > 1:
+        first, second = (f"option {option!r}" for option in chosen[:2])
+        if url.password is not None and "password" in chosen[:2]:
+            second = "the password of the URL"
+        raise InvalidOptionError(chosen[0], f"{first} and {second} exclude each other: give one of them")
+    if chosen:
+        for option in PASSWORD_SOURCES:
+            # the other ones may be set in the environment; a password there gives way to that of the URL by itself
+            if option not in chosen and (option != "password" or option not in given):
+                given[option] = None
 
 
 def _is_secret(kind: type[BaseSettings], option: str) -> bool:
