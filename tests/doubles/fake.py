@@ -1,8 +1,8 @@
 """A broker that does what a test tells it to, and its adapter: written from ``messaging/adapter.py`` alone.
 
-``fake://`` announces everything, ``bare://`` next to nothing: no credit, no reject, no properties. Both are installed
-by entry points of a distribution that ``conftest.py`` writes. What a test sets on the :class:`FakeBroker` before
-connecting is in force from the first ``open`` on.
+``fake://`` announces everything, ``bare://`` next to nothing: no credit, no reject, no properties. ``login://`` is
+``fake://`` with credentials that may change. They are installed by entry points of a distribution that ``conftest.py``
+writes. What a test sets on the :class:`FakeBroker` before connecting is in force from the first ``open`` on.
 
 The adapter runs on the engine's loop. Methods of the broker may be called on any other thread; they return when the
 loop has done it.
@@ -15,17 +15,18 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, TypeVar
 
 from pydantic import Field
 
-from messaging.adapter import Adapter, Events, Sink
+from messaging.adapter import Adapter, Events, PlannedLossError, Sink
 from messaging.errors import ConnectionLostError, MessagingError
 from messaging.execution import engine
 from messaging.model import NO_EXTENSIONS, Capabilities, Features, Incoming, Outgoing, SubscriptionSpec
+from messaging.model.credentials import Credentials
 from messaging.model.settings import Settings, TlsSettings
 
 T = TypeVar("T")
@@ -144,13 +145,17 @@ class FakeBroker:
         self.keeps = False
         #: whether tokens survive the connection they came from
         self.tokens_survive = False
+        #: ``login://``: whether it takes new credentials on the same connection
+        self.renews_in_place = True
         #: whether queues outlive their consumers
         self.requeues = True
         #: hold confirms back until :meth:`confirm`
         self.hold = False
         self.window = 1024
         self.limit: int | None = None
-        self.gates = {name: Gate() for name in ("open", "publish", "subscribe", "unsubscribe", "set_will", "close")}
+        self.gates = {
+            name: Gate() for name in ("open", "publish", "subscribe", "unsubscribe", "set_will", "renew", "close")
+        }
         #: errors that the next calls raise, by name of the call
         self.errors: dict[str, deque[BaseException]] = {name: deque() for name in self.gates}
         # --- what happened
@@ -161,6 +166,9 @@ class FakeBroker:
         self.batches: list[int] = []
         self.held: list[Outgoing] = []
         self.wills: list[Outgoing] = []
+        #: ``login://``: the credentials of each connection, and those that it was given while connected
+        self.logins: list[Credentials] = []
+        self.renewals: list[Credentials] = []
         self.handles: list[Handle] = []
         self.unsubscribed: list[Handle] = []
         self.acknowledged: list[Token] = []
@@ -438,9 +446,30 @@ class BareAdapter(FakeAdapter):
         raise AssertionError("rejected on the wire although it cannot")
 
 
+class LoginAdapter(FakeAdapter):
+    credentials: Callable[[], Awaitable[Credentials]] | None = None
+
+    async def open(self, events: Events) -> bool:
+        if self.credentials is not None:
+            self.broker.logins.append(await self.credentials())
+        return await super().open(events)
+
+    async def renew(self, credentials: Credentials) -> None:
+        assert threading.current_thread().name == "messaging-engine"
+        broker = self.broker
+        broker.renewals.append(credentials)
+        await self._enter("renew")
+        if not broker.renews_in_place:
+            broker.connected = False
+            assert broker._lost is not None
+            lost, broker._lost = broker._lost, None
+            lost(PlannedLossError("ended to log in anew"))
+
+
 ENTRY_POINTS: Final = f"""\
 [messaging.adapters]
 fake = {__name__}:FakeAdapter
+login = {__name__}:LoginAdapter
 bare = {__name__}:BareAdapter
 notanadapter = {__name__}:FakeBroker
 closedmodule = {__name__}.nowhere:Nothing

@@ -88,15 +88,15 @@ def connect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp
     return connect
 
 
-def locals_below(error: BaseException) -> Iterator[str]:
-    """What a report with locals shows of the frames below the application, which this file stands for."""
+def locals_below(error: BaseException, application: str = __file__) -> Iterator[str]:
+    """What a report with locals shows of the frames below the application, which a test file stands for."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        if frame.f_code.co_filename != __file__:
+        if frame.f_code.co_filename != application:
             for name, value in frame.f_locals.items():
                 yield f"{frame.f_code.co_qualname}: {name} = {value!r}"
 
 
-def told(error: BaseException, *, frames: bool = True) -> str:
+def told(error: BaseException, *, frames: bool = True, application: str = __file__) -> str:
     """Everything an error can end up as in a log or a report with locals, causes and contexts included."""
     seen: set[int] = set()
     parts = []
@@ -108,7 +108,7 @@ def told(error: BaseException, *, frames: bool = True) -> str:
         seen.add(id(each))
         parts += [str(each), repr(each), repr(each.args), "".join(traceback.format_exception(each))]
         parts += [repr(value) for name, value in vars(each).items() if not name.startswith("__")]
-        parts += locals_below(each) if frames else ()
+        parts += locals_below(each, application) if frames else ()
         pending += [each.__cause__, each.__context__]
     return "\n".join(parts)
 
