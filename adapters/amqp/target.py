@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT: Final = 5672
 DEFAULT_TLS_PORT: Final = 5671
+#: user name and password of a fresh RabbitMQ
+_GUEST: Final = "guest"
 #: characters of a virtual host's name (AMQP 0-9-1, 1.1: path)
 MAX_VHOST: Final = 127
 
@@ -100,11 +102,11 @@ def make_target(url: BrokerUrl, settings: AmqpSettings, name: str) -> Target:
 def log_in(target: Target, credentials: Credentials, now: float) -> Target:
     """Return ``target`` with credentials of a provider. ``now`` is the loop's time.
 
-    Without any user name the name is empty: brokers take it from a token.
+    Without any user name it is ``guest``: a broker that takes tokens ignores it.
     """
     username = credentials.username if credentials.username is not None else target.username
     return replace(
-        target, username=username or "", password=credentials.password, expires_at=now + credentials.remaining
+        target, username=username or _GUEST, password=credentials.password, expires_at=now + credentials.remaining
     )
 
 
@@ -124,9 +126,9 @@ def _credentials(url: BrokerUrl, settings: AmqpSettings) -> tuple[str | None, Se
                 raise InvalidOptionError(option, "sasl 'external' takes none: the certificate stands for it")
         return None, None
     if has_provider(settings):
-        return username or "", None
+        return username or _GUEST, None
     if username is None and password is None:
-        username, password = "guest", SecretStr("guest")
+        username, password = _GUEST, SecretStr(_GUEST)
     elif username is None:
         raise InvalidOptionError("username", "a password is given, but no user name")
     elif password is None:

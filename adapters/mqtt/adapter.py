@@ -170,7 +170,7 @@ class MqttAdapter(Adapter):
         if await_claims:
             drop = self._inbound.leftovers.drop_unclaimed
             self._claim_timer = asyncio.get_running_loop().call_later(CLAIM_TIMEOUT, drop)
-        self._outbound.connected(self._target, link.writer, link.requests.pending, connack)
+        self._outbound.connected(link.writer, link.requests.pending, connack)
         self._subscriptions.connected(link, connack)
 
     def lost(self, link: Link, error: ConnectionLostError) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from paho.mqtt.packettypes import PacketTypes
@@ -65,6 +66,8 @@ class Target:
     web: Callable[[], WebSocket] | None = None
     #: of the instance, for log lines
     name: str = ""
+    #: the latest passwords of an instance whose credentials change; shared by all its targets
+    secrets: deque[SecretStr] = field(default_factory=lambda: deque(maxlen=4), repr=False, compare=False)
 
     @property
     def component(self) -> str:
@@ -80,10 +83,9 @@ class Target:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def showable(self, detail: str | None) -> str | None:
-        """Return the broker's text, or ``None`` if it contains the password: the broker may send any text."""
-        if detail and self.password is not None and self.password.get_secret_value() in detail:
-            return None
-        return detail
+        """Return the broker's text, or ``None`` if it contains a password: the broker may send any text."""
+        passwords = (*self.secrets, *filter(None, (self.password,)))
+        return None if detail and any(each.get_secret_value() in detail for each in passwords) else detail
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,8 @@ class Link:
 
     def begun(self, data: bytes) -> bool:
         """See ``reading.ReaderOwner``."""
-        if data[0] & 0xF0 == packets.CONNACK:
+        kind = data[0] & 0xF0
+        if kind == packets.CONNACK or (kind == packets.AUTH and self._target.auth_method is not None):
             return True
         hint = tls.wants_tls(data, *self._target.schemes) if self._target.tls is None else None
         if hint is None:

@@ -52,6 +52,7 @@ class LogIn:
             raise CredentialsError(
                 "the credentials have no user name: return one with the password, or set the option 'username'"
             )
+        target.secrets.append(credentials.password)
         return dataclasses.replace(target, username=username, password=credentials.password)
 
     def session_expiry(self, given: int) -> int:

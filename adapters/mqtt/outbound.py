@@ -111,16 +111,14 @@ class Outbound:
 
     # --- connection
 
-    def connected(self, target: Target, writer: Writer, other_ids: Container[int], connack: Connack) -> None:
+    def connected(self, writer: Writer, other_ids: Container[int], connack: Connack) -> None:
         """Resume unfinished handshakes on a new connection.
 
         Args:
-            target: the broker, with the credentials of this connection.
             writer: sends the packets.
             other_ids: packet ids that this connection uses for other packets.
             connack: the broker's limits.
         """
-        self._target = target
         self._writer = writer
         self._other_ids = other_ids
         self._is_paused = False
