@@ -241,6 +241,8 @@ class MqttAdapter(Adapter):
         link = self.link
         if link is None or not is_wanted():  # lost, or lost and connected again, meanwhile
             return
+        # an answer after DISCONNECT would be lost: it is sent when the broker sends its message again
+        self._inbound.disconnected()
         expiry = self._login.begin_planned()
         try:
             await link.close(expiry)
