@@ -19,6 +19,10 @@ _ALERT: Final = b"\x15\x03"
 def client_context(settings: TlsSettings) -> ssl.SSLContext:
     """Return the TLS context of a client. Reads files, so the calling thread must be allowed to block.
 
+    Called for each connection: certificates are replaced while programs run. A certificate that is replaced while it is
+    read, before its key is, fails that connection; the next one reads both again. TLS looks at certificates in the
+    handshake only, so a connection outlives the certificate that it was made with.
+
     The broker's certificate and host name are verified: the name must be among the certificate's alternative names,
     and the common name is ignored (RFC 6125, 6.4.4; RFC 9525). ``allow_insecure`` turns both off.
 
@@ -34,6 +38,9 @@ def client_context(settings: TlsSettings) -> ssl.SSLContext:
             context.load_cert_chain(settings.certfile, settings.keyfile, password="")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
+        if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+            key = settings.keyfile or settings.certfile
+            reason = f"the key in {key} does not belong to this certificate; the next attempt reads both again"
         raise ConnectFailedError(f"option {option!r}: cannot load {getattr(settings, option)}: {reason}") from error
     if settings.allow_insecure:
         context.check_hostname = False

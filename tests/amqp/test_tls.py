@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,7 @@ from tests.certificates import TlsRabbitMQ
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,27 @@ async def test_a_client_certificate_stands_for_user_and_password(certified: TlsR
         await sink.count(1)
         users = await asyncio.to_thread(certified.ctl, "list_connections", "user", "auth_mechanism")
         assert {tuple(line.split()) for line in users.splitlines()[-2:]} == {("gateway", "EXTERNAL")}
+
+
+async def test_a_certificate_that_was_replaced_serves_the_next_connection(
+    certified: TlsRabbitMQ, tmp_path: Path
+) -> None:
+    """Of one link: the second connection is made with the first subscription."""
+    certified.ctl("add_user", "renewed", "a password that nobody uses")
+    certified.ctl("set_permissions", "renewed", ".*", ".*", ".*")
+    files = {"certfile": tmp_path / "tls.crt", "keyfile": tmp_path / "tls.key"}
+
+    def install(name: str) -> None:
+        for source, target in zip(certified.authority.issue(name), files.values(), strict=True):
+            shutil.copy(source, target)
+
+    install("gateway")
+    settings = {"cafile": certified.authority.cafile, **files}
+    async with connected(without_user(certified), sasl="external", **settings) as client:
+        install("renewed")
+        await client.subscribe("renewed")
+        users = await asyncio.to_thread(certified.ctl, "list_connections", "user", "--silent")
+        assert set(users.split()[-2:]) == {"gateway", "renewed"}
 
 
 async def test_a_certificate_of_an_unknown_user_is_refused(

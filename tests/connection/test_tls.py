@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 import socket
 import ssl
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ import messaging
 from messaging.errors import ConnectFailedError
 from messaging.services import ServiceRegistry
 from tests.certificates import Authority
+from tests.doubles.core import until
 from tests.threads import serving
 
 SECURE = ["mqtts", "wss", "amqps"]
@@ -88,3 +92,46 @@ def test_a_file_that_cannot_be_loaded_is_named(scheme: str) -> None:
     for option in ("cafile", "certfile"):
         text = refusal(f"{scheme}://127.0.0.1:1", **{option: "/nowhere/file.pem"})
         assert f"option '{option}': cannot load /nowhere/file.pem: No such file or directory" in text
+
+
+@pytest.mark.parametrize("scheme", SECURE)
+def test_certificates_are_read_anew_for_each_connection(
+    scheme: str, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also with a certificate that was replaced before its key was: that attempt fails, and the next one does not."""
+    context = context_of(authority, "named", "DNS:localhost")
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(authority.cafile)
+    seen: list[str] = []
+
+    def serve(peer: socket.socket) -> None:
+        with context.wrap_socket(peer, server_side=True) as wrapped:
+            certificate: Any = wrapped.getpeercert()
+            seen.append(dict(pair for (pair,) in certificate["subject"])["commonName"])
+
+    old, new = authority.issue(f"old-{scheme}"), authority.issue(f"new-{scheme}")
+    certfile, keyfile = tmp_path / "tls.crt", tmp_path / "tls.key"
+    shutil.copy(old.certificate, certfile)
+    shutil.copy(old.key, keyfile)
+
+    async def main(port: int) -> None:
+        m = messaging.connect(
+            f"{scheme}://localhost:{port}", services=ServiceRegistry(), retry_connect=True, cafile=authority.cafile,
+            certfile=certfile, keyfile=keyfile, reconnect_min=0.01, reconnect_max=0.05,
+        )  # fmt: skip
+        try:
+            await until(lambda: seen, "the old certificate")
+            shutil.copy(new.certificate, certfile)
+            text = (
+                f"option 'certfile': cannot load {certfile}: the key in {keyfile} does not belong to this certificate"
+            )
+            await until(lambda: text in caplog.text, "the half of the new one")
+            shutil.copy(new.key, keyfile)
+            await until(lambda: seen[-1] == f"new-{scheme}", "the new certificate")
+        finally:
+            await m.aclose()
+            m.ready.exception()
+
+    with serving(serve) as port:
+        asyncio.run(main(port))
+    assert set(seen) == {f"old-{scheme}", f"new-{scheme}"}

@@ -214,6 +214,22 @@ async def test_a_loss_meanwhile_is_a_loss() -> None:
 # --- sessions that bridge a planned reconnect
 
 
+async def test_a_message_that_is_settled_during_the_reconnect_is_not_delivered_twice() -> None:
+    async with logged_in() as (core, peer, one, provider):
+        sink, _ = await subscribed(core, one, "t", qos="1")
+        one.deliver("t", b"1", packet_id=7, qos=1)
+        message = await sink.next()
+        renewing = asyncio.create_task(core.adapter.renew(provider.credentials()))
+        await one.expect(packets.DISCONNECT)
+        core.acknowledge(message)  # the answer would come after DISCONNECT
+        one.close()
+        await renewing
+        two, _ = await accept(core, peer, present=True)
+        two.deliver("t", b"1", packet_id=7, qos=1, flags=packets.DUP)
+        assert await two.expect(packets.PUBACK) == b"\0\7"
+        assert sink.arrived == []
+
+
 async def test_the_broker_keeps_the_session_over_a_planned_reconnect_only() -> None:
     async with logged_in() as (core, peer, one, provider):
         first = Connect5(one.connect)
