@@ -210,7 +210,8 @@ class Connection:
     async def _connected(self, resumed: bool) -> None:
         self._epoch.number += 1
         self._connected_at = self.engine.loop.time()
-        self._renewal.connected()
+        if not self._loss.is_set():
+            self._renewal.connected()
         self._up()
         self.on_connected()
         # subscriptions first, for a bounded time, so that no reply to a message of the outbox is missed

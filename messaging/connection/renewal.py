@@ -69,7 +69,9 @@ class Renewal:
         self._due = math.inf
         #: credentials for the next connection, and until when they serve, in the loop's time
         self._handed: tuple[Credentials, float] | None = None
+        #: signature of the password file when it was last read
         self._seen: object = None
+        self._is_expiry_told = False
         self._is_up = False
         self._changed = asyncio.Event()
         self._task: asyncio.Task[Any] | None = None
@@ -211,8 +213,13 @@ class Renewal:
             return
         left = max(_SHORTEST, remaining * jitter(*_FRACTION))
         if remaining <= 0:
-            left = _EXPIRED  # or a clock is wrong: the broker decides
-            logger.warning("%s: the provider returned credentials that expired %.0f s ago", self._label, -remaining)
+            left = _EXPIRED
+            if not self._is_expiry_told:
+                logger.warning(
+                    "%s: the provider returned credentials that expired %.0f s ago; trying them: a clock may be wrong",
+                    self._label, -remaining,
+                )  # fmt: skip
+        self._is_expiry_told = remaining <= 0
         self._due = min(self._due, self._now() + left)
         self._changed.set()
 

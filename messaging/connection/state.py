@@ -9,7 +9,8 @@ state             meaning
                   restored; ``cause`` names the reason
 ``reconnecting``  the connection was lost, or could not be made; retried with growing delays
 ``refused``       the broker refused the connection: wrong credentials, a client id taken over by another client, ...;
-                  retried with long delays, because only a change at the broker helps
+                  retried with long delays, because only a change at the broker helps, or with the usual ones after a
+                  log-in with credentials that may change
 ``closed``        the connection is closed for good
 ================  ==================================================================================================
 """

@@ -3,8 +3,9 @@
 Messages and their contexts, builders, acknowledgement states, channels, URLs, settings, features and extensions (RFC
 5.6, 5.8, 6.3).
 
-May import: ``errors``, ``text``, ``forking``, ``codecs``, ``services``. ``model.settings`` and ``model.envelope`` are
-imported by their own names, because they load pydantic.
+May import: ``errors``, ``text``, ``forking``, ``codecs``, ``services``, and for the event loop of a provider
+``execution``. ``model.settings``, ``model.credentials`` and ``model.envelope`` are imported by their own names, because
+they load pydantic.
 """
 
 from messaging.model.acknowledge import AcknowledgeHandler as AcknowledgeHandler

@@ -10,6 +10,8 @@ import logging
 import math
 import os
 import signal
+import socket
+import struct
 import sys
 import threading
 import time
@@ -18,15 +20,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pamqp.commands import Connection as AmqpConnection
+from pamqp.frame import marshal
 
 import messaging
 from messaging.connection.credentials import run
 from messaging.connection.renewal import LOOK
-from messaging.errors import AuthenticationError, CredentialsError, InvalidOptionError, MessagingError
+from messaging.errors import (
+    AuthenticationError,
+    ConnectFailedError,
+    CredentialsError,
+    InvalidOptionError,
+    MessagingError,
+)
 from messaging.model.credentials import Credentials
+from messaging.services import ServiceRegistry
 from tests.doubles.fake import PATIENCE, FakeBroker, brokers, settle_loop, until
 from tests.doubles.fixtures import Connect
 from tests.instance import test_secrets
+from tests.threads import serving
 
 SECRET = "hunter2-pl4nted"
 
@@ -674,3 +686,31 @@ def test_no_secret_is_shown_by_a_working_connection(
     shown += [repr(vars(m._connection._renewal)), repr(vars(m._connection)), caplog.text]
     assert [text for text in shown if SECRET in text] == []
     assert math.isfinite(login.renewals[-1].remaining)
+
+
+GREETING = marshal(AmqpConnection.Start(mechanisms="PLAIN", locales="en_US", server_properties={}), 0)
+
+
+@pytest.mark.parametrize("option", ["credentials", "password_command", "password_file"])
+@pytest.mark.parametrize(
+    ("url", "greeting"),
+    [("mqtt://127.0.0.1:{}", b""), ("mqtt://127.0.0.1:{}?auth_method=M", b""), ("amqp://127.0.0.1:{}", GREETING)],
+    ids=["mqtt", "mqtt with method", "amqp"],
+)
+def test_no_secret_is_shown_by_a_connection_that_ends_while_logging_in(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, option: str, url: str, greeting: bytes
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    file = tmp_path / "password"
+    file.write_text(SECRET)
+    given: Any = {"credentials": lambda: SECRET, "password_command": ["cat", str(file)], "password_file": file}[option]
+
+    def end(peer: socket.socket) -> None:
+        peer.sendall(greeting)
+        while SECRET.encode() not in peer.recv(65_536):
+            pass
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    with serving(end) as port, pytest.raises(ConnectFailedError) as caught:
+        messaging.connect(url.format(port), services=ServiceRegistry(), username="me", **{option: given})
+    assert SECRET not in told(caught.value) + caplog.text
