@@ -274,11 +274,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.tokens", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--lifetime", type=float, default=10.0, help="of a token, seconds")
-    parser.add_argument("--protocol", choices=[*PROTOCOLS, "all"], default="all")
+    parser.add_argument("--protocol", choices=PROTOCOLS, action="append", help="all, unless given; may be repeated")
     parser.add_argument("--json", type=Path, help="file for the figures")
     given = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(message)s")
-    protocols = PROTOCOLS if given.protocol == "all" else (given.protocol,)
+    protocols = given.protocol or PROTOCOLS
     found: dict[str, Figures] = {}
 
     def work(protocol: str) -> None:
