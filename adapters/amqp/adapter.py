@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from weakref import WeakKeyDictionary
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from messaging.model import BrokerUrl, PublishPlan
     from messaging.model.credentials import Credentials
     from messaging.model.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 #: largest message that RabbitMQ takes by default, bytes
 DEFAULT_MAX_MESSAGE_SIZE: Final = 134_217_728
@@ -237,6 +240,7 @@ class AmqpAdapter(Adapter):
             await link.update_secret(target)
         except ConnectionLostError as error:
             self._updates_secret = error.code not in _UNKNOWN_METHOD
+            logger.info("%s: the new secret is not in use: %s", self.url.label(self.name), error)
             raise
         self._current = target
 

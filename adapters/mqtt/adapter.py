@@ -244,6 +244,8 @@ class MqttAdapter(Adapter):
         # an answer after DISCONNECT would be lost: it is sent when the broker sends its message again
         self._inbound.disconnected()
         expiry = self._login.begin_planned()
+        if self._login.is_bridging:  # until the next CONNACK
+            self.capabilities = dataclasses.replace(self.capabilities, keeps_session=True)
         try:
             await link.close(expiry)
         finally:

@@ -120,6 +120,7 @@ def restricted(before: Capabilities, settings: MqttSettings, connack: Connack, c
         features=before.features - lacking,
         qos_levels=_QOS_LEVELS[: connack.maximum_qos + 1],
         max_message_size=_limit(settings, connack.maximum_packet_size),
+        keeps_session=settings.persistent,
         client_id=client_id,
     )
 

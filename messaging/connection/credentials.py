@@ -189,7 +189,7 @@ def _call(engine: Engine, provider: Provider) -> asyncio.Future[Credentials]:
         failure: CredentialsError
         try:
             return as_credentials(await provider.function())
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001  # it is the application's, and may hold a secret
             failure = _failure(error)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -485,3 +487,28 @@ def test_a_password_that_the_broker_has_forgotten_costs_a_reconnect_and_no_messa
     for promise in promises:
         promise.result(15)
     until(lambda: len(set(received)) == len(promises), "every message")
+
+
+def test_requests_wait_on_over_planned_reconnects(
+    mosquitto: Mosquitto, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    answered = threading.Event()
+
+    def answer(number: int) -> int:
+        assert answered.wait(10)
+        return number + 1
+
+    connect(mosquitto.url).reply("slow", answer)
+    asked = 0
+
+    def ask() -> Credentials:
+        nonlocal asked
+        asked += 1
+        return Credentials("me", f"p{asked}", valid_for=0.5)
+
+    requester = connect(mosquitto.url, credentials=ask)
+    reply = requester.request("slow", 1, int, qos=1)
+    until(lambda: caplog.text.count("connecting anew, as planned") >= 2, "two planned reconnects")
+    answered.set()
+    assert reply.result(10) == 2
