@@ -179,10 +179,7 @@ class Adapter(abc.ABC):
         raise NotImplementedError
 
     def is_stale(self, token: Any) -> bool:
-        """Return whether a verdict on ``token`` can no longer reach the broker.
-
-        Called from any thread, so it must only compare; ``AcknowledgeHandler`` then answers ``False``.
-        """
+        """Return whether a verdict on ``token`` can no longer reach the broker. From any thread: only compare."""
         return False
 
     def redelivers(self, spec: SubscriptionSpec, handle: Any = None) -> bool:
