@@ -247,7 +247,7 @@ class MqttAdapter(Adapter):
         if self._login.is_bridging:  # until the next CONNACK
             self.capabilities = dataclasses.replace(self.capabilities, keeps_session=True)
         try:
-            await link.close(expiry)
+            await link.close(expiry, takes_late=True)
         finally:
             self.lost(link, PlannedLossError(f"connection to {self._target} ended {purpose}"))
 

@@ -235,17 +235,18 @@ class Link:
 
     # --- ending
 
-    async def close(self, session_expiry: int | None = None) -> None:
+    async def close(self, session_expiry: int | None = None, *, takes_late: bool = False) -> None:
         """Send DISCONNECT and wait a moment until the broker has closed. Idempotent; does not raise.
 
-        With ``session_expiry``, the broker keeps the session for so many seconds from now on (MQTT 5).
+        With ``session_expiry``, the broker keeps the session for so many seconds from now on (MQTT 5). With
+        ``takes_late``, messages with QoS 0 are received up to the end of the connection.
 
         Closing at once could reset the connection: the broker would take that for a loss and publish the will.
         """
         if not self.is_up or self._control is None or self._finished is not None:
             self._dispose()
             return
-        self._reader.drain()
+        self._reader.drain(takes_late=takes_late)
         if self.closed:  # by a packet that was read already
             return
         self._finished = self._loop.create_future()

@@ -18,7 +18,9 @@ PINGRESP: Final = 0xD0
 DISCONNECT: Final = 0xE0
 AUTH: Final = 0xF0
 
+#: bits of the first byte of PUBLISH
 DUP: Final = 0x08
+QOS: Final = 0x06
 #: largest remaining length, and largest packet: that and a fixed header of five bytes
 MAX_REMAINING: Final = 268_435_455
 MAX_PACKET: Final = MAX_REMAINING + 5

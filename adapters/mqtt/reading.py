@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 #: packets between two calls of ``received_all``, and between two looks at whether reading was suspended
 _BATCH: Final = 256
+#: bits of the first byte of a PUBLISH that tell it from other packets, and those with QoS 0 from others
+_KIND_AND_QOS: Final = 0xF0 | packets.QOS
 #: types of packets that carry messages or belong to their handshakes
 _DATA: Final = frozenset((packets.PUBLISH, packets.PUBACK, packets.PUBREC, packets.PUBREL, packets.PUBCOMP))
 
@@ -77,8 +79,9 @@ class Reader:
         self._pacer = ReadPacer()
         #: whether bytes have arrived on this connection
         self.has_begun = False
-        #: DISCONNECT was sent: packets that still arrive are ignored
+        #: DISCONNECT was sent: packets that still arrive are ignored, but for messages with QoS 0 if those are wanted
         self._draining = False
+        self._takes_late = False
 
     def open(self, wire: Wire) -> None:
         """Read from ``wire`` from now on."""
@@ -123,10 +126,15 @@ class Reader:
             # most likely bytes are there: a look is cheaper than to have the loop watch, and stop it again
             self._pause = self._loop.call_later(0, self._continue)
 
-    def drain(self) -> None:
-        """Process the packets that were read, then only watch for the end of the stream."""
+    def drain(self, *, takes_late: bool) -> None:
+        """Process the packets that were read, then only watch for the end of the stream.
+
+        With ``takes_late``, messages with QoS 0 that arrive before the end are processed: the broker does not send them
+        again.
+        """
         self._unpause()
         self._draining = True
+        self._takes_late = takes_late
         self.resume()
 
     def _continue(self) -> None:
@@ -151,6 +159,8 @@ class Reader:
                 owner.failed(EOFError())
                 return
             if self._draining:
+                if self._takes_late:
+                    self._process(each for each in wire.split(data) if each[0] & _KIND_AND_QOS == packets.PUBLISH)
                 return
             if not self.has_begun:
                 # at once: an answer in another protocol may look like the beginning of a long packet

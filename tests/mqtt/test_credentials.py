@@ -213,6 +213,35 @@ async def test_a_loss_meanwhile_is_a_loss() -> None:
         assert not isinstance(loss, PlannedLossError)
 
 
+async def test_messages_with_qos_0_are_received_up_to_the_end_of_the_connection(version: str) -> None:
+    settings = {} if version == "5" else lasting(version)
+    async with logged_in(**settings) as (core, _, one, provider):
+        sink, _ = await subscribed(core, one, "t", qos="1")
+        renewing = asyncio.create_task(core.adapter.renew(provider.credentials()))
+        await one.expect(packets.DISCONNECT)
+        if version == "5":
+            one.deliver("t", b"0")
+            one.deliver("t", b"1", packet_id=1, qos=1)  # the session has it for the next connection
+            one.deliver("t", b"00")
+        else:
+            one.send(packets.PUBLISH, packets.text("t") + b"0")
+            one.send(packets.PUBLISH | 2, packets.text("t") + b"\0\1" + b"1")
+            one.send(packets.PUBLISH, packets.text("t") + b"00")
+        one.close()
+        await renewing
+        assert sink.payloads == [b"0", b"00"]
+        assert isinstance(core.losses[0], PlannedLossError)
+
+
+async def test_bytes_that_are_no_packet_after_disconnect_do_no_harm() -> None:
+    async with logged_in() as (core, _, one, provider):
+        renewing = asyncio.create_task(core.adapter.renew(provider.credentials()))
+        await one.expect(packets.DISCONNECT)
+        one.write(b"\x30\xff\xff\xff\xff\x01")
+        await renewing
+        assert isinstance(core.losses[0], PlannedLossError)
+
+
 # --- sessions that bridge a planned reconnect
 
 
