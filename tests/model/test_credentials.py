@@ -166,6 +166,11 @@ def test_a_command_is_a_line_or_a_list(value: Any, words: tuple[str, ...], monke
         assert load().password_command == words
 
 
+def test_a_file_is_named_by_keyword_or_url() -> None:
+    assert load(password_file="/run/secrets/p").password_file == Path("/run/secrets/p")
+    assert load("fake://x?password_file=/run/secrets/p").password_file == Path("/run/secrets/p")
+
+
 @pytest.mark.parametrize("value", ["", "  ", "a 'b", [], [""], ["a", 7], 7, b"x", ["a\0b"]])
 def test_what_is_no_command_is_refused(value: Any) -> None:
     with pytest.raises(InvalidOptionError, match="option 'password_command': "):
