@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from adapters.amqp.link import Link
     from messaging.adapter import Events
-    from messaging.model import BrokerUrl, PublishPlan
+    from messaging.model import BrokerUrl, Endpoint, PublishPlan
     from messaging.model.settings import Settings
 
 #: largest message that RabbitMQ takes by default, bytes
@@ -173,6 +173,10 @@ class AmqpAdapter(Adapter):
         return spec.options.queue is not None and not gone
 
     # --- connection
+
+    def set_endpoint(self, endpoint: Endpoint) -> None:
+        """See ``TakesEndpoint``."""
+        self._target = self._target.at(endpoint)
 
     async def open(self, events: Events) -> bool:
         """Connect for publishing; the connection for consuming is made with the first subscription."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from adapters.mqtt.streams import Stream
     from messaging.adapter import Events, Sink
     from messaging.errors import MessagingError
-    from messaging.model import BrokerUrl, Outgoing, PublishPlan, SubscriptionSpec
+    from messaging.model import BrokerUrl, Endpoint, Outgoing, PublishPlan, SubscriptionSpec
     from messaging.model.settings import Settings
 
 #: seconds that the messages of a resumed session are kept for the streams that subscribe to them
@@ -92,6 +92,8 @@ class MqttAdapter(Adapter):
         #: the session at the broker does not hold the subscriptions: the core has to subscribe again
         self._unsubscribed = True
         self._opened_before = False
+        #: where the session was made that the subscriptions and unfinished handshakes belong to
+        self._session_at: tuple[str, int, str | None] | None = None
         self._claim_timer: asyncio.TimerHandle | None = None
 
     def check_publish(self, plan: PublishPlan) -> None:
@@ -122,6 +124,10 @@ class MqttAdapter(Adapter):
 
     # --- connection
 
+    def set_endpoint(self, endpoint: Endpoint) -> None:
+        """See ``TakesEndpoint``."""
+        self._target = self._outbound.target = self._target.at(endpoint, options.PORTS[self.url.scheme])
+
     async def open(self, events: Events) -> bool:
         """See ``Adapter.open``."""
         settings = self.settings
@@ -148,20 +154,34 @@ class MqttAdapter(Adapter):
     def connected(self, link: Link, connack: Connack) -> None:
         """See ``link.Events``."""
         self.link = link
+        is_old = self._is_left_session(connack)
         if connack.assigned_id is not None:
             # from now on this client's own: with it the session can be resumed
             self._target = dataclasses.replace(self._target, client_id=connack.assigned_id)
         self.capabilities = capabilities.restricted(self.capabilities, self.settings, connack, self._target.client_id)
+        await_claims = connack.session_present and (is_old or not self._opened_before)
+        if is_old:
+            connack = dataclasses.replace(connack, session_present=False)
         if not connack.session_present or self._unsubscribed:
             self._router.reset()
             self._unsubscribed = True
-        await_claims = connack.session_present and not self._opened_before
         self._inbound.connected(link.writer, connack.session_present, await_claims=await_claims)
         if await_claims:
             drop = self._inbound.leftovers.drop_unclaimed
             self._claim_timer = asyncio.get_running_loop().call_later(CLAIM_TIMEOUT, drop)
         self._outbound.connected(link.writer, link.requests.pending, connack)
         self._subscriptions.connected(link, connack)
+
+    def _is_left_session(self, connack: Connack) -> bool:
+        """Return whether the broker's session is not the one of the last connection, or may not be.
+
+        A session of this client at another host is that of an earlier connection to it, unless the brokers share their
+        sessions, which a client cannot know. Its packet ids stand for other messages. So the subscriptions are made
+        again, the unconfirmed messages are sent again as new ones, and its unsettled messages arrive as new ones.
+        """
+        target = self._target
+        before, self._session_at = self._session_at, (target.host, target.port, target.address)
+        return connack.session_present and before is not None and before != self._session_at
 
     def received(self, head: int, body: bytes) -> None:
         """See ``link.Events``."""
@@ -304,5 +324,5 @@ def _target(url: BrokerUrl, settings: MqttSettings, name: str) -> Target:
             raise
         raise MissingExtraError("ws", f"{url.scheme}://") from error
     path = "/" + quote(url.path or options.WEB_PATH)
-    web = functools.partial(websocket.WebSocket, url.host, target.port, path, secure=secure)
+    web = functools.partial(websocket.WebSocket, path=path, secure=secure)
     return dataclasses.replace(target, web=web)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from paho.mqtt.packettypes import PacketTypes
@@ -13,6 +13,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from adapters.mqtt import packets
 from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError
+from messaging.model import Endpoint, Host
 
 if TYPE_CHECKING:
     import ssl
@@ -59,10 +60,12 @@ class Target:
     topic_alias_maximum: int = 0
     #: bytes; ``None`` for the maximum of the protocol
     maximum_packet_size: int | None = None
-    #: makes the WebSocket; ``None`` for none
-    web: Callable[[], WebSocket] | None = None
+    #: makes the WebSocket to host and port; ``None`` for none
+    web: Callable[[str, int], WebSocket] | None = None
     #: of the instance, for log lines
     name: str = ""
+    #: the IP address to connect to, if the name of the host has several; TLS verifies the name
+    address: str | None = None
 
     @property
     def component(self) -> str:
@@ -75,7 +78,12 @@ class Target:
         return ("mqtts", "mqtt") if self.web is None else ("wss", "ws")
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return str(Endpoint(Host(self.host, self.port), self.address))
+
+    def at(self, endpoint: Endpoint, default_port: int) -> Target:
+        """Return the same target at another host or address."""
+        host = endpoint.host
+        return replace(self, host=host.name, port=host.port or default_port, address=endpoint.address)
 
     def showable(self, detail: str | None) -> str | None:
         """Return the broker's text, or ``None`` if it contains the password: the broker may send any text."""

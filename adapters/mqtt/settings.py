@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from messaging.errors import InvalidOptionError, InvalidUrlError
+from messaging.model import check_hosts
 from messaging.model.settings import TlsSettings
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def check(url: BrokerUrl, settings: MqttSettings) -> None:
         InvalidUrlError: the URL has a path.
         InvalidOptionError: naming the option at fault.
     """
+    check_hosts(url, PORTS[url.scheme])
     if url.path and url.scheme not in WEB:
         raise InvalidUrlError(f"{url.scheme} URL: no path is expected; channels are named when publishing")
     if url.scheme not in SECURE:
