@@ -3,9 +3,10 @@
 The hosts of the URL are tried in their order (``host_order``), a name with several addresses address by address. Each
 such *endpoint* has delays of its own:
 
-- The first endpoint in the order whose delay is over is next. If all have to wait, it is the one that waits least.
+- The first endpoint in the order whose delay is over is next, those first that were tried least since the last
+  connection. If all have to wait, it is the one that waits least.
 - After an endpoint failed, the next one is tried at once.
-- After a connection was lost, its endpoint comes last of those whose delay is over.
+- After a connection was lost, its endpoint comes after all others whose delay is over.
 - Delays of an endpoint grow until a connection to it lasts.
 
 **Redirects.** A broker may name other servers. They are tried first, without delay. Temporary ones are forgotten once
@@ -44,7 +45,7 @@ class _Record:
         self.delays = delays
         #: no attempt before this time
         self.retry_at = 0.0
-        #: failed attempts since the last connection of the instance
+        #: attempts that failed since the instance was last connected, and 1 more at the host that it was connected to
         self.attempts = 0
         #: whether the first connection is not to try it again
         self.is_done = False
@@ -78,14 +79,12 @@ class Hosts:
         self._clock = clock
         self._order = self._in_order(hosts)
         self._configured = {host.key() for host in hosts}
-        #: servers of the last temporary redirect
+        #: servers of the last redirect, first until a connection is made
         self._detour: list[Host] = []
         self._addresses: dict[_Key, tuple[str | None, ...]] = {}
         self._records: dict[Endpoint, _Record] = {}
         #: hosts that redirected this client, and when
         self._redirects: dict[_Key, float] = {}
-        #: of the connection that was lost last
-        self._left: Endpoint | None = None
         #: to be tried before all others
         self._preferred: Endpoint | None = None
         self.current: Endpoint | None = None
@@ -113,7 +112,7 @@ class Hosts:
             return self._preferred, 0.0
         due = [each for each in known if self._record(each).retry_at <= now]
         if due:
-            return next((each for each in due if each != self._left), due[0]), 0.0
+            return min(due, key=lambda each: self._record(each).attempts), 0.0
         first = min(known, key=lambda each: self._record(each).retry_at)
         return first, self._record(first).retry_at - now
 
@@ -123,7 +122,7 @@ class Hosts:
         return min(left, key=lambda each: self._record(each).attempts, default=None)
 
     def attempts(self, endpoint: Endpoint) -> int:
-        """Return the number of failed attempts at ``endpoint`` since the instance was last connected."""
+        """Return the number of attempts at ``endpoint`` in the present search."""
         return self._record(endpoint).attempts
 
     def resolved(self, host: Host, addresses: Sequence[str]) -> None:
@@ -179,7 +178,6 @@ class Hosts:
     def connected(self) -> None:
         """Note that the current attempt succeeded."""
         self._detour = []
-        self._left = None
         self._prune()
         for record in self._records.values():
             record.attempts = 0
@@ -194,8 +192,8 @@ class Hosts:
         if is_stable:
             self._redirects.clear()
             self._record(self._tried).delays = delays(self._shortest, self._longest)
-        self._left = self.current
-        self._postpone()
+        # the connection counts as an attempt of the search that begins
+        self._postpone().attempts = 1
         if needs_change:
             until = self._clock() + jitter(self._longest / 2, self._longest)
             for endpoint in self.endpoints:
@@ -232,8 +230,7 @@ class Hosts:
             return []
         if is_permanent:
             self._replace(origin, followed)
-        else:
-            self._detour = followed
+        self._detour = followed
         keys = {host.key() for host in followed}
         self._records = {each: record for each, record in self._records.items() if each.host.key() not in keys}
         self._prune()
@@ -251,4 +248,3 @@ class Hosts:
                 order.remove(host)
                 surplus -= 1
         self._order = order
-        self._detour = []
