@@ -26,8 +26,8 @@
     │   │   └── AuthenticationError          the broker refused the credentials
     │   ├── ConnectionLostError              an established connection ended
     │   │   ├── TakenOverError               another client connected with the same identity
+    │   │   ├── RedirectedError              the broker sent this client to another server
     │   │   └── PlannedLossError             the connection was ended on purpose, to make another one
-    │   ├── RedirectedError                  the broker sent this client to another server
     │   ├── PublishRefusedError              the broker refused the message
     │   │   └── UnroutableError              a mandatory message has no route
     │   └── SubscriptionRefusedError         the broker refused or cancelled the subscription
@@ -260,7 +260,7 @@ class PlannedLossError(ConnectionLostError):
     """The adapter ended a connection on purpose, to make another one; it is not reported as a problem."""
 
 
-class RedirectedError(BrokerError):
+class RedirectedError(ConnectionLostError):
     """The broker refused or ended a connection, and sent this client to another server.
 
     Attributes:

@@ -23,6 +23,7 @@ from messaging.errors import (
     InvalidChannelError,
     InvalidExtensionError,
     MissingExtraError,
+    RedirectedError,
     SubscriptionRefusedError,
 )
 from messaging.model import Features, channels
@@ -142,6 +143,8 @@ class MqttAdapter(Adapter):
             # accepted, but too late
             self.lost(link, ConnectionLostError(f"connecting to {self._target} was cancelled"))
             raise
+        if isinstance(link.error, RedirectedError):
+            raise link.error
         if link.error is not None:
             raise ConnectFailedError(f"cannot connect to {self._target}: {link.error}") from link.error
         self._lost = events.lost
@@ -314,6 +317,7 @@ def _target(url: BrokerUrl, settings: MqttSettings, name: str) -> Target:
         topic_alias_maximum=settings.topic_alias_maximum if settings.v5 else 0,
         maximum_packet_size=settings.max_packet_size,
         name=name,
+        follows_redirects=settings.follow_redirects,
     )
     if url.scheme not in options.WEB:
         return target

@@ -12,7 +12,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from adapters.mqtt import packets
-from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError
+from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError, RedirectedError
 from messaging.model import Endpoint, Host
 
 if TYPE_CHECKING:
@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from pydantic import SecretStr
 
     from adapters.mqtt.websocket import WebSocket
+    from messaging.errors import BrokerError
 
 #: its constructor has no types
 _new_properties: Callable[[int], PahoProperties] = PahoProperties
+#: characters of a reference to other servers that an error shows
+_SHOWN: Final = 200
 _CREDENTIALS_REFUSED: Final = ("Bad user name or password", "Not authorized", "Bad authentication method")
 
 
@@ -66,6 +69,8 @@ class Target:
     name: str = ""
     #: the IP address to connect to, if the name of the host has several; TLS verifies the name
     address: str | None = None
+    #: whether to connect to the servers that the broker refers to
+    follows_redirects: bool = True
 
     @property
     def component(self) -> str:
@@ -132,10 +137,13 @@ def connack(session_present: bool, properties: PahoProperties | None) -> Connack
     )
 
 
-def refusal(target: Target, reason: str, code: int, properties: PahoProperties | None = None) -> ConnectFailedError:
+def refusal(target: Target, reason: str, code: int, properties: PahoProperties | None = None) -> BrokerError:
     """Return the error for a refusing CONNACK."""
     detail = detail_of(target, properties)
     why = with_detail(reason, detail)
+    redirect = redirected(target, f"{target} refused the connection: {why}", code, properties)
+    if redirect is not None:
+        return redirect
     if reason in _CREDENTIALS_REFUSED:
         what = "a client without user name" if target.username is None else f"the credentials of {target.username!r}"
         return AuthenticationError(f"{target} refused {what}: {why}", code=code, detail=detail)
@@ -143,6 +151,25 @@ def refusal(target: Target, reason: str, code: int, properties: PahoProperties |
     if reason == "Unsupported protocol version":
         text += f"; try version={'3.1.1' if target.v5 else '5'}"
     return ConnectFailedError(text, code=code, detail=detail)
+
+
+def redirected(
+    target: Target, what: str, code: int | None, properties: PahoProperties | None
+) -> RedirectedError | None:
+    """Return the error for a CONNACK or DISCONNECT that refers to other servers (MQTT 5, 4.11); ``None`` for others.
+
+    ``what`` is the beginning of its text.
+    """
+    reference = target.showable(getattr(properties, "ServerReference", None))
+    if code not in (packets.USE_ANOTHER_SERVER, packets.SERVER_MOVED) or not reference or not target.follows_redirects:
+        return None
+    return RedirectedError(
+        f"{what}: {reference[:_SHOWN]}",
+        servers=tuple(reference.split()),
+        is_permanent=code == packets.SERVER_MOVED,
+        code=code,
+        detail=detail_of(target, properties),
+    )
 
 
 def reason_name(code: int, detail: str | None = None) -> str:
@@ -158,7 +185,7 @@ def is_listed(kind: int, code: int) -> bool:
     return any(kind >> 4 in kinds for kinds in ReasonCode.names.get(code, {}).values())
 
 
-def unlisted(target: Target, kind: int, code: int) -> ConnectFailedError | ConnectionLostError:
+def unlisted(target: Target, kind: int, code: int) -> BrokerError:
     """Return the error for a CONNACK or DISCONNECT with a reason code that the specification does not list."""
     if kind == packets.CONNACK:
         return refusal(target, reason_name(code), code)

@@ -67,6 +67,10 @@ class MqttSettings(TlsSettings):
     max_inflight: int | None = Field(
         None, ge=1, le=65_535, description="unconfirmed QoS 1 and 2 publishes; never more than the broker allows"
     )
+    follow_redirects: bool = Field(
+        default=True,
+        description="MQTT 5: whether to connect to the servers that a broker refers to, with the same credentials",
+    )
     envelope: bool = Field(
         default=False,
         description="MQTT 3.1.1: carry message properties in front of the payload",

@@ -176,7 +176,7 @@ class Opener:
                     "%s: the broker refers to %r, which is no host; leaving it out", self._label, server[:80]
                 )
         is_able = isinstance(self._adapter, TakesEndpoint)
-        followed = self.hosts.redirected(servers, is_permanent=error.is_permanent) if is_able else []
+        followed = self.hosts.redirected(servers, is_permanent=error.is_permanent) if is_able and servers else []
         if followed:
             shown = ", ".join(map(str, followed))
             if error.is_permanent:
