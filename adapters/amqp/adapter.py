@@ -199,6 +199,7 @@ class AmqpAdapter(Adapter):
             refusing=self._refusing,
             lost=events.lost,
             impaired=events.impaired,
+            blocked_timeout=settings.blocked_timeout,
         )
         return False
 

@@ -23,6 +23,13 @@ from tests.mqtt.conftest import QUICK
 from tests.mqtt.harness import PATIENCE, Core, lasting, until
 from tests.mqtt.peer import Connection, Peer, accept, refused, sent, subscribed
 
+
+@pytest.fixture(autouse=True)
+def _peers_do_not_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer leaves it to the client to close the connection after its DISCONNECT."""
+    monkeypatch.setattr("adapters.mqtt.link._CLOSE_TIMEOUT", 0.05)
+
+
 USE_ANOTHER, MOVED = packets.USE_ANOTHER_SERVER, packets.SERVER_MOVED
 
 
