@@ -8,15 +8,16 @@ acknowledgement rules are the core's.
 **Threads.** Every method is called on the engine's loop unless its docstring states otherwise, and every callback
 must be called on it. Nothing here needs a lock. Blocking work (a DNS look-up, say) goes to ``loop.run_in_executor``.
 
-**Life cycle.** ``open`` → any of the rest → (connection lost → ``events.lost(cause)`` → ``open`` again)* →
-``close``. The core decides when to open again and with what delay; it never calls ``open`` twice at once. After a
-loss and until ``open`` returns, only ``open``, ``unsubscribe``, ``acknowledge``, ``reject`` and ``close`` are called.
+**Life cycle.** ``set_endpoint`` → ``open`` → any of the rest → (connection lost → ``events.lost(cause)`` → the same
+again)* → ``close``. The core decides when and where to open again; it never calls ``open`` twice at once. After a loss
+and until ``open`` returns, only these two, ``unsubscribe``, ``acknowledge``, ``reject`` and ``close`` are called.
 
 **Errors.** Every error that an adapter raises or reports is a :class:`~messaging.errors.MessagingError`, with the
 exception of its library as ``__cause__``. The text of an error never holds a password.
 
-**Optional parts.** An adapter whose protocol has a log-in, a last will, flow control, or sessions that outlive a
-connection implements :class:`TakesCredentials`, :class:`TakesLastWill`, :class:`FlowControl` or :class:`KeepsSession`.
+**Optional parts.** An adapter that connects to hosts, or whose protocol has a log-in, a last will, flow control or
+lasting sessions, implements :class:`TakesEndpoint`, :class:`TakesCredentials`, :class:`TakesLastWill`,
+:class:`FlowControl` or :class:`KeepsSession` too.
 
 An adapter announces itself by an entry point in the group ``messaging.adapters``: name = URL scheme, value = the
 :class:`Adapter` subclass. ``docs/adapters.md`` walks through writing one.
@@ -29,30 +30,29 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, runtime_checkable
 
-from messaging.errors import ConnectionLostError
+from messaging.errors import PlannedLossError as PlannedLossError
 from messaging.model import Addressing
 
 if TYPE_CHECKING:
     from messaging.errors import MessagingError
-    from messaging.model import BrokerUrl, Capabilities, Incoming, Outgoing, PublishPlan, SubscriptionSpec
+    from messaging.model import BrokerUrl, Capabilities, Endpoint, Incoming, Outgoing, PublishPlan, SubscriptionSpec
     from messaging.model.credentials import Credentials
     from messaging.model.settings import Settings
 
 ENTRY_POINT_GROUP: Final = "messaging.adapters"
 
 
-class PlannedLossError(ConnectionLostError):
-    """The adapter ended a connection on purpose, to make another one; it is not reported as a problem."""
-
-
 class Events(Protocol):
     """Receives what happens to a connection. Implemented by the core; called on the loop."""
 
     def lost(self, cause: MessagingError) -> None:
-        """Report the end of the connection, once, unless ``close`` did it. The core opens again, if planned at once."""
+        """Report the end of the connection, once, unless ``close`` ended it. The core then opens another one.
+
+        After a ``PlannedLossError`` at the same host and at once, after a ``RedirectedError`` at the host it names.
+        """
 
     def impaired(self, cause: MessagingError | None) -> None:
-        """Report that the broker is degraded, with the reason; with ``None`` when that is over, as after a loss."""
+        """Report, while connected, that the broker is degraded (out of memory, say); ``None``: that it is not."""
 
 
 class Sink(Protocol):
@@ -92,8 +92,7 @@ class Adapter(abc.ABC):
             name: the ``osgi.messaging.name``, for client ids, consumer tags and logs.
 
         Raises:
-            ConfigurationError: settings contradict each other.
-            MissingExtraError: the library this adapter needs is not installed.
+            ConfigurationError, MissingExtraError: settings contradict each other; a library is not installed.
         """
         self.url = url
         self.settings = settings
@@ -102,8 +101,8 @@ class Adapter(abc.ABC):
     def check_publish(self, plan: PublishPlan) -> None:  # noqa: B027  # most protocols refuse nothing
         """Refuse messages that this protocol cannot carry although it has the features, before anything is sent.
 
-        Called on the *caller's* thread, once per distinct context: must be thread safe and do no I/O.
-        Raises ``ArgumentError`` or ``UnsupportedFeatureError``, for a channel that is too long once translated, say.
+        Called on the *caller's* thread, once per distinct context: must be thread safe and do no I/O. Raises
+        ``ArgumentError`` or ``UnsupportedFeatureError``, for a channel that is too long once translated, say.
         """
 
     def check_subscribe(self, spec: SubscriptionSpec) -> None:  # noqa: B027
@@ -111,7 +110,7 @@ class Adapter(abc.ABC):
 
     @abc.abstractmethod
     async def open(self, events: Events) -> bool:
-        """Connect. Cancelled by the core when the connect timeout passes; must then leave nothing behind.
+        """Connect. Cancelled by the core when the deadline of the attempt passes; must then leave nothing behind.
 
         Args:
             events: told what happens to this connection.
@@ -120,7 +119,8 @@ class Adapter(abc.ABC):
             Whether the broker resumed a session with all current subscriptions. If not, the core subscribes again.
 
         Raises:
-            AuthenticationError, ConnectFailedError: credentials refused; anything else that prevents the connection.
+            AuthenticationError, RedirectedError: credentials refused; the broker named another server.
+            ConnectFailedError: anything else that prevents the connection.
         """
 
     @abc.abstractmethod
@@ -167,8 +167,7 @@ class Adapter(abc.ABC):
     def acknowledge(self, tokens: Sequence[Any]) -> None:
         """Acknowledge deliveries of one subscription, given by their tokens; never blocks.
 
-        A token of an earlier connection is dropped unless the protocol's session still knows it: it must never reach
-        the broker as an answer to something else.
+        A token of an earlier connection is dropped unless the session still knows it: it must answer nothing else.
         """
 
     def reject(self, tokens: Sequence[Any]) -> None:
@@ -207,6 +206,17 @@ class TakesCredentials(Protocol):
 
 
 @runtime_checkable
+class TakesEndpoint(Protocol):
+    """An adapter that connects where it is told. One that does not is refused URLs with several hosts."""
+
+    def set_endpoint(self, endpoint: Endpoint) -> None:
+        """Connect to ``endpoint`` from the next ``open`` on, and verify its host's name, not its address, with TLS.
+
+        The URL may not name the host, if a broker referred to it. A session belongs to the host where it was made.
+        """
+
+
+@runtime_checkable
 class TakesLastWill(Protocol):
     """An adapter with feature ``lastWill`` (RFC 6.3)."""
 
@@ -214,7 +224,7 @@ class TakesLastWill(Protocol):
         """Have the broker publish ``will`` when this instance is lost; at most once in the life of an adapter.
 
         It is settled with ``confirm`` once the broker knows it. Where the protocol fixes the will at connecting, the
-        adapter ends the connection in good order and reports a :class:`PlannedLossError`.
+        adapter ends the connection in good order and reports a ``PlannedLossError``.
         """
 
 
@@ -225,8 +235,8 @@ class FlowControl(Protocol):
     def pause(self, handle: Any | None) -> None:
         """Ask for no more messages of a subscription for now; without a handle, read nothing from the broker.
 
-        Nothing is read for a fraction of a second at a time: that leaves processor time to the consumers and saves
-        messages with QoS 0 from the overflow of a buffer. An adapter may ignore either form.
+        The latter lasts a fraction of a second, while the buffers of streams are filling: it makes larger batches and
+        saves messages of QoS 0 from an overflow. An adapter may ignore either form.
         """
 
     def resume(self, handle: Any | None) -> None:
@@ -238,10 +248,7 @@ class KeepsSession(Protocol):
     """An adapter whose sessions may outlive a connection, see ``Capabilities.keeps_session``."""
 
     def detach(self, handle: Any) -> None:
-        """End a subscription here and leave it at the broker.
-
-        Its unsettled deliveries stay unsettled; its tokens are stale from now on.
-        """
+        """End a subscription here and leave it, and its unsettled deliveries, at the broker; its tokens are stale."""
 
     def bequeath(self, handle: Any, heir: Any) -> None:
         """Deliver the unsettled messages of ``handle`` to ``heir``, which replaces it on the same channel.

@@ -26,7 +26,9 @@
     │   │   ├── AuthenticationError          the broker refused the credentials
     │   │   └── CredentialsError             no credentials: their provider failed
     │   ├── ConnectionLostError              an established connection ended
-    │   │   └── TakenOverError               another client connected with the same identity
+    │   │   ├── TakenOverError               another client connected with the same identity
+    │   │   ├── RedirectedError              the broker sent this client to another server
+    │   │   └── PlannedLossError             the connection was ended on purpose, to make another one
     │   ├── PublishRefusedError              the broker refused the message
     │   │   └── UnroutableError              a mandatory message has no route
     │   └── SubscriptionRefusedError         the broker refused or cancelled the subscription
@@ -260,6 +262,32 @@ class ConnectionLostError(BrokerError):
 
 class TakenOverError(ConnectionLostError):
     """Another client connected with the same identity, and the broker ended this connection for it."""
+
+
+class PlannedLossError(ConnectionLostError):
+    """The adapter ended a connection on purpose, to make another one; it is not reported as a problem."""
+
+
+class RedirectedError(ConnectionLostError):
+    """The broker refused or ended a connection, and sent this client to another server.
+
+    Attributes:
+        servers: where to connect instead, as ``host`` or ``host:port``, in the broker's order; empty if it names none.
+        is_permanent: whether this client is never to come back.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        servers: tuple[str, ...] = (),
+        is_permanent: bool = False,
+        code: int | None = None,
+        detail: str | None = None,
+    ) -> None:
+        super().__init__(message, code=code, detail=detail)
+        self.servers = servers
+        self.is_permanent = is_permanent
 
 
 class PublishRefusedError(BrokerError):

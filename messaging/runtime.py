@@ -110,6 +110,8 @@ class ConnectionDTO:
     since: float
     #: name of this client at the broker; ``None`` if it is not known, or the protocol has none
     client_id: str | None
+    #: the host that the instance is connected to, or tried last; ``None`` before the first attempt
+    host: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -197,7 +199,11 @@ class MessageServiceRuntime:
             ),
             reply_to_subscriptions=self._handlers(),
             connection=ConnectionDTO(
-                state.name, str(connection.cause) if connection.cause else None, state.since, capabilities.client_id
+                state.name,
+                str(connection.cause) if connection.cause else None,
+                state.since,
+                capabilities.client_id,
+                state.host,
             ),
             publisher=PublisherDTO(outbox.pending, outbox.published, outbox.failed),
             requests=RequestsDTO(self._requests.pending, **dataclasses.asdict(self._requests.counters)),

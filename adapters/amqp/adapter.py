@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from adapters.amqp.link import Link
     from adapters.amqp.target import Target
     from messaging.adapter import Events
-    from messaging.model import BrokerUrl, PublishPlan
+    from messaging.model import BrokerUrl, Endpoint, PublishPlan
     from messaging.model.credentials import Credentials
     from messaging.model.settings import Settings
 
@@ -188,6 +188,10 @@ class AmqpAdapter(Adapter):
 
     # --- connection
 
+    def set_endpoint(self, endpoint: Endpoint) -> None:
+        """See ``TakesEndpoint``."""
+        self._target = self._target.at(endpoint)
+
     async def open(self, events: Events) -> bool:
         """Connect for publishing; the connection for consuming is made with the first subscription."""
         if self.link is not None:
@@ -207,6 +211,7 @@ class AmqpAdapter(Adapter):
             refusing=self._refusing,
             lost=events.lost,
             impaired=events.impaired,
+            blocked_timeout=settings.blocked_timeout,
         )
         return False
 
@@ -215,7 +220,9 @@ class AmqpAdapter(Adapter):
 
         With ``may_reuse``, the credentials in use serve if the provider fails.
         """
-        if self.credentials is not None:
+        if self.credentials is None:
+            self._current = self._target
+        else:
             now = asyncio.get_running_loop().time()
             try:
                 self._current = log_in(self._target, await self.credentials(), now)

@@ -368,7 +368,13 @@ async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) 
     loop = asyncio.get_running_loop()
     protocol = FrameProtocol(loop)
     try:
-        transport, _ = await loop.create_connection(lambda: protocol, target.host, target.port, ssl=context)
+        transport, _ = await loop.create_connection(
+            lambda: protocol,
+            target.address or target.host,
+            target.port,
+            ssl=context,
+            server_hostname=None if context is None else target.host,
+        )
     except (OSError, UnicodeError) as error:
         reason = tls.explain(error, "amqps", "amqp") if context is not None and isinstance(error, OSError) else None
         raise ConnectFailedError(f"cannot connect to {target}: {reason or describe(error)}") from error

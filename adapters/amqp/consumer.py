@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import aiormq
 from aiormq import spec as methods
 
-from adapters.amqp import frames, names, topology
+from adapters.amqp import absent_queues, frames, topology
+from adapters.amqp.arrival_channels import ArrivalChannels
 from adapters.amqp.connection import CLOSE_GRACE, refusal, reply
-from adapters.amqp.declarations import DEFAULT_EXCHANGE
 from adapters.amqp.delays import RawMessage
 from adapters.amqp.deliveries import DeliveryLane
 from adapters.amqp.extensions import ENVELOPE, STREAM_OFFSET
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from messaging.execution import shielded
-from messaging.model import Features, Incoming, channels, envelope
+from messaging.model import Features, Incoming, envelope
 from messaging.receiving import redelivery
 
 if TYPE_CHECKING:
@@ -45,11 +45,6 @@ logger = logging.getLogger(__name__)
 
 #: header that RabbitMQ's MQTT plugin adds to the messages it publishes
 _MQTT_QOS: Final = "x-mqtt-publish-qos"
-#: routes whose channel is kept
-_MAX_ROUTES: Final = 1024
-
-#: channel and extension; ``None`` for messages that are outside of the subscription
-ArrivalChannel = tuple[str, str | None] | None
 
 
 class QueueConsumer(DeliveryLane):
@@ -130,7 +125,8 @@ class QueueConsumer(DeliveryLane):
             ConnectionLostError: the connection was lost.
         """
         # Not cancelled with the caller: a request that was sent takes effect, and its effect must be undone.
-        opening = asyncio.get_running_loop().create_task(self._subscribe())
+        subscribing = absent_queues.subscribed(self._subscribe, self._what(), lambda: not self._abandoned)
+        opening = asyncio.get_running_loop().create_task(subscribing)
         try:
             await shielded(opening)
         except BaseException as error:
@@ -152,6 +148,7 @@ class QueueConsumer(DeliveryLane):
 
     async def _subscribe(self) -> None:
         wire, source = self._wire, self._source
+        self._error = None  # of an earlier attempt
         await topology.ensure_exchange(wire, source.exchange)
         if source.queue.name is None:
             self._channel = channel = await wire.channel()
@@ -232,9 +229,22 @@ class QueueConsumer(DeliveryLane):
         """Take the broker's ``basic.cancel``; see ``protocol.FrameLane``."""
         if method != frames.BASIC_CANCEL:
             return False
-        self._end(SubscriptionRefusedError(f"{self._what()}: cancelled by the broker; the queue was probably deleted"))
-        self._spawn(self._clean_up())
+        self._spawn(self._cancelled())
         return True
+
+    async def _cancelled(self) -> None:
+        """Subscribe again, over a new connection, if the queue exists; otherwise end."""
+        queue = self._source.queue
+        try:
+            is_known = self._established and queue.name is not None and queue.declare != "none"
+            if is_known and await absent_queues.exists(self._wire, queue):
+                if self._open:
+                    self._wire.abort(f"the broker cancelled the consumer of queue {queue.name!r}, which exists")
+                return
+        except ConnectionLostError:
+            return
+        self._end(SubscriptionRefusedError(f"{self._what()}: cancelled by the broker; the queue was probably deleted"))
+        await self._clean_up()
 
     def delivered(self, tag: int, route: bytes, payload: bytes) -> None:
         """Hand over a delivery, or settle one that is outside of the subscription or expired."""
@@ -358,41 +368,3 @@ def _is_of_mqtt(known: Properties) -> bool:
     """Return whether RabbitMQ's MQTT plugin published a message."""
     headers: Mapping[str, str] = known.extensions.get(Features.EXTENSION_HEADERS, {})
     return _MQTT_QOS in headers
-
-
-class ArrivalChannels(dict[bytes, ArrivalChannel]):
-    """The channels that deliveries of one subscription arrive on, by route: exchange and routing key as on the wire."""
-
-    def __init__(self, spec: SubscriptionSpec, source: Source, exchange: str) -> None:
-        super().__init__()
-        self._has_extension = spec.channel_extension is not None
-        self._source = source
-        self._exchange = exchange
-        self._matchers = [channels.matcher(pattern) for pattern in source.patterns]
-
-    def __missing__(self, route: bytes) -> ArrivalChannel:
-        found = self.translate(*frames.read_route(route))
-        if len(self) >= _MAX_ROUTES:
-            self.clear()
-        self[route] = found
-        return found
-
-    def translate(self, exchange: str, key: str) -> ArrivalChannel:
-        """Return the channel of messages published to ``exchange`` with the routing key ``key``."""
-        if self._has_extension and exchange == self._source.exchange.name:
-            return exchange or DEFAULT_EXCHANGE, key
-        if exchange not in (self._exchange, ""):
-            return exchange, key  # by a binding that another program made
-        name = names.channel_name(key)
-        if not self._matchers:
-            return name, None  # by another exchange
-        if any(matches(name) for matches in self._matchers):
-            return name, None
-        # A shared queue may hold messages by bindings of other programs, which must not be lost. A message is outside
-        # of the subscription only if its own bindings let it in although no pattern matches: '$...' by a wildcard in
-        # the first level.
-        is_wanted = self._source.queue.name is not None and not (
-            name.startswith("$")
-            and any(pattern[0] in (channels.ANY_LEVEL, channels.ANY_LEVELS) for pattern in self._source.patterns)
-        )
-        return (name, None) if is_wanted else None

@@ -51,6 +51,7 @@ class Link:
         window: the largest number of unconfirmed messages.
         lost: called once if the link ends without ``close``.
         impaired: called when the broker stops accepting messages, and when it resumes; see ``Events.impaired``.
+        blocked_timeout: seconds for which the broker may accept no messages before the link ends; ``None``: for ever.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Link:
         refusing: RefusingQueues,
         lost: Callable[[ConnectionLostError], None],
         impaired: Callable[[BrokerError | None], object],
+        blocked_timeout: float | None = None,
     ) -> None:
         self.alive = True
         self.publisher = Publisher(publishing, exchange, window, refusing)
@@ -79,6 +81,8 @@ class Link:
         self._exchange = exchange
         self._lost = lost
         self._impaired = impaired
+        self._blocked_timeout = blocked_timeout
+        self._blocked_timer: asyncio.TimerHandle | None = None
         self._count = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._delays = Delays(publishing, target.username)
@@ -122,6 +126,7 @@ class Link:
         for wire in self.wires:
             wire.lost = lambda _: None
         self._stop_dialling()
+        self._watch_blocked(None)
         await self._close_wires()
         self.publisher.end(ConnectionLostError(f"connection to {self._target} was closed"))
         self._delays.end()
@@ -201,6 +206,7 @@ class Link:
     def _block(self, reason: str | None) -> None:
         self.publisher.block(reason)
         self._delays.block(reason)
+        self._watch_blocked(reason)
         if reason is None:
             logger.info("amqp '%s' (%s): the broker accepts messages again", self._target.name, self._target)
             self._impaired(None)
@@ -210,6 +216,17 @@ class Link:
                 self._target.name, self._target, reason,
             )  # fmt: skip
             self._impaired(BrokerError(f"{self._target} takes no messages for now: {reason}", detail=reason))
+
+    def _watch_blocked(self, reason: str | None) -> None:
+        """End the link if the broker accepts no messages for too long; with ``None`` it accepts them again."""
+        if reason is not None and self._blocked_timer is None and self._blocked_timeout is not None:
+            text = f"{self._target} took no messages for {self._blocked_timeout:g} s: {reason}"
+            self._blocked_timer = asyncio.get_running_loop().call_later(
+                self._blocked_timeout, lambda: self._end(ConnectionLostError(text, detail=reason))
+            )
+        elif reason is None and self._blocked_timer is not None:
+            self._blocked_timer.cancel()
+            self._blocked_timer = None
 
     def _stop_dialling(self) -> None:
         if self._dialling is not None and not self._dialling.expired():
@@ -227,6 +244,7 @@ class Link:
             # tokens of either connection are stale from here on
             wire.alive = False
         self._stop_dialling()
+        self._watch_blocked(None)
         self.publisher.channels.flush_replies()
         self._lost(cause)
         self.publisher.end(cause)

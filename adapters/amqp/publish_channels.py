@@ -149,6 +149,16 @@ class PublishChannels:
             what = f"the channel that replies arrive on was closed: {code} {text}"
             channel.replies.fail(SubscriptionRefusedError(what, code=code, detail=text))
 
+    async def renew(self) -> None:
+        """Replace the channel with confirms, on which no message may be unconfirmed. Raises as ``Wire.channel``."""
+        channel = self.open.pop(True, None)
+        if channel is not None:
+            self._base += channel.last_tag
+            await self._wire.close_channel(channel.opened)
+            if self._wire.lanes.get(channel.number) is channel:
+                del self._wire.lanes[channel.number]
+        await self.channel(confirms=True)
+
     async def receive_replies(self, sink: Sink) -> DirectReplies:
         """Have the replies to requests with direct reply-to delivered to ``sink``.
 

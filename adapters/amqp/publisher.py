@@ -19,6 +19,7 @@ fails. Some of the others arrive twice, as after any unknown outcome.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -56,6 +57,8 @@ _CHUNK: Final = 65_536
 _CHUNKS_AGAIN: Final = 16
 #: how long the broker may take to read messages that it does not confirm, seconds
 _MAY_BE_UNREAD: Final = 30.0
+#: how long publishing waits for the answers to unconfirmed messages before it takes another channel, seconds
+_RENEWAL: Final = 2.0
 _NOT_SENT: Final = "the connection was lost before the message was sent"
 
 
@@ -263,6 +266,29 @@ class Publisher:
                 break
             position = self._send(messages, position, again=True)
         return position
+
+    def renew(self) -> None:
+        """See ``retries.Writer``. A channel that receives direct replies stays: open requests would lose theirs."""
+        channel = self.channels.open.get(True)
+        if self._recovery is None and channel is not None and channel.replies is None:
+            self._recovery = asyncio.get_running_loop().create_task(self._renew(channel))
+
+    async def _renew(self, channel: PublishChannel) -> None:
+        try:
+            # messages on two channels could overtake each other
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_RENEWAL):
+                    while channel.pending:
+                        await self._wait()
+            if not channel.pending and channel.refusal is None and channel.replies is None:
+                await self.channels.renew()
+        except (ConnectionLostError, aiormq.AMQPChannelError) as error:
+            logger.debug("amqp: no other channel to publish on: %s", error)
+        finally:
+            self._recovery = None
+            if self._unconfirmed and self._wire.alive:  # the broker closed the channel meanwhile
+                self._recovery = asyncio.get_running_loop().create_task(self._recover())
+            self.progressed()
 
     # --- channels that the broker closed
 

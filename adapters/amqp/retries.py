@@ -6,6 +6,10 @@ with the same routing key wait behind it: only messages in flight can overtake i
 delay that grows. Once it is confirmed, the others follow in their order. Messages to other destinations do not wait.
 
 Messages that wait count as unconfirmed, so the window of the publisher bounds them.
+
+**A new channel.** A channel of RabbitMQ 3.10 that published first to a quorum queue while its leader was down refuses
+all messages to that queue until the leader's node is back, even if there is a new leader meanwhile. So after the second
+attempt that was refused the publisher opens another channel, likewise after the fourth, the eighth and so on.
 """
 
 from __future__ import annotations
@@ -50,11 +54,14 @@ class Writer(Protocol):
     def progressed(self) -> None:
         """Look for room again."""
 
+    def renew(self) -> None:
+        """Publish on another channel soon."""
+
 
 class _Held:
     """The messages to one destination."""
 
-    __slots__ = ("delay", "probe", "refused", "timer", "waiting")
+    __slots__ = ("delay", "probe", "probes", "refused", "timer", "waiting")
 
     def __init__(self) -> None:
         #: with their numbers in the order of publishing; sent before ``waiting``
@@ -62,6 +69,8 @@ class _Held:
         self.waiting: deque[Outgoing] = deque()
         #: number of the message that was sent as a probe
         self.probe: int | None = None
+        #: the number of probes that were refused
+        self.probes = 0
         self.delay = _FIRST
         self.timer: asyncio.TimerHandle | None = None
 
@@ -97,6 +106,9 @@ class Retries:
         if held.probe == number:
             held.probe = None
             held.delay = min(held.delay * 2, _LONGEST)
+            held.probes += 1
+            if held.probes > 1 and held.probes.bit_count() == 1:
+                self._writer.renew()
         if not message.settled:
             self.count += 1
             bisect.insort(held.refused, (number, message), key=_number)

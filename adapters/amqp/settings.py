@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from messaging.model.settings import TlsSettings
+from messaging.model.settings import Seconds, TlsSettings
 
 
 class AmqpSettings(TlsSettings):
@@ -20,6 +20,11 @@ class AmqpSettings(TlsSettings):
     )
     exchange: str = Field("amq.topic", min_length=1, description="topic exchange of channels without extension")
     publish_window: int = Field(4096, ge=1, description="messages that may await the broker's confirm")
+    blocked_timeout: Seconds | None = Field(
+        None,
+        description="seconds for which the broker may accept no messages before another host is tried; if not given, "
+        "it is waited for",
+    )
     max_priority: int = Field(
         0,
         ge=0,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pydantic import SecretStr
@@ -12,6 +13,7 @@ from pydantic import SecretStr
 from adapters.amqp import names
 from messaging.connection.tls import client_context
 from messaging.errors import InvalidChannelError, InvalidOptionError, InvalidUrlError
+from messaging.model import Endpoint, Host, check_hosts
 
 if TYPE_CHECKING:
     import ssl
@@ -49,9 +51,16 @@ class Target:
     tls: Callable[[], ssl.SSLContext] | None = None
     #: when the credentials expire, in the loop's time
     expires_at: float = math.inf
+    #: the IP address to connect to, if the name of the host has several; TLS verifies the name
+    address: str | None = None
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return str(Endpoint(Host(self.host, self.port), self.address))
+
+    def at(self, endpoint: Endpoint) -> Target:
+        """Return the same target at another host or address."""
+        port = endpoint.host.port or default_port(secure=self.tls is not None)
+        return dataclasses.replace(self, host=endpoint.host.name, port=port, address=endpoint.address)
 
     @property
     def identity(self) -> str:
@@ -76,6 +85,7 @@ def make_target(url: BrokerUrl, settings: AmqpSettings, name: str) -> Target:
         raise InvalidOptionError(given[0], f"{given[0]!r} is for TLS: use amqps:// instead of amqp://")
     if settings.keyfile is not None and settings.certfile is None:
         raise InvalidOptionError("keyfile", "'keyfile' needs the certificate it belongs to: 'certfile'")
+    check_hosts(url, default_port(secure=secure))
     if len(url.path or "") > MAX_VHOST:
         raise InvalidUrlError(f"the virtual host has {len(url.path or '')} characters; at most {MAX_VHOST} fit")
     try:
@@ -88,7 +98,7 @@ def make_target(url: BrokerUrl, settings: AmqpSettings, name: str) -> Target:
         )
     return Target(
         host=url.host,
-        port=url.port or (DEFAULT_TLS_PORT if secure else DEFAULT_PORT),
+        port=url.port or default_port(secure=secure),
         username=username,
         password=password,
         vhost=url.path or "/",
@@ -105,7 +115,7 @@ def log_in(target: Target, credentials: Credentials, now: float) -> Target:
     Without any user name it is ``guest``: a broker that takes tokens ignores it.
     """
     username = credentials.username if credentials.username is not None else target.username
-    return replace(
+    return dataclasses.replace(
         target, username=username or _GUEST, password=credentials.password, expires_at=now + credentials.remaining
     )
 
@@ -113,6 +123,11 @@ def log_in(target: Target, credentials: Credentials, now: float) -> Target:
 def has_provider(settings: AmqpSettings) -> bool:
     """Return whether the credentials may change while the instance is connected."""
     return any(each is not None for each in (settings.credentials, settings.password_command, settings.password_file))
+
+
+def default_port(*, secure: bool) -> int:
+    """Return the port of hosts without one."""
+    return DEFAULT_TLS_PORT if secure else DEFAULT_PORT
 
 
 def _credentials(url: BrokerUrl, settings: AmqpSettings) -> tuple[str | None, SecretStr | None]:

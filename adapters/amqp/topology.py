@@ -77,6 +77,11 @@ async def ensure_queue(wire: Wire, queue: QueueSpec) -> tuple[AbstractChannel, A
     return channel, await declare_queue(wire, channel, queue)
 
 
+async def check_queue(wire: Wire, channel: AbstractChannel, queue: QueueSpec) -> None:
+    """Ask the broker for a queue, and declare nothing. Raises as :func:`ensure_queue`."""
+    await wire.command(channel.get_queue(queue.name or ""), spec.Queue.Declare)
+
+
 async def declare_queue(wire: Wire, channel: AbstractChannel, queue: QueueSpec) -> AbstractQueue:
     """Declare a queue; the broker names it if it has no name. Raises as :func:`ensure_queue`."""
     declaring = channel.declare_queue(

@@ -12,7 +12,7 @@ from adapters.mqtt import capabilities, mapping, packets
 from adapters.mqtt import settings as options
 from adapters.mqtt.capabilities import NO_LOCAL, WILL_DELAY
 from adapters.mqtt.inbound import Inbound
-from adapters.mqtt.login import LogIn
+from adapters.mqtt.login import LogIn, SessionPlace
 from adapters.mqtt.router import Router
 from adapters.mqtt.settings import MqttSettings
 from adapters.mqtt.streams import filter_of
@@ -24,6 +24,7 @@ from messaging.errors import (
     InvalidChannelError,
     InvalidExtensionError,
     MissingExtraError,
+    RedirectedError,
     SubscriptionRefusedError,
 )
 from messaging.model import Features, channels
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from adapters.mqtt.streams import Stream
     from messaging.adapter import Events, Sink
     from messaging.errors import MessagingError
-    from messaging.model import BrokerUrl, Outgoing, PublishPlan, SubscriptionSpec
+    from messaging.model import BrokerUrl, Endpoint, Outgoing, PublishPlan, SubscriptionSpec
     from messaging.model.credentials import Credentials
     from messaging.model.settings import Settings
 
@@ -99,6 +100,7 @@ class MqttAdapter(Adapter):
         #: the session at the broker does not hold the subscriptions: the core has to subscribe again
         self._unsubscribed = True
         self._opened_before = False
+        self._place = SessionPlace()
         self._claim_timer: asyncio.TimerHandle | None = None
 
     def check_publish(self, plan: PublishPlan) -> None:
@@ -129,6 +131,10 @@ class MqttAdapter(Adapter):
 
     # --- connection
 
+    def set_endpoint(self, endpoint: Endpoint) -> None:
+        """See ``TakesEndpoint``."""
+        self._target = self._outbound.target = self._target.at(endpoint, options.PORTS[self.url.scheme])
+
     async def open(self, events: Events) -> bool:
         """See ``Adapter.open``."""
         settings = self.settings
@@ -145,6 +151,8 @@ class MqttAdapter(Adapter):
             # accepted, but too late
             self.lost(link, ConnectionLostError(f"connecting to {self._target} was cancelled"))
             raise
+        if isinstance(link.error, RedirectedError):
+            raise link.error
         if link.error is not None:
             raise ConnectFailedError(f"cannot connect to {self._target}: {link.error}") from link.error
         self._lost = events.lost
@@ -158,14 +166,17 @@ class MqttAdapter(Adapter):
         """See ``link.Events``."""
         self.link = link
         self._login.is_bridging = False
+        is_old = self._place.is_left(self._target, connack)
         if connack.assigned_id is not None:
             # from now on this client's own: with it the session can be resumed
             self._target = dataclasses.replace(self._target, client_id=connack.assigned_id)
         self.capabilities = capabilities.restricted(self.capabilities, self.settings, connack, self._target.client_id)
+        await_claims = connack.session_present and (is_old or not self._opened_before)
+        if is_old:
+            connack = dataclasses.replace(connack, session_present=False)
         if not connack.session_present or self._unsubscribed:
             self._router.reset()
             self._unsubscribed = True
-        await_claims = connack.session_present and not self._opened_before
         self._inbound.connected(link.writer, connack.session_present, await_claims=await_claims)
         if await_claims:
             drop = self._inbound.leftovers.drop_unclaimed
@@ -221,7 +232,7 @@ class MqttAdapter(Adapter):
     async def set_will(self, will: Outgoing) -> None:
         """See ``TakesLastWill``: MQTT fixes the will in CONNECT."""
         if self._will.set(will):
-            await self._end_as_planned("to register the last will", lambda: self._will.is_pending)
+            await _end_as_planned(self, "to register the last will", lambda: self._will.is_pending)
 
     async def renew(self, credentials: Credentials) -> None:
         """See ``TakesCredentials``: re-authentication if there is a method for it, else a planned reconnect."""
@@ -232,24 +243,7 @@ class MqttAdapter(Adapter):
         if target.username == self._target.username and await link.reauthenticate(target, target.connect_timeout):
             self._target = target
         elif link is self.link:
-            await self._end_as_planned("to log in with new credentials", lambda: link is self.link)
-
-    async def _end_as_planned(self, purpose: str, is_wanted: Callable[[], bool]) -> None:
-        """End the connection in good order, so that the core makes another one."""
-        self._outbound.pause()
-        await self._outbound.finish(_PLANNED_TIMEOUT)
-        link = self.link
-        if link is None or not is_wanted():  # lost, or lost and connected again, meanwhile
-            return
-        # an answer after DISCONNECT would be lost: it is sent when the broker sends its message again
-        self._inbound.disconnected()
-        expiry = self._login.begin_planned()
-        if self._login.is_bridging:  # until the next CONNACK
-            self.capabilities = dataclasses.replace(self.capabilities, keeps_session=True)
-        try:
-            await link.close(expiry, takes_late=True)
-        finally:
-            self.lost(link, PlannedLossError(f"connection to {self._target} ended {purpose}"))
+            await _end_as_planned(self, "to log in with new credentials", lambda: link is self.link)
 
     # --- subscribing
 
@@ -286,6 +280,24 @@ class MqttAdapter(Adapter):
     def is_stale(self, token: Any) -> bool:
         """See ``Adapter.is_stale``."""
         return self._inbound.is_stale(token)
+
+
+async def _end_as_planned(adapter: MqttAdapter, purpose: str, is_wanted: Callable[[], bool]) -> None:
+    """End the connection of ``adapter`` in good order, so that the core makes another one."""
+    adapter._outbound.pause()
+    await adapter._outbound.finish(_PLANNED_TIMEOUT)
+    link = adapter.link
+    if link is None or not is_wanted():  # lost, or lost and connected again, meanwhile
+        return
+    # an answer after DISCONNECT would be lost: it is sent when the broker sends its message again
+    adapter._inbound.disconnected()
+    expiry = adapter._login.begin_planned()
+    if adapter._login.is_bridging:  # until the next CONNACK
+        adapter.capabilities = dataclasses.replace(adapter.capabilities, keeps_session=True)
+    try:
+        await link.close(expiry, takes_late=True)
+    finally:
+        adapter.lost(link, PlannedLossError(f"connection to {adapter._target} ended {purpose}"))
 
 
 class _Traffic:
@@ -332,6 +344,7 @@ def _target(url: BrokerUrl, settings: MqttSettings, name: str) -> Target:
         topic_alias_maximum=settings.topic_alias_maximum if settings.v5 else 0,
         maximum_packet_size=settings.max_packet_size,
         name=name,
+        follows_redirects=settings.follow_redirects,
     )
     if url.scheme not in options.WEB:
         return target
@@ -342,5 +355,5 @@ def _target(url: BrokerUrl, settings: MqttSettings, name: str) -> Target:
             raise
         raise MissingExtraError("ws", f"{url.scheme}://") from error
     path = "/" + quote(url.path or options.WEB_PATH)
-    web = functools.partial(websocket.WebSocket, url.host, target.port, path, secure=secure)
+    web = functools.partial(websocket.WebSocket, path=path, secure=secure)
     return dataclasses.replace(target, web=web)

@@ -185,4 +185,5 @@ class ControlClient:
             text = f"{self._target} {event}: {handshake.with_detail(str(reason), detail)}"
             code = reason.value if is_told else None
             kind = TakenOverError if code == packets.SESSION_TAKEN_OVER else ConnectionLostError
-            self._ended = kind(text, code=code, detail=detail)
+            redirect = handshake.redirected(self._target, text, code, properties)
+            self._ended = redirect or kind(text, code=code, detail=detail)

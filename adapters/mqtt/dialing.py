@@ -38,8 +38,8 @@ class Dialer:
         target = self._target
         try:
             context = target.tls() if target.tls is not None else None
-            web = target.web() if target.web is not None else None
-            sock = socket.create_connection((target.host, target.port), target.connect_timeout)
+            web = target.web(target.host, target.port) if target.web is not None else None
+            sock = socket.create_connection((target.address or target.host, target.port), target.connect_timeout)
             try:
                 # without it, a small packet waits up to 40 ms for the acknowledgement of the one before
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

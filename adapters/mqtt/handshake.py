@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from paho.mqtt.packettypes import PacketTypes
@@ -13,7 +13,8 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from adapters.mqtt import packets
-from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError
+from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError, RedirectedError
+from messaging.model import Endpoint, Host
 
 if TYPE_CHECKING:
     import ssl
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
     from pydantic import SecretStr
 
     from adapters.mqtt.websocket import WebSocket
+    from messaging.errors import BrokerError
 
 #: its constructor has no types
 _new_properties: Callable[[int], PahoProperties] = PahoProperties
+#: characters of a reference to other servers that an error shows
+_SHOWN: Final = 200
 _CREDENTIALS_REFUSED: Final = ("Bad user name or password", "Not authorized", "Bad authentication method")
 
 
@@ -62,12 +66,16 @@ class Target:
     topic_alias_maximum: int = 0
     #: bytes; ``None`` for the maximum of the protocol
     maximum_packet_size: int | None = None
-    #: makes the WebSocket; ``None`` for none
-    web: Callable[[], WebSocket] | None = None
+    #: makes the WebSocket to host and port; ``None`` for none
+    web: Callable[[str, int], WebSocket] | None = None
     #: of the instance, for log lines
     name: str = ""
     #: the latest passwords of an instance whose credentials change; shared by all its targets
     secrets: deque[SecretStr] = field(default_factory=lambda: deque(maxlen=4), repr=False, compare=False)
+    #: the IP address to connect to, if the name of the host has several; TLS verifies the name
+    address: str | None = None
+    #: whether to connect to the servers that the broker refers to
+    follows_redirects: bool = True
 
     @property
     def component(self) -> str:
@@ -80,7 +88,12 @@ class Target:
         return ("mqtts", "mqtt") if self.web is None else ("wss", "ws")
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return str(Endpoint(Host(self.host, self.port), self.address))
+
+    def at(self, endpoint: Endpoint, default_port: int) -> Target:
+        """Return the same target at another host or address."""
+        host = endpoint.host
+        return replace(self, host=host.name, port=host.port or default_port, address=endpoint.address)
 
     def showable(self, detail: str | None) -> str | None:
         """Return the broker's text, or ``None`` if it contains a password: the broker may send any text."""
@@ -128,10 +141,13 @@ def connack(session_present: bool, properties: PahoProperties | None) -> Connack
     )
 
 
-def refusal(target: Target, reason: str, code: int, properties: PahoProperties | None = None) -> ConnectFailedError:
+def refusal(target: Target, reason: str, code: int, properties: PahoProperties | None = None) -> BrokerError:
     """Return the error for a refusing CONNACK."""
     detail = detail_of(target, properties)
     why = with_detail(reason, detail)
+    redirect = redirected(target, f"{target} refused the connection: {why}", code, properties)
+    if redirect is not None:
+        return redirect
     if reason in _CREDENTIALS_REFUSED:
         what = "a client without user name" if target.username is None else f"the credentials of {target.username!r}"
         return AuthenticationError(f"{target} refused {what}: {why}", code=code, detail=detail)
@@ -139,6 +155,25 @@ def refusal(target: Target, reason: str, code: int, properties: PahoProperties |
     if reason == "Unsupported protocol version":
         text += f"; try version={'3.1.1' if target.v5 else '5'}"
     return ConnectFailedError(text, code=code, detail=detail)
+
+
+def redirected(
+    target: Target, what: str, code: int | None, properties: PahoProperties | None
+) -> RedirectedError | None:
+    """Return the error for a CONNACK or DISCONNECT that refers to other servers (MQTT 5, 4.11); ``None`` for others.
+
+    ``what`` is the beginning of its text.
+    """
+    reference = target.showable(getattr(properties, "ServerReference", None))
+    if code not in (packets.USE_ANOTHER_SERVER, packets.SERVER_MOVED) or not reference or not target.follows_redirects:
+        return None
+    return RedirectedError(
+        f"{what}: {reference[:_SHOWN]}",
+        servers=tuple(reference.split()),
+        is_permanent=code == packets.SERVER_MOVED,
+        code=code,
+        detail=detail_of(target, properties),
+    )
 
 
 def reason_name(code: int, detail: str | None = None) -> str:
@@ -154,7 +189,7 @@ def is_listed(kind: int, code: int) -> bool:
     return any(kind >> 4 in kinds for kinds in ReasonCode.names.get(code, {}).values())
 
 
-def unlisted(target: Target, kind: int, code: int) -> ConnectFailedError | ConnectionLostError:
+def unlisted(target: Target, kind: int, code: int) -> BrokerError:
     """Return the error for a CONNACK or DISCONNECT with a reason code that the specification does not list."""
     if kind == packets.CONNACK:
         return refusal(target, reason_name(code), code)

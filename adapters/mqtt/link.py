@@ -30,7 +30,7 @@ from adapters.mqtt.reauthentication import Reauthentication
 from adapters.mqtt.subscribe_requests import SubscribeRequests
 from adapters.mqtt.writing import Writer
 from messaging.connection import tls
-from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError
+from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError, RedirectedError
 
 if TYPE_CHECKING:
     from adapters.mqtt.handshake import Target, Will
@@ -104,6 +104,7 @@ class Link:
 
         Raises:
             AuthenticationError: the broker refused the credentials.
+            RedirectedError: the broker refers to another server.
             ConnectFailedError: anything else.
         """
         target = self._target
@@ -269,7 +270,7 @@ class Link:
         self.error = error
         self._dispose()
         if not self._connack.done():
-            if not isinstance(error, ConnectFailedError):
+            if not isinstance(error, (ConnectFailedError, RedirectedError)):
                 cause, error = error, ConnectFailedError(f"cannot connect: {error}")
                 error.__cause__ = cause
             self._connack.set_exception(error)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from messaging.errors import CredentialsError
 
 if TYPE_CHECKING:
-    from adapters.mqtt.handshake import Target
+    from adapters.mqtt.handshake import Connack, Target
     from adapters.mqtt.settings import MqttSettings
     from messaging.model.credentials import Credentials
 
@@ -67,3 +67,20 @@ class LogIn:
     def end(self) -> int | None:
         """Return the session expiry interval of a DISCONNECT that ends the instance; ``None`` for no change."""
         return 0 if self._bridges else None
+
+
+class SessionPlace:
+    """The broker that has the session which the subscriptions and unfinished handshakes belong to."""
+
+    def __init__(self) -> None:
+        self._at: tuple[str, int, str | None] | None = None
+
+    def is_left(self, target: Target, connack: Connack) -> bool:
+        """Return whether the session at ``target`` is not the one of the last connection, or may not be.
+
+        A session of this client at another host is that of an earlier connection to it, unless the brokers share their
+        sessions, which a client cannot know. Its packet ids stand for other messages. So the subscriptions are made
+        again, the unconfirmed messages are sent again as new ones, and its unsettled messages arrive as new ones.
+        """
+        before, self._at = self._at, (target.host, target.port, target.address)
+        return connack.session_present and before is not None and before != self._at

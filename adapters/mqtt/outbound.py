@@ -84,13 +84,16 @@ class Outbound:
         v5: protocol version.
         max_inflight: the setting.
         target: the broker, for error messages.
+
+    Attributes:
+        target: replaced when another host is connected to.
     """
 
     def __init__(self, codec: Codec, v5: bool, max_inflight: int | None, target: Target) -> None:
         self._codec = codec
         self._v5 = v5
         self._max_inflight = max_inflight
-        self._target = target
+        self.target = target
         self._writer: Writer | None = None
         #: packet ids of SUBSCRIBE and UNSUBSCRIBE that the broker has not answered
         self._other_ids: Container[int] = ()
@@ -184,7 +187,7 @@ class Outbound:
                     break
                 await self.progress()
             if writer is None:
-                outgoing.fail(ConnectionLostError(f"connection to {self._target} lost before the message was sent"))
+                outgoing.fail(ConnectionLostError(f"connection to {self.target} lost before the message was sent"))
             elif not outgoing.settled:
                 try:
                     self._send(writer, outgoing, qos)
@@ -227,15 +230,15 @@ class Outbound:
     def _send(self, writer: Writer, outgoing: Outgoing, qos: int) -> None:
         connack = self._connack
         if qos > connack.maximum_qos:
-            raise PublishRefusedError(f"{self._target} takes no QoS {qos}; at most {connack.maximum_qos}")
+            raise PublishRefusedError(f"{self.target} takes no QoS {qos}; at most {connack.maximum_qos}")
         if outgoing.plan.options.retain and not connack.retain:
-            raise PublishRefusedError(f"{self._target} retains no messages")
+            raise PublishRefusedError(f"{self.target} retains no messages")
         packet_id = self._next_id() if qos else 0
         frame = self._codec.frame(outgoing, outgoing.payload, qos, packet_id)
         if len(frame) > connack.maximum_packet_size:
             size = len(outgoing.payload)
             limit = connack.maximum_packet_size - (len(frame) - size)
-            raise PayloadTooLargeError(size, limit, f"{self._target}, with this topic and these properties")
+            raise PayloadTooLargeError(size, limit, f"{self.target}, with this topic and these properties")
         # from here on it cannot be cancelled
         outgoing.sent()
         if qos:
@@ -301,18 +304,18 @@ class Outbound:
         """Return the error of a message whose answer refuses it, or is malformed; the connection goes on."""
         channel = handshake.outgoing.plan.channel
         try:
-            detail = self._target.showable(packets.reason_string(body))
+            detail = self.target.showable(packets.reason_string(body))
         except packets.ProtocolError as error:
             detail = str(error)
             if reason < packets.FAILURE:
-                return PublishRefusedError(f"{self._target} answered the message on {channel!r} with {detail}")
+                return PublishRefusedError(f"{self.target} answered the message on {channel!r} with {detail}")
         if reason < packets.FAILURE:
             if reason != packets.NO_MATCHING_SUBSCRIBERS or not handshake.outgoing.plan.options.mandatory:
                 return None
-            text = f"channel {channel!r} has no subscribers at {self._target}"
+            text = f"channel {channel!r} has no subscribers at {self.target}"
             return UnroutableError(text, code=reason, detail=detail)
         return PublishRefusedError(
-            f"{self._target} refused the message on {channel!r}: {reason_name(reason, detail)}",
+            f"{self.target} refused the message on {channel!r}: {reason_name(reason, detail)}",
             code=reason,
             detail=detail,
         )

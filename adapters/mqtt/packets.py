@@ -36,6 +36,8 @@ SESSION_TAKEN_OVER: Final = 0x8E
 TOPIC_ALIAS_INVALID: Final = 0x94
 PACKET_TOO_LARGE: Final = 0x95
 QUOTA_EXCEEDED: Final = 0x97
+USE_ANOTHER_SERVER: Final = 0x9C
+SERVER_MOVED: Final = 0x9D
 #: Largest properties of a packet, bytes: several times those of a message with the largest headers of this project.
 #: Each property of two bytes becomes an object, on the loop.
 MAX_PROPERTIES: Final = 2**20

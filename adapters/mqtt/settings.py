@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from messaging.errors import InvalidOptionError, InvalidUrlError
+from messaging.model import check_hosts
 from messaging.model.settings import Text, TlsSettings
 
 if TYPE_CHECKING:
@@ -70,6 +71,10 @@ class MqttSettings(TlsSettings):
         None,
         description="MQTT 5: authentication method of the broker, which gets the password as authentication data",
     )
+    follow_redirects: bool = Field(
+        default=True,
+        description="MQTT 5: whether to connect to the servers that a broker refers to, with the same credentials",
+    )
     envelope: bool = Field(
         default=False,
         description="MQTT 3.1.1: carry message properties in front of the payload",
@@ -98,6 +103,7 @@ def check(url: BrokerUrl, settings: MqttSettings) -> None:
         InvalidUrlError: the URL has a path.
         InvalidOptionError: naming the option at fault.
     """
+    check_hosts(url, PORTS[url.scheme])
     if url.path and url.scheme not in WEB:
         raise InvalidUrlError(f"{url.scheme} URL: no path is expected; channels are named when publishing")
     if url.scheme not in SECURE:

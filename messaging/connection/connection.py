@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.adapter import PlannedLossError
-from messaging.connection.backoff import delays, jitter
 from messaging.connection.epoch import Epoch
 from messaging.connection.last_will import LastWill
+from messaging.connection.opening import Opener
 from messaging.connection.reading import Reading
 from messaging.connection.renewal import Renewal
 from messaging.connection.state import ConnectionStates, StateName
@@ -25,7 +25,6 @@ from messaging.errors import (
     BrokerError,
     ClosedError,
     ConnectFailedError,
-    ConnectionLostError,
     MessagingError,
     TakenOverError,
 )
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
 
 logger = SafeLog(__name__)
 
-#: a connection that lasted this long resets the delays between attempts, seconds
-_STABLE_SECONDS: Final = 5.0
 #: longest wait of closing for the listeners of the registry, and for the adapter, seconds
 _TELL_SECONDS: Final = 5.0
 _ADAPTER_CLOSE_SECONDS: Final = 5.0
@@ -73,15 +70,15 @@ class Connection:
         self.endings = self.subscriptions.endings
         self.verdicts = Verdicts(engine, adapter, self.states)
         self.last_will = LastWill(engine, adapter, outbox, self._epoch)
-        self._renewal = Renewal(engine, adapter, self.label)
+        self._renewal = Renewal(engine, adapter, lambda: self.label)
         #: called on the loop after each connect, and once when the connection is closed
         self.on_connected: Callable[[], object] = _nothing
         self.on_closed: Callable[[], Promise[None] | None] = _nothing
         #: loop time of the last connect
         self._connected_at = 0.0
-        self._retries = delays(self.settings.reconnect_min, self.settings.reconnect_max)
+        self._opener = Opener(engine, adapter, self._renewal)
         self._loss = asyncio.Event()
-        self._loss_is_planned = False
+        self._loss_cause: MessagingError | None = None
         #: reasons for the state ``degraded``: of the broker, and subscriptions that are not restored yet
         self._impairment: MessagingError | None = None
         self._unrestored: set[asyncio.Task[Any]] = set()
@@ -96,8 +93,8 @@ class Connection:
 
     @property
     def label(self) -> str:
-        """The connection as log lines name it: see ``BrokerUrl.label``."""
-        return self.adapter.url.label(self.adapter.name)
+        """The connection as log lines name it, with its host: see ``BrokerUrl.label``."""
+        return self.adapter.url.label(self.adapter.name, self._opener.hosts.current)
 
     # --- life cycle
 
@@ -111,7 +108,7 @@ class Connection:
             resumed = await self._connect_first()
         except MessagingError as error:
             self.cause = error
-            self.states.change("closed", error)
+            self.states.change("closed", error, self._opener.where)
             self.outbox.close()
             self.subscriptions.fail_all(error)
             await self._close_adapter()
@@ -128,47 +125,52 @@ class Connection:
                 self.ready.resolve(None)
             await self._loss.wait()
             self.outbox.disconnected()
-            self._trouble("reconnecting", None if self._loss_is_planned else self.cause)
             resumed = await self._reconnect()
 
     async def _connect_first(self) -> bool:
-        for delay in delays(self.settings.reconnect_min, self.settings.reconnect_max):
+        self._loss.clear()
+        if not self.settings.retry_connect:
+            return await self._opener.once(self)
+        endpoint = await self._opener.ready()
+        while True:
             try:
-                return await self._open()
+                return await self._opener.attempt(endpoint, self)
             except MessagingError as error:
-                if not self.settings.retry_connect:
-                    raise
                 self._trouble("connecting", error)
-                pause = self._pause(delay)
-                logger.warning("%s: cannot connect: %s; trying again in %.1f s", self.label, error, pause)
-            await asyncio.sleep(pause)
-        raise AssertionError("the delays never end")
+                logger.warning("%s: cannot connect: %s; %s", self.label, error, self._next("trying again"))
+            endpoint = await self._opener.ready()
 
     async def _reconnect(self) -> bool:
         lost_at = self.engine.loop.time()
-        if lost_at - self._connected_at > _STABLE_SECONDS:
-            # after a shorter connection the delays keep growing
-            self._retries = delays(self.settings.reconnect_min, self.settings.reconnect_max)
-        pause = 0.0 if self._loss_is_planned else self._pause(next(self._retries))
-        if self._loss_is_planned:
+        cause = self._loss_cause
+        if cause is None or isinstance(cause, PlannedLossError):
+            self._opener.hosts.again()
+            self._trouble("reconnecting", None)
             logger.info("%s: connecting anew, as planned", self.label)
         else:
-            logger.warning("%s: connection lost: %s; reconnecting in %.1f s", self.label, self.cause, pause)
+            self._trouble("reconnecting", self._opener.lost(cause, lost_at - self._connected_at))
+            logger.warning("%s: connection lost: %s; %s", self.label, self.cause, self._next("reconnecting"))
         while True:
-            await asyncio.sleep(pause)
+            endpoint = await self._opener.ready()
             was_refused = self.state == "refused"
             try:
-                resumed = await self._open()
+                self._loss.clear()
+                resumed = await self._opener.attempt(endpoint, self)
             except MessagingError as error:
                 self._trouble("reconnecting", error)
-                pause = self._pause(next(self._retries))
                 # a refusal needs a change at the broker: it is a warning for the operator, once
                 level = logging.WARNING if self.state == "refused" and not was_refused else logging.INFO
-                logger.log(level, "%s: cannot reconnect: %s; trying again in %.1f s", self.label, error, pause)
+                logger.log(level, "%s: cannot reconnect: %s; %s", self.label, error, self._next("trying again"))
             else:
                 seconds = self.engine.loop.time() - lost_at
                 logger.info("%s: connected again after %.1f s", self.label, seconds)
                 return resumed
+
+    def _next(self, doing: str) -> str:
+        """Return what happens next, for the log: ``doing`` with the same endpoint, or a connection to another one."""
+        hosts = self._opener.hosts
+        endpoint, wait = hosts.next()
+        return f"{doing if endpoint == hosts.current else f'connecting to {endpoint}'} in {wait:.1f} s"
 
     def _trouble(self, name: StateName, cause: MessagingError | None) -> None:
         """Enter the state ``name``, or ``refused`` if the broker answered and refused the connection."""
@@ -178,34 +180,7 @@ class Connection:
             isinstance(cause, (AuthenticationError, TakenOverError))
             or (isinstance(cause, ConnectFailedError) and cause.code is not None)
         )
-        self.states.change("refused" if refused else name, cause)
-
-    def _pause(self, delay: float) -> float:
-        """Return the delay until the next attempt, a long one if the broker must be changed first; seconds."""
-        cause = self.states.value.cause
-        if isinstance(cause, AuthenticationError) and self._renewal.can_change:
-            return delay  # the next credentials may be right
-        if isinstance(cause, (AuthenticationError, TakenOverError)):
-            longest = self.settings.reconnect_max
-            return max(delay, jitter(longest / 2, longest))
-        return delay
-
-    async def _open(self) -> bool:
-        self._loss.clear()
-        timeout = self.settings.connect_timeout
-        try:
-            async with asyncio.timeout(timeout):
-                return await of_library(self.adapter.open(self))
-        except TimeoutError:
-            overdue = self._renewal.overdue()
-            raise overdue or ConnectFailedError(f"no connection to {self.adapter.url} within {timeout:g} s") from None
-        except ConnectionLostError as error:
-            raise ConnectFailedError(f"cannot connect to {self.adapter.url}: {error}") from error
-        except MessagingError:
-            raise
-        except Exception as error:
-            logger.exception("%s: the adapter failed to open", self.label)
-            raise ConnectFailedError(f"cannot connect to {self.adapter.url}: {type(error).__name__}") from error
+        self.states.change("refused" if refused else name, cause, self._opener.where)
 
     async def _connected(self, resumed: bool) -> None:
         self._epoch.number += 1
@@ -232,7 +207,7 @@ class Connection:
             cause = ConnectFailedError(f"{len(self._unrestored)} subscriptions are not restored yet")
         if not self._loss.is_set():
             self._epoch.is_usable = True
-            self.states.change("connected" if cause is None else "degraded", cause)
+            self.states.change("connected" if cause is None else "degraded", cause, self._opener.where)
 
     def impaired(self, cause: MessagingError | None) -> None:
         """Note that the broker is degraded, or with ``None`` that it is not any more; see ``adapter.Events``."""
@@ -248,8 +223,8 @@ class Connection:
     def lost(self, cause: MessagingError) -> None:
         """Note the end of the connection; see ``adapter.Events``."""
         if self.state != "closed" and not self._loss.is_set():
-            self._loss_is_planned = isinstance(cause, PlannedLossError)
-            if not self._loss_is_planned:
+            self._loss_cause = cause
+            if not isinstance(cause, PlannedLossError):
                 self.cause = cause
             self._impairment = None
             self._unrestored = set()
@@ -281,7 +256,7 @@ class Connection:
         await self.outbox.drain(deadline)
         self.verdicts.flush()
         self._epoch.is_usable = False
-        self.states.change("closed")
+        self.states.change("closed", None, self.states.value.host)
         self._renewal.stop()
         if self._task is not None:
             self._task.cancel()

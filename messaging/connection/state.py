@@ -50,6 +50,9 @@ class ConnectionState:
     cause: MessagingError | None = None
     #: begin of the state, seconds since the epoch
     since: float = 0.0
+    #: the host that the instance is connected to, or tried last, as ``broker:1883``, and with its address if the name
+    #: has several; ``None`` before the first attempt
+    host: str | None = None
 
     @property
     def is_up(self) -> bool:
@@ -111,12 +114,12 @@ class ConnectionStates(Observable[ConnectionState]):
             self._watchers.add(watcher)
         watcher.tell(self._value)
 
-    def change(self, name: StateName, cause: MessagingError | None = None) -> None:
+    def change(self, name: StateName, cause: MessagingError | None = None, host: str | None = None) -> None:
         """Enter a state. For the connection only, on the loop."""
         old = self._value
-        if old.name == "closed" or (old.name == name and str(old.cause) == str(cause)):
+        if old.name == "closed" or (old.name == name and str(old.cause) == str(cause) and old.host == host):
             return  # an attempt that fails like the previous one changes nothing
-        self._value = value = ConnectionState(name, cause, time.time())
+        self._value = value = ConnectionState(name, cause, time.time(), host)
         self.is_closed = name == "closed"
         self._watchers = {each for each in self._watchers if not each.is_over}
         for watcher in self._watchers:
@@ -127,7 +130,7 @@ class ConnectionStates(Observable[ConnectionState]):
     def abandon(self) -> None:
         """Enter ``closed`` in a forked child, without a call of the observers."""
         self._watchers.clear()
-        self._value = ConnectionState("closed", None, time.time())
+        self._value = ConnectionState("closed", None, time.time(), self._value.host)
         self.is_closed = True
 
 

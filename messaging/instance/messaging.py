@@ -10,8 +10,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
 
+from messaging.adapter import TakesEndpoint
 from messaging.connection import Connection
-from messaging.errors import ClosedError, check_mapping
+from messaging.errors import ClosedError, InvalidUrlError, check_mapping
 from messaging.execution import Promise, engine, may_block, seconds, warn_in_loop, workers
 from messaging.forking import LiveObjects
 from messaging.instance.contexts import Contexts
@@ -54,6 +55,8 @@ class Messaging(Shortcuts):
     def __init__(
         self, kind: type[Adapter], url: BrokerUrl, services: ServiceRegistry, keywords: Mapping[str, Any]
     ) -> None:
+        if url.others and not issubclass(kind, TakesEndpoint):
+            raise InvalidUrlError(f"{url.scheme} URL has {len(url.hosts)} hosts; {url.scheme}:// connects to one")
         self._settings = load_settings(kind.settings_type, url, keywords)
         self.name = self._settings.name or f"{url.scheme}-{uuid4().hex[:12]}"
         self.services = services

@@ -82,6 +82,10 @@ from messaging.model.plan import SubscriptionSpec as SubscriptionSpec
 from messaging.model.stored import restored_context as restored_context
 from messaging.model.stored import stored_properties as stored_properties
 from messaging.model.url import BrokerUrl as BrokerUrl
+from messaging.model.url import Endpoint as Endpoint
+from messaging.model.url import Host as Host
+from messaging.model.url import check_hosts as check_hosts
 from messaging.model.url import concealed as concealed
 from messaging.model.url import is_secret_option as is_secret_option
+from messaging.model.url import parse_host as parse_host
 from messaging.model.url import parse_url as parse_url

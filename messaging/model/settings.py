@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
@@ -58,6 +58,7 @@ def _content_type(value: str) -> str:
     return value
 
 
+HostOrder = Literal["ordered", "shuffled"]
 Text = Annotated[str, AfterValidator(_text)]
 ContentType = Annotated[Text, AfterValidator(_content_type)]
 Name = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
@@ -105,11 +106,16 @@ class Settings(BaseSettings):
     timeout: Seconds = Field(
         30.0, description="deadline of a publish or request, including waiting, sending and confirm, seconds"
     )
-    connect_timeout: Seconds = Field(10.0, description="deadline of one attempt to connect, seconds")
+    connect_timeout: Seconds = Field(
+        10.0, description="deadline of one attempt to connect to one host, or one of its addresses, seconds"
+    )
+    host_order: HostOrder = Field(
+        "ordered", description="order in which the hosts of the URL are tried: `ordered`, as written; `shuffled`"
+    )
     close_timeout: Seconds = Field(5.0, description="longest wait of closing for accepted messages, seconds")
     retry_connect: bool = Field(False, description="retry if the first attempt to connect fails")
-    reconnect_min: Seconds = Field(0.1, description="shortest delay before reconnecting, seconds")
-    reconnect_max: Seconds = Field(30.0, description="longest delay before reconnecting, seconds")
+    reconnect_min: Seconds = Field(0.1, description="shortest delay before connecting to a host again, seconds")
+    reconnect_max: Seconds = Field(30.0, description="longest delay before connecting to a host again, seconds")
     outbox_size: int = Field(10_000, ge=1, description="messages that may wait to be published or confirmed")
     outbox_bytes: int = Field(64 * 2**20, ge=1, description="payload bytes that may wait to be published or confirmed")
     buffer_size: int = Field(1024, ge=1, description="messages a stream buffers, unless its context sets it")

@@ -1,4 +1,4 @@
-"""Broker URLs: ``scheme://user:password@host:port/path?option=value``.
+"""Broker URLs: ``scheme://user:password@host:port,host:port/path?option=value``.
 
 Parsing is strict, so that a typo does not connect to another broker. ``str(url)`` never shows the password.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -24,6 +24,49 @@ _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\Z")
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _SECRET_OPTION: Final = re.compile(r"pass|secret|token", re.IGNORECASE)
 _MAX_LENGTH: Final = 8192
+#: hosts of one URL, or of one reference to other servers
+MAX_HOSTS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host of a broker URL.
+
+    Attributes:
+        name: host name or IP address, without brackets.
+        port: 1 to 65535, or ``None`` for the adapter's default.
+    """
+
+    name: str
+    port: int | None = None
+
+    def __str__(self) -> str:
+        name = f"[{self.name}]" if ":" in self.name else self.name
+        return name if self.port is None else f"{name}:{self.port}"
+
+    def key(self, default_port: int | None = None) -> tuple[str, int | None]:
+        """Return a value that is equal for two spellings of the same host."""
+        name = self.name.lower()
+        if ":" in name:
+            name = str(ipaddress.ip_address(name))
+        return name, default_port if self.port is None else self.port
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The target of one attempt to connect.
+
+    Attributes:
+        host: of the URL, or of a server that the broker referred to. TLS verifies its name, and sends it as SNI.
+        address: the IP address to connect to, if the name of ``host`` has several of them; ``None``: connect to the
+            host by its name.
+    """
+
+    host: Host
+    address: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.host) if self.address is None else f"{self.host} at {self.address}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +75,12 @@ class BrokerUrl:
 
     Attributes:
         scheme: lower case.
-        host: without brackets; the name of the broker for ``memory://``.
-        port: 1 to 65535, or ``None`` for the adapter's default.
+        host: the first host, without brackets; the name of the broker for ``memory://``.
+        port: of the first host, 1 to 65535, or ``None`` for the adapter's default.
         username, password: percent-decoded, or ``None``.
         path: percent-decoded, without its leading slash; ``None`` if there is none (``/`` alone is ``""``).
         options: the options of the query, percent-decoded, in order.
+        others: the further hosts, in order.
     """
 
     scheme: str
@@ -46,16 +90,24 @@ class BrokerUrl:
     password: SecretStr | None = None
     path: str | None = None
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    others: tuple[Host, ...] = ()
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """Return all hosts, in order."""
+        return (Host(self.host, self.port), *self.others)
 
     @property
     def address(self) -> str:
-        """Return host and port, as ``broker:1883`` or ``[::1]:1883``, or the host alone if the URL has no port."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port is None else f"{host}:{self.port}"
+        """Return all hosts with the ports that the URL has, as ``broker:1883``, ``[::1]:1883`` or ``a:1883,b``."""
+        return ",".join(map(str, self.hosts))
 
-    def label(self, name: str) -> str:
-        """Return how log lines name the connection of the instance ``name``, as ``mqtt 'plant' (broker:1883)``."""
-        return f"{self.scheme} {name!r} ({self.address})"
+    def label(self, name: str, endpoint: Endpoint | None = None) -> str:
+        """Return how log lines name the connection of the instance ``name``, as ``mqtt 'plant' (broker:1883)``.
+
+        It names ``endpoint``, if that is given, instead of all hosts.
+        """
+        return f"{self.scheme} {name!r} ({self.address if endpoint is None else endpoint})"
 
     def __str__(self) -> str:
         """Return the URL with every secret masked, for logs and DTOs."""
@@ -128,7 +180,12 @@ def _parsed(text: str) -> BrokerUrl:
     authority, has_path, raw_path = rest.partition("/")
     userinfo, has_user, hostport = authority.rpartition("@")
     if "@" in userinfo or (not has_user and "@" in raw_path):
-        raise InvalidUrlError(f"{scheme} URL: write %40 for '@' and %2F for '/' in a user name or password")
+        raise InvalidUrlError(
+            f"{scheme} URL: write %40 for '@' and %2F for '/' in a user name or password; "
+            f"several hosts share one user, as {scheme}://user:password@a,b"
+            if "," in rest
+            else f"{scheme} URL: write %40 for '@' and %2F for '/' in a user name or password"
+        )
     username: str | None = None
     password: SecretStr | None = None
     if has_user:
@@ -140,44 +197,89 @@ def _parsed(text: str) -> BrokerUrl:
             password = SecretStr(_decoded(raw_password, scheme, "password"))
         if not username:
             raise InvalidUrlError(f"{scheme} URL has an empty user name before '@'")
-    host, port = _host_and_port(hostport, scheme)
+    first, *others = _hosts(hostport, scheme)
     return BrokerUrl(
         scheme=scheme,
-        host=host,
-        port=port,
+        host=first.name,
+        port=first.port,
         username=username,
         password=password,
         path=_decoded(raw_path, scheme, "path") if has_path else None,
         options=_options(query, scheme) if has_query else MappingProxyType({}),
+        others=tuple(others),
     )
 
 
-def _host_and_port(text: str, scheme: str) -> tuple[str, int | None]:
+def check_hosts(url: BrokerUrl, default_port: int) -> None:
+    """Refuse a URL that names a host twice, once with the port ``default_port`` and once without a port.
+
+    Raises:
+        InvalidUrlError: names the host.
+    """
+    _refuse_duplicates(url.hosts, url.scheme, default_port)
+
+
+def parse_host(text: str) -> Host:
+    """Parse ``host``, ``host:port``, or an IPv6 address in brackets, for which a port may follow.
+
+    Raises:
+        InvalidUrlError: ``text`` is none of these.
+    """
+    return _host_and_port(text, "host")
+
+
+def _hosts(text: str, scheme: str) -> list[Host]:
+    parts = text.split(",")
+    if len(parts) > MAX_HOSTS:
+        raise InvalidUrlError(f"{scheme} URL has {len(parts)} hosts; at most {MAX_HOSTS} are allowed")
+    if len(parts) > 1 and not all(parts):
+        raise InvalidUrlError(f"{scheme} URL has an empty host beside a ','; it looks like {scheme}://a:1234,b,c")
+    if len(parts) == 1:
+        return [_host_and_port(text, f"{scheme} URL", scheme)]
+    # a part may belong to a password with an unescaped '/' or '?', so that errors name its place and not its text
+    hosts = [
+        _host_and_port(part, f"{scheme} URL, host {number}", scheme, "this")
+        for number, part in enumerate(parts, start=1)
+    ]
+    _refuse_duplicates(hosts, scheme)
+    return hosts
+
+
+def _refuse_duplicates(hosts: Sequence[Host], scheme: str, default_port: int | None = None) -> None:
+    known: dict[tuple[str, int | None], int] = {}
+    for number, host in enumerate(hosts, start=1):
+        first = known.setdefault(host.key(default_port), number)
+        if first != number:
+            raise InvalidUrlError(f"{scheme} URL: hosts {first} and {number} are the same; name each host once")
+
+
+def _host_and_port(text: str, where: str, scheme: str = "mqtt", shown: str | None = None) -> Host:
+    """Parse a host; errors begin with ``where`` and name the host as ``shown``, if that is given."""
     if text.startswith("["):
         host, bracket, after = text[1:].partition("]")
         if not bracket:
-            raise InvalidUrlError(f"{scheme} URL: ']' is missing after the IPv6 address")
+            raise InvalidUrlError(f"{where}: ']' is missing after the IPv6 address")
         try:
             ipaddress.IPv6Address(host)
         except ValueError:
-            raise InvalidUrlError(f"{scheme} URL: {host!r} is not an IPv6 address") from None
+            raise InvalidUrlError(f"{where}: {shown or repr(host[:80])} is not an IPv6 address") from None
         if after and not after.startswith(":"):
-            raise InvalidUrlError(f"{scheme} URL: only ':port' may follow ']'")
+            raise InvalidUrlError(f"{where}: only ':port' may follow ']'")
         has_port, port_text = after[:1], after[1:]
     else:
         host, has_port, port_text = text.partition(":")
         if ":" in port_text:
-            raise InvalidUrlError(f"{scheme} URL: an IPv6 address stands in brackets, such as [::1]")
+            raise InvalidUrlError(f"{where}: an IPv6 address stands in brackets, such as [::1]")
         if not host:
-            raise InvalidUrlError(f"{scheme} URL has no host; it looks like {scheme}://localhost")
+            raise InvalidUrlError(f"{where} has no host; it looks like {scheme}://localhost")
         if not _HOST.match(host) or ".." in host or len(host) > 253:
-            raise InvalidUrlError(f"{scheme} URL: {host[:80]!r} is not a host name")
+            raise InvalidUrlError(f"{where}: {shown or repr(host[:80])} is not a host name")
     if not has_port:
-        return host, None
+        return Host(host)
     if not (port_text.isascii() and port_text.isdigit()) or not 1 <= int(port_text[:6]) <= 65_535:
         # the text may be a password with an unescaped '@' or '/', so the error does not repeat it
-        raise InvalidUrlError(f"{scheme} URL: the port must be a number from 1 to 65535")
-    return host, int(port_text)
+        raise InvalidUrlError(f"{where}: the port must be a number from 1 to 65535")
+    return Host(host, int(port_text))
 
 
 def _options(query: str, scheme: str) -> Mapping[str, str]:

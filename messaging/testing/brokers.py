@@ -97,7 +97,7 @@ class Broker(abc.ABC):
     Entering the context starts it; leaving stops it and removes its data. ``start`` and ``close`` do the same.
 
     Attributes:
-        host: always 127.0.0.1.
+        host: of the loopback interface.
         port: of the main listener, constant for the life of the object.
         directory: configuration, data and log.
     """
@@ -106,9 +106,9 @@ class Broker(abc.ABC):
     scheme: str
     start_timeout: float
 
-    def __init__(self) -> None:
-        self.host = HOST
-        self.port = free_port()
+    def __init__(self, host: str = HOST, port: int | None = None) -> None:
+        self.host = host
+        self.port = port or free_port()
         self.directory = Path(tempfile.mkdtemp(prefix=f"rx-messaging-{self.name}-"))
         self._log_file = self.directory / "broker.log"
         self._log_start = 0
@@ -250,6 +250,7 @@ class Mosquitto(Broker):
     Args:
         config_lines: for mosquitto.conf, after the listener. A line with the keyword of a default replaces it.
             ``log_dest`` must stay as it is, and ``log_type`` include ``information``.
+        host, port: of the listener; by default 127.0.0.1 and a free port.
         persistence: keep sessions, queues and retained messages over a restart, and over ``kill`` except for the
             last tenth of a second: every change is written when the broker gets round to it, which is slow.
     """
@@ -258,8 +259,15 @@ class Mosquitto(Broker):
     scheme = "mqtt"
     start_timeout = 15.0
 
-    def __init__(self, config_lines: Iterable[str] = (), *, persistence: bool = False) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        config_lines: Iterable[str] = (),
+        *,
+        persistence: bool = False,
+        host: str = HOST,
+        port: int | None = None,
+    ) -> None:
+        super().__init__(host, port)
         self._lines = list(config_lines)
         defaults = ["allow_anonymous true", "max_queued_messages 0", "max_queued_bytes 0"]
         if os.geteuid() == 0:
@@ -290,7 +298,8 @@ class Mosquitto(Broker):
 
     def _answers(self) -> bool:
         # Another process may have the port; the log tells that it is this broker.
-        return re.search(r"version \S+ running", self.log(self._log_start)) is not None and accepts(self.port)
+        is_running = re.search(r"version \S+ running", self.log(self._log_start)) is not None
+        return is_running and accepts(self.port, self.host)
 
 
 class RabbitMQ(Broker):
@@ -303,7 +312,9 @@ class RabbitMQ(Broker):
         plugins: to enable; with ``rabbitmq_mqtt`` there is :attr:`mqtt_url`. That one costs 3 to 6 seconds when it
             runs for the first time: it waits for other nodes to join.
         cluster: a node whose cluster this one joins at its first start. That one has the port mapper of both, and is
-            stopped last.
+            stopped last, unless both were given one.
+        port_mapper: used instead of one of its own, so that each node of a cluster can be killed; see
+            :class:`RabbitCluster`.
     """
 
     name = "rabbitmq"
@@ -316,13 +327,15 @@ class RabbitMQ(Broker):
         plugins: Sequence[str] = (),
         *,
         cluster: RabbitMQ | None = None,
+        port_mapper: PortMapper | None = None,
     ) -> None:
         super().__init__()
         self._cluster = cluster
+        self._is_mapper_shared = cluster is not None or port_mapper is not None
+        self._mapper: PortMapper = port_mapper or (cluster._mapper if cluster else PortMapper(self.directory))
         self.plugins = tuple(plugins)
         self._lines = list(config_lines)
         self._node = f"rx{secrets.token_hex(4)}@localhost"
-        self._epmd: _Process | None = None
         self._change_ports()
         cookie = self._cookie
         cookie.write_text(secrets.token_hex(16) if cluster is None else cluster._cookie.read_text())
@@ -372,6 +385,37 @@ class RabbitMQ(Broker):
             self.plugins += tuple(missing)
             self.wait_ready()
 
+    def join_at_start(self, other: RabbitMQ) -> None:
+        """Have this node join the cluster of ``other``, which is running by then, when it starts for the first time."""
+        self._cookie.chmod(0o600)
+        self._cookie.write_text(other._cookie.read_text())
+        self._cookie.chmod(0o400)
+        self._lines += [
+            "cluster_formation.peer_discovery_backend = classic_config",
+            f"cluster_formation.classic_config.nodes.1 = {other._node}",
+            f"cluster_formation.classic_config.nodes.2 = {self._node}",
+        ]
+
+    def drain(self) -> None:
+        """Put the node into maintenance: it closes its connections, and accepts none until :meth:`revive`.
+
+        Raises:
+            BrokerError: RabbitMQ refused, or is not running.
+        """
+        for attempts_left in (2, 1, 0):
+            try:
+                self._command("rabbitmq-upgrade", "drain")
+                return
+            except BrokerError as error:
+                # it fails over a connection that ends by itself while it is closed
+                if ":noproc" not in str(error) or not attempts_left:
+                    raise
+
+    def revive(self) -> None:
+        """End the maintenance of the node, and wait until it can be used. Raises as :meth:`drain`."""
+        self._command("rabbitmq-upgrade", "revive")
+        self.wait_ready()
+
     def ctl(self, *args: str, timeout: float = CTL_TIMEOUT) -> str:
         """Run ``rabbitmqctl`` against this node (about a second) and return what it printed.
 
@@ -401,17 +445,17 @@ class RabbitMQ(Broker):
         return done.stdout
 
     def _change_ports(self) -> None:
-        self.port, self.mqtt_port, self._dist_port, self._epmd_port = (free_port() for _ in range(4))
-        if self._cluster is not None:
-            self._epmd_port = self._cluster._epmd_port
+        self.port, self.mqtt_port, self._dist_port = (free_port() for _ in range(3))
+        if not self._is_mapper_shared:
+            self._mapper.port = free_port()
 
     @property
     def _cookie(self) -> Path:
         return self.directory / ".erlang.cookie"
 
     def _launch(self) -> None:
-        script, epmd = find_rabbitmq(), shutil.which("epmd", path=_search_path())
-        if script is None or epmd is None:
+        script = find_rabbitmq()
+        if script is None:
             raise BrokerError(f"rabbitmq is not installed: {_HOW_TO}")
         defaults = [
             f"listeners.tcp.1 = {self.host}:{self.port}",
@@ -426,18 +470,9 @@ class RabbitMQ(Broker):
         (self.directory / "enabled_plugins").write_text(f"[{','.join(self.plugins)}].\n")
         (self.directory / "rabbitmq-env.conf").touch()
         environment = self._environment()
-        if self._cluster is None:
-            self._launch_port_mapper(epmd, environment)
+        if not self._is_mapper_shared:
+            self._mapper.start()
         self._process = self._spawn(script, "-noinput", env=environment)
-
-    def _launch_port_mapper(self, epmd: str, environment: dict[str, str]) -> None:
-        # Ours, in the foreground: the one the node would start on its own becomes a daemon and stays for ever.
-        self._epmd = self._spawn(epmd, "-port", str(self._epmd_port), "-address", self.host, env=environment)
-        deadline = time.monotonic() + self.start_timeout
-        while not accepts(self._epmd_port):
-            if self._epmd.poll() is not None or time.monotonic() > deadline:
-                raise self._error("has no port mapper (epmd)")
-            time.sleep(0.01)
 
     def _answers(self) -> bool:
         if "rabbitmq_mqtt" in self.plugins and not accepts(self.mqtt_port):
@@ -449,9 +484,8 @@ class RabbitMQ(Broker):
 
     def _end(self, how: signal.Signals) -> None:
         super()._end(how)
-        if self._epmd is not None:
-            self._epmd.end(signal.SIGKILL)  # it has nothing to lose, and ignores SIGTERM while a node is registered
-            self._epmd = None
+        if not self._is_mapper_shared:
+            self._mapper.stop()
 
     def _environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("RABBITMQ_", "ERL_", "NOTIFY_SOCKET"))}
@@ -463,7 +497,7 @@ class RabbitMQ(Broker):
             "PATH": _search_path(),
             "HOME": str(self.directory),
             "ERL_EPMD_ADDRESS": self.host,
-            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_PORT": str(self._mapper.port),
             "RABBITMQ_ALLOW_INPUT": "true",  # the script then becomes the node, rather than wait for it
             "RABBITMQ_ADVANCED_CONFIG_FILE": str(self.directory / "advanced.config"),
             "RABBITMQ_CONFIG_FILE": str(self.directory / "rabbitmq.conf"),
@@ -483,6 +517,97 @@ class RabbitMQ(Broker):
             "RABBITMQ_SCHEDULER_BUSY_WAIT_THRESHOLD": "very_short",
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": loopback,
         }
+
+
+class PortMapper:
+    """Erlang's port mapper (epmd) for RabbitMQ nodes, which find each other by it.
+
+    In the foreground: the one that a node would start on its own becomes a daemon and stays for ever.
+
+    Args:
+        directory: for its log.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.port = free_port()
+        self._directory = directory
+        self._process: _Process | None = None
+
+    def start(self) -> None:
+        """Start, and wait until it answers.
+
+        Raises:
+            BrokerError: it is not installed, or ended.
+        """
+        epmd = shutil.which("epmd", path=_search_path())
+        if epmd is None:
+            raise BrokerError(f"rabbitmq is not installed: epmd is missing; {_HOW_TO}")
+        command = (epmd, "-port", str(self.port), "-address", HOST)
+        self._process = _Process(command, None, self._directory / "epmd.log", self._directory)
+        deadline = time.monotonic() + RabbitMQ.start_timeout
+        while not accepts(self.port):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise BrokerError(f"the port mapper (epmd) does not answer on port {self.port}: address in use?")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """End it. Idempotent."""
+        if self._process is not None:
+            self._process.end(signal.SIGKILL)  # it has nothing to lose, and ignores SIGTERM while a node is registered
+            self._process = None
+
+
+class RabbitCluster:
+    """RabbitMQ nodes in one cluster, each of which can be killed and started again.
+
+    Entering the context starts it, which takes about four seconds for each node. Leaving stops it and removes its data.
+
+    Args:
+        size: number of nodes.
+        config_lines: of each node, see :class:`RabbitMQ`.
+
+    Attributes:
+        nodes: in the order of :attr:`url`.
+    """
+
+    def __init__(self, size: int = 3, config_lines: Iterable[str] = ()) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="rx-messaging-cluster-"))
+        self._mapper = PortMapper(self._directory)
+        self.nodes = [RabbitMQ(config_lines, port_mapper=self._mapper) for _ in range(size)]
+        for node in self.nodes[1:]:
+            node.join_at_start(self.nodes[0])
+
+    @property
+    def url(self) -> str:
+        """Return a URL that names all nodes, credentials included."""
+        hosts = ",".join(f"{node.host}:{node.port}" for node in self.nodes)
+        return f"{RabbitMQ.scheme}://guest:guest@{hosts}/"
+
+    def node(self, host: str) -> RabbitMQ:
+        """Return the node that clients reach at ``host``, as ``127.0.0.1:5672``."""
+        return next(node for node in self.nodes if f"{node.host}:{node.port}" == host)
+
+    def __enter__(self) -> Self:
+        try:
+            self._mapper.start()
+            for node in self.nodes:
+                node.start()
+            self.nodes[0].ctl("await_online_nodes", str(len(self.nodes)), timeout=RabbitMQ.start_timeout)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill all nodes and remove their data. Idempotent."""
+        for node in self.nodes:
+            node.kill()
+            node.close()
+        self._mapper.stop()
+        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 class _Process:
@@ -534,8 +659,8 @@ def _overridden(defaults: Iterable[str], lines: Iterable[str], separator: str) -
     return [line for line in defaults if line.split(separator)[0].strip() not in given]
 
 
-def accepts(port: int) -> bool:
+def accepts(port: int, host: str = HOST) -> bool:
     """Return whether a server listens on ``port``."""
-    with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1.0):
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):
         return True
     return False

@@ -26,6 +26,9 @@ FRAME_MAX = 131_072
 class Session(BrokerEnd):
     """One client's connection."""
 
+    #: channels with confirms that the client has opened
+    selected = 0
+
     async def frame(self) -> tuple[int, object]:
         """Channel and frame: the next that is no heartbeat."""
         async with asyncio.timeout(PATIENCE):
@@ -88,6 +91,7 @@ class Session(BrokerEnd):
             channel, frame = await self.frame()
             if type(frame) not in answers:
                 return channel, frame
+            self.selected += isinstance(frame, Confirm.Select)
             self.send(answers[type(frame)], channel)
 
     async def consumer(self) -> int:

@@ -42,6 +42,9 @@ class Broker:
         self.session = session
         self.client = client
         self.channel = 0
+        #: confirmed messages, and those of them on earlier channels: on each the broker's tags begin at 1
+        self.confirmed = self.base = 0
+        self._selected = 1
         #: routing key, payload and message id of what arrived, in its order; tags count from 1
         self.arrived: list[tuple[str, bytes, str]] = []
         self._reading = asyncio.create_task(self._read())
@@ -58,6 +61,9 @@ class Broker:
             assert isinstance(content, body.ContentBody)
             if head.properties.message_id is not None:  # confirmed
                 self.channel = channel
+                if self.session.selected != self._selected:
+                    self._selected, self.base = self.session.selected, self.confirmed
+                self.confirmed += 1
             self.arrived.append((frame.routing_key, content.value, head.properties.message_id or ""))
 
     async def count(self, number: int) -> list[bytes]:
@@ -72,10 +78,10 @@ class Broker:
         assert len(self.arrived) == number
 
     def ack(self, tag: int, *, multiple: bool = False) -> None:
-        self.session.send(Basic.Ack(tag, multiple), self.channel)
+        self.session.send(Basic.Ack(tag - self.base, multiple), self.channel)
 
     def nack(self, tag: int, *, multiple: bool = False) -> None:
-        self.session.send(Basic.Nack(tag, multiple, False), self.channel)
+        self.session.send(Basic.Nack(tag - self.base, multiple, False), self.channel)
 
     def end(self) -> None:
         self._reading.cancel()
@@ -123,6 +129,47 @@ async def test_a_message_that_is_refused_is_sent_again_with_its_id_until_it_is_t
     await broker.stays(5)
     [record] = caplog.records
     assert "exchange 'amq.topic' with routing key 'c' for now (basic.nack)" in record.getMessage()
+
+
+async def test_another_channel_is_taken_when_attempts_are_refused(peer: Peer, broker: Broker) -> None:
+    """A channel of RabbitMQ may refuse messages to a quorum queue whose new leader it does not know."""
+    client = broker.client
+    [message] = messages(client, [1])
+    await client.adapter.publish([message])
+    for tag in range(1, 4):
+        await broker.count(tag)
+        assert broker.session.selected == 1
+        broker.nack(tag)
+    await broker.count(4)
+    assert broker.session.selected == 2
+    broker.ack(4)
+    await message.result()
+
+
+async def test_another_channel_is_taken_only_after_unconfirmed_messages_are_answered(
+    peer: Peer, broker: Broker
+) -> None:
+    """So that messages to other destinations keep their order."""
+    client = broker.client
+    [message] = messages(client, [1])
+    [other] = messages(client, [2], "another/destination")
+    await client.adapter.publish([message])
+    await broker.count(1)
+    broker.nack(1)
+    await broker.count(2)
+    await client.adapter.publish([other])
+    await broker.count(3)
+    broker.nack(2)
+    await broker.count(4)
+    broker.nack(4)
+    await broker.stays(4)
+    assert broker.session.selected == 1
+    broker.ack(3)
+    await other.result()
+    await broker.count(5)
+    assert broker.session.selected == 2
+    broker.ack(5)
+    await message.result()
 
 
 async def test_messages_that_are_refused_are_sent_again_in_their_order_one_first(peer: Peer, broker: Broker) -> None:
@@ -235,9 +282,9 @@ async def test_waiting_messages_survive_a_closed_channel(peer: Peer, broker: Bro
     await broker.count(3)
     broker.session.send(commands.Channel.Close(404, "NOT_FOUND - for a test", 60, 40), broker.channel)
     assert (await broker.count(4))[3:] == [b"1"]
-    broker.ack(1)
+    broker.ack(4)
     assert (await broker.count(5))[4:] == [b"2"]
-    broker.ack(2)
+    broker.ack(5)
     assert await outcomes(batch) == ["", ""]
 
 

@@ -253,8 +253,8 @@ def test_delays_grow_until_a_connection_lasts(
             taken.append(number)
             yield 0.0
 
-    monkeypatch.setattr("messaging.connection.connection.delays", counted)
-    monkeypatch.setattr("messaging.connection.connection._STABLE_SECONDS", stable)
+    monkeypatch.setattr("messaging.connection.hosts.delays", counted)
+    monkeypatch.setattr("messaging.connection.opening.STABLE_SECONDS", stable)
     connect(broker)
     taken.clear()
     broker.errors["open"].extend([ConnectFailedError("not now")] * refusals)

@@ -1,0 +1,261 @@
+"""Attempts to connect: opens the adapter at one endpoint after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from typing import TYPE_CHECKING, Final
+
+from messaging.adapter import TakesEndpoint
+from messaging.connection.hosts import MAX_SERVERS, Hosts
+from messaging.errors import (
+    AuthenticationError,
+    ConnectFailedError,
+    ConnectionLostError,
+    InvalidUrlError,
+    MessagingError,
+    RedirectedError,
+    TakenOverError,
+)
+from messaging.execution import of_library
+from messaging.model import Endpoint, parse_host
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from messaging.adapter import Adapter, Events
+    from messaging.connection.renewal import Renewal
+    from messaging.execution import Engine
+    from messaging.model import Host
+
+logger = SafeLog(__name__)
+
+#: a connection that lasted this long resets the delays between attempts, seconds
+STABLE_SECONDS: Final = 5.0
+#: for so long the addresses of a name are not asked for again, seconds
+_FRESH_SECONDS: Final = 1.0
+#: shortest share of the deadline of a message that an attempt at one of several endpoints gets, seconds
+_LEAST_SHARE: Final = 1.0
+#: errors that one error text names
+_SHOWN: Final = 8
+
+
+class Opener:
+    """Connects one adapter. On the engine loop.
+
+    **Deadlines.** With one endpoint an attempt takes at most ``connect_timeout``. With several, the first attempt at
+    each takes at most its share of half the deadline of a message (the setting ``timeout``), and each further one
+    twice as long, up to ``connect_timeout``: messages that are published meanwhile can wait for a host that answers.
+
+    Args:
+        engine: runs the attempts.
+        adapter: connects.
+        renewal: whether its credentials may change, and whether an attempt waits for them.
+
+    Attributes:
+        hosts: chooses the endpoints.
+    """
+
+    def __init__(self, engine: Engine, adapter: Adapter, renewal: Renewal) -> None:
+        settings = adapter.settings
+        self._engine = engine
+        self._adapter = adapter
+        self._renewal = renewal
+        self._connect_timeout = settings.connect_timeout
+        self._timeout = settings.timeout
+        self.hosts = Hosts(
+            adapter.url.hosts,
+            is_shuffled=settings.host_order == "shuffled",
+            shortest=settings.reconnect_min,
+            longest=settings.reconnect_max,
+            clock=lambda: engine.loop.time(),
+        )
+        #: when the addresses of a host were asked for
+        self._resolved_at: dict[Host, float] = {}
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one endpoint to connect to."""
+        return len(self.hosts.endpoints) == 1 and self.hosts.endpoints[0] == (
+            self.hosts.current or self.hosts.endpoints[0]
+        )
+
+    @property
+    def where(self) -> str:
+        """The endpoint that was tried last, or is connected; all hosts before the first attempt."""
+        url, current = self._adapter.url, self.hosts.current
+        return url.address if current is None else str(current)
+
+    # --- attempts
+
+    async def once(self, events: Events) -> bool:
+        """Try every endpoint, and return what ``Adapter.open`` returned at the first that connects.
+
+        An endpoint that did not answer within its share of the deadline is tried once more with ``connect_timeout``.
+
+        Raises:
+            AuthenticationError: a host refused the credentials, and no host connected.
+            MessagingError: no host connected.
+        """
+        errors: dict[Endpoint, MessagingError] = {}
+        while (endpoint := self.hosts.untried()) is not None:
+            if not await self._resolve(endpoint.host, is_first=True):
+                continue
+            try:
+                return await self.attempt(endpoint, events)
+            except MessagingError as error:
+                errors[endpoint] = error
+        raise _of_all(self._adapter, [*errors.values()])
+
+    async def ready(self) -> Endpoint:
+        """Wait until an endpoint can be tried, and return it."""
+        while True:
+            endpoint, wait = self.hosts.next()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            elif await self._resolve(endpoint.host):
+                return endpoint
+
+    async def attempt(self, endpoint: Endpoint, events: Events) -> bool:
+        """Open the adapter at ``endpoint``; see ``Adapter.open``.
+
+        Raises:
+            MessagingError: it failed; :attr:`hosts` knows, and has the next one.
+        """
+        hosts = self.hosts
+        hosts.trying(endpoint)
+        timeout = self._share(endpoint)
+        adapter = self._adapter
+        where = str(adapter.url) if self.is_alone else str(endpoint)
+        is_final = True
+        failure: MessagingError
+        try:
+            if isinstance(adapter, TakesEndpoint):
+                adapter.set_endpoint(endpoint)
+            async with asyncio.timeout(timeout):
+                resumed = await of_library(adapter.open(events))
+        except TimeoutError:
+            overdue = self._renewal.overdue()
+            failure = overdue or ConnectFailedError(f"no connection to {where} within {timeout:g} s")
+            is_final = timeout >= self._connect_timeout
+        except RedirectedError as error:
+            failure = error
+        except ConnectionLostError as error:
+            failure = ConnectFailedError(f"cannot connect to {where}: {error}")
+            failure.__cause__ = error
+        except MessagingError as error:
+            failure = error
+        except Exception as error:
+            logger.exception("%s: the adapter failed to open", adapter.url.label(adapter.name, endpoint))
+            failure = ConnectFailedError(f"cannot connect to {where}: {type(error).__name__}")
+            failure.__cause__ = error
+        else:
+            hosts.connected()
+            return resumed
+        # credentials that may change may be right the next time
+        needs_change = isinstance(failure, AuthenticationError) and not self._renewal.can_change
+        hosts.failed(needs_change=needs_change, is_final=is_final)
+        raise self._followed(failure)
+
+    def _share(self, endpoint: Endpoint) -> float:
+        """Return the deadline of an attempt, seconds; see the class."""
+        count = len(self.hosts.endpoints)
+        if count == 1:
+            return self._connect_timeout
+        share = max(_LEAST_SHARE, self._timeout / (2 * count))
+        return min(self._connect_timeout, share * 2.0 ** min(self.hosts.attempts(endpoint), 32))
+
+    # --- losses
+
+    def lost(self, cause: MessagingError, seconds: float) -> MessagingError:
+        """Note the loss of a connection that lasted ``seconds``, and return its cause."""
+        needs_change = isinstance(cause, TakenOverError)
+        self.hosts.lost(is_stable=seconds > STABLE_SECONDS, needs_change=needs_change)
+        return self._followed(cause)
+
+    def _followed(self, error: MessagingError) -> MessagingError:
+        """Follow a redirect. Return ``error``, or another one for a redirect that is not followed."""
+        if not isinstance(error, RedirectedError):
+            return error
+        servers = []
+        for server in error.servers[:MAX_SERVERS]:
+            try:
+                servers.append(parse_host(server))
+            except InvalidUrlError:
+                logger.warning(
+                    "%s: the broker refers to %r, which is no host; leaving it out", self._label, server[:80]
+                )
+        is_able = isinstance(self._adapter, TakesEndpoint)
+        followed = self.hosts.redirected(servers, is_permanent=error.is_permanent) if is_able and servers else []
+        if followed:
+            shown = ", ".join(map(str, followed))
+            if error.is_permanent:
+                logger.warning("%s: the broker has moved to %s; connecting there: change the URL", self._label, shown)
+            else:
+                logger.info("%s: the broker sends this client to %s; connecting there", self._label, shown)
+            return error
+        why = "it names no server" if not servers else "the servers that it names sent this client away, too"
+        refused = ConnectFailedError(f"{error}; not followed: {why}", code=error.code, detail=error.detail)
+        refused.__cause__ = error
+        return refused
+
+    @property
+    def _label(self) -> str:
+        return self._adapter.url.label(self._adapter.name, self.hosts.current)
+
+    # --- names
+
+    async def _resolve(self, host: Host, *, is_first: bool = False) -> bool:
+        """Look up the addresses of a host. Return whether they were known, so that the choice stands.
+
+        With ``is_first`` they are looked up once, so that the number of endpoints has an end.
+        """
+        if not isinstance(self._adapter, TakesEndpoint) or _is_address(host.name):
+            return True
+        loop = self._engine.loop
+        known = self._resolved_at.get(host)
+        if known is not None and (is_first or loop.time() - known < _FRESH_SECONDS):
+            return True
+        if len(self._resolved_at) > 2 * MAX_SERVERS + len(self.hosts.endpoints):
+            self._resolved_at.clear()
+        try:
+            async with asyncio.timeout(min(self._connect_timeout, self._timeout / 2)):
+                addresses = await addresses_of(host.name)
+        except (OSError, UnicodeError, TimeoutError):
+            addresses = []  # the adapter tries the name, and its error says what is wrong with it
+        self._resolved_at[host] = loop.time()
+        self.hosts.resolved(host, addresses)
+        return False
+
+
+async def addresses_of(name: str) -> list[str]:
+    """Return the IP addresses of a host name, in the order of the resolver.
+
+    Raises:
+        OSError, UnicodeError: there is none.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return [*dict.fromkeys(str(address[0]) for *_, address in found)]
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _of_all(adapter: Adapter, errors: list[MessagingError]) -> MessagingError:
+    """Return one error for all endpoints."""
+    if len(errors) == 1:
+        return errors[0]
+    shown = "; ".join(map(str, errors[:_SHOWN])) + ("; ..." if len(errors) > _SHOWN else "")
+    refusal = next((error for error in errors if isinstance(error, AuthenticationError)), None)
+    text = f"cannot connect to any host of {adapter.url.address}: {shown}"
+    if refusal is None:
+        failure = ConnectFailedError(text)
+    else:
+        failure = AuthenticationError(text, code=refusal.code, detail=refusal.detail)
+    failure.__cause__ = refusal or errors[-1]
+    return failure
