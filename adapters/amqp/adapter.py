@@ -215,7 +215,9 @@ class AmqpAdapter(Adapter):
 
         With ``may_reuse``, the credentials in use serve if the provider fails.
         """
-        if self.credentials is not None:
+        if self.credentials is None:
+            self._current = self._target
+        else:
             now = asyncio.get_running_loop().time()
             try:
                 self._current = log_in(self._target, await self.credentials(), now)

@@ -73,7 +73,7 @@ class Connection:
         self.endings = self.subscriptions.endings
         self.verdicts = Verdicts(engine, adapter, self.states)
         self.last_will = LastWill(engine, adapter, outbox, self._epoch)
-        self._renewal = Renewal(engine, adapter, self.label)
+        self._renewal = Renewal(engine, adapter, lambda: self.label)
         #: called on the loop after each connect, and once when the connection is closed
         self.on_connected: Callable[[], object] = _nothing
         self.on_closed: Callable[[], Promise[None] | None] = _nothing

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.adapter import TakesCredentials
@@ -51,13 +52,13 @@ class Renewal:
     Args:
         engine: runs the task that renews them.
         adapter: takes them.
-        label: of the connection, for the log.
+        label: returns the name of the connection for the log.
 
     Raises:
         InvalidOptionError: the adapter takes no credentials that change.
     """
 
-    def __init__(self, engine: Engine, adapter: Adapter, label: str) -> None:
+    def __init__(self, engine: Engine, adapter: Adapter, label: Callable[[], str]) -> None:
         self._engine = engine
         self._settings = adapter.settings
         self._label = label
@@ -147,20 +148,20 @@ class Renewal:
                 logger.log(
                     logging.WARNING if failures == 1 else logging.INFO,
                     "%s: cannot renew the credentials: %s; they %s; trying again in %.1f s",
-                    self._label, error, self._validity(), pause,
+                    self._label(), error, self._validity(), pause,
                 )  # fmt: skip
                 self._due = self._now() + pause
             except ConnectionLostError:
                 return  # reported by the adapter: the next connection asks
             except MessagingError as error:
                 self._due = self._now() + self._pause(next(pauses))
-                logger.warning("%s: the new credentials are not in use: %s; trying again", self._label, error)
+                logger.warning("%s: the new credentials are not in use: %s; trying again", self._label(), error)
             except Exception:
-                logger.exception("%s: the adapter failed to renew the credentials; trying again", self._label)
+                logger.exception("%s: the adapter failed to renew the credentials; trying again", self._label())
                 self._due = self._now() + self._pause(next(pauses))
             else:
                 if failures:
-                    logger.info("%s: the credentials are renewed again", self._label)
+                    logger.info("%s: the credentials are renewed again", self._label())
                     failures = 0
                     pauses = delays(self._settings.reconnect_min, self._settings.reconnect_max)
 
@@ -200,7 +201,7 @@ class Renewal:
             self._used[:] = [fresh]
             self._due = math.inf
             self._schedule(fresh)
-            logger.info("%s: credentials renewed", self._label)
+            logger.info("%s: credentials renewed", self._label())
 
     # --- times
 
@@ -217,7 +218,7 @@ class Renewal:
             if not self._is_expiry_told:
                 logger.warning(
                     "%s: the provider returned credentials that expired %.0f s ago; trying them: a clock may be wrong",
-                    self._label, -remaining,
+                    self._label(), -remaining,
                 )  # fmt: skip
         self._is_expiry_told = remaining <= 0
         self._due = min(self._due, self._now() + left)
