@@ -53,7 +53,6 @@ class CredentialsSource:
     """Asks a provider for credentials. On the engine loop.
 
     Args:
-        engine: runs the questions.
         what: names the provider in errors, as in ``option 'credentials'``.
         start: asks; returns the future of the answer. It fails with ``CredentialsError``.
         timeout: deadline of an answer, seconds.
@@ -63,7 +62,6 @@ class CredentialsSource:
 
     def __init__(
         self,
-        engine: Engine,
         what: str,
         start: Callable[[], asyncio.Future[Credentials]],
         timeout: float,
@@ -71,7 +69,6 @@ class CredentialsSource:
         is_cancellable: bool = False,
         signature: Callable[[], object] | None = None,
     ) -> None:
-        self._engine = engine
         self._what = what
         self._start = start
         self._timeout = timeout
@@ -155,7 +152,6 @@ def source_of(engine: Engine, settings: Settings) -> CredentialsSource | None:
     if settings.credentials is not None:
         provider: Provider = settings.credentials
         return CredentialsSource(
-            engine,
             "option 'credentials'",
             lambda: _call(engine, provider),
             timeout,
@@ -164,12 +160,11 @@ def source_of(engine: Engine, settings: Settings) -> CredentialsSource | None:
     if settings.password_command is not None:
         command: tuple[str, ...] = settings.password_command
         return CredentialsSource(
-            engine, "option 'password_command'", lambda: _on_worker(engine, lambda: run(command, timeout)), timeout
+            "option 'password_command'", lambda: _on_worker(engine, lambda: run(command, timeout)), timeout
         )
     if settings.password_file is not None:
         path: Path = settings.password_file
         return CredentialsSource(
-            engine,
             "option 'password_file'",
             lambda: _on_worker(engine, lambda: read(path)),
             timeout,

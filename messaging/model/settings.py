@@ -66,6 +66,8 @@ Secret = Annotated[SecretStr, AfterValidator(_secret)]
 
 #: settings that say where passwords come from, by precedence among environment variables; at most one may be given
 PASSWORD_SOURCES: Final = ("credentials", "password", "password_command", "password_file")
+#: settings that run code
+_NOT_IN_URLS: Final = ("credentials", "password_command")
 
 
 class Settings(BaseSettings):
@@ -97,7 +99,7 @@ class Settings(BaseSettings):
         exclude=True,
         repr=False,
         description="command, run without a shell, that prints the password: run before each connection, and before "
-        "the password expires",
+        "the password expires; not in URLs",
     )
     password_file: Path | None = Field(
         None,
@@ -230,6 +232,11 @@ def load_settings(kind: type[S], url: BrokerUrl, keywords: Mapping[str, Any]) ->
             given[option] = given[
                 option
             ].get_secret_value()  # concealed because of its name, but text in its adapter's settings
+    for option in _NOT_IN_URLS:
+        if option in url.options:
+            raise InvalidOptionError(
+                option, f"option {option!r}: not in a URL, which may come from elsewhere; it is a keyword of connect()"
+            )
     _check_password_source(url, given)
     return kind(**given)
 

@@ -452,6 +452,16 @@ def test_a_loss_while_they_are_renewed_is_a_loss_like_any_other(login: FakeBroke
     assert m.connection_state.value.name == "connected"
 
 
+def test_closing_while_they_are_renewed_ends_both(login: FakeBroker, connect: Connect) -> None:
+    m = connect(login, credentials=Counting(valid_for=0.3))
+    login.gates["renew"].close()
+    until(lambda: login.gates["renew"].waiting)
+    started = time.monotonic()
+    m.close()
+    assert time.monotonic() - started < 3
+    assert login.gates["renew"].waiting == 0
+
+
 def test_closing_ends_the_renewals(login: FakeBroker, connect: Connect) -> None:
     provider = Counting(valid_for=0.3)
     m = connect(login, credentials=provider)

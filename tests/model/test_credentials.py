@@ -136,7 +136,7 @@ def test_the_provider_must_be_callable() -> None:
 
 
 def test_a_provider_is_a_keyword_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidOptionError, match="must be a callable"):
+    with pytest.raises(InvalidOptionError, match="option 'credentials': not in a URL"):
         load("fake://x?credentials=ask")
     monkeypatch.setenv("MESSAGING_CREDENTIALS", "ask")
     with pytest.raises(InvalidOptionError, match=r"'credentials' \(from MESSAGING_CREDENTIALS\): must be a callable"):
@@ -161,9 +161,14 @@ def test_settings_show_neither_provider_nor_command() -> None:
 def test_a_command_is_a_line_or_a_list(value: Any, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     assert load(password_command=value).password_command == words
     if isinstance(value, str):
-        assert load(f"fake://x?password_command={value.replace(' ', '%20')}").password_command == words
         monkeypatch.setenv("MESSAGING_PASSWORD_COMMAND", value)
         assert load().password_command == words
+
+
+def test_a_url_runs_no_command() -> None:
+    with pytest.raises(InvalidOptionError, match="option 'password_command': not in a URL") as caught:
+        load(f"fake://x?password_command=echo%20{SECRET}")
+    assert SECRET not in str(caught.value)
 
 
 def test_a_file_is_named_by_keyword_or_url() -> None:
