@@ -30,12 +30,15 @@ def connect(url: str | None = None, *, services: ServiceRegistry | None = None, 
         services: the registry the instance's services go to and direct acknowledgement callbacks come from; by
             default the process's one.
         **settings: settings of the adapter; they win over options in the URL and ``MESSAGING_*`` variables.
+            ``credentials`` is a callable or coroutine function that returns :class:`messaging.Credentials`, a pair of
+            user name and password, or a password: asked before each connection, and before they expire.
 
     Raises:
         InvalidUrlError, UnknownSchemeError, InvalidOptionError, MissingExtraError, AdapterClashError: as they say.
         DuplicateNameError: ``name`` is taken by another instance in ``services``.
         ConnectFailedError: no connection within ``connect_timeout``; ``AuthenticationError`` if the broker refused
-            the credentials. Not raised here on a thread that runs an event loop, but when the result is awaited.
+            the credentials; ``CredentialsError`` if there are none. Not raised here on a thread that runs an event
+            loop, but when the result is awaited.
     """
     settings = concealed(settings)
     if url is None:
