@@ -91,8 +91,9 @@ class Opener:
             MessagingError: no host connected.
         """
         errors: dict[Endpoint, MessagingError] = {}
+        asked: set[Host] = set()
         while (endpoint := self.hosts.untried()) is not None:
-            if not await self._resolve(endpoint.host, is_first=True):
+            if not await self._resolve(endpoint.host, asked):
                 continue
             try:
                 return await self.attempt(endpoint, events)
@@ -102,11 +103,13 @@ class Opener:
 
     async def ready(self) -> Endpoint:
         """Wait until an endpoint can be tried, and return it."""
+        asked: set[Host] = set()
         while True:
             endpoint, wait = self.hosts.next()
             if wait > 0:
                 await asyncio.sleep(wait)
-            elif await self._resolve(endpoint.host):
+                asked.clear()
+            elif await self._resolve(endpoint.host, asked):
                 return endpoint
 
     async def attempt(self, endpoint: Endpoint, events: Events) -> bool:
@@ -195,16 +198,17 @@ class Opener:
 
     # --- names
 
-    async def _resolve(self, host: Host, *, is_first: bool = False) -> bool:
+    async def _resolve(self, host: Host, asked: set[Host]) -> bool:
         """Look up the addresses of a host. Return whether they were known, so that the choice stands.
 
-        With ``is_first`` they are looked up once, so that the number of endpoints has an end.
+        The hosts in ``asked`` are not looked up again, so that the choice has an end.
         """
-        if not isinstance(self._adapter, TakesEndpoint) or _is_address(host.name):
+        if not isinstance(self._adapter, TakesEndpoint) or _is_address(host.name) or host in asked:
             return True
+        asked.add(host)
         loop = self._engine.loop
         known = self._resolved_at.get(host)
-        if known is not None and (is_first or loop.time() - known < _FRESH_SECONDS):
+        if known is not None and loop.time() - known < _FRESH_SECONDS:
             return True
         if len(self._resolved_at) > 2 * MAX_SERVERS + len(self.hosts.endpoints):
             self._resolved_at.clear()
