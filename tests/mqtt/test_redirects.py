@@ -61,6 +61,10 @@ class TlsPeer(Peer):
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
+    def stop_accepting(self) -> None:
+        """Begin no further handshake, which would be in progress when the test ends."""
+        self._server.close()
+
 
 @contextlib.asynccontextmanager
 async def instance(url: str, *others: Peer, **settings: Any) -> AsyncIterator[messaging.Messaging]:
@@ -278,7 +282,9 @@ async def test_a_redirect_keeps_tls_and_verifies_the_name_of_the_new_host(
     with Mosquitto(lines) as second:
         where = f"127.0.0.1:{second.port if port == 'tls' else plain}"
         async with TlsPeer(context) as first, instance(first.url, cafile=authority.cafile, retry_connect=True) as m:
-            refer((await first.accept())[0], USE_ANOTHER, where)
+            connection, _ = await first.accept()
+            first.stop_accepting()
+            refer(connection, USE_ANOTHER, where)
             if words:
                 await until(lambda: words in str(m.connection_state.value.cause))
                 assert not m.ready.done()
