@@ -87,6 +87,8 @@ class MqttAdapter(Adapter):
         self.received_all = self._inbound.hand_over
         self._outbound = outbound.Outbound(codec, v5, self.settings.max_inflight, self._target)
         self._subscriptions = subscriptions.Subscriptions(self, self._router, self._inbound, self._outbound)
+        #: see ``KeepsSession``
+        self.detach, self.bequeath = self._subscriptions.detach, self._subscriptions.bequeath
         self._will = last_will.LastWill(codec)
         self.link: Link | None = None
         self._lost: Callable[[MessagingError], None] | None = None
@@ -273,17 +275,9 @@ class MqttAdapter(Adapter):
         """See ``Adapter.unsubscribe``."""
         await self._subscriptions.unsubscribe(handle)
 
-    def detach(self, handle: Stream) -> None:
-        """See ``KeepsSession``."""
-        self._subscriptions.detach(handle)
-
     def redelivers(self, spec: SubscriptionSpec, handle: Stream | None = None) -> bool:  # noqa: ARG002  # the contract's
         """Return ``False`` for a lost connection: only a resumed session redelivers, which ``open`` tells the core."""
         return handle is not None and self._subscriptions.requeues(handle)
-
-    def bequeath(self, handle: Stream, heir: Stream) -> None:
-        """See ``KeepsSession``."""
-        self._subscriptions.bequeath(handle, heir)
 
     def acknowledge(self, tokens: Sequence[Any]) -> None:
         """See ``Adapter.acknowledge``."""

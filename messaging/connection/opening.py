@@ -216,7 +216,7 @@ class Opener:
             async with asyncio.timeout(min(self._connect_timeout, self._timeout / 2)):
                 addresses = await addresses_of(host.name)
         except (OSError, UnicodeError, TimeoutError):
-            addresses = []  # the adapter tries the name, and its error says what is wrong with it
+            addresses = []  # the adapter tries the name, and its error gives the reason
         self._resolved_at[host] = loop.time()
         self.hosts.resolved(host, addresses)
         return False
