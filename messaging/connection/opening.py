@@ -69,9 +69,8 @@ class Opener:
     @property
     def is_alone(self) -> bool:
         """Whether there is one endpoint to connect to."""
-        return len(self.hosts.endpoints) == 1 and self.hosts.endpoints[0] == (
-            self.hosts.current or self.hosts.endpoints[0]
-        )
+        known = self.hosts.endpoints
+        return known == [self.hosts.current or known[0]]
 
     @property
     def where(self) -> str:
@@ -95,8 +94,9 @@ class Opener:
         while (endpoint := self.hosts.untried()) is not None:
             if not await self._resolve(endpoint.host, asked):
                 continue
+            is_second = self.hosts.attempts(endpoint) > 0
             try:
-                return await self.attempt(endpoint, events)
+                return await self.attempt(endpoint, events, self._connect_timeout if is_second else None)
             except MessagingError as error:
                 errors[endpoint] = error
         raise _of_all(self._adapter, [*errors.values()])
@@ -112,15 +112,20 @@ class Opener:
             elif await self._resolve(endpoint.host, asked):
                 return endpoint
 
-    async def attempt(self, endpoint: Endpoint, events: Events) -> bool:
+    async def attempt(self, endpoint: Endpoint, events: Events, timeout: float | None = None) -> bool:
         """Open the adapter at ``endpoint``; see ``Adapter.open``.
+
+        Args:
+            endpoint: where to connect.
+            events: told what happens to the connection.
+            timeout: deadline, seconds; ``None``: see the class.
 
         Raises:
             MessagingError: it failed; :attr:`hosts` knows, and has the next one.
         """
         hosts = self.hosts
         hosts.trying(endpoint)
-        timeout = self._share(endpoint)
+        timeout = timeout or self._share(endpoint)
         adapter = self._adapter
         where = str(adapter.url) if self.is_alone else str(endpoint)
         is_final = True

@@ -14,10 +14,10 @@ import pytest
 
 import messaging
 from adapters.mqtt import packets
-from messaging.errors import ConnectFailedError, ConnectionLostError, RedirectedError
+from messaging.errors import ConnectFailedError, ConnectionLostError, RedirectedError, SubscriptionRefusedError
 from messaging.model import Endpoint, Host
 from messaging.services import ServiceRegistry
-from messaging.testing.brokers import Mosquitto, free_port
+from messaging.testing.brokers import Mosquitto, RabbitMQ, free_port
 from tests.certificates import LOOPBACK, Authority
 from tests.mqtt.conftest import QUICK
 from tests.mqtt.harness import PATIENCE, Core, lasting, until
@@ -366,3 +366,35 @@ async def test_a_host_that_does_not_answer_takes_a_share_of_the_deadline_of_mess
         publish = await connection.publish()
         connection.answer(packets.PUBACK, publish.id)
         await promise
+
+
+# --- what belongs to a host
+
+
+async def test_an_address_is_connected_to_and_the_name_is_verified(authority: Authority, needs_mosquitto: None) -> None:
+    """The certificate is for 127.0.0.1, not for the name of the host that has this address."""
+    certificate, key = authority.issue("broker", LOOPBACK)
+    with Mosquitto([f"certfile {certificate}", f"keyfile {key}"]) as broker:
+        core = Core(f"mqtts://{broker.host}:{broker.port}", cafile=authority.cafile)
+        await core.open()
+        await core.adapter.close()
+        core.adapter.set_endpoint(Endpoint(Host("elsewhere.invalid", broker.port), broker.host))
+        with pytest.raises(ConnectFailedError, match="Hostname mismatch") as caught:
+            await core.open()
+        assert f"elsewhere.invalid:{broker.port} at {broker.host}" in str(caught.value)
+
+
+async def test_another_host_is_asked_again_whether_it_has_shared_subscriptions(
+    mosquitto: Mosquitto, rabbitmq_mqtt: RabbitMQ
+) -> None:
+    """MQTT 3.1.1, where a queue would stay empty without."""
+    core = Core(mosquitto.url, version="3.1.1", username="guest", password="guest")
+    await core.open()
+    await core.subscribe("jobs", queue="workers", qos="1")
+    core.vanish()
+    await core.lost()
+    core.adapter.set_endpoint(Endpoint(Host(rabbitmq_mqtt.host, rabbitmq_mqtt.mqtt_port)))
+    await core.open()
+    with pytest.raises(SubscriptionRefusedError, match="no shared subscriptions"):
+        await core.subscribe("jobs", queue="workers", qos="1")
+    await core.adapter.close()
