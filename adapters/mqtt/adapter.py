@@ -129,7 +129,7 @@ class MqttAdapter(Adapter):
 
     def set_endpoint(self, endpoint: Endpoint) -> None:
         """See ``TakesEndpoint``."""
-        self._target = self._outbound.target = self._target.at(endpoint, options.PORTS[self.url.scheme])
+        self._target = self._outbound.target = self._target.at(endpoint, options.PORTS.get(self.url.scheme))
 
     async def open(self, events: Events) -> bool:
         """See ``Adapter.open``."""
