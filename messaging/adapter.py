@@ -15,9 +15,8 @@ and until ``open`` returns, only these two, ``unsubscribe``, ``acknowledge``, ``
 **Errors.** Every error that an adapter raises or reports is a :class:`~messaging.errors.MessagingError`, with the
 exception of its library as ``__cause__``. The text of an error never holds a password.
 
-**Optional parts.** An adapter that connects to hosts, or whose protocol has a log-in, a last will, flow control or
-lasting sessions, implements :class:`TakesEndpoint`, :class:`TakesCredentials`, :class:`TakesLastWill`,
-:class:`FlowControl` or :class:`KeepsSession` too.
+**Optional parts.** An adapter that connects to hosts, or has a log-in, a last will, flow control or lasting sessions,
+implements :class:`TakesEndpoint`, ``TakesCredentials``, ``TakesLastWill``, ``FlowControl`` or ``KeepsSession`` as well.
 
 An adapter announces itself by an entry point in the group ``messaging.adapters``: name = URL scheme, value = the
 :class:`Adapter` subclass. ``docs/adapters.md`` walks through writing one.
@@ -119,8 +118,7 @@ class Adapter(abc.ABC):
             Whether the broker resumed a session with all current subscriptions. If not, the core subscribes again.
 
         Raises:
-            AuthenticationError, RedirectedError: credentials refused; the broker named another server.
-            ConnectFailedError: anything else that prevents the connection.
+            AuthenticationError, RedirectedError, ConnectFailedError: refused; sent elsewhere; not made otherwise.
         """
 
     @abc.abstractmethod
@@ -199,10 +197,7 @@ class TakesCredentials(Protocol):
     credentials: Callable[[], Awaitable[Credentials]] | None
 
     async def renew(self, credentials: Credentials) -> None:
-        """Log in anew, on this connection or, after a :class:`PlannedLossError`, the next; within the connect timeout.
-
-        Raises ``ConnectionLostError`` if the connection ended meanwhile.
-        """
+        """Log in anew: on this connection or, after a ``PlannedLossError``, on the next one."""
 
 
 @runtime_checkable

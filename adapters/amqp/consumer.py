@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel
 
     from adapters.amqp.connection import Wire
-    from adapters.amqp.declarations import Source
+    from adapters.amqp.declarations import QueueSpec, Source
     from adapters.amqp.delays import Delays
     from adapters.amqp.properties import Properties
     from adapters.amqp.streams import StreamPosition
@@ -133,18 +133,14 @@ class QueueConsumer(DeliveryLane):
             self._abandoned = True
             self._spawn(self._clean_up(opening))
             if isinstance(error, aiormq.AMQPChannelError):
-                raise refusal(SubscriptionRefusedError, self._what(), error, self._way_out(error)) from error
+                raise refusal(
+                    SubscriptionRefusedError, self._what(), error, _way_out(self._source.queue, error)
+                ) from error
             raise
         self._private_queue = None  # it has a consumer, and is deleted with it
         if self._error is not None:  # the broker cancelled the consumer right after its confirmation
             raise self._error
         self._established = True
-
-    def _way_out(self, error: aiormq.AMQPChannelError) -> str:
-        """Return a hint for a queue that differs from its declaration; empty for any other refusal."""
-        code, text = reply(error)
-        # "inequivalent arg 'x-max-priority' for queue ...", "invalid arg ..."
-        return topology.declared(self._source.queue) if code == 406 and " arg '" in (text or "") else ""
 
     async def _subscribe(self) -> None:
         wire, source = self._wire, self._source
@@ -362,6 +358,13 @@ class QueueConsumer(DeliveryLane):
             parts.append(frames.ack(self._number, max(contiguous), multiple=len(contiguous) > 1))
         parts += [frames.ack(self._number, tag, multiple=False) for tag in acks if tag > floor]
         self._wire.write(b"".join(parts))
+
+
+def _way_out(queue: QueueSpec, error: aiormq.AMQPChannelError) -> str:
+    """Return a hint for a queue that differs from its declaration; empty for any other refusal."""
+    code, text = reply(error)
+    # "inequivalent arg 'x-max-priority' for queue ...", "invalid arg ..."
+    return topology.declared(queue) if code == 406 and " arg '" in (text or "") else ""
 
 
 def _is_of_mqtt(known: Properties) -> bool:

@@ -94,6 +94,8 @@ class MqttAdapter(Adapter):
         traffic = _Traffic(self._inbound, self._outbound)
         self.received, self.written = traffic.received, traffic.written
         self._subscriptions = subscriptions.Subscriptions(self, self._router, self._inbound, self._outbound)
+        #: see ``KeepsSession``
+        self.detach, self.bequeath = self._subscriptions.detach, self._subscriptions.bequeath
         self._will = last_will.LastWill(codec)
         self.link: Link | None = None
         self._lost: Callable[[MessagingError], None] | None = None
@@ -133,7 +135,7 @@ class MqttAdapter(Adapter):
 
     def set_endpoint(self, endpoint: Endpoint) -> None:
         """See ``TakesEndpoint``."""
-        self._target = self._outbound.target = self._target.at(endpoint, options.PORTS[self.url.scheme])
+        self._target = self._outbound.target = self._target.at(endpoint, options.PORTS.get(self.url.scheme))
 
     async def open(self, events: Events) -> bool:
         """See ``Adapter.open``."""
@@ -259,17 +261,9 @@ class MqttAdapter(Adapter):
         """See ``Adapter.unsubscribe``."""
         await self._subscriptions.unsubscribe(handle)
 
-    def detach(self, handle: Stream) -> None:
-        """See ``KeepsSession``."""
-        self._subscriptions.detach(handle)
-
     def redelivers(self, spec: SubscriptionSpec, handle: Stream | None = None) -> bool:  # noqa: ARG002  # the contract's
         """Return ``False`` for a lost connection: only a resumed session redelivers, which ``open`` tells the core."""
         return handle is not None and self._subscriptions.requeues(handle)
-
-    def bequeath(self, handle: Stream, heir: Stream) -> None:
-        """See ``KeepsSession``."""
-        self._subscriptions.bequeath(handle, heir)
 
     def acknowledge(self, tokens: Sequence[Any]) -> None:
         """See ``Adapter.acknowledge``."""

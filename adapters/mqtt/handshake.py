@@ -90,10 +90,10 @@ class Target:
     def __str__(self) -> str:
         return str(Endpoint(Host(self.host, self.port), self.address))
 
-    def at(self, endpoint: Endpoint, default_port: int) -> Target:
-        """Return the same target at another host or address."""
+    def at(self, endpoint: Endpoint, default_port: int | None) -> Target:
+        """Return the same target at another host or address. Schemes of subclasses may have no default port."""
         host = endpoint.host
-        return replace(self, host=host.name, port=host.port or default_port, address=endpoint.address)
+        return replace(self, host=host.name, port=host.port or default_port or self.port, address=endpoint.address)
 
     def showable(self, detail: str | None) -> str | None:
         """Return the broker's text, or ``None`` if it contains a password: the broker may send any text."""

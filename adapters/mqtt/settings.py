@@ -103,7 +103,7 @@ def check(url: BrokerUrl, settings: MqttSettings) -> None:
         InvalidUrlError: the URL has a path.
         InvalidOptionError: naming the option at fault.
     """
-    check_hosts(url, PORTS[url.scheme])
+    check_hosts(url, PORTS.get(url.scheme))
     if url.path and url.scheme not in WEB:
         raise InvalidUrlError(f"{url.scheme} URL: no path is expected; channels are named when publishing")
     if url.scheme not in SECURE:

@@ -47,6 +47,8 @@ class Sharing:
         self._probing = asyncio.Lock()
         #: ``None`` until a probe has connected; ``True`` also if the probe had no result
         self._is_there: bool | None = None
+        #: the broker that this is known of
+        self._probed = ""
 
     async def require(self, target: Target) -> None:
         """Return once shared subscriptions are known to work, or after a warning that the probe had no result.
@@ -58,6 +60,8 @@ class Sharing:
             SubscriptionRefusedError: the broker has none.
         """
         async with self._probing:
+            if self._probed != str(target):  # another host
+                self._probed, self._is_there = str(target), None
             if self._is_there is None:
                 self._is_there = await self._probe(target)
             if self._is_there is False:

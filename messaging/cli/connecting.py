@@ -92,12 +92,12 @@ class Broker:
             settings["name"] = f"{prefix}{role}-{os.getpid()}"
         m = connect(target.url, **settings)
         if report_return and not _CORE_LOGGER.isEnabledFor(logging.INFO):
-            m.connection_state.subscribe(_return_reporter(url.label(m.name)))
+            m.connection_state.subscribe(_return_reporter(f"{url.scheme} {m.name!r}"))
         return m
 
 
-def _return_reporter(label: str) -> Callable[[ConnectionState], None]:
-    """Return an observer of connection states that logs when a lost connection is back."""
+def _return_reporter(instance: str) -> Callable[[ConnectionState], None]:
+    """Return an observer of connection states that logs when a lost connection of ``instance`` is back, and where."""
     was_up = False
     lost_at: float | None = None
 
@@ -105,7 +105,8 @@ def _return_reporter(label: str) -> Callable[[ConnectionState], None]:
         nonlocal was_up, lost_at
         if state.is_up:
             if lost_at is not None:
-                logger.info("%s: connected again after %.1f s", label, state.since - lost_at)
+                seconds = state.since - lost_at
+                logger.info("%s (%s): connected again after %.1f s", instance, state.host, seconds)
             was_up, lost_at = True, None
         elif was_up and lost_at is None and state.cause is not None:  # a planned close has no cause
             lost_at = state.since

@@ -114,7 +114,8 @@ def _watch_states(broker: Broker, *, json: bool) -> int:
 def _state_line(state: ConnectionState, *, json: bool) -> bytes:
     if not json:
         since = datetime.fromtimestamp(state.since, UTC).isoformat(timespec="milliseconds")
-        return f"{since} {state}\n".encode()
+        where = f" ({state.host})" if state.is_up and state.host is not None else ""
+        return f"{since} {state}{where}\n".encode()
     cause = state.cause
     return dump(
         {
@@ -123,6 +124,7 @@ def _state_line(state: ConnectionState, *, json: bool) -> bytes:
             "cause": None if cause is None else str(cause),
             "error": None if cause is None else type(cause).__name__,
             "code": cause.code if isinstance(cause, BrokerError) else None,
+            "host": state.host,
         }
     )
 

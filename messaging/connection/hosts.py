@@ -37,7 +37,7 @@ _Key = tuple[str, int | None]
 
 
 class _Record:
-    """What is known of one endpoint."""
+    """The delays and attempts of one endpoint."""
 
     __slots__ = ("attempts", "delays", "is_done", "retry_at")
 

@@ -76,9 +76,8 @@ class Opener:
     @property
     def is_alone(self) -> bool:
         """Whether there is one endpoint to connect to."""
-        return len(self.hosts.endpoints) == 1 and self.hosts.endpoints[0] == (
-            self.hosts.current or self.hosts.endpoints[0]
-        )
+        known = self.hosts.endpoints
+        return known == [self.hosts.current or known[0]]
 
     @property
     def where(self) -> str:
@@ -98,33 +97,42 @@ class Opener:
             MessagingError: no host connected.
         """
         errors: dict[Endpoint, MessagingError] = {}
+        asked: set[Host] = set()
         while (endpoint := self.hosts.untried()) is not None:
-            if not await self._resolve(endpoint.host, is_first=True):
+            if not await self._resolve(endpoint.host, asked):
                 continue
+            is_second = self.hosts.attempts(endpoint) > 0
             try:
-                return await self.attempt(endpoint, events)
+                return await self.attempt(endpoint, events, self._connect_timeout if is_second else None)
             except MessagingError as error:
                 errors[endpoint] = error
         raise _of_all(self._adapter, [*errors.values()])
 
     async def ready(self) -> Endpoint:
         """Wait until an endpoint can be tried, and return it."""
+        asked: set[Host] = set()
         while True:
             endpoint, wait = self.hosts.next()
             if wait > 0:
                 await asyncio.sleep(wait)
-            elif await self._resolve(endpoint.host):
+                asked.clear()
+            elif await self._resolve(endpoint.host, asked):
                 return endpoint
 
-    async def attempt(self, endpoint: Endpoint, events: Events) -> bool:
+    async def attempt(self, endpoint: Endpoint, events: Events, timeout: float | None = None) -> bool:
         """Open the adapter at ``endpoint``; see ``Adapter.open``.
+
+        Args:
+            endpoint: where to connect.
+            events: told what happens to the connection.
+            timeout: deadline, seconds; ``None``: see the class.
 
         Raises:
             MessagingError: it failed; :attr:`hosts` knows, and has the next one.
         """
         hosts = self.hosts
         hosts.trying(endpoint)
-        timeout = self._share(endpoint)
+        timeout = timeout or self._share(endpoint)
         adapter = self._adapter
         where = str(adapter.url) if self.is_alone else str(endpoint)
         is_final = True
@@ -205,16 +213,17 @@ class Opener:
 
     # --- names
 
-    async def _resolve(self, host: Host, *, is_first: bool = False) -> bool:
+    async def _resolve(self, host: Host, asked: set[Host]) -> bool:
         """Look up the addresses of a host. Return whether they were known, so that the choice stands.
 
-        With ``is_first`` they are looked up once, so that the number of endpoints has an end.
+        The hosts in ``asked`` are not looked up again, so that the choice has an end.
         """
-        if not isinstance(self._adapter, TakesEndpoint) or _is_address(host.name):
+        if not isinstance(self._adapter, TakesEndpoint) or _is_address(host.name) or host in asked:
             return True
+        asked.add(host)
         loop = self._engine.loop
         known = self._resolved_at.get(host)
-        if known is not None and (is_first or loop.time() - known < _FRESH_SECONDS):
+        if known is not None and loop.time() - known < _FRESH_SECONDS:
             return True
         if len(self._resolved_at) > 2 * MAX_SERVERS + len(self.hosts.endpoints):
             self._resolved_at.clear()
@@ -222,7 +231,7 @@ class Opener:
             async with asyncio.timeout(min(self._connect_timeout, self._timeout / 2)):
                 addresses = await addresses_of(host.name)
         except (OSError, UnicodeError, TimeoutError):
-            addresses = []  # the adapter tries the name, and its error says what is wrong with it
+            addresses = []  # the adapter tries the name, and its error gives the reason
         self._resolved_at[host] = loop.time()
         self.hosts.resolved(host, addresses)
         return False

@@ -210,7 +210,7 @@ def _parsed(text: str) -> BrokerUrl:
     )
 
 
-def check_hosts(url: BrokerUrl, default_port: int) -> None:
+def check_hosts(url: BrokerUrl, default_port: int | None) -> None:
     """Refuse a URL that names a host twice, once with the port ``default_port`` and once without a port.
 
     Raises:

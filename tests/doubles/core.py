@@ -235,8 +235,10 @@ class Listener(Generic[C]):
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        for connection in self.connections:
-            connection.abort()
+        for _ in range(3):  # a connection may be about to be accepted
+            for connection in self.connections:
+                connection.abort()
+            await asyncio.sleep(0)
         await self._server.wait_closed()
         await asyncio.sleep(0)
 

@@ -25,7 +25,7 @@ from pydantic import Field
 from messaging.adapter import Adapter, Events, PlannedLossError, Sink
 from messaging.errors import ConnectionLostError, MessagingError
 from messaging.execution import engine
-from messaging.model import NO_EXTENSIONS, Capabilities, Features, Incoming, Outgoing, SubscriptionSpec
+from messaging.model import NO_EXTENSIONS, Capabilities, Endpoint, Features, Incoming, Outgoing, SubscriptionSpec
 from messaging.model.credentials import Credentials
 from messaging.model.settings import Settings, TlsSettings
 
@@ -138,7 +138,7 @@ class FakeBroker:
         self.scheme = scheme
         brokers[self.name] = self
         self.adapter: FakeAdapter
-        self.features = EVERYTHING if scheme == "fake" else NEXT_TO_NOTHING
+        self.features = NEXT_TO_NOTHING if scheme == "bare" else EVERYTHING
         #: what ``open`` answers
         self.resumes = False
         #: keep unconfirmed messages over a loss, rather than fail them
@@ -174,6 +174,7 @@ class FakeBroker:
         self.acknowledged: list[Token] = []
         self.rejected: list[Token] = []
         self.calls: list[str] = []
+        self.endpoints: list[Endpoint] = []
         #: whether nothing is to be read for now, and how often that was asked for
         self.suspended = False
         self.suspensions = 0
@@ -466,10 +467,21 @@ class LoginAdapter(FakeAdapter):
             lost(PlannedLossError("ended to log in anew"))
 
 
+class PoolAdapter(FakeAdapter):
+    """The adapter of ``pool://b1,b2``: each host is a broker."""
+
+    def set_endpoint(self, endpoint: Endpoint) -> None:
+        assert not self.broker.connected, "another host was named while connected"
+        self.broker = brokers[endpoint.host.name]
+        self.broker.adapter = self
+        self.broker.endpoints.append(endpoint)
+
+
 ENTRY_POINTS: Final = f"""\
 [messaging.adapters]
 fake = {__name__}:FakeAdapter
 login = {__name__}:LoginAdapter
+pool = {__name__}:PoolAdapter
 bare = {__name__}:BareAdapter
 notanadapter = {__name__}:FakeBroker
 closedmodule = {__name__}.nowhere:Nothing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import string
 import traceback
 from urllib.parse import quote
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from messaging.errors import InvalidUrlError
-from messaging.model import BrokerUrl, is_secret_option, parse_url
+from messaging.model import BrokerUrl, Endpoint, Host, check_hosts, is_secret_option, parse_host, parse_url
 from tests.model.test_channels import allowed
 
 SECRET = "hunter2-pl4nted"
@@ -23,6 +24,7 @@ HOSTS = st.one_of(
     st.ip_addresses(v=4).map(str),
     st.ip_addresses(v=6).map(str),
 )
+PORTS = st.none() | st.integers(1, 65535)
 TEXTS = st.text(st.characters(codec="utf-8").filter(allowed), max_size=12)
 NONEMPTY = TEXTS.filter(bool)
 
@@ -31,14 +33,16 @@ NONEMPTY = TEXTS.filter(bool)
 def urls(draw: st.DrawFn) -> BrokerUrl:
     username = draw(st.none() | NONEMPTY)
     password = draw(st.none() | TEXTS) if username is not None else None
+    first, *others = draw(st.lists(st.builds(Host, HOSTS, PORTS), min_size=1, max_size=4, unique_by=Host.key))
     return BrokerUrl(
         scheme=draw(SCHEMES),
-        host=draw(HOSTS),
-        port=draw(st.none() | st.integers(1, 65535)),
+        host=first.name,
+        port=first.port,
         username=username,
         password=None if password is None else SecretStr(password),
         path=draw(st.none() | TEXTS),
         options=draw(st.dictionaries(NONEMPTY, TEXTS, max_size=4)),
+        others=tuple(others),
     )
 
 
@@ -50,8 +54,10 @@ def written(url: BrokerUrl) -> str:
         if url.password is not None:
             text += ":" + quote(url.password.get_secret_value(), safe="")
         text += "@"
-    text += f"[{url.host}]" if ":" in url.host else url.host
-    text += "" if url.port is None else f":{url.port}"
+    text += ",".join(
+        (f"[{host.name}]" if ":" in host.name else host.name) + ("" if host.port is None else f":{host.port}")
+        for host in url.hosts
+    )
     text += "" if url.path is None else "/" + quote(url.path, safe="")
     if url.options:
         text += "?" + "&".join(f"{quote(k, safe='')}={quote(v, safe='')}" for k, v in url.options.items())
@@ -68,7 +74,7 @@ def test_every_valid_url_survives_the_round_trip(url: BrokerUrl) -> None:
 @given(urls())
 def test_the_text_of_a_url_parses_to_the_same_url_but_for_its_secrets(url: BrokerUrl) -> None:
     again = parse_url(str(url))
-    for name in ("scheme", "host", "port", "username", "path"):
+    for name in ("scheme", "host", "port", "username", "path", "others", "hosts", "address"):
         assert getattr(again, name) == getattr(url, name)
     assert (again.password is None) == (url.password is None)
     for key, value in url.options.items():
@@ -78,9 +84,9 @@ def test_the_text_of_a_url_parses_to_the_same_url_but_for_its_secrets(url: Broke
 LIKE_A_URL = st.builds(
     "{}://{}{}{}".format,
     SCHEMES,
-    st.text("ab:@/?#[]%=&.0", max_size=15),
+    st.text("ab:@/?#[]%=&.0,", max_size=15),
     st.sampled_from(["", "@"]),
-    st.text("ab:@/?#[]%=&.0", max_size=15),
+    st.text("ab:@/?#[]%=&.0,", max_size=15),
 )
 
 
@@ -228,3 +234,67 @@ def test_a_url_cannot_be_changed() -> None:
 )
 def test_the_address_is_host_and_port_as_the_url_has_them(text: str, address: str) -> None:
     assert parse_url(text).address == address
+
+
+# --- several hosts
+
+
+def test_several_hosts_have_their_own_ports_and_share_the_rest() -> None:
+    url = parse_url("amqp://me:p%2Cw@a,b:1234,[::1],[::2]:99/v,host?name=x,y")
+    assert [*url.hosts] == [Host("a"), Host("b", 1234), Host("::1"), Host("::2", 99)]
+    assert (url.host, url.port) == ("a", None)
+    assert url.password is not None
+    assert url.password.get_secret_value() == "p,w"
+    assert (url.username, url.path, url.options["name"]) == ("me", "v,host", "x,y")
+    assert url.address == "a,b:1234,[::1],[::2]:99"
+    assert str(url) == "amqp://me:***@a,b:1234,[::1],[::2]:99/v%2Chost?name=x,y"
+    assert url.label("plant") == "amqp 'plant' (a,b:1234,[::1],[::2]:99)"
+    assert url.label("plant", Endpoint(Host("b", 1234), "10.0.0.1")) == "amqp 'plant' (b:1234 at 10.0.0.1)"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mqtt://a,", "an empty host beside a ','"),
+        ("mqtt://,a", "an empty host beside a ','"),
+        ("mqtt://a,,b", "an empty host beside a ','"),
+        ("mqtt://a,b:", "host 2: the port must be a number"),
+        ("mqtt://a:1,b:65536", "host 2: the port must be a number"),
+        ("mqtt://a,b c", "U\\+0020"),
+        ("mqtt://a,b!", "host 2: this is not a host name"),
+        ("mqtt://a,::1", "host 2: an IPv6 address stands in brackets"),
+        ("mqtt://a,[::1", "host 2: ']' is missing"),
+        ("mqtt://a,[b]", "host 2: this is not an IPv6 address"),
+        ("mqtt://a,b,A", "hosts 1 and 3 are the same"),
+        ("mqtt://a:1883,b,a:1883", "hosts 1 and 3 are the same"),
+        ("mqtt://[::1],[0:0::1]", "hosts 1 and 2 are the same"),
+        ("mqtt://u:p@a,v:q@b", "several hosts share one user, as mqtt://user:password@a,b"),
+        ("mqtt://" + ",".join(f"h{number}" for number in range(65)), "65 hosts; at most 64"),
+    ],
+)
+def test_a_list_of_hosts_that_is_wrong_says_where(text: str, message: str) -> None:
+    with pytest.raises(InvalidUrlError, match=message):
+        parse_url(text)
+
+
+def test_one_host_with_two_ports_is_two_hosts() -> None:
+    assert len(parse_url("mqtt://a:1,a:2,a").hosts) == 3
+
+
+def test_the_default_port_makes_two_spellings_of_a_host_equal() -> None:
+    url = parse_url("mqtt://a,a:1883")
+    check_hosts(url, 8883)
+    with pytest.raises(InvalidUrlError, match="hosts 1 and 2 are the same"):
+        check_hosts(url, 1883)
+
+
+@given(st.builds(Host, HOSTS, PORTS))
+def test_a_host_survives_the_round_trip(host: Host) -> None:
+    assert parse_host(str(host)) == host
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_host_or_an_invalid_url(text: str) -> None:
+    with contextlib.suppress(InvalidUrlError):
+        host = parse_host(text)
+        assert parse_host(str(host)) == host

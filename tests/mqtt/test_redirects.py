@@ -14,10 +14,10 @@ import pytest
 
 import messaging
 from adapters.mqtt import packets
-from messaging.errors import ConnectFailedError, ConnectionLostError, RedirectedError
+from messaging.errors import ConnectFailedError, ConnectionLostError, RedirectedError, SubscriptionRefusedError
 from messaging.model import Endpoint, Host
 from messaging.services import ServiceRegistry
-from messaging.testing.brokers import Mosquitto, free_port
+from messaging.testing.brokers import Mosquitto, RabbitMQ, free_port
 from tests.certificates import LOOPBACK, Authority
 from tests.mqtt.conftest import QUICK
 from tests.mqtt.harness import PATIENCE, Core, lasting, until
@@ -60,6 +60,10 @@ class TlsPeer(Peer):
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._context)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
+
+    def stop_accepting(self) -> None:
+        """Begin no further handshake, which would be in progress when the test ends."""
+        self._server.close()
 
 
 @contextlib.asynccontextmanager
@@ -278,7 +282,9 @@ async def test_a_redirect_keeps_tls_and_verifies_the_name_of_the_new_host(
     with Mosquitto(lines) as second:
         where = f"127.0.0.1:{second.port if port == 'tls' else plain}"
         async with TlsPeer(context) as first, instance(first.url, cafile=authority.cafile, retry_connect=True) as m:
-            refer((await first.accept())[0], USE_ANOTHER, where)
+            connection, _ = await first.accept()
+            first.stop_accepting()
+            refer(connection, USE_ANOTHER, where)
             if words:
                 await until(lambda: words in str(m.connection_state.value.cause))
                 assert not m.ready.done()
@@ -360,3 +366,35 @@ async def test_a_host_that_does_not_answer_takes_a_share_of_the_deadline_of_mess
         publish = await connection.publish()
         connection.answer(packets.PUBACK, publish.id)
         await promise
+
+
+# --- what belongs to a host
+
+
+async def test_an_address_is_connected_to_and_the_name_is_verified(authority: Authority, needs_mosquitto: None) -> None:
+    """The certificate is for 127.0.0.1, not for the name of the host that has this address."""
+    certificate, key = authority.issue("broker", LOOPBACK)
+    with Mosquitto([f"certfile {certificate}", f"keyfile {key}"]) as broker:
+        core = Core(f"mqtts://{broker.host}:{broker.port}", cafile=authority.cafile)
+        await core.open()
+        await core.adapter.close()
+        core.adapter.set_endpoint(Endpoint(Host("elsewhere.invalid", broker.port), broker.host))
+        with pytest.raises(ConnectFailedError, match="Hostname mismatch") as caught:
+            await core.open()
+        assert f"elsewhere.invalid:{broker.port} at {broker.host}" in str(caught.value)
+
+
+async def test_another_host_is_asked_again_whether_it_has_shared_subscriptions(
+    mosquitto: Mosquitto, rabbitmq_mqtt: RabbitMQ
+) -> None:
+    """MQTT 3.1.1, where a queue would stay empty without."""
+    core = Core(mosquitto.url, version="3.1.1", username="guest", password="guest")
+    await core.open()
+    await core.subscribe("jobs", queue="workers", qos="1")
+    core.vanish()
+    await core.lost()
+    core.adapter.set_endpoint(Endpoint(Host(rabbitmq_mqtt.host, rabbitmq_mqtt.mqtt_port)))
+    await core.open()
+    with pytest.raises(SubscriptionRefusedError, match="no shared subscriptions"):
+        await core.subscribe("jobs", queue="workers", qos="1")
+    await core.adapter.close()

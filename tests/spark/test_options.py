@@ -212,6 +212,8 @@ def test_the_url_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("MESSAGING_URL", "amqp://elsewhere:1")
     assert read({"channel": "a", "journalPath": "/j"}).required_broker.address == "amqp://elsewhere:1"
     assert read(MQTT).required_broker.address == "mqtt://broker"
+    several = read({**MQTT, "url": "mqtt://me:pw@a,b:1884,[::1]"})
+    assert several.required_broker.address == "mqtt://a,b:1884,[::1]"
 
 
 def test_a_password_file_is_read_anew_each_time(tmp_path: Path) -> None:

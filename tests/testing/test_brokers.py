@@ -177,7 +177,7 @@ def test_rabbitmq_is_under_control_listens_on_loopback_only_and_leaves_nothing_r
         pids = processes(broker)
         assert broker.pid in pids
         assert len(pids) >= 2  # at least the node and its port mapper
-        ports = (broker.port, broker._dist_port, broker._epmd_port)
+        ports = (broker.port, broker._dist_port, broker._mapper.port)
         assert all(map(listening, ports))
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
             route.connect(("192.0.2.1", 9))  # sends nothing: only asks for our address towards the outside

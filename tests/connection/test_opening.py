@@ -1,0 +1,339 @@
+"""Instances behind several hosts: which host they connect to, what they tell of it, and what waits meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from messaging.connection import hosts as rules
+from messaging.errors import (
+    AuthenticationError,
+    ConnectFailedError,
+    InvalidOptionError,
+    InvalidUrlError,
+    PlannedLossError,
+    RedirectedError,
+    TakenOverError,
+)
+from messaging.instance import Messaging
+from messaging.model import Endpoint, Host
+from tests.connection.test_state import observe
+from tests.doubles.fake import PATIENCE, FakeBroker, brokers, until
+from tests.doubles.fixtures import Connect
+
+#: delays that no test waits for
+NEVER = {"reconnect_min": 60.0, "reconnect_max": 60.0}
+
+Pool = Callable[[int], list[FakeBroker]]
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    """``pool(3)``: so many brokers of one URL."""
+    made: list[FakeBroker] = []
+
+    def make(count: int) -> list[FakeBroker]:
+        made.extend(FakeBroker("pool") for _ in range(count))
+        return made
+
+    yield make
+    for broker in made:
+        brokers.pop(broker.name, None)
+
+
+@pytest.fixture(autouse=True)
+def addresses(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """The addresses of names, instead of those of the machine's resolver; further names have none."""
+    known: dict[str, list[str]] = {}
+
+    async def addresses_of(name: str) -> list[str]:
+        if name not in known:
+            raise OSError("no such name")
+        return known[name]
+
+    monkeypatch.setattr("messaging.connection.opening.addresses_of", addresses_of)
+    return known
+
+
+def url(*hosts: FakeBroker) -> str:
+    return f"pool://{','.join(broker.name for broker in hosts)}"
+
+
+def down(*hosts: FakeBroker, count: int = 99) -> None:
+    for broker in hosts:
+        broker.errors["open"].extend(ConnectFailedError(f"{broker.name} is down") for _ in range(count))
+
+
+def host_of(m: Messaging) -> str | None:
+    assert m.runtime.get_runtime_dto().connection.host == m.connection_state.value.host
+    return m.connection_state.value.host
+
+
+async def _start(connect: Connect, *hosts: FakeBroker, **settings: Any) -> Messaging:
+    return connect(url(*hosts), **settings)
+
+
+def start(connect: Connect, *hosts: FakeBroker, **settings: Any) -> Messaging:
+    """An instance whose connection may not be there yet."""
+    return asyncio.run(_start(connect, *hosts, **settings))
+
+
+# --- the first connection
+
+
+def test_the_first_host_that_answers_is_connected_to(pool: Pool, connect: Connect) -> None:
+    a, b, c = pool(3)
+    down(a)
+    m = connect(url(a, b, c))
+    assert host_of(m) == b.name
+    assert (a.opened, b.opened, c.opened) == (0, 1, 0)
+    assert b.endpoints == [Endpoint(Host(b.name))]
+    m.publish("t", b"x").result(PATIENCE)
+    assert b.payloads == [b"x"]
+
+
+def test_shuffled_hosts_are_all_candidates(pool: Pool, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = pool(2)
+    monkeypatch.setattr(rules, "shuffle", list.reverse)
+    assert host_of(connect(url(a, b), host_order="shuffled")) == b.name
+    assert host_of(connect(url(a, b), host_order="ordered")) == a.name
+
+
+def test_an_unknown_order_is_refused(pool: Pool, connect: Connect) -> None:
+    with pytest.raises(InvalidOptionError, match="'host_order'"):
+        connect(url(*pool(2)) + "?host_order=random")
+
+
+def test_if_no_host_connects_the_error_names_what_each_said(pool: Pool, connect: Connect) -> None:
+    a, b = pool(2)
+    down(a, b)
+    with pytest.raises(ConnectFailedError, match=rf"any host of {a.name},{b.name}: {a.name} is down; {b.name} is down"):
+        connect(url(a, b))
+    assert a.calls.count("open") == b.calls.count("open") == 1
+
+
+def test_refused_credentials_are_the_error_if_no_host_connects(pool: Pool, connect: Connect) -> None:
+    a, b = pool(2)
+    a.errors["open"].append(AuthenticationError("wrong password", code=134))
+    down(b)
+    with pytest.raises(AuthenticationError, match="wrong password") as caught:
+        connect(url(a, b))
+    assert caught.value.code == 134
+
+
+def test_refused_credentials_at_one_host_do_not_keep_from_another(pool: Pool, connect: Connect) -> None:
+    a, b = pool(2)
+    a.errors["open"].append(AuthenticationError("wrong password"))
+    assert host_of(connect(url(a, b))) == b.name
+
+
+def test_a_host_that_is_slow_is_tried_again_with_the_whole_connect_timeout(pool: Pool, connect: Connect) -> None:
+    """Its share of the deadline of messages ends the first attempt: a third of a second here."""
+    a, b = pool(2)
+    down(b)
+    a.gates["open"].close()
+    m = start(connect, a, b, timeout=0.1, connect_timeout=PATIENCE)
+    until(lambda: b.calls.count("open") == 1)
+    a.gates["open"].open()
+    m.ready.result(PATIENCE)
+    assert host_of(m) == a.name
+
+
+def test_an_adapter_that_is_told_no_host_takes_urls_with_one(connect: Connect, broker: FakeBroker) -> None:
+    assert host_of(connect(broker)) == broker.name
+    with pytest.raises(InvalidUrlError, match="fake URL has 2 hosts; fake:// connects to one"):
+        connect(f"fake://{broker.name},other")
+    with pytest.raises(InvalidUrlError, match="memory URL has 2 hosts"):
+        connect("memory://a,b")
+
+
+def test_with_retry_connect_hosts_are_tried_until_one_answers(pool: Pool, connect: Connect) -> None:
+    a, b = pool(2)
+    down(a)
+    down(b, count=3)
+    m = start(connect, a, b, retry_connect=True)
+    m.ready.result(PATIENCE)
+    assert host_of(m) == b.name
+
+
+# --- losses
+
+
+def test_after_a_loss_the_next_host_is_connected_to_at_once(
+    pool: Pool, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    a, b, c = pool(3)
+    m = connect(url(a, b, c), name="plant", **NEVER)
+    states = observe(m)
+    stream = m.subscribe("t")
+    stream.ready.result(PATIENCE)
+    down(b)
+    a.lose("the cable was cut")
+    c.wait_open()
+    c.wait_subscribed()
+    states.wait("connected", 2)
+    assert [(state.name, state.host) for state in states.seen] == [
+        ("connected", a.name),
+        ("reconnecting", a.name),
+        ("reconnecting", b.name),
+        ("connected", c.name),
+    ]
+    m.publish("t", b"x").result(PATIENCE)
+    assert c.payloads == [b"x"]
+    lines = [re.sub(r"\d+\.\d s", "N s", record.getMessage()) for record in caplog.records]
+    for line in (
+        f"pool 'plant' ({a.name}): connected",
+        f"pool 'plant' ({a.name}): connection lost: the cable was cut; connecting to {b.name} in N s",
+        f"pool 'plant' ({b.name}): cannot reconnect: {b.name} is down; connecting to {c.name} in N s",
+        f"pool 'plant' ({c.name}): connected again after N s",
+    ):
+        assert line in lines
+    stream.close().result(PATIENCE)
+
+
+def test_unconfirmed_messages_are_sent_to_the_next_host_in_their_order(pool: Pool, connect: Connect) -> None:
+    a, b = pool(2)
+    a.hold = True
+    m = connect(url(a, b), **NEVER)
+    promises = [m.publish("t", b"%d" % number) for number in range(50)]
+    a.wait_sent(50)
+    a.lose()
+    for promise in promises:
+        promise.result(PATIENCE)
+    assert b.payloads == [b"%d" % number for number in range(50)]
+    assert [sent.message_id for sent in b.sent] == [sent.message_id for sent in a.sent]
+
+
+def test_a_host_that_hangs_leaves_time_for_messages_at_the_next(pool: Pool, connect: Connect) -> None:
+    a, b, c = pool(3)
+    m = connect(url(a, b, c), timeout=6.0, connect_timeout=PATIENCE, **NEVER)
+    b.gates["open"].close()
+    started = time.monotonic()
+    a.lose()
+    m.publish("t", b"x").result(PATIENCE)
+    assert 0.9 < time.monotonic() - started < 4.0  # a sixth of the deadline
+    assert host_of(m) == c.name
+    assert b.gates["open"].waiting == 0
+    b.gates["open"].open()
+
+
+def test_a_client_that_was_taken_over_waits_before_it_tries_any_host(pool: Pool, connect: Connect) -> None:
+    a, b = pool(2)
+    m = connect(url(a, b), reconnect_min=0.001, reconnect_max=60.0)
+    a.lose(TakenOverError("another client"))
+    observe(m).wait("refused")
+    time.sleep(0.1)
+    assert b.calls == []
+
+
+def test_a_planned_loss_stays_at_its_host(pool: Pool, connect: Connect) -> None:
+    a, b = pool(2)
+    m = connect(url(a, b), **NEVER)
+    a.lose(PlannedLossError("for the will"))
+    a.wait_open(2)
+    assert host_of(m) == a.name
+    assert b.calls == []
+
+
+# --- names with several addresses
+
+
+def test_the_addresses_of_a_name_are_tried_one_by_one(
+    pool: Pool, connect: Connect, addresses: dict[str, list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    [a] = pool(1)
+    addresses[a.name] = ["10.0.0.1", "10.0.0.2"]
+    down(a, count=1)
+    m = connect(url(a), name="plant")
+    assert host_of(m) == f"{a.name} at 10.0.0.2"
+    a.lose()
+    a.wait_open(2)
+    observe(m).wait("connected")
+    assert [endpoint.address for endpoint in a.endpoints] == ["10.0.0.1", "10.0.0.2", "10.0.0.1"]
+    assert f"pool 'plant' ({a.name} at 10.0.0.2): connection lost" in caplog.text
+
+
+def test_addresses_that_change_are_followed(
+    pool: Pool, connect: Connect, addresses: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("messaging.connection.opening._FRESH_SECONDS", 0.0)
+    [a] = pool(1)
+    addresses[a.name] = ["10.0.0.1", "10.0.0.2"]
+    m = connect(url(a))
+    addresses[a.name] = ["10.0.1.1", "10.0.1.2"]
+    a.lose()
+    a.wait_open(2)
+    observe(m).wait("connected")
+    assert host_of(m) == f"{a.name} at 10.0.1.1"
+
+
+def test_a_name_with_one_address_is_connected_to_by_its_name(
+    pool: Pool, connect: Connect, addresses: dict[str, list[str]]
+) -> None:
+    [a] = pool(1)
+    addresses[a.name] = ["10.0.0.1"]
+    assert host_of(connect(url(a))) == a.name
+    assert a.endpoints == [Endpoint(Host(a.name))]
+
+
+def test_a_look_up_that_hangs_is_bounded(pool: Pool, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def addresses_of(_: str) -> list[str]:
+        await asyncio.sleep(PATIENCE)
+        return []
+
+    monkeypatch.setattr("messaging.connection.opening.addresses_of", addresses_of)
+    [a] = pool(1)
+    started = time.monotonic()
+    m = connect(url(a), connect_timeout=0.2)
+    assert time.monotonic() - started < 5.0
+    assert host_of(m) == a.name
+
+
+# --- redirects
+
+
+@pytest.mark.parametrize("when", ["connecting", "connected"])
+def test_a_redirect_is_followed_to_a_host_that_the_url_does_not_name(pool: Pool, connect: Connect, when: str) -> None:
+    a, b = pool(2)
+    redirect = RedirectedError("go elsewhere", servers=(b.name,), code=0x9C)
+    if when == "connecting":
+        a.errors["open"].append(redirect)
+        m = connect(url(a), **NEVER)
+    else:
+        m = connect(url(a), **NEVER)
+        a.lose(redirect)
+        b.wait_open()
+    observe(m).wait("connected")
+    assert host_of(m) == b.name
+
+
+def test_a_redirect_that_names_no_host_is_a_refusal(pool: Pool, connect: Connect) -> None:
+    [a] = pool(1)
+    a.errors["open"].append(RedirectedError("go elsewhere", servers=("no host!",), code=0x9C))
+    with pytest.raises(ConnectFailedError, match="go elsewhere; not followed: it names no server") as caught:
+        connect(url(a))
+    assert caught.value.code == 0x9C
+
+
+def test_a_redirect_is_not_followed_by_an_adapter_that_is_told_no_host(broker: FakeBroker, connect: Connect) -> None:
+    broker.errors["open"].append(RedirectedError("go elsewhere", servers=("b:1",)))
+    with pytest.raises(ConnectFailedError, match="not followed"):
+        connect(broker)
+
+
+def test_messages_in_flight_outlive_a_redirect(pool: Pool, connect: Connect) -> None:
+    a, b = pool(2)
+    a.hold = True
+    m = connect(url(a), **NEVER)
+    promise = m.publish("t", b"x")
+    a.wait_sent(1)
+    a.lose(RedirectedError("moved", servers=(b.name,), is_permanent=True))
+    promise.result(PATIENCE)
+    assert b.payloads == [b"x"]
