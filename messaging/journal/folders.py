@@ -14,9 +14,11 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from messaging.errors import JournalError, JournalFullError, JournalLockedError, JournalUnreadableError
+
+E = TypeVar("E", bound=JournalError)
 
 #: pause between two attempts to get a lock, seconds
 _PAUSE: Final = 0.05
@@ -35,7 +37,7 @@ class Folder(Protocol):
     #: whether files can grow
     appends: bool
 
-    def error(self, kind: type[JournalError], message: str) -> JournalError:
+    def error(self, kind: type[E], message: str) -> E:
         """Return an error of this folder."""
 
     def make(self, name: str = "") -> None:
@@ -139,7 +141,7 @@ class LocalFolder:
             raise self.error(JournalUnreadableError, str(error)) from None
         self.path = self.shown = str(self._root)
 
-    def error(self, kind: type[JournalError], message: str) -> JournalError:
+    def error(self, kind: type[E], message: str) -> E:
         """See :class:`Folder`."""
         return kind(self.shown, message, self._option)
 

@@ -149,9 +149,19 @@ class LogWriter(Log):
         folder, partition, seed: see :class:`Log`.
         head: body of the first frame of each segment, which names the format of the others.
         segment_bytes: bytes from which on a segment is closed, where segments grow.
+        sync_closed: whether a segment with rows that were appended without a sync is synced when it is closed.
     """
 
-    def __init__(self, folder: Folder, partition: int, *, head: Any, segment_bytes: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        partition: int,
+        *,
+        head: Any,
+        segment_bytes: int,
+        seed: int = 0,
+        sync_closed: bool = True,
+    ) -> None:
         super().__init__(folder, partition, seed=seed)
         self._head = head
         self._segment_bytes = segment_bytes
@@ -160,6 +170,9 @@ class LogWriter(Log):
         self._appender: Appender | None = None
         self._segment = 0
         self._is_closed = False
+        self._sync_closed = sync_closed
+        #: whether the appender has rows that may not be on the disk
+        self._is_dirty = False
         #: whether the next append begins a segment
         self._close_segment = False
         #: segments before this one are deleted
@@ -210,6 +223,7 @@ class LogWriter(Log):
         if self.folder.appends:
             appender = self._open_segment(first)
             appender.append(parts if appender.size else [*self._first_frame(first), *parts], sync=sync)
+            self._is_dirty = not sync
             end = appender.size
         else:
             self.folder.check_lock()
@@ -225,6 +239,8 @@ class LogWriter(Log):
         """Return the segment to append to."""
         appender = self._appender
         if appender is not None and (self._close_segment or appender.size >= self._segment_bytes):
+            if self._sync_closed:
+                self._sync()
             self._close_appender()
             appender = None
         self._close_segment = False
@@ -233,7 +249,26 @@ class LogWriter(Log):
             self._segment = first
         return appender
 
+    def sync(self) -> None:
+        """Wait until the disk has all rows that were appended without a sync.
+
+        Raises:
+            JournalError: the disk failed. Rows since the last sync may be lost if the machine fails.
+        """
+        with self._writing, journal_errors(self.folder, "cannot sync"):
+            try:
+                self._sync()
+            except BaseException:
+                self._close_appender()  # a failed file is not used again
+                raise
+
+    def _sync(self) -> None:
+        if self._appender is not None and self._is_dirty:
+            self._appender.sync()
+            self._is_dirty = False
+
     def _close_appender(self) -> None:
+        self._is_dirty = False
         appender, self._appender = self._appender, None
         if appender is not None:
             appender.close()
@@ -242,6 +277,17 @@ class LogWriter(Log):
     def last_segment(self) -> int:
         """Return the offset in the name of the last segment."""
         return self._segment
+
+    def start_segment(self) -> None:
+        """Create the segment of the next append now. Only where segments grow.
+
+        Raises:
+            JournalError: it cannot be created.
+        """
+        with self._writing, journal_errors(self.folder, "cannot create a segment"):
+            if self._segment != self.end:
+                self._close_segment = True
+                self._open_segment(self.end)
 
     def begin_segment(self) -> None:
         """Have the next append begin a segment, so that the rows before it can be deleted."""
@@ -263,7 +309,15 @@ class LogWriter(Log):
         self._kept = segment
 
     def close(self) -> None:
-        """Close the segment, after a write in progress. Idempotent."""
-        with self._writing:
+        """Close the segment, after a write in progress. Idempotent.
+
+        Raises:
+            JournalError: as :meth:`sync`. The log is closed.
+        """
+        with self._writing, journal_errors(self.folder, "cannot sync"):
             self._is_closed = True
-            self._close_appender()
+            try:
+                if self._sync_closed:
+                    self._sync()
+            finally:
+                self._close_appender()

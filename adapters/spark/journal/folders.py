@@ -7,7 +7,7 @@ import errno
 import os
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -19,6 +19,8 @@ from messaging.journal.folders import Appender, Folder, LocalFolder
 
 #: how long a stopped query may take to release its journal, in seconds
 LOCK_SECONDS = 15.0
+
+E = TypeVar("E", bound=JournalError)
 
 _LOCKED: Final = "another query is using this journal; give each query one of its own"
 _OVERTAKEN: Final = "another query has taken this journal over; give each query one of its own"
@@ -89,7 +91,7 @@ class RemoteFolder:
         self._root = root.rstrip("/")
         self._token: bytes | None = None
 
-    def error(self, kind: type[JournalError], message: str) -> JournalError:
+    def error(self, kind: type[E], message: str) -> E:
         """See :class:`Folder`."""
         return kind(self.shown, redacted(message), OPTION)
 
