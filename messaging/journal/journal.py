@@ -536,6 +536,20 @@ class Journal(JournalView):
         except JournalError as error:
             logger.warning("%s; trimmed with the next acknowledgement", error)
 
+    def add_dead_letter(self, record: Record, reason: str, *, most: int = 10_000) -> int:
+        """Keep a record that cannot be processed, beside the log; return how many older ones were dropped.
+
+        Args:
+            record: the record.
+            reason: for people.
+            most: dead letters that are kept.
+
+        Raises:
+            JournalError: it is not kept.
+        """
+        data = encode_record(record.channel, record.payload, record.properties, record.message_id, record.timestamp)
+        return self._state.add_dead_letter(reason, record.offset, data, most=most)
+
     # --- closing
 
     def close(self) -> None:

@@ -205,6 +205,7 @@ CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
         Features.EXTENSION_HEADERS: headers.check,
         Features.EXTENSION_MANDATORY: boolean,
         Features.EXTENSION_TIMEOUT: seconds,
+        Features.EXTENSION_STORE_AND_FORWARD: boolean,
         Features.EXTENSION_MESSAGE_ID: _message_id,
         Features.EXTENSION_QUEUE: _queue,
         Features.EXTENSION_AUTOCREATE: boolean,
@@ -238,6 +239,7 @@ PUBLISH_ONLY: Final = frozenset(
         Features.EXTENSION_HEADERS,
         Features.EXTENSION_MANDATORY,
         Features.EXTENSION_TIMEOUT,
+        Features.EXTENSION_STORE_AND_FORWARD,
         Features.EXTENSION_MESSAGE_ID,
     }
 )
@@ -265,6 +267,7 @@ _BY_DEFAULT: Final = {
     Features.EXTENSION_LAST_WILL: False,
     Features.EXTENSION_RETAIN: False,
     Features.EXTENSION_MANDATORY: False,
+    Features.EXTENSION_STORE_AND_FORWARD: False,
     Features.EXTENSION_AUTOCREATE: True,
 }
 

@@ -58,6 +58,7 @@ class Features:
     EXTENSION_HEADERS: Final = "headers"  #: mapping of str to values, see messaging.model.headers
     EXTENSION_MANDATORY: Final = "mandatory"  #: bool: a message without a route fails
     EXTENSION_TIMEOUT: Final = "timeout"  #: float seconds, > 0: the publish deadline
+    EXTENSION_STORE_AND_FORWARD: Final = "storeAndForward"  #: bool: the promise resolves when the message is stored
     EXTENSION_MESSAGE_ID: Final = "messageId"  #: str, 1 to 255 bytes; received messages have it too
 
     # --- extension features of this project, subscribing

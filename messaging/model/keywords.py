@@ -57,6 +57,7 @@ class RequestKeywords(SharedKeywords, total=False):
 class PublishKeywords(RequestKeywords, total=False):
     """Keywords of ``publish``."""
 
+    store_and_forward: bool | None
     timeout: float | None
 
 

@@ -75,6 +75,7 @@ BOOLEANS = [
     Features.EXTENSION_RETAIN,
     Features.EXTENSION_AUTOCREATE,
     Features.EXTENSION_MANDATORY,
+    Features.EXTENSION_STORE_AND_FORWARD,
 ]
 AS_THEY_ARE: dict[str, list[Any]] = {
     **{key: [True, False] for key in BOOLEANS},
