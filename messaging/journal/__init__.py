@@ -25,6 +25,7 @@ from messaging.journal.journal import Journal as Journal
 from messaging.journal.journal import JournalView as JournalView
 from messaging.journal.quarantine import DamagedRange as DamagedRange
 from messaging.journal.records import Record as Record
+from messaging.journal.records import RecordTemplate as RecordTemplate
 from messaging.journal.records import encode_message as encode_message
 from messaging.journal.records import encode_record as encode_record
 from messaging.journal.state import DeadLetter as DeadLetter

@@ -47,10 +47,10 @@ class Append(Protocol):
     #: when to give up waiting for room, in seconds of the monotonic clock
     deadline: float
 
-    def stored(self, offset: int) -> None:
+    def note_stored(self, offset: int) -> None:
         """Succeed: the record is stored as the fsync policy says. On the committing thread; must not raise."""
 
-    def failed(self, error: MessagingError) -> None:
+    def note_refused(self, error: MessagingError) -> None:
         """Fail: the record is not in the journal. On the committing thread; must not raise."""
 
 
@@ -121,9 +121,10 @@ class GroupCommit:
 
     def wake(self) -> None:
         """Have the thread of the journal look for work."""
-        if self._thread is None:
-            self._start()
-        self._wake.set()
+        if not self._wake.is_set():
+            if self._thread is None:
+                self._start()
+            self._wake.set()
 
     def _start(self) -> None:
         with self._starting:
@@ -225,13 +226,13 @@ class GroupCommit:
             self._dirty_since = time.monotonic()
             self.wake()
         for number, entry in enumerate(batch):
-            entry.stored(first + number)
+            entry.note_stored(first + number)
         self._after_batch()
         return None
 
     def _refuse(self, batch: Sequence[Append], error: MessagingError) -> None:
         for entry in batch:
-            entry.failed(error)
+            entry.note_refused(error)
         self._after_batch()
 
     def _sync_in_time(self) -> None:

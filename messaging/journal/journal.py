@@ -593,11 +593,11 @@ class _Blocking:
         self._offset = -1
         self._error: MessagingError | None = None
 
-    def stored(self, offset: int) -> None:
+    def note_stored(self, offset: int) -> None:
         self._offset = offset
         self._done.set()
 
-    def failed(self, error: MessagingError) -> None:
+    def note_refused(self, error: MessagingError) -> None:
         self._error = error
         self._done.set()
 
@@ -618,10 +618,10 @@ class _Promised:
         self.deadline = deadline
         self.promise = promise
 
-    def stored(self, offset: int) -> None:
+    def note_stored(self, offset: int) -> None:
         self.promise.resolve(offset)
 
-    def failed(self, error: MessagingError) -> None:
+    def note_refused(self, error: MessagingError) -> None:
         self.promise.reject(error)
 
 

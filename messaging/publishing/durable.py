@@ -11,8 +11,8 @@ memory.
 **Duplicates.** At most ``WINDOW`` messages are sent whose confirms the cursor does not know yet. That many may be sent
 again after a crash, with their message ids.
 
-**Threads.** ``accept`` runs on any thread; ``Storing`` is told its outcome on the thread of the journal; the cursor is
-stored, and records are read, on worker threads. Everything else runs on the engine's loop.
+**Threads.** ``accept`` runs on any thread. A publication is told that it is stored on the thread of the journal. The
+cursor is stored, and records are read, on worker threads. Everything else runs on the engine's loop.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakValueDictionary
 
@@ -38,9 +39,9 @@ from messaging.errors import (
     UnsupportedFeatureError,
 )
 from messaging.execution import may_block, workers
-from messaging.journal import Journal, Record, encode_record
+from messaging.journal import Journal, Record
 from messaging.publishing.admission import Admission
-from messaging.publishing.stored import StoredPublication, Storing
+from messaging.publishing.stored import RecordPlan, StoredPublication
 
 if TYPE_CHECKING:
     from messaging.execution import Deadlines, Engine
@@ -108,6 +109,7 @@ class DurableOutbox:
         self._engine = engine
         self._name = name
         self._journal = journal
+        self._put = journal.put
         self._sending = sending
         self._max_messages = max_messages
         self._max_bytes = max_bytes
@@ -121,7 +123,7 @@ class DurableOutbox:
         self.compile: Callable[[MessageContext], PublishPlan] = _uncompiled
         self._plans: BoundedCache[tuple[str, str], PublishPlan] = BoundedCache(1024)
         #: stored or refused, and not seen by the loop yet; and whether the loop is about to look
-        self._arrived: deque[Storing] = deque()
+        self._arrived: deque[StoredPublication] = deque()
         self._is_signalled = False
         # --- the loop
         self._position = self._saved = self._tail = self._cursor.position
@@ -134,8 +136,9 @@ class DurableOutbox:
         self._ready_bytes = 0
         #: publications of messages that are only on disk
         self._spilled: WeakValueDictionary[int, StoredPublication] = WeakValueDictionary()
+        #: reads from the disk: the offset that comes next, and the one at which it ends
         self._records: Iterator[Record] | None = None
-        self._records_next = -1
+        self._records_next = self._records_end = -1
         self._is_loading = False
         self._is_saving = False
         self._is_started = False
@@ -165,15 +168,14 @@ class DurableOutbox:
             OutboxFullError: too many messages wait for the disk, and the caller runs an event loop, or its deadline
                 passed.
         """
-        publication = StoredPublication(self, payload, plan, deadline)
-        publication.own_id = plan.options.message_id or f"{self.id}-{next(self._numbers):x}"
-        record = encode_record(plan.channel, payload, plan.record.properties, publication.own_id)
-        entry = Storing(self, record, publication)
-        self._storing.put(entry, queue=False)  # type: ignore[arg-type]
+        publication = StoredPublication(self, self, payload, plan, deadline)
+        publication.own_id = identity = plan.options.message_id or f"{self.id}-{next(self._numbers):x}"
+        publication.record = plan.record.template.encode(payload, identity)
+        self._storing.put(publication, queue=False)
         try:
-            self._journal.put(entry)
+            self._put(publication)
         except BaseException:  # an interrupt, too
-            self._engine.call(self._forget, entry)
+            self._engine.call(self._forget, len(payload))
             raise
         return publication
 
@@ -181,32 +183,36 @@ class DurableOutbox:
         """Accept no more messages."""
         self._storing.refuse()
 
-    def note_arrived(self, entry: Storing) -> None:
+    def note_arrived(self, publication: StoredPublication) -> None:
         """Have the loop take a message that is stored, or was refused. On the thread of the journal."""
-        self._arrived.append(entry)
+        self._arrived.append(publication)
         if not self._is_signalled:
             self._is_signalled = True
             self._engine.call(self._take_arrived)
 
     # --- the loop: storing
 
-    def _forget(self, entry: Storing) -> None:
-        self._storing.settled += 1
-        self._storing.settled_bytes += len(entry.record)
-        if self._storing.blocked.flags:
-            self._storing.offer_room_in_steps()
+    def _forget(self, size: int) -> None:
+        """Count a message of ``size`` bytes that does not wait for the disk any more."""
+        storing = self._storing
+        storing.settled += 1
+        storing.settled_bytes += size
+        if storing.blocked.flags:
+            storing.offer_room_in_steps()
 
     def _take_arrived(self) -> None:
         self._is_signalled = False
-        while self._arrived:
-            entry = self._arrived.popleft()
-            self._forget(entry)
-            publication = entry.publication
-            if entry.error is not None:
-                publication.refuse(self._refusal(publication, entry.error))
+        arrived = self._arrived
+        while arrived:
+            publication = arrived.popleft()
+            self._forget(len(publication.payload))
+            publication.record = b""
+            if publication.store_error is not None:
+                publication.refuse(self._refusal(publication, publication.store_error))
                 continue
-            self._end = entry.offset + 1
-            publication.note_stored(entry.offset)
+            publication.is_stored = True
+            self._end = publication.offset + 1
+            publication.tell_stored()
             if publication.plan.record.resolves:
                 publication.resolve(None)
             self._keep(publication)
@@ -267,8 +273,12 @@ class DurableOutbox:
         if batch:
             self._sending.send_stored(batch)
         if self._tail < self._end and not self._is_loading and len(self._ready) < _LOAD:
-            self._is_loading = True
-            workers().submit(self._load)
+            self._load_soon()
+
+    def _load_soon(self) -> None:
+        self._is_loading = True
+        start, end = self._tail, self._end
+        workers().submit(lambda: self._load(start, end))
 
     def settle(self, offset: int) -> None:
         """Note that a message needs not be sent any more."""
@@ -316,22 +326,21 @@ class DurableOutbox:
 
     # --- reading from the disk
 
-    def _load(self) -> None:
-        """Read the next messages. On a worker thread, one at a time."""
+    def _load(self, start: int, end: int) -> None:
+        """Read the next messages, from offset ``start`` on. On a worker thread, one at a time."""
         loaded: list[tuple[Record, PublishPlan | MessagingError]] = []
         failure: MessagingError | None = None
-        start, end = self._tail, self._end
+        following = start
         try:
-            if self._records is None or self._records_next != start:
-                start = max(start, self._journal.begin)
-                self._records = self._journal.read(start, end)
+            if self._records is None or self._records_next != start or self._records_end <= start:
+                self._records = self._journal.read(max(start, self._journal.begin), end)
+                self._records_end = end
             loaded.extend((record, self._plan_of(record)) for record in itertools.islice(self._records, _LOAD))
-            if not loaded:
-                self._records = None
+            # without a record up to the end of the iterator, the journal does not have them any more
+            following = loaded[-1][0].offset + 1 if loaded else self._records_end
         except MessagingError as error:
             self._records = None
             failure = error
-        following = loaded[-1][0].offset + 1 if loaded else end if failure is None else start
         self._records_next = following
         self._engine.call(self._loaded, loaded, following, failure)
 
@@ -340,9 +349,12 @@ class DurableOutbox:
         plan = self._plans.get(key)
         if plan is None:
             try:
-                plan = self.compile(record.context)
+                context = record.context
+                plan = self.compile(context)
             except MessagingError as error:
                 return error
+            if plan.record is None:
+                plan.record = RecordPlan(record.channel, context, context.extensions)
             self._plans[key] = plan
         return plan
 
@@ -358,7 +370,7 @@ class DurableOutbox:
         if failure is not None:
             logger.error("%s: cannot read the outbox: %s; trying again in %g s", self._name, failure, _SAVE_RETRY)
             self._is_loading = True
-            self._engine.loop.call_later(_SAVE_RETRY, workers().submit, self._load)
+            self._engine.loop.call_later(_SAVE_RETRY, self._load_soon)
             return
         for record, plan in loaded:
             self._skip_to(record.offset)
@@ -401,7 +413,7 @@ class DurableOutbox:
                 return None
             plan = plan.replace(options=replace(plan.options, time_to_live=left))
         if publication is None:
-            publication = StoredPublication(self, record.payload, plan, float("inf"))
+            publication = StoredPublication(self, self, record.payload, plan, inf)
             publication.own_id = record.message_id or f"{self.id}-{next(self._numbers):x}"
             publication.offset = record.offset
             publication.is_stored = True
@@ -426,7 +438,6 @@ class DurableOutbox:
         if entry.settled:
             return
         if isinstance(error, (ClosedError, OutcomeUnknownError)):
-            entry.looked_at = True
             self._sending.fail(entry, error)
             return
         record = Record(
@@ -495,9 +506,6 @@ class DurableOutbox:
 
     def _end_promise(self, publication: StoredPublication) -> None:
         publication.settled = True
-        publication.looked_at = True
-        if publication.done():
-            return
         publication.reject(publication.unfinished("the instance was closed"))
 
     async def finish(self) -> None:

@@ -38,7 +38,6 @@ from messaging.publishing.publication import IdentifiedPublication, Publication
 from messaging.publishing.stored import RecordPlan
 
 if TYPE_CHECKING:
-
     from messaging.connection import Connection
     from messaging.model import Message, MessageContext, MessageContextProvider
     from messaging.publishing.outbox import Outbox
@@ -125,7 +124,7 @@ class MessagePublisher:
         deadline = time.monotonic() + timeout
         if self._durable is not None and not plan.options.last_will:
             if plan.record is None:
-                plan.record = RecordPlan(context, self._requested(context))
+                plan.record = RecordPlan(plan.channel, context, self._requested(context))
             return self._durable.accept(payload, plan, deadline)
         publication = Publication(self.outbox, payload, plan, deadline)
         if plan.options.last_will:

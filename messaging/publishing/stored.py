@@ -1,14 +1,16 @@
-"""A message of a durable outbox: its publication, its way to the disk, and what its record holds."""
+"""A message of a durable outbox: its publication, and what its record holds."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging import forking
 from messaging.errors import MessagingError, OutcomeUnknownError
-from messaging.execution import Promise
+from messaging.execution import PENDING, Promise
+from messaging.journal import RecordTemplate
 from messaging.model import Features, stored_properties
 from messaging.publishing.publication import IdentifiedPublication, Publications
 
@@ -25,13 +27,10 @@ forking.hold_over_fork(_stored_lock)
 
 
 class Arrivals(Protocol):
-    """The interface of the durable outbox that :class:`Storing` uses."""
+    """The interface of the durable outbox that its publications use."""
 
-    def note_arrived(self, entry: Storing) -> None:
+    def note_arrived(self, publication: StoredPublication) -> None:
         """Take a message that is stored, or was refused. On the thread of the journal."""
-
-    def fail(self, entry: Any, error: MessagingError) -> None:
-        """Forget a message whose publisher was interrupted. On the loop."""
 
 
 class RecordPlan:
@@ -39,24 +38,44 @@ class RecordPlan:
 
     Attributes:
         properties: see ``Record.properties``.
+        template: encodes the records.
         resolves: whether the promise resolves when the message is stored (extension ``storeAndForward``).
     """
 
-    __slots__ = ("properties", "resolves")
+    __slots__ = ("properties", "resolves", "template")
 
-    def __init__(self, context: MessageContext, extensions: Mapping[str, Any]) -> None:
+    def __init__(self, channel: str, context: MessageContext, extensions: Mapping[str, Any]) -> None:
         kept = {key: value for key, value in extensions.items() if key not in _NOT_STORED}
         self.properties = stored_properties(context.replace(extensions=kept))
+        self.template = RecordTemplate(channel, self.properties)
         self.resolves = bool(extensions.get(Features.EXTENSION_STORE_AND_FORWARD))
 
 
 class StoredPublication(IdentifiedPublication):
-    """A message of a durable outbox."""
+    """A message of a durable outbox; for the journal an ``Append``."""
 
-    __slots__ = ("_stored", "is_stored", "offset", "store_error")
+    __slots__ = ("_stored", "arrivals", "is_stored", "offset", "record", "store_error")
 
-    def __init__(self, outbox: Publications, payload: bytes, plan: PublishPlan, deadline: float) -> None:
-        super().__init__(outbox, payload, plan, deadline)
+    def __init__(
+        self, outbox: Publications, arrivals: Arrivals, payload: bytes, plan: PublishPlan, deadline: float
+    ) -> None:
+        # spelled out, as in Publication
+        self._value = PENDING
+        self._error = None
+        self._listeners = None
+        self.looked_at = False
+        self.outbox = outbox
+        self.payload = payload
+        self.plan = plan
+        self.correlation_id = plan.correlation_id
+        self.deadline = deadline
+        self.sequence = 0
+        self.settled = False
+        self.was_sent = False
+        self.is_waiting = True
+        self.arrivals = arrivals
+        #: its bytes for the journal, until they are stored
+        self.record = b""
         #: its place in the journal, once it is stored
         self.offset = -1
         self.is_stored = False
@@ -70,88 +89,47 @@ class StoredPublication(IdentifiedPublication):
             promise = self._stored
             if promise is None:
                 promise = self._stored = Promise(lambda: f"store the message to {self.plan.channel!r}")
-        self._tell_stored()  # it may have been stored before
+        self.tell_stored()  # it may have been stored before
         return promise
 
     def note_stored(self, offset: int) -> None:
-        """The message is on disk. On the loop."""
+        """See ``Append``."""
         self.offset = offset
-        self.is_stored = True
-        self._tell_stored()
+        self.arrivals.note_arrived(self)
+
+    def note_refused(self, error: MessagingError) -> None:
+        """See ``Append``."""
+        self.store_error = error
+        self.arrivals.note_arrived(self)
 
     def refuse(self, error: MessagingError) -> None:
-        """The message is not on disk, and will not be sent. On the loop."""
+        """Fail: the message is not on disk, and will not be sent. On the loop."""
         self.store_error = error
         self.settled = True
-        self._tell_stored()
+        self.tell_stored()
         self.reject(error)
 
-    def _tell_stored(self) -> None:
+    def tell_stored(self) -> None:
+        """Settle the promise ``stored``, if there is one and its outcome is known."""
         promise = self._stored
         if promise is None:
             return
         if self.is_stored:
             promise.resolve(None)
-        elif self.store_error is not None:
+        elif self.settled and self.store_error is not None:
             promise.reject(self.store_error)
 
     def pass_deadline(self) -> None:
         """Fail the promise; the message is still sent. On the loop."""
-        self.deadline = float("inf")
+        self.deadline = inf
         self.reject(
             OutcomeUnknownError(f"{self.what}: not confirmed before its deadline; it is stored, and will be sent")
         )
 
     def unfinished(self, why: str) -> MessagingError:
-        """See ``Publication``."""
+        """See ``Publication``. An application that does not look at this error loses nothing: it is not logged."""
+        self.looked_at = True
         return OutcomeUnknownError(
             f"{self.what}: {why} before the broker confirmed; it is stored, and the next instance with this "
             "outbox_path sends it"
         )
-
-
-class Storing:
-    """A message on its way to the disk: an ``Append`` of the journal, and an entry of the admission."""
-
-    __slots__ = (
-        "deadline",
-        "error",
-        "is_waiting",
-        "looked_at",
-        "offset",
-        "outbox",
-        "publication",
-        "record",
-        "sequence",
-    )
-
-    def __init__(self, outbox: Arrivals, record: bytes, publication: StoredPublication) -> None:
-        self.outbox = outbox
-        self.record = record
-        self.publication = publication
-        self.deadline = publication.deadline
-        self.sequence = 0
-        self.offset = -1
-        self.error: MessagingError | None = None
-        self.is_waiting = True
-        self.looked_at = False
-
-    @property
-    def payload(self) -> bytes:
-        """What the admission counts."""
-        return self.record
-
-    @property
-    def what(self) -> str:
-        """See ``Promise``."""
-        return self.publication.what
-
-    def stored(self, offset: int) -> None:
-        """See ``Append``."""
-        self.offset = offset
-        self.outbox.note_arrived(self)
-
-    def failed(self, error: MessagingError) -> None:
-        """See ``Append``."""
-        self.error = error
-        self.outbox.note_arrived(self)
