@@ -78,6 +78,7 @@ class ReplyKeywords(SharedKeywords, StreamKeywords, total=False):
 
     auto_acknowledge: bool | None
     dead_letter_channel: str | None
+    deduplicate: bool | float | None
     max_deliveries: int | None
     queue: str | None
     # MQTT

@@ -100,6 +100,12 @@ class Settings(BaseSettings):
     outbox_full: Literal["block", "drop_oldest", "reject"] = Field(
         "block", description="policy of a durable outbox without room for a message"
     )
+    inbox_path: Path | None = Field(
+        None, description="folder in which deduplicate stores the ids of settled messages; in memory if not given"
+    )
+    inbox_size: int = Field(
+        100_000, ge=1, description="ids of settled messages that deduplicate knows, per subscription"
+    )
     buffer_size: int = Field(1024, ge=1, description="messages a stream buffers, unless its context sets it")
     prefetch: int | None = Field(
         None, ge=1, le=MAX_PREFETCH, description="unsettled messages a broker may send ahead, unless a context sets it"
