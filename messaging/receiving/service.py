@@ -234,8 +234,12 @@ class MessageSubscription:
             check_text("channel_extension", extension)
         if acknowledging and Features.ACKNOWLEDGE not in adapter.capabilities.features:
             raise adapter.capabilities.lacks(Features.ACKNOWLEDGE)
+        extensions = requested(context, adapter.capabilities)
+        if adapter.settings.outbox_path is not None and Features.EXTENSION_STORE_AND_FORWARD in extensions:
+            # announced by the core, with a meaning for publishing only
+            extensions = {k: v for k, v in extensions.items() if k != Features.EXTENSION_STORE_AND_FORWARD}
         options = subscribe_options(
-            requested(context, adapter.capabilities),
+            extensions,
             adapter.capabilities,
             adapter.settings,
             acknowledging=acknowledging,

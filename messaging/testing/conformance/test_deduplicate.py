@@ -76,7 +76,7 @@ def test_a_second_delivery_waits_for_the_verdict_on_the_first(
             assert again.payload == b"a"
             again.acknowledge()
             nothing_more(m, channel, stream, **backend.reliable)
-            assert stream.counters.duplicates == 1
+            eventually(lambda: stream.counters.duplicates == 1, "the other delivery to be dropped")
 
 
 @feature("deduplicate", "messageId")
@@ -119,6 +119,7 @@ def test_ids_are_known_for_the_window(backend: Backend, m: Messaging, channel: s
         publish_as(m, backend, channel, "a")
         assert receive(stream, 1) == [b"a"]
         nothing_more(m, channel, stream, **backend.reliable)  # asking for the next message settles the first
+        eventually(lambda: stream.counters.acknowledged, "the message to be settled")
         settled = time.time()
         eventually(lambda: time.time() > settled + 0.2, "the window to pass")
         publish_as(m, backend, channel, "a")
