@@ -23,30 +23,29 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakValueDictionary
 
-from messaging.bounded import BoundedCache
 from messaging.errors import (
     ClosedError,
     DeadlineError,
     MessagingError,
     OutboxFullError,
     OutcomeUnknownError,
-    UnsupportedFeatureError,
 )
 from messaging.execution import may_block, workers
 from messaging.journal import Journal, Record
 from messaging.publishing.admission import Admission
-from messaging.publishing.stored import RecordPlan, StoredPublication
+from messaging.publishing.backlog import LOAD, Backlog, Loaded
+from messaging.publishing.position import Position
+from messaging.publishing.stored import StoredPublication
 
 if TYPE_CHECKING:
     from messaging.execution import Deadlines, Engine
-    from messaging.journal import Cursor
-    from messaging.model import MessageContext, PublishPlan
+    from messaging.model import PublishPlan
     from messaging.model.settings import Settings
     from messaging.publishing.publication import Publication
 
@@ -56,12 +55,8 @@ logger = logging.getLogger(__name__)
 CURSOR: Final = "outbox"
 #: messages that may be sent and not recorded as confirmed: the most duplicates after a crash
 WINDOW: Final = 1024
-#: records that are read at a time
-_LOAD: Final = 512
-#: pause before the cursor is stored: confirms gather, seconds
-_SAVE_PAUSE: Final = 0.003
-#: pause before the cursor is stored again after a failure, seconds
-_SAVE_RETRY: Final = 1.0
+#: longest pause between two looks at the connection while closing, seconds
+_LOOK: Final = 1.0
 #: how long opening waits for another instance that is closing, seconds; not on an event loop
 _LOCK_TIMEOUT: Final = 5.0
 #: refused messages that are kept
@@ -115,35 +110,26 @@ class DurableOutbox:
         self._max_bytes = max_bytes
         self.id, self.generation = sending.id, sending.generation
         self.retry = sending.retry
-        self._cursor: Cursor = journal.cursor(CURSOR)
         self._storing = Admission(engine, name, max_messages, max_bytes, lambda: None)
-        self._storing.is_signalled = True  # nobody has to be woken: the journal does that
+        self._storing.is_signalled = True  # it has no sender to wake: the journal takes the messages
         self._numbers = itertools.count(1)
-        #: compiles the plan of a restored context; set by the publisher
-        self.compile: Callable[[MessageContext], PublishPlan] = _uncompiled
-        self._plans: BoundedCache[tuple[str, str], PublishPlan] = BoundedCache(1024)
         #: stored or refused, and not seen by the loop yet; and whether the loop is about to look
         self._arrived: deque[StoredPublication] = deque()
         self._is_signalled = False
         # --- the loop
-        self._position = self._saved = self._tail = self._cursor.position
-        #: the offset after the last stored message
-        self._end = journal.end
-        #: settled offsets beyond ``_position``
-        self._settled: set[int] = set()
+        self._position = Position(engine, name, journal.cursor(CURSOR), self._advance)
+        self.backlog = Backlog(engine, name, journal, self._take_loaded)
         #: in memory and not handed over, with offsets up to ``_tail``
         self._ready: deque[StoredPublication] = deque()
         self._ready_bytes = 0
+        self._tail = self._position.first
+        #: the offset after the last stored message
+        self._end = journal.end
         #: publications of messages that are only on disk
         self._spilled: WeakValueDictionary[int, StoredPublication] = WeakValueDictionary()
-        #: reads from the disk: the offset that comes next, and the one at which it ends
-        self._records: Iterator[Record] | None = None
-        self._records_next = self._records_end = -1
-        self._is_loading = False
-        self._is_saving = False
         self._is_started = False
         self._is_closed = False
-        #: messages that expired or were refused without being sent
+        #: messages that expired, were dropped or refused without being sent
         self.failed = 0
         #: set when something is settled or stored, for :meth:`drain`
         self._progress = asyncio.Event()
@@ -153,7 +139,7 @@ class DurableOutbox:
     @property
     def pending(self) -> int:
         """Return the number of messages that are accepted and not settled."""
-        return self._storing.pending + max(0, self._end - self._position - len(self._settled))
+        return self._storing.pending + self._position.unsettled(self._end)
 
     @property
     def behind(self) -> int:
@@ -182,6 +168,10 @@ class DurableOutbox:
     def refuse(self) -> None:
         """Accept no more messages."""
         self._storing.refuse()
+
+    def abandon(self) -> None:
+        """Refuse every message in a forked child: the journal is the parent's."""
+        self._storing.abandon()
 
     def note_arrived(self, publication: StoredPublication) -> None:
         """Have the loop take a message that is stored, or was refused. On the thread of the journal."""
@@ -250,7 +240,7 @@ class DurableOutbox:
     def start(self) -> None:
         """Send what an earlier instance has left."""
         self._is_started = True
-        if self._end > self._position:
+        if self._end > self._position.first:
             logger.info(
                 "%s: the outbox %s holds %d messages of an earlier instance",
                 self._name,
@@ -264,7 +254,7 @@ class DurableOutbox:
         if self._is_closed or not self._is_started:
             return
         self._progress.set()
-        limit = self._saved + WINDOW
+        limit = self._position.stored + WINDOW
         batch: list[Publication] = []
         while self._ready and self._ready[0].offset < limit:
             publication = self._ready.popleft()
@@ -272,114 +262,27 @@ class DurableOutbox:
             batch.append(publication)
         if batch:
             self._sending.send_stored(batch)
-        if self._tail < self._end and not self._is_loading and len(self._ready) < _LOAD:
-            self._load_soon()
-
-    def _load_soon(self) -> None:
-        self._is_loading = True
-        start, end = self._tail, self._end
-        workers().submit(lambda: self._load(start, end))
+        if self._tail < self._end and not self.backlog.is_loading and len(self._ready) < LOAD:
+            self.backlog.load(self._tail, self._end)
 
     def settle(self, offset: int) -> None:
         """Note that a message needs not be sent any more."""
-        if offset != self._position:
-            self._settled.add(offset)
-            return
-        position = offset + 1
-        while self._settled and position in self._settled:
-            self._settled.remove(position)
-            position += 1
-        self._position = position
+        self._position.settle(offset)
         self._progress.set()
-        if not self._is_saving:
-            self._is_saving = True
-            self._engine.loop.call_later(_SAVE_PAUSE, self._save)
 
-    def _save(self) -> None:
-        position = self._position
-        workers().submit(lambda: self._store_position(position))
+    # --- the loop: from the disk
 
-    def _store_position(self, position: int) -> None:
-        """Store the position of the cursor. On a worker thread."""
-        failure: MessagingError | None = None
-        try:
-            self._cursor.commit(position)
-        except MessagingError as error:
-            failure = error
-        self._engine.call(self._saved_position, position, failure)
-
-    def _saved_position(self, position: int, failure: MessagingError | None) -> None:
-        # a full disk must not stop sending: that frees it
-        self._saved = max(self._saved, position)
-        self._is_saving = False
-        if failure is not None:
-            logger.warning(
-                "%s: %s; trying again in %g s; a crash until then sends messages again",
-                self._name,
-                failure,
-                _SAVE_RETRY,
-            )
-        if (failure is not None or self._position > position) and not self._is_closed:
-            self._is_saving = True
-            self._engine.loop.call_later(_SAVE_PAUSE if failure is None else _SAVE_RETRY, self._save)
-        self._advance()
-
-    # --- reading from the disk
-
-    def _load(self, start: int, end: int) -> None:
-        """Read the next messages, from offset ``start`` on. On a worker thread, one at a time."""
-        loaded: list[tuple[Record, PublishPlan | MessagingError]] = []
-        failure: MessagingError | None = None
-        following = start
-        try:
-            if self._records is None or self._records_next != start or self._records_end <= start:
-                self._records = self._journal.read(max(start, self._journal.begin), end)
-                self._records_end = end
-            loaded.extend((record, self._plan_of(record)) for record in itertools.islice(self._records, _LOAD))
-            # without a record up to the end of the iterator, the journal does not have them any more
-            following = loaded[-1][0].offset + 1 if loaded else self._records_end
-        except MessagingError as error:
-            self._records = None
-            failure = error
-        self._records_next = following
-        self._engine.call(self._loaded, loaded, following, failure)
-
-    def _plan_of(self, record: Record) -> PublishPlan | MessagingError:
-        key = record.channel, record.properties
-        plan = self._plans.get(key)
-        if plan is None:
-            try:
-                context = record.context
-                plan = self.compile(context)
-            except MessagingError as error:
-                return error
-            if plan.record is None:
-                plan.record = RecordPlan(record.channel, context, context.extensions)
-            self._plans[key] = plan
-        return plan
-
-    def _loaded(
-        self,
-        loaded: list[tuple[Record, PublishPlan | MessagingError]],
-        following: int,
-        failure: MessagingError | None,
-    ) -> None:
-        self._is_loading = False
+    def _take_loaded(self, loaded: Sequence[Loaded], following: int) -> None:
         if self._is_closed:
-            return
-        if failure is not None:
-            logger.error("%s: cannot read the outbox: %s; trying again in %g s", self._name, failure, _SAVE_RETRY)
-            self._is_loading = True
-            self._engine.loop.call_later(_SAVE_RETRY, self._load_soon)
             return
         for record, plan in loaded:
             self._skip_to(record.offset)
             self._tail = record.offset + 1
-            publication = self._spilled.pop(record.offset, None)
+            spilled = self._spilled.pop(record.offset, None)
             if isinstance(plan, MessagingError):
-                self._dead_letter(record, plan, publication)
+                self._dead_letter(record, plan, spilled)
                 continue
-            publication = self._restored(record, plan, publication)
+            publication = self._restored(record, plan, spilled)
             if publication is not None:
                 self._ready.append(publication)
                 self._ready_bytes += len(record.payload)
@@ -388,13 +291,16 @@ class DurableOutbox:
 
     def _skip_to(self, offset: int) -> None:
         """Pass over messages that the journal does not have any more: they were dropped to make room, or damaged."""
-        for missing in range(self._tail, offset):
-            publication = self._spilled.pop(missing, None)
-            if publication is not None:
-                publication.settled = True
-                publication.reject(OutboxFullError(f"{publication.what}: dropped from the full outbox, or damaged"))
-            self.settle(missing)
-        self._tail = max(self._tail, offset)
+        first, self._tail = self._tail, max(self._tail, offset)
+        if first >= offset:
+            return
+        self.failed += offset - first
+        for publication in [each for each in self._spilled.values() if first <= each.offset < offset]:
+            del self._spilled[publication.offset]
+            publication.settled = True
+            publication.reject(OutboxFullError(f"{publication.what}: dropped from the full outbox, or damaged"))
+        self._position.skip(first, offset)
+        self._progress.set()
 
     def _restored(
         self, record: Record, plan: PublishPlan, publication: StoredPublication | None
@@ -437,6 +343,11 @@ class DurableOutbox:
         """Keep a message that the broker refused as a dead letter; one of a closed instance stays in the journal."""
         if entry.settled:
             return
+        if not entry.is_stored:  # its publisher was interrupted
+            self._forget(len(entry.payload))
+            entry.settled = True
+            entry.reject(error)
+            return
         if isinstance(error, (ClosedError, OutcomeUnknownError)):
             self._sending.fail(entry, error)
             return
@@ -476,30 +387,31 @@ class DurableOutbox:
     # --- deadlines and closing
 
     def expire(self, now: float) -> float | None:
-        """Fail the promises of messages on disk whose deadline has passed; return the seconds until the next one."""
-        while self._spilled:
-            publication = next(iter(self._spilled.values()), None)
-            if publication is None:
-                return None
-            if publication.deadline > now:
-                return publication.deadline - now
-            self._spilled.pop(publication.offset, None)
-            publication.pass_deadline()
+        """Fail the promises of messages whose deadline has passed; return the seconds until the next one, about."""
+        for publication in self._ready:
+            if publication.deadline <= now:
+                publication.pass_deadline()
+        while (first := next(iter(self._spilled.values()), None)) is not None:
+            if first.deadline > now:
+                return first.deadline - now
+            self._spilled.pop(first.offset, None)
+            first.pass_deadline()
         return None
 
     async def drain(self, deadline: float, is_connected: Callable[[], bool]) -> None:
         """Wait until every message is settled; without a connection until every message is stored."""
         loop = self._engine.loop
         while (left := deadline - loop.time()) > 0:
-            if not self._storing.pending and (not is_connected() or self._position >= self._end):
+            if not self._storing.pending and (not is_connected() or self._position.first >= self._end):
                 return
             self._progress.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._progress.wait(), min(left, _SAVE_RETRY))
+                await asyncio.wait_for(self._progress.wait(), min(left, _LOOK))
 
     def close(self) -> None:
         """End the promises of the messages that are left: they stay in the journal."""
         self._is_closed = True
+        self._position.close()
         for publication in (*self._ready, *self._spilled.values()):
             self._end_promise(publication)
         self._ready.clear()
@@ -514,7 +426,7 @@ class DurableOutbox:
 
         def close() -> None:
             try:
-                self._cursor.commit(self._position)
+                self._position.store_last()
                 self._journal.close()
             except MessagingError as error:
                 logger.error("%s: the outbox was not closed in good order: %s", self._name, error)
@@ -529,10 +441,6 @@ class DurableOutbox:
 def _offset(entry: Publication) -> int:
     offset: int = entry.offset  # type: ignore[attr-defined]
     return offset
-
-
-def _uncompiled(context: MessageContext) -> PublishPlan:
-    raise UnsupportedFeatureError("outbox_path", str(context.channel))
 
 
 def open_durable(engine: Engine, name: str, sending: Sending, settings: Settings) -> DurableOutbox:

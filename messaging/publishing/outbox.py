@@ -170,6 +170,8 @@ class Outbox:
     def abandon(self) -> None:
         """Refuse every message in a forked child; the promises of the parent's messages end by themselves."""
         self.admission.abandon()
+        if self.durable is not None:
+            self.durable.abandon()
         self._sender.is_stopped = True
 
     def _expire(self, now: float) -> float | None:

@@ -58,7 +58,7 @@ class MessagePublisher:
         #: holds the messages on disk, with the setting ``outbox_path``
         self._durable = durable = outbox.durable
         if durable is not None:
-            durable.compile = self.compile
+            durable.backlog.compile = self.compile
         self._timeout = adapter.settings.timeout
         self._plans: BoundedCache[tuple[Any, ...], PublishPlan] = BoundedCache(4096)
         #: marks the plans that this publisher compiled for the features that the adapter announces now

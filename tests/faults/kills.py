@@ -286,13 +286,12 @@ def main() -> int:
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             outcome = Run(PROTOCOLS[name], Path(folder), options.seed).run(options.kills)
-        lines = [
+        told = (
             f"{name}, seed {options.seed}: {dict(outcome.kills)} kills in {time.monotonic() - began:.0f} s; "
             f"{outcome.verdict}; handled {outcome.handled}, twice by one process {outcome.twice}, again after a kill "
-            f"{outcome.twice_over_a_kill}",
-            *(f"  {problem}" for problem in outcome.problems),
-        ]
-        sys.stdout.write("\n".join(lines) + "\n")
+            f"{outcome.twice_over_a_kill}"
+        )
+        sys.stdout.write("\n  ".join([told, *outcome.problems]) + "\n")
         failed = failed or bool(outcome.problems)
     return int(failed)
 
