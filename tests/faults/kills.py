@@ -40,8 +40,8 @@ _PACE: Final = 0.01
 _LIFE: Final = (0.05, 0.8)
 #: how much earlier than the kill of mosquitto a message may have been confirmed that it loses, seconds
 _UNSAVED: Final = 2.5
-#: messages that a consumer may have handled without their ids being stored
-_UNSTORED: Final = 200
+#: messages that a consumer may have handled without their ids being stored: the broker sends no more ahead
+_UNSTORED: Final = 1024
 _PUBLISHER: Final = "import sys; from tests.faults import kills; kills.publisher(*sys.argv[1:])"
 _CONSUMER: Final = "import sys; from tests.faults import kills; kills.consumer(*sys.argv[1:])"
 
