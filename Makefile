@@ -9,7 +9,7 @@ BIN := .venv/bin
 # The tests start hundreds of processes: without this, each would compile the project anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-system test-lowest test-matrix lint types bench soak soak-tokens failover venv clean
+.PHONY: help demo test test-system test-lowest test-matrix lint types bench soak soak-tokens failover kills venv clean
 
 help:
 	@echo "make demo   the toolkit at work, in this process, without a broker"
@@ -22,6 +22,7 @@ help:
 	@echo "make soak   an hour of random faults (SOAK_ARGS='--minutes 10 --protocol amqp --seed 7')"
 	@echo "make soak-tokens   ten minutes of credentials that expire (SOAK_ARGS='--minutes 1 --lifetime 3')"
 	@echo "make failover   20 kills of the connected one of several brokers (FAILOVER_ARGS='--kills 5 --protocol mqtt')"
+	@echo "make kills  hundreds of random SIGKILLs with messages on the disk (KILLS_ARGS='--kills 50 --protocol amqp')"
 	@echo "make venv   only .venv, with everything for development"
 	@echo "make clean  remove all that is generated, .venv too"
 
@@ -59,6 +60,10 @@ soak-tokens: .venv/.dev
 failover: .venv/.dev
 	@.ci/setup brokers
 	@$(BIN)/python -m tests.faults.failover $(FAILOVER_ARGS)
+
+kills: .venv/.dev
+	@.ci/setup brokers
+	@$(BIN)/python -m tests.faults.kills $(KILLS_ARGS)
 
 venv: .venv/.dev
 

@@ -41,6 +41,12 @@
     │   ├── TooManyRequestsError             too many requests are pending
     │   ├── HistoryFullError                 the history has no room for the events to keep
     │   └── StreamOverflowError              a stream with overflow policy ``fail`` overflowed
+    ├── JournalError                         the journal of a folder, or the way to it
+    │   ├── JournalUnreadableError           it cannot be reached, or is no journal
+    │   ├── JournalCorruptError              a file of it is damaged
+    │   ├── JournalLockedError               another writer uses it
+    │   ├── JournalRangeError                offsets are asked for that it does not have
+    │   └── JournalFullError (BoundReachedError)  no room: a bound is reached, or the disk is full
     ├── CodecError                           content type, content encoding or payload is invalid
     │   ├── UnknownContentTypeError          no codec is registered for the content type
     │   ├── UnknownContentEncodingError      the content encoding is unknown
@@ -355,6 +361,47 @@ class HistoryFullError(BoundReachedError):
 
 class StreamOverflowError(BoundReachedError):
     """A stream with overflow policy ``fail`` received more messages than its buffer holds."""
+
+
+# --- journals --------------------------------------------------------------------------------------------
+
+
+class JournalError(MessagingError):
+    """Base of the errors of a journal: a read or a write failed.
+
+    Attributes:
+        path: the folder of the journal, without secrets.
+        option: the setting or option with the path, if there is one.
+    """
+
+    def __init__(self, path: str, message: str, option: str | None = None) -> None:
+        super().__init__(path, message)
+        self.path = path
+        self.option = option
+
+    def __str__(self) -> str:
+        path, message = self.args
+        return f"journal {path}: {message}" if self.option is None else f"option {self.option!r} ({path}): {message}"
+
+
+class JournalUnreadableError(JournalError):
+    """The folder cannot be reached, or it holds no journal."""
+
+
+class JournalCorruptError(JournalError):
+    """A file of the journal is not as it was written."""
+
+
+class JournalLockedError(JournalError):
+    """Another writer has the journal open."""
+
+
+class JournalRangeError(JournalError):
+    """Offsets are asked for that the journal does not have: they were trimmed, or are not written yet."""
+
+
+class JournalFullError(JournalError, BoundReachedError):
+    """The journal has no room, or the disk is full; nothing was written."""
 
 
 # --- content ---------------------------------------------------------------------------------------------

@@ -4,12 +4,8 @@
 
     MessagingError
     ├── JournalError                   the journal, or the way to it; names the option ``journalPath``
-    │   ├── JournalUnreadableError     it cannot be reached, or is no journal
-    │   ├── JournalCorruptError        a file of it is damaged
     │   ├── JournalMismatchError       it belongs to another query, or to other channels
-    │   ├── JournalLockedError         another query is using it now
-    │   ├── MicroBatchSkippedError     the sink skipped a micro-batch: no task has read its rows
-    │   └── JournalFullError           there is no room for more messages
+    │   └── MicroBatchSkippedError     the sink skipped a micro-batch: no task has read its rows
     ├── DataLossError                  offsets of the checkpoint are lost (``failOnDataLoss``)
     ├── InvalidColumnError (ValueError)  a column that messages do not have, or of the wrong type
     └── InvalidRowError (ValueError)   a row that does not become a message
@@ -23,9 +19,17 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import ClassVar, Final
+from typing import Final
 
 from messaging.errors import InvalidOptionError, MessagingError
+from messaging.errors import JournalCorruptError as JournalCorruptError
+from messaging.errors import JournalError as JournalError
+from messaging.errors import JournalFullError as JournalFullError
+from messaging.errors import JournalLockedError as JournalLockedError
+from messaging.errors import JournalUnreadableError as JournalUnreadableError
+
+#: the option with the path of the journal
+OPTION: Final = "journalPath"
 
 #: the login of a URL, up to the last ``@``, since keys are often not escaped; and secrets in its query
 _LOGIN: Final = re.compile(r"(?<=://)[^\n]*@")
@@ -54,46 +58,12 @@ def invalid_option(option: str, problem: str) -> InvalidOptionError:
     return InvalidOptionError(option, f"option {option!r}: {problem}")
 
 
-class JournalError(MessagingError):
-    """Base of the errors of the journal at ``journalPath``.
-
-    Attributes:
-        option: the name of the option with the path.
-        path: the path, without secrets.
-    """
-
-    option: ClassVar = "journalPath"
-
-    def __init__(self, path: str, message: str) -> None:
-        self.path = redacted(path)
-        super().__init__(self.path, redacted(message))  # as arguments, since errors of tasks are pickled
-
-    def __str__(self) -> str:
-        return "option 'journalPath' ({}): {}".format(*self.args)
-
-
-class JournalUnreadableError(JournalError):
-    """The journal cannot be reached, or the folder holds no journal."""
-
-
-class JournalCorruptError(JournalError):
-    """A file of the journal is not as it was written."""
-
-
 class JournalMismatchError(JournalError):
     """The journal belongs to another query, or to other channels."""
 
 
-class JournalLockedError(JournalError):
-    """Another query is using the journal."""
-
-
 class MicroBatchSkippedError(JournalError):
     """The sink skipped a micro-batch of a new query: no task has read its rows. The journal keeps them."""
-
-
-class JournalFullError(JournalError):
-    """There is no room for more messages; the broker keeps them."""
 
 
 class DataLossError(MessagingError):

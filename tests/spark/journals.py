@@ -47,7 +47,7 @@ def check(opened: Journal[Any], start: int | None = None, end: int | None = None
 
 
 def segments(log: Log) -> list[str]:
-    return [f"{segment:020d}.segment" for segment, _ in log._segments()]
+    return [f"{segment:020d}.segment" for segment, _ in log.list_segments()]
 
 
 def write_on(path: str, seed: int, reports: Connection) -> None:

@@ -38,10 +38,11 @@ from adapters.spark.errors import (
     JournalMismatchError,
     JournalUnreadableError,
 )
-from adapters.spark.journal import Journal, folders, frames, leave_mark
-from adapters.spark.journal.folders import LocalFolder
+from adapters.spark.journal import Journal, folders, leave_mark
 from adapters.spark.journal.log import Log, LogWriter, read
 from messaging import Message, MessageContext
+from messaging.journal import frames
+from messaging.journal.folders import LocalFolder
 from tests.spark import journals
 from tests.spark.journals import NOW, SOURCE, add, check, rows, segments
 
@@ -103,15 +104,15 @@ class Held(LocalFolder):
     """A folder whose one segment is held in memory, to be damaged thousands of times."""
 
     def __init__(self, name: str, data: bytes) -> None:
-        super().__init__("/held")
+        super().__init__("/held", option="journalPath")
         self.name = name
         self.data = bytearray(data)
 
     def list(self, name: str = "") -> dict[str, int]:
         return {self.name: len(self.data)}
 
-    def read(self, name: str, start: int = 0, length: int | None = None, *, copy: bool = False) -> pa.Buffer:
-        return pa.py_buffer(bytes(self.data)).slice(start, length)
+    def read(self, name: str, start: int = 0, length: int | None = None, *, copy: bool = False) -> memoryview:
+        return memoryview(bytes(self.data))[start : None if length is None else start + length]
 
 
 def values(folder: Path, log: Log) -> list[bytes]:
@@ -391,22 +392,22 @@ def image(*bodies: bytes, first: int = 5, seed: int = SEED) -> bytes:
     """Frames with these bodies."""
     parts = []
     for number, body in enumerate(bodies):
-        parts += [bytes(part) for part in frames.encode(first + number, 1, pa.py_buffer(body), seed)]
+        parts += [bytes(part) for part in frames.encode(first + number, 1, [body], seed)]
     return b"".join(parts)
 
 
 @pytest.mark.parametrize("gap", [0, 1, 31, 2**20 - 34, 2**20 - 2, 2**20 - 1, 2**20, 2**20 + 1])
 def test_an_intact_frame_is_found_anywhere_behind_damage(gap: int) -> None:
     damaged = b"x" + b"\0" * gap
-    assert frames.any_after(pa.py_buffer(damaged + image(b"whole")), 0, SEED)
-    assert not frames.any_after(pa.py_buffer(damaged + image(b"whole")[:-1]), 0, SEED)
-    assert not frames.any_after(pa.py_buffer(damaged), 0, SEED)
+    assert frames.next_intact(memoryview(damaged + image(b"whole")), 0, SEED)
+    assert not frames.next_intact(memoryview(damaged + image(b"whole")[:-1]), 0, SEED)
+    assert not frames.next_intact(memoryview(damaged), 0, SEED)
 
 
 def test_a_payload_that_looks_like_frames_is_no_frame() -> None:
     """A sender puts a journal into a message, and a crash tears the frame of that message."""
     torn = image(image(b"inner", b"inner", seed=0) * 10)[1:]
-    assert not frames.any_after(pa.py_buffer(torn), 0, SEED)
+    assert not frames.next_intact(memoryview(torn), 0, SEED)
 
 
 def test_a_length_that_no_body_has_is_damage() -> None:
@@ -893,8 +894,8 @@ def test_a_truncated_segment_does_not_crash_readers(path: str) -> None:
         file.write(b"\0" * 2**20)
     data = LocalFolder(path).read(f"0/{segment.name}", copy=True)
     os.truncate(segment, whole)
-    assert data.size == whole + 2**20
-    assert data.to_pybytes()[-1:] == b"\0"
+    assert len(data) == whole + 2**20
+    assert bytes(data)[-1:] == b"\0"
 
 
 def test_the_tail_is_read_despite_a_concurrent_commit(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1097,7 +1098,7 @@ def test_half_an_object_is_overwritten(remote: str, caplog: pytest.LogCaptureFix
     add(log)
     journal.close()
     name = f"0/{3:020d}.segment"
-    data = journal.folder.read(name).to_pybytes()
+    data = bytes(journal.folder.read(name))
     for cut in (0, 10, len(data) // 2, len(data) - 1):
         journal.folder.write(name, [data[:cut]])
         caplog.clear()
@@ -1116,7 +1117,7 @@ def test_a_damaged_object_is_an_error(remote: str) -> None:
         add(journal.logs[0])
     journal.close()
     name = f"0/{3:020d}.segment"
-    data = journal.folder.read(name).to_pybytes()
+    data = bytes(journal.folder.read(name))
     journal.folder.write(name, [data[:-1]])
     with pytest.raises(JournalCorruptError, match="rows 3 to 6 are missing"):
         opened(remote)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-FULL = JournalFullError("/journal", "cannot write: No space left on device")
+FULL = JournalFullError("/journal", "cannot write: No space left on device", "journalPath")
 VERSIONS = pytest.mark.parametrize("version", ["5", "3.1.1"])
 
 

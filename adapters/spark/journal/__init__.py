@@ -3,9 +3,10 @@
 ::
 
     journal      the open journal: which source and which query it belongs to
-    log          one partition: append, read, commit; segments and offsets
-    frames       the binary format of segments
+    log          one partition: append, read, commit; the spans of tasks
     folders      file systems: local disk, object stores
+
+Segments, frames and offsets are those of :mod:`messaging.journal`.
 """
 
 from __future__ import annotations as annotations

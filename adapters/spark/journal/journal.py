@@ -24,8 +24,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Generic, TypeVar
 
 from adapters.spark.errors import JournalMismatchError, JournalUnreadableError
-from adapters.spark.journal.folders import Folder, open_folder
-from adapters.spark.journal.log import META, SEGMENT_BYTES, Log, LogWriter, journal_errors
+from adapters.spark.journal.folders import open_folder
+from adapters.spark.journal.log import SEGMENT_BYTES, Log, LogWriter
+from messaging.journal.folders import Folder, journal_errors
+from messaging.journal.log import META
 
 FORMAT: Final = 1
 #: prefix of the names of marks
@@ -65,7 +67,7 @@ class Meta:
     format: int = FORMAT
 
     def seed(self, partition: int) -> int:
-        """Return the seed of the frames of ``partition``, see :mod:`adapters.spark.journal.frames`."""
+        """Return the seed of the frames of ``partition``, see :mod:`messaging.journal.frames`."""
         return zlib.crc32(f"{self.id}/{partition}".encode())
 
 
@@ -105,20 +107,20 @@ class Journal(Generic[L]):
             JournalMismatchError: it belongs to another source.
             JournalCorruptError, JournalUnreadableError: the folder, or a file in it, cannot be used.
         """
-        with contextlib.ExitStack() as stack, journal_errors(path, "cannot open", JournalUnreadableError):
-            folder = open_folder(path)
+        folder = open_folder(path)
+        with contextlib.ExitStack() as stack, journal_errors(folder, "cannot open", JournalUnreadableError):
             folder.make()
             stack.enter_context(folder.lock())
             meta = _read_meta(folder)
             if meta is None:
                 if any(folder.list(str(number)) for number in range(source.partitions)):
-                    raise JournalUnreadableError(path, f"there are segments, but no {META}")
+                    raise folder.error(JournalUnreadableError, f"there are segments, but no {META}")
                 meta = Meta(source)
                 _write_meta(folder, meta)
             elif check is not None:
                 check(meta)
             if meta.source != source:
-                _refuse(path, meta.source, source, adopt=adopt)
+                _refuse(folder, meta.source, source, adopt=adopt)
                 meta.source = source
                 _write_meta(folder, meta)
             logs = []
@@ -131,11 +133,11 @@ class Journal(Generic[L]):
     @staticmethod
     def view(path: str) -> Journal[Log]:
         """Open a journal to read its current rows, also while a query writes to it. Raises as :meth:`open`."""
-        with journal_errors(path, "cannot open", JournalUnreadableError):
-            folder = open_folder(path)
+        folder = open_folder(path)
+        with journal_errors(folder, "cannot open", JournalUnreadableError):
             meta = _read_meta(folder)
             if meta is None:
-                raise JournalUnreadableError(path, f"there is no journal: no file {META}")
+                raise folder.error(JournalUnreadableError, f"there is no journal: no file {META}")
             logs = [Log(folder, number, seed=meta.seed(number)) for number in range(meta.source.partitions)]
             for log in logs:
                 log.load()
@@ -152,8 +154,8 @@ class Journal(Generic[L]):
             JournalMismatchError: another query has committed to it.
         """
         if self.meta.committed and not adopt:
-            raise JournalMismatchError(
-                self.folder.path,
+            raise self.folder.error(
+                JournalMismatchError,
                 "it is the journal of another query, which has processed part of it: set checkpointLocation to the "
                 "checkpoint of that query, or journalPath to an empty folder; adoptJournal=true with a new output path "
                 "processes the rows that are left in it",
@@ -171,13 +173,13 @@ class Journal(Generic[L]):
     def is_marked(self) -> bool:
         """Return whether a task has read rows for the query."""
         mark = self.mark
-        with journal_errors(self.folder.path, "cannot read"):
+        with journal_errors(self.folder, "cannot read"):
             return mark is not None and any(name.startswith(mark) for name in self.folder.list())
 
     def note_read(self) -> None:
         """Record that tasks read the rows of the query, and delete their marks."""
         self._change(unread={})
-        with journal_errors(self.folder.path, "cannot delete"):
+        with journal_errors(self.folder, "cannot delete"):
             for name in self.folder.list():
                 if name.startswith(_MARK):
                     self.folder.delete(name)
@@ -199,7 +201,7 @@ class Journal(Generic[L]):
 
     def _change(self, **values: Any) -> None:
         meta = replace(self.meta, **values)
-        with journal_errors(self.folder.path, f"cannot write {META}"):
+        with journal_errors(self.folder, f"cannot write {META}"):
             self.folder.check_lock()
             _write_meta(self.folder, meta)
         self.meta = meta
@@ -211,34 +213,34 @@ class Journal(Generic[L]):
 
 def leave_mark(folder: Folder, mark: str) -> None:
     """Leave a mark that a task has read rows, see :attr:`Journal.mark`. Runs on executors."""
-    with journal_errors(folder.path, "an executor cannot write the mark that it has read the first rows"):
+    with journal_errors(folder, "an executor cannot write the mark that it has read the first rows"):
         folder.write(mark + secrets.token_hex(8), [b"read"])  # each attempt of each task has its own
 
 
 def _read_meta(folder: Folder) -> Meta | None:
     try:
-        text = folder.read(META).to_pybytes()
+        text = bytes(folder.read(META))
     except FileNotFoundError:
         return None
     try:
         values = json.loads(text)
         if values["format"] != FORMAT:
-            raise JournalUnreadableError(
-                folder.path, f"it has format {values['format']!r}, this version reads {FORMAT}"
+            raise folder.error(
+                JournalUnreadableError, f"it has format {values['format']!r}, this version reads {FORMAT}"
             )
         meta = Meta(**{**values, "source": Source(**values["source"])})
         if not isinstance(meta.id, str) or not isinstance(meta.source.partitions, int):
             raise TypeError
         return meta
     except (ValueError, TypeError, KeyError) as error:
-        raise JournalUnreadableError(folder.path, f"{META} does not parse: {type(error).__name__}") from None
+        raise folder.error(JournalUnreadableError, f"{META} does not parse: {type(error).__name__}") from None
 
 
 def _write_meta(folder: Folder, meta: Meta) -> None:
     folder.write(META, [json.dumps(asdict(meta), indent=1).encode()])
 
 
-def _refuse(path: str, known: Source, wanted: Source, *, adopt: bool) -> None:
+def _refuse(folder: Folder, known: Source, wanted: Source, *, adopt: bool) -> None:
     """Raise if a journal of ``known`` cannot be used for ``wanted``. Partitions may always be added."""
     differences = [
         f"{name} was {was!r} and is {is_!r}"
@@ -246,6 +248,7 @@ def _refuse(path: str, known: Source, wanted: Source, *, adopt: bool) -> None:
         if (is_ := getattr(wanted, name)) != was and not (is_ > was if name == "partitions" else adopt)
     ]
     if differences:
-        raise JournalMismatchError(
-            path, f"it is the journal of another source: {'; '.join(differences)}; give each source one of its own"
+        raise folder.error(
+            JournalMismatchError,
+            f"it is the journal of another source: {'; '.join(differences)}; give each source one of its own",
         )

@@ -18,9 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from adapters.spark.journal.folders import LOCK_SECONDS, lock_file
+from adapters.spark.journal.folders import LOCK_SECONDS
 from messaging.errors import MessagingError, SubscriptionRefusedError, TakenOverError
 from messaging.execution import Flag, start_thread
+from messaging.journal.folders import lock_file
 
 if TYPE_CHECKING:
     from messaging import Messaging

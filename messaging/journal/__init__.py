@@ -1,0 +1,32 @@
+"""The journal: one durable, replayable, bounded log for everything that keeps messages on disk.
+
+::
+
+    journal      Journal: append, read, cursors; JournalView: reading beside the writer of another process
+    commit       group commit: records of many threads in one write and one sync
+    retention    bounds, and what happens when there is no room
+    cursors      named positions, each of which acknowledges for itself
+    segments     which offsets the files have, and reading them in order
+    records      the format of a record
+    quarantine   copies of damaged bytes
+    state        the small mutable state, in SQLite
+
+    log          one partition: segments and offsets, also of other kinds of journals
+    frames       the binary format of segments
+    folders      files, and the lock of the writer
+
+May import: ``model``, ``execution``, ``errors``, ``text``, ``forking``.
+"""
+
+from messaging.journal.commit import Append as Append
+from messaging.journal.cursors import Cursor as Cursor
+from messaging.journal.journal import Info as Info
+from messaging.journal.journal import Journal as Journal
+from messaging.journal.journal import JournalView as JournalView
+from messaging.journal.quarantine import DamagedRange as DamagedRange
+from messaging.journal.records import Record as Record
+from messaging.journal.records import RecordTemplate as RecordTemplate
+from messaging.journal.records import encode_message as encode_message
+from messaging.journal.records import encode_record as encode_record
+from messaging.journal.state import DeadLetter as DeadLetter
+from messaging.journal.state import State as State

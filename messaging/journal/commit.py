@@ -1,0 +1,261 @@
+"""Group commit: records of many threads become one frame, one write and one sync.
+
+**Threads.** Any thread enters records. A blocking append writes on the calling thread if nothing else is being written:
+one writer alone waits for nothing but the disk. Otherwise the records wait for the thread ``messaging-journal`` of the
+journal, which writes everything that has gathered while it wrote the batch before. That thread also syncs at intervals
+and stores lazy cursor positions. It starts with the first job and ends when the journal is closed.
+
+**Locks.** ``_committing`` is held by the thread that writes. ``_waiting`` is a deque; its ends are safe without a lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Literal, Protocol
+
+from messaging.errors import ClosedError, JournalError, JournalFullError, MessagingError
+from messaging.execution import Flag, start_thread
+
+if TYPE_CHECKING:
+    from messaging.journal.retention import Retention
+    from messaging.journal.segments import RecordWriter
+
+logger = logging.getLogger(__name__)
+
+Fsync = Literal["always", "interval", "never"]
+FSYNC_POLICIES: Final = ("always", "interval", "never")
+
+#: bytes of records in one frame, unless one record alone has more
+_BATCH_BYTES: Final = 2**20
+#: records in one frame
+_BATCH: Final = 4096
+#: how long closing waits for the thread, seconds
+_CLOSE_SECONDS: Final = 5.0
+#: pause before a write to a full disk or journal is tried again, seconds
+_RETRY: Final = 0.2
+
+
+class Append(Protocol):
+    """A record on its way to the disk."""
+
+    #: of ``encode_record``
+    record: bytes
+    #: when to give up waiting for room, in seconds of the monotonic clock
+    deadline: float
+
+    def note_stored(self, offset: int) -> None:
+        """Succeed: the record is stored as the fsync policy says. On the committing thread; must not raise."""
+
+    def note_refused(self, error: MessagingError) -> None:
+        """Fail: the record is not in the journal. On the committing thread; must not raise."""
+
+
+class GroupCommit:
+    """Writes the records of all threads to one log.
+
+    Args:
+        log: the log; nothing else appends to it.
+        retention: what to do when there is no room.
+        fsync: see :class:`~messaging.journal.Journal`.
+        fsync_interval: seconds between syncs with ``fsync="interval"``.
+        after_batch: called on the committing thread after each batch, when all its records are told their outcome.
+        idle: called on the thread of the journal between batches; returns the seconds until the next call, ``None`` for
+            not before it is woken.
+    """
+
+    def __init__(
+        self,
+        log: RecordWriter,
+        retention: Retention,
+        *,
+        fsync: Fsync,
+        fsync_interval: float,
+        after_batch: Callable[[], object],
+        idle: Callable[[], float | None],
+    ) -> None:
+        self._log = log
+        self._retention = retention
+        self._fsync = fsync
+        self._interval = fsync_interval
+        self._after_batch = after_batch
+        self._idle = idle
+        self._waiting: deque[Append] = deque()
+        self._committing = threading.Lock()
+        #: guards ``_entered`` and the order of ``_waiting``
+        self._entering = threading.Lock()
+        #: bytes of records that were entered to be written later, and of those that have left again
+        self._entered = self._left = 0
+        self._wake = Flag()
+        #: guards the start of the thread
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        #: monotonic time from which on records are not synced
+        self._dirty_since: float | None = None
+
+    # --- any thread
+
+    def put(self, entry: Append) -> None:
+        """Write ``entry`` soon."""
+        with self._entering:
+            self._entered += len(entry.record)
+            self._waiting.append(entry)
+        self.wake()
+
+    def put_now(self, entry: Append) -> bool:
+        """Write ``entry`` on this thread if nothing else is written or waits; return whether it was taken."""
+        if self._waiting or not self._committing.acquire(blocking=False):
+            return False
+        try:
+            if self._is_closed or not self._retention.fitting([len(entry.record)]):
+                return False
+            return self._write([entry]) is None
+        finally:
+            self._committing.release()
+            if self._waiting:
+                self.wake()
+
+    def wake(self) -> None:
+        """Have the thread of the journal look for work."""
+        if not self._wake.is_set():
+            if self._thread is None:
+                self._start()
+            self._wake.set()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                self._thread = start_thread(self._run, "messaging-journal")
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of records that wait to be written."""
+        return len(self._waiting)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Return the bytes of the records that wait to be written."""
+        return self._entered - self._left if self._waiting else 0
+
+    # --- the thread of the journal
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait(self._pause())
+            self._wake.clear()
+            try:
+                with self._committing:
+                    self._retention.expire()
+                    while self._commit():
+                        pass
+                    self._sync_in_time()
+            except Exception:  # a defect must not end the thread: records wait for it
+                logger.exception("journal %s: failed to write", self._log.folder.shown)
+            if self._is_closed:
+                self._fail_waiting()
+                return
+
+    def _pause(self) -> float | None:
+        """Return how long the thread may wait for its next wake-up, in seconds."""
+        pauses = [self._idle(), _RETRY if self._waiting else None]
+        if self._dirty_since is not None:
+            pauses.append(max(0.0, self._dirty_since + self._interval - time.monotonic()))
+        return min((pause for pause in pauses if pause is not None), default=None)
+
+    def _commit(self) -> bool:
+        """Write one batch; return whether another can follow at once."""
+        batch = self._take()
+        if not batch:
+            return False
+        fitting = self._retention.fitting([len(entry.record) for entry in batch])
+        if not fitting:
+            return self._handle_full(batch, self._retention.full_error())
+        self._put_back(batch[fitting:])
+        error = self._write(batch[:fitting])
+        return bool(self._waiting) if error is None else self._handle_full(batch[:fitting], error)
+
+    def _take(self) -> list[Append]:
+        batch: list[Append] = []
+        size = 0
+        while self._waiting and size < _BATCH_BYTES and len(batch) < _BATCH:
+            entry = self._waiting.popleft()
+            size += len(entry.record)
+            batch.append(entry)
+        self._left += size
+        return batch
+
+    def _put_back(self, entries: Sequence[Append]) -> None:
+        """Return entries to the front."""
+        self._left -= sum(len(entry.record) for entry in entries)
+        self._waiting.extendleft(reversed(entries))
+
+    def _handle_full(self, batch: Sequence[Append], error: JournalFullError) -> bool:
+        """Apply the policy to records that have no room; return whether to try again at once."""
+        policy = self._retention.full
+        if policy == "drop_oldest" and self._retention.drop_oldest(len(batch[0].record)):
+            self._put_back(batch)
+            return True
+        now = time.monotonic()
+        kept: list[Append] = []
+        refused: list[Append] = []
+        for entry in batch:
+            may_wait = policy == "block" and entry.deadline > now and not self._is_closed
+            (kept if may_wait else refused).append(entry)
+        self._put_back(kept)
+        if refused:
+            self._refuse(refused, error)
+        return False
+
+    # --- the committing thread
+
+    def _write(self, batch: Sequence[Append]) -> JournalFullError | None:
+        """Write ``batch``; return the error if the disk is full: then it was not written, and has no outcome."""
+        sync = self._fsync == "always"
+        try:
+            first = self._log.append_frame(len(batch), [b"".join([entry.record for entry in batch])], sync=sync)
+        except JournalFullError as error:
+            return error
+        except MessagingError as error:
+            self._refuse(batch, error)
+            return None
+        if not sync and self._dirty_since is None and self._fsync == "interval":
+            self._dirty_since = time.monotonic()
+            self.wake()
+        for number, entry in enumerate(batch):
+            entry.note_stored(first + number)
+        self._after_batch()
+        return None
+
+    def _refuse(self, batch: Sequence[Append], error: MessagingError) -> None:
+        for entry in batch:
+            entry.note_refused(error)
+        self._after_batch()
+
+    def _sync_in_time(self) -> None:
+        if self._dirty_since is None or time.monotonic() < self._dirty_since + self._interval:
+            return
+        self._dirty_since = None
+        try:
+            self._log.sync()
+        except JournalError as error:
+            logger.error("%s: records of the last %g s may not survive a crash", error, self._interval)
+
+    # --- closing
+
+    def close(self) -> None:
+        """Write what waits, for a moment, and end the thread. Idempotent. Raises ``JournalError``."""
+        self._is_closed = True
+        if self._thread is not None:
+            self._wake.set()
+            self._thread.join(_CLOSE_SECONDS)
+        with self._committing:
+            self._fail_waiting()
+            self._log.close()
+
+    def _fail_waiting(self) -> None:
+        while batch := self._take():
+            self._refuse(batch, ClosedError(f"journal {self._log.folder.shown}: closed before the record was written"))

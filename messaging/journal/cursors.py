@@ -1,0 +1,233 @@
+"""Cursors: named positions in a journal, each of which acknowledges for itself.
+
+Positions are kept in memory and stored in the database of the journal, together, by the thread of the journal or by the
+caller that waits. A crash loses no record: it may deliver those again whose acknowledgement was not stored.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from messaging.errors import ArgumentError, JournalError, JournalRangeError
+from messaging.journal.segments import RecordReader
+
+if TYPE_CHECKING:
+    from messaging.journal.records import Record
+    from messaging.journal.segments import RecordLog
+    from messaging.journal.state import State
+
+logger = logging.getLogger(__name__)
+
+_DROPPED: Final = "dropped"
+
+
+class Cursors:
+    """The positions of all cursors of one journal. Thread safe.
+
+    Args:
+        log: the records.
+        state: stores the positions.
+        changed: called after a position has changed, on the thread that changed it.
+    """
+
+    def __init__(self, log: RecordLog, state: State, changed: Callable[[], object]) -> None:
+        self._log = log
+        self._state = state
+        self._changed = changed
+        #: guards everything below
+        self._lock = threading.Lock()
+        self._positions = state.cursors()
+        self._unsaved: set[str] = set()
+        self._unsaved_drops = 0
+        #: records that were dropped before their slowest cursor acknowledged them, since the journal was created
+        self.dropped = state.counters().get(_DROPPED, 0)
+
+    def open(self, name: str, start: int) -> int:
+        """Return the position of a cursor, which is created at ``start`` and stored if it is missing."""
+        with self._lock:
+            if name in self._positions:
+                return max(self._positions[name], self._log.begin)
+            self._positions[name] = start
+        self._state.save_cursors({name: start})
+        return start
+
+    def remove(self, name: str) -> bool:
+        """Forget a cursor; return whether there was one."""
+        with self._lock:
+            known = self._positions.pop(name, None) is not None
+            self._unsaved.discard(name)
+        if known:
+            self._state.delete_cursor(name)
+            self._changed()
+        return known
+
+    def positions(self) -> dict[str, int]:
+        """Return the position of each cursor: the offset of the first record that it has not acknowledged."""
+        with self._lock:
+            return dict(self._positions)
+
+    def position(self, name: str) -> int:
+        """Return the position of a cursor."""
+        with self._lock:
+            return self._positions[name]
+
+    def slowest(self) -> int:
+        """Return the offset of the first record that a cursor has not acknowledged; without cursors the oldest."""
+        with self._lock:
+            return max(self._log.begin, min(self._positions.values())) if self._positions else self._log.begin
+
+    def move(self, name: str, position: int) -> None:
+        """Acknowledge the records before ``position``; stored soon. Positions do not move back."""
+        with self._lock:
+            if position > self._positions.get(name, position):
+                self._positions[name] = position
+                self._unsaved.add(name)
+        self._changed()
+
+    def skip_to(self, begin: int, dropped: int) -> None:
+        """Move the cursors that are before ``begin`` there: ``dropped`` records were dropped."""
+        with self._lock:
+            self.dropped += dropped
+            self._unsaved_drops += dropped
+            for name, position in self._positions.items():
+                if position < begin:
+                    self._positions[name] = begin
+                    self._unsaved.add(name)
+
+    @property
+    def is_saved(self) -> bool:
+        """Return whether every position is stored."""
+        return not self._unsaved and not self._unsaved_drops
+
+    def save(self) -> None:
+        """Store the positions that have changed. On any thread.
+
+        Raises:
+            JournalError: they are not stored, and still count as changed.
+        """
+        with self._lock:
+            names = [*self._unsaved]
+            positions = {name: self._positions[name] for name in names}
+            drops, self._unsaved_drops = self._unsaved_drops, 0
+            self._unsaved.clear()
+        try:
+            if positions:
+                self._state.save_cursors(positions)
+            if drops:
+                self._state.count(_DROPPED, drops)
+                drops = 0
+        except BaseException:
+            with self._lock:
+                self._unsaved.update(name for name in names if name in self._positions)
+                self._unsaved_drops += drops
+            raise
+
+
+class Cursor:
+    """A named position in a journal. Thread safe; get it with :meth:`Journal.cursor`.
+
+    Reading and acknowledging are separate: :meth:`read` returns records in order, each once. A cursor that is opened
+    again begins with the first record that was not acknowledged.
+    """
+
+    def __init__(self, name: str, cursors: Cursors, log: RecordLog, wait: Callable[[int, float], bool]) -> None:
+        self.name = name
+        self._cursors = cursors
+        self._log = log
+        self._wait = wait
+        #: guards the reader and ``_acknowledged``
+        self._lock = threading.Lock()
+        self._reader = RecordReader(log, cursors.position(name))
+        #: offsets that are acknowledged, beyond the position
+        self._acknowledged: set[int] = set()
+
+    @property
+    def position(self) -> int:
+        """Return the offset of the first record that is not acknowledged."""
+        return self._cursors.position(self.name)
+
+    @property
+    def behind(self) -> int:
+        """Return the number of records that are not acknowledged."""
+        return max(0, self._log.end - self.position)
+
+    def read(self, most: int = 1000, *, most_bytes: int = 2**20, timeout: float = 0.0) -> list[Record]:
+        """Return the next records, which may be none.
+
+        Args:
+            most: number of records, at most.
+            most_bytes: bytes of payloads, at most, unless the first one alone has more.
+            timeout: how long to wait for a record, seconds.
+
+        Raises:
+            JournalError: the disk failed, or a file is missing.
+        """
+        with self._lock:
+            found = self._reader.take(most, most_bytes)
+            after = self._reader.offset
+        if found or timeout <= 0 or not self._wait(after, timeout):
+            return found
+        with self._lock:
+            return self._reader.take(most, most_bytes)
+
+    def rewind(self) -> None:
+        """Read again from the first record that is not acknowledged."""
+        with self._lock:
+            self._reader.seek(self.position)
+
+    def commit(self, until: int | None = None, *, wait: bool = True) -> None:
+        """Acknowledge all records before an offset.
+
+        Args:
+            until: the offset; ``None``: that after the last record that was read.
+            wait: whether to return when the position is on the disk; otherwise it is stored soon.
+
+        Raises:
+            ArgumentError: the journal does not have the records before ``until``.
+            JournalError: the position is not stored; it is tried again. The records are acknowledged until the process
+                ends.
+        """
+        with self._lock:
+            position = self._reader.offset if until is None else until
+            if position > self._log.end:
+                raise JournalRangeError(
+                    self._log.folder.shown,
+                    f"cursor {self.name!r}: offset {position} is acknowledged, and the journal ends at {self._log.end}",
+                )
+            self._acknowledged = {offset for offset in self._acknowledged if offset >= position}
+        self._cursors.move(self.name, position)
+        if wait:
+            self._cursors.save()
+
+    def acknowledge(self, offset: int) -> None:
+        """Acknowledge one record, in any order; stored soon. The position moves when all before it are acknowledged."""
+        with self._lock:
+            position = self._cursors.position(self.name)
+            if not position <= offset < self._log.end:
+                return
+            acknowledged = self._acknowledged
+            acknowledged.add(offset)
+            while position in acknowledged:
+                acknowledged.remove(position)
+                position += 1
+        self._cursors.move(self.name, position)
+
+
+def check_cursor_name(name: object) -> str:
+    """Return ``name`` if a cursor can have it; raise ``ArgumentError``."""
+    if not isinstance(name, str) or not 0 < len(name) <= 200 or not name.isprintable():
+        raise ArgumentError(f"a cursor name must have 1 to 200 printable characters, not {name!r:.100}")
+    return name
+
+
+def save_quietly(cursors: Cursors) -> bool:
+    """Store positions on the thread of the journal; log an error and return ``False`` if that fails."""
+    try:
+        cursors.save()
+    except JournalError as error:
+        logger.warning("%s; positions of cursors are stored with the next try", error)
+        return False
+    return True

@@ -1,0 +1,661 @@
+"""A journal of messages: appended to by many threads, read from any offset, acknowledged by cursors.
+
+::
+
+    DIRECTORY/
+      journal.json     identity: format, id
+      lock             locked by the writer
+      state.db         cursors, dead letters and counters, in SQLite
+      0/               the records, in segments
+        00000000000000000000.segment
+      quarantine/      copies of damaged bytes, and of writes that a crash left unfinished
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+import uuid
+import zlib
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
+
+from messaging.errors import (
+    ArgumentError,
+    ClosedError,
+    JournalError,
+    JournalFullError,
+    JournalRangeError,
+    JournalUnreadableError,
+    MessagingError,
+    WouldBlockError,
+)
+from messaging.execution import Flag, Promise, Waiters, may_block
+from messaging.forking import LiveObjects
+from messaging.journal.commit import FSYNC_POLICIES, Fsync, GroupCommit
+from messaging.journal.cursors import Cursor, Cursors, check_cursor_name, save_quietly
+from messaging.journal.folders import LocalFolder, journal_errors
+from messaging.journal.log import META
+from messaging.journal.quarantine import DamagedRange, Quarantine
+from messaging.journal.records import Record, encode_message, encode_record
+from messaging.journal.retention import FULL_POLICIES, Full, Retention
+from messaging.journal.segments import RecordLog, RecordReader, RecordWriter
+from messaging.journal.state import FILE as STATE_FILE
+from messaging.journal.state import DeadLetter, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from messaging.journal.commit import Append
+    from messaging.model import Message
+
+logger = logging.getLogger(__name__)
+
+Start = Literal["earliest", "latest"]
+
+FORMAT: Final = 1
+KIND: Final = "records"
+#: bytes from which on a segment is closed, and the least
+SEGMENT_BYTES: Final = 16 * 2**20
+_LEAST_SEGMENT: Final = 2**16
+#: a bounded journal has at least so many segments, because whole segments are dropped
+_SEGMENTS: Final = 8
+#: bytes from which on a segment is closed when all its records are acknowledged, so that it can be deleted
+_WORTH_CLOSING: Final = 2**20
+#: bytes of records that may wait to be written, for callers that do not wait
+_WAITING_BYTES: Final = 64 * 2**20
+#: pause between two times that positions of cursors are stored without a caller that waits, seconds
+_SAVE_PAUSE: Final = 0.05
+
+
+class Info(NamedTuple):
+    """The state of a journal."""
+
+    path: str
+    id: str
+    #: offset of the oldest record, and the offset after the newest one
+    begin: int
+    end: int
+    segments: int
+    #: of all segments
+    bytes: int
+    #: position of each cursor: the first offset that it has not acknowledged
+    cursors: dict[str, int]
+    #: records that were dropped to make room, or for their age, since the journal was created
+    dropped: int
+    dead_letters: int
+    damage: list[DamagedRange]
+
+
+class JournalView:
+    """A journal that is read, also while another process writes to it. Thread safe; each iterator is for one thread.
+
+    Get it with :meth:`Journal.view`.
+
+    Attributes:
+        path: the folder.
+        id: identifies the journal, wherever its folder is moved.
+    """
+
+    def __init__(self, folder: LocalFolder, identity: str, log: RecordLog, state: State | None) -> None:
+        self.path = folder.path
+        self.id = identity
+        self._folder = folder
+        self._log = log
+        self._state = state
+        self._quarantine = Quarantine(folder)
+
+    @property
+    def begin(self) -> int:
+        """The offset of the oldest record."""
+        return self._log.begin
+
+    @property
+    def end(self) -> int:
+        """The offset after the newest record."""
+        return self._log.end
+
+    def refresh(self) -> None:
+        """Notice what another process has written since. Raises ``JournalError``."""
+        with journal_errors(self._folder, "cannot read", JournalUnreadableError):
+            self._log.refresh()
+
+    def read(self, start: int | None = None, end: int | None = None) -> Iterator[Record]:
+        """Yield the records from offset ``start`` to before ``end``; by default all that are there now.
+
+        Damaged records are skipped and logged, see :attr:`Info.damage`. Records that are trimmed meanwhile are skipped.
+
+        Raises:
+            JournalRangeError: ``start`` is before the oldest record or behind the end.
+            JournalError: a file cannot be read.
+        """
+        until = self.end if end is None else min(end, self.end)
+        at = self.begin if start is None else start
+        if not self.begin <= at <= self.end:
+            raise self._folder.error(
+                JournalRangeError, f"offset {at} is asked for, and {self.begin} to {self.end} are there"
+            )
+        return self._read(RecordReader(self._log, at), until)
+
+    def _read(self, reader: RecordReader, until: int) -> Iterator[Record]:
+        while reader.offset < until:
+            with journal_errors(self._folder, "cannot read", JournalUnreadableError):
+                records = reader.take(min(1000, until - reader.offset))
+            if not records:
+                return
+            yield from (record for record in records if record.offset < until)
+
+    def cursors(self) -> dict[str, int]:
+        """Return the position of each cursor: the first offset that it has not acknowledged."""
+        return {} if self._state is None else self._state.cursors()
+
+    def dead_letters(self) -> list[DeadLetter]:
+        """Return the records that could not be processed, the oldest first."""
+        return [] if self._state is None else self._state.dead_letters()
+
+    def info(self) -> Info:
+        """Return the state of the journal. Raises ``JournalError``."""
+        segments = self._log.segments
+        return Info(
+            self.path,
+            self.id,
+            self.begin,
+            self.end,
+            len(segments),
+            sum(segment.size for segment in segments),
+            self.cursors(),
+            self._dropped(),
+            len(self.dead_letters()),
+            self._quarantine.ranges(),
+        )
+
+    def _dropped(self) -> int:
+        return 0 if self._state is None else self._state.counters().get("dropped", 0)
+
+    def close(self) -> None:
+        """Close the files. Idempotent."""
+        if self._state is not None:
+            self._state.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Journal(JournalView):
+    """A journal of messages on the local disk, with one writer: this object. Thread safe.
+
+    Get it with :meth:`open`. Records get offsets that rise by one and are never used again. Appends of many threads
+    share writes and syncs. Each named cursor acknowledges for itself. Records that the slowest cursor has acknowledged
+    are deleted, in whole segments.
+
+    A context manager. A forked child must open a journal of its own.
+    """
+
+    _log: RecordWriter
+    _state: State
+
+    def __init__(
+        self,
+        folder: LocalFolder,
+        identity: str,
+        lock: contextlib.ExitStack,
+        *,
+        fsync: Fsync = "always",
+        fsync_interval: float = 1.0,
+        segment_bytes: int = SEGMENT_BYTES,
+        max_bytes: int | None = None,
+        max_records: int | None = None,
+        max_age: float | None = None,
+        full: Full = "block",
+        timeout: float = 30.0,
+        option: str | None = None,
+    ) -> None:
+        self._lock = lock
+        self._timeout = timeout
+        self._is_closed = False
+        quarantine = Quarantine(folder)
+        if max_bytes is not None:
+            segment_bytes = max(_LEAST_SEGMENT, min(segment_bytes, max_bytes // _SEGMENTS))
+        log = RecordWriter(
+            folder,
+            seed=_seed(identity),
+            segment_bytes=segment_bytes,
+            on_damage=quarantine.add,
+            sync_closed=fsync != "never",
+        )
+        lock.callback(log.close)
+        state = State(Path(folder.path), option=option)
+        lock.callback(state.close)
+        super().__init__(folder, identity, log, state)
+        self._quarantine = quarantine
+        self._cursors = Cursors(log, state, self._cursor_moved)
+        self._retention = Retention(
+            log, self._cursors, max_bytes=max_bytes, max_records=max_records, max_age=max_age, full=full
+        )
+        #: threads that wait for records
+        self._readers = Waiters()
+        self._next_save = 0.0
+        self._commit = GroupCommit(
+            log,
+            self._retention,
+            fsync=fsync,
+            fsync_interval=fsync_interval,
+            after_batch=self._readers.wake,
+            idle=self._idle,
+        )
+        _open.add(self)
+        if max_age is not None:
+            self._commit.wake()
+
+    # --- opening
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        fsync: Fsync = "always",
+        fsync_interval: float = 1.0,
+        max_bytes: int | None = None,
+        max_records: int | None = None,
+        max_age: float | None = None,
+        full: Full = "block",
+        timeout: float = 30.0,
+        segment_bytes: int = SEGMENT_BYTES,
+        lock_timeout: float = 0.0,
+        option: str | None = None,
+    ) -> Journal:
+        """Open a journal to write, and create it if it is missing.
+
+        Args:
+            path: its folder; ``~`` is the home of the user.
+            fsync: when a record counts as stored. ``"always"``: when the disk has it, so that it survives the loss of
+                power. ``"interval"``: when the operating system has it. It survives a killed process; the loss of power
+                costs the records since the last sync. ``"never"``: as ``"interval"``, but the operating system alone
+                decides when to write.
+            fsync_interval: seconds between two syncs with ``"interval"``.
+            max_bytes, max_records: bounds of the records that the slowest cursor has not acknowledged, or of all
+                records without cursors; ``None``: unlimited.
+            max_age: seconds after which a record is dropped, acknowledged or not; ``None``: never.
+            full: what happens to a record that has no room, in the journal or on the disk: ``"block"``: it waits until
+                its timeout; ``"drop_oldest"``: the oldest segments are dropped; ``"reject"``: it is refused at once.
+            timeout: default deadline of appends, seconds.
+            segment_bytes: size from which on a file is closed. A bounded journal has smaller files.
+            lock_timeout: how long to wait for another writer that is ending, seconds.
+            option: the setting with the path, for errors.
+
+        Raises:
+            ArgumentError: an argument has a value that it cannot have.
+            JournalLockedError: another process, or another object of this one, has the journal open.
+            JournalUnreadableError: the folder holds something else, or cannot be used.
+            JournalFullError: the disk is full.
+        """
+        _check(fsync=fsync, full=full)
+        _check_positive(
+            fsync_interval=fsync_interval, max_bytes=max_bytes, max_records=max_records, max_age=max_age,
+            timeout=timeout, segment_bytes=segment_bytes,
+        )  # fmt: skip
+        folder = LocalFolder(str(path), option=option, lock_timeout=lock_timeout, private=True)
+        with contextlib.ExitStack() as stack, journal_errors(folder, "cannot open", JournalUnreadableError):
+            folder.make()
+            stack.enter_context(folder.lock())
+            identity = _read_identity(folder)
+            if identity is None:
+                if folder.list("0"):
+                    raise folder.error(JournalUnreadableError, f"there are segments, but no {META}")
+                identity = uuid.uuid4().hex
+                meta = {"format": FORMAT, "kind": KIND, "id": identity, "created": time.time()}
+                folder.write(META, [json.dumps(meta, indent=1).encode()])
+            journal = cls(
+                folder,
+                identity,
+                stack,
+                fsync=fsync,
+                fsync_interval=fsync_interval,
+                segment_bytes=segment_bytes,
+                max_bytes=max_bytes,
+                max_records=max_records,
+                max_age=max_age,
+                full=full,
+                timeout=timeout,
+                option=option,
+            )
+            journal._lock = stack.pop_all()
+            return journal
+
+    @staticmethod
+    def view(path: str | Path) -> JournalView:
+        """Open a journal to read what it has now, also while another process writes to it.
+
+        Raises:
+            JournalUnreadableError: the folder holds no journal of messages, or cannot be read.
+        """
+        folder = LocalFolder(str(path))
+        with journal_errors(folder, "cannot open", JournalUnreadableError):
+            identity = _read_identity(folder)
+            if identity is None:
+                raise folder.error(JournalUnreadableError, f"there is no journal: no file {META}")
+            log = RecordLog(folder, seed=_seed(identity))
+            log.load()
+            state = State(Path(folder.path), writable=False) if STATE_FILE in folder.list() else None
+            return JournalView(folder, identity, log, state)
+
+    # --- appending
+
+    def append(
+        self,
+        channel: str,
+        payload: bytes,
+        properties: str = "",
+        *,
+        message_id: str | None = None,
+        timestamp: float | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Append a record and wait until it is stored, as the fsync policy says; return its offset.
+
+        Args:
+            channel: of the message; at most 65,535 bytes in UTF-8.
+            payload: of the message.
+            properties: all of its context but the channel, as :func:`~messaging.model.stored_properties` writes it.
+            message_id: at most 65,535 bytes in UTF-8.
+            timestamp: seconds since the epoch; ``None``: now.
+            timeout: how long to wait for room, seconds; ``None``: that of the journal.
+
+        Raises:
+            ArgumentError: the record is too large, or a text has lone surrogates.
+            JournalFullError: there is no room, or the disk is full. Nothing was written.
+            JournalError: the write failed. Nothing was written.
+            ClosedError: the journal is closed.
+            WouldBlockError: the thread runs an event loop, which must not wait: use :meth:`submit`.
+        """
+        record = encode_record(channel, payload, properties, message_id, timestamp)
+        return self._append(record, timeout)
+
+    def append_message(self, message: Message, *, message_id: str | None = None, timeout: float | None = None) -> int:
+        """Append a message with its whole context; otherwise as :meth:`append`.
+
+        Raises:
+            InvalidExtensionError: an extension has a value that cannot be stored.
+        """
+        return self._append(encode_message(message, message_id), timeout)
+
+    def submit(
+        self,
+        channel: str,
+        payload: bytes,
+        properties: str = "",
+        *,
+        message_id: str | None = None,
+        timestamp: float | None = None,
+        timeout: float | None = None,
+    ) -> Promise[int]:
+        """Append a record as :meth:`append`, and return a promise of its offset. From any thread and event loop.
+
+        Records of one thread are stored in the order of the calls.
+
+        Raises:
+            ArgumentError: as :meth:`append`.
+            JournalFullError: 64 MiB of records wait to be written already.
+            ClosedError: the journal is closed.
+        """
+        record = encode_record(channel, payload, properties, message_id, timestamp)
+        self._refuse_closed()
+        if self._commit.waiting_bytes + len(record) > _WAITING_BYTES:
+            raise self._folder.error(
+                JournalFullError, f"{self._commit.waiting} records wait to be written; await earlier promises first"
+            )
+        promise: Promise[int] = Promise(f"append to the journal {self._folder.shown}")
+        self._commit.put(_Promised(record, self._deadline(timeout), promise))
+        return promise
+
+    def put(self, entry: Append) -> None:
+        """Append the record of ``entry``, which is told its outcome. From any thread.
+
+        Raises:
+            ClosedError: the journal is closed.
+        """
+        self._refuse_closed()
+        self._commit.put(entry)
+
+    def _append(self, record: bytes, timeout: float | None) -> int:
+        if not may_block():
+            raise WouldBlockError("Journal.append would block the event loop of this thread; `await` Journal.submit")
+        self._refuse_closed()
+        entry = _Blocking(record, self._deadline(timeout))
+        if not self._commit.put_now(entry):
+            self._commit.put(entry)
+        return entry.result()
+
+    def _deadline(self, timeout: float | None) -> float:
+        return time.monotonic() + (self._timeout if timeout is None else timeout)
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise ClosedError(f"journal {self._folder.shown}: closed")
+
+    # --- cursors and trimming
+
+    def cursor(self, name: str, start: int | Start = "earliest") -> Cursor:
+        """Return the cursor ``name``, and create it if it is missing.
+
+        Args:
+            name: 1 to 200 printable characters.
+            start: where a new cursor begins: ``"earliest"``, ``"latest"`` or an offset. A cursor that exists keeps its
+                position.
+
+        Raises:
+            ArgumentError: malformed name or start.
+            JournalRangeError: ``start`` is an offset that the journal does not have.
+            JournalError: the cursor cannot be stored.
+        """
+        check_cursor_name(name)
+        self._refuse_closed()
+        if start not in ("earliest", "latest") and not isinstance(start, int):
+            raise ArgumentError(f"start must be 'earliest', 'latest' or an offset, not {start!r:.100}")
+        at = start if isinstance(start, int) else self.begin if start == "earliest" else self.end
+        if not self.begin <= at <= self.end:
+            raise self._folder.error(
+                JournalRangeError, f"cursor {name!r}: it cannot begin at {at}: {self.begin} to {self.end} are there"
+            )
+        self._cursors.open(name, at)
+        return Cursor(name, self._cursors, self._log, self._wait_for)
+
+    def cursors(self) -> dict[str, int]:
+        """Return the position of each cursor: the first offset that it has not acknowledged."""
+        return self._cursors.positions()
+
+    def remove_cursor(self, name: str) -> bool:
+        """Delete a cursor, so that it keeps no records; return whether there was one. Raises ``JournalError``."""
+        return self._cursors.remove(name)
+
+    def trim(self, before: int) -> int:
+        """Delete the segments whose records are all before an offset; return the new :attr:`begin`.
+
+        Cursors keep what they have not acknowledged.
+
+        Raises:
+            JournalError: a segment cannot be deleted.
+        """
+        positions = self._cursors.positions().values()
+        return self._log.trim(min([before, self.end, *positions]))
+
+    def sync(self) -> None:
+        """Wait until the disk has all records, and the positions of all cursors. Raises ``JournalError``."""
+        self._log.sync()
+        self._cursors.save()
+
+    @property
+    def dropped(self) -> int:
+        """Records that were dropped to make room, or for their age, since the journal was created."""
+        return self._cursors.dropped
+
+    def _dropped(self) -> int:
+        return self._cursors.dropped
+
+    def _cursor_moved(self) -> None:
+        self._commit.wake()
+
+    def _wait_for(self, offset: int, timeout: float) -> bool:
+        """Wait until there is a record with ``offset``, for at most ``timeout`` seconds; return whether there is."""
+        self._readers.wait_for(lambda: self._log.end > offset or self._is_closed, timeout)
+        return self._log.end > offset
+
+    def _idle(self) -> float | None:
+        """Store positions and trim, on the thread of the journal; return seconds until the next call."""
+        pauses = [self._retention.pause()]
+        now = time.monotonic()
+        if not self._cursors.is_saved:
+            if now >= self._next_save:
+                save_quietly(self._cursors)
+                self._next_save = time.monotonic() + _SAVE_PAUSE
+            if not self._cursors.is_saved:
+                pauses.append(max(0.0, self._next_save - now))
+        if self._cursors.positions():
+            self._trim_acknowledged()
+        return min((pause for pause in pauses if pause is not None), default=None)
+
+    def _trim_acknowledged(self) -> None:
+        slowest = self._cursors.slowest()
+        log = self._log
+        try:
+            if slowest == log.end > log.last_segment and (
+                log.bytes_from(log.last_segment) >= _WORTH_CLOSING or self._commit.waiting
+            ):
+                log.roll()
+            if log.segment_of(slowest):
+                log.trim(slowest)
+        except JournalError as error:
+            logger.warning("%s; trimmed with the next acknowledgement", error)
+
+    def add_dead_letter(self, record: Record, reason: str, *, most: int = 10_000) -> int:
+        """Keep a record that cannot be processed, beside the log; return how many older ones were dropped.
+
+        Args:
+            record: the record.
+            reason: for people.
+            most: dead letters that are kept.
+
+        Raises:
+            JournalError: it is not kept.
+        """
+        data = encode_record(record.channel, record.payload, record.properties, record.message_id, record.timestamp)
+        return self._state.add_dead_letter(reason, record.offset, data, most=most)
+
+    # --- closing
+
+    def close(self) -> None:
+        """Write what waits, sync, store the positions of cursors, and release the journal. Idempotent.
+
+        Records that cannot be written fail with ``ClosedError``.
+
+        Raises:
+            JournalError: the last sync failed. The journal is closed.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        _open.discard(self)
+        try:
+            self._readers.wake()
+            self._commit.close()
+            self._cursors.save()
+        finally:
+            self._lock.close()
+
+    def after_fork(self) -> None:
+        """See ``Forkable``: the journal belongs to the parent, which alone may write to it."""
+        self._is_closed = True
+        self._lock.pop_all()  # closes nothing: the parent goes on
+
+
+#: the open journals
+_open: Final = LiveObjects[Journal]()
+
+
+class _Blocking:
+    """A record whose caller waits."""
+
+    __slots__ = ("_done", "_error", "_offset", "deadline", "record")
+
+    def __init__(self, record: bytes, deadline: float) -> None:
+        self.record = record
+        self.deadline = deadline
+        self._done = Flag()
+        self._offset = -1
+        self._error: MessagingError | None = None
+
+    def note_stored(self, offset: int) -> None:
+        self._offset = offset
+        self._done.set()
+
+    def note_refused(self, error: MessagingError) -> None:
+        self._error = error
+        self._done.set()
+
+    def result(self) -> int:
+        self._done.wait()
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        return self._offset
+
+
+class _Promised:
+    """A record with a promise."""
+
+    __slots__ = ("deadline", "promise", "record")
+
+    def __init__(self, record: bytes, deadline: float, promise: Promise[int]) -> None:
+        self.record = record
+        self.deadline = deadline
+        self.promise = promise
+
+    def note_stored(self, offset: int) -> None:
+        self.promise.resolve(offset)
+
+    def note_refused(self, error: MessagingError) -> None:
+        self.promise.reject(error)
+
+
+def _seed(identity: str) -> int:
+    return zlib.crc32(f"{identity}/0".encode())
+
+
+def _read_identity(folder: LocalFolder) -> str | None:
+    """Return the id of the journal in ``folder``, or ``None`` if there is none."""
+    try:
+        text = bytes(folder.read(META, copy=True))
+    except FileNotFoundError:
+        return None
+    try:
+        values = json.loads(text)
+        kind, version, identity = values.get("kind", "a Spark query"), values["format"], values["id"]
+        if not isinstance(identity, str):
+            raise TypeError
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise folder.error(JournalUnreadableError, f"{META} does not parse: {type(error).__name__}") from None
+    if kind != KIND:
+        raise folder.error(JournalUnreadableError, f"it is the journal of {kind}, and not one of messages")
+    if version != FORMAT:
+        raise folder.error(JournalUnreadableError, f"it has format {version!r}, this version reads {FORMAT}")
+    return identity
+
+
+def _check(*, fsync: object, full: object) -> None:
+    for name, value, known in (("fsync", fsync, FSYNC_POLICIES), ("full", full, FULL_POLICIES)):
+        if value not in known:
+            raise ArgumentError(f"{name} must be one of {', '.join(known)}, not {value!r:.100}")
+
+
+def _check_positive(**values: Any) -> None:
+    for name, value in values.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
+            raise ArgumentError(f"{name} must be a number above 0, not {value!r:.100}")

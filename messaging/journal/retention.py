@@ -1,0 +1,166 @@
+"""Retention: how much a journal keeps, and what happens when it is full.
+
+The *backlog* is what the slowest cursor has not acknowledged; without cursors it is everything. Bounds apply to the
+backlog. Space is freed by whole segments, so the files may be larger by up to a segment.
+
+=================  =====================================================================================
+policy             a record that has no room
+=================  =====================================================================================
+``block``          waits until there is room, at most until the deadline of its append
+``drop_oldest``    takes the place of the oldest segments, whose records are dropped, counted and logged
+``reject``         is refused at once
+=================  =====================================================================================
+
+A full disk is handled by the same policy. Records beyond ``max_age`` are dropped under each policy.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final, Literal
+
+from messaging.errors import JournalError, JournalFullError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from messaging.journal.cursors import Cursors
+    from messaging.journal.segments import RecordWriter
+
+logger = logging.getLogger(__name__)
+
+Full = Literal["block", "drop_oldest", "reject"]
+FULL_POLICIES: Final = ("block", "drop_oldest", "reject")
+#: bytes of a frame beside its records, about
+_FRAME_BYTES: Final = 32
+#: a segment expires as a whole, so it holds at most this part of ``max_age``
+_AGE_STEPS: Final = 4
+#: shortest time between two looks at the age, seconds
+_AGE_PAUSE: Final = 0.1
+
+
+class Retention:
+    """Bounds of a journal. On the committing thread, except :attr:`dropped`.
+
+    Args:
+        log: the records.
+        cursors: their positions.
+        max_bytes, max_records: bounds of the backlog; ``None``: unlimited.
+        max_age: seconds that a record is kept; ``None``: unlimited.
+        full: the policy.
+    """
+
+    def __init__(
+        self,
+        log: RecordWriter,
+        cursors: Cursors,
+        *,
+        max_bytes: int | None,
+        max_records: int | None,
+        max_age: float | None,
+        full: Full,
+    ) -> None:
+        self._log = log
+        self._cursors = cursors
+        self._max_bytes = max_bytes
+        self._max_records = max_records
+        self._max_age = max_age
+        self.full: Full = full
+        #: records that were dropped, since the journal was created
+        self.dropped = cursors.dropped
+        self._next_look = 0.0
+
+    # --- room
+
+    def fitting(self, sizes: Sequence[int]) -> int:
+        """Return how many of the records with these sizes have room, from the first on."""
+        if self._max_bytes is None and self._max_records is None:
+            return len(sizes)
+        begin = self._cursors.slowest()
+        room = len(sizes)
+        if self._max_records is not None:
+            room = max(0, min(room, self._max_records - (self._log.end - begin)))
+        if self._max_bytes is not None:
+            left = self._max_bytes - self._log.bytes_from(begin)
+            # a record larger than the bound goes in alone
+            is_empty = begin >= self._log.end
+            for number, size in enumerate(sizes[:room]):
+                left -= size + (_FRAME_BYTES if number == 0 else 0)
+                if left < 0 and not (is_empty and number == 0):
+                    return number
+        return room
+
+    def full_error(self) -> JournalFullError:
+        """Return the error of a record that has no room."""
+        begin = self._cursors.slowest()
+        return self._log.folder.error(
+            JournalFullError,
+            f"it is full: {self._log.end - begin} records ({self._log.bytes_from(begin)} bytes) are not acknowledged, "
+            f"and max_records is {self._max_records}, max_bytes is {self._max_bytes}",
+        )
+
+    def drop_oldest(self, size: int) -> bool:
+        """Drop segments until a record of ``size`` bytes has room; return whether anything was dropped."""
+        log = self._log
+        before = log.begin
+        target = log.begin
+        while True:
+            following = [each.first for each in log.segments if each.first > target]
+            if not following:
+                if log.end == target:
+                    break
+                log.roll()
+                following = [log.end]
+            target = following[0]
+            if self._drop_before(target, "to make room") and self._fits_beside(size):
+                break
+        return log.begin > before
+
+    def _fits_beside(self, size: int) -> bool:
+        return self.fitting([size]) == 1
+
+    def _drop_before(self, offset: int, why: str) -> bool:
+        first = max(self._cursors.slowest(), self._log.begin)
+        try:
+            self._log.trim(offset)
+        except JournalError as error:
+            logger.error("%s; the next append tries again", error)  # the text says it all
+            return False
+        lost = offset - first
+        if lost > 0:
+            self._cursors.skip_to(offset, lost)
+            self.dropped = self._cursors.dropped
+            logger.warning(
+                "journal %s: dropped %d records %s, with offsets from %d; %d dropped in all",
+                self._log.folder.shown, lost, why, first, self.dropped,
+            )  # fmt: skip
+        return True
+
+    # --- age
+
+    def pause(self) -> float | None:
+        """Return the seconds until :meth:`expire` has to be called, ``None`` for never."""
+        return None if self._max_age is None else max(_AGE_PAUSE, self._max_age / _AGE_STEPS)
+
+    def expire(self) -> None:
+        """Drop the segments whose records are all older than ``max_age``."""
+        if self._max_age is None or (now := time.monotonic()) < self._next_look:
+            return
+        self._next_look = now + max(_AGE_PAUSE, self._max_age / _AGE_STEPS)
+        log = self._log
+        oldest = time.time() - self._max_age
+        keep = log.begin
+        for segment, following in zip(log.segments, log.segments[1:], strict=False):
+            began = log.began(following)
+            if began is None or began > oldest:
+                break
+            keep = following.first
+            del segment
+        if keep > log.begin:
+            self._drop_before(keep, f"older than {self._max_age:g} s")
+        last = log.segments[-1] if log.segments else None
+        if last is not None and last.first < log.end:
+            began = log.began(last)
+            if began is not None and began < time.time() - self._max_age / _AGE_STEPS:
+                log.roll()

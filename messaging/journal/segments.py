@@ -1,0 +1,329 @@
+"""The segments of a journal of records: which offsets and bytes they have, and reading them in order.
+
+Only the last segment is scanned when a journal is opened, so that a large one opens fast. Damage in an earlier segment
+is found by its readers, which continue behind it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
+
+from messaging.journal.frames import HEADER_BYTES, Damage, header, next_intact, scan
+from messaging.journal.log import Log, LogWriter, Tail
+from messaging.journal.records import FORMAT, decode_records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from messaging.journal.folders import Folder
+    from messaging.journal.frames import Frame
+    from messaging.journal.records import Record
+
+#: bytes that a reader of the last segment reads at a time
+_CHUNK: Final = 2**18
+#: bytes that a record counts beside its payload
+_RECORD_BYTES: Final = 100
+_first = attrgetter("first")
+
+
+class Segment:
+    """One file of a journal.
+
+    Attributes:
+        first: the offset of its first record, from its name.
+        size: its bytes; of the last segment, the bytes of its whole frames.
+        began: the timestamp of its first record, once it is known.
+    """
+
+    __slots__ = ("began", "first", "size")
+
+    def __init__(self, first: int, size: int) -> None:
+        self.first = first
+        self.size = size
+        self.began: float | None = None
+
+
+class RecordLog(Log):
+    """The partition of a journal of records, for reading. Thread safe.
+
+    Attributes:
+        segments: its segments in order. The tuple is replaced when segments come or go.
+        on_damage: called with the first offset of a segment, the damage, and the damaged bytes, on the thread that
+            finds it. It may be called again for the same damage.
+    """
+
+    def __init__(self, folder: Folder, partition: int = 0, *, seed: int = 0) -> None:
+        super().__init__(folder, partition, seed=seed)
+        self.segments: tuple[Segment, ...] = ()
+        self.on_damage: Callable[[int, Damage, memoryview], object] | None = None
+
+    # --- loading
+
+    def load(self) -> Tail | None:
+        """Load the names and sizes of the segments, and the headers of the last one."""
+        found = self.list_segments()
+        self._restart(found[-1][0] if found else 0)
+        if not found:
+            return None
+        last, size = found[-1]
+        try:
+            data = self.folder.read(self.segment_name(last), copy=True)
+        except FileNotFoundError:  # trimmed just now
+            data = memoryview(b"")
+        with self._lock:
+            self.begin = found[0][0]
+            self.segments = tuple(Segment(*each) for each in found[:-1]) + (Segment(last, 0),)
+            return Tail(last, self.load_segment(last, data, None), max(size, len(data)))
+
+    def _restart(self, begin: int) -> None:
+        super()._restart(begin)
+        self.segments = ()
+
+    def _note(self, segment: int, first: int, rows: int, position: int, length: int) -> None:
+        with self._lock:
+            if not self.segments or self.segments[-1].first != segment:
+                self.segments = (*self.segments, Segment(segment, 0))
+            self.segments[-1].size = position + length
+            self.end = first + rows  # last: a reader looks at the end first
+
+    def _note_damage(self, segment: int, damage: Damage, data: memoryview) -> None:
+        if self.on_damage is not None:
+            self.on_damage(segment, damage, data[damage.position : damage.end])
+        if damage.end < len(data):
+            self.segments[-1].size = damage.end
+            self.end = damage.until
+
+    # --- places
+
+    def segment_of(self, offset: int) -> int:
+        """Return the index of the segment that holds ``offset``; the nearest one if none does."""
+        return max(0, bisect_right(self.segments, offset, key=_first) - 1)
+
+    def bytes_from(self, offset: int) -> int:
+        """Return about how many bytes the records from ``offset`` on have."""
+        segments, end = self.segments, self.end
+        if offset >= end or not segments:
+            return 0
+        at = max(0, bisect_right(segments, offset, key=_first) - 1)
+        segment = segments[at]
+        until = segments[at + 1].first if at + 1 < len(segments) else end
+        part = segment.size * (until - max(offset, segment.first)) // max(1, until - segment.first)
+        return part + sum(each.size for each in segments[at + 1 :])
+
+    def began(self, segment: Segment) -> float | None:
+        """Return the timestamp of the first record of ``segment``, or ``None`` if it cannot be read."""
+        if segment.began is None and segment.size:
+            reader = RecordReader(self, segment.first)
+            try:
+                records = reader.take(1)
+            except OSError:
+                return None
+            if records and records[0].offset == segment.first:
+                segment.began = records[0].timestamp
+        return segment.began
+
+    def refresh(self) -> None:
+        """Load what another process has written and deleted since the last call."""
+        known = {segment.first: segment for segment in self.segments[:-1]}
+        found = self.list_segments()
+        if not found or not self.segments or found[-1][0] != self.segments[-1].first:
+            self.load()
+            return
+        with self._lock:
+            last = self.segments[-1]
+            self.segments = (*(known.get(first) or Segment(first, size) for first, size in found[:-1]), last)
+            self.begin = found[0][0]
+        data = self.folder.read(self.segment_name(last.first), last.size, copy=True)
+        for frame in scan(data, self.seed):
+            if frame.header.first != self.end and frame.header.rows:
+                break
+            if not frame.is_intact():
+                break
+            if frame.header.rows:
+                self._note(last.first, frame.header.first, frame.header.rows, last.size, frame.end - frame.position)
+
+
+class RecordWriter(LogWriter, RecordLog):
+    """The partition of a journal of records, for its writer; see :class:`~messaging.journal.log.LogWriter`."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        partition: int = 0,
+        *,
+        seed: int = 0,
+        segment_bytes: int,
+        on_damage: Callable[[int, Damage, memoryview], object],
+        sync_closed: bool = True,
+    ) -> None:
+        self._on_damage = on_damage
+        super().__init__(
+            folder, partition, seed=seed, head=FORMAT, segment_bytes=segment_bytes, sync_closed=sync_closed
+        )
+
+    def load(self) -> Tail | None:
+        """See :class:`RecordLog`."""
+        self.on_damage = self._on_damage
+        return super().load()
+
+    def _cut_off(self, tail: Tail) -> None:
+        data = self.folder.read(self.segment_name(tail.segment), tail.whole, copy=True)
+        self._on_damage(
+            tail.segment, Damage(tail.whole, tail.size, self.end, self.end, "an unfinished write at its end"), data
+        )
+        super()._cut_off(tail)
+
+    def roll(self) -> None:
+        """Begin a segment, so that the one before it can be deleted, also on a full disk.
+
+        Raises:
+            JournalError: the segment cannot be created. The log is as before.
+        """
+        self.start_segment()
+        with self._lock:
+            if self.segments[-1].first < self.end:
+                self.segments = (*self.segments, Segment(self.end, 0))
+
+    def trim(self, offset: int) -> int:
+        """Delete the segments with nothing but records before ``offset``; return the new begin.
+
+        Raises:
+            JournalError: a segment cannot be deleted. The next call tries again.
+        """
+        with self._lock:
+            self.segments = self.segments[self.segment_of(offset) :]
+            if self.segments:
+                self.begin = self.segments[0].first
+            begin = self.begin
+        self.delete_before(begin)
+        return begin
+
+
+class RecordReader:
+    """Reads records in order of their offsets. For one thread.
+
+    Args:
+        log: the records; of this process, or with ``refresh`` of another one.
+        offset: of the first record to read. If it was trimmed, the reader begins with the oldest record.
+    """
+
+    def __init__(self, log: RecordLog, offset: int) -> None:
+        self._log = log
+        #: offset of the next record to return
+        self.offset = offset
+        #: offset of the next record to read from the disk, behind those that are ready
+        self._next = offset
+        self._ready: deque[Record] = deque()
+        #: the segment that is read, and the bytes of it that are done with
+        self._segment = -1
+        self._position = 0
+
+    def take(self, most: int = 1000, most_bytes: int = 2**20) -> list[Record]:
+        """Return the next records: none if the end is reached.
+
+        Args:
+            most: number of records, at most.
+            most_bytes: bytes of payloads, at most, unless the first one alone has more.
+        """
+        taken: list[Record] = []
+        size = 0
+        while len(taken) < most:
+            if not self._ready and not self._fill():
+                self.offset = self._next  # damage at the end is passed
+                break
+            record = self._ready[0]
+            size += len(record.payload) + _RECORD_BYTES
+            if taken and size > most_bytes:
+                break
+            taken.append(self._ready.popleft())
+            self.offset = record.offset + 1
+        return taken
+
+    def seek(self, offset: int) -> None:
+        """Continue with the record at ``offset``."""
+        self.offset = self._next = offset
+        self._ready.clear()
+        self._segment = -1
+
+    def _fill(self) -> bool:
+        """Read frames until there is a record; return ``False`` at the end."""
+        log = self._log
+        while not self._ready:
+            end = log.end  # read before the segments, which are then as new or newer
+            segments = log.segments
+            if self._next >= end or not segments:
+                return False
+            self._next = max(self._next, segments[0].first)
+            at = bisect_right(segments, self._next, key=_first) - 1
+            segment = segments[at]
+            if segment.first != self._segment:
+                self._segment, self._position = segment.first, 0
+            try:
+                self._read_chunk(segment, segments[at + 1].first if at + 1 < len(segments) else end)
+            except FileNotFoundError:
+                if log.segments is segments:
+                    raise  # deleted by another program
+        return True
+
+    def _read_chunk(self, segment: Segment, until: int) -> None:
+        """Read some frames of ``segment``, whose records end before offset ``until``."""
+        data = self._read(segment, _CHUNK)
+        found = header(data[:HEADER_BYTES], self._log.seed)
+        if found is not None and len(data) < HEADER_BYTES + found.length:
+            data = self._read(segment, HEADER_BYTES + found.length)
+        position = 0
+        for frame in scan(data, self._log.seed):
+            first, rows = frame.header.first, frame.header.rows
+            if first >= until and rows:  # left over of a write that failed
+                self._position = segment.size
+                return
+            if first > self._next:
+                self._lose(segment, position, position, first, f"records {self._next} to {first} are missing", data)
+            if first + rows > self._next:
+                self._decode(segment, frame, data)
+            position = frame.end
+        self._position += position
+        if not position:
+            self._skip_damage(segment, until)
+
+    def _read(self, segment: Segment, length: int) -> memoryview:
+        name = self._log.segment_name(segment.first)
+        return self._log.folder.read(name, self._position, min(length, segment.size - self._position), copy=True)
+
+    def _decode(self, segment: Segment, frame: Frame, data: memoryview) -> None:
+        """Make the records of ``frame`` ready, from the next offset on."""
+        until = frame.header.first + frame.header.rows
+        if not frame.is_intact():
+            self._lose(segment, frame.position, frame.end, until, "the body of a frame is damaged", data)
+            return
+        try:
+            records = decode_records(frame.body, frame.header.first)
+        except ValueError as error:
+            self._lose(segment, frame.position, frame.end, until, str(error), data)
+            return
+        self._ready.extend(records[self._next - frame.header.first :])
+        self._next = until
+
+    def _skip_damage(self, segment: Segment, until: int) -> None:
+        """Continue behind damage at the position, or behind the segment."""
+        data = self._read(segment, segment.size)
+        following = next_intact(data, 0, self._log.seed) if len(data) else None
+        if following is not None and following.header.first < until:
+            end, offset = following.position, max(self._next, following.header.first)
+        else:
+            end, offset = len(data), until
+        if end or offset > self._next:
+            self._lose(segment, 0, end, offset, "the header of a frame is damaged", data)
+        self._position += end
+
+    def _lose(self, segment: Segment, position: int, end: int, until: int, reason: str, data: memoryview) -> None:
+        """Continue with offset ``until``: the records before it are damaged, at ``position`` of ``data``."""
+        damage = Damage(self._position + position, self._position + end, self._next, until, reason)
+        self._next = max(self._next, until)
+        if not self._ready:
+            self.offset = self._next
+        if self._log.on_damage is not None:
+            self._log.on_damage(segment.first, damage, data[position:end])
