@@ -89,11 +89,26 @@ class DirectReplies(DeliveryLane):
     publisher's channel, between its confirms, and without acknowledgement.
     """
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink | None) -> None:
         super().__init__()
-        #: the receiver of the replies; ``None`` once it has unsubscribed
-        self.sink: Sink | None = sink
+        #: one item, the receiver of the replies, ``None`` once it has unsubscribed; shared with :meth:`moved`
+        self._receiver: list[Sink | None] = [sink]
         self._batch: list[Incoming] = []
+
+    @property
+    def sink(self) -> Sink | None:
+        """The receiver of the replies; ``None`` once it has unsubscribed."""
+        return self._receiver[0]
+
+    @sink.setter
+    def sink(self, sink: Sink | None) -> None:
+        self._receiver[0] = sink
+
+    def moved(self) -> DirectReplies:
+        """Return the replies on another channel for the same receiver, which this handle goes on to unsubscribe."""
+        moved = DirectReplies(None)
+        moved._receiver = self._receiver
+        return moved
 
     def delivered(self, tag: int, route: bytes, payload: bytes) -> None:
         """Add a reply to the batch, which is delivered at the end of the loop's turn."""

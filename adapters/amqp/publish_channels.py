@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import aiormq
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from messaging.model import Outgoing
 
 logger = logging.getLogger(__name__)
+
+#: replaced channels that are kept open for direct replies
+_MAX_RETIRED: Final = 4
 
 
 class Owner(Protocol):
@@ -52,6 +55,8 @@ class PublishChannel(ConfirmChannel["Outgoing"]):
         super().__init__(cast("int", opened.number), confirms=confirms)
         self.opened = opened
         self.base = base
+        #: whether another channel has replaced it
+        self.is_retired = False
         #: the receiver of direct replies
         self.replies: DirectReplies | None = None
         #: tag by message id of the messages that may be returned
@@ -85,7 +90,8 @@ class PublishChannel(ConfirmChannel["Outgoing"]):
 
     def refused(self) -> None:
         """See ``ConfirmChannel.refused``."""
-        self._owner.refused(self)
+        if not self.is_retired:
+            self._owner.refused(self)
 
     def returned(self, code: int, text: str, key: str, message_id: str | None) -> None:
         """See ``ConfirmChannel.returned``."""
@@ -114,6 +120,8 @@ class PublishChannels:
         self._opening = asyncio.Lock()
         #: messages that were published on closed channels
         self._base = 0
+        #: channels that are not published on any more, and receive direct replies
+        self._retired: list[PublishChannel] = []
 
     async def prepare(self, message: Outgoing, form: PublishForm) -> None:
         """Open the channel and declare the exchange of ``message``. If the broker refuses, the message fails."""
@@ -150,14 +158,30 @@ class PublishChannels:
             channel.replies.fail(SubscriptionRefusedError(what, code=code, detail=text))
 
     async def renew(self) -> None:
-        """Replace the channel with confirms, on which no message may be unconfirmed. Raises as ``Wire.channel``."""
-        channel = self.open.pop(True, None)
-        if channel is not None:
-            self._base += channel.last_tag
-            await self._wire.close_channel(channel.opened)
-            if self._wire.lanes.get(channel.number) is channel:
-                del self._wire.lanes[channel.number]
-        await self.channel(confirms=True)
+        """Replace the channel with confirms, on which no message may be unconfirmed. Raises as ``Wire.channel``.
+
+        A channel that receives direct replies stays open for those to earlier requests.
+        """
+        old = self.open.pop(True, None)
+        if old is not None:
+            self._base += old.last_tag
+            old.is_retired = True
+            self._retired.append(old)
+            while self._retired and (self._retired[0].replies is None or len(self._retired) > _MAX_RETIRED):
+                await self._close(self._retired.pop(0))
+        channel = await self.channel(confirms=True)
+        if old is not None and old.replies is not None and channel.replies is None:
+            channel.replies = old.replies.moved()
+            await self._consume_replies(channel)
+
+    async def _close(self, channel: PublishChannel) -> None:
+        await self._wire.close_channel(channel.opened)
+        if self._wire.lanes.get(channel.number) is channel:
+            del self._wire.lanes[channel.number]
+
+    async def _consume_replies(self, channel: PublishChannel) -> None:
+        queue = await channel.opened.get_queue(names.DIRECT_REPLY_TO, ensure=False)
+        await topology.consume(self._wire, queue, "replies", no_ack=True)
 
     async def receive_replies(self, sink: Sink) -> DirectReplies:
         """Have the replies to requests with direct reply-to delivered to ``sink``.
@@ -172,15 +196,14 @@ class PublishChannels:
                 channel.replies.sink = sink
                 return channel.replies
             replies = channel.replies = DirectReplies(sink)
-            queue = await channel.opened.get_queue(names.DIRECT_REPLY_TO, ensure=False)
-            await topology.consume(self._wire, queue, "replies", no_ack=True)
+            await self._consume_replies(channel)
         except aiormq.AMQPChannelError as error:
             raise refusal(SubscriptionRefusedError, "replies", error) from error
         return replies
 
     def flush_replies(self) -> None:
         """Deliver the replies that have arrived: they count even if the connection is lost now."""
-        for channel in self.open.values():
+        for channel in (*self._retired, *self.open.values()):
             if channel.replies is not None:
                 channel.replies.flush()
 

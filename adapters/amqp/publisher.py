@@ -58,7 +58,7 @@ _CHUNKS_AGAIN: Final = 16
 #: how long the broker may take to read messages that it does not confirm, seconds
 _MAY_BE_UNREAD: Final = 30.0
 #: how long publishing waits for the answers to unconfirmed messages before it takes another channel, seconds
-_RENEWAL: Final = 2.0
+_RENEWAL: Final = 1.0
 _NOT_SENT: Final = "the connection was lost before the message was sent"
 
 
@@ -268,9 +268,9 @@ class Publisher:
         return position
 
     def renew(self) -> None:
-        """See ``retries.Writer``. A channel that receives direct replies stays: open requests would lose theirs."""
+        """See ``retries.Writer``."""
         channel = self.channels.open.get(True)
-        if self._recovery is None and channel is not None and channel.replies is None:
+        if self._recovery is None and channel is not None:
             self._recovery = asyncio.get_running_loop().create_task(self._renew(channel))
 
     async def _renew(self, channel: PublishChannel) -> None:
@@ -280,7 +280,7 @@ class Publisher:
                 async with asyncio.timeout(_RENEWAL):
                     while channel.pending:
                         await self._wait()
-            if not channel.pending and channel.refusal is None and channel.replies is None:
+            if not channel.pending and channel.refusal is None:
                 await self.channels.renew()
         except (ConnectionLostError, aiormq.AMQPChannelError) as error:
             logger.debug("amqp: no other channel to publish on: %s", error)

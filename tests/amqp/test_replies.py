@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import messaging
 from messaging import ReplyError
+from messaging.execution import engine
 from messaging.services import ServiceRegistry
 
 if TYPE_CHECKING:
@@ -87,3 +90,29 @@ def test_a_request_that_two_handlers_hear_by_further_bindings_is_handled_once(ra
             for _ in range(5):
                 assert m.request(channel).result(PATIENCE).value() == name
             assert calls == [name] * 5
+
+
+def test_replies_to_earlier_requests_arrive_after_publishing_has_moved_to_another_channel(rabbitmq: RabbitMQ) -> None:
+    """Direct replies belong to the channel that the request was published on; see ``retries``."""
+    channel = f"served/{secrets.token_hex(4)}"
+    gate = threading.Event()
+
+    def handler(request: bytes) -> bytes:
+        gate.wait(PATIENCE)
+        return request
+
+    with (
+        messaging.connect(rabbitmq.url, services=ServiceRegistry(), timeout=PATIENCE) as served,
+        messaging.connect(rabbitmq.url, services=ServiceRegistry(), timeout=PATIENCE) as m,
+    ):
+        served.reply(channel, handler, concurrency=20)
+        channels = m._adapter.link.publisher.channels  # type: ignore[attr-defined]
+        requests = []
+        for number in range(4):
+            requests.append(m.request(channel, b"%d" % number))
+            m.publish(channel + "/elsewhere", b"", qos=1).result(PATIENCE)  # confirmed, and the request before it
+            asyncio.run_coroutine_threadsafe(channels.renew(), engine().loop).result(PATIENCE)
+        requests.append(m.request(channel, b"4"))
+        gate.set()
+        assert [request.result(PATIENCE).payload for request in requests] == [b"0", b"1", b"2", b"3", b"4"]
+        assert m.request(channel, b"5").result(PATIENCE).payload == b"5"
