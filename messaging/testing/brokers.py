@@ -17,6 +17,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import os
+import pwd
 import random
 import re
 import secrets
@@ -84,7 +85,13 @@ def require(*names: str) -> None:
     """Skip the running test unless the brokers ``names`` are installed; fail it where ``CI`` is ``true``."""
     import pytest
 
-    finders: dict[str, Callable[[], str | None]] = {"mosquitto": find_mosquitto, "rabbitmq": find_rabbitmq}
+    from messaging.testing.postgresql import find_postgresql
+
+    finders: dict[str, Callable[[], str | None]] = {
+        "mosquitto": find_mosquitto,
+        "rabbitmq": find_rabbitmq,
+        "postgresql": find_postgresql,
+    }
     for name in names:
         if finders[name]() is None:
             say: Callable[[str], NoReturn] = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
@@ -235,8 +242,8 @@ class Broker(abc.ABC):
             self._process.end(how)
             self._process = None
 
-    def _spawn(self, *command: str, env: dict[str, str] | None = None) -> _Process:
-        return _Process(command, env, self._log_file, self.directory)
+    def _spawn(self, *command: str, env: dict[str, str] | None = None, user: str | None = None) -> _Process:
+        return _Process(command, env, self._log_file, self.directory, user)
 
     def _error(self, what: str) -> BrokerError:
         return BrokerError(
@@ -488,7 +495,14 @@ class RabbitMQ(Broker):
 class _Process:
     """A process in a process group of its own, and its guard."""
 
-    def __init__(self, command: Sequence[str], env: dict[str, str] | None, log: Path, directory: Path) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: dict[str, str] | None,
+        log: Path,
+        directory: Path,
+        user: str | None = None,
+    ) -> None:
         with log.open("ab") as output:
             self._popen = subprocess.Popen(
                 command,
@@ -498,6 +512,9 @@ class _Process:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                user=user,
+                group=None if user is None else pwd.getpwnam(user).pw_gid,
+                extra_groups=None if user is None else (),
             )
         self.pid = self._popen.pid
         self._guard = subprocess.Popen(
