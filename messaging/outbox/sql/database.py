@@ -167,13 +167,20 @@ class Database:
             return function(connection)
 
     @staticmethod
-    async def in_thread(function: Callable[[], T]) -> T:
-        """Call ``function`` on a worker thread and await its result."""
+    async def in_thread(function: Callable[[], T], discard: Callable[[T], object] | None = None) -> T:
+        """Call ``function`` on a worker thread and await its result.
+
+        Args:
+            function: runs to its end even if this is cancelled.
+            discard: is called on the loop with a result that came after this was cancelled.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
         def settle(result: Any, error: BaseException | None) -> None:
             if future.done():  # cancelled
+                if error is None and discard is not None:
+                    discard(result)
                 return
             if error is None:
                 future.set_result(result)

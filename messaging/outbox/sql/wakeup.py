@@ -60,25 +60,34 @@ async def listen(database: Database, channel: str, wake: Callable[[], None], nam
 
 
 async def _connect(database: Database, channel: str) -> Any:
+    """Return a connection of the driver that listens. It is not the pool's, and must be closed."""
     statement = f'LISTEN "{channel}"'
     engine = database.engine
     if isinstance(engine, AsyncEngine):
         connection: Any = await engine.raw_connection()
-        connection.detach()
         driver: Any = connection.driver_connection
-        await driver.set_autocommit(True)
-        await driver.execute(statement)
+        connection.detach()  # which forgets it
+        try:
+            await driver.set_autocommit(True)
+            await driver.execute(statement)
+        except BaseException:  # a cancellation, too
+            await _close(driver)
+            raise
         return driver
 
     def connect() -> Any:
         connection: Any = engine.raw_connection()
-        connection.detach()
         driver = connection.driver_connection
-        driver.autocommit = True
-        driver.execute(statement)
+        connection.detach()  # which forgets it
+        try:
+            driver.autocommit = True
+            driver.execute(statement)
+        except BaseException:
+            driver.close()
+            raise
         return driver
 
-    return await database.in_thread(connect)
+    return await database.in_thread(connect, lambda driver: driver.close())
 
 
 async def _read(driver: Any, wake: Callable[[], None]) -> str:

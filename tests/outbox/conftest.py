@@ -1,0 +1,126 @@
+"""Databases and brokers for the tests of the outbox."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import sqlalchemy
+from sqlalchemy import Engine
+
+import messaging
+from messaging import Message, MessageContext
+from messaging.outbox.sql import OutboxStatus, OutboxTables, create_tables, enqueue, outbox_status
+from messaging.testing.postgresql import PostgreSQL
+
+#: how long to wait for anything, seconds
+PATIENCE = 20.0
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*os.environ]:
+        if name.startswith("MESSAGING_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/outbox.db"
+    server: PostgreSQL = request.getfixturevalue("postgresql")
+    return server.create_database()
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[Engine]:
+    """An engine of a database with the tables."""
+    yield from prepared(url)
+
+
+@pytest.fixture
+def postgres(postgresql: PostgreSQL) -> Iterator[Engine]:
+    """An engine of a PostgreSQL database with the tables."""
+    yield from prepared(postgresql.create_database())
+
+
+def prepared(url: str, tables: OutboxTables | None = None) -> Iterator[Engine]:
+    engine = sqlalchemy.create_engine(url)
+    try:
+        with engine.begin() as connection:
+            create_tables(connection, *([tables] if tables else []))
+        yield engine
+    finally:
+        engine.dispose()
+
+
+@pytest.fixture
+def m() -> Iterator[messaging.Messaging]:
+    """A broker in this process."""
+    with messaging.connect(f"memory://{uuid4().hex}") as m:
+        yield m
+
+
+class Received:
+    """The messages of a subscription, in the order of their arrival. Thread safe."""
+
+    def __init__(self, m: messaging.Messaging, channel: str = "#", **context: Any) -> None:
+        self.messages: list[Message] = []
+        self._changed = threading.Condition()
+        m.on(channel, self._add, **context)
+
+    def _add(self, message: Message) -> None:
+        with self._changed:
+            self.messages.append(message)
+            self._changed.notify_all()
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [message.payload for message in self.messages]
+
+    @property
+    def ids(self) -> list[str]:
+        return [message.context.extensions["messageId"] for message in self.messages]
+
+    def wait(self, count: int) -> list[bytes]:
+        """Wait for ``count`` messages; return all payloads."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.messages) >= count, PATIENCE), self.payloads
+        return self.payloads
+
+
+@pytest.fixture
+def received(m: messaging.Messaging) -> Received:
+    return Received(m)
+
+
+def message(payload: bytes | str | int, channel: str = "a/b", **extensions: Any) -> Message:
+    data = payload if isinstance(payload, bytes) else str(payload).encode()
+    return Message(data, MessageContext(channel, extensions=extensions))
+
+
+def put(engine: Engine, *payloads: bytes | str | int, key: str | None = None, channel: str = "a/b") -> None:
+    """Enqueue messages in one transaction."""
+    with engine.begin() as connection:
+        for each in payloads:
+            enqueue(connection, message(each, channel), key=key)
+
+
+def status(engine: Engine) -> OutboxStatus:
+    with engine.begin() as connection:
+        return outbox_status(connection)
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait until ``condition`` holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE:g} s in vain"
+        time.sleep(0.005)
