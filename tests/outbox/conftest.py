@@ -17,7 +17,9 @@ from sqlalchemy import Engine
 import messaging
 from messaging import Message, MessageContext
 from messaging.outbox.sql import OutboxStatus, OutboxTables, create_tables, enqueue, outbox_status
+from messaging.testing.brokers import Mosquitto
 from messaging.testing.postgresql import PostgreSQL
+from messaging.testing.proxy import Proxy
 
 #: how long to wait for anything, seconds
 PATIENCE = 20.0
@@ -124,3 +126,40 @@ def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited {PATIENCE:g} s in vain"
         time.sleep(0.005)
+
+
+class Held:
+    """Mosquitto behind a proxy that holds back what the broker sends, confirmations among it."""
+
+    def __init__(self, broker: Mosquitto) -> None:
+        self.direct_url = broker.url
+        self._broker = broker
+        self._watcher = messaging.connect(broker.url)
+        self._received = Received(self._watcher, "held/#", qos="1")
+        self.proxy = Proxy(broker.host, broker.port)
+
+    @property
+    def url(self) -> str:
+        return f"mqtt://{self.proxy.host}:{self.proxy.port}"
+
+    def until_published(self, count: int) -> None:
+        """Wait until the broker has so many messages."""
+        self._received.wait(count)
+
+    def hold(self) -> None:
+        self.proxy.down.hold()
+
+    def release(self) -> None:
+        self.proxy.down.release()
+
+    def close(self) -> None:
+        self._watcher.close()
+
+
+@pytest.fixture
+def held(mosquitto: Mosquitto) -> Iterator[Held]:
+    found = Held(mosquitto)
+    with found.proxy:
+        yield found
+        found.release()
+    found.close()

@@ -104,7 +104,9 @@ class Inbox:
         if self._is_cleanup_due():
             self._cleanup(connection, _CLEANUP_LIMIT)
         row = {"consumer": self.consumer, "message_id": message_id, "handled": datetime.now(UTC)}
-        return connection.execute(insert_or_ignore(connection.dialect, self._tables.inbox), row).rowcount == 1
+        inbox = self._tables.inbox
+        noted = connection.execute(insert_or_ignore(connection.dialect, inbox).returning(inbox.c.message_id), row)
+        return noted.first() is not None
 
     def _is_cleanup_due(self) -> bool:
         with self._lock:
