@@ -334,6 +334,6 @@ def _statements(tables: OutboxTables) -> str:
     found: list[str] = []
     for table in (tables.outbox, tables.lease, tables.version, tables.inbox):
         indexes = [each for each in table.indexes if "ready_id" not in str(each.name)]  # that one is SQLite's
-        made = [CreateTable(table), *map(CreateIndex, sorted(indexes, key=lambda each: str(each.name)))]
+        made: list[Any] = [CreateTable(table), *map(CreateIndex, sorted(indexes, key=lambda each: str(each.name)))]
         found.extend(str(each.compile(dialect=dialect)).strip() for each in made)
     return "".join(f"{each};\n\n" for each in (*found, *tables.postgresql_statements()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -44,15 +45,18 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def engine(url: str) -> Iterator[Engine]:
     """An engine of a database with the tables."""
-    yield from prepared(url)
+    with prepared(url) as engine:
+        yield engine
 
 
 @pytest.fixture
 def postgres(postgresql: PostgreSQL) -> Iterator[Engine]:
     """An engine of a PostgreSQL database with the tables."""
-    yield from prepared(postgresql.create_database())
+    with prepared(postgresql.create_database()) as engine:
+        yield engine
 
 
+@contextlib.contextmanager
 def prepared(url: str, tables: OutboxTables | None = None) -> Iterator[Engine]:
     engine = sqlalchemy.create_engine(url)
     try:

@@ -131,7 +131,9 @@ def test_a_queue_that_refuses_for_lack_of_room_keeps_the_order(engine: Engine, r
     with messaging.connect(rabbitmq.url) as m:
         context = MessageContext(channel, extensions=extensions)
         with m.subscription.subscribe(context) as stream:
-            put(engine, *range(5), channel=channel)
+            with engine.begin() as connection:
+                for number in range(5):
+                    enqueue(connection, message(number, channel, queueOverflow="reject-publish"))
             with Relay(engine, rabbitmq.url, backoff=(0.05, 0.1), poll_interval=0.02, max_attempts=1000) as relay:
                 until(lambda: relay.counters.refused >= 2)
                 found = [stream.receive(timeout=PATIENCE).payload for _ in range(5)]

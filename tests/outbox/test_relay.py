@@ -73,11 +73,13 @@ def test_a_commit_wakes_the_relay_with_postgresql(postgres: Engine, m: messaging
 
 def test_without_notifications_the_relay_polls(postgresql: Any, m: messaging.Messaging, received: Received) -> None:
     tables = OutboxTables(notify=False)
-    for engine in prepared(postgresql.create_database(), tables):
-        with Relay(engine, m, tables=tables, poll_interval=0.05):
-            with engine.begin() as connection:
-                enqueue(connection, message(1), tables=tables)
-            received.wait(1)
+    with (
+        prepared(postgresql.create_database(), tables) as engine,
+        Relay(engine, m, tables=tables, poll_interval=0.05),
+    ):
+        with engine.begin() as connection:
+            enqueue(connection, message(1), tables=tables)
+        received.wait(1)
 
 
 def test_the_connection_that_listens_is_made_anew(postgres: Engine, m: messaging.Messaging, received: Received) -> None:
