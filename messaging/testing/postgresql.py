@@ -18,6 +18,7 @@ import contextlib
 import itertools
 import os
 import pwd
+import re
 import secrets
 import shutil
 import signal
@@ -37,12 +38,11 @@ _READY: Final = "database system is ready to accept connections"
 
 def find_postgresql(program: str = "postgres") -> str | None:
     """Return the path of a program of the PostgreSQL server; distributions install it outside ``PATH``."""
-    homes = [*map(str, Path("/usr/lib/postgresql").glob("*")), *map(str, Path("/usr/libexec").glob("postgresql*"))]
-    newest_first = sorted(
-        homes, key=lambda home: [int(part) for part in home.split("/") if part.isdigit()], reverse=True
-    )
-    folders = [os.environ.get("POSTGRESQL_BIN", ""), *(f"{home}/bin" for home in newest_first), *newest_first]
-    folders += ["/usr/pgsql/bin", "/opt/homebrew/bin", "/usr/local/bin", os.environ.get("PATH", os.defpath)]
+    patterns = ("/usr/lib/postgresql/*/bin", "/usr/libexec/postgresql*", "/opt/homebrew/opt/postgresql*/bin",
+                "/usr/local/opt/postgresql*/bin")  # fmt: skip
+    found = [str(each) for pattern in patterns for each in Path("/").glob(pattern[1:])]
+    newest_first = sorted(found, key=lambda folder: [int(part) for part in re.findall(r"\d+", folder)], reverse=True)
+    folders = [os.environ.get("POSTGRESQL_BIN", ""), *newest_first, os.environ.get("PATH", os.defpath)]
     return shutil.which(program, path=os.pathsep.join(filter(None, folders)))
 
 

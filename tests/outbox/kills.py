@@ -32,7 +32,7 @@ from tests.cli.program import Program
 KEYS: Final = 6
 WRITERS: Final = 3
 LEASE: Final = 0.5
-#: seconds until everything must have arrived after the last kill
+#: seconds without any arrival after which the rest is taken for lost
 PATIENCE: Final = 60.0
 
 
@@ -155,14 +155,16 @@ def run(server: PostgreSQL, broker: Mosquitto, seconds: float, seed: int, relays
                 running[victim] = relay()
                 result.kills += 1
         assert writers.errors == []
-        deadline = time.monotonic() + PATIENCE
-        while True:
+        deadline, before = time.monotonic() + PATIENCE, -1
+        while time.monotonic() < deadline:
             with engine.begin() as connection:
                 result.pending = outbox_status(connection).pending
                 found = connection.execute(text("SELECT count(*) FROM effects")).scalar_one()
-            if (result.pending == 0 and found >= result.total) or time.monotonic() > deadline:
+            if result.pending == 0 and found >= result.total:
                 break
-            time.sleep(0.02)
+            if found > before:  # a slow machine is no loss
+                deadline, before = time.monotonic() + PATIENCE, found
+            time.sleep(0.05)
         for each in running:
             each.signal(signal.SIGTERM)
             assert each.ended() == 130, each.err.rest()
