@@ -127,7 +127,7 @@ class PostgreSQL(Broker):
             self._initialize()
         defaults = ["max_connections = 60", "shared_buffers = 32MB", "unix_socket_directories = ''"]
         if not self._durable:
-            defaults += ["fsync = off", "synchronous_commit = off", "full_page_writes = off"]
+            defaults += ["fsync = off", "full_page_writes = off"]
         lines = [f"listen_addresses = '{self.host}'", f"port = {self.port}", *defaults, *self._lines]
         config = self._data / "postgresql.auto.conf"
         config.write_text("\n".join(lines) + "\n")
