@@ -76,6 +76,8 @@ class Delivery:
     def __init__(self, instance: Messaging, policy: Policy) -> None:
         self._instance = instance
         self._policy = policy
+        #: whether the instance announces message ids
+        self._has_ids = False
         self._contexts: BoundedCache[tuple[str, str], MessageContext] = BoundedCache(1024)
 
     async def deliver(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> Delivered:
@@ -86,6 +88,7 @@ class Delivery:
             may_send: whether to publish another row; rows that are in flight are awaited all the same.
         """
         outcome = Delivered()
+        self._has_ids = Features.EXTENSION_MESSAGE_ID in self._instance.features  # a new connection may change it
         keys: dict[str, list[Row]] = {}
         for row in rows:
             keys.setdefault(row.key, []).append(row)
@@ -138,7 +141,7 @@ class Delivery:
         if context is None:
             context = self._confirmed(restored_context(row.channel, row.properties))
             self._contexts[row.channel, row.properties] = context
-        if Features.EXTENSION_MESSAGE_ID in self._instance.features:
+        if self._has_ids:
             context = context.replace(extensions={**context.extensions, Features.EXTENSION_MESSAGE_ID: row.message_id})
         return Message(row.payload, context)
 
