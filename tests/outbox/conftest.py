@@ -13,11 +13,12 @@ from uuid import uuid4
 
 import pytest
 import sqlalchemy
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 import messaging
 from messaging import Message, MessageContext
 from messaging.outbox.sql import OutboxStatus, OutboxTables, create_tables, enqueue, outbox_status
+from messaging.outbox.sql.tables import DEFAULT_TABLES, prepare
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.postgresql import PostgreSQL
 from messaging.testing.proxy import Proxy
@@ -42,16 +43,41 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return server.create_database()
 
 
+@pytest.fixture(scope="session")
+def shared_database(postgresql: PostgreSQL) -> str:
+    """A PostgreSQL database with the tables, which the tests of a run share one after the other."""
+    url = postgresql.create_database()
+    with prepared(url):
+        return url
+
+
 @pytest.fixture
-def engine(url: str) -> Iterator[Engine]:
-    """An engine of a database with the tables."""
-    with prepared(url) as engine:
+def postgres(shared_database: str) -> Iterator[Engine]:
+    """An engine of a PostgreSQL database with empty tables."""
+    engine = sqlalchemy.create_engine(shared_database)
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE IF EXISTS effects, orders"))
+        connection.execute(
+            text("TRUNCATE messaging_outbox, messaging_outbox_lease, messaging_outbox_schema, messaging_inbox")
+        )
+        prepare(connection, DEFAULT_TABLES)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    """An engine of a database with empty tables."""
+    if request.param == "postgresql":
+        yield request.getfixturevalue("postgres")
+        return
+    with prepared(f"sqlite:///{tmp_path}/outbox.db") as engine:
         yield engine
 
 
 @pytest.fixture
-def postgres(postgresql: PostgreSQL) -> Iterator[Engine]:
-    """An engine of a PostgreSQL database with the tables."""
+def own_postgres(postgresql: PostgreSQL) -> Iterator[Engine]:
+    """An engine of a PostgreSQL database of the test alone, with the tables."""
     with prepared(postgresql.create_database()) as engine:
         yield engine
 

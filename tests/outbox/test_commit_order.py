@@ -154,37 +154,57 @@ def drop_trigger(connection: Connection) -> None:
 
 
 def test_a_database_without_the_trigger_is_refused_and_create_tables_adds_it(
-    postgres: Engine, m: messaging.Messaging, received: Received
+    own_postgres: Engine, m: messaging.Messaging, received: Received
 ) -> None:
-    with postgres.begin() as connection:
+    with own_postgres.begin() as connection:
         drop_trigger(connection)
     with pytest.raises(ConfigurationError, match=r"no trigger messaging_outbox_commit_order.*postgresql_statements"):
-        Relay(postgres, m).start()
-    with postgres.begin() as connection:
+        Relay(own_postgres, m).start()
+    with own_postgres.begin() as connection:
         create_tables(connection)
-    put(postgres, 1)
-    Relay(postgres, m).drain()
+    put(own_postgres, 1)
+    Relay(own_postgres, m).drain()
     assert received.wait(1) == [b"1"]
 
 
 def test_a_migration_installs_the_trigger_with_the_statements(
-    postgres: Engine, m: messaging.Messaging, received: Received
+    own_postgres: Engine, m: messaging.Messaging, received: Received
 ) -> None:
-    with postgres.begin() as connection:
+    with own_postgres.begin() as connection:
         drop_trigger(connection)
         for statement in OutboxTables().postgresql_statements():
             connection.execute(text(statement))
-    put(postgres, 1)
-    Relay(postgres, m).drain()
+    put(own_postgres, 1)
+    Relay(own_postgres, m).drain()
     assert received.wait(1) == [b"1"]
 
 
-def test_tables_in_a_schema_of_their_own(postgres: Engine, m: messaging.Messaging, received: Received) -> None:
+def test_tables_in_a_schema_of_their_own(own_postgres: Engine, m: messaging.Messaging, received: Received) -> None:
     tables = OutboxTables(schema="shop")
-    with postgres.begin() as connection:
+    with own_postgres.begin() as connection:
         connection.execute(text("CREATE SCHEMA shop"))
         create_tables(connection, tables)
-    with Relay(postgres, m, tables=tables, poll_interval=PATIENCE):
-        with postgres.begin() as connection:
+    with Relay(own_postgres, m, tables=tables, poll_interval=PATIENCE):
+        with own_postgres.begin() as connection:
             enqueue(connection, message(1), tables=tables)
         assert received.wait(1) == [b"1"]
+
+
+def test_a_role_of_the_writers_needs_the_documented_rights(own_postgres: Engine, m: messaging.Messaging) -> None:
+    received = Received(m)
+    with own_postgres.begin() as connection:
+        connection.execute(text("CREATE ROLE writer"))
+        connection.execute(text("GRANT INSERT, SELECT, UPDATE ON messaging_outbox TO writer"))
+        connection.execute(
+            text("GRANT USAGE ON SEQUENCE messaging_outbox_id_seq, messaging_outbox_position_seq TO writer")
+        )
+    try:
+        with own_postgres.begin() as connection:
+            connection.execute(text("SET LOCAL ROLE writer"))
+            enqueue(connection, message(1))
+        Relay(own_postgres, m).drain()
+        assert received.wait(1) == [b"1"]
+    finally:
+        with own_postgres.begin() as connection:
+            connection.execute(text("DROP OWNED BY writer"))
+            connection.execute(text("DROP ROLE writer"))

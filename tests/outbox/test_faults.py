@@ -149,10 +149,9 @@ def test_a_drain_fails_where_the_broker_does_not_confirm(engine: Engine, held: H
     assert status(engine).relays == ()
 
 
-def test_a_drain_fails_where_the_database_does(server: PostgreSQL, m: messaging.Messaging) -> None:
-    with prepared(server.create_database()) as engine:
-        relay = Relay(engine, m)
-        server.kill()
+def test_a_drain_fails_where_the_database_does(postgres: Engine, m: messaging.Messaging) -> None:
+    url = postgres.url
+    with Proxy(str(url.host), int(url.port or 0)) as proxy:
+        proxy.refuse()
         with pytest.raises(DatabaseError, match="database postgresql://"):
-            relay.drain()
-        server.start()
+            Relay(url.set(port=proxy.port), m).drain()

@@ -25,7 +25,7 @@ def by_key(received: Received) -> dict[str, list[int]]:
 
 def test_relays_share_the_keys_without_duplicates_and_in_order(engine: Engine, m: messaging.Messaging) -> None:
     received = Received(m, "keys/#")
-    keys, rows = 40, 25
+    keys, rows = 40, 15
 
     def write(first: int) -> None:
         for number in range(rows):

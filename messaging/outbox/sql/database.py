@@ -172,15 +172,14 @@ class Database:
 
         Args:
             function: runs to its end even if this is cancelled.
-            discard: is called on the loop with a result that came after this was cancelled.
+            discard: is called on the loop with a result that came after this was cancelled; the cancellation waits
+                for it.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
         def settle(result: Any, error: BaseException | None) -> None:
             if future.done():  # cancelled
-                if error is None and discard is not None:
-                    discard(result)
                 return
             if error is None:
                 future.set_result(result)
@@ -199,7 +198,16 @@ class Database:
                 return
 
         workers().submit(job)
-        return await future
+        if discard is None:
+            return await future
+        try:
+            await asyncio.wait((future,))  # does not cancel it
+            return future.result()
+        except asyncio.CancelledError:
+            await asyncio.wait((future,))
+            if future.exception() is None:
+                discard(future.result())
+            raise
 
     async def close(self) -> None:
         """Close the connections of an engine that was made here."""
