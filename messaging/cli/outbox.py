@@ -284,7 +284,7 @@ def cleanup(
         str, Option("--consumer", metavar="NAME", help="The consumer whose ids --inbox deletes.")
     ] = "default",
 ) -> int:
-    """Delete what is kept for a time: rows that were sent, and ids in the inbox of a consumer.
+    """Delete old rows: those of sent messages, and the ids in the inbox of a consumer.
 
     Example: messaging outbox cleanup --sent 86400 --inbox 604800 --database postgresql://localhost/shop
     """

@@ -81,11 +81,19 @@ def find_rabbitmq(command: str = "rabbitmq-server") -> str | None:
     return shutil.which(command, path=own) or shutil.which(command, path=_search_path())
 
 
+def find_postgresql(program: str = "postgres") -> str | None:
+    """Return the path of a program of the PostgreSQL server; distributions install it outside ``PATH``."""
+    patterns = ("/usr/lib/postgresql/*/bin", "/usr/libexec/postgresql*", "/opt/homebrew/opt/postgresql*/bin",
+                "/usr/local/opt/postgresql*/bin")  # fmt: skip
+    found = [str(each) for pattern in patterns for each in Path("/").glob(pattern[1:])]
+    newest_first = sorted(found, key=lambda folder: [int(part) for part in re.findall(r"\d+", folder)], reverse=True)
+    folders = [os.environ.get("POSTGRESQL_BIN", ""), *newest_first, os.environ.get("PATH", os.defpath)]
+    return shutil.which(program, path=os.pathsep.join(filter(None, folders)))
+
+
 def require(*names: str) -> None:
     """Skip the running test unless the brokers ``names`` are installed; fail it where ``CI`` is ``true``."""
     import pytest
-
-    from messaging.testing.postgresql import find_postgresql
 
     finders: dict[str, Callable[[], str | None]] = {
         "mosquitto": find_mosquitto,

@@ -9,7 +9,7 @@
         server.start()  # same port, same data
 
 It listens on 127.0.0.1 only, with a random password. PostgreSQL refuses to run as root: a superuser runs it as the user
-``postgres``, or as ``nobody``.
+``postgres``, or as ``daemon``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import contextlib
 import itertools
 import os
 import pwd
-import re
 import secrets
 import shutil
 import signal
@@ -28,22 +27,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from messaging.testing.brokers import STOP_TIMEOUT, Broker, BrokerError, accepts
+from messaging.testing.brokers import STOP_TIMEOUT, Broker, BrokerError, accepts, find_postgresql
 
 _HOW_TO: Final = "install it with the system's package manager (in this project's sources, `make test` does)"
-_USERS: Final = ("postgres", "nobody")
+_USERS: Final = ("postgres", "daemon")
 _PROGRAM_TIMEOUT: Final = 60.0
 _READY: Final = "database system is ready to accept connections"
-
-
-def find_postgresql(program: str = "postgres") -> str | None:
-    """Return the path of a program of the PostgreSQL server; distributions install it outside ``PATH``."""
-    patterns = ("/usr/lib/postgresql/*/bin", "/usr/libexec/postgresql*", "/opt/homebrew/opt/postgresql*/bin",
-                "/usr/local/opt/postgresql*/bin")  # fmt: skip
-    found = [str(each) for pattern in patterns for each in Path("/").glob(pattern[1:])]
-    newest_first = sorted(found, key=lambda folder: [int(part) for part in re.findall(r"\d+", folder)], reverse=True)
-    folders = [os.environ.get("POSTGRESQL_BIN", ""), *newest_first, os.environ.get("PATH", os.defpath)]
-    return shutil.which(program, path=os.pathsep.join(filter(None, folders)))
 
 
 class PostgreSQL(Broker):

@@ -1,4 +1,4 @@
-"""The state of an outbox: what is pending, what is dead; to retry or discard dead rows, and to delete sent ones."""
+"""The state of an outbox: counts of its rows, its dead rows, their retry and removal; removal of sent rows."""
 
 from __future__ import annotations
 

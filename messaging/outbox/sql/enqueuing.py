@@ -143,7 +143,7 @@ def _payload(payload: Any) -> bytes:
 
 
 def _stored_extensions(context: MessageContext) -> dict[str, Any]:
-    """Return the extensions of a context after a check of those that every adapter understands alike."""
+    """Return the extensions of a context after a check of the ones that every adapter understands alike."""
     extensions = dict(context.extensions)
     for name, value in context.extensions.items():
         check = CHECKS.get(name)

@@ -369,7 +369,7 @@ class _Run:
         self._stopped = asyncio.Event()
         self._woken = asyncio.Event()
         self._pauses = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
-        #: what is wrong at present, for logs
+        #: the present failure of database or broker, for logs
         self._trouble: str | None = None
         self._delete_at = 0.0
         #: whether the database was checked and the broker connected
