@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 from typing import Any
@@ -218,7 +219,7 @@ def test_wrong_databases_are_refused_without_their_password(
     [
         {"batch": 0}, {"batch": 10_001}, {"batch": True}, {"lease": 0}, {"lease": "1"}, {"poll_interval": -1},
         {"confirm_timeout": float("inf")}, {"max_attempts": 0}, {"in_flight_per_key": 0}, {"retention": -1},
-        {"backoff": 3}, {"backoff": (5, 1)}, {"name": "x" * 65}, {"tables": "outbox"},
+        {"backoff": 3}, {"backoff": (5, 1)}, {"name": "x" * 56}, {"name": ""}, {"tables": "outbox"},
     ],
     ids=str,
 )  # fmt: skip
@@ -299,3 +300,33 @@ def test_a_stop_that_takes_too_long_leaves_the_rows(engine: Engine, held: Held) 
     Relay(engine, held.direct_url).drain()
     held.until_published(2)
     assert status(engine).pending == 0
+
+
+def test_a_drain_that_is_interrupted_stops(engine: Engine, held: Held) -> None:
+    put(engine, 1, channel="held/1")
+    with connected(held) as m:
+        relay = Relay(engine, m, confirm_timeout=PATIENCE)
+
+        def interrupt() -> None:
+            held.until_published(1)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            held.release()
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            relay.drain()
+        thread.join(PATIENCE)
+        assert relay.wait(0)
+    assert relay.counters.published == 1
+
+
+def test_relays_of_one_name_are_told_apart(engine: Engine, held: Held, m: messaging.Messaging) -> None:
+    put(engine, 1, channel="held/1")
+    received = Received(m)
+    with connected(held) as slow, Relay(engine, slow, name="relay"):
+        held.until_published(1)
+        Relay(engine, m, name="relay").drain()
+        assert received.messages == []
+        held.release()
+        until(lambda: status(engine).pending == 0)

@@ -57,7 +57,7 @@ def test_a_key_in_flight_is_no_other_relays(engine: Engine, held: Held, m: messa
             held.until_published(1)
             put(engine, 2, channel="held/1")
             put(engine, 3, channel="other")
-            assert status(engine).relays == ("slow",)
+            assert [each.partition("/")[0] for each in status(engine).relays] == ["slow"]
             received = Received(m)
             assert bucket_of("other") != bucket_of("held/1")
             Relay(engine, m).drain()
@@ -78,7 +78,7 @@ def test_a_relay_renews_its_lease(engine: Engine, held: Held, m: messaging.Messa
             held.until_published(1)
             ended = threading.Event()
             assert not ended.wait(1.2)
-            assert status(engine).relays == ("slow",)
+            assert [each.partition("/")[0] for each in status(engine).relays] == ["slow"]
             held.release()
             until(lambda: relay.counters.published == 1)
     assert other.messages == []

@@ -84,7 +84,7 @@ class Relay:
             ``AsyncEngine``. An engine stays the caller's. An ``AsyncEngine`` needs ``async with``.
         messaging: the URL of the broker, or a :class:`~messaging.Messaging` instance, which stays the caller's.
         tables: the tables of the outbox.
-        name: of the relay in logs and in the table of leases; by default of host, process and a random part.
+        name: of the relay in logs and, with a random part, in the table of leases; by default host and process.
         batch: most rows of a claim.
         batch_bytes: most bytes of their payloads; a larger row is claimed alone.
         in_flight_per_key: unconfirmed messages of one key at a time. With 1 the order of a key is kept even if the
@@ -132,9 +132,10 @@ class Relay:
         if batch > _MOST_ROWS:
             raise ArgumentError(f"batch must be at most {_MOST_ROWS} rows")
         shortest, longest = _backoff(backoff)
-        self.name: Final = name or f"{socket.gethostname()[:24]}-{os.getpid()}-{uuid4().hex[:8]}"
-        if not isinstance(self.name, str) or len(self.name) > 64:
-            raise ArgumentError("name must be a str of at most 64 characters")
+        self.name: Final = f"{socket.gethostname()[:32]}-{os.getpid()}" if name is None else name
+        if not isinstance(self.name, str) or not 1 <= len(self.name) <= _LONGEST_NAME:
+            raise ArgumentError(f"name must be a str of 1 to {_LONGEST_NAME} characters")
+        owner = f"{self.name}/{uuid4().hex[:8]}"  # two relays may have the same name
         self._tables = tables
         self._given = messaging
         self._lease = _duration("lease", lease)
@@ -145,7 +146,7 @@ class Relay:
             raise ArgumentError("retention must be a number of seconds, 0 or more")
         self._policy = Policy(self._confirm_timeout, in_flight_per_key, max_attempts, shortest, longest)
         self._claims = Claims(
-            tables, self.name, lease=self._lease, batch=batch, batch_bytes=batch_bytes, keep_sent=self._retention > 0
+            tables, owner, lease=self._lease, batch=batch, batch_bytes=batch_bytes, keep_sent=self._retention > 0
         )
         self._database = Database(database)
         self._run: _Run | None = None
@@ -194,7 +195,11 @@ class Relay:
             MessagingError: as :meth:`start`; besides, the database or the broker failed, so that rows are left.
         """
         self._begin(until_idle=True)
-        self.wait()
+        try:
+            self.wait()
+        except BaseException:  # an interrupt: the thread must not go on
+            self.stop()
+            raise
         return self._counters
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -382,8 +387,8 @@ class _Run:
                 loop.call_soon_threadsafe(function)
             except RuntimeError:  # it is closed
                 return
-        elif function == self.stop:
-            self.stop()
+        elif function == self.stop:  # main() has not begun, and will look
+            self._is_stopping = True
 
     def wake(self) -> None:
         """Look for rows now."""
@@ -392,9 +397,8 @@ class _Run:
     def stop(self) -> None:
         """Claim nothing more, publish nothing more, settle the rows in flight, and end."""
         self._is_stopping = True
-        if self._loop is not None:
-            self._stopped.set()
-            self._woken.set()
+        self._stopped.set()
+        self._woken.set()
 
     def cancel(self) -> None:
         """End without waiting for the rows in flight."""
@@ -598,6 +602,7 @@ class _Run:
                 )  # fmt: skip
 
 
+_LONGEST_NAME: Final = 55
 _MOST_SECONDS: Final = 1e9
 _MOST_ROWS: Final = 10_000
 

@@ -12,7 +12,7 @@ import re
 import zlib
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, overload
 
 from sqlalchemy import (
     BigInteger,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from messaging.outbox.sql.connections import AnyConnection
+    from messaging.outbox.sql.connections import AnyConnection, AwaitedConnection, SyncConnection
 
 #: version of the schema; a later version of this library says how to migrate from it
 SCHEMA_VERSION: Final = 1
@@ -244,6 +244,10 @@ def check_dialect(dialect: Dialect) -> None:
         raise ConfigurationError(f"the outbox works with {' and '.join(_DIALECTS)}, not with {dialect.name}")
 
 
+@overload
+def create_tables(connection: SyncConnection, tables: OutboxTables = DEFAULT_TABLES) -> None: ...
+@overload
+def create_tables(connection: AwaitedConnection, tables: OutboxTables = DEFAULT_TABLES) -> Awaitable[None]: ...
 def create_tables(connection: AnyConnection, tables: OutboxTables = DEFAULT_TABLES) -> Awaitable[None] | None:
     """Create the tables that are missing, within the transaction of the caller. Idempotent.
 
