@@ -62,7 +62,9 @@ def main() -> None:
     )
     parser.add_argument("--sinks", nargs="+", choices=["noop", "parquet"], help="of 'spark' from a journal")
     parser.add_argument("--minutes", type=float, default=5.0, help="of 'spark_flat': how long")
-    parser.add_argument("--backends", default="memory,mqtt,amqp", help="backends of 'flat', separated by commas")
+    parser.add_argument(
+        "--backends", default="memory,mqtt,amqp", help="backends of 'flat' and 'outbox', separated by commas"
+    )
     arguments = parser.parse_args()
     unknown = {*(arguments.peers or ())} - {"all"} - contenders.names()
     if unknown:

@@ -116,13 +116,13 @@ def run(arguments: argparse.Namespace) -> None:
             create_tables(connection, TABLES)
         _measure_writers(engine, count // 10, runs)
         brokers: dict[str, Callable[[], str]] = {
-            "memory://": lambda: "memory://outbox",
-            "mosquitto": lambda: f"{stack.enter_context(Mosquitto(['max_inflight_messages 0'])).url}?version=5",
-            "RabbitMQ": lambda: stack.enter_context(RabbitMQ()).url,
+            "memory": lambda: "memory://outbox",
+            "mqtt": lambda: f"{stack.enter_context(Mosquitto(['max_inflight_messages 0'])).url}?version=5",
+            "amqp": lambda: stack.enter_context(RabbitMQ()).url,
         }
         print(f"\nrows/s, {count} rows, 100 bytes, median of {runs}; {report.machine()}")
-        for broker, url in brokers.items():
-            m = stack.enter_context(messaging.connect(url()))
+        for broker in arguments.backends.split(","):
+            m = stack.enter_context(messaging.connect(brokers[broker]()))
             stack.enter_context(m.subscribe("bench/outbox", queue="bench", auto_acknowledge=True)).subscribe(
                 lambda _: None
             )
