@@ -330,3 +330,18 @@ def test_relays_of_one_name_are_told_apart(engine: Engine, held: Held, m: messag
         assert received.messages == []
         held.release()
         until(lambda: status(engine).pending == 0)
+
+
+def test_a_stop_with_an_instance_of_its_own_takes_no_longer(
+    engine: Engine, held: Held, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(engine, 1, channel="held/1")
+    relay = Relay(engine, held.url)
+    held.proxy.down.shape(latency=1.0)  # the connection is made, the confirmation is slow
+    relay.start()
+    held.until_published(1)
+    held.hold()
+    relay.stop(timeout=0.1)
+    assert relay.wait(0)
+    assert "does not end" not in caplog.text
+    assert status(engine).pending == 1

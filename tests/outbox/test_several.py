@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import defaultdict
 from datetime import UTC, datetime
 
@@ -11,8 +12,10 @@ import pytest
 from sqlalchemy import Engine, select, update
 
 import messaging
+from messaging import MessageContext
 from messaging.outbox.sql import Relay, enqueue
 from messaging.outbox.sql.tables import BUCKETS, DEFAULT_TABLES, bucket_of
+from messaging.testing.brokers import RabbitMQ
 from tests.outbox.conftest import PATIENCE, Held, Received, message, put, status, until
 
 
@@ -120,3 +123,37 @@ def test_a_relay_that_lost_its_lease_publishes_no_further_rows(
     with engine.begin() as connection:
         owners = connection.execute(select(DEFAULT_TABLES.lease.c.owner)).scalars().all()
     assert owners == ["dead"] * BUCKETS  # what is another's is not given back
+
+
+def test_a_key_without_confirmation_holds_back_no_other(
+    engine: Engine, rabbitmq: RabbitMQ, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A queue is full and refuses: the adapter sends the message again until it is accepted."""
+    full, other = f"full-{time.time_ns()}", f"other-{time.time_ns()}"
+    extensions = {"queue": full, "maxLength": 1, "queueOverflow": "reject-publish", "prefetch": 1}
+    with messaging.connect(rabbitmq.url) as m:
+        received = Received(m, other, queue=other)
+        with m.subscription.subscribe(MessageContext(full, extensions=extensions)) as stream:
+            put(engine, *range(4), channel=full)
+            with Relay(engine, rabbitmq.url, in_flight_per_key=10, poll_interval=0.02) as relay:
+                until(lambda: relay.counters.claims)
+                numbers = [each for each in range(120) if bucket_of(f"key {each}") != bucket_of(full)][:100]
+                for number in numbers:
+                    put(engine, number, channel=other, key=f"key {number}")
+                assert sorted(map(int, received.wait(100))) == numbers
+                assert status(engine).pending >= 1  # the full queue's
+                found = [stream.receive(timeout=PATIENCE).payload for _ in range(4)]
+                until(lambda: status(engine).pending == 0)
+    assert sorted(found) == [b"0", b"1", b"2", b"3"]
+    assert "lost its lease" not in caplog.text
+
+
+def test_more_rows_than_the_instance_takes_are_no_failure(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    with messaging.connect("memory://narrow?outbox_size=3") as m:
+        received = Received(m)
+        with engine.begin() as connection:
+            for number in range(200):
+                enqueue(connection, message(number), key=f"key {number}")
+        Relay(engine, m).drain()
+        assert len({*received.wait(200)}) == 200
+    assert "outbox relay" not in caplog.text

@@ -14,6 +14,7 @@ from messaging.errors import (
     ArgumentError,
     CodecError,
     MessagingError,
+    OutboxFullError,
     PublishRefusedError,
     UnsupportedFeatureError,
 )
@@ -30,19 +31,30 @@ _PERMANENT: Final = (ArgumentError, UnsupportedFeatureError, CodecError)
 
 @dataclass(slots=True)
 class Delivered:
-    """The outcome of the rows of a claim. Rows in none of the lists stay as they are.
+    """The outcome of the rows of a claim, as far as it is known. Rows in none of the lists stay as they are.
 
     Attributes:
-        sent: ids of the rows that the broker has confirmed.
-        refused: rows that were refused, and what follows.
-        open: number of rows that were not published, or whose outcome is unknown.
-        cause: why, of the last of them.
+        sent: ids of the rows that the broker has confirmed, since the last :meth:`take`.
+        refused: rows that were refused, and what follows, likewise.
+        keys: the keys that are not done.
+        open: number of rows that have no outcome; when the delivery has ended, of those that were not published, or
+            whose outcome is unknown.
+        cause: the failure of broker or connection that ended a key, the last one.
+        has_stuck: whether no row was sent or refused, and rows are left.
     """
 
     sent: list[int] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
+    keys: set[str] = field(default_factory=set)
     open: int = 0
     cause: MessagingError | None = None
+    has_stuck: bool = False
+
+    def take(self) -> tuple[list[int], list[Refusal]]:
+        """Return the rows that were sent and refused since the last call."""
+        taken = self.sent, self.refused
+        self.sent, self.refused = [], []
+        return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +92,22 @@ class Delivery:
         self._has_ids = False
         self._contexts: BoundedCache[tuple[str, str], MessageContext] = BoundedCache(1024)
 
-    async def deliver(self, rows: Sequence[Row], may_send: Callable[[], bool]) -> Delivered:
+    async def deliver(self, rows: Sequence[Row], may_send: Callable[[], bool], outcome: Delivered) -> None:
         """Publish ``rows`` in their order within each key, and await the confirmations.
 
         Args:
             rows: the rows.
             may_send: whether to publish another row; rows that are in flight are awaited all the same.
+            outcome: is filled in.
         """
-        outcome = Delivered()
         self._has_ids = Features.EXTENSION_MESSAGE_ID in self._instance.features  # a new connection may change it
         keys: dict[str, list[Row]] = {}
         for row in rows:
             keys.setdefault(row.key, []).append(row)
+        outcome.keys.update(keys)
+        outcome.open = len(rows)
         await asyncio.gather(*(self._deliver_key(each, may_send, outcome) for each in keys.values()))
-        outcome.open = len(rows) - len(outcome.sent) - len(outcome.refused)
-        return outcome
+        outcome.has_stuck = outcome.open == len(rows)
 
     async def _deliver_key(self, rows: Sequence[Row], may_send: Callable[[], bool], outcome: Delivered) -> None:
         in_flight: deque[tuple[Row, Promise[None]]] = deque()
@@ -114,6 +127,7 @@ class Delivery:
                 in_flight.append((row, promise))
         while in_flight:  # after a refusal of an earlier row, too: these are with the broker
             await self._settled(*in_flight.popleft(), outcome)
+        outcome.keys.discard(rows[0].key)
 
     async def _settled(self, row: Row, promise: Promise[None], outcome: Delivered) -> bool:
         """Await the outcome of a row; return whether the next row of its key may be published."""
@@ -122,6 +136,7 @@ class Delivery:
         except MessagingError as error:
             return self._goes_on(row, error, outcome)
         outcome.sent.append(row.id)
+        outcome.open -= 1
         return True
 
     def _goes_on(self, row: Row, error: MessagingError, outcome: Delivered) -> bool:
@@ -131,8 +146,10 @@ class Delivery:
         elif isinstance(error, PublishRefusedError):
             retry_in = self._policy.retry_in(row.attempts + 1)
         else:  # the broker is away, or has not answered: no fault of the row
-            outcome.cause = error
+            if not isinstance(error, OutboxFullError):  # that one says to wait for those in flight
+                outcome.cause = error
             return False
+        outcome.open -= 1
         outcome.refused.append(Refusal(row, f"{type(error).__name__}: {error}", retry_in))
         return retry_in is None  # a dead row is out of the sequence
 

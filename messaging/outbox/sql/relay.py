@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import time
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
 
-from messaging.connection import delays
-from messaging.errors import ArgumentError, ClosedError, DatabaseError, DeadlineError, MessagingError, check_instance
+from messaging.errors import ArgumentError, ClosedError, MessagingError, check_instance
 from messaging.execution import Flag, refuse_in_loop, seconds, start_thread
-from messaging.instance import Messaging, connect
-from messaging.outbox.sql import wakeup
-from messaging.outbox.sql.administration import delete_sent_rows
-from messaging.outbox.sql.claims import Claim, Claims, Refusal
+from messaging.instance import Messaging
+from messaging.outbox.sql.claims import Claims
 from messaging.outbox.sql.database import Database
-from messaging.outbox.sql.delivery import Delivered, Delivery, Policy
+from messaging.outbox.sql.delivery import Policy
+from messaging.outbox.sql.running import Run
+from messaging.outbox.sql.state import RunState
 from messaging.outbox.sql.tables import DEFAULT_TABLES, OutboxTables
 from messaging.text import SafeLog
 
@@ -31,17 +28,9 @@ if TYPE_CHECKING:
 
 logger = SafeLog(__name__)
 
-#: a claim ends after so many seconds, so that its buckets can be claimed by another relay
-_LONGEST_CLAIM: Final = 5.0
-#: claims without rows, one after the other, until the relay waits: by then it has seen every bucket
-_EMPTY_CLAIMS: Final = 4
-#: pauses after a failure of the database or the broker, seconds
-_SHORTEST_PAUSE: Final = 0.1
-_LONGEST_PAUSE: Final = 15.0
-#: how often sent rows are looked through that are old enough to be deleted, seconds
-_DELETE_INTERVAL: Final = 60.0
-#: dead rows that are logged one by one, of each claim
-_LOGGED: Final = 20
+_LONGEST_NAME: Final = 55
+_MOST_SECONDS: Final = 1e9
+_MOST_ROWS: Final = 10_000
 #: seconds that a relay has to end after it was cancelled
 _GRACE: Final = 5.0
 
@@ -149,7 +138,7 @@ class Relay:
             tables, owner, lease=self._lease, batch=batch, batch_bytes=batch_bytes, keep_sent=self._retention > 0
         )
         self._database = Database(database)
-        self._run: _Run | None = None
+        self._run: Run | None = None
         self._thread_ended: Flag | None = None
         self._task: asyncio.Task[None] | None = None
         self._failure: MessagingError | None = None
@@ -230,7 +219,10 @@ class Relay:
         if not self._thread_ended.wait(patience):
             run.call(run.cancel)
             if not self._thread_ended.wait(_GRACE):
-                logger.error("outbox relay '%s': the database does not answer; the thread is abandoned", self.name)
+                logger.error(
+                    "outbox relay '%s': does not end: the database does not answer; its thread is abandoned",
+                    self.name,
+                )
 
     def __enter__(self) -> Self:
         self.start()
@@ -276,13 +268,14 @@ class Relay:
             error = failure
         self._failure = error
 
-    def _new_run(self, until_idle: bool) -> _Run:
+    def _new_run(self, until_idle: bool) -> Run:
         if self._is_used:
             raise ClosedError(f"outbox relay '{self.name}': a relay starts once; make a new one")
         self._is_used = True
-        self._run = run = _Run(
-            self.name, self._database, self._given, self._tables, self._claims, self._policy, self._count,
-            lease=self._lease, poll_interval=self._poll_interval, retention=self._retention, until_idle=until_idle,
+        state = RunState(self.name, self._count, until_idle=until_idle)
+        self._run = run = Run(
+            state, self._database, self._given, self._tables, self._claims, self._policy,
+            lease=self._lease, poll_interval=self._poll_interval, retention=self._retention,
         )  # fmt: skip
         return run
 
@@ -337,274 +330,6 @@ class Relay:
         except MessagingError:
             if error is None:
                 raise
-
-
-class _Run:
-    """One run of a relay. On one event loop, except :meth:`call`."""
-
-    def __init__(
-        self,
-        name: str,
-        database: Database,
-        messaging: str | Messaging,
-        tables: OutboxTables,
-        claims: Claims,
-        policy: Policy,
-        count: Callable[..., None],
-        *,
-        lease: float,
-        poll_interval: float,
-        retention: float,
-        until_idle: bool,
-    ) -> None:
-        self._name = name
-        self._database = database
-        self._messaging = messaging
-        self._tables = tables
-        self._claims = claims
-        self._policy = policy
-        self._count = count
-        self._lease = lease
-        self._poll_interval = poll_interval
-        self._retention = retention
-        self._until_idle = until_idle
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._is_stopping = False
-        self._stopped = asyncio.Event()
-        self._woken = asyncio.Event()
-        self._pauses = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
-        #: the present failure of database or broker, for logs
-        self._trouble: str | None = None
-        self._delete_at = 0.0
-        #: whether the database was checked and the broker connected
-        self.is_started = False
-
-    def call(self, function: Callable[[], None]) -> None:
-        """Call ``function`` on the loop. From any thread; nothing happens if the run has ended."""
-        if (loop := self._loop) is not None:
-            try:
-                loop.call_soon_threadsafe(function)
-            except RuntimeError:  # it is closed
-                return
-        elif function == self.stop:  # main() has not begun, and will look
-            self._is_stopping = True
-
-    def wake(self) -> None:
-        """Look for rows now."""
-        self._woken.set()
-
-    def stop(self) -> None:
-        """Claim nothing more, publish nothing more, settle the rows in flight, and end."""
-        self._is_stopping = True
-        self._stopped.set()
-        self._woken.set()
-
-    def cancel(self) -> None:
-        """End without waiting for the rows in flight."""
-        if self._task is not None:
-            self._task.cancel()
-
-    async def main(self, started: Callable[[], None]) -> None:
-        """Run until stopped.
-
-        Raises:
-            MessagingError: the run could not start, or cannot go on.
-        """
-        self._task = asyncio.current_task()
-        self._loop = asyncio.get_running_loop()
-        instance: Messaging | None = None
-        try:
-            await self._database.run(self._claims.check)
-            if isinstance(self._messaging, Messaging):
-                instance = self._messaging
-            else:
-                instance = connect(self._messaging)
-                await instance.ready
-            states = instance.connection_state.subscribe(lambda _: self.call(self.wake))
-            listening = self._start_listening()
-            self.is_started = True
-            started()
-            try:
-                await self._relay(instance, Delivery(instance, self._policy))
-            finally:
-                states.dispose()
-                if listening is not None:
-                    listening.cancel()
-                    await asyncio.wait((listening,), timeout=_GRACE)
-        finally:
-            if instance is not None and instance is not self._messaging:
-                await instance.aclose()
-            await self._database.close()
-
-    def _start_listening(self) -> asyncio.Task[None] | None:
-        if self._until_idle or not self._tables.notify or not wakeup.can_listen(self._database):
-            return None
-        coroutine: Coroutine[Any, Any, None] = wakeup.listen(
-            self._database, self._tables.channel, self.wake, self._name
-        )
-        return asyncio.create_task(coroutine)
-
-    async def _relay(self, instance: Messaging, delivery: Delivery) -> None:
-        empty = 0
-        while not self._is_stopping:
-            self._woken.clear()
-            state = instance.connection_state.value
-            if state.name == "closed":
-                raise ClosedError(f"outbox relay '{self._name}': the instance {instance.name!r} is closed")
-            if not state.is_up:
-                self._note_trouble(f"no connection to the broker: {state.cause or state.name}")
-                if self._until_idle:
-                    raise DeadlineError(f"outbox relay '{self._name}': no connection to the broker")
-                await self._wait(self._poll_interval)
-                continue
-            wait = self._poll_interval
-            try:
-                claim = await self._database.run(self._claims.claim)
-                if not claim.rows and not self._until_idle:
-                    retry_in = await self._database.run(self._claims.next_retry)
-                    wait = min(wait, wait if retry_in is None else retry_in)
-                await self._delete_sent()
-            except DatabaseError as error:
-                await self._after_failure(error)
-                continue
-            if claim.rows:
-                empty = 0
-                await self._publish(claim, delivery)
-                continue
-            empty += 1
-            if claim.is_full and empty < _EMPTY_CLAIMS:
-                continue
-            self._note_recovery()
-            if self._until_idle:
-                return
-            await self._wait(wait)
-
-    async def _publish(self, claim: Claim, delivery: Delivery) -> None:
-        """Publish the rows of a claim and settle them."""
-        self._count(claims=1)
-        end = time.monotonic() + _LONGEST_CLAIM
-
-        def may_send() -> bool:
-            now = time.monotonic()
-            return not self._is_stopping and now < claim.until and now < end
-
-        renewing = asyncio.create_task(self._renew(claim))
-        try:
-            delivered = await delivery.deliver(claim.rows, may_send)
-        finally:
-            renewing.cancel()
-        settled = await self._settle(claim, delivered)
-        if settled:
-            dead = [each for each in delivered.refused if each.retry_in is None]
-            self._count(
-                published=len(delivered.sent), dead=len(dead), refused=len(delivered.refused) - len(dead),
-                open=delivered.open,
-            )  # fmt: skip
-            self._log_refusals(delivered.refused, dead)
-        if delivered.cause is None:
-            if settled:
-                self._note_recovery()
-            return
-        self._note_trouble(f"a message was not confirmed: {delivered.cause}")
-        if self._until_idle:
-            raise delivered.cause
-        await self._sleep(next(self._pauses))
-
-    async def _renew(self, claim: Claim) -> None:
-        """Renew the lease of a claim in time; end the claim if another relay has taken a bucket over."""
-        while True:
-            await asyncio.sleep(self._lease / 3)
-            began = time.monotonic()
-            try:
-                kept = await self._database.run(lambda each: self._claims.renew(each, claim.buckets))
-            except DatabaseError:  # the lease runs out meanwhile
-                continue
-            if kept < len(claim.buckets):
-                claim.until = 0.0
-                logger.warning("outbox relay '%s': lost its lease; publishing no more of this claim", self._name)
-                return
-            claim.until = began + self._lease
-
-    async def _settle(self, claim: Claim, delivered: Delivered) -> bool:
-        """Settle the rows of a claim, as soon as the database is there; return ``False`` if stopped before."""
-        while True:
-            try:
-                await self._database.run(
-                    lambda each: self._claims.settle(each, claim.buckets, delivered.sent, delivered.refused)
-                )
-            except DatabaseError as error:
-                if self._is_stopping or self._until_idle:
-                    logger.warning(
-                        "outbox relay '%s': %d published messages could not be removed from the outbox: %s; they will "
-                        "be published again, with the same ids", self._name, len(delivered.sent), error,
-                    )  # fmt: skip
-                    if self._until_idle:
-                        raise
-                    return False
-                await self._after_failure(error)
-            else:
-                return True
-
-    async def _delete_sent(self) -> None:
-        """Delete sent rows that are older than the retention."""
-        now = time.monotonic()
-        if not self._retention or now < self._delete_at:
-            return
-        self._delete_at = now + _DELETE_INTERVAL
-        await self._database.run(lambda each: delete_sent_rows(each, self._tables, self._retention))
-
-    async def _after_failure(self, error: DatabaseError) -> None:
-        self._count(database_failures=1)
-        self._note_trouble(str(error))
-        if self._until_idle:
-            raise error
-        await self._sleep(next(self._pauses))
-
-    async def _wait(self, timeout: float) -> None:
-        """Wait until woken or stopped, for at most ``timeout`` seconds."""
-        try:
-            await asyncio.wait_for(self._woken.wait(), timeout)
-        except TimeoutError:
-            return
-
-    async def _sleep(self, timeout: float) -> None:
-        """Wait until stopped, for at most ``timeout`` seconds."""
-        try:
-            await asyncio.wait_for(self._stopped.wait(), timeout)
-        except TimeoutError:
-            return
-
-    def _note_trouble(self, trouble: str) -> None:
-        if self._trouble is None:
-            logger.warning("outbox relay '%s': %s; trying again until it works", self._name, trouble)
-        self._trouble = trouble
-
-    def _note_recovery(self) -> None:
-        if self._trouble is not None:
-            logger.warning("outbox relay '%s': works again, after: %s", self._name, self._trouble)
-            self._trouble = None
-        self._pauses = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
-
-    def _log_refusals(self, refused: list[Refusal], dead: list[Refusal]) -> None:
-        for each in dead[:_LOGGED]:
-            logger.error(
-                "outbox relay '%s': row %d to %r is dead after %d attempts: %s; see `messaging outbox status --dead`",
-                self._name, each.row.id, each.row.channel, each.row.attempts + 1, each.reason,
-            )  # fmt: skip
-        if len(dead) > _LOGGED:
-            logger.error("outbox relay '%s': %d more rows are dead", self._name, len(dead) - _LOGGED)
-        for each in refused:
-            if each.retry_in is not None and each.row.attempts == 0:
-                logger.warning(
-                    "outbox relay '%s': row %d to %r was refused: %s; its key waits, next attempt in %.1f s",
-                    self._name, each.row.id, each.row.channel, each.reason, each.retry_in,
-                )  # fmt: skip
-
-
-_LONGEST_NAME: Final = 55
-_MOST_SECONDS: Final = 1e9
-_MOST_ROWS: Final = 10_000
 
 
 def _duration(name: str, value: float) -> float:
