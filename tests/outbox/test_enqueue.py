@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +92,15 @@ def test_it_works_in_a_session(engine: Engine, m: messaging.Messaging, received:
     scoped.remove()
     Relay(engine, m).drain()
     assert received.wait(2) == [b"1", b"2"]
+
+
+def test_a_session_with_several_databases_finds_the_one_of_the_outbox(engine: Engine, tmp_path: Path) -> None:
+    other = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/other.db")
+    tables = DEFAULT_TABLES
+    with Session(binds={tables.outbox: engine, sqlalchemy.table("other"): other}) as session, session.begin():
+        enqueue(session, message(1))
+    assert len(rows(engine)) == 1
+    other.dispose()
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,15 @@ AwaitedConnection: TypeAlias = "AsyncConnection | AsyncSession | async_scoped_se
 AnyConnection: TypeAlias = "SyncConnection | AwaitedConnection"
 
 
-def in_transaction(connection: AnyConnection, function: Callable[[Connection], T]) -> T | Awaitable[T]:
+def in_transaction(
+    connection: AnyConnection, function: Callable[[Connection], T], table: Table | None = None
+) -> T | Awaitable[T]:
     """Call ``function`` with the sync connection behind ``connection``, in the transaction that it has.
+
+    Args:
+        connection: of the caller.
+        function: gets the sync connection.
+        table: chooses the database of a session with several.
 
     Returns:
         The result; an awaitable of it if ``connection`` is an async one.
@@ -36,20 +43,26 @@ def in_transaction(connection: AnyConnection, function: Callable[[Connection], T
     if isinstance(connection, Connection):
         return function(_transactional(connection))
     if isinstance(connection, (Session, scoped_session)):
-        return function(_transactional(connection.connection()))
+        return function(_transactional(connection.connection(bind_arguments=_choosing(table))))
     if isinstance(connection, AsyncConnection):
         return connection.run_sync(lambda each: function(_transactional(each)))
     if isinstance(connection, (AsyncSession, async_scoped_session)):
-        return _in_session(connection, function)
+        return _in_session(connection, function, table)
     raise ArgumentError(
         "connection must be a Connection, Session, AsyncConnection or AsyncSession of SQLAlchemy, "
         f"not {type(connection).__name__}"
     )
 
 
-async def _in_session(session: AsyncSession | async_scoped_session[Any], function: Callable[[Connection], T]) -> T:
-    connection: AsyncConnection = await session.connection()
+async def _in_session(
+    session: AsyncSession | async_scoped_session[Any], function: Callable[[Connection], T], table: Table | None
+) -> T:
+    connection: AsyncConnection = await session.connection(bind_arguments=_choosing(table))
     return await connection.run_sync(lambda each: function(_transactional(each)))
+
+
+def _choosing(table: Table | None) -> dict[str, Any]:
+    return {} if table is None else {"clause": table}
 
 
 def _transactional(connection: Connection) -> Connection:

@@ -95,7 +95,7 @@ def enqueue(
         message_id: str = row["message_id"]
         return message_id
 
-    return in_transaction(connection, write)
+    return in_transaction(connection, write, tables.outbox)
 
 
 def _row(

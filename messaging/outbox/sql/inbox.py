@@ -86,7 +86,7 @@ class Inbox:
             sqlalchemy.exc.SQLAlchemyError: the database refused the statement.
         """
         message_id = _id_of(message)
-        return in_transaction(connection, lambda each: self._note(each, message_id))
+        return in_transaction(connection, lambda each: self._note(each, message_id), self._tables.inbox)
 
     @overload
     def cleanup(self, connection: SyncConnection, limit: int = ...) -> int: ...
@@ -97,7 +97,7 @@ class Inbox:
 
         Rows that another transaction is deleting are left to it (PostgreSQL).
         """
-        return in_transaction(connection, lambda each: self._cleanup(each, limit))
+        return in_transaction(connection, lambda each: self._cleanup(each, limit), self._tables.inbox)
 
     def _note(self, connection: Connection, message_id: str) -> bool:
         check_dialect(connection.dialect)
