@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine
 
 import messaging
-from messaging import MessageContext
+from messaging import Message, MessageContext
 from messaging.outbox.sql import Relay, dead_rows, discard_dead, enqueue, retry_dead
 from messaging.testing.brokers import RabbitMQ
 from tests.outbox.conftest import PATIENCE, Received, message, put, status, until
@@ -138,3 +138,24 @@ def test_a_queue_that_refuses_for_lack_of_room_keeps_the_order(engine: Engine, r
                 until(lambda: relay.counters.refused >= 2)
                 found = [stream.receive(timeout=PATIENCE).payload for _ in range(5)]
     assert found == [b"%d" % number for number in range(5)]
+
+
+def test_a_defect_that_one_row_meets_does_not_end_the_relay(
+    engine: Engine, m: messaging.Messaging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = m.publisher.publish
+
+    def failing(found: Message) -> object:
+        if found.payload == b"bad":
+            raise RuntimeError("a defect")
+        return publish(found)
+
+    monkeypatch.setattr(m.publisher, "publish", failing)
+    received = Received(m, "a/b")
+    put(engine, "bad", key="bad")
+    put(engine, "good")
+    with Relay(engine, m, backoff=(0.01, 0.02), poll_interval=0.05, max_attempts=2) as relay:
+        assert received.wait(1) == [b"good"]
+        until(lambda: relay.counters.dead == 1)
+    with engine.begin() as connection:
+        assert [each.reason for each in dead_rows(connection)] == ["RuntimeError: a defect"]

@@ -20,10 +20,13 @@ from messaging.errors import (
 )
 from messaging.model import Features, Message, MessageContext, restored_context
 from messaging.outbox.sql.claims import Refusal, Row
+from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.execution import Promise
     from messaging.instance import Messaging
+
+logger = SafeLog(__name__)
 
 #: errors that come back however often the message is published
 _PERMANENT: Final = (ArgumentError, UnsupportedFeatureError, CodecError)
@@ -122,6 +125,10 @@ class Delivery:
             except MessagingError as error:
                 if not self._goes_on(row, error, outcome):
                     break
+            except Exception as error:  # a defect that one row meets must not end the relay
+                logger.exception("outbox: row %d cannot be published", row.id)
+                if not self._refused(row, error, self._policy.retry_in(row.attempts + 1), outcome):
+                    break
             else:
                 promise.looked_at = True  # the relay may be cancelled before the outcome
                 in_flight.append((row, promise))
@@ -149,6 +156,10 @@ class Delivery:
             if not isinstance(error, OutboxFullError):  # that one says to wait for those in flight
                 outcome.cause = error
             return False
+        return self._refused(row, error, retry_in, outcome)
+
+    @staticmethod
+    def _refused(row: Row, error: Exception, retry_in: float | None, outcome: Delivered) -> bool:
         outcome.open -= 1
         outcome.refused.append(Refusal(row, f"{type(error).__name__}: {error}", retry_in))
         return retry_in is None  # a dead row is out of the sequence
