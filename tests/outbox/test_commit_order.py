@@ -208,3 +208,18 @@ def test_a_role_of_the_writers_needs_the_documented_rights(own_postgres: Engine,
         with own_postgres.begin() as connection:
             connection.execute(text("DROP OWNED BY writer"))
             connection.execute(text("DROP ROLE writer"))
+
+
+def test_rows_whose_ids_do_not_ascend_are_placed_too(
+    postgres: Engine, m: messaging.Messaging, received: Received
+) -> None:
+    with postgres.begin() as connection:
+        connection.execute(text("SELECT setval('messaging_outbox_id_seq', 2000000)"))
+        enqueue(connection, message("high id"))
+        connection.execute(text("SELECT setval('messaging_outbox_id_seq', 1000000)"))
+        enqueue(connection, message("lower id"))
+    with postgres.begin() as connection:
+        left = connection.execute(text("SELECT count(*) FROM messaging_outbox WHERE position IS NULL")).scalar_one()
+    assert left == 0
+    Relay(postgres, m).drain()
+    assert len(received.wait(2)) == 2

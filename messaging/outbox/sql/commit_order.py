@@ -27,12 +27,13 @@ BEGIN
     IF NOT EXISTS (SELECT 1 FROM {table} WHERE id = NEW.id AND position IS NULL) THEN
         RETURN NULL;  -- placed by an earlier call in this transaction, or deleted
     END IF;
-    FOR slot IN SELECT DISTINCT bucket FROM {table} WHERE position IS NULL ORDER BY bucket LOOP
+    -- the first call is that of the lowest id: the bound skips what older transactions left in the index
+    FOR slot IN SELECT DISTINCT bucket FROM {table} WHERE position IS NULL AND id >= NEW.id ORDER BY bucket LOOP
         PERFORM pg_advisory_xact_lock(hashtext({name}), slot);
     END LOOP;
     UPDATE {table} AS placed SET position = numbered.position
         FROM (SELECT own.id, nextval({sequence}) AS position
-              FROM (SELECT id FROM {table} WHERE position IS NULL ORDER BY id) AS own) AS numbered
+              FROM (SELECT id FROM {table} WHERE position IS NULL AND id >= NEW.id ORDER BY id) AS own) AS numbered
         WHERE placed.id = numbered.id;
     {notify}
     RETURN NULL;
