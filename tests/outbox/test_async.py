@@ -147,8 +147,9 @@ def test_a_relay_that_ended_by_itself_raises_when_it_is_stopped(engine: Engine) 
         async with messaging.connect("memory://ended") as m:
             relay = Relay(engine, m, poll_interval=0.05)
             await relay.astart()
+            assert relay.is_running
             await m.aclose()
-            await asyncio.sleep(0.2)
+            await asyncio.to_thread(until, lambda: not relay.is_running)
             with pytest.raises(ClosedError, match="is closed"):
                 await relay.astop()
 

@@ -52,11 +52,13 @@ def test_it_publishes_in_a_thread_until_it_is_stopped(
     engine: Engine, m: messaging.Messaging, received: Received
 ) -> None:
     with Relay(engine, m, poll_interval=0.05) as relay:
+        assert relay.is_running
         assert [each.name for each in threading.enumerate()].count("messaging-relay") == 1
         put(engine, 1, 2)
         put(engine, 3)
         assert received.wait(3) == [b"1", b"2", b"3"]
     assert "messaging-relay" not in [each.name for each in threading.enumerate()]
+    assert not relay.is_running
     relay.stop()
     assert relay.wait(0)
     put(engine, 4)

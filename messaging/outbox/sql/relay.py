@@ -153,6 +153,13 @@ class Relay:
         """Return what the relay has done so far."""
         return self._counters
 
+    @property
+    def is_running(self) -> bool:
+        """Return whether the relay was started and has not ended, by itself or by :meth:`stop`."""
+        if self._task is not None:
+            return not self._task.done()
+        return self._thread_ended is not None and not self._thread_ended.is_set()
+
     def wake(self) -> None:
         """Look for rows now. From any thread.
 
