@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo   the toolkit at work, in this process, without a broker"
-	@echo "make test   all tests; installs Mosquitto, RabbitMQ and Java if they are missing"
+	@echo "make test   all tests; installs Mosquitto, RabbitMQ, PostgreSQL and Java if they are missing"
 	@echo "make test-system   a selection on the system's own Python, where .venv has another version"
 	@echo "make test-lowest   a selection with the lowest admitted version of every direct dependency"
 	@echo "make test-matrix   all tests on every Python from 3.11 that is found"

@@ -32,6 +32,7 @@
     │   ├── PublishRefusedError              the broker refused the message
     │   │   └── UnroutableError              a mandatory message has no route
     │   └── SubscriptionRefusedError         the broker refused or cancelled the subscription
+    ├── DatabaseError                        the database of an outbox failed, or cannot be reached
     ├── ReplyError                           the responder reported a failure
     ├── RequestCancelledError                the requester cancelled the request
     ├── DeadlineError (TimeoutError)         not done in time; nothing was handed to the broker
@@ -306,6 +307,13 @@ class UnroutableError(PublishRefusedError):
 
 class SubscriptionRefusedError(BrokerError):
     """The broker refused a subscription, or cancelled one."""
+
+
+class DatabaseError(MessagingError):
+    """The database of an outbox failed, or cannot be reached.
+
+    The text holds neither statements nor their parameters.
+    """
 
 
 # --- requests ---------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from benchmarks import amqp, contenders, harness, instructions, report, requests
 from benchmarks.contenders import Contender
 from benchmarks.harness import Case, Plan, Run, RunError, measure, run_once
 from benchmarks.peers.job import percentiles
-from messaging.testing.brokers import Mosquitto, RabbitMQ
+from messaging.testing.brokers import Mosquitto, RabbitMQ, require
 from messaging.testing.conformance.helpers import eventually
 from tests.spark.conftest import require_java
 
@@ -314,6 +314,12 @@ def test_a_target_may_be_met_by_a_fixed_rate_whatever_the_peer_does() -> None:
 
     assert line(600_000) == "target met     from journal, into noop: 0.7x (or 500,000/s) arrow, is 0.60x"
     assert line(400_000).startswith("target MISSED")
+
+
+def test_outbox_relays_every_row() -> None:
+    require("postgresql")
+    out = benchmark("outbox", "--runs", "1", "--messages", "200", "--backends", "memory")
+    assert "relay, 1000 keys" in out
 
 
 def test_memory_runs() -> None:

@@ -101,6 +101,7 @@ PRINTED: dict[str, tuple[tuple[str, ...], list[str]]] = {
     "docs/features.md": (("memory",), ["True\n"]),
     "docs/settings.md": (("memory",), ["True\n"]),
     "docs/extensions.md": (("memory",), ["{'id': 7} north\n", "{'celsius': 21.5}\n"]),
+    "docs/outbox.md": (("memory", "rabbitmq"), ["invoice 7\n"]),
     "docs/mqtt.md": (("mosquitto",), ["{'celsius': 21.5}\n"]),
     "docs/credentials.md": (("mosquitto",), ["{'celsius': 21.5}\n"]),
     "docs/amqp.md": (("rabbitmq",), ["{'id': 7}\n"]),

@@ -106,7 +106,7 @@ def test_the_page_on_the_architecture_names_modules_and_rooms_that_exist(house: 
     assert named - modules == set()
     floors = {
         room: int(floor)
-        for floor, rooms in re.findall(r"^\| (\d) \| (.+?) \|", page, re.M)
+        for floor, rooms in re.findall(r"^\| (\d+) \| (.+?) \|", page, re.M)
         for room in re.findall(r"`(\w+)`", rooms)
     }
     assert floors == house.floors()

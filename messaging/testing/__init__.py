@@ -2,8 +2,9 @@
 
 ===============  ===================================================================================================
 ``conformance``  the suite that every adapter passes; ``python -m messaging.testing.conformance URL``
-``plugin``       the pytest plugin: the options and marks of the suite, the fixtures ``mosquitto`` and ``rabbitmq``
+``plugin``       the pytest plugin: the options and marks of the suite, fixtures such as ``mosquitto``
 ``brokers``      Mosquitto and RabbitMQ as private processes that a test starts, kills and restarts
+``postgresql``   PostgreSQL likewise
 ``proxy``        a TCP proxy that cuts, delays and shapes connections
 ===============  ===================================================================================================
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import os
+import pwd
 import random
 import re
 import secrets
@@ -80,11 +81,25 @@ def find_rabbitmq(command: str = "rabbitmq-server") -> str | None:
     return shutil.which(command, path=own) or shutil.which(command, path=_search_path())
 
 
+def find_postgresql(program: str = "postgres") -> str | None:
+    """Return the path of a program of the PostgreSQL server; distributions install it outside ``PATH``."""
+    patterns = ("/usr/lib/postgresql/*/bin", "/usr/libexec/postgresql*", "/opt/homebrew/opt/postgresql*/bin",
+                "/usr/local/opt/postgresql*/bin")  # fmt: skip
+    found = [str(each) for pattern in patterns for each in Path("/").glob(pattern[1:])]
+    newest_first = sorted(found, key=lambda folder: [int(part) for part in re.findall(r"\d+", folder)], reverse=True)
+    folders = [os.environ.get("POSTGRESQL_BIN", ""), *newest_first, os.environ.get("PATH", os.defpath)]
+    return shutil.which(program, path=os.pathsep.join(filter(None, folders)))
+
+
 def require(*names: str) -> None:
     """Skip the running test unless the brokers ``names`` are installed; fail it where ``CI`` is ``true``."""
     import pytest
 
-    finders: dict[str, Callable[[], str | None]] = {"mosquitto": find_mosquitto, "rabbitmq": find_rabbitmq}
+    finders: dict[str, Callable[[], str | None]] = {
+        "mosquitto": find_mosquitto,
+        "rabbitmq": find_rabbitmq,
+        "postgresql": find_postgresql,
+    }
     for name in names:
         if finders[name]() is None:
             say: Callable[[str], NoReturn] = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
@@ -235,8 +250,8 @@ class Broker(abc.ABC):
             self._process.end(how)
             self._process = None
 
-    def _spawn(self, *command: str, env: dict[str, str] | None = None) -> _Process:
-        return _Process(command, env, self._log_file, self.directory)
+    def _spawn(self, *command: str, env: dict[str, str] | None = None, user: str | None = None) -> _Process:
+        return _Process(command, env, self._log_file, self.directory, user)
 
     def _error(self, what: str) -> BrokerError:
         return BrokerError(
@@ -613,7 +628,14 @@ class RabbitCluster:
 class _Process:
     """A process in a process group of its own, and its guard."""
 
-    def __init__(self, command: Sequence[str], env: dict[str, str] | None, log: Path, directory: Path) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: dict[str, str] | None,
+        log: Path,
+        directory: Path,
+        user: str | None = None,
+    ) -> None:
         with log.open("ab") as output:
             self._popen = subprocess.Popen(
                 command,
@@ -623,6 +645,9 @@ class _Process:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                user=user,
+                group=None if user is None else pwd.getpwnam(user).pw_gid,
+                extra_groups=None if user is None else (),
             )
         self.pid = self._popen.pid
         self._guard = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The pytest plugin: options and marks of the conformance suite, and fixtures of private brokers.
+"""The pytest plugin: options and marks of the conformance suite, and fixtures of private servers.
 
 It is not loaded by itself. Name it in a ``conftest.py`` in the root of your tests::
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from messaging.testing.brokers import Mosquitto, RabbitMQ
+    from messaging.testing.postgresql import PostgreSQL
 
 
 #: the choices of ``--backend``
@@ -75,3 +76,14 @@ def rabbitmq_mqtt(rabbitmq: RabbitMQ) -> RabbitMQ:
     """Provide the same RabbitMQ with MQTT, which it does not enable at its start: that takes several seconds."""
     rabbitmq.enable("rabbitmq_mqtt")
     return rabbitmq
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSQL]:
+    """Provide a shared PostgreSQL that does not sync its files; ``create_database`` makes databases for tests."""
+    from messaging.testing.brokers import require
+    from messaging.testing.postgresql import PostgreSQL
+
+    require("postgresql")
+    with PostgreSQL() as server:
+        yield server

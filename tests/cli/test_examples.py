@@ -71,6 +71,13 @@ EXPECTED = {
         "on the bus: home/alarm/WATER {'room': 'cellar', 'level': 4}",
         "alarm: home/alarm/WATER in the cellar",
     ],
+    "12_transactional_outbox": [
+        "order 2: rolled back, so no message",
+        "order 1: invoice written",
+        "order 3: invoice written",
+        "order 3: handled before",
+        "invoices: [1, 3]",
+    ],
 }
 #: examples that never connect to a broker
 LOCAL = {"10_typed_events", "11_event_admin"}

@@ -1,0 +1,339 @@
+"""``messaging outbox``: relay the messages of a transactional outbox, show its state, settle its dead rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from typer import Argument, Option
+
+from messaging.cli import options
+from messaging.cli.connecting import Broker, identity, warn_of_memory
+from messaging.cli.output import LOOK, ExitCode, dump, show, write
+from messaging.errors import ArgumentError, MessagingError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from messaging.outbox.sql import DeadRow, OutboxTables, Relay
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+outbox = typer.Typer(name="outbox", add_completion=False, pretty_exceptions_enable=False)
+
+_PANEL = "Database"
+
+
+@dataclass(frozen=True)
+class DatabaseOptions:
+    """The options that name the database and its tables."""
+
+    database: Annotated[
+        str | None,
+        Option(
+            "--database",
+            metavar="URL",
+            rich_help_panel=_PANEL,
+            help="Database URL, such as postgresql://user@host/name or sqlite:///file.db; "
+            "default: $MESSAGING_DATABASE, or the file $MESSAGING_DATABASE_FILE.",
+        ),
+    ] = None
+    database_file: Annotated[
+        Path | None,
+        Option(
+            "--database-file",
+            metavar="FILE",
+            rich_help_panel=_PANEL,
+            help="File with the database URL: other users of this machine see the arguments of a command.",
+        ),
+    ] = None
+    table: Annotated[
+        str, Option("--table", metavar="NAME", rich_help_panel=_PANEL, help="Name of the outbox table.")
+    ] = "messaging_outbox"
+    inbox_table: Annotated[
+        str, Option("--inbox-table", metavar="NAME", rich_help_panel=_PANEL, help="Name of the inbox table.")
+    ] = "messaging_inbox"
+    schema: Annotated[
+        str | None,
+        Option("--schema", metavar="NAME", rich_help_panel=_PANEL, help="Database schema of the tables."),
+    ] = None
+
+    @property
+    def url(self) -> str:
+        """Return the URL; raises ``ConfigurationError`` if none is given, or more than one."""
+        from messaging.outbox.sql import database_url
+
+        return database_url(self.database, self.database_file)
+
+    @property
+    def tables(self) -> OutboxTables:
+        """Return the tables; raises ``ArgumentError`` for a name that is none."""
+        from messaging.outbox.sql import OutboxTables
+
+        return OutboxTables(outbox=self.table, inbox=self.inbox_table, schema=self.schema)
+
+    def run(self, function: Callable[[Connection, OutboxTables], T]) -> T:
+        """Call ``function`` in a transaction, and return its result.
+
+        Raises:
+            DatabaseError: the database failed.
+        """
+        import asyncio
+
+        from messaging.outbox.sql.database import Database
+
+        tables = self.tables
+        database = Database(self.url)
+
+        async def run() -> T:
+            try:
+                return await database.run(lambda connection: function(connection, tables))
+            finally:
+                await database.close()
+
+        return asyncio.run(run())
+
+
+_Json = Annotated[bool, Option("--json", help="Write JSON.")]
+_Ids = Annotated[list[int] | None, Argument(metavar="[ID]...", show_default=False, help="Ids of dead rows.")]
+_All = Annotated[bool, Option("--all", help="All dead rows.")]
+
+
+@outbox.callback()
+def main() -> None:
+    """Relay a transactional outbox: publish the messages that committed transactions left in a database."""
+
+
+@outbox.command()
+@options.command
+def relay(
+    broker: Broker,
+    database: DatabaseOptions,
+    once: Annotated[bool, Option("--once", help="Publish the rows that are ready, and end.")] = False,
+    batch: Annotated[int, Option("--batch", metavar="N", min=1, max=10_000, help="Most rows of a claim.")] = 500,
+    in_flight_per_key: Annotated[
+        int,
+        Option(
+            "--in-flight-per-key",
+            metavar="N",
+            min=1,
+            help="Unconfirmed messages of one key at a time; with more than 1, a refused message may be overtaken.",
+        ),
+    ] = 1,
+    confirm_timeout: Annotated[
+        float, Option("--confirm-timeout", metavar="SECONDS", help="How long the broker may take to confirm.")
+    ] = 30.0,
+    lease: Annotated[
+        float, Option("--lease", metavar="SECONDS", help="When the rows of a relay that died are claimed by others.")
+    ] = 15.0,
+    poll_interval: Annotated[
+        float, Option("--poll-interval", metavar="SECONDS", help="Time between two looks at the outbox.")
+    ] = 1.0,
+    max_attempts: Annotated[
+        int, Option("--max-attempts", metavar="N", min=1, help="Refusals after which a row is dead.")
+    ] = 10,
+    retention: Annotated[
+        float, Option("--retention", metavar="SECONDS", help="How long sent rows are kept; 0 deletes them at once.")
+    ] = 0.0,
+) -> int:
+    """Publish the rows of an outbox, in the order of the commits for each key, until interrupted.
+
+    A row is deleted after the broker has confirmed the message. Several relays may work on one outbox. The broker is
+    connected first; it and the database may go away and come back later.
+
+    Example: messaging outbox relay amqp://localhost --database postgresql://localhost/shop
+    """
+    from messaging.outbox.sql import Relay
+
+    url, tables = database.url, database.tables
+    _ = broker.target  # a missing URL is an error before anything is connected
+    with broker.connect("relay") as m:
+        running = Relay(
+            url, m, tables=tables, batch=batch, in_flight_per_key=in_flight_per_key, confirm_timeout=confirm_timeout,
+            lease=lease, poll_interval=poll_interval, max_attempts=max_attempts, retention=retention,
+        )  # fmt: skip
+        warn_of_memory(m)
+        try:
+            if once:
+                running.drain()
+            else:
+                with running:
+                    logger.info("relaying %s to %s", tables.outbox.fullname, identity(m))
+                    _wait(running)
+        finally:
+            counters = running.counters
+            logger.info("published %d messages, %d rows are dead", counters.published, counters.dead)
+    return ExitCode.OK
+
+
+def _wait(running: Relay) -> None:
+    """Wait for the end of a relay.
+
+    Raises:
+        KeyboardInterrupt: SIGINT or SIGTERM.
+        MessagingError: the relay ended by itself.
+    """
+    while not running.wait(LOOK):
+        pass
+
+
+@outbox.command()
+@options.command
+def status(
+    database: DatabaseOptions,
+    json: _Json = False,
+    dead: Annotated[bool, Option("--dead", help="List the dead rows: id, channel, attempts, reason.")] = False,
+    limit: Annotated[int, Option("--limit", metavar="N", min=1, help="Most dead rows of a list.")] = 100,
+) -> int:
+    """Show how many rows are pending, refused, sent and dead, or list the dead rows.
+
+    Example: messaging outbox status --database postgresql://localhost/shop --dead
+    """
+    from messaging.outbox.sql import dead_rows, outbox_status
+
+    if dead:
+        rows = database.run(lambda connection, tables: dead_rows(connection, limit, tables))
+        if json:
+            for each in rows:
+                write(dump(_fields(each)))
+        elif rows:
+            show(*map(_line, rows))
+        return ExitCode.OK
+    found = database.run(outbox_status)
+    fields = _fields(found)
+    if found.oldest is not None:
+        fields["oldest_seconds"] = round((datetime.now(UTC) - found.oldest).total_seconds(), 3)
+    if json:
+        write(dump(fields))
+    else:
+        width = max(map(len, fields))
+        shown = {name: ", ".join(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+        show(*(f"{name:{width}}  {'-' if value in (None, '') else value}" for name, value in shown.items()))
+    return ExitCode.OK
+
+
+def _fields(found: Any) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in type(found).__slots__}
+
+
+def _line(row: DeadRow) -> str:
+    since = "-" if row.dead_since is None else row.dead_since.isoformat(timespec="seconds")
+    return f"{row.id}  {since}  {row.channel}  key {row.key}  {row.size} bytes  {row.attempts} attempts  {row.reason}"
+
+
+@outbox.command()
+@options.command
+def retry(database: DatabaseOptions, ids: _Ids = None, every: _All = False) -> int:
+    """Have dead rows published again, after their cause was removed.
+
+    Example: messaging outbox retry 17 18 --database sqlite:///shop.db
+    """
+    from messaging.outbox.sql import retry_dead
+
+    wanted = _wanted(ids, every)
+    found = database.run(lambda connection, tables: retry_dead(connection, wanted, tables))
+    return _settled("to be published again", found, wanted)
+
+
+@outbox.command()
+@options.command
+def discard(database: DatabaseOptions, ids: _Ids = None, every: _All = False) -> int:
+    """Delete dead rows.
+
+    Example: messaging outbox discard --all --database sqlite:///shop.db
+    """
+    from messaging.outbox.sql import discard_dead
+
+    wanted = _wanted(ids, every)
+    found = database.run(lambda connection, tables: discard_dead(connection, wanted, tables))
+    return _settled("deleted", found, wanted)
+
+
+def _wanted(ids: list[int] | None, every: bool) -> list[int] | None:
+    if bool(ids) == every:
+        raise ArgumentError("name the dead rows by their ids, or all of them by --all")
+    return None if every else ids
+
+
+def _settled(what: str, found: int, wanted: list[int] | None) -> int:
+    logger.info("%d dead rows are %s", found, what)
+    missing = 0 if wanted is None else len({*wanted}) - found
+    if missing:
+        raise MessagingError(f"{missing} of the ids name no dead row; `messaging outbox status --dead` lists them")
+    return ExitCode.OK
+
+
+@outbox.command()
+@options.command
+def cleanup(
+    database: DatabaseOptions,
+    sent: Annotated[
+        float | None, Option("--sent", metavar="SECONDS", help="Delete sent rows that are older than this.")
+    ] = None,
+    inbox: Annotated[
+        float | None, Option("--inbox", metavar="SECONDS", help="Delete handled ids that are older than this.")
+    ] = None,
+    consumer: Annotated[
+        str, Option("--consumer", metavar="NAME", help="The consumer whose ids --inbox deletes.")
+    ] = "default",
+) -> int:
+    """Delete old rows: those of sent messages, and the ids in the inbox of a consumer.
+
+    Example: messaging outbox cleanup --sent 86400 --inbox 604800 --database postgresql://localhost/shop
+    """
+    from messaging.outbox.sql import Inbox, delete_sent
+
+    if sent is None and inbox is None:
+        raise ArgumentError("say what to delete: --sent SECONDS, --inbox SECONDS, or both")
+    if sent is not None:
+        rows = database.run(lambda connection, tables: delete_sent(connection, sent, tables))
+        logger.info("deleted %d sent rows", rows)
+    if inbox is not None:
+        ids = 0
+        memory = Inbox(consumer, retention=inbox, tables=database.tables)
+        while deleted := database.run(lambda connection, _: memory.cleanup(connection)):
+            ids += deleted
+        logger.info("deleted %d ids of consumer %r", ids, consumer)
+    return ExitCode.OK
+
+
+@outbox.command("create-tables")
+@options.command
+def create_tables_command(
+    database: DatabaseOptions,
+    sql: Annotated[
+        bool, Option("--sql", help="Write the statements for PostgreSQL to stdout; change nothing.")
+    ] = False,
+) -> int:
+    """Create the tables of outbox and inbox that are missing. Programs with migrations create them there.
+
+    Example: messaging outbox create-tables --database postgresql://localhost/shop
+    """
+    from messaging.outbox.sql import create_tables
+
+    if sql:
+        write(_statements(database.tables).encode())
+        return ExitCode.OK
+    database.run(lambda connection, tables: create_tables(connection, tables))
+    logger.info("the tables of %s are there", database.tables.outbox.fullname)
+    return ExitCode.OK
+
+
+def _statements(tables: OutboxTables) -> str:
+    from sqlalchemy.dialects import postgresql
+    from sqlalchemy.schema import CreateIndex, CreateTable
+
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+    found: list[str] = []
+    for table in (tables.outbox, tables.lease, tables.version, tables.inbox):
+        indexes = [each for each in table.indexes if "ready_id" not in str(each.name)]  # that one is SQLite's
+        made: list[Any] = [CreateTable(table), *map(CreateIndex, sorted(indexes, key=lambda each: str(each.name)))]
+        found.extend(str(each.compile(dialect=dialect)).strip() for each in made)
+    return "".join(f"{each};\n\n" for each in (*found, *tables.postgresql_statements()))

@@ -1,0 +1,187 @@
+"""The state of an outbox: counts of its rows, its dead rows, their retry and removal; removal of sent rows."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, overload
+
+from sqlalchemy import delete, func, select, update
+
+from messaging.errors import ArgumentError, check_instance
+from messaging.execution import seconds
+from messaging.outbox.sql.claims import database_now
+from messaging.outbox.sql.connections import in_transaction
+from messaging.outbox.sql.tables import DEAD, DEFAULT_TABLES, PENDING, SENT, OutboxTables
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from messaging.outbox.sql.connections import AnyConnection, AwaitedConnection, SyncConnection
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxStatus:
+    """The rows of an outbox.
+
+    Attributes:
+        pending: rows that are to be published.
+        retrying: pending rows that were refused at least once.
+        oldest: when the oldest pending row was written; ``None`` if none is pending.
+        sent: rows that were published and are kept.
+        dead: rows that were given up.
+        relays: names of the relays that hold rows at present.
+    """
+
+    pending: int
+    retrying: int
+    oldest: datetime | None
+    sent: int
+    dead: int
+    relays: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadRow:
+    """A row that was given up.
+
+    Attributes:
+        id: of the row, for :func:`retry_dead` and :func:`discard_dead`.
+        key, channel, message_id, created: as written.
+        size: bytes of the payload.
+        attempts: how often it was refused.
+        dead_since: when it was given up.
+        reason: of the last refusal.
+    """
+
+    id: int
+    key: str
+    channel: str
+    message_id: str
+    created: datetime
+    size: int
+    attempts: int
+    dead_since: datetime | None
+    reason: str
+
+
+@overload
+def outbox_status(connection: SyncConnection, tables: OutboxTables = ...) -> OutboxStatus: ...
+@overload
+def outbox_status(connection: AwaitedConnection, tables: OutboxTables = ...) -> Awaitable[OutboxStatus]: ...
+def outbox_status(
+    connection: AnyConnection, tables: OutboxTables = DEFAULT_TABLES
+) -> OutboxStatus | Awaitable[OutboxStatus]:
+    """Return the state of the outbox; it reads every row that is not deleted."""
+    check_instance("tables", tables, OutboxTables)
+    return in_transaction(connection, lambda each: _status(each, tables))
+
+
+def _status(connection: Connection, tables: OutboxTables) -> OutboxStatus:
+    outbox, lease = tables.outbox, tables.lease
+    counts = {
+        state: (count, oldest)
+        for state, count, oldest in connection.execute(
+            select(outbox.c.state, func.count(), func.min(outbox.c.created)).group_by(outbox.c.state)
+        )
+    }
+    retrying = connection.execute(
+        select(func.count()).select_from(outbox).where(outbox.c.state == PENDING, outbox.c.attempts > 0)
+    ).scalar_one()
+    now = database_now(connection)
+    relays = connection.execute(
+        select(lease.c.owner).where(lease.c.owner.is_not(None), lease.c.until > now).distinct().order_by(lease.c.owner)
+    ).scalars()
+    pending, oldest = counts.get(PENDING, (0, None))
+    return OutboxStatus(
+        pending=pending, retrying=retrying, oldest=oldest, sent=counts.get(SENT, (0, None))[0],
+        dead=counts.get(DEAD, (0, None))[0], relays=tuple(relays),
+    )  # fmt: skip
+
+
+@overload
+def dead_rows(connection: SyncConnection, limit: int = ..., tables: OutboxTables = ...) -> Sequence[DeadRow]: ...
+@overload
+def dead_rows(
+    connection: AwaitedConnection, limit: int = ..., tables: OutboxTables = ...
+) -> Awaitable[Sequence[DeadRow]]: ...
+def dead_rows(
+    connection: AnyConnection, limit: int = 100, tables: OutboxTables = DEFAULT_TABLES
+) -> Sequence[DeadRow] | Awaitable[Sequence[DeadRow]]:
+    """Return at most ``limit`` dead rows, the latest first."""
+    outbox = tables.outbox
+    wanted = (
+        select(
+            outbox.c.id, outbox.c.key, outbox.c.channel, outbox.c.message_id, outbox.c.created,
+            func.length(outbox.c.payload), outbox.c.attempts, outbox.c.settled_at, outbox.c.error,
+        )
+        .where(outbox.c.state == DEAD).order_by(outbox.c.settled_at.desc(), outbox.c.id.desc()).limit(limit)
+    )  # fmt: skip
+    return in_transaction(connection, lambda each: [DeadRow(*row) for row in each.execute(wanted)])
+
+
+@overload
+def retry_dead(connection: SyncConnection, ids: Iterable[int] | None = ..., tables: OutboxTables = ...) -> int: ...
+@overload
+def retry_dead(
+    connection: AwaitedConnection, ids: Iterable[int] | None = ..., tables: OutboxTables = ...
+) -> Awaitable[int]: ...
+def retry_dead(
+    connection: AnyConnection, ids: Iterable[int] | None = None, tables: OutboxTables = DEFAULT_TABLES
+) -> int | Awaitable[int]:
+    """Have dead rows published again, within the transaction of ``connection``; return how many there were.
+
+    They keep their message ids, and come after the messages of their key that were published meanwhile.
+
+    Args:
+        connection: as of :func:`~messaging.outbox.sql.enqueue`.
+        ids: of the rows; all dead rows if not given.
+        tables: the tables.
+    """
+    outbox = tables.outbox
+    revived: dict[str, Any] = {"state": PENDING, "attempts": 0, "retry_at": None, "settled_at": None}
+    statement = update(outbox).where(outbox.c.state == DEAD, *_among(outbox, ids)).values(revived)
+    return in_transaction(connection, lambda each: each.execute(statement).rowcount)
+
+
+@overload
+def discard_dead(connection: SyncConnection, ids: Iterable[int] | None = ..., tables: OutboxTables = ...) -> int: ...
+@overload
+def discard_dead(
+    connection: AwaitedConnection, ids: Iterable[int] | None = ..., tables: OutboxTables = ...
+) -> Awaitable[int]: ...
+def discard_dead(
+    connection: AnyConnection, ids: Iterable[int] | None = None, tables: OutboxTables = DEFAULT_TABLES
+) -> int | Awaitable[int]:
+    """Delete dead rows; otherwise as :func:`retry_dead`."""
+    outbox = tables.outbox
+    statement = delete(outbox).where(outbox.c.state == DEAD, *_among(outbox, ids))
+    return in_transaction(connection, lambda each: each.execute(statement).rowcount)
+
+
+@overload
+def delete_sent(connection: SyncConnection, older_than: float = ..., tables: OutboxTables = ...) -> int: ...
+@overload
+def delete_sent(
+    connection: AwaitedConnection, older_than: float = ..., tables: OutboxTables = ...
+) -> Awaitable[int]: ...
+def delete_sent(
+    connection: AnyConnection, older_than: float = 0.0, tables: OutboxTables = DEFAULT_TABLES
+) -> int | Awaitable[int]:
+    """Delete the rows that were sent more than ``older_than`` seconds ago; return how many there were."""
+    age = seconds(older_than, "older_than")
+    if not 0 <= age < 1e10:
+        raise ArgumentError("older_than must be a number of seconds, 0 or more")
+    return in_transaction(connection, lambda each: delete_sent_rows(each, tables, age))
+
+
+def delete_sent_rows(connection: Connection, tables: OutboxTables, older_than: float) -> int:
+    """Delete the rows that were sent more than ``older_than`` seconds ago; return how many there were."""
+    outbox = tables.outbox
+    latest = datetime.now(UTC) - timedelta(seconds=older_than)
+    return connection.execute(delete(outbox).where(outbox.c.state == SENT, outbox.c.settled_at <= latest)).rowcount
+
+
+def _among(outbox: Any, ids: Iterable[int] | None) -> tuple[Any, ...]:
+    return () if ids is None else (outbox.c.id.in_([*ids]),)

@@ -1,0 +1,208 @@
+"""A run of a relay: claims rows, has them handled, and waits for more."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.errors import ClosedError, DatabaseError, DeadlineError
+from messaging.instance import Messaging, connect
+from messaging.outbox.sql import wakeup
+from messaging.outbox.sql.administration import delete_sent_rows
+from messaging.outbox.sql.delivery import Delivery, Policy
+from messaging.outbox.sql.handling import Handling
+
+if TYPE_CHECKING:
+    from messaging.outbox.sql.claims import Claims
+    from messaging.outbox.sql.database import Database
+    from messaging.outbox.sql.state import RunState
+    from messaging.outbox.sql.tables import OutboxTables
+
+#: claims without rows, one after the other, until the relay waits: by then it has seen every bucket
+_EMPTY_CLAIMS: Final = 4
+#: how often sent rows are looked through that are old enough to be deleted, seconds
+_DELETE_INTERVAL: Final = 60.0
+#: seconds that the instance has to end: its messages are settled, or the run was cancelled
+_CLOSE_TIMEOUT: Final = 1.0
+#: seconds that the connection that listens has to end
+_GRACE: Final = 5.0
+
+
+class Run:
+    """One run of a relay. On one event loop, except :meth:`call`.
+
+    Args:
+        state: shared by the parts of the run.
+        database: of the outbox; closed at the end, if it was opened from a URL.
+        messaging: URL of the broker, or an instance.
+        tables: of the outbox.
+        claims: the statements.
+        policy: of publishing.
+        lease, poll_interval, retention: as of the relay, seconds.
+    """
+
+    def __init__(
+        self,
+        state: RunState,
+        database: Database,
+        messaging: str | Messaging,
+        tables: OutboxTables,
+        claims: Claims,
+        policy: Policy,
+        *,
+        lease: float,
+        poll_interval: float,
+        retention: float,
+    ) -> None:
+        self._state = state
+        self._database = database
+        self._messaging = messaging
+        self._tables = tables
+        self._claims = claims
+        self._policy = policy
+        self._lease = lease
+        self._poll_interval = poll_interval
+        self._retention = retention
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._woken = asyncio.Event()
+        self._delete_at = 0.0
+        #: whether the database was checked and the broker connected
+        self.is_started = False
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Call ``function`` on the loop. From any thread; nothing happens if the run has ended."""
+        if (loop := self._loop) is not None:
+            try:
+                loop.call_soon_threadsafe(function)
+            except RuntimeError:  # it is closed
+                return
+        elif function == self.stop:  # main() has not begun, and will look
+            self._state.is_stopping = True
+
+    def wake(self) -> None:
+        """Look for rows now."""
+        self._woken.set()
+
+    def stop(self) -> None:
+        """Claim nothing more, publish nothing more, settle the rows in flight, and end."""
+        self._state.is_stopping = True
+        self._state.stopped.set()
+        self._woken.set()
+
+    def cancel(self) -> None:
+        """End without waiting for the rows in flight."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def main(self, started: Callable[[], None]) -> None:
+        """Run until stopped.
+
+        Args:
+            started: is called when the database was checked and the broker connected.
+
+        Raises:
+            MessagingError: the run could not start, or cannot go on.
+        """
+        self._task = asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
+        instance: Messaging | None = None
+        try:
+            await self._database.run(self._claims.check)
+            if isinstance(self._messaging, Messaging):
+                instance = self._messaging
+            else:
+                instance = connect(self._messaging)
+                await instance.ready
+            states = instance.connection_state.subscribe(lambda _: self.call(self.wake))
+            listening = self._start_listening()
+            self.is_started = True
+            started()
+            try:
+                await self._relay(instance)
+            finally:
+                states.dispose()
+                if listening is not None:
+                    listening.cancel()
+                    await asyncio.wait((listening,), timeout=_GRACE)
+        finally:
+            if instance is not None and instance is not self._messaging:
+                await instance.aclose(_CLOSE_TIMEOUT)
+            await self._database.close()
+
+    def _start_listening(self) -> asyncio.Task[None] | None:
+        if self._state.until_idle or not self._tables.notify or not wakeup.can_listen(self._database):
+            return None
+        coroutine: Coroutine[Any, Any, None] = wakeup.listen(
+            self._database, self._tables.channel, self.wake, self._state.name
+        )
+        return asyncio.create_task(coroutine)
+
+    async def _relay(self, instance: Messaging) -> None:
+        delivery = Delivery(instance, self._policy)
+        handling = Handling(self._state, self._database, self._claims, delivery, self._lease)
+        empty = 0
+        try:
+            while not self._state.is_stopping:
+                self._woken.clear()
+                if not await self._is_connected(instance):
+                    continue
+                wait = self._poll_interval
+                try:
+                    claim = await self._database.run(self._claims.claim)
+                    if not claim.rows and not self._state.until_idle:
+                        retry_in = await self._database.run(self._claims.next_retry)
+                        wait = min(wait, wait if retry_in is None else retry_in)
+                    await self._delete_sent()
+                except DatabaseError as error:
+                    await self._state.after_failure(error)
+                    continue
+                if claim.rows:
+                    empty = 0
+                    await handling.handle(claim)
+                    continue
+                empty += 1
+                if claim.is_full and empty < _EMPTY_CLAIMS:
+                    continue
+                self._state.note_recovery()
+                if self._state.until_idle:
+                    return
+                await self._wait(wait)
+            await handling.finish()
+        finally:
+            handling.cancel()
+
+    async def _is_connected(self, instance: Messaging) -> bool:
+        """Return whether the instance is connected; wait for a while if it is not.
+
+        Raises:
+            ClosedError: the instance is closed.
+            DeadlineError: it is not connected, and the run is one until idle.
+        """
+        state = instance.connection_state.value
+        if state.name == "closed":
+            raise ClosedError(f"outbox relay '{self._state.name}': the instance {instance.name!r} is closed")
+        if state.is_up:
+            return True
+        self._state.note_trouble(f"no connection to the broker: {state.cause or state.name}")
+        if self._state.until_idle:
+            raise DeadlineError(f"outbox relay '{self._state.name}': no connection to the broker")
+        await self._wait(self._poll_interval)
+        return False
+
+    async def _delete_sent(self) -> None:
+        """Delete sent rows that are older than the retention."""
+        now = time.monotonic()
+        if not self._retention or now < self._delete_at:
+            return
+        self._delete_at = now + _DELETE_INTERVAL
+        await self._database.run(lambda each: delete_sent_rows(each, self._tables, self._retention))
+
+    async def _wait(self, timeout: float) -> None:
+        """Wait until woken or stopped, for at most ``timeout`` seconds."""
+        try:
+            await asyncio.wait_for(self._woken.wait(), timeout)
+        except TimeoutError:
+            return

@@ -1,0 +1,157 @@
+"""The database or the broker goes away and comes back: nothing is lost, and the order of each key is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
+
+import messaging
+from messaging.errors import DatabaseError
+from messaging.outbox.sql import Relay
+from messaging.testing.brokers import Mosquitto, require
+from messaging.testing.postgresql import PostgreSQL
+from messaging.testing.proxy import Proxy
+from tests.outbox.conftest import Held, Received, prepared, put, status, until
+
+
+@pytest.fixture
+def server() -> Iterator[PostgreSQL]:
+    """A server that the test may kill."""
+    require("postgresql")
+    with PostgreSQL() as server:
+        yield server
+
+
+def numbers(received: Received) -> list[int]:
+    """What arrived, each number once, in the order of its first arrival."""
+    return list(dict.fromkeys(map(int, received.payloads)))
+
+
+def test_the_relay_waits_for_a_database_that_was_killed(
+    server: PostgreSQL, m: messaging.Messaging, caplog: pytest.LogCaptureFixture
+) -> None:
+    received = Received(m)
+    url = server.create_database()
+    with prepared(url) as engine, Relay(url, m, poll_interval=0.05) as relay:
+        put(engine, *range(50))
+        received.wait(50)
+        server.kill()
+        until(lambda: relay.counters.database_failures >= 2)
+        server.start()
+        until(lambda: commits(engine, *range(50, 100)))
+        until(lambda: numbers(received) == [*range(100)])
+        until(lambda: status(engine).pending == 0)
+    texts = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert any("database postgresql://127.0.0.1" in text and "trying again" in text for text in texts)
+    assert any("works again" in text for text in texts)
+    assert server.password not in caplog.text
+
+
+def commits(engine: Engine, *payloads: int) -> bool:
+    try:
+        put(engine, *payloads)
+    except OperationalError:
+        return False
+    return True
+
+
+def test_what_was_published_is_removed_when_the_database_is_back(postgres: Engine, held: Held) -> None:
+    """The database is cut off while the messages are in flight: they are not published again."""
+    url = postgres.url
+    with contextlib.ExitStack() as stack:
+        proxy = stack.enter_context(Proxy(str(url.host), int(url.port or 0)))
+        put(postgres, 1, channel="held/1")
+        slow = stack.enter_context(messaging.connect(held.url))
+        held.hold()
+        relay = stack.enter_context(Relay(url.set(port=proxy.port), slow, lease=60, poll_interval=0.05))
+        held.until_published(1)
+        proxy.refuse()
+        held.release()
+        until(lambda: relay.counters.database_failures >= 2)
+        proxy.accept()
+        until(lambda: status(postgres).pending == 0)
+        assert relay.counters.published == relay.counters.claims == 1
+
+
+def test_a_connection_that_the_server_ends_is_made_anew(
+    postgres: Engine, m: messaging.Messaging, received: Received
+) -> None:
+    url = postgres.url.render_as_string(hide_password=False)
+    with Relay(url, m, poll_interval=0.05):
+        for number in range(5):
+            put(postgres, number)
+            received.wait(number + 1)
+            with postgres.begin() as connection:
+                connection.execute(
+                    sqlalchemy.text(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+                        "AND datname = current_database()"
+                    )
+                )
+            postgres.dispose()
+    assert numbers(received) == [*range(5)]
+
+
+def test_a_database_that_is_locked_is_tried_again(tmp_path: Path, m: messaging.Messaging) -> None:
+    received = Received(m)
+    url = f"sqlite:///{tmp_path}/locked.db"
+    with prepared(url) as engine:
+        quick = sqlalchemy.create_engine(url, connect_args={"timeout": 0.01})
+        with Relay(quick, m, poll_interval=0.02) as relay:
+            put(engine, 1)
+            received.wait(1)
+            with engine.connect() as writer:
+                put(engine, 2)
+                writer.exec_driver_sql("BEGIN EXCLUSIVE")
+                until(lambda: relay.counters.database_failures >= 1)
+                writer.rollback()
+            received.wait(2)
+        quick.dispose()
+    assert numbers(received) == [1, 2]
+
+
+def test_the_relay_waits_for_a_broker_that_was_killed(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    require("mosquitto")
+    with Mosquitto() as broker, contextlib.ExitStack() as stack:
+        m = stack.enter_context(messaging.connect(broker.url))
+        stack.enter_context(Relay(engine, m, poll_interval=0.05, confirm_timeout=5))
+        put(engine, *range(20))
+        until(lambda: status(engine).pending == 0)
+        broker.kill()
+        until(lambda: not m.connection_state.value.is_up)
+        put(engine, *range(20, 40))
+        broker.start()
+        other = stack.enter_context(messaging.connect(broker.url))
+        received = Received(other, qos="1")
+        put(engine, *range(40, 60))
+        until(lambda: status(engine).pending == 0)
+        until(lambda: 59 in numbers(received))
+        found = numbers(received)
+        assert found == [*range(found[0], 60)]  # what came before the subscription is not seen
+    assert status(engine).dead == 0  # the broker was away: no fault of the rows
+
+
+def test_a_drain_fails_where_the_broker_does_not_confirm(engine: Engine, held: Held) -> None:
+    put(engine, 1, channel="held/1")
+    with messaging.connect(held.url) as slow:
+        held.hold()
+        with pytest.raises(messaging.DeadlineError):
+            Relay(engine, slow, confirm_timeout=0.3).drain()
+        held.release()
+    assert (status(engine).pending, status(engine).dead, status(engine).retrying) == (1, 0, 0)
+    assert status(engine).relays == ()
+
+
+def test_a_drain_fails_where_the_database_does(postgres: Engine, m: messaging.Messaging) -> None:
+    url = postgres.url
+    with Proxy(str(url.host), int(url.port or 0)) as proxy:
+        proxy.refuse()
+        with pytest.raises(DatabaseError, match="database postgresql://"):
+            Relay(url.set(port=proxy.port), m).drain()

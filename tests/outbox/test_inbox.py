@@ -1,0 +1,169 @@
+"""The inbox: a message has its effect once, whatever comes again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import sqlalchemy
+from sqlalchemy import Engine, func, select, text
+from sqlalchemy.orm import Session
+
+import messaging
+from messaging import Message, MessageContext
+from messaging.errors import ArgumentError
+from messaging.outbox.sql import Inbox, OutboxTables, Relay, enqueue, process_once
+from messaging.outbox.sql import inbox as inbox_module
+from messaging.outbox.sql.tables import DEFAULT_TABLES
+from tests.outbox.conftest import PATIENCE, Received, message, put, until
+
+
+def remembered(engine: Engine) -> int:
+    with engine.begin() as connection:
+        return connection.execute(select(func.count()).select_from(DEFAULT_TABLES.inbox)).scalar_one()
+
+
+def test_a_message_is_new_once(engine: Engine) -> None:
+    for expected in (True, False, False):
+        with engine.begin() as connection:
+            assert process_once(connection, message(1, messageId="m-1")) is expected
+    with Session(engine) as session, session.begin():
+        assert process_once(session, "m-1") is False
+        assert process_once(session, "m-2") is True
+    assert remembered(engine) == 2
+
+
+def test_consumers_remember_for_themselves(engine: Engine) -> None:
+    for expected in (True, False):
+        with engine.begin() as connection:
+            assert Inbox("billing").process_once(connection, "m-1") is expected
+            assert Inbox("shipping").process_once(connection, "m-1") is expected
+
+
+def test_a_message_whose_transaction_rolls_back_is_new_again(engine: Engine) -> None:
+    with engine.connect() as connection:
+        assert process_once(connection, "m-1")
+        connection.rollback()
+        assert process_once(connection, "m-1")
+        connection.commit()
+
+
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+def test_of_two_transactions_with_one_message_the_second_waits_for_the_first(postgres: Engine, ends: str) -> None:
+    found: list[bool] = []
+
+    def second() -> None:
+        with postgres.begin() as connection:
+            found.append(process_once(connection, "m-1"))
+
+    with postgres.connect() as first, postgres.connect() as watching:
+        assert process_once(first, "m-1")
+        thread = threading.Thread(target=second)
+        thread.start()
+        waits = text(
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
+        until(lambda: watching.execute(waits).scalar_one() or watching.rollback())
+        assert found == []
+        getattr(first, ends)()
+        thread.join(PATIENCE)
+    assert found == [ends == "rollback"]
+
+
+def test_a_consumer_sees_one_effect_of_a_message_that_came_three_times(engine: Engine, m: messaging.Messaging) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE effects (payload VARCHAR(10))"))
+    handled = Received(m, "never")
+
+    def handle(found: Message) -> None:
+        with engine.begin() as connection:
+            if process_once(connection, found):
+                connection.execute(text("INSERT INTO effects VALUES (:payload)"), {"payload": found.payload.decode()})
+        handled._add(found)
+
+    m.on("orders", handle, qos="1")
+    sent = message(7, "orders", messageId="order-7")
+    for _ in range(3):
+        m.publisher.publish(sent).result(PATIENCE)
+    handled.wait(3)
+    with engine.begin() as connection:
+        assert connection.execute(text("SELECT payload FROM effects")).scalars().all() == ["7"]
+
+
+def test_a_relayed_message_can_be_recognized(engine: Engine, m: messaging.Messaging, received: Received) -> None:
+    put(engine, 1)
+    Relay(engine, m).drain()
+    received.wait(1)
+    for expected in (True, False):
+        with engine.begin() as connection:
+            assert process_once(connection, received.messages[0]) is expected
+
+
+def test_what_is_consumed_and_enqueued_is_one_transaction(engine: Engine, m: messaging.Messaging) -> None:
+    """A consumer that answers through the outbox answers once."""
+    answers = Received(m, "answers")
+    for _ in range(2):
+        with engine.begin() as connection:
+            if process_once(connection, "request-1"):
+                enqueue(connection, message("answer", "answers"))
+        Relay(engine, m).drain()
+    put(engine, "last", channel="answers")
+    Relay(engine, m).drain()
+    assert answers.wait(2) == [b"answer", b"last"]
+
+
+def test_old_ids_are_forgotten_by_cleanup(engine: Engine) -> None:
+    short, long = Inbox("short", retention=0.05), Inbox("long")
+    with engine.begin() as connection:
+        for number in range(5):
+            short.process_once(connection, f"m-{number}")
+            long.process_once(connection, f"m-{number}")
+    time.sleep(0.06)
+    with engine.begin() as connection:
+        assert short.cleanup(connection, limit=3) == 3
+        assert short.cleanup(connection) == 2
+        assert long.cleanup(connection) == 0
+        assert short.process_once(connection, "m-1")
+    assert remembered(engine) == 6
+
+
+def test_old_ids_are_forgotten_from_time_to_time(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox_module, "_CLEANUP_INTERVAL", 0.0)
+    inbox = Inbox(retention=0.05)
+    with engine.begin() as connection:
+        inbox.process_once(connection, "old")
+    time.sleep(0.06)
+    with engine.begin() as connection:
+        inbox.process_once(connection, "new")
+    assert remembered(engine) == 1
+
+
+def test_a_message_without_an_id_is_refused(engine: Engine) -> None:
+    with engine.begin() as connection, pytest.raises(ArgumentError, match=r"no id \(extension messageId\)"):
+        process_once(connection, Message(b"", MessageContext("a")))
+
+
+@pytest.mark.parametrize("wrong", ["", "x" * 256, 7, None, "a\x00b"])
+def test_wrong_ids_are_refused(engine: Engine, wrong: Any) -> None:
+    with engine.begin() as connection, pytest.raises(ArgumentError):
+        process_once(connection, wrong)
+    assert remembered(engine) == 0
+
+
+@pytest.mark.parametrize("wrong", [{"consumer": ""}, {"consumer": "x" * 256}, {"retention": 0}, {"tables": 7}], ids=str)
+def test_wrong_arguments_are_refused(wrong: Any) -> None:
+    (name,) = wrong
+    with pytest.raises(ArgumentError, match=name):
+        Inbox(**wrong)
+
+
+def test_the_inbox_may_stand_alone(url: str) -> None:
+    """A consumer has no outbox: it creates the one table."""
+    tables = OutboxTables()
+    engine = sqlalchemy.create_engine(url)
+    tables.inbox.create(engine)
+    with engine.begin() as connection:
+        assert Inbox(tables=tables).process_once(connection, "m-1")
+    engine.dispose()

@@ -1,0 +1,161 @@
+"""Rows that the broker refuses: they wait with their key, and are dead after so many attempts, never lost."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+from sqlalchemy import Engine
+
+import messaging
+from messaging import Message, MessageContext
+from messaging.outbox.sql import Relay, dead_rows, discard_dead, enqueue, retry_dead
+from messaging.testing.brokers import RabbitMQ
+from tests.outbox.conftest import PATIENCE, Received, message, put, status, until
+
+
+def refusing(engine: Engine, *payloads: object, key: str | None = None, channel: str = "none/here") -> None:
+    """Enqueue messages whose channel must have a subscriber."""
+    with engine.begin() as connection:
+        for each in payloads:
+            enqueue(connection, message(str(each), channel, mandatory=True), key=key)
+
+
+def test_a_refused_row_waits_with_its_key_and_other_keys_go_on(engine: Engine, m: messaging.Messaging) -> None:
+    with engine.begin() as connection:
+        for number in range(3):
+            enqueue(connection, message(number, "late", mandatory=True), key="refused")
+            enqueue(connection, message(number, "early"), key="other")
+    early = Received(m, "early")
+    with Relay(engine, m, backoff=(0.05, 0.2), poll_interval=0.05, max_attempts=1000) as relay:
+        early.wait(3)
+        until(lambda: relay.counters.refused >= 3)
+        assert status(engine).pending == 3
+        assert status(engine).retrying == 1  # the first one: the others wait for it
+        late = Received(m, "late")
+        assert late.wait(3) == [b"0", b"1", b"2"]
+    assert status(engine).pending == status(engine).dead == 0
+
+
+def test_a_row_is_dead_after_so_many_attempts_and_its_key_goes_on(
+    engine: Engine, m: messaging.Messaging, caplog: pytest.LogCaptureFixture
+) -> None:
+    received = Received(m, "a/b")
+    refusing(engine, "refused", key="k")
+    put(engine, "after", key="k")
+    with Relay(engine, m, backoff=(0.01, 0.02), poll_interval=0.05, max_attempts=3) as relay:
+        assert received.wait(1) == [b"after"]
+    assert (relay.counters.refused, relay.counters.dead, relay.counters.published) == (2, 1, 1)
+    with engine.begin() as connection:
+        (dead,) = dead_rows(connection)
+    assert (dead.key, dead.channel, dead.size, dead.attempts) == ("k", "none/here", 7, 3)
+    assert dead.reason.startswith("UnroutableError: ")
+    assert dead.dead_since is not None
+    assert (status(engine).pending, status(engine).dead) == (0, 1)
+    errors = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert f"row {dead.id} to 'none/here' is dead after 3 attempts: UnroutableError" in errors[0]
+
+
+def test_what_the_instance_can_never_publish_is_dead_at_once(engine: Engine, m: messaging.Messaging) -> None:
+    received = Received(m, "a/b")
+    with engine.begin() as connection:
+        enqueue(connection, message("no such extension", flavour="sweet"))
+        enqueue(connection, message("after"))
+    Relay(engine, m).drain()
+    assert received.wait(1) == [b"after"]
+    with engine.begin() as connection:
+        (dead,) = dead_rows(connection)
+    assert dead.reason.startswith("UnsupportedFeatureError: ")
+    assert dead.attempts == 1
+
+
+def test_a_payload_that_is_too_large_is_dead_at_once(engine: Engine) -> None:
+    with messaging.connect("memory://small?max_message_size=10") as m:
+        received = Received(m)
+        put(engine, "x" * 11, "short")
+        Relay(engine, m).drain()
+        assert received.wait(1) == [b"short"]
+    with engine.begin() as connection:
+        assert [each.reason.partition(":")[0] for each in dead_rows(connection)] == ["PayloadTooLargeError"]
+
+
+def test_stored_properties_that_do_not_parse_are_dead_at_once(engine: Engine, m: messaging.Messaging) -> None:
+    from messaging.outbox.sql.tables import DEFAULT_TABLES
+
+    put(engine, "spoilt")
+    with engine.begin() as connection:
+        connection.execute(DEFAULT_TABLES.outbox.update().values(properties="{"))
+    put(engine, "after")
+    received = Received(m)
+    Relay(engine, m).drain()
+    assert received.wait(1) == [b"after"]
+    assert status(engine).dead == 1
+
+
+def test_dead_rows_are_published_again_with_their_ids(engine: Engine, m: messaging.Messaging) -> None:
+    refusing(engine, 1, 2, 3)
+    Relay(engine, m, max_attempts=1).drain()
+    assert status(engine).dead == 3
+    with engine.begin() as connection:
+        dead = {each.id: each.message_id for each in dead_rows(connection)}
+        first, second, third = sorted(dead)
+        assert discard_dead(connection, [second, 999]) == 1
+        assert retry_dead(connection, [first]) == 1
+        assert len(dead_rows(connection, limit=1)) == 1
+    received = Received(m, "none/here")
+    Relay(engine, m).drain()
+    received.wait(1)
+    with engine.begin() as connection:
+        assert retry_dead(connection) == 1
+    Relay(engine, m).drain()
+    assert received.wait(2) == [b"1", b"3"]
+    assert received.ids == [dead[first], dead[third]]
+    assert status(engine).dead == 0
+
+
+def test_the_pauses_of_a_key_grow_to_their_bound(engine: Engine, m: messaging.Messaging) -> None:
+    refusing(engine, 1)
+    began = time.monotonic()
+    with Relay(engine, m, backoff=(0.1, 0.2), poll_interval=0.01, max_attempts=4) as relay:
+        until(lambda: relay.counters.dead)
+    # at least half of 0.1, 0.2 and 0.2 s
+    assert 0.25 <= time.monotonic() - began < PATIENCE
+
+
+def test_a_queue_that_refuses_for_lack_of_room_keeps_the_order(engine: Engine, rabbitmq: RabbitMQ) -> None:
+    """The queue has room for one message at a time, and refuses the others until it is taken out."""
+    channel = f"full-{time.time_ns()}"
+    extensions = {"queue": channel, "maxLength": 1, "queueOverflow": "reject-publish", "prefetch": 1}
+    with messaging.connect(rabbitmq.url) as m:
+        context = MessageContext(channel, extensions=extensions)
+        with m.subscription.subscribe(context) as stream:
+            with engine.begin() as connection:
+                for number in range(5):
+                    enqueue(connection, message(number, channel, queueOverflow="reject-publish"))
+            with Relay(engine, rabbitmq.url, backoff=(0.05, 0.1), poll_interval=0.02, max_attempts=1000) as relay:
+                until(lambda: relay.counters.refused >= 2)
+                found = [stream.receive(timeout=PATIENCE).payload for _ in range(5)]
+    assert found == [b"%d" % number for number in range(5)]
+
+
+def test_a_defect_that_one_row_meets_does_not_end_the_relay(
+    engine: Engine, m: messaging.Messaging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = m.publisher.publish
+
+    def failing(found: Message) -> object:
+        if found.payload == b"bad":
+            raise RuntimeError("a defect")
+        return publish(found)
+
+    monkeypatch.setattr(m.publisher, "publish", failing)
+    received = Received(m, "a/b")
+    put(engine, "bad", key="bad")
+    put(engine, "good")
+    with Relay(engine, m, backoff=(0.01, 0.02), poll_interval=0.05, max_attempts=2) as relay:
+        assert received.wait(1) == [b"good"]
+        until(lambda: relay.counters.dead == 1)
+    with engine.begin() as connection:
+        assert [each.reason for each in dead_rows(connection)] == ["RuntimeError: a defect"]
