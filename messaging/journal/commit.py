@@ -5,12 +5,17 @@ one writer alone waits for nothing but the disk. Otherwise the records wait for 
 journal, which writes everything that has gathered while it wrote the batch before. That thread also syncs at intervals
 and stores lazy cursor positions. It starts with the first job and ends when the journal is closed.
 
-**Locks.** ``_committing`` is held by the thread that writes. ``_waiting`` is a deque; its ends are safe without a lock.
+**Locks.** ``_committing`` is held by the thread that writes. ``_entering`` guards the order of ``_waiting``, a deque
+whose left end belongs to the committing thread.
+
+**Full.** Under the policy ``block`` the records stay in ``_waiting``. They are tried again when a cursor has moved, and
+every 0.2 s; one whose deadline passes is refused at that time, wherever it stands.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -85,14 +90,20 @@ class GroupCommit:
         self._idle = idle
         self._waiting: deque[Append] = deque()
         self._committing = threading.Lock()
-        #: guards ``_entered`` and the order of ``_waiting``
+        #: guards ``_entered``, ``_deadline``, ``_is_closed`` and the order of ``_waiting``
         self._entering = threading.Lock()
         #: bytes of records that were entered to be written later, and of those that have left again
         self._entered = self._left = 0
+        #: the earliest deadline of the waiting records, or one before it; seconds of the monotonic clock
+        self._deadline = math.inf
+        #: why the waiting records were not written, and when to try again; ``None`` if there was room
+        self._full: JournalFullError | None = None
+        self._retry_at = 0.0
         self._wake = Flag()
         #: guards the start of the thread
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._ended = Flag()
         self._is_closed = False
         #: monotonic time from which on records are not synced
         self._dirty_since: float | None = None
@@ -100,22 +111,36 @@ class GroupCommit:
     # --- any thread
 
     def put(self, entry: Append) -> None:
-        """Write ``entry`` soon."""
+        """Write ``entry`` soon.
+
+        Raises:
+            ClosedError: the journal is closed.
+            JournalError: its thread cannot be started.
+        """
         with self._entering:
+            if self._is_closed:
+                raise ClosedError(f"journal {self._log.folder.shown}: closed")
             self._entered += len(entry.record)
+            self._deadline = min(self._deadline, entry.deadline)
             self._waiting.append(entry)
-        self.wake()
+        try:
+            self.wake()
+        except RuntimeError as error:  # no thread can be started
+            with self._entering:
+                self._waiting.remove(entry)
+            raise self._log.folder.error(JournalError, f"cannot write: {error}") from error
 
     def put_now(self, entry: Append) -> bool:
         """Write ``entry`` on this thread if nothing else is written or waits; return whether it was taken."""
-        if self._waiting or not self._committing.acquire(blocking=False):
+        if self._waiting or self._committing.locked():
             return False
         try:
-            if self._is_closed or not self._retention.fitting([len(entry.record)]):
-                return False
-            return self._write([entry]) is None
+            # `acquire(blocking=False)` would leave the lock acquired if a signal interrupts the statement
+            with self._committing:
+                if self._waiting or self._is_closed or not self._retention.fitting([len(entry.record)]):
+                    return False
+                return self._write([entry]) is None
         finally:
-            self._committing.release()
             if self._waiting:
                 self.wake()
 
@@ -125,9 +150,14 @@ class GroupCommit:
             self._start()
         self._wake.set()
 
+    def note_room(self) -> None:
+        """Try the waiting records again: something was acknowledged, or deleted."""
+        self._retry_at = 0.0
+        self.wake()
+
     def _start(self) -> None:
         with self._starting:
-            if self._thread is None:
+            if self._thread is None and not self._is_closed:
                 self._thread = start_thread(self._run, "messaging-journal")
 
     @property
@@ -143,39 +173,66 @@ class GroupCommit:
     # --- the thread of the journal
 
     def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            self._ended.set()
+
+    def _work(self) -> None:
         while True:
             self._wake.wait(self._pause())
             self._wake.clear()
             try:
                 with self._committing:
                     self._retention.expire()
-                    while self._commit():
-                        pass
+                    if self._full is None or time.monotonic() >= self._retry_at:
+                        while self._commit():
+                            pass
+                    else:
+                        self._refuse_late()
                     self._sync_in_time()
             except Exception:  # a defect must not end the thread: records wait for it
-                logger.exception("journal %s: failed to write", self._log.folder.shown)
+                logger.exception("journal %s: failed to write; going on", self._log.folder.shown)
             if self._is_closed:
                 self._fail_waiting()
                 return
 
     def _pause(self) -> float | None:
         """Return how long the thread may wait for its next wake-up, in seconds."""
-        pauses = [self._idle(), _RETRY if self._waiting else None]
+        try:
+            pauses = [self._idle()]
+        except Exception:
+            logger.exception("journal %s: failed to store positions or to trim; going on", self._log.folder.shown)
+            pauses = [_RETRY]
+        now = time.monotonic()
+        if self._waiting:
+            pauses.append(max(0.0, min(self._retry_at, self._deadline) - now) if self._full is not None else 0.0)
         if self._dirty_since is not None:
-            pauses.append(max(0.0, self._dirty_since + self._interval - time.monotonic()))
+            pauses.append(max(0.0, self._dirty_since + self._interval - now))
         return min((pause for pause in pauses if pause is not None), default=None)
 
     def _commit(self) -> bool:
         """Write one batch; return whether another can follow at once."""
+        self._full = None
         batch = self._take()
         if not batch:
             return False
-        fitting = self._retention.fitting([len(entry.record) for entry in batch])
+        try:
+            fitting = self._retention.fitting([len(entry.record) for entry in batch])
+        except Exception:
+            self._put_back(batch)
+            raise
         if not fitting:
             return self._handle_full(batch, self._retention.full_error())
-        self._put_back(batch[fitting:])
-        error = self._write(batch[:fitting])
-        return bool(self._waiting) if error is None else self._handle_full(batch[:fitting], error)
+        while True:
+            self._put_back(batch[fitting:])
+            batch = batch[:fitting]
+            error = self._write(batch)
+            if error is None:
+                return bool(self._waiting)
+            if fitting == 1:
+                return self._handle_full(batch, error)
+            fitting //= 2  # the disk may have room for fewer
 
     def _take(self) -> list[Append]:
         batch: list[Append] = []
@@ -185,6 +242,11 @@ class GroupCommit:
             size += len(entry.record)
             batch.append(entry)
         self._left += size
+        if not self._waiting:
+            with self._entering:
+                if not self._waiting:
+                    self._entered = self._left = 0
+                    self._deadline = min((entry.deadline for entry in batch), default=math.inf)
         return batch
 
     def _put_back(self, entries: Sequence[Append]) -> None:
@@ -193,21 +255,39 @@ class GroupCommit:
         self._waiting.extendleft(reversed(entries))
 
     def _handle_full(self, batch: Sequence[Append], error: JournalFullError) -> bool:
-        """Apply the policy to records that have no room; return whether to try again at once."""
+        """Apply the policy to records of which the first has no room; return whether to go on at once."""
         policy = self._retention.full
-        if policy == "drop_oldest" and self._retention.drop_oldest(len(batch[0].record)):
+        needed = len(batch[0].record)
+        if policy == "block":
+            self._put_back(batch)
+            self._full = error
+            self._retry_at = time.monotonic() + _RETRY
+            self._refuse_late()
+            return False
+        if policy == "drop_oldest" and self._retention.drop_oldest(needed):
             self._put_back(batch)
             return True
+        # a smaller record may still have room
+        self._put_back([entry for entry in batch if len(entry.record) < needed])
+        self._refuse([entry for entry in batch if len(entry.record) >= needed], error)
+        return bool(self._waiting)
+
+    def _refuse_late(self) -> None:
+        """Refuse the waiting records whose deadline has passed; all of them if the journal is being closed."""
         now = time.monotonic()
+        if self._full is None or (now < self._deadline and not self._is_closed):
+            return
         kept: list[Append] = []
-        refused: list[Append] = []
-        for entry in batch:
-            may_wait = policy == "block" and entry.deadline > now and not self._is_closed
-            (kept if may_wait else refused).append(entry)
-        self._put_back(kept)
-        if refused:
-            self._refuse(refused, error)
-        return False
+        late: list[Append] = []
+        with self._entering:  # a moment without an entry that is added meanwhile
+            while self._waiting:
+                entry = self._waiting.popleft()
+                (late if self._is_closed or entry.deadline <= now else kept).append(entry)
+            self._waiting.extend(kept)
+            self._deadline = min((entry.deadline for entry in kept), default=math.inf)
+            self._left += sum(len(entry.record) for entry in late)
+        if late:
+            self._refuse(late, self._full)
 
     # --- the committing thread
 
@@ -221,17 +301,28 @@ class GroupCommit:
         except MessagingError as error:
             self._refuse(batch, error)
             return None
+        except Exception as error:  # a defect, or no memory: no caller must wait for ever
+            logger.exception("journal %s: failed to write %d records", self._log.folder.shown, len(batch))
+            failure = self._log.folder.error(JournalError, f"cannot write: {type(error).__name__}: {error}")
+            self._refuse(batch, failure)
+            return None
         if not sync and self._dirty_since is None and self._fsync == "interval":
             self._dirty_since = time.monotonic()
             self.wake()
-        for number, entry in enumerate(batch):
-            entry.stored(first + number)
+        for offset, entry in enumerate(batch, first):
+            try:
+                entry.stored(offset)
+            except Exception:  # the others have to be told all the same
+                logger.exception("journal %s: failed to report a stored record", self._log.folder.shown)
         self._after_batch()
         return None
 
     def _refuse(self, batch: Sequence[Append], error: MessagingError) -> None:
         for entry in batch:
-            entry.failed(error)
+            try:
+                entry.failed(error)
+            except Exception:
+                logger.exception("journal %s: failed to report a refused record", self._log.folder.shown)
         self._after_batch()
 
     def _sync_in_time(self) -> None:
@@ -247,10 +338,12 @@ class GroupCommit:
 
     def close(self) -> None:
         """Write what waits, for a moment, and end the thread. Idempotent. Raises ``JournalError``."""
-        self._is_closed = True
-        if self._thread is not None:
+        with self._entering:
+            self._is_closed = True  # no record enters any more
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
             self._wake.set()
-            self._thread.join(_CLOSE_SECONDS)
+            self._ended.wait(_CLOSE_SECONDS)
         with self._committing:
             self._fail_waiting()
             self._log.close()
@@ -258,3 +351,11 @@ class GroupCommit:
     def _fail_waiting(self) -> None:
         while batch := self._take():
             self._refuse(batch, ClosedError(f"journal {self._log.folder.shown}: closed before the record was written"))
+
+    def after_fork(self) -> None:
+        """Forget the thread and the waiting records of the parent. In a forked child, which does not write."""
+        self._is_closed = True
+        self._waiting.clear()
+        self._entering = threading.Lock()
+        self._committing = threading.Lock()
+        self._starting = threading.Lock()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import threading
 import time
 import uuid
 import zlib
@@ -33,10 +34,10 @@ from messaging.errors import (
     MessagingError,
     WouldBlockError,
 )
-from messaging.execution import Flag, Promise, Waiters, may_block
+from messaging.execution import Flag, Promise, Waiters, may_block, seconds
 from messaging.forking import LiveObjects
 from messaging.journal.commit import FSYNC_POLICIES, Fsync, GroupCommit
-from messaging.journal.cursors import Cursor, Cursors, check_cursor_name, save_quietly
+from messaging.journal.cursors import Cursor, Cursors, Saving, check_cursor_name
 from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.journal.log import META
 from messaging.journal.quarantine import DamagedRange, Quarantine
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from messaging.journal.commit import Append
+    from messaging.journal.folders import HeldLock
     from messaging.model import Message
 
 logger = logging.getLogger(__name__)
@@ -60,15 +62,13 @@ FORMAT: Final = 1
 KIND: Final = "records"
 #: bytes from which on a segment is closed, and the least
 SEGMENT_BYTES: Final = 16 * 2**20
-_LEAST_SEGMENT: Final = 2**16
+_LEAST_SEGMENT: Final = 2**12
 #: a bounded journal has at least so many segments, because whole segments are dropped
 _SEGMENTS: Final = 8
 #: bytes from which on a segment is closed when all its records are acknowledged, so that it can be deleted
 _WORTH_CLOSING: Final = 2**20
 #: bytes of records that may wait to be written, for callers that do not wait
 _WAITING_BYTES: Final = 64 * 2**20
-#: pause between two times that positions of cursors are stored without a caller that waits, seconds
-_SAVE_PAUSE: Final = 0.05
 
 
 class Info(NamedTuple):
@@ -106,7 +106,9 @@ class JournalView:
         self._folder = folder
         self._log = log
         self._state = state
-        self._quarantine = Quarantine(folder)
+        self._quarantine = Quarantine(folder, writable=False)
+        if log.on_damage is None:
+            log.on_damage = self._quarantine.add
 
     @property
     def begin(self) -> int:
@@ -206,7 +208,8 @@ class Journal(JournalView):
         self,
         folder: LocalFolder,
         identity: str,
-        lock: contextlib.ExitStack,
+        lock: HeldLock,
+        resources: contextlib.ExitStack,
         *,
         fsync: Fsync = "always",
         fsync_interval: float = 1.0,
@@ -219,8 +222,11 @@ class Journal(JournalView):
         option: str | None = None,
     ) -> None:
         self._lock = lock
+        self._resources = resources
         self._timeout = timeout
         self._is_closed = False
+        #: held while the journal is being closed: a second caller waits until it is
+        self._closing = threading.Lock()
         quarantine = Quarantine(folder)
         if max_bytes is not None:
             segment_bytes = max(_LEAST_SEGMENT, min(segment_bytes, max_bytes // _SEGMENTS))
@@ -228,21 +234,23 @@ class Journal(JournalView):
             folder,
             seed=_seed(identity),
             segment_bytes=segment_bytes,
+            segment_records=None if max_records is None else max(1, max_records // _SEGMENTS),
             on_damage=quarantine.add,
             sync_closed=fsync != "never",
         )
-        lock.callback(log.close)
+        resources.callback(log.close)
         state = State(Path(folder.path), option=option)
-        lock.callback(state.close)
+        resources.callback(state.close)
         super().__init__(folder, identity, log, state)
         self._quarantine = quarantine
+        log.skip_to(max(state.cursors().values(), default=0))
         self._cursors = Cursors(log, state, self._cursor_moved)
+        self._saving = Saving(self._cursors)
         self._retention = Retention(
             log, self._cursors, max_bytes=max_bytes, max_records=max_records, max_age=max_age, full=full
         )
         #: threads that wait for records
         self._readers = Waiters()
-        self._next_save = 0.0
         self._commit = GroupCommit(
             log,
             self._retention,
@@ -284,7 +292,7 @@ class Journal(JournalView):
             fsync_interval: seconds between two syncs with ``"interval"``.
             max_bytes, max_records: bounds of the records that the slowest cursor has not acknowledged, or of all
                 records without cursors; ``None``: unlimited.
-            max_age: seconds after which a record is dropped, acknowledged or not; ``None``: never.
+            max_age: seconds after which a record is dropped, acknowledged or not, by its timestamp; ``None``: never.
             full: what happens to a record that has no room, in the journal or on the disk: ``"block"``: it waits until
                 its timeout; ``"drop_oldest"``: the oldest segments are dropped; ``"reject"``: it is refused at once.
             timeout: default deadline of appends, seconds.
@@ -299,14 +307,13 @@ class Journal(JournalView):
             JournalFullError: the disk is full.
         """
         _check(fsync=fsync, full=full)
-        _check_positive(
-            fsync_interval=fsync_interval, max_bytes=max_bytes, max_records=max_records, max_age=max_age,
-            timeout=timeout, segment_bytes=segment_bytes,
-        )  # fmt: skip
+        _check_positive(float, fsync_interval=fsync_interval, max_age=max_age, timeout=timeout)
+        _check_positive(int, max_bytes=max_bytes, max_records=max_records, segment_bytes=segment_bytes)
+        lock_timeout = seconds(lock_timeout, "lock_timeout")
         folder = LocalFolder(str(path), option=option, lock_timeout=lock_timeout, private=True)
         with contextlib.ExitStack() as stack, journal_errors(folder, "cannot open", JournalUnreadableError):
             folder.make()
-            stack.enter_context(folder.lock())
+            lock = stack.enter_context(folder.lock())
             identity = _read_identity(folder)
             if identity is None:
                 if folder.list("0"):
@@ -317,6 +324,7 @@ class Journal(JournalView):
             journal = cls(
                 folder,
                 identity,
+                lock,
                 stack,
                 fsync=fsync,
                 fsync_interval=fsync_interval,
@@ -328,7 +336,7 @@ class Journal(JournalView):
                 timeout=timeout,
                 option=option,
             )
-            journal._lock = stack.pop_all()
+            journal._resources = stack.pop_all()
             return journal
 
     @staticmethod
@@ -343,10 +351,15 @@ class Journal(JournalView):
             identity = _read_identity(folder)
             if identity is None:
                 raise folder.error(JournalUnreadableError, f"there is no journal: no file {META}")
-            log = RecordLog(folder, seed=_seed(identity))
-            log.load()
             state = State(Path(folder.path), writable=False) if STATE_FILE in folder.list() else None
-            return JournalView(folder, identity, log, state)
+            try:
+                view = JournalView(folder, identity, RecordLog(folder, seed=_seed(identity)), state)
+                view.refresh()
+            except BaseException:
+                if state is not None:
+                    state.close()
+                raise
+            return view
 
     # --- appending
 
@@ -436,7 +449,7 @@ class Journal(JournalView):
         return entry.result()
 
     def _deadline(self, timeout: float | None) -> float:
-        return time.monotonic() + (self._timeout if timeout is None else timeout)
+        return time.monotonic() + (self._timeout if timeout is None else seconds(timeout))
 
     def _refuse_closed(self) -> None:
         if self._is_closed:
@@ -459,7 +472,7 @@ class Journal(JournalView):
         """
         check_cursor_name(name)
         self._refuse_closed()
-        if start not in ("earliest", "latest") and not isinstance(start, int):
+        if start not in ("earliest", "latest") and (not isinstance(start, int) or isinstance(start, bool)):
             raise ArgumentError(f"start must be 'earliest', 'latest' or an offset, not {start!r:.100}")
         at = start if isinstance(start, int) else self.begin if start == "earliest" else self.end
         if not self.begin <= at <= self.end:
@@ -474,7 +487,12 @@ class Journal(JournalView):
         return self._cursors.positions()
 
     def remove_cursor(self, name: str) -> bool:
-        """Delete a cursor, so that it keeps no records; return whether there was one. Raises ``JournalError``."""
+        """Delete a cursor, so that it keeps no records; return whether there was one.
+
+        Raises:
+            JournalError: the database cannot be written. The cursor stays.
+            ClosedError: the journal is closed.
+        """
         return self._cursors.remove(name)
 
     def trim(self, before: int) -> int:
@@ -484,12 +502,22 @@ class Journal(JournalView):
 
         Raises:
             JournalError: a segment cannot be deleted.
+            ClosedError: the journal is closed.
         """
+        self._refuse_closed()
         positions = self._cursors.positions().values()
-        return self._log.trim(min([before, self.end, *positions]))
+        begin = self._log.trim(min([before, self.end, *positions]))
+        self._commit.note_room()
+        return begin
 
     def sync(self) -> None:
-        """Wait until the disk has all records, and the positions of all cursors. Raises ``JournalError``."""
+        """Wait until the disk has all records, and the positions of all cursors.
+
+        Raises:
+            JournalError: the disk failed.
+            ClosedError: the journal is closed.
+        """
+        self._refuse_closed()
         self._log.sync()
         self._cursors.save()
 
@@ -502,7 +530,7 @@ class Journal(JournalView):
         return self._cursors.dropped
 
     def _cursor_moved(self) -> None:
-        self._commit.wake()
+        self._commit.note_room()
 
     def _wait_for(self, offset: int, timeout: float) -> bool:
         """Wait until there is a record with ``offset``, for at most ``timeout`` seconds; return whether there is."""
@@ -511,14 +539,7 @@ class Journal(JournalView):
 
     def _idle(self) -> float | None:
         """Store positions and trim, on the thread of the journal; return seconds until the next call."""
-        pauses = [self._retention.pause()]
-        now = time.monotonic()
-        if not self._cursors.is_saved:
-            if now >= self._next_save:
-                save_quietly(self._cursors)
-                self._next_save = time.monotonic() + _SAVE_PAUSE
-            if not self._cursors.is_saved:
-                pauses.append(max(0.0, self._next_save - now))
+        pauses = [self._retention.pause(), self._saving.save_in_time()]
         if self._cursors.positions():
             self._trim_acknowledged()
         return min((pause for pause in pauses if pause is not None), default=None)
@@ -546,21 +567,29 @@ class Journal(JournalView):
         Raises:
             JournalError: the last sync failed. The journal is closed.
         """
-        if self._is_closed:
-            return
-        self._is_closed = True
-        _open.discard(self)
-        try:
-            self._readers.wake()
-            self._commit.close()
-            self._cursors.save()
-        finally:
-            self._lock.close()
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            _open.discard(self)
+            try:
+                self._cursors.close()
+                self._readers.wake()
+                self._commit.close()
+                self._cursors.save()
+            finally:
+                self._resources.close()
 
     def after_fork(self) -> None:
         """See ``Forkable``: the journal belongs to the parent, which alone may write to it."""
         self._is_closed = True
-        self._lock.pop_all()  # closes nothing: the parent goes on
+        self._closing = threading.Lock()
+        self._cursors.after_fork()
+        self._commit.after_fork()
+        self._state.after_fork()
+        self._log.after_fork()
+        self._lock.close()  # otherwise it would stay locked as long as this process lives
+        self._resources.pop_all()
 
 
 #: the open journals
@@ -641,7 +670,8 @@ def _check(*, fsync: object, full: object) -> None:
             raise ArgumentError(f"{name} must be one of {', '.join(known)}, not {value!r:.100}")
 
 
-def _check_positive(**values: Any) -> None:
+def _check_positive(kind: type, **values: Any) -> None:
+    kinds, what = (int, "an integer") if kind is int else ((int, float), "a number")
     for name, value in values.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
-            raise ArgumentError(f"{name} must be a number above 0, not {value!r:.100}")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not value > 0):
+            raise ArgumentError(f"{name} must be {what} above 0, not {value!r:.100}")

@@ -21,6 +21,11 @@ from messaging.model import Message, MessageContext, restored_context, stored_pr
 #: body of the first frame of each segment
 FORMAT: Final = b"messaging.journal.records 1\n"
 _HEAD: Final = struct.Struct("<IqHHI")
+#: bytes of the smallest record
+LEAST_RECORD: Final = _HEAD.size
+#: the timestamps that a record can have: of the years 1 to 9999
+_FIRST_SECOND: Final = -62_135_596_800
+_LAST_SECOND: Final = 253_402_300_800
 #: bytes of a channel or a message id
 _MAX_SHORT: Final = 0xFFFF
 #: bytes of a record: a frame holds at least one
@@ -38,6 +43,7 @@ class Record(NamedTuple):
     payload: bytes
     #: all of its context but the channel, as :func:`~messaging.model.stored_properties` writes it; often empty
     properties: str
+    #: ``None`` also for an empty one
     message_id: str | None
 
     @property
@@ -68,9 +74,12 @@ def encode_record(
         timestamp: seconds since the epoch; ``None``: now.
 
     Raises:
-        ArgumentError: a text is too long, or has lone surrogates, or the record is larger than 2 GiB.
+        ArgumentError: a text is too long, or has lone surrogates, or the record is larger than 2 GiB; the payload is
+            not bytes; the timestamp is no number of the years 1 to 9999.
     """
-    micros = time.time_ns() // 1000 if timestamp is None else round(timestamp * 1_000_000)
+    micros = time.time_ns() // 1000 if timestamp is None else _micros(timestamp)
+    if type(payload) is not bytes:
+        payload = _as_bytes(payload)
     try:
         name, identity, rest = channel.encode(), (message_id or "").encode(), properties.encode()
     except UnicodeEncodeError:
@@ -82,6 +91,18 @@ def encode_record(
             f"too large; at most {MAX_RECORD}, {_MAX_SHORT} and {_MAX_SHORT} fit"
         )
     return b"".join((_HEAD.pack(length, micros, len(name), len(identity), len(rest)), name, identity, rest, payload))
+
+
+def _micros(timestamp: object) -> int:
+    if isinstance(timestamp, (int, float)) and _FIRST_SECOND <= timestamp <= _LAST_SECOND:
+        return round(timestamp * 1_000_000)
+    raise ArgumentError(f"a record: the timestamp must be seconds since the epoch, not {timestamp!r:.100}")
+
+
+def _as_bytes(payload: object) -> bytes:
+    if isinstance(payload, (bytes, bytearray, memoryview)):
+        return bytes(payload)
+    raise ArgumentError(f"a record: the payload must be bytes, not {type(payload).__name__}")
 
 
 def encode_message(message: Message, message_id: str | None = None, timestamp: float | None = None) -> bytes:

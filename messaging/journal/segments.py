@@ -11,19 +11,22 @@ from collections import deque
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from messaging.journal.frames import HEADER_BYTES, Damage, header, next_intact, scan
+from messaging.errors import JournalUnreadableError
+from messaging.journal.frames import HEADER_BYTES, Damage, header, next_intact, scan, walk
 from messaging.journal.log import Log, LogWriter, Tail
-from messaging.journal.records import FORMAT, decode_records
+from messaging.journal.records import FORMAT, LEAST_RECORD, decode_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from messaging.journal.folders import Folder
+    from messaging.journal.folders import Appender, Folder
     from messaging.journal.frames import Frame
     from messaging.journal.records import Record
 
 #: bytes that a reader of the last segment reads at a time
 _CHUNK: Final = 2**18
+#: attempts to find the last segment while a writer deletes segments
+_ATTEMPTS: Final = 50
 #: bytes that a record counts beside its payload
 _RECORD_BYTES: Final = 100
 _first = attrgetter("first")
@@ -63,24 +66,63 @@ class RecordLog(Log):
     # --- loading
 
     def load(self) -> Tail | None:
-        """Load the names and sizes of the segments, and the headers of the last one."""
-        found = self.list_segments()
-        self._restart(found[-1][0] if found else 0)
-        if not found:
-            return None
-        last, size = found[-1]
-        try:
-            data = self.folder.read(self.segment_name(last), copy=True)
-        except FileNotFoundError:  # trimmed just now
-            data = memoryview(b"")
+        """Load the names and sizes of the segments, and the headers of the last one.
+
+        A writer may be at work. Readers of this log on other threads see the state before or after.
+
+        Raises:
+            JournalUnreadableError: the last segment has a format of another version.
+        """
+        for _ in range(_ATTEMPTS):
+            found = self.list_segments()
+            if not found:
+                self._restart(0)
+                return None
+            last, listed = found[-1]
+            try:
+                data = self.folder.read(self.segment_name(last), copy=True)
+                break
+            except FileNotFoundError:  # a newer one has replaced it
+                data = memoryview(b"")
+        end, whole = self._scan(last, data, last)
         with self._lock:
-            self.begin = found[0][0]
-            self.segments = tuple(Segment(*each) for each in found[:-1]) + (Segment(last, 0),)
-            return Tail(last, self.load_segment(last, data, None), max(size, len(data)))
+            segments = (*(Segment(*each) for each in found[:-1]), Segment(last, whole))
+            self.begin, self.segments, self.end = found[0][0], segments, end
+        return Tail(last, whole, max(listed, len(data)))
+
+    def _scan(self, segment: int, data: memoryview, first: int, position: int = 0) -> tuple[int, int]:
+        """Return the offset after the last record of the last segment, and the end of its last whole frame in bytes.
+
+        Args:
+            segment: the offset in its name.
+            data: its bytes from ``position`` on.
+            first: the offset of the first record of ``data``.
+            position: of a frame.
+        """
+        end, whole = first, 0
+        for found in walk(data, first, seed=self.seed):
+            if isinstance(found, Damage):
+                if found.end < len(data):
+                    end, whole = found.until, found.end
+                if self.on_damage is not None:
+                    place = found._replace(position=position + found.position, end=position + found.end)
+                    self.on_damage(segment, place, data[found.position : found.end])
+            else:
+                self.check_format(segment, found)
+                end, whole = max(end, found.header.first + found.header.rows), found.end
+        return end, position + whole
+
+    def check_format(self, segment: int, frame: Frame) -> None:
+        """Refuse a segment whose records have a format of another version; ``frame`` is intact."""
+        if not frame.header.rows and bytes(frame.body) != FORMAT:
+            found = bytes(frame.body[:100]).decode(errors="replace").strip()
+            text = f"segment {self.segment_name(segment)} has format {found!r}, this version reads "
+            raise self.folder.error(JournalUnreadableError, text + repr(FORMAT.decode().strip()))
 
     def _restart(self, begin: int) -> None:
-        super()._restart(begin)
-        self.segments = ()
+        with self._lock:
+            super()._restart(begin)
+            self.segments = ()
 
     def _note(self, segment: int, first: int, rows: int, position: int, length: int) -> None:
         with self._lock:
@@ -88,13 +130,6 @@ class RecordLog(Log):
                 self.segments = (*self.segments, Segment(segment, 0))
             self.segments[-1].size = position + length
             self.end = first + rows  # last: a reader looks at the end first
-
-    def _note_damage(self, segment: int, damage: Damage, data: memoryview) -> None:
-        if self.on_damage is not None:
-            self.on_damage(segment, damage, data[damage.position : damage.end])
-        if damage.end < len(data):
-            self.segments[-1].size = damage.end
-            self.end = damage.until
 
     # --- places
 
@@ -127,27 +162,41 @@ class RecordLog(Log):
 
     def refresh(self) -> None:
         """Load what another process has written and deleted since the last call."""
-        known = {segment.first: segment for segment in self.segments[:-1]}
         found = self.list_segments()
-        if not found or not self.segments or found[-1][0] != self.segments[-1].first:
+        with self._lock:
+            segments, end = self.segments, self.end
+        if not found or not segments or found[-1][0] != segments[-1].first:
             self.load()
             return
+        last, size = segments[-1], segments[-1].size
+        try:
+            data = self.folder.read(self.segment_name(last.first), size, copy=True)
+        except FileNotFoundError:
+            self.load()
+            return
+        end, whole = self._scan(last.first, data, end, size)
         with self._lock:
-            last = self.segments[-1]
+            if self.segments[-1:] != (last,):
+                return  # another thread has loaded later segments
+            known = {segment.first: segment for segment in self.segments}
             self.segments = (*(known.get(first) or Segment(first, size) for first, size in found[:-1]), last)
             self.begin = found[0][0]
-        data = self.folder.read(self.segment_name(last.first), last.size, copy=True)
-        for frame in scan(data, self.seed):
-            if frame.header.first != self.end and frame.header.rows:
-                break
-            if not frame.is_intact():
-                break
-            if frame.header.rows:
-                self._note(last.first, frame.header.first, frame.header.rows, last.size, frame.end - frame.position)
+            last.size = max(last.size, whole)
+            self.end = max(self.end, end)
+
+    def note_missing(self, segment: Segment) -> bool:
+        """Return whether the file of a segment is missing though it was not trimmed."""
+        self.refresh()
+        return segment.first in (each.first for each in self.segments)
 
 
 class RecordWriter(LogWriter, RecordLog):
-    """The partition of a journal of records, for its writer; see :class:`~messaging.journal.log.LogWriter`."""
+    """The partition of a journal of records, for its writer; see :class:`~messaging.journal.log.LogWriter`.
+
+    Args:
+        segment_records: records from which on a segment is closed; ``None``: as many as there are.
+        on_damage: see :class:`RecordLog`.
+    """
 
     def __init__(
         self,
@@ -156,10 +205,12 @@ class RecordWriter(LogWriter, RecordLog):
         *,
         seed: int = 0,
         segment_bytes: int,
+        segment_records: int | None = None,
         on_damage: Callable[[int, Damage, memoryview], object],
         sync_closed: bool = True,
     ) -> None:
         self._on_damage = on_damage
+        self._segment_records = segment_records
         super().__init__(
             folder, partition, seed=seed, head=FORMAT, segment_bytes=segment_bytes, sync_closed=sync_closed
         )
@@ -169,12 +220,34 @@ class RecordWriter(LogWriter, RecordLog):
         self.on_damage = self._on_damage
         return super().load()
 
-    def _cut_off(self, tail: Tail) -> None:
+    def note_missing(self, segment: Segment) -> bool:
+        """See :class:`RecordLog`. This process alone deletes segments."""
+        return segment in self.segments
+
+    def _cut_off(self, tail: Tail) -> bool:
+        """Cut off an unfinished write. Keep a tail that may hold stored records, and count their offsets as used."""
         data = self.folder.read(self.segment_name(tail.segment), tail.whole, copy=True)
-        self._on_damage(
-            tail.segment, Damage(tail.whole, tail.size, self.end, self.end, "an unfinished write at its end"), data
-        )
-        super()._cut_off(tail)
+        lost = lost_rows(data, self.end, self.seed)
+        if not lost:
+            return super()._cut_off(tail)
+        reason = f"the end is damaged; it held at most {lost} records, and some of them may never have been stored"
+        self._on_damage(tail.segment, Damage(tail.whole, tail.size, self.end, self.end + lost, reason), data)
+        self.end += lost
+        return False
+
+    def skip_to(self, offset: int) -> None:
+        """Give no offset before ``offset`` to new records: the disk has lost the end of the log."""
+        with self._writing:
+            if offset <= self.end:
+                return
+            reason = f"its end is missing: a cursor has acknowledged records up to offset {offset}"
+            size = self.segments[-1].size if self.segments else 0
+            damage = Damage(size, size, self.end, offset, reason)
+            self._on_damage(self._segment, damage, memoryview(b""))
+            if not self.segments:
+                self.begin = offset
+            self.end = offset
+            self._close_segment = True
 
     def roll(self) -> None:
         """Begin a segment, so that the one before it can be deleted, also on a full disk.
@@ -183,9 +256,16 @@ class RecordWriter(LogWriter, RecordLog):
             JournalError: the segment cannot be created. The log is as before.
         """
         self.start_segment()
+
+    def _note_segment(self, segment: int) -> None:
         with self._lock:
-            if self.segments[-1].first < self.end:
-                self.segments = (*self.segments, Segment(self.end, 0))
+            if self.segments and self.segments[-1].first < segment:
+                self.segments = (*self.segments, Segment(segment, 0))
+
+    def _open_segment(self, first: int) -> Appender:
+        if self._segment_records is not None and first - self._segment >= self._segment_records:
+            self._close_segment = True
+        return super()._open_segment(first)
 
     def trim(self, offset: int) -> int:
         """Delete the segments with nothing but records before ``offset``; return the new begin.
@@ -200,6 +280,29 @@ class RecordWriter(LogWriter, RecordLog):
             begin = self.begin
         self.delete_before(begin)
         return begin
+
+
+def lost_rows(data: memoryview, end: int, seed: int) -> int:
+    """Return how many records the bytes behind the last whole frame of a log may have held, at most.
+
+    An unfinished write holds none: it ends before its frame does, or the system has kept nothing of it but zeros.
+
+    Args:
+        data: the bytes. No intact frame is in them.
+        end: the offset after the last whole frame.
+        seed: of the log.
+    """
+    rows = position = 0
+    while position < len(data):
+        found = header(data[position : position + HEADER_BYTES], seed)
+        if found is None:
+            rest = bytes(data[position:])
+            return rows if len(rest) < HEADER_BYTES or not rest.strip(b"\0") else rows + len(rest) // LEAST_RECORD + 1
+        if position + HEADER_BYTES + found.length > len(data):
+            return rows  # not finished
+        rows = max(rows, found.first + found.rows - end)
+        position += HEADER_BYTES + found.length
+    return rows
 
 
 class RecordReader:
@@ -261,32 +364,44 @@ class RecordReader:
             segment = segments[at]
             if segment.first != self._segment:
                 self._segment, self._position = segment.first, 0
+            is_last = at + 1 == len(segments)
+            until = end if is_last else segments[at + 1].first
             try:
-                self._read_chunk(segment, segments[at + 1].first if at + 1 < len(segments) else end)
+                self._read_chunk(segment, until, is_last=is_last)
             except FileNotFoundError:
-                if log.segments is segments:
-                    raise  # deleted by another program
+                if log.note_missing(segment):  # deleted by another program
+                    self._lose(segment, 0, 0, until, "its file is missing", memoryview(b""))
         return True
 
-    def _read_chunk(self, segment: Segment, until: int) -> None:
+    def _read_chunk(self, segment: Segment, until: int, *, is_last: bool) -> None:
         """Read some frames of ``segment``, whose records end before offset ``until``."""
         data = self._read(segment, _CHUNK)
         found = header(data[:HEADER_BYTES], self._log.seed)
         if found is not None and len(data) < HEADER_BYTES + found.length:
             data = self._read(segment, HEADER_BYTES + found.length)
         position = 0
+        is_beyond = False
         for frame in scan(data, self._log.seed):
             first, rows = frame.header.first, frame.header.rows
-            if first >= until and rows:  # left over of a write that failed
-                self._position = segment.size
-                return
+            if rows and first >= until:
+                is_beyond = True
+                break
+            if not rows and frame.is_intact():
+                self._log.check_format(segment.first, frame)
             if first > self._next:
                 self._lose(segment, position, position, first, f"records {self._next} to {first} are missing", data)
             if first + rows > self._next:
                 self._decode(segment, frame, data)
             position = frame.end
-        self._position += position
-        if not position:
+        if is_beyond:
+            # in the last segment they have been appended since `until` was read, before it they are left of a failed
+            # write
+            if self._next < until:
+                self._lose(segment, position, position, until, f"records {self._next} to {until} are missing", data)
+            self._position = self._position + position if is_last else segment.size
+        elif position:
+            self._position += position
+        else:
             self._skip_damage(segment, until)
 
     def _read(self, segment: Segment, length: int) -> memoryview:
@@ -301,6 +416,8 @@ class RecordReader:
             return
         try:
             records = decode_records(frame.body, frame.header.first)
+            if len(records) != frame.header.rows:
+                raise ValueError(f"a frame of {frame.header.rows} records holds {len(records)}")
         except ValueError as error:
             self._lose(segment, frame.position, frame.end, until, str(error), data)
             return
@@ -316,7 +433,8 @@ class RecordReader:
         else:
             end, offset = len(data), until
         if end or offset > self._next:
-            self._lose(segment, 0, end, offset, "the header of a frame is damaged", data)
+            reason = "the header of a frame is damaged" if end else f"records {self._next} to {offset} are missing"
+            self._lose(segment, 0, end, offset, reason, data)
         self._position += end
 
     def _lose(self, segment: Segment, position: int, end: int, until: int, reason: str, data: memoryview) -> None:
