@@ -20,12 +20,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal
 
 from messaging.errors import ClosedError, JournalError, JournalFullError, MessagingError
 from messaging.execution import Flag, start_thread
 
 if TYPE_CHECKING:
+    from messaging.journal.entries import Append
     from messaging.journal.retention import Retention
     from messaging.journal.segments import RecordWriter
 
@@ -42,21 +43,6 @@ _BATCH: Final = 4096
 _CLOSE_SECONDS: Final = 5.0
 #: pause before a write to a full disk or journal is tried again, seconds
 _RETRY: Final = 0.2
-
-
-class Append(Protocol):
-    """A record on its way to the disk."""
-
-    #: of ``encode_record``
-    record: bytes
-    #: when to give up waiting for room, in seconds of the monotonic clock
-    deadline: float
-
-    def stored(self, offset: int) -> None:
-        """Succeed: the record is stored as the fsync policy says. On the committing thread; must not raise."""
-
-    def failed(self, error: MessagingError) -> None:
-        """Fail: the record is not in the journal. On the committing thread; must not raise."""
 
 
 class GroupCommit:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ArgumentError, ClosedError, JournalError, JournalRangeError
-from messaging.journal.segments import RecordReader
+from messaging.journal.reader import RecordReader
 
 if TYPE_CHECKING:
     from messaging.journal.records import Record

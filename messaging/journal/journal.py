@@ -14,15 +14,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 import time
-import uuid
-import zlib
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from messaging.errors import (
     ArgumentError,
@@ -31,26 +27,26 @@ from messaging.errors import (
     JournalFullError,
     JournalRangeError,
     JournalUnreadableError,
-    MessagingError,
     WouldBlockError,
 )
-from messaging.execution import Flag, Promise, Waiters, may_block, seconds
+from messaging.execution import Promise, Waiters, may_block, seconds
 from messaging.forking import LiveObjects
 from messaging.journal.commit import FSYNC_POLICIES, Fsync, GroupCommit
 from messaging.journal.cursors import Cursor, Cursors, Saving, check_cursor_name
+from messaging.journal.entries import Blocking, Promised
 from messaging.journal.folders import LocalFolder, journal_errors
+from messaging.journal.identity import read_identity, seed_of, write_identity
 from messaging.journal.log import META
-from messaging.journal.quarantine import DamagedRange, Quarantine
-from messaging.journal.records import Record, encode_message, encode_record
+from messaging.journal.quarantine import Quarantine
+from messaging.journal.records import encode_message, encode_record
 from messaging.journal.retention import FULL_POLICIES, Full, Retention
-from messaging.journal.segments import RecordLog, RecordReader, RecordWriter
+from messaging.journal.segments import RecordLog, RecordWriter
 from messaging.journal.state import FILE as STATE_FILE
-from messaging.journal.state import DeadLetter, State
+from messaging.journal.state import State
+from messaging.journal.views import JournalView
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from messaging.journal.commit import Append
+    from messaging.journal.entries import Append
     from messaging.journal.folders import HeldLock
     from messaging.model import Message
 
@@ -58,8 +54,6 @@ logger = logging.getLogger(__name__)
 
 Start = Literal["earliest", "latest"]
 
-FORMAT: Final = 1
-KIND: Final = "records"
 #: bytes from which on a segment is closed, and the least
 SEGMENT_BYTES: Final = 16 * 2**20
 _LEAST_SEGMENT: Final = 2**12
@@ -69,126 +63,6 @@ _SEGMENTS: Final = 8
 _WORTH_CLOSING: Final = 2**20
 #: bytes of records that may wait to be written, for callers that do not wait
 _WAITING_BYTES: Final = 64 * 2**20
-
-
-class Info(NamedTuple):
-    """The state of a journal."""
-
-    path: str
-    id: str
-    #: offset of the oldest record, and the offset after the newest one
-    begin: int
-    end: int
-    segments: int
-    #: of all segments
-    bytes: int
-    #: position of each cursor: the first offset that it has not acknowledged
-    cursors: dict[str, int]
-    #: records that were dropped to make room, or for their age, since the journal was created
-    dropped: int
-    dead_letters: int
-    damage: list[DamagedRange]
-
-
-class JournalView:
-    """A journal that is read, also while another process writes to it. Thread safe; each iterator is for one thread.
-
-    Get it with :meth:`Journal.view`.
-
-    Attributes:
-        path: the folder.
-        id: identifies the journal, wherever its folder is moved.
-    """
-
-    def __init__(self, folder: LocalFolder, identity: str, log: RecordLog, state: State | None) -> None:
-        self.path = folder.path
-        self.id = identity
-        self._folder = folder
-        self._log = log
-        self._state = state
-        self._quarantine = Quarantine(folder, writable=False)
-        if log.on_damage is None:
-            log.on_damage = self._quarantine.add
-
-    @property
-    def begin(self) -> int:
-        """The offset of the oldest record."""
-        return self._log.begin
-
-    @property
-    def end(self) -> int:
-        """The offset after the newest record."""
-        return self._log.end
-
-    def refresh(self) -> None:
-        """Notice what another process has written since. Raises ``JournalError``."""
-        with journal_errors(self._folder, "cannot read", JournalUnreadableError):
-            self._log.refresh()
-
-    def read(self, start: int | None = None, end: int | None = None) -> Iterator[Record]:
-        """Yield the records from offset ``start`` to before ``end``; by default all that are there now.
-
-        Damaged records are skipped and logged, see :attr:`Info.damage`. Records that are trimmed meanwhile are skipped.
-
-        Raises:
-            JournalRangeError: ``start`` is before the oldest record or behind the end.
-            JournalError: a file cannot be read.
-        """
-        until = self.end if end is None else min(end, self.end)
-        at = self.begin if start is None else start
-        if not self.begin <= at <= self.end:
-            raise self._folder.error(
-                JournalRangeError, f"offset {at} is asked for, and {self.begin} to {self.end} are there"
-            )
-        return self._read(RecordReader(self._log, at), until)
-
-    def _read(self, reader: RecordReader, until: int) -> Iterator[Record]:
-        while reader.offset < until:
-            with journal_errors(self._folder, "cannot read", JournalUnreadableError):
-                records = reader.take(min(1000, until - reader.offset))
-            if not records:
-                return
-            yield from (record for record in records if record.offset < until)
-
-    def cursors(self) -> dict[str, int]:
-        """Return the position of each cursor: the first offset that it has not acknowledged."""
-        return {} if self._state is None else self._state.cursors()
-
-    def dead_letters(self) -> list[DeadLetter]:
-        """Return the records that could not be processed, the oldest first."""
-        return [] if self._state is None else self._state.dead_letters()
-
-    def info(self) -> Info:
-        """Return the state of the journal. Raises ``JournalError``."""
-        segments = self._log.segments
-        return Info(
-            self.path,
-            self.id,
-            self.begin,
-            self.end,
-            len(segments),
-            sum(segment.size for segment in segments),
-            self.cursors(),
-            self._dropped(),
-            len(self.dead_letters()),
-            self._quarantine.ranges(),
-        )
-
-    def _dropped(self) -> int:
-        return 0 if self._state is None else self._state.counters().get("dropped", 0)
-
-    def close(self) -> None:
-        """Close the files. Idempotent."""
-        if self._state is not None:
-            self._state.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Journal(JournalView):
@@ -232,7 +106,7 @@ class Journal(JournalView):
             segment_bytes = max(_LEAST_SEGMENT, min(segment_bytes, max_bytes // _SEGMENTS))
         log = RecordWriter(
             folder,
-            seed=_seed(identity),
+            seed=seed_of(identity),
             segment_bytes=segment_bytes,
             segment_records=None if max_records is None else max(1, max_records // _SEGMENTS),
             on_damage=quarantine.add,
@@ -314,13 +188,11 @@ class Journal(JournalView):
         with contextlib.ExitStack() as stack, journal_errors(folder, "cannot open", JournalUnreadableError):
             folder.make()
             lock = stack.enter_context(folder.lock())
-            identity = _read_identity(folder)
+            identity = read_identity(folder)
             if identity is None:
                 if folder.list("0"):
                     raise folder.error(JournalUnreadableError, f"there are segments, but no {META}")
-                identity = uuid.uuid4().hex
-                meta = {"format": FORMAT, "kind": KIND, "id": identity, "created": time.time()}
-                folder.write(META, [json.dumps(meta, indent=1).encode()])
+                identity = write_identity(folder)
             journal = cls(
                 folder,
                 identity,
@@ -348,12 +220,12 @@ class Journal(JournalView):
         """
         folder = LocalFolder(str(path))
         with journal_errors(folder, "cannot open", JournalUnreadableError):
-            identity = _read_identity(folder)
+            identity = read_identity(folder)
             if identity is None:
                 raise folder.error(JournalUnreadableError, f"there is no journal: no file {META}")
             state = State(Path(folder.path), writable=False) if STATE_FILE in folder.list() else None
             try:
-                view = JournalView(folder, identity, RecordLog(folder, seed=_seed(identity)), state)
+                view = JournalView(folder, identity, RecordLog(folder, seed=seed_of(identity)), state)
                 view.refresh()
             except BaseException:
                 if state is not None:
@@ -427,7 +299,7 @@ class Journal(JournalView):
                 JournalFullError, f"{self._commit.waiting} records wait to be written; await earlier promises first"
             )
         promise: Promise[int] = Promise(f"append to the journal {self._folder.shown}")
-        self._commit.put(_Promised(record, self._deadline(timeout), promise))
+        self._commit.put(Promised(record, self._deadline(timeout), promise))
         return promise
 
     def put(self, entry: Append) -> None:
@@ -443,7 +315,7 @@ class Journal(JournalView):
         if not may_block():
             raise WouldBlockError("Journal.append would block the event loop of this thread; `await` Journal.submit")
         self._refuse_closed()
-        entry = _Blocking(record, self._deadline(timeout))
+        entry = Blocking(record, self._deadline(timeout))
         if not self._commit.put_now(entry):
             self._commit.put(entry)
         return entry.result()
@@ -594,74 +466,6 @@ class Journal(JournalView):
 
 #: the open journals
 _open: Final = LiveObjects[Journal]()
-
-
-class _Blocking:
-    """A record whose caller waits."""
-
-    __slots__ = ("_done", "_error", "_offset", "deadline", "record")
-
-    def __init__(self, record: bytes, deadline: float) -> None:
-        self.record = record
-        self.deadline = deadline
-        self._done = Flag()
-        self._offset = -1
-        self._error: MessagingError | None = None
-
-    def stored(self, offset: int) -> None:
-        self._offset = offset
-        self._done.set()
-
-    def failed(self, error: MessagingError) -> None:
-        self._error = error
-        self._done.set()
-
-    def result(self) -> int:
-        self._done.wait()
-        if self._error is not None:
-            raise self._error.with_traceback(None)
-        return self._offset
-
-
-class _Promised:
-    """A record with a promise."""
-
-    __slots__ = ("deadline", "promise", "record")
-
-    def __init__(self, record: bytes, deadline: float, promise: Promise[int]) -> None:
-        self.record = record
-        self.deadline = deadline
-        self.promise = promise
-
-    def stored(self, offset: int) -> None:
-        self.promise.resolve(offset)
-
-    def failed(self, error: MessagingError) -> None:
-        self.promise.reject(error)
-
-
-def _seed(identity: str) -> int:
-    return zlib.crc32(f"{identity}/0".encode())
-
-
-def _read_identity(folder: LocalFolder) -> str | None:
-    """Return the id of the journal in ``folder``, or ``None`` if there is none."""
-    try:
-        text = bytes(folder.read(META, copy=True))
-    except FileNotFoundError:
-        return None
-    try:
-        values = json.loads(text)
-        kind, version, identity = values.get("kind", "a Spark query"), values["format"], values["id"]
-        if not isinstance(identity, str):
-            raise TypeError
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise folder.error(JournalUnreadableError, f"{META} does not parse: {type(error).__name__}") from None
-    if kind != KIND:
-        raise folder.error(JournalUnreadableError, f"it is the journal of {kind}, and not one of messages")
-    if version != FORMAT:
-        raise folder.error(JournalUnreadableError, f"it has format {version!r}, this version reads {FORMAT}")
-    return identity
 
 
 def _check(*, fsync: object, full: object) -> None:

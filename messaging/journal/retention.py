@@ -21,6 +21,7 @@ import time
 from typing import TYPE_CHECKING, Final, Literal
 
 from messaging.errors import JournalError, JournalFullError
+from messaging.journal.reader import time_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -160,7 +161,7 @@ class Retention:
         wall = time.time()
         keep = log.begin
         for segment in log.segments[1:]:
-            began = log.began(segment)
+            began = time_of(log, segment)
             if began is None or began > wall:
                 continue  # damaged, or the clock was wrong: the segments after it tell
             if began > wall - self._max_age:
@@ -170,6 +171,6 @@ class Retention:
             self._drop_before(keep, f"older than {self._max_age:g} s")
         last = log.segments[-1] if log.segments else None
         if last is not None and last.first < log.end:
-            began = log.began(last)
+            began = time_of(log, last)
             if began is None or not wall - self._max_age / _AGE_STEPS <= began <= wall:
                 self._roll()
