@@ -448,9 +448,15 @@ class Journal(JournalView):
                 self._cursors.close()
                 self._readers.wake()
                 self._commit.close()
-                self._cursors.save()
+                self._save_last()
             finally:
                 self._resources.close()
+
+    def _save_last(self) -> None:
+        try:
+            self._cursors.save()
+        except JournalError as error:
+            logger.warning("%s; records that were acknowledged last are delivered again", error)
 
     def after_fork(self) -> None:
         """See ``Forkable``: the journal belongs to the parent, which alone may write to it."""

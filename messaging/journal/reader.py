@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from collections import deque
 from operator import attrgetter
@@ -23,8 +24,13 @@ _first = attrgetter("first")
 
 
 def time_of(log: RecordLog, segment: Segment) -> float | None:
-    """Return the timestamp of the first record of ``segment``, or ``None`` if it cannot be read."""
-    if segment.began is None and segment.size:
+    """Return the time at which ``segment`` began: the timestamp of its first record; ``None`` if it cannot be read.
+
+    An empty segment has the time at which this is called first. All records before it are older.
+    """
+    if segment.began is None and not segment.size:
+        segment.began = time.time()
+    if segment.began is None:
         try:
             records = RecordReader(log, segment.first).take(1)
         except OSError:

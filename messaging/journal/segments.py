@@ -32,7 +32,7 @@ class Segment:
     Attributes:
         first: the offset of its first record, from its name.
         size: its bytes; of the last segment, the bytes of its whole frames.
-        began: the timestamp of its first record, once it is known.
+        began: when it began, once that is known; see :func:`~messaging.journal.reader.time_of`.
     """
 
     __slots__ = ("began", "first", "size")
