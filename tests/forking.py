@@ -30,7 +30,7 @@ _MODULES = [
     *("messaging.codecs", "messaging.instance", "adapters.memory", "adapters.mqtt", "adapters.amqp", "uvloop"),
     *(
         f"messaging.cli.{name}"
-        for name in ("app", "bench", "context", "demo", "info", "pub", "reply", "request", "sub")
+        for name in ("app", "bench", "context", "demo", "info", "journal", "pub", "reply", "request", "sub")
     ),
 ]
 

@@ -5,6 +5,7 @@
     journal      Journal: append, read, cursors
     views        JournalView: reading beside the writer of another process
     verify       reading every byte, and reporting what is damaged
+    outline      kind, sizes and offsets, also of other kinds of journals
     identity     the file that tells what kind of journal a folder holds
     entries      records on their way to the disk
     commit       group commit: records of many threads in one write and one sync
@@ -26,6 +27,7 @@ May import: ``model``, ``execution``, ``errors``, ``text``, ``forking``.
 from messaging.journal.cursors import Cursor as Cursor
 from messaging.journal.entries import Append as Append
 from messaging.journal.journal import Journal as Journal
+from messaging.journal.outline import outline as outline
 from messaging.journal.quarantine import DamagedRange as DamagedRange
 from messaging.journal.records import Record as Record
 from messaging.journal.records import encode_message as encode_message

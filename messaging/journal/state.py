@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from messaging.errors import ClosedError, JournalError, JournalFullError, JournalUnreadableError
+from messaging.journal.records import Record, decode_records
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,16 @@ class DeadLetter(NamedTuple):
     offset: int
     #: as :func:`~messaging.journal.records.encode_record` makes it
     record: bytes
+
+    @property
+    def stored(self) -> Record:
+        """The record.
+
+        Raises:
+            ValueError: ``record`` does not hold one.
+        """
+        (found,) = decode_records(memoryview(self.record), self.offset)
+        return found
 
 
 class State:

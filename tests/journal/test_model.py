@@ -157,12 +157,18 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def kill(self) -> None:
         """What a killed process leaves behind: what the operating system has."""
-        until(lambda: self.journal._cursors.is_saved)
+        until(self.is_quiet)
         shutil.copytree(self.path, self.folder / str(self.number + 1))
         self.journal.close()
         self.number += 1
         self.open()
         self.forget()
+
+    def is_quiet(self) -> bool:
+        """Return whether the thread of the journal has nothing to store and to delete."""
+        log, cursors = self.journal._log, self.journal._cursors
+        is_trimmed = not cursors.positions() or not log.segment_of(cursors.slowest())
+        return cursors.is_saved and is_trimmed and len(log.list_segments()) == len(log.segments)
 
     def forget(self) -> None:
         """Only positions are stored, and not what was acknowledged beyond them."""
