@@ -167,6 +167,7 @@ class Machine(RuleBasedStateMachine):
     def is_quiet(self) -> bool:
         """Return whether the thread of the journal has nothing to store and to delete."""
         log, cursors = self.journal._log, self.journal._cursors
+        self.journal._commit.wake()  # it trims when it does something else
         is_trimmed = not cursors.positions() or not log.segment_of(cursors.slowest())
         return cursors.is_saved and is_trimmed and len(log.list_segments()) == len(log.segments)
 
