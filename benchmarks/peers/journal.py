@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,6 +88,15 @@ STYLES: Final = {
 }
 
 
+#: distributions of each style
+_LIBRARIES: Final = {
+    "ours": ("rx-messaging",),
+    "sqlite": (),
+    "sqlite-connections": (),
+    "persist-queue": ("persist-queue",),
+}
+
+
 def append(job: Job) -> None:
     """Append ``count`` records from ``window`` threads."""
     payload = b"x" * job.size
@@ -110,7 +120,9 @@ def append(job: Job) -> None:
         begin.wait()
         for thread in threads:
             thread.join()
-        job.finish(start=start, end=time.monotonic(), sqlite=sqlite3.sqlite_version)
+        end = time.monotonic()
+        libraries = {"SQLite": sqlite3.sqlite_version} | {name: version(name) for name in _LIBRARIES[job.style]}
+        job.finish(start=start, end=end, libraries=libraries)
 
 
 if __name__ == "__main__":
