@@ -9,7 +9,7 @@ BIN := .venv/bin
 # The tests start hundreds of processes: without this, each would compile the project anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-system test-lowest test-matrix lint types bench soak venv clean
+.PHONY: help demo test test-system test-lowest test-matrix lint types bench soak kills venv clean
 
 help:
 	@echo "make demo   the toolkit at work, in this process, without a broker"
@@ -20,6 +20,7 @@ help:
 	@echo "make lint   ruff, and the layers of the packages        make types  mypy"
 	@echo "make bench  benchmarks against private brokers (BENCH_ARGS=...)"
 	@echo "make soak   an hour of random faults (SOAK_ARGS='--minutes 10 --protocol amqp --seed 7')"
+	@echo "make kills  hundreds of random SIGKILLs with messages on the disk (KILLS_ARGS='--kills 50 --protocol amqp')"
 	@echo "make venv   only .venv, with everything for development"
 	@echo "make clean  remove all that is generated, .venv too"
 
@@ -49,6 +50,10 @@ bench: .venv/.bench
 soak: .venv/.dev
 	@.ci/setup brokers
 	@$(BIN)/python -m tests.faults.soak $(SOAK_ARGS)
+
+kills: .venv/.dev
+	@.ci/setup brokers
+	@$(BIN)/python -m tests.faults.kills $(KILLS_ARGS)
 
 venv: .venv/.dev
 

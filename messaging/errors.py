@@ -43,7 +43,7 @@
     │   ├── JournalCorruptError              a file of it is damaged
     │   ├── JournalLockedError               another writer uses it
     │   ├── JournalRangeError                offsets are asked for that it does not have
-    │   └── JournalFullError                 no room: a bound is reached, or the disk is full
+    │   └── JournalFullError (BoundReachedError)  no room: a bound is reached, or the disk is full
     ├── CodecError                           content type, content encoding or payload is invalid
     │   ├── UnknownContentTypeError          no codec is registered for the content type
     │   ├── UnknownContentEncodingError      the content encoding is unknown

@@ -36,6 +36,8 @@ REPLY_FEATURES: Final = frozenset({Features.REPLY_TO, Features.REPLY_TO_MANY_PUB
 def announced(adapter: Adapter) -> frozenset[str]:
     """Return the ``osgi.messaging.feature`` of an instance: its adapter's features and those of the core (RFC 5.7)."""
     features = adapter.capabilities.features
+    if adapter.settings.outbox_path is not None:
+        features |= {Features.EXTENSION_STORE_AND_FORWARD}
     if not features >= _REPLY_NEEDS:
         return features
     found = features | REPLY_FEATURES

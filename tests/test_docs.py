@@ -96,6 +96,7 @@ PRINTED: dict[str, tuple[tuple[str, ...], list[str]]] = {
         ],
     ),
     "docs/guarantees.md": (EVERY, ["7 apples\n"]),
+    "docs/durability.md": (EVERY, [""]),
     "docs/channels.md": (EVERY, ["plant/line-3/temperature 71.5\n"]),
     "docs/features.md": (("memory",), ["True\n"]),
     "docs/settings.md": (("memory",), ["True\n"]),

@@ -67,6 +67,7 @@ _FEATURES: Final = CORE_FEATURES | frozenset(
         Features.EXTENSION_HEADERS,
         Features.EXTENSION_MANDATORY,
         Features.EXTENSION_MESSAGE_ID,
+        Features.EXTENSION_DEDUPLICATE,
         Features.EXTENSION_QUEUE,
         Features.EXTENSION_AUTOCREATE,
         *extensions.EXTENSIONS,

@@ -63,6 +63,7 @@ _PROPERTY_FEATURES: Final = frozenset(
         Features.EXTENSION_HEADERS,
         Features.EXTENSION_TIME_TO_LIVE,
         Features.EXTENSION_MESSAGE_ID,
+        Features.EXTENSION_DEDUPLICATE,
     }
 )
 #: features that MQTT 3.1.1 has with an envelope only

@@ -125,7 +125,7 @@ def read(
 @journal.command("verify")
 @options.command
 def verify_journal(directory: _Directory, json: _Json = False) -> int:
-    """Read every byte and report what is damaged; also of the journal of a Spark query. Changes nothing.
+    """Read every byte and report damage; also of the journal of a Spark query. Changes nothing.
 
     Exit code 1: there is damage.
 

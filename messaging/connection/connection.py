@@ -111,6 +111,7 @@ class Connection:
             self.cause = error
             self.states.change("closed", error)
             self.outbox.close()
+            await self.outbox.finish()
             self.subscriptions.fail_all(error)
             await self._close_adapter()
             await self._tell_closed()
@@ -279,6 +280,7 @@ class Connection:
         self.subscriptions.complete_all()
         self.outbox.close()
         await self._close_adapter()
+        await self.outbox.finish()
         await self._tell_closed()
         self.ready.reject(ClosedError(f"{self.adapter.name!r} was closed before it was connected"))
         self.ready.exception()  # marks it as retrieved: the application closed the connection itself

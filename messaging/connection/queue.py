@@ -35,5 +35,8 @@ class PublishQueue(Protocol):
     def close(self) -> None:
         """Fail the messages that are left."""
 
+    async def finish(self) -> None:
+        """Return when everything is on the disk that must be there; after :meth:`close`."""
+
     def abandon(self) -> None:
         """Accept no more messages in a forked child."""

@@ -20,7 +20,7 @@ from messaging.instance.shortcuts import Shortcuts
 from messaging.model import AcknowledgeMessageContextBuilder, Features, MessageContextBuilder, MessageContextProvider
 from messaging.model.settings import load_settings
 from messaging.properties import announced
-from messaging.publishing import MessagePublisher, Outbox
+from messaging.publishing import MessagePublisher, Outbox, open_durable
 from messaging.receiving import MessageSubscription, in_observer
 from messaging.replyto import Replies, ReplyToManyPublisher, ReplyToPublisher, ReplyToWhiteboard, Requests
 from messaging.runtime import MessageServiceRuntime
@@ -70,6 +70,8 @@ class Messaging(Shortcuts):
     def _open(self) -> None:
         services, settings = self.services, self._settings
         outbox = Outbox(engine(), self._adapter, settings.timeout, settings.outbox_size, settings.outbox_bytes)
+        if settings.outbox_path is not None:
+            outbox.durable = open_durable(engine(), self.name, outbox, settings)
         self._connection = connection = Connection(engine(), self._adapter, outbox)
         self.ready: Promise[None] = connection.ready
         self.connection_state: ConnectionStates = connection.states

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from messaging.instance.services import InstanceServices
     from messaging.model import ReceivedMessage
     from messaging.model.settings import Settings
-    from messaging.publishing import MessagePublisher
+    from messaging.publishing import MessagePublisher, Publication
     from messaging.receiving import (
         Acknowledge,
         HandlerOnInvalid,
@@ -77,6 +77,12 @@ class HandlerArguments(SubscribeKeywords, total=False):
     concurrency: int
     on_invalid: HandlerOnInvalid | None
     keep_subscription: bool
+
+
+class RequestArguments(RequestKeywords, total=False):
+    """The keyword arguments of ``request``, for its overloads."""
+
+    timeout: float | None
 
 
 class RequestManyArguments(RequestManyKeywords, total=False):
@@ -116,7 +122,7 @@ class Shortcuts:
     _contexts: Contexts
     _registered: InstanceServices
 
-    def publish(self, channel: str, content: Any = b"", **context: Unpack[PublishKeywords]) -> Promise[None]:
+    def publish(self, channel: str, content: Any = b"", **context: Unpack[PublishKeywords]) -> Publication:
         """Publish ``content`` to ``channel``.
 
         Args:
@@ -135,14 +141,16 @@ class Shortcuts:
 
     @overload
     def request(
-        self, channel: str, content: Any = b"", model: None = None, **arguments: Unpack[PublishKeywords]
+        self, channel: str, content: Any = b"", model: None = None, **arguments: Unpack[RequestArguments]
     ) -> Request[ReceivedMessage]: ...
     @overload
     def request(
-        self, channel: str, content: Any = b"", model: type[V] = ..., **arguments: Unpack[PublishKeywords]
+        self, channel: str, content: Any = b"", model: type[V] = ..., **arguments: Unpack[RequestArguments]
     ) -> Request[V]: ...
     @overload
-    def request(self, channel: str, content: Any, model: Any, **arguments: Unpack[PublishKeywords]) -> Request[Any]: ...
+    def request(
+        self, channel: str, content: Any, model: Any, **arguments: Unpack[RequestArguments]
+    ) -> Request[Any]: ...
     def request(
         self,
         channel: str,

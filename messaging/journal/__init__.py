@@ -4,13 +4,14 @@
 
     journal      Journal: append, read, cursors
     views        JournalView: reading beside the writer of another process
-    verify       reading every byte, and reporting what is damaged
+    verify       reading every byte, and reporting damage
     outline      kind, sizes and offsets, also of other kinds of journals
     identity     the file that tells what kind of journal a folder holds
     entries      records on their way to the disk
     commit       group commit: records of many threads in one write and one sync
     retention    bounds, and what happens when there is no room
     cursors      named positions, each of which acknowledges for itself
+    upkeep       storing positions, and deleting acknowledged segments
     segments     which offsets and bytes the files have
     reader       reading records in order, and skipping damage
     records      the format of a record
@@ -30,6 +31,7 @@ from messaging.journal.journal import Journal as Journal
 from messaging.journal.outline import outline as outline
 from messaging.journal.quarantine import DamagedRange as DamagedRange
 from messaging.journal.records import Record as Record
+from messaging.journal.records import RecordTemplate as RecordTemplate
 from messaging.journal.records import encode_message as encode_message
 from messaging.journal.records import encode_record as encode_record
 from messaging.journal.state import DeadLetter as DeadLetter

@@ -5,8 +5,7 @@ one writer alone waits for nothing but the disk. Otherwise the records wait for 
 journal, which writes everything that has gathered while it wrote the batch before. That thread also syncs at intervals
 and stores lazy cursor positions. It starts with the first job and ends when the journal is closed.
 
-**Locks.** ``_committing`` is held by the thread that writes. ``_entering`` guards the order of ``_waiting``, a deque
-whose left end belongs to the committing thread.
+**Locks.** ``_committing`` is held by the thread that writes; the front of ``_waiting`` belongs to it.
 
 **Full.** Under the policy ``block`` the records stay in ``_waiting``. They are tried again when a cursor has moved, and
 every 0.2 s; one whose deadline passes is refused at that time, wherever it stands.
@@ -15,15 +14,14 @@ every 0.2 s; one whose deadline passes is refused at that time, wherever it stan
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 from messaging.errors import ClosedError, JournalError, JournalFullError, MessagingError
 from messaging.execution import Flag, start_thread
+from messaging.journal.entries import Waiting
 
 if TYPE_CHECKING:
     from messaging.journal.entries import Append
@@ -35,10 +33,6 @@ logger = logging.getLogger(__name__)
 Fsync = Literal["always", "interval", "never"]
 FSYNC_POLICIES: Final = ("always", "interval", "never")
 
-#: bytes of records in one frame, unless one record alone has more
-_BATCH_BYTES: Final = 2**20
-#: records in one frame
-_BATCH: Final = 4096
 #: how long closing waits for the thread, seconds
 _CLOSE_SECONDS: Final = 5.0
 #: pause before a write to a full disk or journal is tried again, seconds
@@ -74,14 +68,8 @@ class GroupCommit:
         self._interval = fsync_interval
         self._after_batch = after_batch
         self._idle = idle
-        self._waiting: deque[Append] = deque()
+        self._waiting = Waiting()
         self._committing = threading.Lock()
-        #: guards ``_entered``, ``_deadline``, ``_is_closed`` and the order of ``_waiting``
-        self._entering = threading.Lock()
-        #: bytes of records that were entered to be written later, and of those that have left again
-        self._entered = self._left = 0
-        #: the earliest deadline of the waiting records, or one before it; seconds of the monotonic clock
-        self._deadline = math.inf
         #: why the waiting records were not written, and when to try again; ``None`` if there was room
         self._full: JournalFullError | None = None
         self._retry_at = 0.0
@@ -103,17 +91,12 @@ class GroupCommit:
             ClosedError: the journal is closed.
             JournalError: its thread cannot be started.
         """
-        with self._entering:
-            if self._is_closed:
-                raise ClosedError(f"journal {self._log.folder.shown}: closed")
-            self._entered += len(entry.record)
-            self._deadline = min(self._deadline, entry.deadline)
-            self._waiting.append(entry)
+        if not self._waiting.put(entry):
+            raise ClosedError(f"journal {self._log.folder.shown}: closed")
         try:
             self.wake()
         except RuntimeError as error:  # no thread can be started
-            with self._entering:
-                self._waiting.remove(entry)
+            self._waiting.remove(entry)
             raise self._log.folder.error(JournalError, f"cannot write: {error}") from error
 
     def put_now(self, entry: Append) -> bool:
@@ -132,9 +115,10 @@ class GroupCommit:
 
     def wake(self) -> None:
         """Have the thread of the journal look for work."""
-        if self._thread is None:
-            self._start()
-        self._wake.set()
+        if not self._wake.is_set():
+            if self._thread is None:
+                self._start()
+            self._wake.set()
 
     def note_room(self) -> None:
         """Try the waiting records again: something was acknowledged, or deleted."""
@@ -154,7 +138,7 @@ class GroupCommit:
     @property
     def waiting_bytes(self) -> int:
         """Return the bytes of the records that wait to be written."""
-        return self._entered - self._left if self._waiting else 0
+        return self._waiting.bytes
 
     # --- the thread of the journal
 
@@ -192,7 +176,9 @@ class GroupCommit:
             pauses = [_RETRY]
         now = time.monotonic()
         if self._waiting:
-            pauses.append(max(0.0, min(self._retry_at, self._deadline) - now) if self._full is not None else 0.0)
+            pauses.append(
+                max(0.0, min(self._retry_at, self._waiting.deadline) - now) if self._full is not None else 0.0
+            )
         if self._dirty_since is not None:
             pauses.append(max(0.0, self._dirty_since + self._interval - now))
         return min((pause for pause in pauses if pause is not None), default=None)
@@ -200,18 +186,18 @@ class GroupCommit:
     def _commit(self) -> bool:
         """Write one batch; return whether another can follow at once."""
         self._full = None
-        batch = self._take()
+        batch = self._waiting.take()
         if not batch:
             return False
         try:
             fitting = self._retention.fitting([len(entry.record) for entry in batch])
         except Exception:
-            self._put_back(batch)
+            self._waiting.put_back(batch)
             raise
         if not fitting:
             return self._handle_full(batch, self._retention.full_error())
         while True:
-            self._put_back(batch[fitting:])
+            self._waiting.put_back(batch[fitting:])
             batch = batch[:fitting]
             error = self._write(batch)
             if error is None:
@@ -220,59 +206,28 @@ class GroupCommit:
                 return self._handle_full(batch, error)
             fitting //= 2  # the disk may have room for fewer
 
-    def _take(self) -> list[Append]:
-        batch: list[Append] = []
-        size = 0
-        while self._waiting and size < _BATCH_BYTES and len(batch) < _BATCH:
-            entry = self._waiting.popleft()
-            size += len(entry.record)
-            batch.append(entry)
-        self._left += size
-        if not self._waiting:
-            with self._entering:
-                if not self._waiting:
-                    self._entered = self._left = 0
-                    self._deadline = min((entry.deadline for entry in batch), default=math.inf)
-        return batch
-
-    def _put_back(self, entries: Sequence[Append]) -> None:
-        """Return entries to the front."""
-        self._left -= sum(len(entry.record) for entry in entries)
-        self._waiting.extendleft(reversed(entries))
-
     def _handle_full(self, batch: Sequence[Append], error: JournalFullError) -> bool:
         """Apply the policy to records of which the first has no room; return whether to go on at once."""
         policy = self._retention.full
         needed = len(batch[0].record)
         if policy == "block":
-            self._put_back(batch)
+            self._waiting.put_back(batch)
             self._full = error
             self._retry_at = time.monotonic() + _RETRY
             self._refuse_late()
             return False
         if policy == "drop_oldest" and self._retention.drop_oldest(needed):
-            self._put_back(batch)
+            self._waiting.put_back(batch)
             return True
         # a smaller record may still have room
-        self._put_back([entry for entry in batch if len(entry.record) < needed])
+        self._waiting.put_back([entry for entry in batch if len(entry.record) < needed])
         self._refuse([entry for entry in batch if len(entry.record) >= needed], error)
         return bool(self._waiting)
 
     def _refuse_late(self) -> None:
         """Refuse the waiting records whose deadline has passed; all of them if the journal is being closed."""
-        now = time.monotonic()
-        if self._full is None or (now < self._deadline and not self._is_closed):
-            return
-        kept: list[Append] = []
-        late: list[Append] = []
-        with self._entering:  # a moment without an entry that is added meanwhile
-            while self._waiting:
-                entry = self._waiting.popleft()
-                (late if self._is_closed or entry.deadline <= now else kept).append(entry)
-            self._waiting.extend(kept)
-            self._deadline = min((entry.deadline for entry in kept), default=math.inf)
-            self._left += sum(len(entry.record) for entry in late)
-        if late:
+        late = self._waiting.take_late(None if self._is_closed else time.monotonic())
+        if late and self._full is not None:
             self._refuse(late, self._full)
 
     # --- the committing thread
@@ -297,7 +252,7 @@ class GroupCommit:
             self.wake()
         for offset, entry in enumerate(batch, first):
             try:
-                entry.stored(offset)
+                entry.note_stored(offset)
             except Exception:  # the others have to be told all the same
                 logger.exception("journal %s: failed to report a stored record", self._log.folder.shown)
         self._after_batch()
@@ -306,7 +261,7 @@ class GroupCommit:
     def _refuse(self, batch: Sequence[Append], error: MessagingError) -> None:
         for entry in batch:
             try:
-                entry.failed(error)
+                entry.note_refused(error)
             except Exception:
                 logger.exception("journal %s: failed to report a refused record", self._log.folder.shown)
         self._after_batch()
@@ -324,8 +279,8 @@ class GroupCommit:
 
     def close(self) -> None:
         """Write what waits, for a moment, and end the thread. Idempotent. Raises ``JournalError``."""
-        with self._entering:
-            self._is_closed = True  # no record enters any more
+        self._is_closed = True
+        self._waiting.close()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             self._wake.set()
@@ -335,13 +290,13 @@ class GroupCommit:
             self._log.close()
 
     def _fail_waiting(self) -> None:
-        while batch := self._take():
+        while batch := self._waiting.take():
             self._refuse(batch, ClosedError(f"journal {self._log.folder.shown}: closed before the record was written"))
 
     def after_fork(self) -> None:
         """Forget the thread and the waiting records of the parent. In a forked child, which does not write."""
         self._is_closed = True
-        self._waiting.clear()
-        self._entering = threading.Lock()
+        self._waiting = Waiting()
+        self._waiting.close()
         self._committing = threading.Lock()
         self._starting = threading.Lock()

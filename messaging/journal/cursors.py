@@ -6,9 +6,7 @@ caller that waits. A crash loses no record: it may deliver those again whose ack
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -20,13 +18,8 @@ if TYPE_CHECKING:
     from messaging.journal.segments import RecordLog
     from messaging.journal.state import State
 
-logger = logging.getLogger(__name__)
 
 _DROPPED: Final = "dropped"
-#: pause between two times that positions are stored without a caller that waits, seconds
-_SAVE_PAUSE: Final = 0.05
-#: longest pause after a failure, seconds
-_RETRY_MOST: Final = 2.0
 
 
 class Cursors:
@@ -310,31 +303,3 @@ def check_cursor_name(name: object) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= 200 or not name.isprintable():
         raise ArgumentError(f"a cursor name must have 1 to 200 printable characters, not {name!r:.100}")
     return name
-
-
-class Saving:
-    """Stores positions without a caller that waits, a little later, together. On the thread of the journal."""
-
-    def __init__(self, cursors: Cursors) -> None:
-        self._cursors = cursors
-        self._next = 0.0
-        self._failures = 0
-
-    def save_in_time(self) -> float | None:
-        """Store what has changed if it is time; return the seconds until the next call, ``None`` for no need."""
-        if self._cursors.is_saved:
-            return None
-        now = time.monotonic()
-        if now < self._next:
-            return self._next - now
-        try:
-            self._cursors.save()
-        except JournalError as error:
-            self._failures += 1
-            pause = min(_RETRY_MOST, _SAVE_PAUSE * float(2**self._failures))
-            if self._failures == 1:
-                logger.warning("%s; positions of cursors are kept in memory, and stored with the next try", error)
-        else:
-            pause, self._failures = _SAVE_PAUSE, 0
-        self._next = time.monotonic() + pause
-        return None if self._cursors.is_saved else pause

@@ -300,7 +300,7 @@ class Appender:
 
 
 def sync_file(path: Path) -> None:
-    """Wait until the disk has what was written to a file, if it still exists."""
+    """Wait until the disk has all bytes of a file, if it still exists."""
     with contextlib.suppress(FileNotFoundError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

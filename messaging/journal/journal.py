@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from messaging.errors import (
     ArgumentError,
-    ClosedError,
-    JournalError,
     JournalFullError,
     JournalRangeError,
     JournalUnreadableError,
@@ -32,7 +30,7 @@ from messaging.errors import (
 from messaging.execution import Promise, Waiters, may_block, seconds
 from messaging.forking import LiveObjects
 from messaging.journal.commit import FSYNC_POLICIES, Fsync, GroupCommit
-from messaging.journal.cursors import Cursor, Cursors, Saving, check_cursor_name
+from messaging.journal.cursors import Cursor, Cursors, check_cursor_name
 from messaging.journal.entries import Blocking, Promised
 from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.journal.identity import read_identity, seed_of, write_identity
@@ -43,11 +41,13 @@ from messaging.journal.retention import FULL_POLICIES, Full, Retention
 from messaging.journal.segments import RecordLog, RecordWriter
 from messaging.journal.state import FILE as STATE_FILE
 from messaging.journal.state import State
+from messaging.journal.upkeep import Upkeep
 from messaging.journal.views import JournalView
 
 if TYPE_CHECKING:
     from messaging.journal.entries import Append
     from messaging.journal.folders import HeldLock
+    from messaging.journal.records import Record
     from messaging.model import Message
 
 logger = logging.getLogger(__name__)
@@ -59,8 +59,6 @@ SEGMENT_BYTES: Final = 16 * 2**20
 _LEAST_SEGMENT: Final = 2**12
 #: a bounded journal has at least so many segments, because whole segments are dropped
 _SEGMENTS: Final = 8
-#: bytes from which on a segment is closed when all its records are acknowledged, so that it can be deleted
-_WORTH_CLOSING: Final = 2**20
 #: bytes of records that may wait to be written, for callers that do not wait
 _WAITING_BYTES: Final = 64 * 2**20
 
@@ -118,8 +116,7 @@ class Journal(JournalView):
         super().__init__(folder, identity, log, state)
         self._quarantine = quarantine
         log.skip_to(max(state.cursors().values(), default=0))
-        self._cursors = Cursors(log, state, self._cursor_moved)
-        self._saving = Saving(self._cursors)
+        self._cursors = Cursors(log, state, lambda: self._commit.note_room())
         self._retention = Retention(
             log, self._cursors, max_bytes=max_bytes, max_records=max_records, max_age=max_age, full=full
         )
@@ -131,8 +128,9 @@ class Journal(JournalView):
             fsync=fsync,
             fsync_interval=fsync_interval,
             after_batch=self._readers.wake,
-            idle=self._idle,
+            idle=lambda: self._upkeep.work(),
         )
+        self._upkeep = Upkeep(log, self._cursors, self._retention, lambda: self._commit.waiting)
         _open.add(self)
         if max_age is not None:
             self._commit.wake()
@@ -293,13 +291,13 @@ class Journal(JournalView):
             ClosedError: the journal is closed.
         """
         record = encode_record(channel, payload, properties, message_id, timestamp)
-        self._refuse_closed()
+        self._cursors.refuse_closed()
         if self._commit.waiting_bytes + len(record) > _WAITING_BYTES:
             raise self._folder.error(
                 JournalFullError, f"{self._commit.waiting} records wait to be written; await earlier promises first"
             )
         promise: Promise[int] = Promise(f"append to the journal {self._folder.shown}")
-        self._commit.put(Promised(record, self._deadline(timeout), promise))
+        self._commit.put(Promised(record, _deadline(self._timeout if timeout is None else timeout), promise))
         return promise
 
     def put(self, entry: Append) -> None:
@@ -308,24 +306,17 @@ class Journal(JournalView):
         Raises:
             ClosedError: the journal is closed.
         """
-        self._refuse_closed()
+        self._cursors.refuse_closed()
         self._commit.put(entry)
 
     def _append(self, record: bytes, timeout: float | None) -> int:
         if not may_block():
             raise WouldBlockError("Journal.append would block the event loop of this thread; `await` Journal.submit")
-        self._refuse_closed()
-        entry = Blocking(record, self._deadline(timeout))
+        self._cursors.refuse_closed()
+        entry = Blocking(record, _deadline(self._timeout if timeout is None else timeout))
         if not self._commit.put_now(entry):
             self._commit.put(entry)
         return entry.result()
-
-    def _deadline(self, timeout: float | None) -> float:
-        return time.monotonic() + (self._timeout if timeout is None else seconds(timeout))
-
-    def _refuse_closed(self) -> None:
-        if self._is_closed:
-            raise ClosedError(f"journal {self._folder.shown}: closed")
 
     # --- cursors and trimming
 
@@ -343,7 +334,7 @@ class Journal(JournalView):
             JournalError: the cursor cannot be stored.
         """
         check_cursor_name(name)
-        self._refuse_closed()
+        self._cursors.refuse_closed()
         if start not in ("earliest", "latest") and (not isinstance(start, int) or isinstance(start, bool)):
             raise ArgumentError(f"start must be 'earliest', 'latest' or an offset, not {start!r:.100}")
         at = start if isinstance(start, int) else self.begin if start == "earliest" else self.end
@@ -376,7 +367,7 @@ class Journal(JournalView):
             JournalError: a segment cannot be deleted.
             ClosedError: the journal is closed.
         """
-        self._refuse_closed()
+        self._cursors.refuse_closed()
         positions = self._cursors.positions().values()
         begin = self._log.trim(min([before, self.end, *positions]))
         self._commit.note_room()
@@ -389,7 +380,7 @@ class Journal(JournalView):
             JournalError: the disk failed.
             ClosedError: the journal is closed.
         """
-        self._refuse_closed()
+        self._cursors.refuse_closed()
         self._log.sync()
         self._cursors.save()
 
@@ -398,36 +389,24 @@ class Journal(JournalView):
         """Records that were dropped to make room, or for their age, since the journal was created."""
         return self._cursors.dropped
 
-    def _dropped(self) -> int:
-        return self._cursors.dropped
-
-    def _cursor_moved(self) -> None:
-        self._commit.note_room()
-
     def _wait_for(self, offset: int, timeout: float) -> bool:
         """Wait until there is a record with ``offset``, for at most ``timeout`` seconds; return whether there is."""
         self._readers.wait_for(lambda: self._log.end > offset or self._is_closed, timeout)
         return self._log.end > offset
 
-    def _idle(self) -> float | None:
-        """Store positions and trim, on the thread of the journal; return seconds until the next call."""
-        pauses = [self._retention.pause(), self._saving.save_in_time()]
-        if self._cursors.positions():
-            self._trim_acknowledged()
-        return min((pause for pause in pauses if pause is not None), default=None)
+    def add_dead_letter(self, record: Record, reason: str, *, most: int = 10_000) -> int:
+        """Keep a record that cannot be processed, beside the log; return how many older ones were dropped.
 
-    def _trim_acknowledged(self) -> None:
-        slowest = self._cursors.slowest()
-        log = self._log
-        try:
-            if slowest == log.end > log.last_segment and (
-                log.bytes_from(log.last_segment) >= _WORTH_CLOSING or self._commit.waiting
-            ):
-                log.roll()
-            if log.segment_of(slowest):
-                log.trim(slowest)
-        except JournalError as error:
-            logger.warning("%s; trimmed with the next acknowledgement", error)
+        Args:
+            record: the record.
+            reason: for people.
+            most: dead letters that are kept.
+
+        Raises:
+            JournalError: it is not kept.
+        """
+        data = encode_record(record.channel, record.payload, record.properties, record.message_id, record.timestamp)
+        return self._state.add_dead_letter(reason, record.offset, data, most=most)
 
     # --- closing
 
@@ -448,15 +427,9 @@ class Journal(JournalView):
                 self._cursors.close()
                 self._readers.wake()
                 self._commit.close()
-                self._save_last()
+                self._upkeep.save_last()
             finally:
                 self._resources.close()
-
-    def _save_last(self) -> None:
-        try:
-            self._cursors.save()
-        except JournalError as error:
-            logger.warning("%s; records that were acknowledged last are delivered again", error)
 
     def after_fork(self) -> None:
         """See ``Forkable``: the journal belongs to the parent, which alone may write to it."""
@@ -472,6 +445,10 @@ class Journal(JournalView):
 
 #: the open journals
 _open: Final = LiveObjects[Journal]()
+
+
+def _deadline(timeout: float) -> float:
+    return time.monotonic() + seconds(timeout)
 
 
 def _check(*, fsync: object, full: object) -> None:

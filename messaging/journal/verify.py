@@ -1,4 +1,4 @@
-"""Verifying a journal: every byte is read, and what is damaged is reported. Journals of Spark queries, too."""
+"""Verifying a journal: every byte is read, and damage is reported. Journals of Spark queries, too."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Verification(NamedTuple):
 
 
 def verify(path: str | Path) -> Verification:
-    """Read a whole journal and report what is damaged, also while another process writes to it. Changes nothing.
+    """Read a whole journal and report damage, also while another process writes to it. Changes nothing.
 
     Args:
         path: its folder; a journal of messages, or of a Spark query.

@@ -99,8 +99,12 @@ class JournalView:
             yield from (record for record in records if record.offset < until)
 
     def cursors(self) -> dict[str, int]:
-        """Return the position of each cursor: the first offset that it has not acknowledged."""
-        return {} if self._state is None else self._state.cursors()
+        """Return the position of each cursor: the first offset that it has not acknowledged.
+
+        In another process than the writer's: the positions that are stored, which is soon after they have moved.
+        """
+        stored = {} if self._state is None else self._state.cursors()
+        return {name: max(self.begin, position) for name, position in stored.items()}
 
     def dead_letters(self) -> list[DeadLetter]:
         """Return the records that could not be processed, the oldest first."""
@@ -117,12 +121,14 @@ class JournalView:
             len(segments),
             sum(segment.size for segment in segments),
             self.cursors(),
-            self._dropped(),
+            self.dropped,
             len(self.dead_letters()),
             self._quarantine.ranges(),
         )
 
-    def _dropped(self) -> int:
+    @property
+    def dropped(self) -> int:
+        """Records that were dropped to make room, or for their age, since the journal was created."""
         return 0 if self._state is None else self._state.counters().get("dropped", 0)
 
     def close(self) -> None:

@@ -39,6 +39,8 @@ MAX_PREFETCH: Final = 65_535
 #: bounds of user headers that every protocol of this project can carry
 MAX_HEADERS: Final = headers.MAX_HEADERS
 MAX_HEADER_BYTES: Final = headers.MAX_HEADER_BYTES
+#: seconds for which ``deduplicate=True`` knows the ids of settled messages
+DEDUPLICATE_SECONDS: Final = 3600.0
 #: bytes of a message id: a short string of AMQP
 MAX_MESSAGE_ID: Final = 255
 
@@ -93,6 +95,8 @@ class SubscribeOptions:
     autocreate: bool = True
     dead_letter_channel: str | None = None
     max_deliveries: int | None = None
+    #: seconds for which the ids of settled messages are known; ``None``: not at all
+    deduplicate: float | None = None
     #: unsettled deliveries the broker may send ahead
     prefetch: int = 1024
     #: messages between broker and observer
@@ -153,6 +157,12 @@ def _qos(value: Any) -> str:
     return str(text)
 
 
+def _deduplicate(value: Any) -> float | bool:
+    if value is True:
+        return DEDUPLICATE_SECONDS
+    return value if value is False else seconds(value)
+
+
 def _overflow(value: Any) -> str:
     if value not in OVERFLOW_POLICIES:
         raise ValueError(f"must be one of {', '.join(OVERFLOW_POLICIES)}, not {_shown(value)}")
@@ -205,11 +215,13 @@ CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
         Features.EXTENSION_HEADERS: headers.check,
         Features.EXTENSION_MANDATORY: boolean,
         Features.EXTENSION_TIMEOUT: seconds,
+        Features.EXTENSION_STORE_AND_FORWARD: boolean,
         Features.EXTENSION_MESSAGE_ID: _message_id,
         Features.EXTENSION_QUEUE: _queue,
         Features.EXTENSION_AUTOCREATE: boolean,
         Features.EXTENSION_DEAD_LETTER_CHANNEL: _channel,
         Features.EXTENSION_MAX_DELIVERIES: integer(1, None),
+        Features.EXTENSION_DEDUPLICATE: _deduplicate,
         Features.EXTENSION_PREFETCH: integer(1, MAX_PREFETCH),
         Features.EXTENSION_BUFFER_SIZE: integer(1, None),
         Features.EXTENSION_OVERFLOW: _overflow,
@@ -238,6 +250,7 @@ PUBLISH_ONLY: Final = frozenset(
         Features.EXTENSION_HEADERS,
         Features.EXTENSION_MANDATORY,
         Features.EXTENSION_TIMEOUT,
+        Features.EXTENSION_STORE_AND_FORWARD,
         Features.EXTENSION_MESSAGE_ID,
     }
 )
@@ -247,6 +260,7 @@ SUBSCRIBE_ONLY: Final = frozenset(
         Features.EXTENSION_QUEUE,
         Features.EXTENSION_DEAD_LETTER_CHANNEL,
         Features.EXTENSION_MAX_DELIVERIES,
+        Features.EXTENSION_DEDUPLICATE,
         Features.EXTENSION_PREFETCH,
         Features.EXTENSION_BUFFER_SIZE,
         Features.EXTENSION_OVERFLOW,
@@ -265,6 +279,8 @@ _BY_DEFAULT: Final = {
     Features.EXTENSION_LAST_WILL: False,
     Features.EXTENSION_RETAIN: False,
     Features.EXTENSION_MANDATORY: False,
+    Features.EXTENSION_STORE_AND_FORWARD: False,
+    Features.EXTENSION_DEDUPLICATE: False,
     Features.EXTENSION_AUTOCREATE: True,
 }
 
@@ -466,6 +482,7 @@ def subscribe_options(
         autocreate=values.get(Features.EXTENSION_AUTOCREATE, True),
         dead_letter_channel=values.get(Features.EXTENSION_DEAD_LETTER_CHANNEL),
         max_deliveries=values.get(Features.EXTENSION_MAX_DELIVERIES),
+        deduplicate=values.get(Features.EXTENSION_DEDUPLICATE) or None,
         # with one unsettled delivery at a time no message overtakes a redelivery
         prefetch=1 if ordered else prefetch,
         buffer_size=buffer_size,

@@ -58,6 +58,7 @@ class Features:
     EXTENSION_HEADERS: Final = "headers"  #: mapping of str to values, see messaging.model.headers
     EXTENSION_MANDATORY: Final = "mandatory"  #: bool: a message without a route fails
     EXTENSION_TIMEOUT: Final = "timeout"  #: float seconds, > 0: the publish deadline
+    EXTENSION_STORE_AND_FORWARD: Final = "storeAndForward"  #: bool: the promise resolves when the message is stored
     EXTENSION_MESSAGE_ID: Final = "messageId"  #: str, 1 to 255 bytes; received messages have it too
 
     # --- extension features of this project, subscribing
@@ -65,6 +66,7 @@ class Features:
     EXTENSION_AUTOCREATE: Final = "autocreate"  #: bool, default true (MSG180)
     EXTENSION_DEAD_LETTER_CHANNEL: Final = "deadLetterChannel"  #: str: a channel name
     EXTENSION_MAX_DELIVERIES: Final = "maxDeliveries"  #: int, >= 1
+    EXTENSION_DEDUPLICATE: Final = "deduplicate"  #: bool, or float seconds > 0: for how long settled ids are known
     EXTENSION_PREFETCH: Final = "prefetch"  #: int, 1 to 65535: unsettled messages the broker may send ahead
     EXTENSION_BUFFER_SIZE: Final = "bufferSize"  #: int, >= 1: messages between broker and observer
     EXTENSION_OVERFLOW: Final = "overflow"  #: "block", "drop_oldest", "drop_latest" or "fail"

@@ -57,6 +57,7 @@ class RequestKeywords(SharedKeywords, total=False):
 class PublishKeywords(RequestKeywords, total=False):
     """Keywords of ``publish``."""
 
+    store_and_forward: bool | None
     timeout: float | None
 
 
@@ -77,6 +78,7 @@ class ReplyKeywords(SharedKeywords, StreamKeywords, total=False):
 
     auto_acknowledge: bool | None
     dead_letter_channel: str | None
+    deduplicate: bool | float | None
     max_deliveries: int | None
     queue: str | None
     # MQTT

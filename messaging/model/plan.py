@@ -12,7 +12,7 @@ class PublishPlan:
     """The values that all messages of one context share, compiled for one instance.
 
     Made by the :class:`~messaging.publishing.MessagePublisher`, kept in the context, and shared by contexts that are
-    alike. Nothing changes but ``request`` and ``slot``.
+    alike. Nothing changes but ``record``, ``request`` and ``slot``.
 
     Attributes:
         channel: passed ``check_name``.
@@ -21,13 +21,14 @@ class PublishPlan:
         options: the checked extensions, defaults filled in.
         stamp: identifies the publisher, and what its adapter announced, at the time of the check.
         request: what the publisher of requests makes of the plan; ``None`` at first.
+        record: what the durable outbox stores of the plan; ``None`` at first.
         slot: of the adapter, ``None`` at first: anything it wants to make once for all messages of the plan, in
             ``check_publish`` or later on the engine's loop.
     """
 
     __slots__ = (
         "channel", "channel_extension", "content_encoding", "content_type", "correlation_id", "options",
-        "reply_to_channel", "request", "slot", "stamp",
+        "record", "reply_to_channel", "request", "slot", "stamp",
     )  # fmt: skip
 
     def __init__(
@@ -49,12 +50,13 @@ class PublishPlan:
         self.content_encoding = content_encoding
         self.correlation_id = correlation_id
         self.reply_to_channel = reply_to_channel
+        self.record: Any = None
         self.request: Any = None
         self.slot: Any = None
 
     def replace(self, **changes: Any) -> PublishPlan:
         """Return a copy with some values changed, which are not checked, and with nothing hung on it."""
-        values = {name: getattr(self, name) for name in self.__slots__ if name not in ("request", "slot")}
+        values = {name: getattr(self, name) for name in self.__slots__ if name not in ("record", "request", "slot")}
         return PublishPlan(**{**values, **changes})
 
 

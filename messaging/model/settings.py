@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
@@ -88,6 +88,24 @@ class Settings(BaseSettings):
     reconnect_max: Seconds = Field(30.0, description="longest delay before reconnecting, seconds")
     outbox_size: int = Field(10_000, ge=1, description="messages that may wait to be published or confirmed")
     outbox_bytes: int = Field(64 * 2**20, ge=1, description="payload bytes that may wait to be published or confirmed")
+    outbox_path: Path | None = Field(
+        None, description="folder of a durable outbox: messages are stored before they are sent; in memory if not given"
+    )
+    outbox_fsync: Literal["always", "interval", "never"] = Field(
+        "always", description="when a message counts as stored: on the disk, or with the operating system"
+    )
+    outbox_disk_bytes: int = Field(
+        2**30, ge=2**16, description="bytes of messages that a durable outbox may hold on the disk"
+    )
+    outbox_full: Literal["block", "drop_oldest", "reject"] = Field(
+        "block", description="policy of a durable outbox without room for a message"
+    )
+    inbox_path: Path | None = Field(
+        None, description="folder in which deduplicate stores the ids of settled messages; in memory if not given"
+    )
+    inbox_size: int = Field(
+        100_000, ge=1, description="ids of settled messages that deduplicate knows, per subscription"
+    )
     buffer_size: int = Field(1024, ge=1, description="messages a stream buffers, unless its context sets it")
     prefetch: int | None = Field(
         None, ge=1, le=MAX_PREFETCH, description="unsettled messages a broker may send ahead, unless a context sets it"

@@ -1,8 +1,10 @@
 """Publishing: the publisher service (RFC 5.5) and the outbox, which holds messages until they are settled.
 
-May import: ``connection``, ``adapter`` (the contract), ``model``, ``execution``. Independent of ``receiving``.
+May import: ``connection``, ``adapter`` (the contract), ``journal``, ``model``, ``execution``. Independent of
+``receiving``.
 """
 
+from messaging.publishing.durable import open_durable as open_durable
 from messaging.publishing.outbox import Outbox as Outbox
 from messaging.publishing.publication import Publication as Publication
 from messaging.publishing.publisher import MessagePublisher as MessagePublisher

@@ -11,7 +11,7 @@ from messaging.errors import ClosedError, OutboxFullError
 from messaging.execution import Waiters, may_block
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from messaging.execution import Engine
     from messaging.publishing.publication import Publication
@@ -138,8 +138,13 @@ class Admission:
 
     def post(self, entry: Publication) -> None:
         """Accept as :meth:`put`, but without waiting: ``entry`` fails with the error that ``put`` raises."""
-        self.posted.append(entry)
-        if len(self.posted) == 1:
+        self.post_all((entry,))
+
+    def post_all(self, entries: Sequence[Publication]) -> None:
+        """Accept as :meth:`post`; stored messages, which have bounds of their own, in any case."""
+        is_posting = bool(self.posted)
+        self.posted.extend(entries)
+        if not is_posting:
             self._accept_posted()
 
     def _accept_posted(self) -> None:
@@ -150,7 +155,7 @@ class Admission:
         refused: list[Publication] = []
         try:
             for entry in posted:
-                if self._is_refusing or not self._has_room(len(entry.payload)):
+                if not entry.is_stored and (self._is_refusing or not self._has_room(len(entry.payload))):
                     refused.append(entry)
                 else:
                     self._accepted = entry.sequence = self._accepted + 1

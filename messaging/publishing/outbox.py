@@ -21,6 +21,7 @@ from messaging.publishing.sender import Sender
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
     from messaging.execution import Engine
+    from messaging.publishing.durable import DurableOutbox
     from messaging.publishing.publication import Publication
 
 
@@ -37,7 +38,7 @@ class Outbox:
         id: distinguishes the outboxes of all processes: message ids must not repeat.
         generation: see :mod:`messaging.forking`.
         deadlines: of all messages that are not settled.
-        failed: the number of messages that failed.
+        durable: the messages on disk, with the setting ``outbox_path``.
     """
 
     def __init__(self, engine: Engine, adapter: Adapter, timeout: float, max_messages: int, max_bytes: int) -> None:
@@ -48,24 +49,42 @@ class Outbox:
         self.admission = admission = Admission(engine, adapter.name, max_messages, max_bytes, self._wake)
         self._sender = sender = Sender(engine, adapter, admission, self.deadlines)
         self._in_flight = sender.in_flight
-        self.failed = 0
+        self.durable: DurableOutbox | None = None
+        self._failed = 0
         #: resolved when every accepted message is settled; ``None`` unless :meth:`drain` waits for that
         self._drained: asyncio.Future[None] | None = None
         # the methods of its parts are its own, without a call in between
         self.put, self.post = admission.put, admission.post
-        self.withdraw, self.refuse = admission.withdraw, admission.refuse
-        self.start, self.connected, self.disconnected = sender.start, sender.connected, sender.disconnected
+        self.withdraw, self.send_stored = admission.withdraw, admission.post_all
+        self.connected, self.disconnected = sender.connected, sender.disconnected
         self.retry, self.outstanding = sender.retry, sender.outstanding
 
     @property
     def published(self) -> int:
         """Return the number of confirmed messages."""
-        return self.admission.settled - self.failed
+        return self.admission.settled - self._failed
+
+    @property
+    def failed(self) -> int:
+        """Return the number of messages that failed."""
+        return self._failed + (self.durable.failed if self.durable is not None else 0)
 
     @property
     def pending(self) -> int:
         """Return the number of messages that are accepted and not settled."""
-        return self.admission.pending
+        return self.admission.pending + (self.durable.behind if self.durable is not None else 0)
+
+    def start(self) -> None:
+        """Start sending, as soon as there is a connection."""
+        self._sender.start()
+        if self.durable is not None:
+            self.durable.start()
+
+    def refuse(self) -> None:
+        """Accept no more messages."""
+        self.admission.refuse()
+        if self.durable is not None:
+            self.durable.refuse()
 
     @property
     def is_accepting(self) -> bool:
@@ -95,7 +114,7 @@ class Outbox:
     def count_late(self, entry: Publication) -> None:
         """Count a message that failed before it was accepted, unless it is counted already."""
         if _is_uncounted(entry):
-            self.failed += 1
+            self._failed += 1
             self.count_settled(entry)
 
     def fail(self, entry: Publication, error: MessagingError) -> None:
@@ -104,7 +123,7 @@ class Outbox:
             return
         entry.settled = True
         if entry.sequence:
-            self.failed += 1
+            self._failed += 1
             self.count_settled(entry)
         entry.reject(error)
 
@@ -118,7 +137,11 @@ class Outbox:
 
     async def drain(self, deadline: float) -> None:
         """Wait until every accepted message is settled, or until ``deadline`` (loop time)."""
-        while self.pending and (left := deadline - self._engine.loop.time()) > 0:
+        if self.durable is not None:
+            await self.durable.drain(deadline, lambda: self._sender.is_connected)
+        while self.admission.pending and (left := deadline - self._engine.loop.time()) > 0:
+            if self.durable is not None and not self._sender.is_connected:
+                break
             self._drained = self._engine.loop.create_future()
             await asyncio.wait([self._drained], timeout=left)
         self._drained = None
@@ -126,7 +149,7 @@ class Outbox:
     def close(self) -> None:
         """Fail every remaining message with ``ClosedError``, or with ``OutcomeUnknownError`` if it was sent."""
         admission = self.admission
-        admission.refuse()
+        self.refuse()
         self._sender.stop()
         # ``put`` may be about to accept another message on its thread: its wake-up settles that one
         admission.is_signalled = False
@@ -136,10 +159,19 @@ class Outbox:
             self.count_late(entry)
         self._sender.drop_settled()
         admission.purge()
+        if self.durable is not None:
+            self.durable.close()
+
+    async def finish(self) -> None:
+        """Wait until everything is on the disk that must be there; after :meth:`close`."""
+        if self.durable is not None:
+            await self.durable.finish()
 
     def abandon(self) -> None:
         """Refuse every message in a forked child; the promises of the parent's messages end by themselves."""
         self.admission.abandon()
+        if self.durable is not None:
+            self.durable.abandon()
         self._sender.is_stopped = True
 
     def _expire(self, now: float) -> float | None:
@@ -154,6 +186,9 @@ class Outbox:
             if left > 0:
                 earliest = min(earliest, left)
                 continue
+            if entry.is_stored:
+                entry.pass_deadline()
+                continue
             expired = True
             if entry.was_sent:
                 why = "sent, but not confirmed before its deadline; it may arrive"
@@ -167,7 +202,9 @@ class Outbox:
         self._sender.drop_settled()
         if self.admission.blocked.flags:
             self.admission.offer_room()
-        return earliest if self.pending else None
+        if self.durable is not None and (left_on_disk := self.durable.expire(now)) is not None:
+            return min(earliest, left_on_disk)
+        return earliest if self.admission.pending else None
 
 
 def _is_uncounted(entry: Publication) -> bool:

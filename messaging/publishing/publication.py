@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from messaging import forking
-from messaging.errors import ClosedError, ConnectionLostError, MessagingError, OutcomeUnknownError
+from messaging.errors import (
+    ClosedError,
+    ConnectionLostError,
+    MessagingError,
+    OutcomeUnknownError,
+    UnsupportedFeatureError,
+)
 from messaging.execution import PENDING, Promise
 
 if TYPE_CHECKING:
@@ -39,6 +45,9 @@ class Publication(Promise[None]):
     One object serves both purposes, because one is made for every published message. It is settled on the engine's
     loop only, and then releases its payload, because the application may keep the promise for long.
     """
+
+    #: whether the message is on disk, so that its deadline ends its promise and not its sending
+    is_stored = False
 
     __slots__ = (
         "correlation_id",
@@ -82,6 +91,22 @@ class Publication(Promise[None]):
     def message_id(self) -> str:
         """Return the message id: the application's own, or one that is unique across instances and processes."""
         return self.plan.options.message_id or f"{self.outbox.id}-{self.sequence:x}"
+
+    @property
+    def stored(self) -> Promise[None]:
+        """Return a promise that resolves when the message is stored, as the setting ``outbox_fsync`` says.
+
+        From then on the message is sent, also by a later instance with the same ``outbox_path``. The promise fails if
+        the message was not accepted.
+
+        Raises:
+            UnsupportedFeatureError: the instance has no ``outbox_path``.
+        """
+        raise UnsupportedFeatureError("outbox_path", self.what, "only messages of a durable outbox are stored")
+
+    def pass_deadline(self) -> None:
+        """Fail the promise of a stored message, which is still sent. On the loop."""
+        raise NotImplementedError
 
     @property
     def is_inherited(self) -> bool:

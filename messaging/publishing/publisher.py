@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.bounded import BoundedCache
-from messaging.errors import InvalidChannelError, InvalidContentError, PayloadTooLargeError, UnsupportedFeatureError
+from messaging.errors import (
+    InvalidChannelError,
+    InvalidContentError,
+    InvalidExtensionError,
+    PayloadTooLargeError,
+    UnsupportedFeatureError,
+)
 from messaging.model import (
     Features,
     PublishPlan,
     as_context,
     as_message,
+    boolean,
     channels,
     check_printable,
     check_text,
@@ -27,12 +35,10 @@ from messaging.model import (
     requested,
 )
 from messaging.publishing.publication import IdentifiedPublication, Publication
+from messaging.publishing.stored import RecordPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from messaging.connection import Connection
-    from messaging.execution import Promise
     from messaging.model import Message, MessageContext, MessageContextProvider
     from messaging.publishing.outbox import Outbox
 
@@ -49,6 +55,10 @@ class MessagePublisher:
         #: the messages that are not settled
         self.outbox = outbox
         self._admission = outbox.admission
+        #: holds the messages on disk, with the setting ``outbox_path``
+        self._durable = durable = outbox.durable
+        if durable is not None:
+            durable.backlog.compile = self.compile
         self._timeout = adapter.settings.timeout
         self._plans: BoundedCache[tuple[Any, ...], PublishPlan] = BoundedCache(4096)
         #: marks the plans that this publisher compiled for the features that the adapter announces now
@@ -61,7 +71,7 @@ class MessagePublisher:
         self,
         message: Message | MessageContextProvider,
         channel_or_context: str | MessageContext | MessageContextProvider | None = None,
-    ) -> Promise[None]:
+    ) -> Publication:
         """Publish ``message``.
 
         Args:
@@ -78,6 +88,11 @@ class MessagePublisher:
             ``OutcomeUnknownError`` if it was sent and the confirm did not come in time, ``PublishRefusedError`` if
             the broker refused it, ``ClosedError`` if the instance was closed before. The deadline is the extension
             ``timeout`` or else the instance's setting ``timeout``, and covers everything, waiting included.
+
+            With the setting ``outbox_path`` the message is stored before it is sent, and a deadline or the end of the
+            instance ends only its promise, with ``OutcomeUnknownError``: the message is still sent. ``stored`` of the
+            promise is the promise that it is on the disk. With the extension ``storeAndForward`` the promise itself
+            resolves then. It fails with ``OutboxFullError`` if there is no room.
 
         Raises:
             ArgumentError: no channel anywhere, a malformed one, an extension of the wrong type, too large a
@@ -106,7 +121,12 @@ class MessagePublisher:
             timeout = self._timeout
         else:
             self.outbox.deadlines.watch(timeout)
-        publication = Publication(self.outbox, payload, plan, time.monotonic() + timeout)
+        deadline = time.monotonic() + timeout
+        if self._durable is not None and not plan.options.last_will:
+            if plan.record is None:
+                plan.record = RecordPlan(plan.channel, context, self._requested(context))
+            return self._durable.accept(payload, plan, deadline)
+        publication = Publication(self.outbox, payload, plan, deadline)
         if plan.options.last_will:
             self._set_will(publication)
         else:
@@ -197,7 +217,7 @@ class MessagePublisher:
     def _compile(self, context: MessageContext) -> PublishPlan:
         """Check ``context`` and store its plan in it. Thread safe: concurrent calls may compile it twice."""
         stamp = self.stamp
-        extensions = requested(context, self._adapter.capabilities) if context.is_received else context.extensions
+        extensions = self._requested(context)
         key = plan_key(context, extensions)
         try:
             plan = self._plans.get(key) if key is not None else None
@@ -209,9 +229,14 @@ class MessagePublisher:
                 self._plans[key] = plan
         elif plan.options.message_id is not None:
             options = identified(plan.options, extensions[Features.EXTENSION_MESSAGE_ID])
+            record = plan.record  # the id is not in it
             plan = plan.replace(options=options)
+            plan.record = record
         context.plan = plan
         return plan
+
+    def _requested(self, context: MessageContext) -> Mapping[str, Any]:
+        return requested(context, self._adapter.capabilities) if context.is_received else context.extensions
 
     def _checked(self, context: MessageContext, extensions: Mapping[str, Any], stamp: object) -> PublishPlan:
         channel = context.channel
@@ -221,7 +246,7 @@ class MessagePublisher:
                 "use builder.channel(...) or publish(message, 'a/b')"
             )
         channel = channels.check_name(channel)
-        options = publish_options(extensions, self._adapter.capabilities)
+        options = publish_options(self._without_store(extensions), self._adapter.capabilities)
         self._check_values(context)
         reply_to = context.reply_to_channel
         plan = PublishPlan(
@@ -236,6 +261,19 @@ class MessagePublisher:
         )
         self._adapter.check_publish(plan)
         return plan
+
+    def _without_store(self, extensions: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the extensions without ``storeAndForward``, which is the core's, and not of the adapter."""
+        key = Features.EXTENSION_STORE_AND_FORWARD
+        if not isinstance(extensions, Mapping) or key not in extensions:
+            return extensions  # the rest is checked with the others
+        try:
+            is_wanted = boolean(extensions[key])
+        except ValueError as error:
+            raise InvalidExtensionError(key, str(error)) from None
+        if is_wanted and self._durable is None:
+            raise self._adapter.capabilities.lacks(key, "set outbox_path, the folder of a durable outbox")
+        return {name: value for name, value in extensions.items() if name != key}
 
     def _check_values(self, context: MessageContext) -> None:
         features = self._adapter.capabilities.features

@@ -68,7 +68,8 @@ class HandOut:
         #: messages may be kept out of the stream
         self._is_checked = model is not None or direct is not None
         #: all enter it, and wait for the verdict of the consumer if they have a token
-        self._is_plain = not (self._is_checked or self._auto)
+        self._inbox = inbox = settlement.inbox
+        self._is_plain = not (self._is_checked or self._auto or inbox is not None)
         #: takes messages off the buffer: in one step with assigning them, so that no interrupt comes in between
         self._moving = map(deque.popleft, repeat(buffer.messages))
         #: off the buffer, not a message yet
@@ -137,6 +138,13 @@ class HandOut:
                     message, None, credit.handed_out + 1, counters.delivered + 1
                 )  # fmt: skip
                 return message
+            if (
+                self._inbox is not None
+                and incoming is not self._counted
+                and not self._inbox.begins(incoming, holds=incoming.token is not None and not self._auto)
+            ):
+                self._moved = None
+                continue
             if incoming.token is None:
                 incoming.state = _UNSUPPORTED
             elif self._auto:

@@ -31,6 +31,8 @@ class StreamCounters:
     dropped: int = 0
     #: did not fit the model, or could not be decoded
     invalid: int = 0
+    #: deliveries of messages that were settled before, see ``deduplicate``
+    duplicates: int = 0
 
 
 class Receiver(Subscribed):

@@ -66,13 +66,20 @@ class Redelivery:
         owner: the subscription.
         publish: publishes a dead letter.
         put_back: buffers a message again.
+        settled: told of each message that is acknowledged because it is dead-lettered or discarded.
 
     Attributes:
         rejections: number of rejections so far of messages that the broker redelivers and does not count: by message
             id or, without one, by content. Competing consumers count for themselves.
     """
 
-    def __init__(self, owner: Receiver, publish: Publish, put_back: Callable[[Incoming], object]) -> None:
+    def __init__(
+        self,
+        owner: Receiver,
+        publish: Publish,
+        put_back: Callable[[Incoming], object],
+        settled: Callable[[Incoming], object],
+    ) -> None:
         self._owner = owner
         self._loop = owner.connection.engine.loop
         self._adapter = owner.adapter
@@ -80,6 +87,7 @@ class Redelivery:
         self._options = owner.spec.options
         self._publish = publish
         self._put_back = put_back
+        self._settled = settled
         self.rejections: OrderedDict[object, int] = OrderedDict()
         #: dead letters being published for the first time
         self._dead_letters: set[Promise[None]] = set()
@@ -246,6 +254,7 @@ class Redelivery:
         publish()
 
     def _acknowledge(self, incoming: Incoming) -> None:
+        self._settled(incoming)
         if incoming.token is not None and not self._options.auto_acknowledge:
             self._adapter.acknowledge([incoming.token])
 

@@ -25,6 +25,7 @@ from messaging.model import (
 )
 from messaging.receiving.consumers import observed_here
 from messaging.receiving.handler import ON_INVALID, HandlerRegistration
+from messaging.receiving.inbox import Inboxes
 from messaging.receiving.stream import MessageStream
 from messaging.receiving.subscription import Consumption, OnInvalid, Subscription
 
@@ -51,6 +52,8 @@ class MessageSubscription:
         self._connection = connection
         self._services = services
         self._publish = publish
+        settings = connection.adapter.settings
+        self._inboxes = Inboxes(settings.inbox_path, settings.inbox_size)
         self._handlers: dict[HandlerRegistration, None] = {}
 
     def subscribe(
@@ -102,7 +105,9 @@ class MessageSubscription:
         consumption = Consumption(model, on_invalid, direct, keep_subscription)
 
         def open_subscription() -> Subscription:
-            subscription = Subscription(self._connection, self._services, self._publish, spec, consumption)
+            subscription = Subscription(
+                self._connection, self._services, self._publish, spec, consumption, self._inboxes
+            )
             observed = observed_here()
             if observed is not None and observed.source == subscription.source:
                 observed.heir = subscription
@@ -165,9 +170,7 @@ class MessageSubscription:
             raise ArgumentError(f"on_invalid must be 'skip' or 'dead_letter', not {on_invalid!r}")
         self._check_dead_letters(spec, on_invalid)
         self._refuse_closed()
-        subscription = Subscription(
-            self._connection, self._services, self._publish, spec, Consumption(is_kept=keep_subscription)
-        )
+        subscription = self._subscription(spec, Consumption(is_kept=keep_subscription))
         registration = HandlerRegistration(self._connection, subscription, handler, concurrency, on_invalid)
         registration.closed.listen(lambda: self._handlers.pop(registration, None))
         try:
@@ -177,6 +180,11 @@ class MessageSubscription:
         except BaseException:  # an interrupt: no caller has the registration
             registration.close()
             raise
+
+    def _subscription(
+        self, spec: SubscriptionSpec, consumption: Consumption, kind: type[Subscription] = Subscription
+    ) -> Subscription:
+        return kind(self._connection, self._services, self._publish, spec, consumption, self._inboxes)
 
     @property
     def handlers(self) -> tuple[HandlerRegistration, ...]:
@@ -211,7 +219,7 @@ class MessageSubscription:
         if str(wanted.get(Features.EXTENSION_QOS)) != "0":
             wanted.setdefault(Features.EXTENSION_PREFETCH, adapter.settings.prefetch or _REQUESTS)
         spec = self._check(MessageContext(channel, extensions=MappingProxyType(wanted)))
-        return kind(self._connection, self._services, self._publish, spec, Consumption())
+        return self._subscription(spec, Consumption(), kind)
 
     def _check(self, context: MessageContext, *, acknowledging: bool = False) -> SubscriptionSpec:
         adapter = self._connection.adapter
@@ -226,8 +234,12 @@ class MessageSubscription:
             check_text("channel_extension", extension)
         if acknowledging and Features.ACKNOWLEDGE not in adapter.capabilities.features:
             raise adapter.capabilities.lacks(Features.ACKNOWLEDGE)
+        extensions = requested(context, adapter.capabilities)
+        if adapter.settings.outbox_path is not None and Features.EXTENSION_STORE_AND_FORWARD in extensions:
+            # announced by the core, with a meaning for publishing only
+            extensions = {k: v for k, v in extensions.items() if k != Features.EXTENSION_STORE_AND_FORWARD}
         options = subscribe_options(
-            requested(context, adapter.capabilities),
+            extensions,
             adapter.capabilities,
             adapter.settings,
             acknowledging=acknowledging,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from messaging.model import Incoming
     from messaging.receiving.buffer import MessageBuffer
     from messaging.receiving.direct import DirectAcknowledger
+    from messaging.receiving.inbox import Inbox
     from messaging.receiving.receiver import Receiver
     from messaging.receiving.redelivery import Redelivery
 
@@ -81,6 +82,7 @@ class Settlement:
     Args:
         owner, buffer, redelivery, credit: the subscription, and parts of it.
         direct: runs the post-acknowledge callback after a verdict, on its thread.
+        inbox: recognises messages that were settled before, with ``deduplicate``.
 
     Attributes:
         flush_requested: the loop will call ``flush``.
@@ -96,8 +98,11 @@ class Settlement:
         redelivery: Redelivery,
         credit: Credit,
         direct: DirectAcknowledger | None,
+        inbox: Inbox | None,
     ) -> None:
         self._owner = owner
+        #: is told every verdict, with ``deduplicate``
+        self.inbox = inbox
         self._connection = owner.connection
         self._loop = owner.connection.engine.loop
         self._adapter = owner.adapter
@@ -146,6 +151,8 @@ class Settlement:
             self.request_flush()
             raise
         if state is AcknowledgeType.UNKNOWN:
+            if self.inbox is not None:  # the broker redelivers it, but its consumer is done with it
+                self.inbox.finish(incoming, acknowledged=acknowledged)
             return False
         if self._direct is not None:
             self._direct.settled(incoming)
@@ -239,7 +246,10 @@ class Settlement:
             accepted = self._collect(self._acknowledged)
             credit.settled += len(accepted) if credit.held is None else sum(map(credit.forget, accepted))
             self._counters.acknowledged += len(accepted)
-            self._adapter.acknowledge([incoming.token for incoming in accepted])
+            if self.inbox is None:
+                self._adapter.acknowledge([incoming.token for incoming in accepted])
+            else:
+                self.inbox.acknowledge(accepted)
             if redelivery.rejections:
                 for incoming in accepted:
                     redelivery.forget(incoming)
@@ -247,6 +257,8 @@ class Settlement:
             if self._owner.leaving:
                 self._pause()  # this may be here before the call of stop_accepting()
             for incoming in self._collect(self._rejected):
+                if self.inbox is not None:
+                    self.inbox.finish(incoming, acknowledged=False)
                 requeued = self._return_credit if credit.forget(incoming) else self._owner.proceed
                 redelivery.reject(incoming, requeued, is_leaving=self._owner.leaving)
         if self._void:
@@ -296,6 +308,8 @@ class Settlement:
                 incoming.state = _ACKNOWLEDGED
                 incoming.settler = None
                 self._credit.settled += self._credit.forget(incoming)
+        if self.inbox is not None:
+            self.inbox.finish(incoming, acknowledged=True)
         self._redelivery.dead_letter(incoming, INVALID)
         self._owner.proceed()
 

@@ -8,7 +8,8 @@
 
 **Parts.** :class:`MessageBuffer` holds what arrived and applies the overflow policy, :class:`HandOut` hands it to the
 consumer, :class:`Credit` bounds what the consumer holds, :class:`Settlement` collects the verdicts,
-:class:`Redelivery` handles rejected messages and :class:`ReadThrottle` suspends reading.
+:class:`Redelivery` handles rejected messages and :class:`ReadThrottle` suspends reading. With ``deduplicate``
+:class:`Inbox` recognises messages that were settled before.
 
 **Threads.** ``deliver``, ``fail``, ``complete``, ``flush``, ``proceed`` run on the engine's loop. The consumer
 takes from the other end of the buffer on a thread of its own choosing; a deque's ends need no lock. A message may be
@@ -30,6 +31,7 @@ from messaging.model import context_of, maker
 from messaging.receiving.buffer import MessageBuffer
 from messaging.receiving.direct import DirectAcknowledger
 from messaging.receiving.handout import HandOut
+from messaging.receiving.inbox import Inbox
 from messaging.receiving.receiver import Receiver
 from messaging.receiving.redelivery import Redelivery
 from messaging.receiving.settlement import Credit, Settlement, withdraw
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.execution import Promise
     from messaging.model import DirectAcknowledgement, Incoming, Message, SubscriptionSpec
+    from messaging.receiving.inbox import Inboxes
     from messaging.receiving.redelivery import Publish
     from messaging.services import ServiceRegistry
 
@@ -92,8 +95,11 @@ class Subscription(Receiver):
         publish: Publish,
         spec: SubscriptionSpec,
         consumption: Consumption,
+        inboxes: Inboxes | None = None,
     ) -> None:
         super().__init__(connection, spec)
+        self._inboxes = inboxes
+        self._settled_ids = inboxes.open(spec) if inboxes is not None else None
         self.is_kept = consumption.is_kept
         self.manual = consumption.direct is not None
         self.consumer: Consumer | None = None
@@ -108,8 +114,10 @@ class Subscription(Receiver):
         self.throttle = ReadThrottle(self)
         self.buffer = MessageBuffer(self)
         self.credit = Credit(is_tracked=self.manual)
-        self._redelivery = Redelivery(self, publish, self.buffer.put_back)
-        self.settlement = Settlement(self, self.buffer, self._redelivery, self.credit, direct)
+        self._redelivery = Redelivery(self, publish, self.buffer.put_back, self._note_dead_letter)
+        ids = self._settled_ids
+        self.inbox = inbox = None if ids is None else Inbox(self, self.buffer, ids)
+        self.settlement = Settlement(self, self.buffer, self._redelivery, self.credit, direct, inbox)
         self.hand_out = HandOut(
             self, self.buffer, self.credit, self.settlement, self.throttle, direct, make, model, consumption.on_invalid
         )
@@ -164,6 +172,9 @@ class Subscription(Receiver):
         """End without error."""
         self._end(None)
         self.settlement.is_released = True
+        ids, self._settled_ids = self._settled_ids, None
+        if ids is not None and self._inboxes is not None:
+            self._inboxes.close(self.spec, ids)
 
     def _end(self, error: MessagingError | None) -> None:
         if self.ended:
@@ -191,6 +202,10 @@ class Subscription(Receiver):
         self.buffer.reconnected(resumed)
         self.credit.return_stale(self.buffer.is_stale)
         self.proceed()
+
+    def _note_dead_letter(self, incoming: Incoming) -> None:
+        if self.inbox is not None:
+            self.inbox.finish(incoming, acknowledged=True)
 
     def flush(self) -> None:
         """Pass the verdicts collected so far to the adapter."""
@@ -223,8 +238,11 @@ class Subscription(Receiver):
 
     async def release(self, timeout: float) -> None:
         """Release the unsettled messages of a consumer that has stopped. On the loop; see ``Subscribed.release``."""
-        redelivery = self._redelivery
+        redelivery, inbox = self._redelivery, self.inbox
         self._untaken += [*self.buffer.clear(), *self.hand_out.clear()]
+        if inbox is not None:
+            self._untaken += [each for each in inbox.release() if each.token is not None]
+            await inbox.drain(timeout)
         redelivery.hand_on(self._untaken)
         requeued = redelivery.is_requeued()
         unsettled, self._untaken = self._untaken, []

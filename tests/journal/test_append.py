@@ -322,10 +322,10 @@ def test_an_entry_whose_callback_fails_keeps_no_other_from_its_outcome(
         record = encode_record("a", b"x")
         deadline = float("inf")
 
-        def stored(self, offset: int) -> None:
+        def note_stored(self, offset: int) -> None:
             raise RuntimeError(f"broken at {offset}")
 
-        def failed(self, error: MessagingError) -> None:
+        def note_refused(self, error: MessagingError) -> None:
             raise RuntimeError("broken")
 
     journal = opened()

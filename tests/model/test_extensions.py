@@ -75,6 +75,7 @@ BOOLEANS = [
     Features.EXTENSION_RETAIN,
     Features.EXTENSION_AUTOCREATE,
     Features.EXTENSION_MANDATORY,
+    Features.EXTENSION_STORE_AND_FORWARD,
 ]
 AS_THEY_ARE: dict[str, list[Any]] = {
     **{key: [True, False] for key in BOOLEANS},
@@ -83,6 +84,7 @@ AS_THEY_ARE: dict[str, list[Any]] = {
     "headers": [{}, {"a": "b", "é": ""}],
     "queue": ["jobs"],
     "deadLetterChannel": ["a/b"],
+    "deduplicate": [0.5, 86400.0],
     "maxDeliveries": [1, 10**9],
     "prefetch": [1, 65_535],
     "bufferSize": [1],
@@ -92,7 +94,13 @@ AS_THEY_ARE: dict[str, list[Any]] = {
 }
 GOOD: list[tuple[str, Any, Any]] = [
     *((key, value, value) for key, values in AS_THEY_ARE.items() for value in values),
-    *(("qos", 1, "1"), ("timeToLive", 1, 1.0), ("timeout", 3, 3.0), ("fakeColour", "red", "RED")),
+    *(
+        ("qos", 1, "1"),
+        ("timeToLive", 1, 1.0),
+        ("timeout", 3, 3.0),
+        ("fakeColour", "red", "RED"),
+        ("deduplicate", True, 3600.0),
+    ),
 ]
 BAD: dict[str, list[Any]] = {
     **{key: [1, 0, "true", "maybe", None, []] for key in BOOLEANS},
@@ -110,6 +118,7 @@ BAD: dict[str, list[Any]] = {
     "queue": ["", "a/b", "a+", "#", "a\x00", "x" * 201, 1, None, b"q", []],
     "deadLetterChannel": ["", "+", "a/#", "a\x00", 1, None, [], {}, b"a"],
     **{key: [0, -1, 1.0, "1", None, True] for key in ("maxDeliveries", "bufferSize")},
+    "deduplicate": [0, -1.0, "yes", None, [], float("inf")],
     "prefetch": [0, -1, 1.0, "1", None, True, 65_536],
     "overflow": ["", "drop", "BLOCK", None, 1, [], {}],
     "messageId": [

@@ -62,10 +62,12 @@ def test_no_parameter_hides_an_extension(method: Callable[..., Any], extensions:
     ("keywords", "expected"),
     [
         (PublishKeywords, PUBLISHING | CONTEXT | {"channel_extension"}),
-        (RequestKeywords, PUBLISHING - {"timeout"} | CONTEXT | {"channel_extension"}),
+        (RequestKeywords, PUBLISHING - {"timeout", "store_and_forward"} | CONTEXT | {"channel_extension"}),
         (
             RequestManyKeywords,
-            PUBLISHING - {"timeout"} | CONTEXT | {"channel_extension", "buffer_size", "overflow", "prefetch"},
+            PUBLISHING - {"timeout", "store_and_forward"}
+            | CONTEXT
+            | {"channel_extension", "buffer_size", "overflow", "prefetch"},
         ),
         (SubscribeKeywords, SUBSCRIBING | {"channel_extension"}),
         (ReplyKeywords, SUBSCRIBING),

@@ -36,6 +36,8 @@ VALUES: dict[str, tuple[Any, list[Any]]] = {
     Features.EXTENSION_QUEUE: ("q", ["", "a/b", 7]),
     Features.EXTENSION_AUTOCREATE: (False, ["no", 1]),
     Features.EXTENSION_DEAD_LETTER_CHANNEL: ("a/b", ["", "a/+", 7]),
+    Features.EXTENSION_STORE_AND_FORWARD: (True, [1, "true", None]),
+    Features.EXTENSION_DEDUPLICATE: (60.0, [0, -1, "1", None]),
     Features.EXTENSION_MAX_DELIVERIES: (3, [0, -1, 1.5, "3", True]),
     Features.EXTENSION_PREFETCH: (10, [0, 65_536, "10", True]),
     Features.EXTENSION_BUFFER_SIZE: (10, [0, "10", 1.5]),

@@ -1,0 +1,160 @@
+"""The extension ``deduplicate``: deliveries of messages that were settled before do not reach the consumer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from messaging import Features, Messaging, UnsupportedFeatureError
+from messaging.errors import ArgumentError
+from messaging.testing.conformance.backends import Backend
+from messaging.testing.conformance.helpers import PATIENCE, eventually, feature, nothing_more, online, receive
+
+
+def publish_as(m: Messaging, backend: Backend, channel: str, *ids: str) -> None:
+    """Publish a message with each of these ids; its payload is its id."""
+    for each in ids:
+        m.publish(channel, each.encode(), message_id=each, **backend.reliable).result(PATIENCE)
+
+
+def deduplicated(backend: Backend, **more: Any) -> dict[str, Any]:
+    return {**backend.reliable, "deduplicate": True, **more}
+
+
+@feature("deduplicate", "messageId")
+def test_a_settled_message_is_delivered_once(backend: Backend, m: Messaging, channel: str) -> None:
+    with m.subscribe(channel, **deduplicated(backend)) as stream, m.subscribe(channel, **backend.reliable) as other:
+        publish_as(m, backend, channel, "a", "a", "b", "a", "b", "c")
+        assert receive(stream, 3) == [b"a", b"b", b"c"]
+        assert receive(other, 6) == [b"a", b"a", b"b", b"a", b"b", b"c"]
+        nothing_more(m, channel, stream, **backend.reliable)
+        eventually(lambda: stream.counters.duplicates == 3, "counted")
+
+
+@feature("deduplicate", "messageId")
+def test_the_same_id_on_another_channel_is_another_message(backend: Backend, m: Messaging) -> None:
+    base = backend.channel()
+    with m.subscribe(f"{base}/+", **deduplicated(backend)) as stream:
+        publish_as(m, backend, f"{base}/x", "a")
+        publish_as(m, backend, f"{base}/y", "a")
+        publish_as(m, backend, f"{base}/x", "a")
+        assert receive(stream, 2) == [b"a", b"a"]
+        nothing_more(m, f"{base}/x", stream, **backend.reliable)
+
+
+@feature("deduplicate", "messageId")
+def test_messages_without_id_are_all_delivered(backend: Backend, m: Messaging, channel: str) -> None:
+    with m.subscribe(channel, **deduplicated(backend)) as stream:
+        for _ in range(3):
+            m.publish(channel, b"same", **backend.reliable).result(PATIENCE)
+        assert receive(stream, 3) == [b"same"] * 3
+
+
+@feature("deduplicate", "messageId", "acknowledge")
+@pytest.mark.parametrize("is_acknowledged", [True, False])
+def test_a_second_delivery_waits_for_the_verdict_on_the_first(
+    backend: Backend, m: Messaging, channel: str, is_acknowledged: bool
+) -> None:
+    with m.subscribe(channel, acknowledge="manual", **deduplicated(backend)) as stream:
+        publish_as(m, backend, channel, "a")
+        first = stream.receive(timeout=PATIENCE)
+        publish_as(m, backend, channel, "a", "b")
+        between = stream.receive(timeout=PATIENCE)
+        assert between.payload == b"b"
+        between.acknowledge()
+        if is_acknowledged:
+            first.acknowledge()
+            eventually(lambda: stream.counters.duplicates == 1, "the second delivery to be dropped")
+            nothing_more(m, channel, stream, **backend.reliable)
+        else:
+            first.reject()
+            again = stream.receive(timeout=PATIENCE)
+            assert again.payload == b"a"
+            again.acknowledge()
+            nothing_more(m, channel, stream, **backend.reliable)
+            eventually(lambda: stream.counters.duplicates == 1, "the other delivery to be dropped")
+
+
+@feature("deduplicate", "messageId")
+def test_a_handler_that_outlives_its_connection_is_not_called_again(backend: Backend) -> None:
+    m, link = backend.connect_severable()
+    channel, queue = backend.channel(), backend.queue()
+    calls: list[bytes] = []
+    begun, may_end = threading.Event(), threading.Event()
+
+    def handle(payload: bytes) -> None:
+        calls.append(payload)
+        begun.set()
+        may_end.wait(PATIENCE)
+
+    shared = {"queue": queue} if Features.EXTENSION_QUEUE in m.features else {}
+    handler = m.on(channel, handle, model=bytes, **deduplicated(backend), **shared)
+    handler.ready.result(PATIENCE)
+    publisher = backend.connect()
+    publish_as(publisher, backend, channel, "a")
+    assert begun.wait(PATIENCE)
+    link.sever()
+    online(m)
+    publish_as(publisher, backend, channel, "a", "b")
+    may_end.set()
+    eventually(lambda: b"b" in calls, "the next message")
+    assert calls == [b"a", b"b"]
+
+
+@feature("deduplicate", "messageId", "autoAcknowledge")
+def test_messages_acknowledged_on_arrival_are_delivered_once(backend: Backend, m: Messaging, channel: str) -> None:
+    with m.subscribe(channel, **deduplicated(backend, auto_acknowledge=True)) as stream:
+        publish_as(m, backend, channel, "a", "a", "b")
+        assert receive(stream, 2) == [b"a", b"b"]
+        eventually(lambda: stream.counters.duplicates == 1, "counted")
+
+
+@feature("deduplicate", "messageId")
+def test_ids_are_known_for_the_window(backend: Backend, m: Messaging, channel: str) -> None:
+    with m.subscribe(channel, **deduplicated(backend, deduplicate=0.2)) as stream:
+        publish_as(m, backend, channel, "a")
+        assert receive(stream, 1) == [b"a"]
+        nothing_more(m, channel, stream, **backend.reliable)  # asking for the next message settles the first
+        eventually(lambda: stream.counters.acknowledged, "the message to be settled")
+        settled = time.time()
+        eventually(lambda: time.time() > settled + 0.2, "the window to pass")
+        publish_as(m, backend, channel, "a")
+        assert receive(stream, 1) == [b"a"]
+
+
+@feature("deduplicate", "messageId")
+def test_an_inbox_on_the_disk_knows_what_an_earlier_instance_settled(backend: Backend, tmp_path: Path) -> None:
+    channel = backend.channel()
+    publisher = backend.connect()
+    for expected in ([b"a", b"b"], [b"c"]):
+        m = backend.connect(inbox_path=tmp_path)
+        with m.subscribe(channel, **deduplicated(backend)) as stream:
+            publish_as(publisher, backend, channel, "a", "b", *([] if len(expected) == 2 else ["c"]))
+            assert receive(stream, len(expected)) == expected
+            nothing_more(publisher, channel, stream, **backend.reliable)
+        m.close()
+
+
+@feature("deduplicate", "messageId")
+def test_an_inbox_on_the_disk_has_one_subscription(backend: Backend, tmp_path: Path) -> None:
+    m = backend.connect(inbox_path=tmp_path)
+    channel = backend.channel()
+    with m.subscribe(channel, **deduplicated(backend)) as stream:
+        stream.ready.result(PATIENCE)
+        with pytest.raises(ArgumentError, match="inbox_path"):
+            m.subscribe(channel, **deduplicated(backend)).__enter__()
+    with m.subscribe(channel, **deduplicated(backend)) as stream:
+        stream.ready.result(PATIENCE)
+
+
+def test_without_message_ids_it_is_refused(backend: Backend, m: Messaging, channel: str) -> None:
+    if Features.EXTENSION_MESSAGE_ID not in m.features:
+        with pytest.raises(UnsupportedFeatureError, match="deduplicate"):
+            m.subscribe(channel, deduplicate=True)
+    else:
+        with m.subscribe(channel, deduplicate=False) as stream:
+            stream.ready.result(PATIENCE)
