@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +15,7 @@ from messaging.testing.brokers import require
 from tests.certificates import Authority, TlsRabbitMQ
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 # How long an example takes depends on what else the machine does, so it decides nothing here.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -63,6 +65,25 @@ def own_rabbitmq() -> Iterator[TlsRabbitMQ]:
     require("rabbitmq")
     with TlsRabbitMQ(["max_message_size = 500000"]) as broker:
         yield broker
+
+
+@pytest.fixture
+def disk_of(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Makes small file systems: ``disk_of("4m")``."""
+    folders: list[Path] = []
+
+    def mount(size: str) -> Path:
+        folder = tmp_path / f"disk{len(folders)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode:
+            pytest.skip("only root can mount a small disk")
+        folders.append(folder)
+        return folder
+
+    yield mount
+    for folder in folders:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.fixture(scope="session")

@@ -106,6 +106,8 @@ class StoredPublication(IdentifiedPublication):
         """Fail: the message is not on disk, and will not be sent. On the loop."""
         self.store_error = error
         self.settled = True
+        if self._stored is not None:  # which fails with the same error: one of them has to be looked at
+            self.looked_at = True
         self.tell_stored()
         self.reject(error)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import subprocess
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from messaging.testing.brokers import Mosquitto, require
 from tests.spark.harness import session, unique
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -117,19 +116,9 @@ def durable_broker() -> Iterator[Mosquitto]:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(disk_of: Callable[[str], Path]) -> Path:
     """A file system of 4 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], check=False, capture_output=True
-    )
-    if os.geteuid() != 0 or mounted.returncode:
-        pytest.skip("only root can mount a small disk")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    return disk_of("4m")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
