@@ -50,6 +50,8 @@ class GroupCommit:
         after_batch: called on the committing thread after each batch, when all its records are told their outcome.
         idle: called on the thread of the journal between batches; returns the seconds until the next call, ``None`` for
             not before it is woken.
+        free: called on the thread of the journal when there is no room; deletes acknowledged records, and returns
+            whether there were any.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class GroupCommit:
         fsync_interval: float,
         after_batch: Callable[[], object],
         idle: Callable[[], float | None],
+        free: Callable[[], bool],
     ) -> None:
         self._log = log
         self._retention = retention
@@ -68,6 +71,7 @@ class GroupCommit:
         self._interval = fsync_interval
         self._after_batch = after_batch
         self._idle = idle
+        self._free = free
         self._waiting = Waiting()
         self._committing = threading.Lock()
         #: why the waiting records were not written, and when to try again; ``None`` if there was room
@@ -208,6 +212,9 @@ class GroupCommit:
 
     def _handle_full(self, batch: Sequence[Append], error: JournalFullError) -> bool:
         """Apply the policy to records of which the first has no room; return whether to go on at once."""
+        if self._free():
+            self._waiting.put_back(batch)
+            return True
         policy = self._retention.full
         needed = len(batch[0].record)
         if policy == "block":

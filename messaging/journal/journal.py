@@ -129,6 +129,7 @@ class Journal(JournalView):
             fsync_interval=fsync_interval,
             after_batch=self._readers.wake,
             idle=lambda: self._upkeep.work(),
+            free=lambda: self._upkeep.free(),
         )
         self._upkeep = Upkeep(log, self._cursors, self._retention, lambda: self._commit.waiting)
         _open.add(self)

@@ -72,11 +72,21 @@ class Upkeep:
         self._next_save = time.monotonic() + pause
         return None if self._cursors.is_saved else pause
 
-    def _trim_acknowledged(self) -> None:
+    def free(self) -> bool:
+        """Delete the last segment, too, if all its records are acknowledged; return whether anything was deleted."""
+        begin = self._log.begin
+        if self._cursors.positions():
+            self._trim_acknowledged(is_needed=True)
+        return self._log.begin > begin
+
+    def _trim_acknowledged(self, *, is_needed: bool = False) -> None:
         log, slowest = self._log, self._cursors.slowest()
+        last = log.segments[-1] if log.segments else None
         try:
-            if slowest == log.end > log.last_segment and (
-                log.bytes_from(log.last_segment) >= _WORTH_CLOSING or self._waiting()
+            if (
+                last is not None
+                and last.first < slowest == log.end
+                and (is_needed or last.size >= _WORTH_CLOSING or self._waiting())
             ):
                 log.roll()
             if log.segment_of(slowest):

@@ -229,6 +229,26 @@ def test_acknowledging_on_a_full_disk_frees_it_without_a_restart(small_disk: Pat
         assert journal.append("a", b"x") == full + 5
 
 
+@pytest.mark.parametrize("full", ["block", "reject"])
+def test_a_small_full_disk_is_freed_when_its_only_segment_is_acknowledged(small_disk: Path, full: str) -> None:
+    """The segment is far from its size: nothing but the want of room closes it."""
+    with Journal.open(small_disk / "j", full=full, timeout=20) as journal:
+        cursor = journal.cursor("c")
+        promises = [journal.submit("a", b"x" * 50_000) for _ in range(60)]
+        until(lambda: promises[0].done() and (full == "block" or promises[-1].done()))
+        stored = 0
+        while stored < (60 if full == "block" else 15):
+            until(lambda: journal.end > stored)
+            stored = journal.end
+            with contextlib.suppress(JournalFullError):
+                cursor.commit(stored)
+        if full == "block":
+            assert [promise.result(20) for promise in promises] == list(range(60))
+        else:
+            assert journal.append("a", b"x" * 50_000) == stored
+            assert [promise.exception(0) is None for promise in promises] == [n < stored for n in range(60)]
+
+
 def test_a_batch_that_does_not_fit_is_stored_as_far_as_it_does(small_disk: Path) -> None:
     with Journal.open(small_disk / "j", full="reject") as journal:
         journal.append("a", PAYLOAD)
