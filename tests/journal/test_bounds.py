@@ -238,7 +238,7 @@ def test_a_small_full_disk_is_freed_when_its_only_segment_is_acknowledged(small_
         until(lambda: promises[0].done() and (full == "block" or promises[-1].done()))
         stored = 0
         while stored < (60 if full == "block" else 15):
-            until(lambda: journal.end > stored)
+            until(lambda stored=stored: journal.end > stored)  # type: ignore[misc]
             stored = journal.end
             with contextlib.suppress(JournalFullError):
                 cursor.commit(stored)
