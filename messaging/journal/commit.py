@@ -245,6 +245,7 @@ class GroupCommit:
         try:
             first = self._log.append_frame(len(batch), [b"".join([entry.record for entry in batch])], sync=sync)
         except JournalFullError as error:
+            self._log.shrink_segments()
             return error
         except MessagingError as error:
             self._refuse(batch, error)

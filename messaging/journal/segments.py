@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from messaging.journal.folders import Appender, Folder
     from messaging.journal.frames import Frame
 
+#: a journal that fills its disk has at least so many segments, which are not smaller than this, bytes
+_SHARE: Final = 8
+_LEAST_FULL: Final = 2**16
 #: attempts to find the last segment while a writer deletes segments
 _ATTEMPTS: Final = 50
 _first = attrgetter("first")
@@ -248,6 +251,11 @@ class RecordWriter(LogWriter, RecordLog):
         if self._segment_records is not None and first - self._segment >= self._segment_records:
             self._close_segment = True
         return super()._open_segment(first)
+
+    def shrink_segments(self) -> None:
+        """Close segments earlier from now on: the disk is full, and space is freed by whole segments."""
+        total = sum(segment.size for segment in self.segments)
+        self._segment_bytes = min(self._segment_bytes, max(_LEAST_FULL, total // _SHARE))
 
     def trim(self, offset: int) -> int:
         """Delete the segments with nothing but records before ``offset``; return the new begin.

@@ -207,6 +207,16 @@ def test_a_full_disk_drops_the_oldest_segments(small_disk: Path) -> None:
         assert len(offsets(journal)) > 10
 
 
+def test_a_full_disk_drops_a_part_at_a_time_whatever_the_size_of_segments(small_disk: Path) -> None:
+    with Journal.open(small_disk / "j", full="drop_oldest") as journal:
+        kept = []
+        for n in range(600):
+            assert journal.append("a", b"x" * 10_000) == n
+            kept.append(journal.end - journal.begin)
+        assert min(kept[300:]) > 40, "of 90 or so that fit"
+        assert journal.dropped == journal.begin
+
+
 def test_acknowledging_on_a_full_disk_frees_it_without_a_restart(small_disk: Path) -> None:
     """Nothing else makes room: the database itself cannot be written at first."""
     with Journal.open(small_disk / "j", segment_bytes=10_000, timeout=30) as journal:
