@@ -27,10 +27,11 @@ from messaging.errors import (
 )
 from messaging.execution import Promise
 from messaging.journal import Journal, encode_record
+from messaging.journal.reader import RecordReader
 from messaging.model import Message, MessageContext
 from tests.interrupts import again, interrupt_everywhere
 from tests.journal.conftest import Open
-from tests.journal.logs import until
+from tests.journal.logs import Lost, add, until, writer
 
 
 def payloads(journal: Journal) -> list[bytes]:
@@ -217,6 +218,29 @@ def test_a_reader_misses_no_record_that_is_appended_while_it_reads(opened: Open)
     assert journal.info().damage == []
 
 
+def test_a_frame_that_is_appended_while_a_chunk_is_read_is_not_passed_over(
+    in_memory: str, no_sync: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader knows the end from before, and finds the frame behind it in the file."""
+    lost = Lost([])
+    log = writer(in_memory, lost=lost)
+    add(log, 2)
+    real, appended = log.segment_name, False
+
+    def segment_name(segment: int) -> str:
+        nonlocal appended
+        if not appended:
+            appended = True
+            add(log, 3)
+        return real(segment)
+
+    monkeypatch.setattr(log, "segment_name", segment_name)
+    reader = RecordReader(log, 0)
+    assert [each.offset for _ in range(2) for each in reader.take()] == [0, 1, 2, 3, 4]
+    assert lost.found == []
+    log.close()
+
+
 def test_segments_rolled_beside_appends_stay_in_order(opened: Open) -> None:
     journal = opened(fsync="never")
     done = threading.Event()
@@ -302,6 +326,33 @@ def test_every_append_that_meets_close_has_an_outcome(path: str) -> None:
         with Journal.open(path) as again:
             assert again.end - before == outcomes["stored"]
         assert outcomes["ClosedError"] + outcomes["JournalError"] == 8
+
+
+@pytest.mark.parametrize("has_thread", [False, True], ids=["no thread yet", "a thread"])
+def test_an_append_that_finds_the_journal_open_a_moment_before_close_is_refused(
+    path: str, monkeypatch: pytest.MonkeyPatch, has_thread: bool
+) -> None:
+    journal = Journal.open(path)
+    if has_thread:
+        journal.submit("a", b"x").result(10)
+    errors: list[BaseException | None] = []
+
+    def close_late() -> None:
+        monkeypatch.undo()
+        journal.close()
+
+    monkeypatch.setattr(journal._cursors, "refuse_closed", close_late)
+
+    def work() -> None:
+        try:
+            journal.append("a", b"y")
+        except MessagingError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert [type(error) for error in errors] == [ClosedError]
 
 
 def test_a_blocked_append_is_refused_when_the_journal_is_closed(path: str) -> None:

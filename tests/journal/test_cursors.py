@@ -196,6 +196,31 @@ def test_a_position_that_commit_returned_for_is_stored_whatever_others_do(path: 
     assert behind == []
 
 
+def test_an_older_position_never_replaces_a_newer_one(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = filled(opened)
+    cursor = journal.cursor("c")
+    real = journal._state.save_cursors
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any, **more: Any) -> None:
+        if not inside.is_set():
+            inside.set()
+            assert go_on.wait(20)
+        real(*arguments, **more)
+
+    monkeypatch.setattr(journal._state, "save_cursors", slow)
+    older, newer = (threading.Thread(target=cursor.commit, args=(position,)) for position in (3, 7))
+    older.start()
+    assert inside.wait(20)
+    newer.start()
+    newer.join(0.1)
+    assert newer.is_alive(), "its position is not stored"
+    go_on.set()
+    older.join(20)
+    newer.join(20)
+    assert journal._state.cursors() == {"c": 7}
+
+
 def test_a_removed_cursor_does_not_come_back(opened: Open) -> None:
     journal = filled(opened, 200, fsync="never")
     for _ in range(20):
