@@ -142,10 +142,11 @@ def verify_journal(directory: _Directory, json: _Json = False) -> int:
             lines.append(f"{found.unfinished} bytes of an unfinished write at the end: no stored record is lost")
         lines += [f"{each.segment}: {_range(each._asdict())}: {each.reason}" for each in found.damage]
         write("".join(f"{line}\n" for line in lines).encode())
-    if not found.damage:
-        return ExitCode.OK
-    logger.error("journal %s: %d places are damaged; the rest is readable", found.path, len(found.damage))
-    return ExitCode.FAILED
+    if found.damage:
+        logger.error("journal %s: %d places are damaged; the rest is readable", found.path, len(found.damage))
+    if found.state is not None:
+        logger.error("%s; the records do not need it", found.state)
+    return ExitCode.FAILED if found.damage or found.state is not None else ExitCode.OK
 
 
 @journal.command()

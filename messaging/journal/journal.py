@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from messaging.errors import (
     ArgumentError,
+    JournalCorruptError,
     JournalFullError,
     JournalRangeError,
     JournalUnreadableError,
@@ -222,7 +223,12 @@ class Journal(JournalView):
             identity = read_identity(folder)
             if identity is None:
                 raise folder.error(JournalUnreadableError, f"there is no journal: no file {META}")
-            state = State(Path(folder.path), writable=False) if STATE_FILE in folder.list() else None
+            state = None
+            if STATE_FILE in folder.list():
+                try:
+                    state = State(Path(folder.path), writable=False)
+                except JournalCorruptError as error:  # the records do not need it
+                    logger.warning("%s; cursors and dead letters are not known; the next writer replaces it", error)
             try:
                 view = JournalView(folder, identity, RecordLog(folder, seed=seed_of(identity)), state)
                 view.refresh()

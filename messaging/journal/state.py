@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from messaging.errors import ClosedError, JournalError, JournalFullError, JournalUnreadableError
+from messaging.errors import ClosedError, JournalCorruptError, JournalError, JournalFullError, JournalUnreadableError
 from messaging.journal.records import Record, decode_records
 
 logger = logging.getLogger(__name__)
@@ -75,6 +75,7 @@ class State:
 
     Raises:
         JournalUnreadableError: the database was written by a newer version, or cannot be opened.
+        JournalCorruptError: the database is damaged, and not writable; otherwise it is replaced by an empty one.
     """
 
     def __init__(self, folder: Path, *, option: str | None = None, writable: bool = True) -> None:
@@ -94,8 +95,10 @@ class State:
                 with contextlib.suppress(sqlite3.DatabaseError):
                     # a folder that this process may not write to: SQLite cannot create its files for sharing there
                     return self._connect(writable, "&immutable=1")
-            if not writable or isinstance(error, sqlite3.OperationalError):
-                raise self._error(JournalUnreadableError, "cannot open", error) from error
+            is_damaged = not isinstance(error, sqlite3.OperationalError)
+            if not writable or not is_damaged:
+                kind = JournalCorruptError if is_damaged else JournalUnreadableError
+                raise self._error(kind, "cannot open", error) from error
         # the log has all records: without cursors they are delivered again, and none is lost
         damaged = self._path.with_name(f"{FILE}.damaged-{time.time_ns()}")
         self._path.rename(damaged)
@@ -159,6 +162,12 @@ class State:
                 return connection.execute(text, values).fetchall()
             except sqlite3.Error as error:
                 raise self._error(JournalError, "cannot read", error) from error
+
+    def check(self) -> None:
+        """Read the whole database. Raises ``JournalError`` if it is damaged."""
+        found = [text for (text,) in self._query("PRAGMA integrity_check")]
+        if found != ["ok"]:
+            raise JournalCorruptError(self._shown, f"{FILE} is damaged: {'; '.join(found)[:200]}", self._option)
 
     # --- cursors
 

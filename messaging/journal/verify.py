@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from messaging.errors import JournalUnreadableError
+from messaging.errors import JournalError, JournalUnreadableError
 from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.journal.frames import Damage, walk
 from messaging.journal.identity import KIND, read_kind, seed_of
@@ -12,10 +13,11 @@ from messaging.journal.log import META, Log
 from messaging.journal.quarantine import DamagedRange, Quarantine
 from messaging.journal.records import FORMAT, decode_records
 from messaging.journal.segments import lost_rows
+from messaging.journal.state import FILE as STATE_FILE
+from messaging.journal.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from messaging.journal.frames import Frame
 
@@ -57,6 +59,8 @@ class Verification(NamedTuple):
     unfinished: int
     damage: list[Damaged]
     quarantined: list[DamagedRange]
+    #: why the database of the cursors cannot be read; ``None`` if it can, or there is none
+    state: str | None
 
 
 def verify(path: str | Path) -> Verification:
@@ -86,9 +90,23 @@ def verify(path: str | Path) -> Verification:
             records += log.records
             unfinished += log.unfinished
             damage += log.damage
-        return Verification(
-            folder.path, kind, segments, size, records, unfinished, damage, Quarantine(folder, writable=False).ranges()
-        )
+        quarantined = Quarantine(folder, writable=False).ranges()
+        state = _state_error(folder)
+        return Verification(folder.path, kind, segments, size, records, unfinished, damage, quarantined, state)
+
+
+def _state_error(folder: LocalFolder) -> str | None:
+    if STATE_FILE not in folder.list():
+        return None
+    try:
+        state = State(Path(folder.path), writable=False)
+        try:
+            state.check()
+        finally:
+            state.close()
+    except JournalError as error:
+        return str(error)
+    return None
 
 
 class _Verified(Log):

@@ -210,6 +210,16 @@ def test_verify_reports_each_place_with_its_range_and_fails(run: Run, filled: st
     assert (code, len(json.loads(out)["damage"]), json.loads(out)["records"]) == (1, 2, 6)
 
 
+def test_verify_and_read_of_a_journal_with_a_damaged_database(run: Run, filled: str) -> None:
+    Path(filled, "state.db").write_bytes(b"no database" * 1000)
+    code, out, err = run("journal", "verify", filled)
+    assert (code, out.startswith("8 intact records")) == (1, True)
+    assert "cannot open state.db" in err
+    code, out, err = run("journal", "read", filled)
+    assert (code, len(out.splitlines())) == (0, 8)
+    assert "cursors and dead letters are not known" in err
+
+
 def test_verify_of_a_write_in_progress_finds_no_damage(run: Run, filled: str) -> None:
     with max(Path(filled).glob("0/*.segment")).open("ab") as file:
         file.write(b"RXJ1 half a header")

@@ -128,7 +128,7 @@ def test_verify_finds_every_flip_and_every_missing_file(path: str, opened: Open,
     for n in range(15):
         journal.append("a", b"x" * n)
     journal.close()
-    assert verify(path)[2:] == (3, sum(file.stat().st_size for file in segment_files(path)), 15, 0, [], [])
+    assert verify(path)[2:] == (3, sum(file.stat().st_size for file in segment_files(path)), 15, 0, [], [], None)
     damaging = Damaging(Path(path))
     for file, at in damaging.flips():
         found = verify(path)
