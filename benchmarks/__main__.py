@@ -18,13 +18,15 @@ BENCHMARKS = {
     "requests": "request to reply, at several concurrencies, against other clients",
     "footprint": "memory and processor time of publisher and subscriber, against other clients",
     "outbox": "rows a second from PostgreSQL to a broker by a transactional outbox, against a loop by hand",
+    "journal": "durable appends from 1 and 64 threads, against SQLite and persist-queue",
     "spark": "rows a second into Spark: from a journal and from brokers, against other data sources; latency",
     "spark_flat": "Spark reads MQTT for minutes: memory of the driver, size of the journal",
     "flat": "a slow subscriber with a million messages behind it: memory of the process",
+    "journal_flat": "a million records behind a cursor: memory; opening a journal of 2 GB",
     "report": "writes the figures of docs/performance.md anew, from the reference results",
 }
 #: not part of a run of everything
-_BY_NAME = ("spark_flat", "flat", "report")
+_BY_NAME = ("spark_flat", "flat", "journal_flat", "report")
 
 
 def _names(text: str) -> list[str]:

@@ -177,6 +177,17 @@ EVENTS: Final = (
     Contender("ipopo-send", "events", "pelix", "EventAdmin.send: synchronous", "ipopo-send"),
 )
 
+#: durable appends
+JOURNAL: Final = (
+    Contender(OURS, "journal", "messaging", "Journal.append, fsync always: group commit", "ours"),
+    Contender("sqlite", "journal", "sqlite3", "WAL, synchronous=FULL, one connection, a lock", "sqlite"),
+    Contender("persist-queue", "journal", "persistqueue", "SQLiteQueue.put, auto_commit: WAL, FULL", "persist-queue"),
+    Contender(
+        "sqlite-connections", "journal", "sqlite3", "as sqlite, a connection for each thread", "sqlite-connections",
+        usual=False,
+    ),
+)  # fmt: skip
+
 #: Spark reads what a journal holds
 SPARK_BATCH: Final = (
     Contender(OURS, "spark", "pyspark", "spark.read of the journal, 8 tasks", "messaging"),
@@ -198,7 +209,7 @@ SPARK_LATENCY: Final = (_SPARK, _SIMPLE)
 def names() -> set[str]:
     """Of everybody."""
     spark = (*SPARK_BATCH, *SPARK_MQTT)
-    return {each.name for each in (*MQTT, *AMQP, *REQUESTS_MQTT, *REQUESTS_AMQP, *EVENTS, *spark)}
+    return {each.name for each in (*MQTT, *AMQP, *REQUESTS_MQTT, *REQUESTS_AMQP, *EVENTS, *JOURNAL, *spark)}
 
 
 def choose(known: tuple[Contender, ...], names: list[str] | None) -> list[Contender]:

@@ -47,6 +47,10 @@ def _spark(source: str, peer: str, factor: float, enough: float | None = None) -
     return Target("spark", (("from", source), ("into", "noop")), peer, factor, enough=enough)
 
 
+def _journal(peer: str) -> Target:
+    return Target("journal", (("writers", "64"), _PAYLOAD), peer, 5)
+
+
 def _events(peer: str, factor: float) -> Target:
     return Target("events", (("kind", "typed"), ("handlers", "1"), ("topics", "1")), peer, factor)
 
@@ -75,6 +79,8 @@ TARGETS: Final = (
     _requests("AMQP", "100", "faststream", 15),
     *(_requests("MQTT 5", "1", peer, 1, "p50") for peer in ("paho", "paho-nodelay")),
     *(_requests("AMQP", "1", peer, 1, "p50") for peer in ("aio-pika-direct", "aio-pika-queue")),
+    _journal("sqlite"),
+    _journal("persist-queue"),
     _events("ipopo-post", 40),
     _events("bubus", 150),
     # asynchronous and ordered, at most four times what calling the handler through a signal costs

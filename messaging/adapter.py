@@ -15,8 +15,8 @@ and until ``open`` returns, only these two, ``unsubscribe``, ``acknowledge``, ``
 **Errors.** Every error that an adapter raises or reports is a :class:`~messaging.errors.MessagingError`, with the
 exception of its library as ``__cause__``. The text of an error never holds a password.
 
-**Optional parts.** An adapter that connects to hosts, or has a log-in, a last will, flow control or lasting sessions,
-implements :class:`TakesEndpoint`, ``TakesCredentials``, ``TakesLastWill``, ``FlowControl`` or ``KeepsSession`` as well.
+**Optional parts.** For hosts, log-ins, last wills, flow control and lasting sessions an adapter also implements
+:class:`TakesEndpoint`, :class:`TakesCredentials`, :class:`TakesLastWill`, :class:`FlowControl`, :class:`KeepsSession`.
 
 An adapter announces itself by an entry point in the group ``messaging.adapters``: name = URL scheme, value = the
 :class:`Adapter` subclass. ``docs/adapters.md`` walks through writing one.
@@ -45,9 +45,9 @@ class Events(Protocol):
     """Receives what happens to a connection. Implemented by the core; called on the loop."""
 
     def lost(self, cause: MessagingError) -> None:
-        """Report the end of the connection, once, unless ``close`` ended it. The core then opens another one.
+        """Report the end of the connection, once, unless ``close`` ended it: the core opens the next host.
 
-        After a ``PlannedLossError`` at the same host and at once, after a ``RedirectedError`` at the host it names.
+        After a ``PlannedLossError`` it opens the same host at once, after a ``RedirectedError`` the host in it.
         """
 
     def impaired(self, cause: MessagingError | None) -> None:
@@ -118,7 +118,7 @@ class Adapter(abc.ABC):
             Whether the broker resumed a session with all current subscriptions. If not, the core subscribes again.
 
         Raises:
-            AuthenticationError, RedirectedError, ConnectFailedError: refused; sent elsewhere; not made otherwise.
+            AuthenticationError, RedirectedError, ConnectFailedError: refused credentials; named server; anything else.
         """
 
     @abc.abstractmethod
@@ -143,8 +143,7 @@ class Adapter(abc.ABC):
     async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Any:
         """Subscribe and return a handle once the broker has confirmed.
 
-        ``sink.deliver`` may be called before this returns. Two subscriptions, equal or overlapping, are independent:
-        each gets every matching message exactly once.
+        ``sink.deliver`` may be called before this returns. Subscriptions that overlap are independent of each other.
 
         Raises:
             SubscriptionRefusedError: the broker refused the subscription.
@@ -169,10 +168,7 @@ class Adapter(abc.ABC):
         """
 
     def reject(self, tokens: Sequence[Any]) -> None:
-        """Make the broker deliver again, to this or another consumer; otherwise as :meth:`acknowledge`.
-
-        Only called with ``capabilities.can_reject``.
-        """
+        """Make the broker deliver again, to any consumer, as :meth:`acknowledge`; only with ``can_reject``."""
         raise NotImplementedError
 
     def is_stale(self, token: Any) -> bool:
@@ -190,17 +186,6 @@ class Adapter(abc.ABC):
 
 
 @runtime_checkable
-class TakesCredentials(Protocol):
-    """An adapter that logs in with credentials that may change."""
-
-    #: set by the core if they may; awaited before each connection. They win over those of URL and settings.
-    credentials: Callable[[], Awaitable[Credentials]] | None
-
-    async def renew(self, credentials: Credentials) -> None:
-        """Log in anew: on this connection or, after a ``PlannedLossError``, on the next one."""
-
-
-@runtime_checkable
 class TakesEndpoint(Protocol):
     """An adapter that connects where it is told. One that does not is refused URLs with several hosts."""
 
@@ -208,6 +193,20 @@ class TakesEndpoint(Protocol):
         """Connect to ``endpoint`` from the next ``open`` on, and verify its host's name, not its address, with TLS.
 
         The URL may not name the host, if a broker referred to it. A session belongs to the host where it was made.
+        """
+
+
+@runtime_checkable
+class TakesCredentials(Protocol):
+    """An adapter that logs in with credentials that may change."""
+
+    #: set by the core if they may; awaited before each connection. They win over those of URL and settings.
+    credentials: Callable[[], Awaitable[Credentials]] | None
+
+    async def renew(self, credentials: Credentials) -> None:
+        """Log in anew, within the connect timeout: here or, after a :class:`PlannedLossError`, on the next connection.
+
+        Raises ``ConnectionLostError`` if the connection ended meanwhile.
         """
 
 
@@ -230,8 +229,7 @@ class FlowControl(Protocol):
     def pause(self, handle: Any | None) -> None:
         """Ask for no more messages of a subscription for now; without a handle, read nothing from the broker.
 
-        The latter lasts a fraction of a second, while the buffers of streams are filling: it makes larger batches and
-        saves messages of QoS 0 from an overflow. An adapter may ignore either form.
+        The latter lasts a fraction of a second, to save messages of QoS 0 from an overflow. Both may be ignored.
         """
 
     def resume(self, handle: Any | None) -> None:
@@ -246,7 +244,7 @@ class KeepsSession(Protocol):
         """End a subscription here and leave it, and its unsettled deliveries, at the broker; its tokens are stale."""
 
     def bequeath(self, handle: Any, heir: Any) -> None:
-        """Deliver the unsettled messages of ``handle`` to ``heir``, which replaces it on the same channel.
+        """Deliver the unsettled messages of ``handle``, which ends, to ``heir`` on the same channel.
 
-        Called before ``handle`` is unsubscribed, only without ``can_reject``: with it the broker does this.
+        Only called without ``can_reject``: with it the broker does this.
         """

@@ -30,7 +30,7 @@ _MODULES = [
     *("messaging.codecs", "messaging.instance", "adapters.memory", "adapters.mqtt", "adapters.amqp", "uvloop"),
     *(
         f"messaging.cli.{name}"
-        for name in ("app", "bench", "context", "demo", "info", "outbox", "pub", "reply", "request", "sub")
+        for name in ("app", "bench", "context", "demo", "info", "journal", "outbox", "pub", "reply", "request", "sub")
     ),
     "messaging.outbox.sql",
     "psycopg",

@@ -73,6 +73,27 @@ def test_every_event_bus_delivers(contender: Contender, role: str) -> None:
 
 
 @pytest.mark.slow
+@each_of(contenders.JOURNAL)
+def test_every_contender_appends(tmp_path: Path, contender: Contender) -> None:
+    case = Case({}, {"window": 3, "folder": str(tmp_path)}, port=0, roles=("append",))
+    run = run_once(contender, case, 30)
+    assert run.rate > 0
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.slow
+def test_appends_make_a_table_and_a_large_journal_opens(tmp_path: Path) -> None:
+    printed = benchmark(
+        *("journal", "journal_flat", "--quick", "--runs", "1", "--messages", "300", "--results", str(tmp_path))
+    )
+    assert "5x sqlite" in printed
+    assert "300 records behind" in printed
+    assert "target met     opening 2 GB" in printed
+    (case, _) = saved(tmp_path, "journal")["cases"]
+    assert {row["name"] for row in case["rows"]} >= {"ours", "sqlite"}
+
+
+@pytest.mark.slow
 @each_of(contenders.AMQP)
 def test_every_contender_confirms_and_acknowledges_over_amqp(rabbitmq: RabbitMQ, contender: Contender) -> None:
     pytest.importorskip("pika")  # makes the queues

@@ -48,15 +48,15 @@ def blocks(page: str, kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-X", "utf8", "-W", "error", *arguments],
-        capture_output=True, encoding="utf-8", timeout=60, check=False,
+        capture_output=True, encoding="utf-8", timeout=60, check=False, cwd=folder,
     )  # fmt: skip
 
 
-def output(*arguments: str) -> str:
-    done = run(*arguments)
+def output(*arguments: str, folder: Path | None = None) -> str:
+    done = run(*arguments, folder=folder)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
     return done.stdout
@@ -102,6 +102,7 @@ PRINTED: dict[str, tuple[tuple[str, ...], list[str]]] = {
     "docs/settings.md": (("memory",), ["True\n"]),
     "docs/extensions.md": (("memory",), ["{'id': 7} north\n", "{'celsius': 21.5}\n"]),
     "docs/outbox.md": (("memory", "rabbitmq"), ["invoice 7\n"]),
+    "docs/journal.md": (("memory",), ["0 sensors/attic b'21.5'\n", "", ""]),
     "docs/mqtt.md": (("mosquitto",), ["{'celsius': 21.5}\n"]),
     "docs/credentials.md": (("mosquitto",), ["{'celsius': 21.5}\n"]),
     "docs/amqp.md": (("rabbitmq",), ["{'id': 7}\n"]),
@@ -137,9 +138,12 @@ builtins.print = lambda *values, end="\\n", **_: sys.stdout.write(" ".join(map(s
 
 
 @pytest.mark.parametrize(("page", "number", "broker"), list(cases()))
-def test_sample_of_a_page_runs(request: pytest.FixtureRequest, page: str, number: int, broker: str) -> None:
+def test_sample_of_a_page_runs(
+    request: pytest.FixtureRequest, tmp_path: Path, page: str, number: int, broker: str
+) -> None:
     program = on(request, broker, blocks(page, "python")[number])
-    assert sorted(output("-c", WHOLE_LINES + program).splitlines()) == sorted(PRINTED[page][1][number].splitlines())
+    printed = output("-c", WHOLE_LINES + program, folder=tmp_path)
+    assert sorted(printed.splitlines()) == sorted(PRINTED[page][1][number].splitlines())
 
 
 @pytest.mark.parametrize("page", PAGES)

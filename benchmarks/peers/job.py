@@ -29,7 +29,7 @@ REQUESTS: Final = "benchmark-requests"
 ROUTING_KEY: Final = "benchmark.messages"
 EXCHANGE: Final = "amq.topic"
 QUEUE: Final = "benchmark"
-ROLES: Final = ("publish", "subscribe", "consume", "request", "respond", "dispatch", "latency")
+ROLES: Final = ("publish", "subscribe", "consume", "request", "respond", "dispatch", "latency", "append")
 #: bytes of the number or time in a payload
 STAMP: Final = 8
 #: the time is noted of every message whose number has none of these bits

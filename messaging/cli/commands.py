@@ -35,6 +35,7 @@ OWN: Final[Mapping[str, str]] = {
     "reply": "Answer requests with the stdout of a command, whole and unchanged.",
     "info": "Show the features and the state of an instance connected to URL; without a URL, the installation.",
     "context": "Save brokers under names: @NAME then stands for the broker's URL and settings in every command.",
+    "journal": "Show, read, verify, export and trim a journal of messages on disk.",
     "outbox": "Relay a transactional outbox: publish the messages that committed transactions left in a database.",
     "bench": "Measure a broker: rates and latencies of publishing, receiving, both at once, or requests.",
     "demo": "Take a short tour of the toolkit, on a broker inside this process or on the one at URL.",

@@ -2,11 +2,18 @@
 
 ::
 
-    journal      Journal: append, read, cursors; JournalView: reading beside the writer of another process
+    journal      Journal: append, read, cursors
+    views        JournalView: reading beside the writer of another process
+    verify       reading every byte, and reporting damage
+    outline      kind, sizes and offsets, also of other kinds of journals
+    identity     the file that tells what kind of journal a folder holds
+    entries      records on their way to the disk
     commit       group commit: records of many threads in one write and one sync
     retention    bounds, and what happens when there is no room
     cursors      named positions, each of which acknowledges for itself
-    segments     which offsets the files have, and reading them in order
+    upkeep       storing positions, and deleting acknowledged segments
+    segments     which offsets and bytes the files have
+    reader       reading records in order, and skipping damage
     records      the format of a record
     quarantine   copies of damaged bytes
     state        the small mutable state, in SQLite
@@ -18,11 +25,10 @@
 May import: ``model``, ``execution``, ``errors``, ``text``, ``forking``.
 """
 
-from messaging.journal.commit import Append as Append
 from messaging.journal.cursors import Cursor as Cursor
-from messaging.journal.journal import Info as Info
+from messaging.journal.entries import Append as Append
 from messaging.journal.journal import Journal as Journal
-from messaging.journal.journal import JournalView as JournalView
+from messaging.journal.outline import outline as outline
 from messaging.journal.quarantine import DamagedRange as DamagedRange
 from messaging.journal.records import Record as Record
 from messaging.journal.records import RecordTemplate as RecordTemplate
@@ -30,3 +36,8 @@ from messaging.journal.records import encode_message as encode_message
 from messaging.journal.records import encode_record as encode_record
 from messaging.journal.state import DeadLetter as DeadLetter
 from messaging.journal.state import State as State
+from messaging.journal.verify import Damaged as Damaged
+from messaging.journal.verify import Verification as Verification
+from messaging.journal.verify import verify as verify
+from messaging.journal.views import Info as Info
+from messaging.journal.views import JournalView as JournalView

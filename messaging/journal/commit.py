@@ -5,7 +5,10 @@ one writer alone waits for nothing but the disk. Otherwise the records wait for 
 journal, which writes everything that has gathered while it wrote the batch before. That thread also syncs at intervals
 and stores lazy cursor positions. It starts with the first job and ends when the journal is closed.
 
-**Locks.** ``_committing`` is held by the thread that writes. ``_waiting`` is a deque; its ends are safe without a lock.
+**Locks.** ``_committing`` is held by the thread that writes; the front of ``_waiting`` belongs to it.
+
+**Full.** Under the policy ``block`` the records stay in ``_waiting``. They are tried again when a cursor has moved, and
+every 0.2 s; one whose deadline passes is refused at that time, wherever it stands.
 """
 
 from __future__ import annotations
@@ -13,14 +16,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal
 
 from messaging.errors import ClosedError, JournalError, JournalFullError, MessagingError
 from messaging.execution import Flag, start_thread
+from messaging.journal.entries import Waiting
 
 if TYPE_CHECKING:
+    from messaging.journal.entries import Append
     from messaging.journal.retention import Retention
     from messaging.journal.segments import RecordWriter
 
@@ -29,29 +33,10 @@ logger = logging.getLogger(__name__)
 Fsync = Literal["always", "interval", "never"]
 FSYNC_POLICIES: Final = ("always", "interval", "never")
 
-#: bytes of records in one frame, unless one record alone has more
-_BATCH_BYTES: Final = 2**20
-#: records in one frame
-_BATCH: Final = 4096
 #: how long closing waits for the thread, seconds
 _CLOSE_SECONDS: Final = 5.0
 #: pause before a write to a full disk or journal is tried again, seconds
 _RETRY: Final = 0.2
-
-
-class Append(Protocol):
-    """A record on its way to the disk."""
-
-    #: of ``encode_record``
-    record: bytes
-    #: when to give up waiting for room, in seconds of the monotonic clock
-    deadline: float
-
-    def note_stored(self, offset: int) -> None:
-        """Succeed: the record is stored as the fsync policy says. On the committing thread; must not raise."""
-
-    def note_refused(self, error: MessagingError) -> None:
-        """Fail: the record is not in the journal. On the committing thread; must not raise."""
 
 
 class GroupCommit:
@@ -65,6 +50,8 @@ class GroupCommit:
         after_batch: called on the committing thread after each batch, when all its records are told their outcome.
         idle: called on the thread of the journal between batches; returns the seconds until the next call, ``None`` for
             not before it is woken.
+        free: called on the thread of the journal when there is no room; deletes acknowledged records, and returns
+            whether there were any.
     """
 
     def __init__(
@@ -76,6 +63,7 @@ class GroupCommit:
         fsync_interval: float,
         after_batch: Callable[[], object],
         idle: Callable[[], float | None],
+        free: Callable[[], bool],
     ) -> None:
         self._log = log
         self._retention = retention
@@ -83,16 +71,17 @@ class GroupCommit:
         self._interval = fsync_interval
         self._after_batch = after_batch
         self._idle = idle
-        self._waiting: deque[Append] = deque()
+        self._free = free
+        self._waiting = Waiting()
         self._committing = threading.Lock()
-        #: guards ``_entered`` and the order of ``_waiting``
-        self._entering = threading.Lock()
-        #: bytes of records that were entered to be written later, and of those that have left again
-        self._entered = self._left = 0
+        #: why the waiting records were not written, and when to try again; ``None`` if there was room
+        self._full: JournalFullError | None = None
+        self._retry_at = 0.0
         self._wake = Flag()
         #: guards the start of the thread
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._ended = Flag()
         self._is_closed = False
         #: monotonic time from which on records are not synced
         self._dirty_since: float | None = None
@@ -100,22 +89,31 @@ class GroupCommit:
     # --- any thread
 
     def put(self, entry: Append) -> None:
-        """Write ``entry`` soon."""
-        with self._entering:
-            self._entered += len(entry.record)
-            self._waiting.append(entry)
-        self.wake()
+        """Write ``entry`` soon.
+
+        Raises:
+            ClosedError: the journal is closed.
+            JournalError: its thread cannot be started.
+        """
+        if not self._waiting.put(entry):
+            raise ClosedError(f"journal {self._log.folder.shown}: closed")
+        try:
+            self.wake()
+        except RuntimeError as error:  # no thread can be started
+            self._waiting.remove(entry)
+            raise self._log.folder.error(JournalError, f"cannot write: {error}") from error
 
     def put_now(self, entry: Append) -> bool:
         """Write ``entry`` on this thread if nothing else is written or waits; return whether it was taken."""
-        if self._waiting or not self._committing.acquire(blocking=False):
+        if self._waiting or self._committing.locked():
             return False
         try:
-            if self._is_closed or not self._retention.fitting([len(entry.record)]):
-                return False
-            return self._write([entry]) is None
+            # `acquire(blocking=False)` would leave the lock acquired if a signal interrupts the statement
+            with self._committing:
+                if self._waiting or self._is_closed or not self._retention.fitting([len(entry.record)]):
+                    return False
+                return self._write([entry]) is None
         finally:
-            self._committing.release()
             if self._waiting:
                 self.wake()
 
@@ -126,9 +124,14 @@ class GroupCommit:
                 self._start()
             self._wake.set()
 
+    def note_room(self) -> None:
+        """Try the waiting records again: something was acknowledged, or deleted."""
+        self._retry_at = 0.0
+        self.wake()
+
     def _start(self) -> None:
         with self._starting:
-            if self._thread is None:
+            if self._thread is None and not self._is_closed:
                 self._thread = start_thread(self._run, "messaging-journal")
 
     @property
@@ -139,76 +142,100 @@ class GroupCommit:
     @property
     def waiting_bytes(self) -> int:
         """Return the bytes of the records that wait to be written."""
-        return self._entered - self._left if self._waiting else 0
+        return self._waiting.bytes
 
     # --- the thread of the journal
 
     def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            self._ended.set()
+
+    def _work(self) -> None:
         while True:
             self._wake.wait(self._pause())
             self._wake.clear()
             try:
                 with self._committing:
                     self._retention.expire()
-                    while self._commit():
-                        pass
+                    if self._full is None or time.monotonic() >= self._retry_at:
+                        while self._commit():
+                            pass
+                    else:
+                        self._refuse_late()
                     self._sync_in_time()
             except Exception:  # a defect must not end the thread: records wait for it
-                logger.exception("journal %s: failed to write", self._log.folder.shown)
+                logger.exception("journal %s: failed to write; going on", self._log.folder.shown)
             if self._is_closed:
                 self._fail_waiting()
                 return
 
     def _pause(self) -> float | None:
         """Return how long the thread may wait for its next wake-up, in seconds."""
-        pauses = [self._idle(), _RETRY if self._waiting else None]
+        try:
+            pauses = [self._idle()]
+        except Exception:
+            logger.exception("journal %s: failed to store positions or to trim; going on", self._log.folder.shown)
+            pauses = [_RETRY]
+        now = time.monotonic()
+        if self._waiting:
+            pauses.append(
+                max(0.0, min(self._retry_at, self._waiting.deadline) - now) if self._full is not None else 0.0
+            )
         if self._dirty_since is not None:
-            pauses.append(max(0.0, self._dirty_since + self._interval - time.monotonic()))
+            pauses.append(max(0.0, self._dirty_since + self._interval - now))
         return min((pause for pause in pauses if pause is not None), default=None)
 
     def _commit(self) -> bool:
         """Write one batch; return whether another can follow at once."""
-        batch = self._take()
+        self._full = None
+        batch = self._waiting.take()
         if not batch:
             return False
-        fitting = self._retention.fitting([len(entry.record) for entry in batch])
+        try:
+            fitting = self._retention.fitting([len(entry.record) for entry in batch])
+        except Exception:
+            self._waiting.put_back(batch)
+            raise
         if not fitting:
             return self._handle_full(batch, self._retention.full_error())
-        self._put_back(batch[fitting:])
-        error = self._write(batch[:fitting])
-        return bool(self._waiting) if error is None else self._handle_full(batch[:fitting], error)
-
-    def _take(self) -> list[Append]:
-        batch: list[Append] = []
-        size = 0
-        while self._waiting and size < _BATCH_BYTES and len(batch) < _BATCH:
-            entry = self._waiting.popleft()
-            size += len(entry.record)
-            batch.append(entry)
-        self._left += size
-        return batch
-
-    def _put_back(self, entries: Sequence[Append]) -> None:
-        """Return entries to the front."""
-        self._left -= sum(len(entry.record) for entry in entries)
-        self._waiting.extendleft(reversed(entries))
+        while True:
+            self._waiting.put_back(batch[fitting:])
+            batch = batch[:fitting]
+            error = self._write(batch)
+            if error is None:
+                return bool(self._waiting)
+            if fitting == 1:
+                return self._handle_full(batch, error)
+            fitting //= 2  # the disk may have room for fewer
 
     def _handle_full(self, batch: Sequence[Append], error: JournalFullError) -> bool:
-        """Apply the policy to records that have no room; return whether to try again at once."""
-        policy = self._retention.full
-        if policy == "drop_oldest" and self._retention.drop_oldest(len(batch[0].record)):
-            self._put_back(batch)
+        """Apply the policy to records of which the first has no room; return whether to go on at once."""
+        if self._free():
+            self._waiting.put_back(batch)
             return True
-        now = time.monotonic()
-        kept: list[Append] = []
-        refused: list[Append] = []
-        for entry in batch:
-            may_wait = policy == "block" and entry.deadline > now and not self._is_closed
-            (kept if may_wait else refused).append(entry)
-        self._put_back(kept)
-        if refused:
-            self._refuse(refused, error)
-        return False
+        policy = self._retention.full
+        needed = len(batch[0].record)
+        if policy == "block":
+            self._waiting.put_back(batch)
+            self._full = error
+            self._retry_at = time.monotonic() + _RETRY
+            self._refuse_late()
+            return False
+        if policy == "drop_oldest" and self._retention.drop_oldest(needed):
+            self._waiting.put_back(batch)
+            return True
+        # a smaller record may still have room
+        self._waiting.put_back([entry for entry in batch if len(entry.record) < needed])
+        self._refuse([entry for entry in batch if len(entry.record) >= needed], error)
+        return bool(self._waiting)
+
+    def _refuse_late(self) -> None:
+        """Refuse the waiting records whose deadline has passed; all of them if the journal is being closed."""
+        late = self._waiting.take_late(None if self._is_closed else time.monotonic())
+        if late and self._full is not None:
+            self._refuse(late, self._full)
 
     # --- the committing thread
 
@@ -218,21 +245,33 @@ class GroupCommit:
         try:
             first = self._log.append_frame(len(batch), [b"".join([entry.record for entry in batch])], sync=sync)
         except JournalFullError as error:
+            self._log.shrink_segments()
             return error
         except MessagingError as error:
             self._refuse(batch, error)
             return None
+        except Exception as error:  # a defect, or no memory: no caller must wait for ever
+            logger.exception("journal %s: failed to write %d records", self._log.folder.shown, len(batch))
+            failure = self._log.folder.error(JournalError, f"cannot write: {type(error).__name__}: {error}")
+            self._refuse(batch, failure)
+            return None
         if not sync and self._dirty_since is None and self._fsync == "interval":
             self._dirty_since = time.monotonic()
             self.wake()
-        for number, entry in enumerate(batch):
-            entry.note_stored(first + number)
+        for offset, entry in enumerate(batch, first):
+            try:
+                entry.note_stored(offset)
+            except Exception:  # the others have to be told all the same
+                logger.exception("journal %s: failed to report a stored record", self._log.folder.shown)
         self._after_batch()
         return None
 
     def _refuse(self, batch: Sequence[Append], error: MessagingError) -> None:
         for entry in batch:
-            entry.note_refused(error)
+            try:
+                entry.note_refused(error)
+            except Exception:
+                logger.exception("journal %s: failed to report a refused record", self._log.folder.shown)
         self._after_batch()
 
     def _sync_in_time(self) -> None:
@@ -249,13 +288,23 @@ class GroupCommit:
     def close(self) -> None:
         """Write what waits, for a moment, and end the thread. Idempotent. Raises ``JournalError``."""
         self._is_closed = True
-        if self._thread is not None:
+        self._waiting.close()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
             self._wake.set()
-            self._thread.join(_CLOSE_SECONDS)
+            self._ended.wait(_CLOSE_SECONDS)
         with self._committing:
             self._fail_waiting()
             self._log.close()
 
     def _fail_waiting(self) -> None:
-        while batch := self._take():
+        while batch := self._waiting.take():
             self._refuse(batch, ClosedError(f"journal {self._log.folder.shown}: closed before the record was written"))
+
+    def after_fork(self) -> None:
+        """Forget the thread and the waiting records of the parent. In a forked child, which does not write."""
+        self._is_closed = True
+        self._waiting = Waiting()
+        self._waiting.close()
+        self._committing = threading.Lock()
+        self._starting = threading.Lock()

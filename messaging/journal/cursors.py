@@ -6,20 +6,18 @@ caller that waits. A crash loses no record: it may deliver those again whose ack
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from messaging.errors import ArgumentError, JournalError, JournalRangeError
-from messaging.journal.segments import RecordReader
+from messaging.errors import ArgumentError, ClosedError, JournalError, JournalRangeError
+from messaging.journal.reader import RecordReader
 
 if TYPE_CHECKING:
     from messaging.journal.records import Record
     from messaging.journal.segments import RecordLog
     from messaging.journal.state import State
 
-logger = logging.getLogger(__name__)
 
 _DROPPED: Final = "dropped"
 
@@ -37,9 +35,13 @@ class Cursors:
         self._log = log
         self._state = state
         self._changed = changed
+        self._is_closed = False
+        #: held while positions are stored, so that an older position never replaces a newer one in the database, and
+        #: that a caller who finds nothing to store knows that it is stored. Acquired before ``_lock``
+        self._storing = threading.Lock()
         #: guards everything below
         self._lock = threading.Lock()
-        self._positions = state.cursors()
+        self._positions = {name: max(log.begin, position) for name, position in state.cursors().items()}
         self._unsaved: set[str] = set()
         self._unsaved_drops = 0
         #: records that were dropped before their slowest cursor acknowledged them, since the journal was created
@@ -47,22 +49,49 @@ class Cursors:
 
     def open(self, name: str, start: int) -> int:
         """Return the position of a cursor, which is created at ``start`` and stored if it is missing."""
-        with self._lock:
-            if name in self._positions:
-                return max(self._positions[name], self._log.begin)
-            self._positions[name] = start
-        self._state.save_cursors({name: start})
+        self.refuse_closed()
+        with self._storing:
+            with self._lock:
+                if name in self._positions:
+                    return self._positions[name]
+                start = self._positions[name] = max(start, self._log.begin)
+            try:
+                self._state.save_cursors({name: start})
+            except BaseException:
+                with self._lock:  # it must not keep records that no reader will acknowledge
+                    del self._positions[name]
+                raise
         return start
 
     def remove(self, name: str) -> bool:
         """Forget a cursor; return whether there was one."""
-        with self._lock:
-            known = self._positions.pop(name, None) is not None
-            self._unsaved.discard(name)
+        self.refuse_closed()
+        with self._storing:
+            with self._lock:
+                known = name in self._positions
+            if known:
+                self._state.delete_cursor(name)
+                with self._lock:
+                    del self._positions[name]
+                    self._unsaved.discard(name)
         if known:
-            self._state.delete_cursor(name)
             self._changed()
         return known
+
+    def refuse_closed(self) -> None:
+        """Raise :class:`ClosedError` if the journal is closed, or belongs to the parent of a forked process."""
+        if self._is_closed:
+            raise ClosedError(f"journal {self._log.folder.shown}: closed")
+
+    def close(self) -> None:
+        """Refuse further changes. What has changed can still be saved."""
+        self._is_closed = True
+
+    def after_fork(self) -> None:
+        """Refuse changes. In a forked child, whose parent goes on."""
+        self._is_closed = True
+        self._storing = threading.Lock()
+        self._lock = threading.Lock()
 
     def positions(self) -> dict[str, int]:
         """Return the position of each cursor: the offset of the first record that it has not acknowledged."""
@@ -70,9 +99,16 @@ class Cursors:
             return dict(self._positions)
 
     def position(self, name: str) -> int:
-        """Return the position of a cursor."""
+        """Return the position of a cursor.
+
+        Raises:
+            JournalError: the cursor was removed.
+        """
         with self._lock:
-            return self._positions[name]
+            position = self._positions.get(name)
+        if position is None:
+            raise JournalError(self._log.folder.shown, f"cursor {name!r} was removed")
+        return position
 
     def slowest(self) -> int:
         """Return the offset of the first record that a cursor has not acknowledged; without cursors the oldest."""
@@ -81,11 +117,14 @@ class Cursors:
 
     def move(self, name: str, position: int) -> None:
         """Acknowledge the records before ``position``; stored soon. Positions do not move back."""
+        self.refuse_closed()
         with self._lock:
-            if position > self._positions.get(name, position):
+            moved = position > self._positions.get(name, position)
+            if moved:
                 self._positions[name] = position
                 self._unsaved.add(name)
-        self._changed()
+        if moved:
+            self._changed()
 
     def skip_to(self, begin: int, dropped: int) -> None:
         """Move the cursors that are before ``begin`` there: ``dropped`` records were dropped."""
@@ -108,22 +147,19 @@ class Cursors:
         Raises:
             JournalError: they are not stored, and still count as changed.
         """
-        with self._lock:
-            names = [*self._unsaved]
-            positions = {name: self._positions[name] for name in names}
-            drops, self._unsaved_drops = self._unsaved_drops, 0
-            self._unsaved.clear()
-        try:
-            if positions:
-                self._state.save_cursors(positions)
-            if drops:
-                self._state.count(_DROPPED, drops)
-                drops = 0
-        except BaseException:
+        with self._storing:
             with self._lock:
-                self._unsaved.update(name for name in names if name in self._positions)
-                self._unsaved_drops += drops
-            raise
+                names = [*self._unsaved]
+                positions = {name: self._positions[name] for name in names}
+                drops, self._unsaved_drops = self._unsaved_drops, 0
+                self._unsaved.clear()
+            try:
+                self._state.save_cursors(positions, drops={_DROPPED: drops} if drops else {})
+            except BaseException:
+                with self._lock:
+                    self._unsaved.update(names)
+                    self._unsaved_drops += drops
+                raise
 
 
 class Cursor:
@@ -138,11 +174,15 @@ class Cursor:
         self._cursors = cursors
         self._log = log
         self._wait = wait
-        #: guards the reader and ``_acknowledged``
+        #: guards everything below
         self._lock = threading.Lock()
         self._reader = RecordReader(log, cursors.position(name))
         #: offsets that are acknowledged, beyond the position
         self._acknowledged: set[int] = set()
+        #: ranges of offsets beyond the position whose records are lost: begin -> end. They count as acknowledged
+        self._lost: dict[int, int] = {}
+        #: the position that both belong to
+        self._base = self._reader.offset
 
     @property
     def position(self) -> int:
@@ -155,7 +195,7 @@ class Cursor:
         return max(0, self._log.end - self.position)
 
     def read(self, most: int = 1000, *, most_bytes: int = 2**20, timeout: float = 0.0) -> list[Record]:
-        """Return the next records, which may be none.
+        """Return the next records, which may be none. Damaged ones are skipped, and count as acknowledged.
 
         Args:
             most: number of records, at most.
@@ -163,15 +203,29 @@ class Cursor:
             timeout: how long to wait for a record, seconds.
 
         Raises:
-            JournalError: the disk failed, or a file is missing.
+            JournalError: the disk failed.
+            ClosedError: the journal is closed.
         """
-        with self._lock:
-            found = self._reader.take(most, most_bytes)
-            after = self._reader.offset
+        self._cursors.refuse_closed()
+        found, after = self._take(most, most_bytes)
         if found or timeout <= 0 or not self._wait(after, timeout):
             return found
+        return self._take(most, most_bytes)[0]
+
+    def _take(self, most: int, most_bytes: int) -> tuple[list[Record], int]:
         with self._lock:
-            return self._reader.take(most, most_bytes)
+            before = expected = self._reader.offset
+            found = self._reader.take(most, most_bytes)
+            after = self._reader.offset
+            if after - before == len(found):
+                return found, after
+            for offset in [*(record.offset for record in found), after]:
+                if offset > expected:
+                    self._lost[expected] = offset
+                expected = offset + 1
+            position = self._advance()
+        self._cursors.move(self.name, position)
+        return found, after
 
     def rewind(self) -> None:
         """Read again from the first record that is not acknowledged."""
@@ -186,9 +240,10 @@ class Cursor:
             wait: whether to return when the position is on the disk; otherwise it is stored soon.
 
         Raises:
-            ArgumentError: the journal does not have the records before ``until``.
+            JournalRangeError: the journal does not have the records before ``until``.
             JournalError: the position is not stored; it is tried again. The records are acknowledged until the process
                 ends.
+            ClosedError: the journal is closed.
         """
         with self._lock:
             position = self._reader.offset if until is None else until
@@ -197,23 +252,50 @@ class Cursor:
                     self._log.folder.shown,
                     f"cursor {self.name!r}: offset {position} is acknowledged, and the journal ends at {self._log.end}",
                 )
-            self._acknowledged = {offset for offset in self._acknowledged if offset >= position}
+            self._cursors.move(self.name, position)
+            position = self._advance()
         self._cursors.move(self.name, position)
         if wait:
             self._cursors.save()
 
     def acknowledge(self, offset: int) -> None:
-        """Acknowledge one record, in any order; stored soon. The position moves when all before it are acknowledged."""
+        """Acknowledge one record, in any order; stored soon. The position moves when all before it are acknowledged.
+
+        Raises:
+            JournalRangeError: the journal does not have the offset yet.
+            ClosedError: the journal is closed.
+        """
+        if offset >= self._log.end:
+            raise JournalRangeError(
+                self._log.folder.shown,
+                f"cursor {self.name!r}: offset {offset} is acknowledged, and the journal ends at {self._log.end}",
+            )
+        self._cursors.refuse_closed()
         with self._lock:
-            position = self._cursors.position(self.name)
-            if not position <= offset < self._log.end:
+            before = self._cursors.position(self.name)
+            if offset < before:
                 return
-            acknowledged = self._acknowledged
-            acknowledged.add(offset)
-            while position in acknowledged:
+            self._acknowledged.add(offset)
+            position = self._advance()
+        if position > before:
+            self._cursors.move(self.name, position)
+
+    def _advance(self) -> int:
+        """Return the offset of the first record that is neither acknowledged nor lost, from the position on."""
+        position = self._cursors.position(self.name)
+        acknowledged, lost = self._acknowledged, self._lost
+        if position != self._base:  # it was moved otherwise: records were dropped, or committed
+            acknowledged = self._acknowledged = {offset for offset in acknowledged if offset >= position}
+            lost = self._lost = {max(begin, position): end for begin, end in lost.items() if end > position}
+        while True:
+            if position in acknowledged:
                 acknowledged.remove(position)
                 position += 1
-        self._cursors.move(self.name, position)
+            elif position in lost:
+                position = lost.pop(position)
+            else:
+                self._base = position
+                return position
 
 
 def check_cursor_name(name: object) -> str:
@@ -221,13 +303,3 @@ def check_cursor_name(name: object) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= 200 or not name.isprintable():
         raise ArgumentError(f"a cursor name must have 1 to 200 printable characters, not {name!r:.100}")
     return name
-
-
-def save_quietly(cursors: Cursors) -> bool:
-    """Store positions on the thread of the journal; log an error and return ``False`` if that fails."""
-    try:
-        cursors.save()
-    except JournalError as error:
-        logger.warning("%s; positions of cursors are stored with the next try", error)
-        return False
-    return True

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from messaging.errors import JournalError, JournalFullError, JournalLockedError, JournalUnreadableError
 
@@ -212,21 +212,39 @@ class LocalFolder:
         path.unlink(missing_ok=True)
         _sync(path.parent)  # a file that is deleted later must not disappear earlier
 
-    def lock(self) -> contextlib.AbstractContextManager[Any]:
+    def lock(self) -> HeldLock:
         """See :class:`Folder`. The kernel releases the lock however its holder ends."""
         error = self.error(JournalLockedError, self._locked)
-        held = contextlib.ExitStack()
-        held.callback(os.close, lock_file(self._root / "lock", self._lock_timeout, error))
-        return held
+        return HeldLock(lock_file(self._root / "lock", self._lock_timeout, error))
 
     def check_lock(self) -> None:
         """See :class:`Folder`. The kernel prevents that."""
+
+
+class HeldLock:
+    """The lock of a folder, held by a file descriptor. A context manager that releases it."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the lock; in a forked child leave it to the parent alone. Idempotent."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
 
 
 class Appender:
     """A local file that grows, from its first ``keep`` bytes on. For one thread."""
 
     def __init__(self, path: Path, keep: int) -> None:
+        self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         #: bytes that the disk has
         self.size = keep
@@ -279,6 +297,16 @@ class Appender:
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the disk has all bytes of a file, if it still exists."""
+    with contextlib.suppress(FileNotFoundError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _sync(folder: Path) -> None:

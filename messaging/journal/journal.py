@@ -14,179 +14,54 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
+import threading
 import time
-import uuid
-import zlib
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from messaging.errors import (
     ArgumentError,
-    ClosedError,
-    JournalError,
+    JournalCorruptError,
     JournalFullError,
     JournalRangeError,
     JournalUnreadableError,
-    MessagingError,
     WouldBlockError,
 )
-from messaging.execution import Flag, Promise, Waiters, may_block
+from messaging.execution import Promise, Waiters, may_block, seconds
 from messaging.forking import LiveObjects
 from messaging.journal.commit import FSYNC_POLICIES, Fsync, GroupCommit
-from messaging.journal.cursors import Cursor, Cursors, check_cursor_name, save_quietly
+from messaging.journal.cursors import Cursor, Cursors, check_cursor_name
+from messaging.journal.entries import Blocking, Promised
 from messaging.journal.folders import LocalFolder, journal_errors
+from messaging.journal.identity import read_identity, seed_of, write_identity
 from messaging.journal.log import META
-from messaging.journal.quarantine import DamagedRange, Quarantine
-from messaging.journal.records import Record, encode_message, encode_record
+from messaging.journal.quarantine import Quarantine
+from messaging.journal.records import encode_message, encode_record
 from messaging.journal.retention import FULL_POLICIES, Full, Retention
-from messaging.journal.segments import RecordLog, RecordReader, RecordWriter
+from messaging.journal.segments import RecordLog, RecordWriter
 from messaging.journal.state import FILE as STATE_FILE
-from messaging.journal.state import DeadLetter, State
+from messaging.journal.state import State
+from messaging.journal.upkeep import Upkeep
+from messaging.journal.views import JournalView
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from messaging.journal.commit import Append
+    from messaging.journal.entries import Append
+    from messaging.journal.folders import HeldLock
+    from messaging.journal.records import Record
     from messaging.model import Message
 
 logger = logging.getLogger(__name__)
 
 Start = Literal["earliest", "latest"]
 
-FORMAT: Final = 1
-KIND: Final = "records"
 #: bytes from which on a segment is closed, and the least
 SEGMENT_BYTES: Final = 16 * 2**20
-_LEAST_SEGMENT: Final = 2**16
+_LEAST_SEGMENT: Final = 2**12
 #: a bounded journal has at least so many segments, because whole segments are dropped
 _SEGMENTS: Final = 8
-#: bytes from which on a segment is closed when all its records are acknowledged, so that it can be deleted
-_WORTH_CLOSING: Final = 2**20
 #: bytes of records that may wait to be written, for callers that do not wait
 _WAITING_BYTES: Final = 64 * 2**20
-#: pause between two times that positions of cursors are stored without a caller that waits, seconds
-_SAVE_PAUSE: Final = 0.05
-
-
-class Info(NamedTuple):
-    """The state of a journal."""
-
-    path: str
-    id: str
-    #: offset of the oldest record, and the offset after the newest one
-    begin: int
-    end: int
-    segments: int
-    #: of all segments
-    bytes: int
-    #: position of each cursor: the first offset that it has not acknowledged
-    cursors: dict[str, int]
-    #: records that were dropped to make room, or for their age, since the journal was created
-    dropped: int
-    dead_letters: int
-    damage: list[DamagedRange]
-
-
-class JournalView:
-    """A journal that is read, also while another process writes to it. Thread safe; each iterator is for one thread.
-
-    Get it with :meth:`Journal.view`.
-
-    Attributes:
-        path: the folder.
-        id: identifies the journal, wherever its folder is moved.
-    """
-
-    def __init__(self, folder: LocalFolder, identity: str, log: RecordLog, state: State | None) -> None:
-        self.path = folder.path
-        self.id = identity
-        self._folder = folder
-        self._log = log
-        self._state = state
-        self._quarantine = Quarantine(folder)
-
-    @property
-    def begin(self) -> int:
-        """The offset of the oldest record."""
-        return self._log.begin
-
-    @property
-    def end(self) -> int:
-        """The offset after the newest record."""
-        return self._log.end
-
-    def refresh(self) -> None:
-        """Notice what another process has written since. Raises ``JournalError``."""
-        with journal_errors(self._folder, "cannot read", JournalUnreadableError):
-            self._log.refresh()
-
-    def read(self, start: int | None = None, end: int | None = None) -> Iterator[Record]:
-        """Yield the records from offset ``start`` to before ``end``; by default all that are there now.
-
-        Damaged records are skipped and logged, see :attr:`Info.damage`. Records that are trimmed meanwhile are skipped.
-
-        Raises:
-            JournalRangeError: ``start`` is before the oldest record or behind the end.
-            JournalError: a file cannot be read.
-        """
-        until = self.end if end is None else min(end, self.end)
-        at = self.begin if start is None else start
-        if not self.begin <= at <= self.end:
-            raise self._folder.error(
-                JournalRangeError, f"offset {at} is asked for, and {self.begin} to {self.end} are there"
-            )
-        return self._read(RecordReader(self._log, at), until)
-
-    def _read(self, reader: RecordReader, until: int) -> Iterator[Record]:
-        while reader.offset < until:
-            with journal_errors(self._folder, "cannot read", JournalUnreadableError):
-                records = reader.take(min(1000, until - reader.offset))
-            if not records:
-                return
-            yield from (record for record in records if record.offset < until)
-
-    def cursors(self) -> dict[str, int]:
-        """Return the position of each cursor: the first offset that it has not acknowledged."""
-        return {} if self._state is None else self._state.cursors()
-
-    def dead_letters(self) -> list[DeadLetter]:
-        """Return the records that could not be processed, the oldest first."""
-        return [] if self._state is None else self._state.dead_letters()
-
-    def info(self) -> Info:
-        """Return the state of the journal. Raises ``JournalError``."""
-        segments = self._log.segments
-        return Info(
-            self.path,
-            self.id,
-            self.begin,
-            self.end,
-            len(segments),
-            sum(segment.size for segment in segments),
-            self.cursors(),
-            self._dropped(),
-            len(self.dead_letters()),
-            self._quarantine.ranges(),
-        )
-
-    def _dropped(self) -> int:
-        return 0 if self._state is None else self._state.counters().get("dropped", 0)
-
-    def close(self) -> None:
-        """Close the files. Idempotent."""
-        if self._state is not None:
-            self._state.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Journal(JournalView):
@@ -206,7 +81,8 @@ class Journal(JournalView):
         self,
         folder: LocalFolder,
         identity: str,
-        lock: contextlib.ExitStack,
+        lock: HeldLock,
+        resources: contextlib.ExitStack,
         *,
         fsync: Fsync = "always",
         fsync_interval: float = 1.0,
@@ -219,38 +95,44 @@ class Journal(JournalView):
         option: str | None = None,
     ) -> None:
         self._lock = lock
+        self._resources = resources
         self._timeout = timeout
         self._is_closed = False
+        #: held while the journal is being closed: a second caller waits until it is
+        self._closing = threading.Lock()
         quarantine = Quarantine(folder)
         if max_bytes is not None:
             segment_bytes = max(_LEAST_SEGMENT, min(segment_bytes, max_bytes // _SEGMENTS))
         log = RecordWriter(
             folder,
-            seed=_seed(identity),
+            seed=seed_of(identity),
             segment_bytes=segment_bytes,
+            segment_records=None if max_records is None else max(1, max_records // _SEGMENTS),
             on_damage=quarantine.add,
             sync_closed=fsync != "never",
         )
-        lock.callback(log.close)
+        resources.callback(log.close)
         state = State(Path(folder.path), option=option)
-        lock.callback(state.close)
+        resources.callback(state.close)
         super().__init__(folder, identity, log, state)
         self._quarantine = quarantine
-        self._cursors = Cursors(log, state, self._cursor_moved)
+        log.skip_to(max(state.cursors().values(), default=0))
+        self._cursors = Cursors(log, state, lambda: self._commit.note_room())
         self._retention = Retention(
             log, self._cursors, max_bytes=max_bytes, max_records=max_records, max_age=max_age, full=full
         )
         #: threads that wait for records
         self._readers = Waiters()
-        self._next_save = 0.0
         self._commit = GroupCommit(
             log,
             self._retention,
             fsync=fsync,
             fsync_interval=fsync_interval,
             after_batch=self._readers.wake,
-            idle=self._idle,
+            idle=lambda: self._upkeep.work(),
+            free=lambda: self._upkeep.free(),
         )
+        self._upkeep = Upkeep(log, self._cursors, self._retention, lambda: self._commit.waiting)
         _open.add(self)
         if max_age is not None:
             self._commit.wake()
@@ -284,7 +166,7 @@ class Journal(JournalView):
             fsync_interval: seconds between two syncs with ``"interval"``.
             max_bytes, max_records: bounds of the records that the slowest cursor has not acknowledged, or of all
                 records without cursors; ``None``: unlimited.
-            max_age: seconds after which a record is dropped, acknowledged or not; ``None``: never.
+            max_age: seconds after which a record is dropped, acknowledged or not, by its timestamp; ``None``: never.
             full: what happens to a record that has no room, in the journal or on the disk: ``"block"``: it waits until
                 its timeout; ``"drop_oldest"``: the oldest segments are dropped; ``"reject"``: it is refused at once.
             timeout: default deadline of appends, seconds.
@@ -299,24 +181,22 @@ class Journal(JournalView):
             JournalFullError: the disk is full.
         """
         _check(fsync=fsync, full=full)
-        _check_positive(
-            fsync_interval=fsync_interval, max_bytes=max_bytes, max_records=max_records, max_age=max_age,
-            timeout=timeout, segment_bytes=segment_bytes,
-        )  # fmt: skip
+        _check_positive(float, fsync_interval=fsync_interval, max_age=max_age, timeout=timeout)
+        _check_positive(int, max_bytes=max_bytes, max_records=max_records, segment_bytes=segment_bytes)
+        lock_timeout = seconds(lock_timeout, "lock_timeout")
         folder = LocalFolder(str(path), option=option, lock_timeout=lock_timeout, private=True)
         with contextlib.ExitStack() as stack, journal_errors(folder, "cannot open", JournalUnreadableError):
             folder.make()
-            stack.enter_context(folder.lock())
-            identity = _read_identity(folder)
+            lock = stack.enter_context(folder.lock())
+            identity = read_identity(folder)
             if identity is None:
                 if folder.list("0"):
                     raise folder.error(JournalUnreadableError, f"there are segments, but no {META}")
-                identity = uuid.uuid4().hex
-                meta = {"format": FORMAT, "kind": KIND, "id": identity, "created": time.time()}
-                folder.write(META, [json.dumps(meta, indent=1).encode()])
+                identity = write_identity(folder)
             journal = cls(
                 folder,
                 identity,
+                lock,
                 stack,
                 fsync=fsync,
                 fsync_interval=fsync_interval,
@@ -328,7 +208,7 @@ class Journal(JournalView):
                 timeout=timeout,
                 option=option,
             )
-            journal._lock = stack.pop_all()
+            journal._resources = stack.pop_all()
             return journal
 
     @staticmethod
@@ -340,13 +220,23 @@ class Journal(JournalView):
         """
         folder = LocalFolder(str(path))
         with journal_errors(folder, "cannot open", JournalUnreadableError):
-            identity = _read_identity(folder)
+            identity = read_identity(folder)
             if identity is None:
                 raise folder.error(JournalUnreadableError, f"there is no journal: no file {META}")
-            log = RecordLog(folder, seed=_seed(identity))
-            log.load()
-            state = State(Path(folder.path), writable=False) if STATE_FILE in folder.list() else None
-            return JournalView(folder, identity, log, state)
+            state = None
+            if STATE_FILE in folder.list():
+                try:
+                    state = State(Path(folder.path), writable=False)
+                except JournalCorruptError as error:  # the records do not need it
+                    logger.warning("%s; cursors and dead letters are not known; the next writer replaces it", error)
+            try:
+                view = JournalView(folder, identity, RecordLog(folder, seed=seed_of(identity)), state)
+                view.refresh()
+            except BaseException:
+                if state is not None:
+                    state.close()
+                raise
+            return view
 
     # --- appending
 
@@ -408,13 +298,13 @@ class Journal(JournalView):
             ClosedError: the journal is closed.
         """
         record = encode_record(channel, payload, properties, message_id, timestamp)
-        self._refuse_closed()
+        self._cursors.refuse_closed()
         if self._commit.waiting_bytes + len(record) > _WAITING_BYTES:
             raise self._folder.error(
                 JournalFullError, f"{self._commit.waiting} records wait to be written; await earlier promises first"
             )
         promise: Promise[int] = Promise(f"append to the journal {self._folder.shown}")
-        self._commit.put(_Promised(record, self._deadline(timeout), promise))
+        self._commit.put(Promised(record, _deadline(self._timeout if timeout is None else timeout), promise))
         return promise
 
     def put(self, entry: Append) -> None:
@@ -423,24 +313,17 @@ class Journal(JournalView):
         Raises:
             ClosedError: the journal is closed.
         """
-        self._refuse_closed()
+        self._cursors.refuse_closed()
         self._commit.put(entry)
 
     def _append(self, record: bytes, timeout: float | None) -> int:
         if not may_block():
             raise WouldBlockError("Journal.append would block the event loop of this thread; `await` Journal.submit")
-        self._refuse_closed()
-        entry = _Blocking(record, self._deadline(timeout))
+        self._cursors.refuse_closed()
+        entry = Blocking(record, _deadline(self._timeout if timeout is None else timeout))
         if not self._commit.put_now(entry):
             self._commit.put(entry)
         return entry.result()
-
-    def _deadline(self, timeout: float | None) -> float:
-        return time.monotonic() + (self._timeout if timeout is None else timeout)
-
-    def _refuse_closed(self) -> None:
-        if self._is_closed:
-            raise ClosedError(f"journal {self._folder.shown}: closed")
 
     # --- cursors and trimming
 
@@ -458,8 +341,8 @@ class Journal(JournalView):
             JournalError: the cursor cannot be stored.
         """
         check_cursor_name(name)
-        self._refuse_closed()
-        if start not in ("earliest", "latest") and not isinstance(start, int):
+        self._cursors.refuse_closed()
+        if start not in ("earliest", "latest") and (not isinstance(start, int) or isinstance(start, bool)):
             raise ArgumentError(f"start must be 'earliest', 'latest' or an offset, not {start!r:.100}")
         at = start if isinstance(start, int) else self.begin if start == "earliest" else self.end
         if not self.begin <= at <= self.end:
@@ -474,7 +357,12 @@ class Journal(JournalView):
         return self._cursors.positions()
 
     def remove_cursor(self, name: str) -> bool:
-        """Delete a cursor, so that it keeps no records; return whether there was one. Raises ``JournalError``."""
+        """Delete a cursor, so that it keeps no records; return whether there was one.
+
+        Raises:
+            JournalError: the database cannot be written. The cursor stays.
+            ClosedError: the journal is closed.
+        """
         return self._cursors.remove(name)
 
     def trim(self, before: int) -> int:
@@ -484,12 +372,22 @@ class Journal(JournalView):
 
         Raises:
             JournalError: a segment cannot be deleted.
+            ClosedError: the journal is closed.
         """
+        self._cursors.refuse_closed()
         positions = self._cursors.positions().values()
-        return self._log.trim(min([before, self.end, *positions]))
+        begin = self._log.trim(min([before, self.end, *positions]))
+        self._commit.note_room()
+        return begin
 
     def sync(self) -> None:
-        """Wait until the disk has all records, and the positions of all cursors. Raises ``JournalError``."""
+        """Wait until the disk has all records, and the positions of all cursors.
+
+        Raises:
+            JournalError: the disk failed.
+            ClosedError: the journal is closed.
+        """
+        self._cursors.refuse_closed()
         self._log.sync()
         self._cursors.save()
 
@@ -498,43 +396,10 @@ class Journal(JournalView):
         """Records that were dropped to make room, or for their age, since the journal was created."""
         return self._cursors.dropped
 
-    def _dropped(self) -> int:
-        return self._cursors.dropped
-
-    def _cursor_moved(self) -> None:
-        self._commit.wake()
-
     def _wait_for(self, offset: int, timeout: float) -> bool:
         """Wait until there is a record with ``offset``, for at most ``timeout`` seconds; return whether there is."""
         self._readers.wait_for(lambda: self._log.end > offset or self._is_closed, timeout)
         return self._log.end > offset
-
-    def _idle(self) -> float | None:
-        """Store positions and trim, on the thread of the journal; return seconds until the next call."""
-        pauses = [self._retention.pause()]
-        now = time.monotonic()
-        if not self._cursors.is_saved:
-            if now >= self._next_save:
-                save_quietly(self._cursors)
-                self._next_save = time.monotonic() + _SAVE_PAUSE
-            if not self._cursors.is_saved:
-                pauses.append(max(0.0, self._next_save - now))
-        if self._cursors.positions():
-            self._trim_acknowledged()
-        return min((pause for pause in pauses if pause is not None), default=None)
-
-    def _trim_acknowledged(self) -> None:
-        slowest = self._cursors.slowest()
-        log = self._log
-        try:
-            if slowest == log.end > log.last_segment and (
-                log.bytes_from(log.last_segment) >= _WORTH_CLOSING or self._commit.waiting
-            ):
-                log.roll()
-            if log.segment_of(slowest):
-                log.trim(slowest)
-        except JournalError as error:
-            logger.warning("%s; trimmed with the next acknowledgement", error)
 
     def add_dead_letter(self, record: Record, reason: str, *, most: int = 10_000) -> int:
         """Keep a record that cannot be processed, beside the log; return how many older ones were dropped.
@@ -560,93 +425,37 @@ class Journal(JournalView):
         Raises:
             JournalError: the last sync failed. The journal is closed.
         """
-        if self._is_closed:
-            return
-        self._is_closed = True
-        _open.discard(self)
-        try:
-            self._readers.wake()
-            self._commit.close()
-            self._cursors.save()
-        finally:
-            self._lock.close()
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            _open.discard(self)
+            try:
+                self._cursors.close()
+                self._readers.wake()
+                self._commit.close()
+                self._upkeep.save_last()
+            finally:
+                self._resources.close()
 
     def after_fork(self) -> None:
         """See ``Forkable``: the journal belongs to the parent, which alone may write to it."""
         self._is_closed = True
-        self._lock.pop_all()  # closes nothing: the parent goes on
+        self._closing = threading.Lock()
+        self._cursors.after_fork()
+        self._commit.after_fork()
+        self._state.after_fork()
+        self._log.after_fork()
+        self._lock.close()  # otherwise it would stay locked as long as this process lives
+        self._resources.pop_all()
 
 
 #: the open journals
 _open: Final = LiveObjects[Journal]()
 
 
-class _Blocking:
-    """A record whose caller waits."""
-
-    __slots__ = ("_done", "_error", "_offset", "deadline", "record")
-
-    def __init__(self, record: bytes, deadline: float) -> None:
-        self.record = record
-        self.deadline = deadline
-        self._done = Flag()
-        self._offset = -1
-        self._error: MessagingError | None = None
-
-    def note_stored(self, offset: int) -> None:
-        self._offset = offset
-        self._done.set()
-
-    def note_refused(self, error: MessagingError) -> None:
-        self._error = error
-        self._done.set()
-
-    def result(self) -> int:
-        self._done.wait()
-        if self._error is not None:
-            raise self._error.with_traceback(None)
-        return self._offset
-
-
-class _Promised:
-    """A record with a promise."""
-
-    __slots__ = ("deadline", "promise", "record")
-
-    def __init__(self, record: bytes, deadline: float, promise: Promise[int]) -> None:
-        self.record = record
-        self.deadline = deadline
-        self.promise = promise
-
-    def note_stored(self, offset: int) -> None:
-        self.promise.resolve(offset)
-
-    def note_refused(self, error: MessagingError) -> None:
-        self.promise.reject(error)
-
-
-def _seed(identity: str) -> int:
-    return zlib.crc32(f"{identity}/0".encode())
-
-
-def _read_identity(folder: LocalFolder) -> str | None:
-    """Return the id of the journal in ``folder``, or ``None`` if there is none."""
-    try:
-        text = bytes(folder.read(META, copy=True))
-    except FileNotFoundError:
-        return None
-    try:
-        values = json.loads(text)
-        kind, version, identity = values.get("kind", "a Spark query"), values["format"], values["id"]
-        if not isinstance(identity, str):
-            raise TypeError
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise folder.error(JournalUnreadableError, f"{META} does not parse: {type(error).__name__}") from None
-    if kind != KIND:
-        raise folder.error(JournalUnreadableError, f"it is the journal of {kind}, and not one of messages")
-    if version != FORMAT:
-        raise folder.error(JournalUnreadableError, f"it has format {version!r}, this version reads {FORMAT}")
-    return identity
+def _deadline(timeout: float) -> float:
+    return time.monotonic() + seconds(timeout)
 
 
 def _check(*, fsync: object, full: object) -> None:
@@ -655,7 +464,8 @@ def _check(*, fsync: object, full: object) -> None:
             raise ArgumentError(f"{name} must be one of {', '.join(known)}, not {value!r:.100}")
 
 
-def _check_positive(**values: Any) -> None:
+def _check_positive(kind: type, **values: Any) -> None:
+    kinds, what = (int, "an integer") if kind is int else ((int, float), "a number")
     for name, value in values.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
-            raise ArgumentError(f"{name} must be a number above 0, not {value!r:.100}")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not value > 0):
+            raise ArgumentError(f"{name} must be {what} above 0, not {value!r:.100}")

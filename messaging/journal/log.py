@@ -16,11 +16,12 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import JournalCorruptError, JournalError
-from messaging.journal.folders import journal_errors
+from messaging.journal.folders import journal_errors, sync_file
 from messaging.journal.frames import Damage, encode, walk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from messaging.journal.folders import Appender, Folder
     from messaging.journal.frames import Frame
@@ -173,6 +174,8 @@ class LogWriter(Log):
         self._sync_closed = sync_closed
         #: whether the appender has rows that may not be on the disk
         self._is_dirty = False
+        #: closed segments with such rows
+        self._unsynced: dict[Path, None] = {}
         #: whether the next append begins a segment
         self._close_segment = False
         #: segments before this one are deleted
@@ -182,17 +185,17 @@ class LogWriter(Log):
         if last is None:
             return
         self._segment = last.segment
-        if last.whole < last.size:
-            self._cut_off(last)
-        if folder.appends and last.whole:
+        is_kept = last.whole < last.size and not self._cut_off(last)
+        if folder.appends and last.whole and not is_kept:
             self._appender = folder.append_to(self.segment_name(self._segment), last.whole)
 
-    def _cut_off(self, tail: Tail) -> None:
-        """Note that the end of the last segment is cut off."""
+    def _cut_off(self, tail: Tail) -> bool:
+        """Note that the end of the last segment is cut off; return ``False`` to keep it and begin another segment."""
         logger.warning(
             "journal %s: cut off %d bytes of an unfinished write at the end of %s",
             self.folder.shown, tail.size - tail.whole, self.segment_name(tail.segment),
         )  # fmt: skip
+        return True
 
     def append_frame(self, rows: int, body: Sequence[Any], *, sync: bool = True) -> int:
         """Add ``rows`` rows whose offsets begin with :attr:`end`; return the first of these offsets.
@@ -259,8 +262,12 @@ class LogWriter(Log):
             try:
                 self._sync()
             except BaseException:
+                self._is_dirty = False  # the system reports a lost write once: a second sync would tell nothing
                 self._close_appender()  # a failed file is not used again
                 raise
+            for path in [*self._unsynced]:
+                del self._unsynced[path]
+                sync_file(path)
 
     def _sync(self) -> None:
         if self._appender is not None and self._is_dirty:
@@ -268,10 +275,12 @@ class LogWriter(Log):
             self._is_dirty = False
 
     def _close_appender(self) -> None:
-        self._is_dirty = False
         appender, self._appender = self._appender, None
         if appender is not None:
+            if self._is_dirty:
+                self._unsynced[appender.path] = None
             appender.close()
+        self._is_dirty = False
 
     @property
     def last_segment(self) -> int:
@@ -288,6 +297,10 @@ class LogWriter(Log):
             if self._segment != self.end:
                 self._close_segment = True
                 self._open_segment(self.end)
+            self._note_segment(self._segment)
+
+    def _note_segment(self, segment: int) -> None:
+        """Note that a segment exists that may be empty. No row is appended meanwhile."""
 
     def begin_segment(self) -> None:
         """Have the next append begin a segment, so that the rows before it can be deleted."""
@@ -321,3 +334,10 @@ class LogWriter(Log):
                     self._sync()
             finally:
                 self._close_appender()
+
+    def after_fork(self) -> None:
+        """Close the file of the parent process here. In a forked child, which does not write."""
+        self._is_closed = True
+        self._writing = threading.Lock()
+        self._lock = threading.RLock()
+        self._close_appender()

@@ -37,10 +37,16 @@ class DamagedRange(NamedTuple):
 
 
 class Quarantine:
-    """The damage of one journal that was found so far. Thread safe."""
+    """The damage of one journal that was found so far. Thread safe.
 
-    def __init__(self, folder: LocalFolder) -> None:
+    Args:
+        folder: of the journal.
+        writable: whether to copy damaged bytes; a process that only reads leaves that to the writer.
+    """
+
+    def __init__(self, folder: LocalFolder, *, writable: bool = True) -> None:
         self._folder = folder
+        self._writable = writable
         #: guards ``_known`` and the files
         self._lock = threading.Lock()
         self._known: set[DamagedRange] = set()
@@ -48,21 +54,15 @@ class Quarantine:
     def add(self, segment: int, damage: Damage, data: memoryview) -> None:
         """Copy damaged bytes, log the damage, and remember it; once for each damage."""
         found = DamagedRange(segment, damage.position, damage.end, damage.first, damage.until)
-        name = f"{segment:020d}-{'-'.join(map(str, found[1:]))}.damaged"
         with self._lock:
             if found in self._known:
                 return
+            known = self._listed() if self._writable else set()
             self._known.add(found)
-            try:
-                self._folder.make(FOLDER)
-                files = self._folder.list(FOLDER)
-                if name in files:
-                    return
-                if sum(files.values()) + len(data) <= _MOST_BYTES:
-                    self._folder.write(f"{FOLDER}/{name}", [data])
-                copy = f"{len(data)} bytes are in {FOLDER}/{name}"
-            except OSError as error:
-                copy = f"they cannot be copied to {FOLDER}: {error.strerror or error}"
+            # a reader that passes the gap finds again which offsets are missing
+            if found in known or (found.position == found.end and any(_covers(each, found) for each in known)):
+                return
+            copy = self._copy(found, data) if self._writable else "nothing is copied by a reader"
         lost = f"{found.until - found.first} records are lost, with offsets from {found.first}"
         logger.error(
             "journal %s: segment %020d is damaged at bytes %d to %d: %s; %s; %s",
@@ -70,11 +70,32 @@ class Quarantine:
             lost if found.until > found.first else "no stored record is lost", copy,
         )  # fmt: skip
 
+    def _copy(self, found: DamagedRange, data: memoryview) -> str:
+        """Copy damaged bytes; return what became of them."""
+        name = f"{found.segment:020d}-{'-'.join(map(str, found[1:]))}.damaged"
+        try:
+            self._folder.make(FOLDER)
+            has_room = sum(self._folder.list(FOLDER).values()) + len(data) <= _MOST_BYTES
+            self._folder.write(f"{FOLDER}/{name}", [data] if has_room else [])  # the name alone tells the range
+        except OSError as error:
+            return f"they cannot be copied to {FOLDER}: {error.strerror or error}"
+        if not has_room:
+            return f"they are not copied: {FOLDER} has {_MOST_BYTES} bytes already"
+        return f"{len(data)} bytes are in {FOLDER}/{name}"
+
     def ranges(self) -> list[DamagedRange]:
         """Return the damage that this process has found, and that the folder has copies of, in order of the offsets."""
         with self._lock:
-            found = {*self._known}
-            for name in self._folder.list(FOLDER):
-                if parts := _NAME.fullmatch(name):
-                    found.add(DamagedRange(*map(int, parts.groups())))
+            found = self._known | self._listed()
+        spans = [each for each in found if each.position < each.end]
+        found -= {each for each in found if each.position == each.end and any(_covers(span, each) for span in spans)}
         return sorted(found, key=lambda each: (each.first, each.segment, each.position))
+
+    def _listed(self) -> set[DamagedRange]:
+        names = map(_NAME.fullmatch, self._folder.list(FOLDER))
+        return {DamagedRange(*map(int, parts.groups())) for parts in names if parts}
+
+
+def _covers(known: DamagedRange, found: DamagedRange) -> bool:
+    """Return whether ``known`` tells the records of ``found`` as lost already."""
+    return known.first <= found.first and found.until <= known.until

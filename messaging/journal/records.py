@@ -21,6 +21,11 @@ from messaging.model import Message, MessageContext, restored_context, stored_pr
 #: body of the first frame of each segment
 FORMAT: Final = b"messaging.journal.records 1\n"
 _HEAD: Final = struct.Struct("<IqHHI")
+#: bytes of the smallest record
+LEAST_RECORD: Final = _HEAD.size
+#: the timestamps that a record can have: of the years 1 to 9999
+_FIRST_SECOND: Final = -62_135_596_800
+_LAST_SECOND: Final = 253_402_300_800
 #: bytes of a channel or a message id
 _MAX_SHORT: Final = 0xFFFF
 #: bytes of a record: a frame holds at least one
@@ -38,6 +43,7 @@ class Record(NamedTuple):
     payload: bytes
     #: all of its context but the channel, as :func:`~messaging.model.stored_properties` writes it; often empty
     properties: str
+    #: ``None`` also for an empty one
     message_id: str | None
 
     @property
@@ -68,9 +74,12 @@ def encode_record(
         timestamp: seconds since the epoch; ``None``: now.
 
     Raises:
-        ArgumentError: a text is too long, or has lone surrogates, or the record is larger than 2 GiB.
+        ArgumentError: a text is too long, or has lone surrogates, or the record is larger than 2 GiB; the payload is
+            not bytes; the timestamp is no number of the years 1 to 9999.
     """
-    micros = time.time_ns() // 1000 if timestamp is None else round(timestamp * 1_000_000)
+    micros = time.time_ns() // 1000 if timestamp is None else _micros(timestamp)
+    if type(payload) is not bytes:
+        payload = _as_bytes(payload)
     try:
         name, identity, rest = channel.encode(), (message_id or "").encode(), properties.encode()
     except UnicodeEncodeError:
@@ -98,10 +107,13 @@ class RecordTemplate:
 
     def encode(self, payload: bytes, message_id: str) -> bytes:
         """Return a record of now. ``message_id`` has at most 65,535 bytes in UTF-8."""
-        identity = message_id.encode()
+        try:
+            identity = message_id.encode()
+        except UnicodeEncodeError:
+            raise ArgumentError("a record: the message id has a lone surrogate") from None
         channel, properties = self._channel, self._properties
         length = self._size + len(identity) + len(payload)
-        if length > MAX_RECORD:
+        if length > MAX_RECORD or len(identity) > _MAX_SHORT:
             raise _too_large(length, len(channel), len(identity))
         micros = time.time_ns() // 1000
         head = _HEAD.pack(length, micros, len(channel), len(identity), len(properties))
@@ -113,6 +125,18 @@ def _too_large(length: int, channel: int, identity: int) -> ArgumentError:
         f"a record of {length} bytes with a channel of {channel} and a message id of {identity} bytes is too large; at "
         f"most {MAX_RECORD}, {_MAX_SHORT} and {_MAX_SHORT} fit"
     )
+
+
+def _micros(timestamp: object) -> int:
+    if isinstance(timestamp, (int, float)) and _FIRST_SECOND <= timestamp <= _LAST_SECOND:
+        return round(timestamp * 1_000_000)
+    raise ArgumentError(f"a record: the timestamp must be seconds since the epoch, not {timestamp!r:.100}")
+
+
+def _as_bytes(payload: object) -> bytes:
+    if isinstance(payload, (bytes, bytearray, memoryview)):
+        return bytes(payload)
+    raise ArgumentError(f"a record: the payload must be bytes, not {type(payload).__name__}")
 
 
 def encode_message(message: Message, message_id: str | None = None, timestamp: float | None = None) -> bytes:

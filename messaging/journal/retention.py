@@ -21,6 +21,7 @@ import time
 from typing import TYPE_CHECKING, Final, Literal
 
 from messaging.errors import JournalError, JournalFullError
+from messaging.journal.reader import time_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +48,7 @@ class Retention:
         log: the records.
         cursors: their positions.
         max_bytes, max_records: bounds of the backlog; ``None``: unlimited.
-        max_age: seconds that a record is kept; ``None``: unlimited.
+        max_age: seconds that a record is kept, by its timestamp; ``None``: unlimited.
         full: the policy.
     """
 
@@ -106,16 +107,24 @@ class Retention:
         before = log.begin
         target = log.begin
         while True:
-            following = [each.first for each in log.segments if each.first > target]
-            if not following:
-                if log.end == target:
+            following = next((each.first for each in log.segments if each.first > target), None)
+            if following is None:
+                if log.end == target or not self._roll():
                     break
-                log.roll()
-                following = [log.end]
-            target = following[0]
-            if self._drop_before(target, "to make room") and self._fits_beside(size):
+                following = log.end
+            target = following
+            if not self._drop_before(target, "to make room") or self._fits_beside(size):
                 break
         return log.begin > before
+
+    def _roll(self) -> bool:
+        """Close the last segment, so that it can be dropped; return whether that worked."""
+        try:
+            self._log.roll()
+        except JournalError as error:
+            logger.error("%s; tried again with the next record", error)  # the text says it all
+            return False
+        return True
 
     def _fits_beside(self, size: int) -> bool:
         return self.fitting([size]) == 1
@@ -149,18 +158,19 @@ class Retention:
             return
         self._next_look = now + max(_AGE_PAUSE, self._max_age / _AGE_STEPS)
         log = self._log
-        oldest = time.time() - self._max_age
+        wall = time.time()
         keep = log.begin
-        for segment, following in zip(log.segments, log.segments[1:], strict=False):
-            began = log.began(following)
-            if began is None or began > oldest:
+        for segment in log.segments[1:]:
+            began = time_of(log, segment)
+            if began is None or began > wall:
+                continue  # damaged, or the clock was wrong: the segments after it tell
+            if began > wall - self._max_age:
                 break
-            keep = following.first
-            del segment
+            keep = segment.first
         if keep > log.begin:
             self._drop_before(keep, f"older than {self._max_age:g} s")
         last = log.segments[-1] if log.segments else None
         if last is not None and last.first < log.end:
-            began = log.began(last)
-            if began is not None and began < time.time() - self._max_age / _AGE_STEPS:
-                log.roll()
+            began = time_of(log, last)
+            if began is None or not wall - self._max_age / _AGE_STEPS <= began <= wall:
+                self._roll()

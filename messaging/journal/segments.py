@@ -7,25 +7,25 @@ is found by its readers, which continue behind it.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from messaging.journal.frames import HEADER_BYTES, Damage, header, next_intact, scan
+from messaging.errors import JournalUnreadableError
+from messaging.journal.frames import HEADER_BYTES, Damage, header, walk
 from messaging.journal.log import Log, LogWriter, Tail
-from messaging.journal.records import FORMAT, decode_records
+from messaging.journal.records import FORMAT, LEAST_RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from messaging.journal.folders import Folder
+    from messaging.journal.folders import Appender, Folder
     from messaging.journal.frames import Frame
-    from messaging.journal.records import Record
 
-#: bytes that a reader of the last segment reads at a time
-_CHUNK: Final = 2**18
-#: bytes that a record counts beside its payload
-_RECORD_BYTES: Final = 100
+#: a journal that fills its disk has at least so many segments, which are not smaller than this, bytes
+_SHARE: Final = 8
+_LEAST_FULL: Final = 2**16
+#: attempts to find the last segment while a writer deletes segments
+_ATTEMPTS: Final = 50
 _first = attrgetter("first")
 
 
@@ -35,7 +35,7 @@ class Segment:
     Attributes:
         first: the offset of its first record, from its name.
         size: its bytes; of the last segment, the bytes of its whole frames.
-        began: the timestamp of its first record, once it is known.
+        began: when it began, once that is known; see :func:`~messaging.journal.reader.time_of`.
     """
 
     __slots__ = ("began", "first", "size")
@@ -63,24 +63,63 @@ class RecordLog(Log):
     # --- loading
 
     def load(self) -> Tail | None:
-        """Load the names and sizes of the segments, and the headers of the last one."""
-        found = self.list_segments()
-        self._restart(found[-1][0] if found else 0)
-        if not found:
-            return None
-        last, size = found[-1]
-        try:
-            data = self.folder.read(self.segment_name(last), copy=True)
-        except FileNotFoundError:  # trimmed just now
-            data = memoryview(b"")
+        """Load the names and sizes of the segments, and the headers of the last one.
+
+        A writer may be at work. Readers of this log on other threads see the state before or after.
+
+        Raises:
+            JournalUnreadableError: the last segment has a format of another version.
+        """
+        for _ in range(_ATTEMPTS):
+            found = self.list_segments()
+            if not found:
+                self._restart(0)
+                return None
+            last, listed = found[-1]
+            try:
+                data = self.folder.read(self.segment_name(last), copy=True)
+                break
+            except FileNotFoundError:  # a newer one has replaced it
+                data = memoryview(b"")
+        end, whole = self._scan(last, data, last)
         with self._lock:
-            self.begin = found[0][0]
-            self.segments = tuple(Segment(*each) for each in found[:-1]) + (Segment(last, 0),)
-            return Tail(last, self.load_segment(last, data, None), max(size, len(data)))
+            segments = (*(Segment(*each) for each in found[:-1]), Segment(last, whole))
+            self.begin, self.segments, self.end = found[0][0], segments, end
+        return Tail(last, whole, max(listed, len(data)))
+
+    def _scan(self, segment: int, data: memoryview, first: int, position: int = 0) -> tuple[int, int]:
+        """Return the offset after the last record of the last segment, and the end of its last whole frame in bytes.
+
+        Args:
+            segment: the offset in its name.
+            data: its bytes from ``position`` on.
+            first: the offset of the first record of ``data``.
+            position: of a frame.
+        """
+        end, whole = first, 0
+        for found in walk(data, first, seed=self.seed):
+            if isinstance(found, Damage):
+                if found.end < len(data):
+                    end, whole = found.until, found.end
+                if self.on_damage is not None:
+                    place = found._replace(position=position + found.position, end=position + found.end)
+                    self.on_damage(segment, place, data[found.position : found.end])
+            else:
+                self.check_format(segment, found)
+                end, whole = max(end, found.header.first + found.header.rows), found.end
+        return end, position + whole
+
+    def check_format(self, segment: int, frame: Frame) -> None:
+        """Refuse a segment whose records have a format of another version; ``frame`` is intact."""
+        if not frame.header.rows and bytes(frame.body) != FORMAT:
+            found = bytes(frame.body[:100]).decode(errors="replace").strip()
+            text = f"segment {self.segment_name(segment)} has format {found!r}, this version reads "
+            raise self.folder.error(JournalUnreadableError, text + repr(FORMAT.decode().strip()))
 
     def _restart(self, begin: int) -> None:
-        super()._restart(begin)
-        self.segments = ()
+        with self._lock:
+            super()._restart(begin)
+            self.segments = ()
 
     def _note(self, segment: int, first: int, rows: int, position: int, length: int) -> None:
         with self._lock:
@@ -88,13 +127,6 @@ class RecordLog(Log):
                 self.segments = (*self.segments, Segment(segment, 0))
             self.segments[-1].size = position + length
             self.end = first + rows  # last: a reader looks at the end first
-
-    def _note_damage(self, segment: int, damage: Damage, data: memoryview) -> None:
-        if self.on_damage is not None:
-            self.on_damage(segment, damage, data[damage.position : damage.end])
-        if damage.end < len(data):
-            self.segments[-1].size = damage.end
-            self.end = damage.until
 
     # --- places
 
@@ -113,41 +145,43 @@ class RecordLog(Log):
         part = segment.size * (until - max(offset, segment.first)) // max(1, until - segment.first)
         return part + sum(each.size for each in segments[at + 1 :])
 
-    def began(self, segment: Segment) -> float | None:
-        """Return the timestamp of the first record of ``segment``, or ``None`` if it cannot be read."""
-        if segment.began is None and segment.size:
-            reader = RecordReader(self, segment.first)
-            try:
-                records = reader.take(1)
-            except OSError:
-                return None
-            if records and records[0].offset == segment.first:
-                segment.began = records[0].timestamp
-        return segment.began
-
     def refresh(self) -> None:
         """Load what another process has written and deleted since the last call."""
-        known = {segment.first: segment for segment in self.segments[:-1]}
         found = self.list_segments()
-        if not found or not self.segments or found[-1][0] != self.segments[-1].first:
+        with self._lock:
+            segments, end = self.segments, self.end
+        if not found or not segments or found[-1][0] != segments[-1].first:
             self.load()
             return
+        last, size = segments[-1], segments[-1].size
+        try:
+            data = self.folder.read(self.segment_name(last.first), size, copy=True)
+        except FileNotFoundError:
+            self.load()
+            return
+        end, whole = self._scan(last.first, data, end, size)
         with self._lock:
-            last = self.segments[-1]
+            if self.segments[-1:] != (last,):
+                return  # another thread has loaded later segments
+            known = {segment.first: segment for segment in self.segments}
             self.segments = (*(known.get(first) or Segment(first, size) for first, size in found[:-1]), last)
             self.begin = found[0][0]
-        data = self.folder.read(self.segment_name(last.first), last.size, copy=True)
-        for frame in scan(data, self.seed):
-            if frame.header.first != self.end and frame.header.rows:
-                break
-            if not frame.is_intact():
-                break
-            if frame.header.rows:
-                self._note(last.first, frame.header.first, frame.header.rows, last.size, frame.end - frame.position)
+            last.size = max(last.size, whole)
+            self.end = max(self.end, end)
+
+    def note_missing(self, segment: Segment) -> bool:
+        """Return whether the file of a segment is missing though it was not trimmed."""
+        self.refresh()
+        return segment.first in (each.first for each in self.segments)
 
 
 class RecordWriter(LogWriter, RecordLog):
-    """The partition of a journal of records, for its writer; see :class:`~messaging.journal.log.LogWriter`."""
+    """The partition of a journal of records, for its writer; see :class:`~messaging.journal.log.LogWriter`.
+
+    Args:
+        segment_records: records from which on a segment is closed; ``None``: as many as there are.
+        on_damage: see :class:`RecordLog`.
+    """
 
     def __init__(
         self,
@@ -156,10 +190,12 @@ class RecordWriter(LogWriter, RecordLog):
         *,
         seed: int = 0,
         segment_bytes: int,
+        segment_records: int | None = None,
         on_damage: Callable[[int, Damage, memoryview], object],
         sync_closed: bool = True,
     ) -> None:
         self._on_damage = on_damage
+        self._segment_records = segment_records
         super().__init__(
             folder, partition, seed=seed, head=FORMAT, segment_bytes=segment_bytes, sync_closed=sync_closed
         )
@@ -169,12 +205,34 @@ class RecordWriter(LogWriter, RecordLog):
         self.on_damage = self._on_damage
         return super().load()
 
-    def _cut_off(self, tail: Tail) -> None:
+    def note_missing(self, segment: Segment) -> bool:
+        """See :class:`RecordLog`. This process alone deletes segments."""
+        return segment in self.segments
+
+    def _cut_off(self, tail: Tail) -> bool:
+        """Cut off an unfinished write. Keep a tail that may hold stored records, and count their offsets as used."""
         data = self.folder.read(self.segment_name(tail.segment), tail.whole, copy=True)
-        self._on_damage(
-            tail.segment, Damage(tail.whole, tail.size, self.end, self.end, "an unfinished write at its end"), data
-        )
-        super()._cut_off(tail)
+        lost = lost_rows(data, self.end, self.seed)
+        if not lost:
+            return super()._cut_off(tail)
+        reason = f"the end is damaged; it held at most {lost} records, and some of them may never have been stored"
+        self._on_damage(tail.segment, Damage(tail.whole, tail.size, self.end, self.end + lost, reason), data)
+        self.end += lost
+        return False
+
+    def skip_to(self, offset: int) -> None:
+        """Give no offset before ``offset`` to new records: the disk has lost the end of the log."""
+        with self._writing:
+            if offset <= self.end:
+                return
+            reason = f"its end is missing: a cursor has acknowledged records up to offset {offset}"
+            size = self.segments[-1].size if self.segments else 0
+            damage = Damage(size, size, self.end, offset, reason)
+            self._on_damage(self._segment, damage, memoryview(b""))
+            if not self.segments:
+                self.begin = offset
+            self.end = offset
+            self._close_segment = True
 
     def roll(self) -> None:
         """Begin a segment, so that the one before it can be deleted, also on a full disk.
@@ -183,9 +241,21 @@ class RecordWriter(LogWriter, RecordLog):
             JournalError: the segment cannot be created. The log is as before.
         """
         self.start_segment()
+
+    def _note_segment(self, segment: int) -> None:
         with self._lock:
-            if self.segments[-1].first < self.end:
-                self.segments = (*self.segments, Segment(self.end, 0))
+            if self.segments and self.segments[-1].first < segment:
+                self.segments = (*self.segments, Segment(segment, 0))
+
+    def _open_segment(self, first: int) -> Appender:
+        if self._segment_records is not None and first - self._segment >= self._segment_records:
+            self._close_segment = True
+        return super()._open_segment(first)
+
+    def shrink_segments(self) -> None:
+        """Close segments earlier from now on: the disk is full, and space is freed by whole segments."""
+        total = sum(segment.size for segment in self.segments)
+        self._segment_bytes = min(self._segment_bytes, max(_LEAST_FULL, total // _SHARE))
 
     def trim(self, offset: int) -> int:
         """Delete the segments with nothing but records before ``offset``; return the new begin.
@@ -202,128 +272,24 @@ class RecordWriter(LogWriter, RecordLog):
         return begin
 
 
-class RecordReader:
-    """Reads records in order of their offsets. For one thread.
+def lost_rows(data: memoryview, end: int, seed: int) -> int:
+    """Return how many records the bytes behind the last whole frame of a log may have held, at most.
+
+    An unfinished write holds none: it ends before its frame does, or the system has kept nothing of it but zeros.
 
     Args:
-        log: the records; of this process, or with ``refresh`` of another one.
-        offset: of the first record to read. If it was trimmed, the reader begins with the oldest record.
+        data: the bytes. No intact frame is in them.
+        end: the offset after the last whole frame.
+        seed: of the log.
     """
-
-    def __init__(self, log: RecordLog, offset: int) -> None:
-        self._log = log
-        #: offset of the next record to return
-        self.offset = offset
-        #: offset of the next record to read from the disk, behind those that are ready
-        self._next = offset
-        self._ready: deque[Record] = deque()
-        #: the segment that is read, and the bytes of it that are done with
-        self._segment = -1
-        self._position = 0
-
-    def take(self, most: int = 1000, most_bytes: int = 2**20) -> list[Record]:
-        """Return the next records: none if the end is reached.
-
-        Args:
-            most: number of records, at most.
-            most_bytes: bytes of payloads, at most, unless the first one alone has more.
-        """
-        taken: list[Record] = []
-        size = 0
-        while len(taken) < most:
-            if not self._ready and not self._fill():
-                self.offset = self._next  # damage at the end is passed
-                break
-            record = self._ready[0]
-            size += len(record.payload) + _RECORD_BYTES
-            if taken and size > most_bytes:
-                break
-            taken.append(self._ready.popleft())
-            self.offset = record.offset + 1
-        return taken
-
-    def seek(self, offset: int) -> None:
-        """Continue with the record at ``offset``."""
-        self.offset = self._next = offset
-        self._ready.clear()
-        self._segment = -1
-
-    def _fill(self) -> bool:
-        """Read frames until there is a record; return ``False`` at the end."""
-        log = self._log
-        while not self._ready:
-            end = log.end  # read before the segments, which are then as new or newer
-            segments = log.segments
-            if self._next >= end or not segments:
-                return False
-            self._next = max(self._next, segments[0].first)
-            at = bisect_right(segments, self._next, key=_first) - 1
-            segment = segments[at]
-            if segment.first != self._segment:
-                self._segment, self._position = segment.first, 0
-            try:
-                self._read_chunk(segment, segments[at + 1].first if at + 1 < len(segments) else end)
-            except FileNotFoundError:
-                if log.segments is segments:
-                    raise  # deleted by another program
-        return True
-
-    def _read_chunk(self, segment: Segment, until: int) -> None:
-        """Read some frames of ``segment``, whose records end before offset ``until``."""
-        data = self._read(segment, _CHUNK)
-        found = header(data[:HEADER_BYTES], self._log.seed)
-        if found is not None and len(data) < HEADER_BYTES + found.length:
-            data = self._read(segment, HEADER_BYTES + found.length)
-        position = 0
-        for frame in scan(data, self._log.seed):
-            first, rows = frame.header.first, frame.header.rows
-            if first >= until and rows:  # left over of a write that failed
-                self._position = segment.size
-                return
-            if first > self._next:
-                self._lose(segment, position, position, first, f"records {self._next} to {first} are missing", data)
-            if first + rows > self._next:
-                self._decode(segment, frame, data)
-            position = frame.end
-        self._position += position
-        if not position:
-            self._skip_damage(segment, until)
-
-    def _read(self, segment: Segment, length: int) -> memoryview:
-        name = self._log.segment_name(segment.first)
-        return self._log.folder.read(name, self._position, min(length, segment.size - self._position), copy=True)
-
-    def _decode(self, segment: Segment, frame: Frame, data: memoryview) -> None:
-        """Make the records of ``frame`` ready, from the next offset on."""
-        until = frame.header.first + frame.header.rows
-        if not frame.is_intact():
-            self._lose(segment, frame.position, frame.end, until, "the body of a frame is damaged", data)
-            return
-        try:
-            records = decode_records(frame.body, frame.header.first)
-        except ValueError as error:
-            self._lose(segment, frame.position, frame.end, until, str(error), data)
-            return
-        self._ready.extend(records[self._next - frame.header.first :])
-        self._next = until
-
-    def _skip_damage(self, segment: Segment, until: int) -> None:
-        """Continue behind damage at the position, or behind the segment."""
-        data = self._read(segment, segment.size)
-        following = next_intact(data, 0, self._log.seed) if len(data) else None
-        if following is not None and following.header.first < until:
-            end, offset = following.position, max(self._next, following.header.first)
-        else:
-            end, offset = len(data), until
-        if end or offset > self._next:
-            self._lose(segment, 0, end, offset, "the header of a frame is damaged", data)
-        self._position += end
-
-    def _lose(self, segment: Segment, position: int, end: int, until: int, reason: str, data: memoryview) -> None:
-        """Continue with offset ``until``: the records before it are damaged, at ``position`` of ``data``."""
-        damage = Damage(self._position + position, self._position + end, self._next, until, reason)
-        self._next = max(self._next, until)
-        if not self._ready:
-            self.offset = self._next
-        if self._log.on_damage is not None:
-            self._log.on_damage(segment.first, damage, data[position:end])
+    rows = position = 0
+    while position < len(data):
+        found = header(data[position : position + HEADER_BYTES], seed)
+        if found is None:
+            rest = bytes(data[position:])
+            return rows if len(rest) < HEADER_BYTES or not rest.strip(b"\0") else rows + len(rest) // LEAST_RECORD + 1
+        if position + HEADER_BYTES + found.length > len(data):
+            return rows  # not finished
+        rows = max(rows, found.first + found.rows - end)
+        position += HEADER_BYTES + found.length
+    return rows

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from messaging.errors import JournalError, JournalFullError, JournalUnreadableError
+from messaging.errors import ClosedError, JournalCorruptError, JournalError, JournalFullError, JournalUnreadableError
+from messaging.journal.records import Record, decode_records
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ MIGRATIONS: Final[Sequence[str]] = (
     CREATE INDEX seen_at ON seen (at);
     """,
 )
+_COUNT: Final = "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value=value+excluded.value"
 #: how long a change waits for a reader in another process that holds up a checkpoint, seconds
 _BUSY: Final = 5.0
 
@@ -52,6 +54,16 @@ class DeadLetter(NamedTuple):
     #: as :func:`~messaging.journal.records.encode_record` makes it
     record: bytes
 
+    @property
+    def stored(self) -> Record:
+        """The record.
+
+        Raises:
+            ValueError: ``record`` does not hold one.
+        """
+        (found,) = decode_records(memoryview(self.record), self.offset)
+        return found
+
 
 class State:
     """The database of a journal. Thread safe.
@@ -63,6 +75,7 @@ class State:
 
     Raises:
         JournalUnreadableError: the database was written by a newer version, or cannot be opened.
+        JournalCorruptError: the database is damaged, and not writable; otherwise it is replaced by an empty one.
     """
 
     def __init__(self, folder: Path, *, option: str | None = None, writable: bool = True) -> None:
@@ -71,14 +84,21 @@ class State:
         self._option = option
         #: guards the connection
         self._lock = threading.Lock()
+        self._is_closed = False
         self._connection = self._open(writable)
 
     def _open(self, writable: bool) -> sqlite3.Connection:
         try:
             return self._connect(writable)
         except sqlite3.DatabaseError as error:
-            if not writable or isinstance(error, sqlite3.OperationalError):
-                raise self._error(JournalUnreadableError, "cannot open", error) from error
+            if not writable and not self._path.with_name(f"{FILE}-wal").exists():
+                with contextlib.suppress(sqlite3.DatabaseError):
+                    # a folder that this process may not write to: SQLite cannot create its files for sharing there
+                    return self._connect(writable, "&immutable=1")
+            is_damaged = not isinstance(error, sqlite3.OperationalError)
+            if not writable or not is_damaged:
+                kind = JournalCorruptError if is_damaged else JournalUnreadableError
+                raise self._error(kind, "cannot open", error) from error
         # the log has all records: without cursors they are delivered again, and none is lost
         damaged = self._path.with_name(f"{FILE}.damaged-{time.time_ns()}")
         self._path.rename(damaged)
@@ -93,11 +113,9 @@ class State:
         except sqlite3.DatabaseError as error:
             raise self._error(JournalUnreadableError, "cannot open", error) from error
 
-    def _connect(self, writable: bool) -> sqlite3.Connection:
-        mode = "rwc" if writable else "ro"
-        connection = sqlite3.connect(
-            f"{self._path.as_uri()}?mode={mode}", uri=True, timeout=_BUSY, isolation_level=None, check_same_thread=False
-        )
+    def _connect(self, writable: bool, more: str = "") -> sqlite3.Connection:
+        uri = f"{self._path.as_uri()}?mode={'rwc' if writable else 'ro'}{more}"
+        connection = sqlite3.connect(uri, uri=True, timeout=_BUSY, isolation_level=None, check_same_thread=False)
         try:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version > len(MIGRATIONS):
@@ -115,7 +133,8 @@ class State:
         return connection
 
     def _error(self, kind: type[JournalError], what: str, error: sqlite3.Error) -> JournalError:
-        if error.sqlite_errorname == "SQLITE_FULL":
+        # errors of the module itself have no name of SQLite
+        if getattr(error, "sqlite_errorname", "") == "SQLITE_FULL":
             kind = JournalFullError
         return kind(self._shown, f"{what} {FILE}: {error}", self._option)
 
@@ -123,7 +142,7 @@ class State:
     def _change(self) -> Iterator[sqlite3.Connection]:
         """A transaction, which is on the disk when the context is left."""
         with self._lock:
-            connection = self._connection
+            connection = self._open_connection()
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 try:
@@ -138,10 +157,17 @@ class State:
 
     def _query(self, text: str, *values: Any) -> list[Any]:
         with self._lock:
+            connection = self._open_connection()
             try:
-                return self._connection.execute(text, values).fetchall()
+                return connection.execute(text, values).fetchall()
             except sqlite3.Error as error:
                 raise self._error(JournalError, "cannot read", error) from error
+
+    def check(self) -> None:
+        """Read the whole database. Raises ``JournalError`` if it is damaged."""
+        found = [text for (text,) in self._query("PRAGMA integrity_check")]
+        if found != ["ok"]:
+            raise JournalCorruptError(self._shown, f"{FILE} is damaged: {'; '.join(found)[:200]}", self._option)
 
     # --- cursors
 
@@ -149,8 +175,18 @@ class State:
         """Return the position of each cursor."""
         return dict(self._query("SELECT name, position FROM cursors"))
 
-    def save_cursors(self, positions: Mapping[str, int]) -> None:
-        """Store the positions of some cursors; on the disk when this returns. Raises ``JournalError``."""
+    def save_cursors(self, positions: Mapping[str, int], *, drops: Mapping[str, int] | None = None) -> None:
+        """Store the positions of some cursors; on the disk when this returns.
+
+        Args:
+            positions: name -> position.
+            drops: counter -> number to add to it, in the same transaction.
+
+        Raises:
+            JournalError: nothing was stored.
+        """
+        if not positions and not drops:
+            return
         now = time.time()
         with self._change() as connection:
             connection.executemany(
@@ -158,6 +194,7 @@ class State:
                 "changed=excluded.changed",
                 [(name, position, now) for name, position in positions.items()],
             )
+            connection.executemany(_COUNT, [*(drops or {}).items()])
 
     def delete_cursor(self, name: str) -> None:
         """Forget a cursor. Raises ``JournalError``."""
@@ -169,10 +206,7 @@ class State:
     def count(self, name: str, number: int) -> None:
         """Add ``number`` to a counter that outlives the process. Raises ``JournalError``."""
         with self._change() as connection:
-            connection.execute(
-                "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value=value+excluded.value",
-                (name, number),
-            )
+            connection.execute(_COUNT, (name, number))
 
     def counters(self) -> dict[str, int]:
         """Return the counters."""
@@ -222,7 +256,24 @@ class State:
         """Return channel, message id and time of the ids seen since ``oldest``, in order of time."""
         return self._query("SELECT channel, message_id, at FROM seen WHERE at >= ? ORDER BY at", oldest)
 
+    def _open_connection(self) -> sqlite3.Connection:
+        if self._is_closed:
+            raise ClosedError(f"journal {self._shown}: closed")
+        return self._connection
+
     def close(self) -> None:
         """Close the database. Idempotent."""
         with self._lock:
+            self._is_closed = True
             self._connection.close()
+
+    def after_fork(self) -> None:
+        """Leave the database to the parent process. In a forked child."""
+        self._is_closed = True
+        self._lock = threading.Lock()
+        # SQLite must not be called with a connection of another process, not even to close it
+        _inherited.append(self._connection)
+
+
+#: connections of parent processes
+_inherited: Final[list[sqlite3.Connection]] = []

@@ -1,0 +1,166 @@
+"""Records on their way to the disk, and how each is told its outcome."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Final, Protocol
+
+from messaging.execution import Flag, Promise
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from messaging.errors import MessagingError
+
+#: bytes of records in one frame, unless one record alone has more
+_BATCH_BYTES: Final = 2**20
+#: records in one frame
+_BATCH: Final = 4096
+
+
+class Append(Protocol):
+    """A record on its way to the disk."""
+
+    #: of ``encode_record``
+    record: bytes
+    #: when to give up waiting for room, in seconds of the monotonic clock
+    deadline: float
+
+    def note_stored(self, offset: int) -> None:
+        """Succeed: the record is stored as the fsync policy says. On the committing thread; must not raise."""
+
+    def note_refused(self, error: MessagingError) -> None:
+        """Fail: the record is not in the journal. On the committing thread; must not raise."""
+
+
+class Blocking:
+    """A record whose caller waits."""
+
+    __slots__ = ("_done", "_error", "_offset", "deadline", "record")
+
+    def __init__(self, record: bytes, deadline: float) -> None:
+        self.record = record
+        self.deadline = deadline
+        self._done = Flag()
+        self._offset = -1
+        self._error: MessagingError | None = None
+
+    def note_stored(self, offset: int) -> None:
+        """See :class:`Append`."""
+        self._offset = offset
+        self._done.set()
+
+    def note_refused(self, error: MessagingError) -> None:
+        """See :class:`Append`."""
+        self._error = error
+        self._done.set()
+
+    def result(self) -> int:
+        """Wait for the outcome; return the offset, or raise the error."""
+        self._done.wait()
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        return self._offset
+
+
+class Promised:
+    """A record with a promise."""
+
+    __slots__ = ("deadline", "promise", "record")
+
+    def __init__(self, record: bytes, deadline: float, promise: Promise[int]) -> None:
+        self.record = record
+        self.deadline = deadline
+        self.promise = promise
+
+    def note_stored(self, offset: int) -> None:
+        """See :class:`Append`."""
+        self.promise.resolve(offset)
+
+    def note_refused(self, error: MessagingError) -> None:
+        """See :class:`Append`."""
+        self.promise.reject(error)
+
+
+class Waiting:
+    """The records that wait to be written, in order. Any thread puts; one thread at a time takes.
+
+    Attributes:
+        deadline: the earliest deadline of the records, or a time before it; seconds of the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self._entries: deque[Append] = deque()
+        #: guards the end of ``_entries``, and what follows
+        self._lock = threading.Lock()
+        #: bytes of the records that were put, and of those that were taken; they begin again at 0 when none waits
+        self._put = self._taken = 0
+        self._is_closed = False
+        self.deadline = math.inf
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of the records."""
+        return self._put - self._taken if self._entries else 0
+
+    def put(self, entry: Append) -> bool:
+        """Add a record at the end; return ``False`` if there will be none any more."""
+        with self._lock:
+            if self._is_closed:
+                return False
+            self._put += len(entry.record)
+            self.deadline = min(self.deadline, entry.deadline)
+            self._entries.append(entry)
+        return True
+
+    def remove(self, entry: Append) -> None:
+        """Remove a record that was put, and not taken."""
+        with self._lock:
+            self._put -= len(entry.record)
+            self._entries.remove(entry)
+
+    def take(self) -> list[Append]:
+        """Return the records of the next frame."""
+        batch: list[Append] = []
+        size = 0
+        while self._entries and size < _BATCH_BYTES and len(batch) < _BATCH:
+            entry = self._entries.popleft()
+            size += len(entry.record)
+            batch.append(entry)
+        self._taken += size
+        if not self._entries:
+            with self._lock:
+                if not self._entries:
+                    self._put = self._taken = 0
+                    self.deadline = min((entry.deadline for entry in batch), default=math.inf)
+        return batch
+
+    def put_back(self, entries: Sequence[Append]) -> None:
+        """Return records to the front."""
+        self._taken -= sum(len(entry.record) for entry in entries)
+        self._entries.extendleft(reversed(entries))
+
+    def take_late(self, now: float | None) -> list[Append]:
+        """Return the records whose deadline is not after ``now``, wherever they stand; all of them for ``None``."""
+        if now is not None and now < self.deadline:
+            return []
+        kept: list[Append] = []
+        late: list[Append] = []
+        with self._lock:  # a moment in which none is put
+            while self._entries:
+                entry = self._entries.popleft()
+                (late if now is None or entry.deadline <= now else kept).append(entry)
+            self._entries.extend(kept)
+            self.deadline = min((entry.deadline for entry in kept), default=math.inf)
+            self._taken += sum(len(entry.record) for entry in late)
+        return late
+
+    def close(self) -> None:
+        """Take no more records."""
+        with self._lock:
+            self._is_closed = True

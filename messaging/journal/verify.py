@@ -1,0 +1,184 @@
+"""Verifying a journal: every byte is read, and damage is reported. Journals of Spark queries, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from messaging.errors import JournalError, JournalUnreadableError
+from messaging.journal.folders import LocalFolder, journal_errors
+from messaging.journal.frames import Damage, walk
+from messaging.journal.identity import KIND, read_kind, seed_of
+from messaging.journal.log import META, Log
+from messaging.journal.quarantine import DamagedRange, Quarantine
+from messaging.journal.records import FORMAT, decode_records
+from messaging.journal.segments import lost_rows
+from messaging.journal.state import FILE as STATE_FILE
+from messaging.journal.state import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from messaging.journal.frames import Frame
+
+#: most partitions of a journal that are looked for
+_PARTITIONS: Final = 10_000
+
+
+class Damaged(NamedTuple):
+    """A damaged place that is in the journal now."""
+
+    partition: int
+    #: name of the file, relative to the folder
+    segment: str
+    #: the bytes that cannot be used
+    position: int
+    end: int
+    #: offset of the first record that is lost, and the offset after the last one; equal if none is
+    first: int
+    until: int
+    reason: str
+
+
+class Verification(NamedTuple):
+    """The outcome of :func:`verify`.
+
+    Attributes:
+        unfinished: bytes of an unfinished write at the end. That is no damage: the writer cuts them off, or is writing.
+        quarantined: damage that the writer has found before, and of which it has kept copies.
+    """
+
+    path: str
+    #: ``"records"``, or another kind
+    kind: str
+    segments: int
+    #: of all segments
+    bytes: int
+    #: intact records
+    records: int
+    unfinished: int
+    damage: list[Damaged]
+    quarantined: list[DamagedRange]
+    #: why the database of the cursors cannot be read; ``None`` if it can, or there is none
+    state: str | None
+
+
+def verify(path: str | Path) -> Verification:
+    """Read a whole journal and report damage, also while another process writes to it. Changes nothing.
+
+    Args:
+        path: its folder; a journal of messages, or of a Spark query.
+
+    Raises:
+        JournalUnreadableError: the folder holds no journal, or cannot be read.
+    """
+    folder = LocalFolder(str(path))
+    with journal_errors(folder, "cannot read", JournalUnreadableError):
+        found = read_kind(folder)
+        if found is None:
+            raise folder.error(JournalUnreadableError, f"there is no journal: no file {META}")
+        kind, _, identity = found
+        segments = size = records = unfinished = 0
+        damage: list[Damaged] = []
+        for partition in range(_PARTITIONS):
+            log = _Verified(folder, partition, is_records=kind == KIND, seed=seed_of(identity, partition))
+            if not log.exists():
+                break
+            log.read()
+            segments += log.segments
+            size += log.bytes
+            records += log.records
+            unfinished += log.unfinished
+            damage += log.damage
+        quarantined = Quarantine(folder, writable=False).ranges()
+        state = _state_error(folder)
+        return Verification(folder.path, kind, segments, size, records, unfinished, damage, quarantined, state)
+
+
+def _state_error(folder: LocalFolder) -> str | None:
+    if STATE_FILE not in folder.list():
+        return None
+    try:
+        state = State(Path(folder.path), writable=False)
+        try:
+            state.check()
+        finally:
+            state.close()
+    except JournalError as error:
+        return str(error)
+    return None
+
+
+class _Verified(Log):
+    """A partition that is verified."""
+
+    def __init__(self, folder: LocalFolder, partition: int, *, is_records: bool, seed: int) -> None:
+        super().__init__(folder, partition, seed=seed)
+        self._is_records = is_records
+        self.segments = self.bytes = self.records = self.unfinished = 0
+        self.damage: list[Damaged] = []
+
+    def exists(self) -> bool:
+        """Return whether there is such a partition."""
+        return self.partition == 0 or bool(self.list_segments())
+
+    def read(self) -> None:
+        """Read all segments."""
+        listed = [segment for segment, _ in self.list_segments()]
+        for segment, following in zip(listed, [*listed[1:], None], strict=True):
+            try:
+                # the last one may be truncated meanwhile, which mapped bytes would not survive
+                data = self.folder.read(self.segment_name(segment), copy=following is None)
+            except FileNotFoundError:
+                continue  # trimmed meanwhile
+            self.segments += 1
+            self.bytes += len(data)
+            self._read_segment(segment, data, following)
+
+    def _read_segment(self, segment: int, data: memoryview, following: int | None) -> None:
+        offset, position = segment, 0
+        for found in self._checked(walk(data, segment, until=following, seed=self.seed)):
+            if isinstance(found, Damage):
+                self._add(segment, found)
+            else:
+                self.records += found.header.rows
+            position = found.end
+            offset = found.until if isinstance(found, Damage) else found.header.first + found.header.rows
+        rest = data[position:]
+        if following is not None:
+            if offset < following:
+                self._add(segment, Damage(position, len(data), offset, following, "the end of the segment is missing"))
+            return
+        lost = lost_rows(rest, offset, self.seed)
+        if lost:
+            reason = "the end is damaged; the number of records is the most that it can have held"
+            self._add(segment, Damage(position, len(data), offset, offset + lost, reason))
+        else:
+            self.unfinished += len(rest)
+
+    def _checked(self, found: Iterator[Frame | Damage]) -> Iterator[Frame | Damage]:
+        """Check also the bodies of closed segments."""
+        for each in found:
+            reason = None if isinstance(each, Damage) else self._fault(each)
+            if reason is None or isinstance(each, Damage):
+                yield each
+            else:
+                first = each.header.first
+                yield Damage(each.position, each.end, first, first + each.header.rows, reason)
+
+    def _fault(self, frame: Frame) -> str | None:
+        if not frame.is_intact():
+            return "the body of a frame is damaged"
+        if not self._is_records:
+            return None
+        if not frame.header.rows:
+            return None if bytes(frame.body) == FORMAT else "the segment has a format of another version"
+        try:
+            if len(decode_records(frame.body, frame.header.first)) == frame.header.rows:
+                return None
+        except ValueError as error:
+            return str(error)
+        return "a frame holds another number of records than its header says"
+
+    def _add(self, segment: int, damage: Damage) -> None:
+        self.damage.append(Damaged(self.partition, self.segment_name(segment), *damage))

@@ -1,0 +1,145 @@
+"""Reading a journal of messages, also beside the writer of another process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from messaging.errors import JournalRangeError, JournalUnreadableError
+from messaging.journal.folders import journal_errors
+from messaging.journal.quarantine import DamagedRange, Quarantine
+from messaging.journal.reader import RecordReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from messaging.journal.folders import LocalFolder
+    from messaging.journal.records import Record
+    from messaging.journal.segments import RecordLog
+    from messaging.journal.state import DeadLetter, State
+
+
+class Info(NamedTuple):
+    """The state of a journal."""
+
+    path: str
+    id: str
+    #: offset of the oldest record, and the offset after the newest one
+    begin: int
+    end: int
+    segments: int
+    #: of all segments
+    bytes: int
+    #: position of each cursor: the first offset that it has not acknowledged
+    cursors: dict[str, int]
+    #: records that were dropped to make room, or for their age, since the journal was created
+    dropped: int
+    dead_letters: int
+    damage: list[DamagedRange]
+
+
+class JournalView:
+    """A journal that is read, also while another process writes to it. Thread safe; each iterator is for one thread.
+
+    Get it with :meth:`Journal.view`.
+
+    Attributes:
+        path: the folder.
+        id: identifies the journal, wherever its folder is moved.
+    """
+
+    def __init__(self, folder: LocalFolder, identity: str, log: RecordLog, state: State | None) -> None:
+        self.path = folder.path
+        self.id = identity
+        self._folder = folder
+        self._log = log
+        self._state = state
+        self._quarantine = Quarantine(folder, writable=False)
+        if log.on_damage is None:
+            log.on_damage = self._quarantine.add
+
+    @property
+    def begin(self) -> int:
+        """The offset of the oldest record."""
+        return self._log.begin
+
+    @property
+    def end(self) -> int:
+        """The offset after the newest record."""
+        return self._log.end
+
+    def refresh(self) -> None:
+        """Notice what another process has written since. Raises ``JournalError``."""
+        with journal_errors(self._folder, "cannot read", JournalUnreadableError):
+            self._log.refresh()
+
+    def read(self, start: int | None = None, end: int | None = None) -> Iterator[Record]:
+        """Yield the records from offset ``start`` to before ``end``; by default all that are there now.
+
+        Damaged records are skipped and logged, see :attr:`Info.damage`. Records that are trimmed meanwhile are skipped.
+
+        Raises:
+            JournalRangeError: ``start`` is before the oldest record or behind the end.
+            JournalError: a file cannot be read.
+        """
+        until = self.end if end is None else min(end, self.end)
+        at = self.begin if start is None else start
+        if not self.begin <= at <= self.end:
+            raise self._folder.error(
+                JournalRangeError, f"offset {at} is asked for, and {self.begin} to {self.end} are there"
+            )
+        return self._read(RecordReader(self._log, at), until)
+
+    def _read(self, reader: RecordReader, until: int) -> Iterator[Record]:
+        while reader.offset < until:
+            with journal_errors(self._folder, "cannot read", JournalUnreadableError):
+                records = reader.take(min(1000, until - reader.offset))
+            if not records:
+                return
+            yield from (record for record in records if record.offset < until)
+
+    def cursors(self) -> dict[str, int]:
+        """Return the position of each cursor: the first offset that it has not acknowledged.
+
+        In another process than the writer's: the positions that are stored, which is soon after they have moved.
+        """
+        stored = {} if self._state is None else self._state.cursors()
+        return {name: max(self.begin, position) for name, position in stored.items()}
+
+    def dead_letters(self) -> list[DeadLetter]:
+        """Return the records that could not be processed, the oldest first."""
+        return [] if self._state is None else self._state.dead_letters()
+
+    def info(self) -> Info:
+        """Return the state of the journal. Raises ``JournalError``."""
+        segments = self._log.segments
+        return Info(
+            self.path,
+            self.id,
+            self.begin,
+            self.end,
+            len(segments),
+            sum(segment.size for segment in segments),
+            self.cursors(),
+            self.dropped,
+            len(self.dead_letters()),
+            self._quarantine.ranges(),
+        )
+
+    @property
+    def dropped(self) -> int:
+        """Records that were dropped to make room, or for their age, since the journal was created."""
+        return 0 if self._state is None else self._state.counters().get("dropped", 0)
+
+    def close(self) -> None:
+        """Close the files. Idempotent."""
+        if self._state is not None:
+            self._state.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

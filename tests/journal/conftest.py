@@ -1,0 +1,67 @@
+"""Fixtures of the tests of the journal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from messaging.journal import Journal
+
+Open = Callable[..., Journal]
+
+
+@pytest.fixture
+def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that open a log thousands of times."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    monkeypatch.setattr(os, "fdatasync", lambda file: None)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "journal")
+
+
+@pytest.fixture
+def in_memory() -> Iterator[str]:
+    """A folder that syncs at once: a kill takes nothing from the system, only from the process."""
+    folder = tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def opened(path: str) -> Iterator[Open]:
+    """Open the journal at ``path``; it is closed at the end of the test."""
+    found: list[Journal] = []
+
+    def opened(where: str = path, **more: Any) -> Journal:
+        found.append(Journal.open(where, **more))
+        return found[-1]
+
+    yield opened
+    for each in found:
+        each.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=False, capture_output=True
+    )
+    if os.geteuid() != 0 or mounted.returncode:
+        pytest.skip("only root can mount a small disk")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

@@ -1,0 +1,104 @@
+"""Logs of records for tests, and what a reader makes of them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from messaging.journal import Record, encode_record
+from messaging.journal.folders import LocalFolder
+from messaging.journal.frames import Damage
+from messaging.journal.reader import RecordReader
+from messaging.journal.segments import RecordLog, RecordWriter
+
+SEED = 4711
+
+
+@lru_cache(maxsize=100_000)
+def payload(offset: int) -> bytes:
+    """The payload at ``offset``."""
+    return random.Random(offset).randbytes(offset % 50)
+
+
+@lru_cache(maxsize=100_000)
+def record(offset: int) -> bytes:
+    """The record at ``offset``: all that it holds follows from the offset."""
+    return encode_record(f"a/{offset % 3}", payload(offset), "", f"id{offset}", offset)
+
+
+def is_right(found: Record) -> bool:
+    """Return whether a record is as :func:`record` made it."""
+    n = found.offset
+    return found == Record(n, n, f"a/{n % 3}", payload(n), "", f"id{n}")
+
+
+class Lost(NamedTuple):
+    """What a log has reported."""
+
+    found: list[tuple[int, Damage]]
+
+    def note(self, segment: int, damage: Damage, data: memoryview) -> None:
+        assert damage.position <= damage.end
+        assert damage.first <= damage.until
+        assert len(data) == damage.end - damage.position
+        self.found.append((segment, damage))
+
+    @property
+    def offsets(self) -> set[int]:
+        return {offset for _, damage in self.found for offset in range(damage.first, damage.until)}
+
+
+def writer(folder: Path | str, segment_bytes: int = 2**20, lost: Lost | None = None) -> RecordWriter:
+    note = (Lost([]) if lost is None else lost).note
+    return RecordWriter(LocalFolder(str(folder)), seed=SEED, segment_bytes=segment_bytes, on_damage=note)
+
+
+def view(folder: Path | str, lost: Lost | None = None) -> RecordLog:
+    log = RecordLog(LocalFolder(str(folder)), seed=SEED)
+    log.on_damage = (Lost([]) if lost is None else lost).note
+    log.refresh()
+    return log
+
+
+def add(log: RecordWriter, *counts: int) -> None:
+    """Append frames with so many records."""
+    for count in counts:
+        log.append_frame(count, [b"".join(record(log.end + n) for n in range(count))])
+
+
+def read(log: RecordLog, start: int | None = None) -> list[Record]:
+    """Return all records."""
+    reader = RecordReader(log, log.begin if start is None else start)
+    found: list[Record] = []
+    while taken := reader.take():
+        found += taken
+    assert reader.offset == log.end
+    return found
+
+
+def check(records: Iterable[Record], lost: set[int], written: Sequence[int] | range) -> list[int]:
+    """Raise unless each record came back as written or is reported as lost; return the offsets that came back."""
+    offsets = []
+    for each in records:
+        assert is_right(each), each
+        offsets.append(each.offset)
+    assert offsets == sorted(set(offsets))
+    assert set(written) - set(offsets) <= lost, "records are missing and not reported"
+    assert not set(offsets) & lost, "records are there and reported as lost"
+    return offsets
+
+
+def segment_files(folder: Path | str) -> list[Path]:
+    return sorted(Path(folder).glob("0/*.segment"))
+
+
+def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    """Wait until ``condition`` holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain"
+        time.sleep(0.002)

@@ -1,0 +1,270 @@
+"""Bounds of bytes, records and age, each with each policy; a disk that is full."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from messaging.errors import JournalFullError
+from messaging.journal import Journal
+from tests.journal.conftest import Open
+from tests.journal.logs import segment_files, until
+
+BOUNDS = [{"max_records": 100}, {"max_bytes": 100 * 1042}]
+IDS = ["records", "bytes"]
+PAYLOAD = b"x" * 1000
+
+
+def offsets(journal: Journal) -> list[int]:
+    return [each.offset for each in journal.read()]
+
+
+def fill(journal: Journal) -> int:
+    """Append until there is no room; return the number of records."""
+    while True:
+        try:
+            journal.append("a", PAYLOAD, timeout=0.01)
+        except JournalFullError:
+            return journal.end
+
+
+@pytest.mark.parametrize("bound", BOUNDS, ids=IDS)
+def test_reject_refuses_at_once_and_accepts_when_a_cursor_has_made_room(opened: Open, bound: dict[str, int]) -> None:
+    journal = opened(full="reject", timeout=60, **bound)
+    cursor = journal.cursor("c")
+    began = time.monotonic()
+    full = fill(journal)
+    assert 90 <= full <= 100
+    with pytest.raises(JournalFullError, match=r"it is full: \d+ records \(\d+ bytes\) are not acknowledged, and max"):
+        journal.submit("a", PAYLOAD, timeout=60).result(10)
+    assert time.monotonic() - began < 30
+    cursor.commit(1)
+    assert journal.append("a", b"x" * 900) == full
+    assert journal.dropped == 0
+    assert offsets(journal)[-1] == full
+
+
+@pytest.mark.parametrize("bound", BOUNDS, ids=IDS)
+def test_block_waits_until_a_cursor_has_made_room(opened: Open, bound: dict[str, int]) -> None:
+    journal = opened(timeout=60, **bound)
+    cursor = journal.cursor("c")
+    full = fill(journal)
+    timer = threading.Timer(0.2, lambda: cursor.commit(50))
+    timer.start()
+    began = time.monotonic()
+    assert journal.append("a", PAYLOAD) == full
+    assert 0.15 < time.monotonic() - began < 20
+    timer.join()
+
+
+@pytest.mark.parametrize("bound", BOUNDS, ids=IDS)
+def test_drop_oldest_drops_whole_segments_and_counts_and_logs_each_record(
+    path: str, opened: Open, bound: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = opened(full="drop_oldest", **bound)
+    cursor = journal.cursor("c")
+    for n in range(1000):
+        assert journal.append("a", PAYLOAD) == n
+        assert journal.end - journal.begin <= 101
+    kept = offsets(journal)
+    assert 80 <= len(kept) <= 100, "an eighth is dropped at a time"
+    assert kept == list(range(journal.begin, 1000))
+    assert journal.dropped == journal.begin == cursor.position
+    logged = [each for each in caplog.records if "dropped" in each.message]
+    assert sum(int(each.message.split("dropped ")[1].split()[0]) for each in logged) == journal.dropped
+    assert all(each.levelno == logging.WARNING for each in logged)
+    dropped = journal.dropped
+    journal.close()
+    journal = opened(full="drop_oldest", **bound)
+    assert journal.dropped == journal.info().dropped == dropped
+    assert [each.offset for each in journal.cursor("c").read()] == kept
+    with Journal.view(path) as view:
+        assert view.info().dropped == dropped
+
+
+def test_acknowledged_records_do_not_count_as_dropped(opened: Open) -> None:
+    journal = opened(full="drop_oldest", max_records=16)
+    cursor = journal.cursor("c")
+    for n in range(100):
+        journal.append("a", b"x")
+        cursor.commit(n + 1, wait=False)
+    assert journal.dropped == 0
+
+
+def test_a_bound_of_one_record_works(opened: Open) -> None:
+    journal = opened(full="drop_oldest", max_records=1)
+    for n in range(5):
+        assert journal.append("a", b"x") == n
+        assert offsets(journal) == [n]
+    assert journal.dropped == 4
+
+
+@pytest.mark.parametrize("full", ["block", "reject", "drop_oldest"])
+def test_a_record_larger_than_the_bound_goes_in_alone(opened: Open, full: str) -> None:
+    journal = opened(full=full, max_bytes=10_000, timeout=0.1)
+    cursor = journal.cursor("c")
+    assert journal.append("a", b"x" * 50_000) == 0
+    if full == "drop_oldest":
+        assert journal.append("a", b"y") == 1
+        assert (offsets(journal), journal.dropped) == ([1], 1)
+        return
+    with pytest.raises(JournalFullError):
+        journal.append("a", b"y")
+    cursor.commit(1)
+    assert journal.append("a", b"y") == 1
+
+
+def test_a_smaller_record_is_accepted_beside_one_that_is_refused(opened: Open) -> None:
+    journal = opened(full="reject", max_bytes=10_000)
+    journal.append("a", b"x" * 5000)
+    with journal._commit._committing:  # both wait, and go into one batch
+        large, small = journal.submit("a", b"x" * 9000), journal.submit("a", b"y" * 100)
+    assert small.result(10) == 1
+    assert isinstance(large.exception(10), JournalFullError)
+
+
+def test_records_beyond_their_age_are_dropped_acknowledged_or_not(
+    path: str, opened: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = opened(max_age=0.4)
+    journal.cursor("c")
+    journal.append("a", b"old")
+    until(lambda: journal.dropped == 1)
+    assert (journal.begin, offsets(journal)) == (1, [])
+    assert "dropped 1 records older than 0.4 s" in caplog.text
+    until(lambda: len(segment_files(path)) == 1)
+    assert journal.append("a", b"new") == 1
+    assert offsets(journal) == [1]
+
+
+def test_a_clock_that_was_wrong_keeps_no_records_and_drops_none_early(opened: Open) -> None:
+    now = time.time()
+    journal = opened(max_age=3600, segment_bytes=1)
+    for timestamp in (now - 8000, now + 10**8, now - 7000, now - 10, now - 9000, now):
+        journal.append("a", b"x", timestamp=timestamp)
+    journal._retention._next_look = 0
+    journal._commit.wake()
+    until(lambda: journal.begin == 2)
+    assert journal.append("a", b"x") == 6
+    assert offsets(journal) == [2, 3, 4, 5, 6]
+
+
+# --- a full disk
+
+
+def ballast(disk: Path, leave: int = 60_000) -> Path:
+    """Fill ``disk``, but for some bytes."""
+    file = disk / "ballast"
+    with file.open("wb", buffering=0) as writing, contextlib.suppress(OSError):
+        while True:
+            writing.write(b"x" * 4096)
+    with file.open("rb+") as cutting:
+        cutting.truncate(max(0, file.stat().st_size - leave))
+    return file
+
+
+def test_a_full_disk_blocks_until_there_is_room(small_disk: Path) -> None:
+    with Journal.open(small_disk / "j", timeout=60) as journal:
+        file = ballast(small_disk)
+        full = fill(journal)
+        assert full > 10
+        assert offsets(journal) == list(range(full))
+        waiting = journal.submit("a", PAYLOAD)
+        timer = threading.Timer(0.3, file.unlink)
+        timer.start()
+        assert journal.append("a", PAYLOAD) == full + 1
+        timer.join()
+        assert waiting.result(0) == full
+    with Journal.open(small_disk / "j") as journal:
+        assert offsets(journal) == list(range(full + 2))
+        assert journal.info().damage == []
+
+
+def test_a_full_disk_rejects_until_there_is_room(small_disk: Path) -> None:
+    with Journal.open(small_disk / "j", full="reject") as journal:
+        file = ballast(small_disk)
+        full = fill(journal)
+        for _ in range(3):
+            with pytest.raises(JournalFullError, match="No space left on device"):
+                journal.append("a", PAYLOAD * 5)
+        file.unlink()
+        assert journal.append("a", PAYLOAD) == full
+        assert offsets(journal) == list(range(full + 1))
+
+
+def test_a_full_disk_drops_the_oldest_segments(small_disk: Path) -> None:
+    with Journal.open(small_disk / "j", full="drop_oldest", segment_bytes=10_000) as journal:
+        ballast(small_disk)
+        for n in range(500):
+            assert journal.append("a", PAYLOAD) == n
+        assert journal.dropped == journal.begin > 300
+        assert offsets(journal) == list(range(journal.begin, 500))
+        assert len(offsets(journal)) > 10
+
+
+def test_a_full_disk_drops_a_part_at_a_time_whatever_the_size_of_segments(small_disk: Path) -> None:
+    with Journal.open(small_disk / "j", full="drop_oldest") as journal:
+        kept = []
+        for n in range(600):
+            assert journal.append("a", b"x" * 10_000) == n
+            kept.append(journal.end - journal.begin)
+        assert min(kept[300:]) > 40, "of 90 or so that fit"
+        assert journal.dropped == journal.begin
+
+
+def test_acknowledging_on_a_full_disk_frees_it_without_a_restart(small_disk: Path) -> None:
+    """Nothing else makes room: the database itself cannot be written at first."""
+    with Journal.open(small_disk / "j", segment_bytes=10_000, timeout=30) as journal:
+        cursor = journal.cursor("c")
+        ballast(small_disk, 100_000)
+        full = fill(journal)
+        with (small_disk / "rest").open("wb", buffering=0) as rest, contextlib.suppress(OSError):
+            while True:
+                rest.write(b"x")
+        waiting = [journal.submit("a", PAYLOAD) for _ in range(5)]
+        records = cursor.read(most=full)
+        assert len(records) == full
+        for record in records:
+            cursor.acknowledge(record.offset)
+        assert [promise.result(20) for promise in waiting] == list(range(full, full + 5))
+        until(lambda: journal._cursors.is_saved)
+        cursor.commit(full + 5)
+    with Journal.open(small_disk / "j") as journal:
+        assert journal.cursors() == {"c": full + 5}
+        assert journal.append("a", b"x") == full + 5
+
+
+@pytest.mark.parametrize("full", ["block", "reject"])
+def test_a_small_full_disk_is_freed_when_its_only_segment_is_acknowledged(small_disk: Path, full: str) -> None:
+    """The segment is far from its size: nothing but the want of room closes it."""
+    with Journal.open(small_disk / "j", full=full, timeout=20) as journal:
+        cursor = journal.cursor("c")
+        promises = [journal.submit("a", b"x" * 50_000) for _ in range(60)]
+        until(lambda: promises[0].done() and (full == "block" or promises[-1].done()))
+        stored = 0
+        while stored < (60 if full == "block" else 15):
+            until(lambda stored=stored: journal.end > stored)  # type: ignore[misc]
+            stored = journal.end
+            with contextlib.suppress(JournalFullError):
+                cursor.commit(stored)
+        if full == "block":
+            assert [promise.result(20) for promise in promises] == list(range(60))
+        else:
+            assert journal.append("a", b"x" * 50_000) == stored
+            assert [promise.exception(0) is None for promise in promises] == [n < stored for n in range(60)]
+
+
+def test_a_batch_that_does_not_fit_is_stored_as_far_as_it_does(small_disk: Path) -> None:
+    with Journal.open(small_disk / "j", full="reject") as journal:
+        journal.append("a", PAYLOAD)
+        ballast(small_disk)
+        with journal._commit._committing:
+            promises = [journal.submit("a", PAYLOAD) for _ in range(200)]
+        outcomes = [promise.exception(20) is None for promise in promises]
+        assert 10 < outcomes.count(True) < 100
+        assert outcomes == sorted(outcomes, reverse=True)

@@ -1,0 +1,288 @@
+"""Cursors: each acknowledges for itself, and what was stored stays stored."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from messaging.errors import ArgumentError, ClosedError, JournalError, JournalFullError, JournalRangeError
+from messaging.journal import Cursor, Journal
+from tests.journal.conftest import Open
+from tests.journal.logs import segment_files, until
+
+
+def filled(opened: Open, count: int = 10, **more: Any) -> Journal:
+    journal = opened(**more)
+    for n in range(count):
+        journal.append("a", b"%d" % n)
+    return journal
+
+
+def offsets(cursor: Cursor, **more: Any) -> list[int]:
+    return [each.offset for each in cursor.read(**more)]
+
+
+def test_each_cursor_acknowledges_for_itself_and_survives(opened: Open) -> None:
+    journal = filled(opened)
+    one, two = journal.cursor("one"), journal.cursor("two", 4)
+    latest = journal.cursor("latest", "latest")
+    assert (offsets(one, most=3), offsets(two), offsets(latest)) == ([0, 1, 2], [4, 5, 6, 7, 8, 9], [])
+    one.commit()
+    two.commit(6)
+    assert journal.cursors() == {"one": 3, "two": 6, "latest": 10}
+    assert (one.behind, two.behind, latest.behind) == (7, 4, 0)
+    journal.close()
+    journal = opened()
+    assert journal.cursors() == {"one": 3, "two": 6, "latest": 10}
+    assert offsets(journal.cursor("one", "latest"), most=2) == [3, 4]  # it exists, and keeps its position
+
+
+def test_rewinding_reads_again_what_is_not_acknowledged(opened: Open) -> None:
+    cursor = filled(opened).cursor("c")
+    assert offsets(cursor, most=4) == [0, 1, 2, 3]
+    cursor.acknowledge(0)
+    cursor.acknowledge(2)
+    cursor.rewind()
+    assert offsets(cursor) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert cursor.position == 1
+
+
+@given(st.permutations(range(10)), st.integers(0, 10), st.integers(0, 9))
+def test_the_position_is_the_first_offset_that_is_not_acknowledged(order: list[int], commit: int, when: int) -> None:
+    journal = _shared()
+    cursor = journal.cursor(f"c{random.getrandbits(60)}", 0)
+    done: set[int] = set()
+    for number, offset in enumerate(order):
+        if number == when:
+            cursor.commit(commit, wait=False)
+            done.update(range(commit))
+        cursor.acknowledge(offset)
+        cursor.acknowledge(offset)
+        done.add(offset)
+        assert cursor.position == next(n for n in range(11) if n not in done)
+    assert not cursor._acknowledged
+    journal.remove_cursor(cursor.name)
+
+
+_journals: list[Journal] = []
+
+
+def _shared() -> Journal:
+    """A journal of ten records for all examples."""
+    return _journals[-1]
+
+
+@pytest.fixture(autouse=True)
+def _ten_records(tmp_path: Path) -> Any:
+    with Journal.open(tmp_path / "shared", fsync="never") as journal:
+        for _ in range(10):
+            journal.append("a", b"x")
+        _journals.append(journal)
+        yield
+        _journals.pop()
+
+
+def test_reading_waits_for_a_record(opened: Open) -> None:
+    journal = filled(opened, 0)
+    cursor = journal.cursor("c")
+    assert offsets(cursor, timeout=0.01) == []
+    timer = threading.Timer(0.1, lambda: journal.append("a", b"x"))
+    timer.start()
+    assert offsets(cursor, timeout=20) == [0]
+    timer.join()
+    timer = threading.Timer(0.1, journal.close)
+    timer.start()
+    assert offsets(cursor, timeout=20) == []
+    timer.join()
+
+
+def test_threads_that_share_a_cursor_get_each_record_once(opened: Open) -> None:
+    journal = filled(opened, 2000, fsync="never")
+    cursor = journal.cursor("c")
+    seen: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: [seen.extend(found) for _ in range(300) if (found := offsets(cursor, most=7))])
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == list(range(2000))
+
+
+def test_segments_are_deleted_behind_the_slowest_cursor(path: str, opened: Open) -> None:
+    journal = filled(opened, segment_bytes=1)
+    one, two = journal.cursor("one"), journal.cursor("two")
+    one.commit(8)
+    two.commit(3)
+    until(lambda: journal.begin == 3)
+    assert journal.trim(99) == 3
+    two.acknowledge(3)
+    until(lambda: journal.begin == 4)
+    assert journal.remove_cursor("two")
+    until(lambda: journal.begin == 8)
+    assert not journal.remove_cursor("two")
+    until(lambda: len(segment_files(path)) == 2)
+    with pytest.raises(JournalError, match="cursor 'two' was removed"):
+        _ = two.position
+
+
+def test_a_small_journal_that_is_acknowledged_whole_frees_its_segment(path: str, opened: Open) -> None:
+    journal = opened(fsync="never")
+    cursor = journal.cursor("c")
+    for _ in range(12):
+        journal.append("a", b"x" * 100_000)
+    cursor.commit(12)
+    until(lambda: journal.begin == 12)
+    until(lambda: [file.stat().st_size for file in segment_files(path)] == [0])
+    assert journal.append("a", b"y") == 12
+    journal.close()
+    assert opened().append("a", b"z") == 13
+
+
+@pytest.mark.parametrize("name", ["", "a" * 201, "a\nb", None, 5])
+def test_names_that_no_cursor_can_have_are_refused(opened: Open, name: Any) -> None:
+    with pytest.raises(ArgumentError, match="1 to 200 printable characters"):
+        opened().cursor(name)
+
+
+def test_places_that_are_not_there_are_refused(opened: Open) -> None:
+    journal = filled(opened)
+    for start in (-1, 11):
+        with pytest.raises(JournalRangeError, match=f"cannot begin at {start}: 0 to 10 are there"):
+            journal.cursor("c", start)
+    for strange in ("begin", None, 1.5, True):
+        with pytest.raises(ArgumentError, match="start must be"):
+            journal.cursor("c", strange)  # type: ignore[arg-type]
+    assert journal.cursors() == {}
+    cursor = journal.cursor("c")
+    for attempt in (lambda: cursor.commit(11), lambda: cursor.acknowledge(10)):
+        with pytest.raises(JournalRangeError, match="the journal ends at 10"):
+            attempt()
+    assert cursor.position == 0
+
+
+def test_a_position_that_commit_returned_for_is_stored_whatever_others_do(path: str, opened: Open) -> None:
+    """Two threads store positions of one cursor: the older one must not come after the newer one."""
+    journal = filled(opened, 400, fsync="never")
+    cursors = [journal.cursor("c") for _ in range(4)]
+    database = f"{path}/state.db"
+
+    def work(number: int) -> None:
+        connection = sqlite3.connect(database)
+        for position in range(number, 400, 4):
+            cursors[number].commit(position)
+            ((stored,),) = connection.execute("SELECT position FROM cursors")
+            if stored < position:
+                behind.append((stored, position))
+        connection.close()
+
+    behind: list[tuple[int, int]] = []
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert behind == []
+
+
+def test_an_older_position_never_replaces_a_newer_one(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = filled(opened)
+    cursor = journal.cursor("c")
+    real = journal._state.save_cursors
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any, **more: Any) -> None:
+        if not inside.is_set():
+            inside.set()
+            assert go_on.wait(20)
+        real(*arguments, **more)
+
+    monkeypatch.setattr(journal._state, "save_cursors", slow)
+    older, newer = (threading.Thread(target=cursor.commit, args=(position,)) for position in (3, 7))
+    older.start()
+    assert inside.wait(20)
+    newer.start()
+    newer.join(0.1)
+    assert newer.is_alive(), "its position is not stored"
+    go_on.set()
+    older.join(20)
+    newer.join(20)
+    assert journal._state.cursors() == {"c": 7}
+
+
+def test_a_removed_cursor_does_not_come_back(opened: Open) -> None:
+    journal = filled(opened, 200, fsync="never")
+    for _ in range(20):
+        cursor = journal.cursor("c")
+
+        def work(cursor: Cursor = cursor) -> None:
+            with contextlib.suppress(JournalError):  # it was removed
+                for position in range(200):
+                    cursor.commit(position, wait=False)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        journal.remove_cursor("c")
+        thread.join()
+    journal.sync()
+    journal.close()
+    assert opened().cursors() == {}
+
+
+def test_a_cursor_that_cannot_be_stored_does_not_keep_records(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = filled(opened)
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise JournalFullError(journal.path, "no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journal._state, "save_cursors", broken)
+        with pytest.raises(JournalFullError):
+            journal.cursor("c")
+    assert journal.cursors() == {}
+
+
+def test_a_database_that_cannot_be_written_is_told_once_and_tried_again(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = filled(opened, segment_bytes=1)
+    cursor = journal.cursor("c")
+    attempts = 0
+
+    def broken(*_: Any, **__: Any) -> None:
+        nonlocal attempts
+        attempts += 1
+        raise JournalFullError(journal.path, "cannot write state.db: no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journal._state, "save_cursors", broken)
+        cursor.commit(5, wait=False)
+        until(lambda: attempts >= 3)
+        with pytest.raises(JournalFullError):
+            cursor.commit(6)
+        until(lambda: journal.begin == 6)  # space is freed all the same
+    until(lambda: journal._cursors.is_saved)
+    warnings = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    journal.close()
+    assert opened().cursors() == {"c": 6}
+
+
+def test_cursors_of_a_closed_journal_say_so(opened: Open) -> None:
+    journal = filled(opened)
+    cursor = journal.cursor("c")
+    journal.close()
+    for attempt in (cursor.read, cursor.commit, lambda: cursor.acknowledge(0)):
+        with pytest.raises(ClosedError, match="closed"):
+            attempt()

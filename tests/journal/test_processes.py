@@ -1,0 +1,249 @@
+"""Several processes: killed writers, one writer at a time, readers beside a writer, forks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from messaging.errors import ClosedError, JournalLockedError, JournalRangeError
+from messaging.journal import Journal
+from tests.forking import ForkedProcess
+from tests.journal.conftest import Open
+from tests.journal.logs import is_right, payload, segment_files
+
+WRITER = """
+import os, random, sys, threading
+from messaging.journal import Journal
+from tests.journal.logs import payload
+
+path, seed = sys.argv[1], int(sys.argv[2])
+choose = random.Random(seed)
+journal = Journal.open(path, segment_bytes=20_000, fsync="never" if seed % 2 else "always")
+cursor = journal.cursor("c")
+end = journal.end
+os.write(1, b"%d %d\\n" % (cursor.position, end))
+while True:
+    batch = [journal.submit(f"a/{n % 3}", payload(n), message_id=f"id{n}", timestamp=n)
+             for n in range(end, end + choose.choice((1, 3, 60)))]
+    for promise in batch:
+        end = promise.result(20) + 1
+    os.write(1, b"%d %d\\n" % (cursor.position, end))
+    if choose.random() < 0.2:
+        cursor.commit(choose.randint(cursor.position, end))
+        os.write(1, b"%d %d\\n" % (cursor.position, end))
+"""
+
+
+@contextlib.contextmanager
+def running(code: str, *arguments: str) -> Iterator[tuple[ForkedProcess, IO[bytes]]]:
+    """Run a program until the block ends; yield it and its stdout."""
+    process = ForkedProcess(code, arguments)
+    assert process.stdout is not None
+    with process.stdin, process.stdout, process.stderr:
+        try:
+            yield process, process.stdout
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait(20)
+
+
+def test_stored_records_and_positions_survive_killed_writers(in_memory: str) -> None:
+    path = f"{in_memory}/j"
+    choose = random.Random(3)
+    position = end = 0
+    for run in range(15):
+        with running(WRITER, path, str(run)) as (process, out):
+            lines = [out.readline() for _ in range(1 + choose.randrange(15))]
+            time.sleep(choose.random() / 500)
+            process.kill()
+            process.wait(20)
+            lines += out.readlines()
+        said = [tuple(map(int, line.split())) for line in lines if line.endswith(b"\n")]
+        assert said[0][0] >= position, "a stored position is gone"
+        assert said[0][1] >= end, "stored records are gone"
+        position, end = said[-1]
+        with Journal.view(path) as view:
+            assert view.cursors()["c"] >= position
+            assert view.begin <= view.cursors()["c"]
+            assert view.end >= end
+            offsets = [each.offset for each in view.read() if is_right(each)]
+            assert offsets == list(range(view.begin, view.end))
+    assert end > 300
+    with Journal.open(path) as journal:
+        assert journal.info().damage == []
+
+
+def outcome(code: str, *arguments: str) -> str:
+    """Run a program to its end; return what it wrote."""
+    with running(code, *arguments) as (process, out):
+        text = out.read() + process.stderr.read()
+        process.wait(20)
+    return text.decode()
+
+
+OPENING = """
+import sys
+from messaging.journal import Journal
+try:
+    Journal.open(sys.argv[1], lock_timeout=float(sys.argv[2])).append("a", b"second")
+    print("opened")
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_a_second_writer_is_refused_in_this_process_and_in_another(path: str, opened: Open) -> None:
+    journal = opened()
+    journal.append("a", b"first")
+    with pytest.raises(JournalLockedError, match="another writer has this journal open"):
+        Journal.open(path)
+    assert "JournalLockedError" in outcome(OPENING, path, "0")
+    with Journal.view(path) as view:
+        assert len(list(view.read())) == 1
+    journal.append("a", b"still the writer")
+    timer = threading.Timer(0.2, journal.close)
+    timer.start()
+    assert outcome(OPENING, path, "20") == "opened\n"
+    timer.join()
+    assert [each.payload for each in opened().read()] == [b"first", b"still the writer", b"second"]
+
+
+READING_BESIDE = """
+import sys
+from messaging.journal import Journal
+from tests.journal.logs import payload
+
+journal = Journal.open(sys.argv[1], fsync="never", segment_bytes=4000)
+cursor = journal.cursor("c")
+print("begun", flush=True)
+for n in range(int(sys.argv[2])):
+    journal.append(f"a/{n % 3}", payload(n), message_id=f"id{n}", timestamp=n)
+    if n % 50 == 49:
+        cursor.commit(n - 120 if n > 120 else 0, wait=False)
+journal.close()
+sys.exit()
+sys.exit()
+"""
+
+
+def test_a_reader_beside_a_writer_that_rolls_and_trims_sees_whole_records_in_order(in_memory: str) -> None:
+    count = 12_000
+    path = f"{in_memory}/j"
+    with running(READING_BESIDE, path, str(count)) as (process, out):
+        assert out.readline() == b"begun\n"
+        following = seen = skipped = 0
+        with Journal.view(path) as view:
+            while following < count:
+                view.refresh()
+                try:
+                    records = view.read(max(following, view.begin))
+                except JournalRangeError:
+                    continue
+                for record in records:
+                    assert is_right(record)
+                    assert record.offset >= following
+                    skipped += record.offset - following
+                    following = record.offset + 1
+                    seen += 1
+                with Journal.view(path) as fresh:
+                    assert fresh.begin <= fresh.end
+                assert process.poll() in (None, 0), process.stderr.read()
+            assert view.info().damage == []
+            assert view.cursors()["c"] > 0
+        assert process.wait(20) == 0
+    assert seen > count // 10
+    assert seen + skipped == count
+
+
+def test_a_view_of_trimmed_segments_continues_with_the_oldest(path: str, opened: Open) -> None:
+    journal = opened(segment_bytes=1)
+    for _ in range(10):
+        journal.append("a", b"x")
+    with Journal.view(path) as view:
+        records = view.read()
+        journal.trim(6)
+        assert [each.offset for each in records] == [6, 7, 8, 9]
+        assert view.info().damage == []
+    with Journal.view(path) as view:
+        for _ in range(5):
+            journal.append("a", b"x")
+        assert [each.offset for each in view.read()] == [6, 7, 8, 9]
+        view.refresh()
+        assert [each.offset for each in view.read()] == list(range(6, 15))
+
+
+def test_a_forked_child_leaves_the_journal_to_its_parent(path: str, opened: Open) -> None:
+    journal = opened(fsync="interval")
+    cursor = journal.cursor("c")
+    journal.append("a", b"parent")
+    journal.submit("a", b"parent").result(10)
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            refused = 0
+            for attempt in (
+                lambda: journal.append("a", b"child"), lambda: journal.submit("a", b"child"), cursor.commit,
+                lambda: journal.trim(2), journal.sync, journal.dead_letters, lambda: journal.cursor("d"),
+            ):  # fmt: skip
+                try:
+                    attempt()
+                except ClosedError:
+                    refused += 1
+            journal.close()
+            os.close(writing)
+            os.read(reading, 1)  # live until the parent has reopened the journal
+            code = 0 if refused == 7 else 2
+        finally:
+            os._exit(code)
+    os.close(reading)
+    try:
+        assert journal.append("a", b"parent") == 2
+        cursor.commit(1)
+        journal.close()
+        again = opened()  # the lock is not the child's
+        assert [each.payload for each in again.read()] == [b"parent"] * 3
+        assert again.cursors() == {"c": 1}
+    finally:
+        os.close(writing)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_memory_is_flat_with_many_records_behind(in_memory: str) -> None:
+    """The benchmark ``journal_flat`` does it with a million."""
+    program = (
+        "import sys; from messaging.journal import Journal\n"
+        "def resident():\n"
+        "    return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('RssAnon'))\n"
+        "journal = Journal.open(sys.argv[1], fsync='never'); cursor = journal.cursor('c')\n"
+        "def append(count):\n"
+        "    promises = [journal.submit('a/b', b'x' * 100) for _ in range(count)]\n"
+        "    [promise.result(30) for promise in promises]\n"
+        "append(2000); cursor.read(); before = resident()\n"
+        "for _ in range(30): append(2000)\n"
+        "behind = resident(); seen = 0\n"
+        "cursor.rewind()\n"
+        "while found := cursor.read(): seen += len(found)\n"
+        "assert seen == 62000, seen\n"
+        "print(behind - before, resident() - before)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, f"{in_memory}/j"], check=True, capture_output=True, text=True,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    grown = [int(each) for each in done.stdout.split()]
+    assert max(grown) < 4_000, "kB, of 8 MB"
+    assert len(payload(49)) == 49
+    assert segment_files(f"{in_memory}/j")

@@ -1,0 +1,170 @@
+"""The database beside the log: one version, damage, other programs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from messaging.errors import ClosedError, JournalError, JournalUnreadableError
+from messaging.journal import DeadLetter, Journal, State, state, verify
+from tests.journal.conftest import Open
+
+
+def test_positions_counters_dead_letters_and_ids_survive(tmp_path: Path) -> None:
+    first = State(tmp_path)
+    first.save_cursors({"a": 1, "b": 2}, drops={"dropped": 3})
+    first.save_cursors({"a": 5}, drops={"dropped": 4})
+    first.delete_cursor("b")
+    for n in range(5):
+        assert first.add_dead_letter("why", n, b"%d" % n, most=3) == (1 if n > 2 else 0)
+    first.add_seen([("c", "1"), ("c", "2")], oldest=0, most=10)
+    first.add_seen([("c", "1"), ("d", "1")], oldest=0, most=2)
+    first.close()
+    again = State(tmp_path)
+    assert again.cursors() == {"a": 5}
+    assert again.counters() == {"dropped": 7}
+    assert [(each.id, each.offset, each.record) for each in again.dead_letters()] == [
+        (3, 2, b"2"), (4, 3, b"3"), (5, 4, b"4"),
+    ]  # fmt: skip
+    assert isinstance(again.dead_letters()[0], DeadLetter)
+    assert {each[:2] for each in again.seen(oldest=0)} == {("c", "1"), ("d", "1")}
+    assert again.seen(oldest=time.time() + 60) == []
+    again.close()
+    again.close()
+    with pytest.raises(ClosedError):
+        again.cursors()
+    with pytest.raises(ClosedError):
+        again.save_cursors({"a": 1})
+
+
+def test_every_change_waits_for_the_disk(tmp_path: Path) -> None:
+    opened = State(tmp_path)
+    assert opened._query("PRAGMA journal_mode") == [("wal",)]
+    assert opened._query("PRAGMA synchronous") == [(2,)]
+    opened.close()
+
+
+def test_an_older_schema_is_migrated_and_keeps_its_contents(tmp_path: Path) -> None:
+    for version in range(1, len(state.MIGRATIONS) + 1):
+        folder = tmp_path / str(version)
+        folder.mkdir()
+        connection = sqlite3.connect(folder / state.FILE)
+        for script in state.MIGRATIONS[:version]:
+            connection.executescript(script)
+        connection.executescript(f"PRAGMA user_version={version}; INSERT INTO cursors VALUES ('a', 7, 0)")
+        connection.close()
+        opened = State(folder)
+        assert opened.cursors() == {"a": 7}
+        assert opened._query("PRAGMA user_version") == [(len(state.MIGRATIONS),)]
+        opened.add_seen([("c", "1")], oldest=0, most=1)
+        opened.close()
+
+
+def test_a_newer_schema_is_refused_and_left_alone(path: str, opened: Open) -> None:
+    opened().close()
+    with contextlib.closing(sqlite3.connect(f"{path}/state.db")) as connection:
+        connection.execute("PRAGMA user_version=99")
+    for attempt in (opened, lambda: Journal.view(path)):
+        with pytest.raises(JournalUnreadableError, match=r"schema version 99, .* use a newer one"):
+            attempt()
+
+
+@pytest.mark.parametrize("data", [b"no database" * 1000, b"SQLite format 3\0" + b"\xff" * 5000], ids=["text", "torn"])
+def test_a_damaged_database_is_set_aside_and_no_record_is_lost(
+    path: str, opened: Open, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = opened()
+    journal.append("a", b"x")
+    journal.cursor("c", "latest")
+    journal.close()
+    Path(path, "state.db").write_bytes(data)
+    with Journal.view(path) as view:
+        assert len(list(view.read())) == 1
+        assert view.cursors() == {}
+    assert "cursors and dead letters are not known" in caplog.text
+    assert "cannot open state.db" in str(verify(path).state)
+    journal = opened()
+    assert "state.db is damaged: moved to state.db.damaged-" in caplog.text
+    assert len(journal.cursor("c").read()) == 1
+    (kept,) = Path(path).glob("state.db.damaged-*")
+    assert kept.read_bytes() == data
+
+
+def test_a_database_that_another_program_holds_is_an_error_and_works_again(
+    path: str, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "_BUSY", 0.05)
+    journal = opened()
+    journal.append("a", b"x")
+    cursor = journal.cursor("c")
+    with contextlib.closing(sqlite3.connect(f"{path}/state.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(JournalError, match=r"cannot write state.db: database is locked"):
+            cursor.commit(1)
+        assert journal.append("a", b"y") == 1  # appending does not need it
+        other.execute("ROLLBACK")
+    cursor.commit(1)
+    journal.close()
+    assert opened().cursors() == {"c": 1}
+
+
+def test_a_journal_on_a_folder_that_cannot_be_written_is_read(path: str, opened: Open) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    journal = opened()
+    journal.append("a", b"x")
+    journal.cursor("c")
+    journal.close()
+    folders = [Path(path), Path(path, "0")]
+    for folder in [*folders, *Path(path).parents]:
+        if folder.stat().st_uid == 0 and folder not in (Path("/"), Path("/tmp")):
+            folder.chmod(folder.stat().st_mode | stat.S_IRUSR | 0o555)
+    os.seteuid(65_534)
+    try:
+        with Journal.view(path) as view:
+            assert [each.payload for each in view.read()] == [b"x"]
+            assert view.cursors() == {"c": 0}
+        with pytest.raises(JournalError, match="Permission denied"):
+            Journal.open(path)
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("{", "does not parse"),
+        ("[]", "does not parse"),
+        ('{"format": 1, "id": 5, "kind": "records"}', "does not parse"),
+        ('{"format": 9, "id": "a", "kind": "records"}', "has format 9, this version reads 1"),
+        ('{"format": 1, "id": "a"}', "is the journal of a Spark query"),
+    ],
+    ids=["torn", "list", "no id", "newer", "spark"],
+)
+def test_a_folder_of_something_else_is_refused(path: str, text: str, what: str) -> None:
+    Path(path).mkdir()
+    Path(path, "journal.json").write_text(text)
+    for attempt in (Journal.open, Journal.view):
+        with pytest.raises(JournalUnreadableError, match=what):
+            attempt(path)
+
+
+def test_a_path_that_is_no_folder_and_segments_without_identity_are_refused(path: str, opened: Open) -> None:
+    Path(path).write_text("x")
+    with pytest.raises(JournalUnreadableError, match="Not a directory"):
+        Journal.open(path)
+    Path(path).unlink()
+    with pytest.raises(JournalUnreadableError, match="there is no journal"):
+        Journal.view(path)
+    journal = opened()
+    journal.append("a", b"x")
+    journal.close()
+    Path(path, "journal.json").unlink()
+    with pytest.raises(JournalUnreadableError, match=r"there are segments, but no journal\.json"):
+        Journal.open(path)
