@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,29 +10,40 @@ from typing import Any
 import pytest
 
 import messaging
-from messaging import Messaging, MessagingError, Promise
+from messaging import MessageStream, Messaging, MessagingError, Promise
 from messaging.errors import OutboxFullError
 from messaging.journal import Journal
 from messaging.publishing.durable import WINDOW
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require
+from tests.faults.kills import PROTOCOLS
 from tests.faults.scenario import PATIENCE, QUICK, eventually
 
 SIZE = 50_000
 MANY = 60  # 3 MB, on a disk of 1 MiB
-RELIABLE: dict[str, Any] = {"qos": 1}
+RELIABLE: dict[str, Any] = {"guaranteed_delivery": True}
 
 
 @pytest.fixture(params=["mosquitto", "rabbitmq"])
 def stopped(request: pytest.FixtureRequest) -> Iterator[Mosquitto | RabbitMQ]:
     """A broker that is stopped, and knows a receiver for which it keeps the messages."""
     require(request.param)
-    made: Mosquitto | RabbitMQ = Mosquitto(persistence=True) if request.param == "mosquitto" else RabbitMQ()
+    made: Mosquitto | RabbitMQ = (
+        Mosquitto(["max_queued_messages 0"], persistence=True) if request.param == "mosquitto" else RabbitMQ()
+    )
     with made as broker:
         yield broker
 
 
-def receiver(broker: Mosquitto | RabbitMQ) -> Messaging:
-    return messaging.connect(broker.url, **QUICK)
+@contextlib.contextmanager
+def received(broker: Mosquitto | RabbitMQ) -> Iterator[MessageStream]:
+    """A subscription for which the broker keeps messages while it is away."""
+    protocol = PROTOCOLS["amqp" if isinstance(broker, RabbitMQ) else "mqtt"]
+    with (
+        messaging.connect(broker.url, **protocol.instance("receiver")) as r,
+        r.subscribe("a/b", **protocol.subscription("receiver")) as stream,
+    ):
+        stream.ready.result(PATIENCE)
+        yield stream
 
 
 def payload(number: int, size: int = SIZE) -> bytes:
@@ -51,7 +63,7 @@ def offline(broker: Mosquitto | RabbitMQ, path: Path, full: str, **settings: Any
     return m
 
 
-def numbers(stream: messaging.MessageStream, count: int) -> list[int]:
+def numbers(stream: MessageStream, count: int) -> list[int]:
     return [int(stream.receive(timeout=PATIENCE).payload[:6]) for _ in range(count)]
 
 
@@ -59,22 +71,20 @@ def test_messages_without_room_are_refused_and_the_others_sent_when_the_broker_r
     stopped: Mosquitto | RabbitMQ, disk_of: Callable[[str], Path]
 ) -> None:
     path = disk_of("1m") / "outbox"
-    with receiver(stopped) as r, r.subscribe("a/b", **RELIABLE) as stream:
-        stream.ready.result(PATIENCE)
-        with offline(stopped, path, "reject") as m:
-            promises = [m.publish("a/b", payload(number), **RELIABLE) for number in range(MANY)]
-            results = outcomes([each.stored for each in promises])
-            accepted = [number for number, result in enumerate(results) if not result]
-            assert 5 < len(accepted) < 25
-            assert {*results} == {"", "OutboxFullError"}
-            with pytest.raises(OutboxFullError, match="No space left"):
-                promises[-1].result(PATIENCE)
-            stopped.start()
-            assert numbers(stream, len(accepted)) == accepted
-            eventually(lambda: m.runtime.get_runtime_dto().publisher.pending == 0, "the outbox to be empty")
-            # there is room again, without a restart
-            m.publish("a/b", payload(MANY), **RELIABLE).result(PATIENCE)
-            assert numbers(stream, 1) == [MANY]
+    with received(stopped) as stream, offline(stopped, path, "reject") as m:
+        promises = [m.publish("a/b", payload(number), **RELIABLE) for number in range(MANY)]
+        results = outcomes([each.stored for each in promises])
+        accepted = [number for number, result in enumerate(results) if not result]
+        assert 5 < len(accepted) < 25
+        assert {*results} == {"", "OutboxFullError"}
+        with pytest.raises(OutboxFullError, match="No space left"):
+            promises[-1].result(PATIENCE)
+        stopped.start()
+        assert numbers(stream, len(accepted)) == accepted
+        eventually(lambda: m.runtime.get_runtime_dto().publisher.pending == 0, "the outbox to be empty")
+        # there is room again, without a restart
+        m.publish("a/b", payload(MANY), **RELIABLE).result(PATIENCE)
+        assert numbers(stream, 1) == [MANY]
     assert Journal.view(path).info().damage == []
 
 
@@ -82,16 +92,14 @@ def test_messages_without_room_wait_until_the_broker_returns(
     stopped: Mosquitto | RabbitMQ, disk_of: Callable[[str], Path]
 ) -> None:
     path = disk_of("1m") / "outbox"
-    with receiver(stopped) as r, r.subscribe("a/b", **RELIABLE) as stream:
-        stream.ready.result(PATIENCE)
-        with offline(stopped, path, "block") as m:
-            promises = [m.publish("a/b", payload(number), **RELIABLE) for number in range(MANY)]
-            promises[0].stored.result(PATIENCE)
-            assert not promises[-1].stored.done()
-            stopped.start()
-            assert numbers(stream, MANY) == [*range(MANY)]
-            for promise in promises:
-                promise.result(PATIENCE)
+    with received(stopped) as stream, offline(stopped, path, "block") as m:
+        promises = [m.publish("a/b", payload(number), **RELIABLE) for number in range(MANY)]
+        promises[0].stored.result(PATIENCE)
+        assert not promises[-1].stored.done()
+        stopped.start()
+        assert numbers(stream, MANY) == [*range(MANY)]
+        for promise in promises:
+            promise.result(PATIENCE)
     assert Journal.view(path).info().damage == []
 
 
@@ -108,21 +116,19 @@ def test_the_oldest_messages_on_the_disk_make_room(
 ) -> None:
     """Those that are in memory already are still sent."""
     path, many = disk_of("1m") / "outbox", WINDOW + 2000
-    with receiver(stopped) as r, r.subscribe("a/b", **RELIABLE) as stream:
-        stream.ready.result(PATIENCE)
-        with offline(stopped, path, "drop_oldest", outbox_size=10) as m:
-            promises = [m.publish("a/b", payload(number, 2000), **RELIABLE) for number in range(many)]
-            promises[-1].stored.result(PATIENCE)
-            stopped.start()
-            found: list[int] = []
-            while not found or found[-1] < many - 1:
-                found += numbers(stream, 1)
-            assert found == sorted(found)
-            assert WINDOW <= len(found) < many - 500
-            eventually(lambda: m.runtime.get_runtime_dto().publisher.pending == 0, "the outbox to be empty")
-            dropped = [number for number, each in enumerate(promises) if each.exception(PATIENCE) is not None]
-            assert sorted([*dropped, *found]) == [*range(many)]
-            assert m.runtime.get_runtime_dto().publisher.failed == len(dropped)
+    with received(stopped) as stream, offline(stopped, path, "drop_oldest", outbox_size=10) as m:
+        promises = [m.publish("a/b", payload(number, 2000), **RELIABLE) for number in range(many)]
+        promises[-1].stored.result(PATIENCE)
+        stopped.start()
+        found: list[int] = []
+        while not found or found[-1] < many - 1:
+            found += numbers(stream, 1)
+        assert found == sorted(found)
+        assert WINDOW <= len(found) < many - 500
+        eventually(lambda: m.runtime.get_runtime_dto().publisher.pending == 0, "the outbox to be empty")
+        dropped = [number for number, each in enumerate(promises) if each.exception(PATIENCE) is not None]
+        assert sorted([*dropped, *found]) == [*range(many)]
+        assert m.runtime.get_runtime_dto().publisher.failed == len(dropped)
 
 
 def test_a_bound_of_the_outbox_is_a_full_outbox(tmp_path: Path) -> None:
