@@ -125,7 +125,7 @@ class Adapter(abc.ABC):
     async def close(self) -> None:
         """Disconnect in good order (no will is sent) and release everything. Idempotent; also after a loss.
 
-        Returns within about a second even if the broker is silent. Does not raise. The core fails what is unsettled.
+        Returns within about a second even if the broker is silent. Does not raise. The core fails unsettled messages.
         """
 
     @abc.abstractmethod

@@ -38,7 +38,7 @@ def stored_properties(context: MessageContext) -> str:
     """Return the properties of ``context``, all but its channel, as text for :func:`restored_context`.
 
     Raises:
-        InvalidExtensionError: an extension has a value that cannot be stored: its type is none of those that
+        InvalidExtensionError: an extension has a value that cannot be stored: its type is not one that
             :mod:`messaging.model.headers` lists. The error names the extension.
     """
     values: dict[str, Any] = {

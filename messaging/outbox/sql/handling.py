@@ -26,7 +26,7 @@ logger = SafeLog(__name__)
 
 #: a claim publishes no more rows after so many seconds, so that its buckets can be claimed by another relay
 _LONGEST_CLAIM: Final = 5.0
-#: seconds after which the keys that are done wait no longer for those that are not
+#: seconds after which finished keys wait no longer for unfinished ones
 _SLOW: Final = 1.0
 #: claims that wait for slow keys at a time; then the relay waits for one of them
 _MOST_SLOW: Final = 8

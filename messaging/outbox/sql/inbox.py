@@ -19,6 +19,7 @@ from messaging.execution import seconds
 from messaging.model import Features, Message, check_text
 from messaging.outbox.sql.connections import in_transaction, insert_or_ignore
 from messaging.outbox.sql.tables import DEFAULT_TABLES, OutboxTables, check_dialect
+from messaging.text import tolerant
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -61,6 +62,7 @@ class Inbox:
         self._lock = threading.Lock()  # guards _cleanup_at
         self._cleanup_at = time.monotonic() + _CLEANUP_INTERVAL
 
+    @tolerant
     def __repr__(self) -> str:
         return f"Inbox({self.consumer!r}, retention={self.retention:g})"
 

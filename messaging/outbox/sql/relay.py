@@ -19,7 +19,7 @@ from messaging.outbox.sql.delivery import Policy
 from messaging.outbox.sql.running import Run
 from messaging.outbox.sql.state import RunState
 from messaging.outbox.sql.tables import DEFAULT_TABLES, OutboxTables
-from messaging.text import SafeLog
+from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -145,6 +145,7 @@ class Relay:
         self._counters = RelayCounters()
         self._is_used = False
 
+    @tolerant
     def __repr__(self) -> str:
         return f"<Relay {self.name!r} of {self._database.label}>"
 

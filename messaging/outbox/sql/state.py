@@ -1,4 +1,4 @@
-"""The state of a run of a relay that its parts share: whether it is to stop, what is wrong, what was done."""
+"""The state of a run of a relay that its parts share: whether it is to stop, its problem, and its counters."""
 
 from __future__ import annotations
 

@@ -36,6 +36,7 @@ from sqlalchemy import (
 from messaging.errors import ArgumentError, ConfigurationError, check_instance
 from messaging.outbox.sql import commit_order
 from messaging.outbox.sql.connections import in_transaction, insert_or_ignore
+from messaging.text import tolerant
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -152,6 +153,7 @@ class OutboxTables:
         event.listen(self.outbox, "after_create", self._created)
         event.listen(self.outbox, "after_drop", self._dropped)
 
+    @tolerant
     def __repr__(self) -> str:
         return f"OutboxTables({self.outbox.fullname!r}, {self.inbox.fullname!r})"
 
