@@ -1,7 +1,7 @@
 """The durable outbox: messages are on disk before they are sent, and survive the process.
 
-A message goes ``accept`` (any thread) → the journal, which stores many at once → ``_take_arrived`` (loop) → ``_ready``
-→ the sender → the broker. Its confirm settles its offset. The cursor of the journal follows the oldest offset that is
+A message goes ``Intake.accept`` (any thread) → the journal, which stores many at once → ``_keep`` (loop) → ``_ready`` →
+the sender → the broker. Its confirm settles its offset. The cursor of the journal follows the oldest offset that is
 not settled, so after a crash an instance with the same path continues there.
 
 **Memory.** ``_ready`` is bounded as the outbox in memory is. Messages beyond are only on disk. A worker thread reads
@@ -11,7 +11,7 @@ memory.
 **Duplicates.** At most ``WINDOW`` messages are sent whose confirms the cursor does not know yet. That many may be sent
 again after a crash, with their message ids.
 
-**Threads.** ``accept`` runs on any thread. A publication is told that it is stored on the thread of the journal. The
+**Threads.** ``Intake.accept`` runs on any thread. The journal tells on its own thread that a publication is stored. The
 cursor is stored, and records are read, on worker threads. Everything else runs on the engine's loop.
 """
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import time
 from collections import deque
@@ -38,8 +37,9 @@ from messaging.errors import (
 )
 from messaging.execution import may_block, workers
 from messaging.journal import Journal, Record
-from messaging.publishing.admission import Admission
 from messaging.publishing.backlog import LOAD, Backlog, Loaded
+from messaging.publishing.dead_letters import DeadLetters
+from messaging.publishing.intake import Intake
 from messaging.publishing.position import Position
 from messaging.publishing.stored import StoredPublication
 
@@ -59,8 +59,6 @@ WINDOW: Final = 1024
 _LOOK: Final = 1.0
 #: how long opening waits for another instance that is closing, seconds; not on an event loop
 _LOCK_TIMEOUT: Final = 5.0
-#: refused messages that are kept
-_DEAD_LETTERS: Final = 10_000
 
 
 class Sending(Protocol):
@@ -110,12 +108,9 @@ class DurableOutbox:
         self._max_bytes = max_bytes
         self.id, self.generation = sending.id, sending.generation
         self.retry = sending.retry
-        self._storing = Admission(engine, name, max_messages, max_bytes, lambda: None)
-        self._storing.is_signalled = True  # it has no sender to wake: the journal takes the messages
-        self._numbers = itertools.count(1)
-        #: stored or refused, and not seen by the loop yet; and whether the loop is about to look
-        self._arrived: deque[StoredPublication] = deque()
-        self._is_signalled = False
+        self.intake = Intake(engine, name, journal, self, self._keep, self._advance, max_messages, max_bytes)
+        self.refuse, self.abandon = self.intake.refuse, self.intake.abandon
+        self._dead_letters = DeadLetters(engine, name, journal, self.settle)
         # --- the loop
         self._position = Position(engine, name, journal.cursor(CURSOR), self._advance)
         self.backlog = Backlog(engine, name, journal, self._take_loaded)
@@ -139,85 +134,18 @@ class DurableOutbox:
     @property
     def pending(self) -> int:
         """Return the number of messages that are accepted and not settled."""
-        return self._storing.pending + self._position.unsettled(self._end)
+        return self.intake.pending + self._position.unsettled(self._end)
 
     @property
     def behind(self) -> int:
         """Return the number of accepted messages that are not handed over for sending."""
-        return self._storing.pending + len(self._ready) + max(0, self._end - self._tail)
-
-    def accept(self, payload: bytes, plan: PublishPlan, deadline: float) -> StoredPublication:
-        """Accept a message; it is sent when it is stored. The plan has a :class:`RecordPlan`.
-
-        Raises:
-            ClosedError: the outbox is closed.
-            OutboxFullError: too many messages wait for the disk, and the caller runs an event loop, or its deadline
-                passed.
-        """
-        publication = StoredPublication(self, self, payload, plan, deadline)
-        publication.own_id = identity = plan.options.message_id or f"{self.id}-{next(self._numbers):x}"
-        publication.record = plan.record.template.encode(payload, identity)
-        self._storing.put(publication, queue=False)
-        try:
-            self._put(publication)
-        except BaseException:  # an interrupt, too
-            self._engine.call(self._forget, len(payload))
-            raise
-        return publication
-
-    def refuse(self) -> None:
-        """Accept no more messages."""
-        self._storing.refuse()
-
-    def abandon(self) -> None:
-        """Refuse every message in a forked child: the journal is the parent's."""
-        self._storing.abandon()
-
-    def note_arrived(self, publication: StoredPublication) -> None:
-        """Have the loop take a message that is stored, or was refused. On the thread of the journal."""
-        self._arrived.append(publication)
-        if not self._is_signalled:
-            self._is_signalled = True
-            self._engine.call(self._take_arrived)
+        return self.intake.pending + len(self._ready) + max(0, self._end - self._tail)
 
     # --- the loop: storing
 
-    def _forget(self, size: int) -> None:
-        """Count a message of ``size`` bytes that does not wait for the disk any more."""
-        storing = self._storing
-        storing.settled += 1
-        storing.settled_bytes += size
-        if storing.blocked.flags:
-            storing.offer_room_in_steps()
-
-    def _take_arrived(self) -> None:
-        self._is_signalled = False
-        arrived = self._arrived
-        while arrived:
-            publication = arrived.popleft()
-            self._forget(len(publication.payload))
-            publication.record = b""
-            if publication.store_error is not None:
-                publication.refuse(self._refusal(publication, publication.store_error))
-                continue
-            publication.is_stored = True
-            self._end = publication.offset + 1
-            publication.tell_stored()
-            if publication.plan.record.resolves:
-                publication.resolve(None)
-            self._keep(publication)
-        self._advance()
-
-    @staticmethod
-    def _refusal(publication: StoredPublication, error: MessagingError) -> MessagingError:
-        if isinstance(error, ClosedError):
-            return ClosedError(f"{publication.what}: the instance was closed before the message was stored")
-        refusal = OutboxFullError(f"{publication.what}: not accepted: {error}")
-        refusal.__cause__ = error
-        return refusal
-
     def _keep(self, publication: StoredPublication) -> None:
-        """Keep a stored message in memory if it follows those there, and there is room."""
+        """Keep a stored message in memory if it follows the ones there, and there is room."""
+        self._end = publication.offset + 1
         if self._is_closed:
             self._end_promise(publication)
         elif publication.offset == self._tail and self._has_room(len(publication.payload)):
@@ -280,7 +208,11 @@ class DurableOutbox:
             self._tail = record.offset + 1
             spilled = self._spilled.pop(record.offset, None)
             if isinstance(plan, MessagingError):
-                self._dead_letter(record, plan, spilled)
+                if spilled is not None:
+                    spilled.settled = True
+                    spilled.reject(plan)
+                self.failed += 1
+                self._dead_letters.add(record, plan)
                 continue
             publication = self._restored(record, plan, spilled)
             if publication is not None:
@@ -319,8 +251,8 @@ class DurableOutbox:
                 return None
             plan = plan.replace(options=replace(plan.options, time_to_live=left))
         if publication is None:
-            publication = StoredPublication(self, self, record.payload, plan, inf)
-            publication.own_id = record.message_id or f"{self.id}-{next(self._numbers):x}"
+            publication = StoredPublication(self, self.intake, record.payload, plan, inf)
+            publication.own_id = record.message_id or self.intake.new_id()
             publication.offset = record.offset
             publication.is_stored = True
             publication.looked_at = True
@@ -344,7 +276,7 @@ class DurableOutbox:
         if entry.settled:
             return
         if not entry.is_stored:  # its publisher was interrupted
-            self._forget(len(entry.payload))
+            self.intake.forget(entry)  # type: ignore[arg-type]
             entry.settled = True
             entry.reject(error)
             return
@@ -360,29 +292,7 @@ class DurableOutbox:
             entry.message_id,
         )
         self._sending.fail(entry, error)
-        self._dead_letter(record, error, None)
-
-    def _dead_letter(self, record: Record, error: MessagingError, publication: StoredPublication | None) -> None:
-        if publication is not None:
-            publication.settled = True
-            publication.reject(error)
-            self.failed += 1
-        logger.error(
-            "%s: message %s to %r cannot be published: %s; it is a dead letter of %s",
-            self._name, record.message_id, record.channel, error, self._journal.path,
-        )  # fmt: skip
-        workers().submit(lambda: self._store_dead_letter(record, f"{type(error).__name__}: {error}"))
-
-    def _store_dead_letter(self, record: Record, reason: str) -> None:
-        """Keep a message that cannot be published, then settle it. On a worker thread."""
-        try:
-            dropped = self._journal.add_dead_letter(record, reason, most=_DEAD_LETTERS)
-            if dropped:
-                logger.warning("%s: dropped the oldest dead letter: there are %d", self._name, _DEAD_LETTERS)
-        except MessagingError as failure:
-            logger.error("%s: %s; the message is sent again after a restart", self._name, failure)
-            return
-        self._engine.call(self.settle, record.offset)
+        self._dead_letters.add(record, error)
 
     # --- deadlines and closing
 
@@ -402,7 +312,7 @@ class DurableOutbox:
         """Wait until every message is settled; without a connection until every message is stored."""
         loop = self._engine.loop
         while (left := deadline - loop.time()) > 0:
-            if not self._storing.pending and (not is_connected() or self._position.first >= self._end):
+            if not self.intake.pending and (not is_connected() or self._position.first >= self._end):
                 return
             self._progress.clear()
             with contextlib.suppress(TimeoutError):
@@ -435,7 +345,7 @@ class DurableOutbox:
 
         workers().submit(close)
         await done
-        self._take_arrived()
+        self.intake.take_arrived()
 
 
 def _offset(entry: Publication) -> int:

@@ -56,7 +56,8 @@ class MessagePublisher:
         self.outbox = outbox
         self._admission = outbox.admission
         #: holds the messages on disk, with the setting ``outbox_path``
-        self._durable = durable = outbox.durable
+        durable = outbox.durable
+        self._intake = durable.intake if durable is not None else None
         if durable is not None:
             durable.backlog.compile = self.compile
         self._timeout = adapter.settings.timeout
@@ -122,10 +123,10 @@ class MessagePublisher:
         else:
             self.outbox.deadlines.watch(timeout)
         deadline = time.monotonic() + timeout
-        if self._durable is not None and not plan.options.last_will:
+        if self._intake is not None and not plan.options.last_will:
             if plan.record is None:
                 plan.record = RecordPlan(plan.channel, context, self._requested(context))
-            return self._durable.accept(payload, plan, deadline)
+            return self._intake.accept(payload, plan, deadline)
         publication = Publication(self.outbox, payload, plan, deadline)
         if plan.options.last_will:
             self._set_will(publication)
@@ -271,7 +272,7 @@ class MessagePublisher:
             is_wanted = boolean(extensions[key])
         except ValueError as error:
             raise InvalidExtensionError(key, str(error)) from None
-        if is_wanted and self._durable is None:
+        if is_wanted and self._intake is None:
             raise self._adapter.capabilities.lacks(key, "set outbox_path, the folder of a durable outbox")
         return {name: value for name, value in extensions.items() if name != key}
 
