@@ -17,6 +17,7 @@ BENCHMARKS = {
     "latency": "from due to received, idle and under load, against other clients",
     "requests": "request to reply, at several concurrencies, against other clients",
     "footprint": "memory and processor time of publisher and subscriber, against other clients",
+    "durable": "publishing through a durable outbox, against the outbox in memory",
     "outbox": "rows a second from PostgreSQL to a broker by a transactional outbox, against a loop by hand",
     "journal": "durable appends from 1 and 64 threads, against SQLite and persist-queue",
     "spark": "rows a second into Spark: from a journal and from brokers, against other data sources; latency",
@@ -65,7 +66,7 @@ def main() -> None:
     parser.add_argument("--sinks", nargs="+", choices=["noop", "parquet"], help="of 'spark' from a journal")
     parser.add_argument("--minutes", type=float, default=5.0, help="of 'spark_flat': how long")
     parser.add_argument(
-        "--backends", default="memory,mqtt,amqp", help="backends of 'flat' and 'outbox', separated by commas"
+        "--backends", default="memory,mqtt,amqp", help="backends of 'flat', 'durable' and 'outbox', separated by commas"
     )
     arguments = parser.parse_args()
     unknown = {*(arguments.peers or ())} - {"all"} - contenders.names()

@@ -22,7 +22,8 @@ def connect(url: str | None = None, *, services: ServiceRegistry | None = None, 
     """Create a messaging instance and connect it.
 
     On a plain thread this returns when the connection is there. On a thread that runs an event loop it returns at
-    once: use ``async with connect(...)`` or ``await connect(...)``.
+    once: use ``async with connect(...)`` or ``await connect(...)``. With the settings ``outbox_path`` and
+    ``retry_connect`` it returns at once everywhere: messages can be stored before the first connection.
 
     Args:
         url: ``memory://name``, ``mqtt://host``, ``amqp://user:password@host/vhost?option=value`` and so on; without
@@ -55,7 +56,7 @@ def connect(url: str | None = None, *, services: ServiceRegistry | None = None, 
     instance: Messaging | None = None
     try:
         instance = Messaging(kind, parsed, services if services is not None else default_registry(), settings)
-        if may_block():
+        if may_block() and not instance.starts_offline:
             instance.ready.result()
         return instance
     except BaseException:

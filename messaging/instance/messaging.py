@@ -231,9 +231,14 @@ class Messaging(Shortcuts):
         self._connection.abandon()
         self._registered.unregister()
 
+    @property
+    def starts_offline(self) -> bool:
+        """Whether the instance can be used before its first connection: it stores messages, and retries to connect."""
+        return self._settings.outbox_path is not None and self._settings.retry_connect
+
     def __enter__(self) -> Self:
         self._refuse_closed()
-        if not may_block() and not self.ready.done():
+        if not may_block() and not self.starts_offline and not self.ready.done():
             warn_in_loop("the connection is there", "use `async with connect(...)`")
         return self
 
@@ -256,7 +261,7 @@ class Messaging(Shortcuts):
 
     async def __aenter__(self) -> Self:
         self._refuse_closed()
-        return await self
+        return self if self.starts_offline else await self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

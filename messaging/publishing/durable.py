@@ -337,11 +337,13 @@ class DurableOutbox:
         def close() -> None:
             try:
                 self._position.store_last()
+            except MessagingError as error:
+                logger.warning("%s: %s; messages may be sent again", self._name, error)
+            try:
                 self._journal.close()
             except MessagingError as error:
                 logger.error("%s: the outbox was not closed in good order: %s", self._name, error)
-            finally:
-                self._engine.call(done.set_result, None)
+            self._engine.call(done.set_result, None)
 
         workers().submit(close)
         await done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from messaging import ClosedError, Features, Messaging, OutcomeUnknownError, Uns
 from messaging.errors import JournalLockedError
 from messaging.journal import Journal
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import PATIENCE, eventually, feature, nothing_more, receive
+from messaging.testing.conformance.helpers import PATIENCE, eventually, feature, nothing_more, receive, wire
 
 
 def payloads(count: int, first: int = 0) -> list[bytes]:
@@ -159,6 +160,27 @@ def test_an_unroutable_message_is_a_dead_letter_and_holds_up_no_other(backend: B
         (letter,) = journal.dead_letters()
         assert letter.reason.startswith("UnroutableError")
         assert journal.cursors()["outbox"] == 2
+
+
+@wire
+def test_an_instance_accepts_messages_before_its_first_connection(backend: Backend, tmp_path: Path) -> None:
+    link = backend.wire()
+    link.cut()
+    channel = backend.channel()
+    with backend.connect().subscribe(channel, **backend.reliable) as stream:
+        m = link.connect(outbox_path=tmp_path / "outbox", retry_connect=True, reconnect_max=0.1)
+        assert not m.ready.done()
+        m.publish(channel, b"early", **reliably(backend, store_and_forward=True)).result(PATIENCE)
+
+        async def main() -> None:
+            async with m:
+                await m.publish(channel, b"too", **reliably(backend, store_and_forward=True))
+                assert not m.ready.done()
+                link.up()
+                await m
+
+        asyncio.run(main())
+        assert receive(stream, 2) == [b"early", b"too"]
 
 
 @feature("replyTo")
