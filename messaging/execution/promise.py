@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Final, Generic, TypeVar
 
 from messaging import forking
-from messaging.errors import ClosedError, DeadlineError, MessagingError
+from messaging.errors import ClosedError, DeadlineError, MessagingError, UnsupportedFeatureError
 from messaging.execution.mailboxes import mailbox
 from messaging.execution.threads import call_back
 from messaging.execution.waiting import Flag, may_block, refuse_in_loop, seconds
@@ -116,6 +116,20 @@ class Promise(Generic[T]):
                 self._take_back(listener)
                 raise
         return self.result()
+
+    @property
+    def stored(self) -> Promise[None]:
+        """Return a promise that resolves when the message of this promise is stored (setting ``outbox_path``).
+
+        Stored is what the setting ``outbox_fsync`` says. From then on the message is sent, also by a later instance
+        with the same ``outbox_path``. The promise fails if the message was not accepted, and with
+        ``UnsupportedFeatureError`` if its instance has no ``outbox_path``.
+        """
+        what = self.what
+        unsupported: Promise[None] = Promise(f"store the message of {what}")
+        unsupported.looked_at = True
+        unsupported.reject(UnsupportedFeatureError("outbox_path", what, "only messages of a durable outbox are stored"))
+        return unsupported
 
     def add_done_callback(self, callback: Callable[[Promise[T]], object]) -> None:
         """Call ``callback(self)`` on a worker thread after the outcome. Its exceptions are logged.

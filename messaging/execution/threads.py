@@ -8,6 +8,9 @@ thread                    runs                                           how man
                           running event loop
 ``messaging-worker``      observers, handlers, callbacks, events         the jobs that run, and idle ones for
                                                                          ``IDLE_SECONDS``; see below
+``messaging-journal``     records are written and synced, positions of   one for each open journal that is written to
+                          cursors stored; no user code
+``messaging-relay``       the relay of a transactional outbox            one for each ``Relay`` on a thread
 ``messaging-supervisor``  delivery threads are added, receivers over     one for each event service and monitor that
                           their time limit detected; no user code        has something to deliver
 ========================  =============================================  ==============================================

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from messaging.instance.services import InstanceServices
     from messaging.model import ReceivedMessage
     from messaging.model.settings import Settings
-    from messaging.publishing import MessagePublisher, Publication
+    from messaging.publishing import MessagePublisher
     from messaging.receiving import (
         Acknowledge,
         HandlerOnInvalid,
@@ -122,7 +122,7 @@ class Shortcuts:
     _contexts: Contexts
     _registered: InstanceServices
 
-    def publish(self, channel: str, content: Any = b"", **context: Unpack[PublishKeywords]) -> Publication:
+    def publish(self, channel: str, content: Any = b"", **context: Unpack[PublishKeywords]) -> Promise[None]:
         """Publish ``content`` to ``channel``.
 
         Args:

@@ -10,7 +10,6 @@ from messaging.errors import (
     ConnectionLostError,
     MessagingError,
     OutcomeUnknownError,
-    UnsupportedFeatureError,
 )
 from messaging.execution import PENDING, Promise
 
@@ -92,21 +91,8 @@ class Publication(Promise[None]):
         """Return the message id: the application's own, or one that is unique across instances and processes."""
         return self.plan.options.message_id or f"{self.outbox.id}-{self.sequence:x}"
 
-    @property
-    def stored(self) -> Promise[None]:
-        """Return a promise that resolves when the message is stored, as the setting ``outbox_fsync`` says.
-
-        From then on the message is sent, also by a later instance with the same ``outbox_path``. The promise fails if
-        the message was not accepted.
-
-        Raises:
-            UnsupportedFeatureError: the instance has no ``outbox_path``.
-        """
-        raise UnsupportedFeatureError("outbox_path", self.what, "only messages of a durable outbox are stored")
-
     def pass_deadline(self) -> None:
-        """Fail the promise of a stored message, which is still sent. On the loop."""
-        raise NotImplementedError
+        """Fail the promise of a stored message, which is still sent. On the loop; other messages fail instead."""
 
     @property
     def is_inherited(self) -> bool:

@@ -39,6 +39,7 @@ from messaging.publishing.stored import RecordPlan
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
+    from messaging.execution import Promise
     from messaging.model import Message, MessageContext, MessageContextProvider
     from messaging.publishing.outbox import Outbox
 
@@ -72,7 +73,7 @@ class MessagePublisher:
         self,
         message: Message | MessageContextProvider,
         channel_or_context: str | MessageContext | MessageContextProvider | None = None,
-    ) -> Publication:
+    ) -> Promise[None]:
         """Publish ``message``.
 
         Args:

@@ -84,7 +84,7 @@ class StoredPublication(IdentifiedPublication):
 
     @property
     def stored(self) -> Promise[None]:
-        """See ``Publication``."""
+        """See ``Promise``."""
         with _stored_lock:
             promise = self._stored
             if promise is None:

@@ -127,7 +127,7 @@ def test_features_are_what_the_version_can_do() -> None:
     assert "packetId" in five.capabilities.features & three.capabilities.features & enveloped.capabilities.features
     assert five.capabilities.features - three.capabilities.features == {
         Features.MESSAGE_PROPERTIES, Features.EXTENSION_HEADERS, Features.EXTENSION_TIME_TO_LIVE,
-        Features.EXTENSION_MESSAGE_ID, Features.EXTENSION_MANDATORY, *own,
+        Features.EXTENSION_MESSAGE_ID, Features.EXTENSION_DEDUPLICATE, Features.EXTENSION_MANDATORY, *own,
     }  # fmt: skip
     for absent in (
         Features.EXTENSION_PRIORITY, Features.ROUTING_KEY, Features.EXTENSION_AUTOCREATE, Features.BROKER_REDELIVERY,

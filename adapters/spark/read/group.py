@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from adapters.spark.errors import DataLossError, JournalMismatchError, redacted
+from adapters.spark.errors import OPTION, DataLossError, JournalMismatchError, redacted
 from adapters.spark.read.receiver_settings import broker_sessions
 
 if TYPE_CHECKING:
@@ -47,10 +47,11 @@ def join_group(options: ReadOptions, opened: Journal[Any], checkpoint: tuple[str
             )
         if previous is not None and left not in (None, previous) and not options.adopt_journal:
             raise JournalMismatchError(
-                path,
+                redacted(path),
                 f"the broker keeps messages of the checkpoint for group {left!r}, and messages of this journal for "
                 f"group {previous!r}; set journalPath to an empty folder to receive the messages of {left!r}, or "
                 f"adoptJournal=true and group={left} (or {previous}) to leave those of the other group at the broker",
+                OPTION,
             )
         logger.warning(
             "journal %s: the journal %s of the checkpoint is gone, and with it the rows that were not processed; going "
@@ -80,17 +81,19 @@ def check_sessions(options: ReadOptions, path: str, meta: Meta) -> None:
     missing = sorted(set(meta.sessions) - set(broker_sessions(options, group)))
     if missing and not options.adopt_journal:
         raise JournalMismatchError(
-            path,
+            redacted(path),
             f"the broker keeps messages for {', '.join(map(repr, missing))}, and a query with {options.receivers} "
             "receivers does not read them; set receivers=1 to receive them, or adoptJournal=true to leave them at the "
             "broker",
+            OPTION,
         )
 
 
 def _check_change(options: ReadOptions, path: str, previous: str | None, group: str) -> None:
     if previous not in (None, group) and not options.adopt_journal:
         raise JournalMismatchError(
-            path,
+            redacted(path),
             f"the broker keeps messages for group {previous!r}, and option 'group' is {group!r}; set group={previous} "
             "to receive them, or adoptJournal=true to leave them at the broker",
+            OPTION,
         )

@@ -343,8 +343,8 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
         elif offsets.query == meta.before is not None:
             ends = {int(partition): offset for partition, offset in meta.resumed.items()}
         elif offsets.query != meta.query:
-            raise JournalMismatchError(
-                opened.folder.path,
+            raise opened.folder.error(
+                JournalMismatchError,
                 "another query has made it its own since this one ran: give each query a journal of its own",
             )
         return {log.partition: ends.get(log.partition, log.begin) for log in opened.logs}
@@ -385,8 +385,8 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
         if not unread or not passed:
             return
         if self._options.fail_on_skipped_batch and not opened.is_marked():
-            raise MicroBatchSkippedError(
-                opened.folder.path,
+            raise opened.folder.error(
+                MicroBatchSkippedError,
                 f"the checkpoint is beyond offsets {', '.join(passed)}, and no task has read them: the sink skipped "
                 "the micro-batch, as a file sink does if '_spark_metadata' in its output path has the number of the "
                 "micro-batch from an earlier checkpoint. The journal keeps the rows; to process them, set a new output "

@@ -217,4 +217,4 @@ def test_without_an_outbox_nothing_is_stored(backend: Backend, m: Messaging) -> 
     promise = m.publish(channel, b"", store_and_forward=False)
     promise.result(PATIENCE)
     with pytest.raises(UnsupportedFeatureError, match="outbox_path"):
-        _ = promise.stored
+        promise.stored.result(PATIENCE)
