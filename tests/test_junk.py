@@ -298,7 +298,7 @@ class World:
             m.on("handled", lambda _: None), m.reply("served", lambda _: b""), m.request("served", b""),
             m.request_many("served", b""), stream.subscribe(lambda _: None),
             self.registry.register("junk", object(), {}), self.registry.add_listener(lambda _: None),
-            bus.create_publisher("a/b"), m.publish("a", b""),
+            bus.create_publisher("a/b"), m.publish("a", b""), messaging.Credentials("user", "password"),
         ]  # fmt: skip
         self.good: dict[str, Any] = {
             **GOOD, "services": self.registry, "admin": admin, "bus": bus, "monitor": bus.monitor,

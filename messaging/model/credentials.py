@@ -100,7 +100,7 @@ class Credentials:
 
     def is_same_secret(self, other: Credentials) -> bool:
         """Return whether user name and password are those of ``other``."""
-        return self.username == other.username and self.password == other.password
+        return isinstance(other, Credentials) and self.username == other.username and self.password == other.password
 
     @tolerant
     def __repr__(self) -> str:
