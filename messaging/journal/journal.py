@@ -300,10 +300,10 @@ class Journal(JournalView):
         record = encode_record(channel, payload, properties, message_id, timestamp)
         self._cursors.refuse_closed()
         if self._commit.waiting_bytes + len(record) > _WAITING_BYTES:
-            raise self._folder.error(
+            raise self.folder.error(
                 JournalFullError, f"{self._commit.waiting} records wait to be written; await earlier promises first"
             )
-        promise: Promise[int] = Promise(f"append to the journal {self._folder.shown}")
+        promise: Promise[int] = Promise(f"append to the journal {self.folder.shown}")
         self._commit.put(Promised(record, _deadline(self._timeout if timeout is None else timeout), promise))
         return promise
 
@@ -346,7 +346,7 @@ class Journal(JournalView):
             raise ArgumentError(f"start must be 'earliest', 'latest' or an offset, not {start!r:.100}")
         at = start if isinstance(start, int) else self.begin if start == "earliest" else self.end
         if not self.begin <= at <= self.end:
-            raise self._folder.error(
+            raise self.folder.error(
                 JournalRangeError, f"cursor {name!r}: it cannot begin at {at}: {self.begin} to {self.end} are there"
             )
         self._cursors.open(name, at)

@@ -63,7 +63,7 @@ class Log:
         self.partition = partition
         self.seed = seed
         #: guards the state of subclasses; reentrant, for changes that need several calls
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self.begin = self.end = 0
 
     def segment_name(self, segment: int) -> str:
@@ -129,7 +129,7 @@ class Log:
     def _note(self, segment: int, first: int, rows: int, position: int, length: int) -> None:
         """Add a frame: ``rows`` from offset ``first`` on, in ``length`` bytes of ``segment``."""
         del segment, position, length
-        with self._lock:
+        with self.lock:
             self.end = first + rows
 
     def _note_damage(self, segment: int, damage: Damage, data: memoryview) -> None:
@@ -167,7 +167,7 @@ class LogWriter(Log):
         self._head = head
         self._segment_bytes = segment_bytes
         #: guards the appender, and is held while it writes
-        self._writing = threading.Lock()
+        self.writing = threading.Lock()
         self._appender: Appender | None = None
         self._segment = 0
         self._is_closed = False
@@ -209,7 +209,7 @@ class LogWriter(Log):
             JournalFullError: the disk is full. Nothing was added; the caller may try again.
             JournalError: the write failed, or the log is closed. Nothing was added.
         """
-        with self._writing, journal_errors(self.folder, "cannot write"):
+        with self.writing, journal_errors(self.folder, "cannot write"):
             if self._is_closed:
                 raise self.folder.error(JournalError, "it is closed")
             first = self.end
@@ -258,7 +258,7 @@ class LogWriter(Log):
         Raises:
             JournalError: the disk failed. Rows since the last sync may be lost if the machine fails.
         """
-        with self._writing, journal_errors(self.folder, "cannot sync"):
+        with self.writing, journal_errors(self.folder, "cannot sync"):
             try:
                 self._sync()
             except BaseException:
@@ -293,7 +293,7 @@ class LogWriter(Log):
         Raises:
             JournalError: it cannot be created.
         """
-        with self._writing, journal_errors(self.folder, "cannot create a segment"):
+        with self.writing, journal_errors(self.folder, "cannot create a segment"):
             if self._segment != self.end:
                 self._close_segment = True
                 self._open_segment(self.end)
@@ -327,7 +327,7 @@ class LogWriter(Log):
         Raises:
             JournalError: as :meth:`sync`. The log is closed.
         """
-        with self._writing, journal_errors(self.folder, "cannot sync"):
+        with self.writing, journal_errors(self.folder, "cannot sync"):
             self._is_closed = True
             try:
                 if self._sync_closed:
@@ -338,6 +338,6 @@ class LogWriter(Log):
     def after_fork(self) -> None:
         """Close the file of the parent process here. In a forked child, which does not write."""
         self._is_closed = True
-        self._writing = threading.Lock()
-        self._lock = threading.RLock()
+        self.writing = threading.Lock()
+        self.lock = threading.RLock()
         self._close_appender()

@@ -82,7 +82,7 @@ class RecordLog(Log):
             except FileNotFoundError:  # a newer one has replaced it
                 data = memoryview(b"")
         end, whole = self._scan(last, data, last)
-        with self._lock:
+        with self.lock:
             segments = (*(Segment(*each) for each in found[:-1]), Segment(last, whole))
             self.begin, self.segments, self.end = found[0][0], segments, end
         return Tail(last, whole, max(listed, len(data)))
@@ -117,12 +117,12 @@ class RecordLog(Log):
             raise self.folder.error(JournalUnreadableError, text + repr(FORMAT.decode().strip()))
 
     def _restart(self, begin: int) -> None:
-        with self._lock:
+        with self.lock:
             super()._restart(begin)
             self.segments = ()
 
     def _note(self, segment: int, first: int, rows: int, position: int, length: int) -> None:
-        with self._lock:
+        with self.lock:
             if not self.segments or self.segments[-1].first != segment:
                 self.segments = (*self.segments, Segment(segment, 0))
             self.segments[-1].size = position + length
@@ -148,7 +148,7 @@ class RecordLog(Log):
     def refresh(self) -> None:
         """Load what another process has written and deleted since the last call."""
         found = self.list_segments()
-        with self._lock:
+        with self.lock:
             segments, end = self.segments, self.end
         if not found or not segments or found[-1][0] != segments[-1].first:
             self.load()
@@ -160,7 +160,7 @@ class RecordLog(Log):
             self.load()
             return
         end, whole = self._scan(last.first, data, end, size)
-        with self._lock:
+        with self.lock:
             if self.segments[-1:] != (last,):
                 return  # another thread has loaded later segments
             known = {segment.first: segment for segment in self.segments}
@@ -222,13 +222,13 @@ class RecordWriter(LogWriter, RecordLog):
 
     def skip_to(self, offset: int) -> None:
         """Give no offset before ``offset`` to new records: the disk has lost the end of the log."""
-        with self._writing:
+        with self.writing:
             if offset <= self.end:
                 return
             reason = f"its end is missing: a cursor has acknowledged records up to offset {offset}"
             size = self.segments[-1].size if self.segments else 0
             damage = Damage(size, size, self.end, offset, reason)
-            self._on_damage(self._segment, damage, memoryview(b""))
+            self._on_damage(self.last_segment, damage, memoryview(b""))
             if not self.segments:
                 self.begin = offset
             self.end = offset
@@ -243,12 +243,12 @@ class RecordWriter(LogWriter, RecordLog):
         self.start_segment()
 
     def _note_segment(self, segment: int) -> None:
-        with self._lock:
+        with self.lock:
             if self.segments and self.segments[-1].first < segment:
                 self.segments = (*self.segments, Segment(segment, 0))
 
     def _open_segment(self, first: int) -> Appender:
-        if self._segment_records is not None and first - self._segment >= self._segment_records:
+        if self._segment_records is not None and first - self.last_segment >= self._segment_records:
             self._close_segment = True
         return super()._open_segment(first)
 
@@ -263,7 +263,7 @@ class RecordWriter(LogWriter, RecordLog):
         Raises:
             JournalError: a segment cannot be deleted. The next call tries again.
         """
-        with self._lock:
+        with self.lock:
             self.segments = self.segments[self.segment_of(offset) :]
             if self.segments:
                 self.begin = self.segments[0].first

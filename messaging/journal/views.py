@@ -45,13 +45,14 @@ class JournalView:
 
     Attributes:
         path: the folder.
+        folder: its files.
         id: identifies the journal, wherever its folder is moved.
     """
 
     def __init__(self, folder: LocalFolder, identity: str, log: RecordLog, state: State | None) -> None:
         self.path = folder.path
         self.id = identity
-        self._folder = folder
+        self.folder = folder
         self._log = log
         self._state = state
         self._quarantine = Quarantine(folder, writable=False)
@@ -70,7 +71,7 @@ class JournalView:
 
     def refresh(self) -> None:
         """Notice what another process has written since. Raises ``JournalError``."""
-        with journal_errors(self._folder, "cannot read", JournalUnreadableError):
+        with journal_errors(self.folder, "cannot read", JournalUnreadableError):
             self._log.refresh()
 
     def read(self, start: int | None = None, end: int | None = None) -> Iterator[Record]:
@@ -85,14 +86,14 @@ class JournalView:
         until = self.end if end is None else min(end, self.end)
         at = self.begin if start is None else start
         if not self.begin <= at <= self.end:
-            raise self._folder.error(
+            raise self.folder.error(
                 JournalRangeError, f"offset {at} is asked for, and {self.begin} to {self.end} are there"
             )
         return self._read(RecordReader(self._log, at), until)
 
     def _read(self, reader: RecordReader, until: int) -> Iterator[Record]:
         while reader.offset < until:
-            with journal_errors(self._folder, "cannot read", JournalUnreadableError):
+            with journal_errors(self.folder, "cannot read", JournalUnreadableError):
                 records = reader.take(min(1000, until - reader.offset))
             if not records:
                 return

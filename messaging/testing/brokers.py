@@ -126,7 +126,7 @@ class Broker(abc.ABC):
         self.port = port or free_port()
         self.directory = Path(tempfile.mkdtemp(prefix=f"rx-messaging-{self.name}-"))
         self._log_file = self.directory / "broker.log"
-        self._log_start = 0
+        self.log_start = 0
         self._process: _Process | None = None
         self._started_before = False
 
@@ -177,14 +177,14 @@ class Broker(abc.ABC):
         self.kill()  # processes left of a broker that ended by itself
         for attempts_left in (2, 1, 0):
             try:
-                self._log_start = self._log_file.stat().st_size if self._log_file.exists() else 0
+                self.log_start = self._log_file.stat().st_size if self._log_file.exists() else 0
                 self._launch()
                 self.wait_ready()
             except BaseException as error:
                 self.kill()
                 # Another process took the port between looking and listening. Later starts must not move to another.
                 clash = isinstance(error, BrokerError) and re.search(
-                    "address.*in use|eaddrinuse", self.log(self._log_start), re.I
+                    "address.*in use|eaddrinuse", self.log(self.log_start), re.I
                 )
                 if not clash or self._started_before or not attempts_left:
                     raise
@@ -195,11 +195,11 @@ class Broker(abc.ABC):
 
     def stop(self) -> None:
         """SIGTERM and wait; SIGKILL after ``STOP_TIMEOUT`` seconds. Nothing happens if it is not running."""
-        self._end(signal.SIGTERM)
+        self.end_process(signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL and wait: nothing is flushed, no connection is closed in good order."""
-        self._end(signal.SIGKILL)
+        self.end_process(signal.SIGKILL)
 
     def restart(self) -> None:
         """Stop and start, on the same port and data."""
@@ -245,17 +245,19 @@ class Broker(abc.ABC):
     def _change_ports(self) -> None:
         self.port = free_port()
 
-    def _end(self, how: signal.Signals) -> None:
+    def end_process(self, how: signal.Signals) -> None:
+        """End the server with a signal, and wait until it has ended."""
         if self._process is not None:
             self._process.end(how)
             self._process = None
 
-    def _spawn(self, *command: str, env: dict[str, str] | None = None, user: str | None = None) -> _Process:
+    def spawn(self, *command: str, env: dict[str, str] | None = None, user: str | None = None) -> _Process:
+        """Start the server, whose output goes to the log."""
         return _Process(command, env, self._log_file, self.directory, user)
 
     def _error(self, what: str) -> BrokerError:
         return BrokerError(
-            f"{self.name} on port {self.port} {what}. Its log ends with:\n{self.log(self._log_start)[-4_000:]}"
+            f"{self.name} on port {self.port} {what}. Its log ends with:\n{self.log(self.log_start)[-4_000:]}"
         )
 
 
@@ -309,11 +311,11 @@ class Mosquitto(Broker):
         # The listener comes first: what belongs to a listener belongs to the one above it.
         lines = [f"listener {self.port} {self.host}", *_overridden(self._defaults, self._lines, " "), *self._lines]
         config.write_text("\n".join(lines) + "\n")
-        self._process = self._spawn(binary, "-c", str(config))
+        self._process = self.spawn(binary, "-c", str(config))
 
     def _answers(self) -> bool:
         # Another process may have the port; the log tells that it is this broker.
-        is_running = re.search(r"version \S+ running", self.log(self._log_start)) is not None
+        is_running = re.search(r"version \S+ running", self.log(self.log_start)) is not None
         return is_running and accepts(self.port, self.host)
 
 
@@ -487,7 +489,7 @@ class RabbitMQ(Broker):
         environment = self._environment()
         if not self._is_mapper_shared:
             self._mapper.start()
-        self._process = self._spawn(script, "-noinput", env=environment)
+        self._process = self.spawn(script, "-noinput", env=environment)
 
     def _answers(self) -> bool:
         if "rabbitmq_mqtt" in self.plugins and not accepts(self.mqtt_port):
@@ -497,8 +499,9 @@ class RabbitMQ(Broker):
             return probe.recv(1) == b"\x01"  # a method frame: connection.start
         return False
 
-    def _end(self, how: signal.Signals) -> None:
-        super()._end(how)
+    def end_process(self, how: signal.Signals) -> None:
+        """End the node, and its port mapper unless others use it."""
+        super().end_process(how)
         if not self._is_mapper_shared:
             self._mapper.stop()
 

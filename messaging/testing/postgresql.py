@@ -85,7 +85,7 @@ class PostgreSQL(Broker):
 
     def stop(self) -> None:
         """End all sessions, shut down and wait; SIGKILL after ``STOP_TIMEOUT`` seconds."""
-        self._end(signal.SIGINT)
+        self.end_process(signal.SIGINT)
 
     def kill(self) -> None:
         """SIGKILL the server and all its processes, and wait until they have ended."""
@@ -122,7 +122,7 @@ class PostgreSQL(Broker):
         config.write_text("\n".join(lines) + "\n")
         if self._user is not None:
             shutil.chown(config, self._user)
-        self._process = self._spawn(server, "-D", str(self._data), env=_environment(), user=self._user)
+        self._process = self.spawn(server, "-D", str(self._data), env=_environment(), user=self._user)
 
     def _initialize(self) -> None:
         shutil.rmtree(self._data, ignore_errors=True)
@@ -160,7 +160,7 @@ class PostgreSQL(Broker):
 
     def _answers(self) -> bool:
         # another process may have the port; the log tells that it is this server
-        return _READY in self.log(self._log_start) and accepts(self.port)
+        return _READY in self.log(self.log_start) and accepts(self.port)
 
 
 def _unprivileged() -> str:

@@ -66,7 +66,7 @@ class Log(log.Log):
         self._totals.append(0)
 
     def _note(self, segment: int, first: int, rows: int, position: int, length: int) -> None:
-        with self._lock:
+        with self.lock:
             if not self._firsts:
                 self.begin = first
             self._firsts.append(first)
@@ -89,7 +89,7 @@ class Log(log.Log):
 
     def bytes_from(self, offset: int) -> int:
         """Return the bytes of the frame that holds ``offset``, and of all later frames."""
-        with self._lock:
+        with self.lock:
             at = max(0, bisect_right(self._firsts, offset) - 1)
             return 0 if offset >= self.end else self._totals[-1] - self._totals[at]
 
@@ -98,7 +98,7 @@ class Log(log.Log):
 
         All rows of a frame count the same.
         """
-        with self._lock:
+        with self.lock:
             at = max(0, bisect_right(self._firsts, start) - 1)
             if start >= self.end or not self._firsts:
                 return self.end
@@ -141,7 +141,7 @@ class Log(log.Log):
         """
         if start >= end:
             return []
-        with self._lock:
+        with self.lock:
             begin, known = self.begin, self.end
             found = self._pieces(start, end)
         if start < begin or end > known:
@@ -188,7 +188,7 @@ class LogWriter(log.LogWriter, Log):
         Raises:
             JournalError: something cannot be deleted. The next commit tries again.
         """
-        with self._lock:
+        with self.lock:
             self._committed = max(self._committed, min(offset, self.end))
             if self._committed == self.end and self.bytes_from(self.begin) >= _WORTH_CLOSING:
                 self.begin_segment()
