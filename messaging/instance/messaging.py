@@ -50,6 +50,7 @@ class Messaging(Shortcuts):
         connection_state: the state of the connection: an Observable of
             :class:`~messaging.connection.state.ConnectionState`, and its current ``value``.
         ready: resolves with the first connection.
+        starts_offline: whether it can be used before its first connection: it stores messages and retries to connect.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Messaging(Shortcuts):
             raise InvalidUrlError(f"{url.scheme} URL has {len(url.hosts)} hosts; {url.scheme}:// connects to one")
         self._settings = load_settings(kind.settings_type, url, keywords)
         self.name = self._settings.name or f"{url.scheme}-{uuid4().hex[:12]}"
+        self.starts_offline = self._settings.outbox_path is not None and self._settings.retry_connect
         self.services = services
         self._closing: Promise[None] | None = None
         self._adapter = kind(url, self._settings, self.name)
@@ -230,11 +232,6 @@ class Messaging(Shortcuts):
         self._closing.resolve(None)
         self._connection.abandon()
         self._registered.unregister()
-
-    @property
-    def starts_offline(self) -> bool:
-        """Whether the instance can be used before its first connection: it stores messages, and retries to connect."""
-        return self._settings.outbox_path is not None and self._settings.retry_connect
 
     def __enter__(self) -> Self:
         self._refuse_closed()

@@ -95,7 +95,7 @@ class Waiting:
         self._entries: deque[Append] = deque()
         #: guards the end of ``_entries``, and what follows
         self._lock = threading.Lock()
-        #: bytes of the records that were put, and of those that were taken; they begin again at 0 when none waits
+        #: bytes of the records that were put, and bytes of the taken records; they begin again at 0 when none waits
         self._put = self._taken = 0
         self._is_closed = False
         self.deadline = math.inf

@@ -52,7 +52,7 @@ class RecordReader:
         self._log = log
         #: offset of the next record to return
         self.offset = offset
-        #: offset of the next record to read from the disk, behind those that are ready
+        #: offset of the next record to read from the disk, behind the records that are ready
         self._next = offset
         self._ready: deque[Record] = deque()
         #: the segment that is read, and the bytes of it that are done with
