@@ -139,11 +139,14 @@ class PublishChannels:
         async with self._opening:
             channel = self.open.get(confirms)
             if channel is None:
-                opened = await self._wire.channel(confirms=confirms)
-                channel = PublishChannel(self._owner, opened, confirms=confirms, base=self._base)
-                self._wire.lanes[channel.number] = channel
-                self.open[confirms] = channel
+                channel = self.open[confirms] = await self._new(confirms=confirms)
             return channel
+
+    async def _new(self, *, confirms: bool) -> PublishChannel:
+        opened = await self._wire.channel(confirms=confirms)
+        channel = PublishChannel(self._owner, opened, confirms=confirms, base=self._base)
+        self._wire.lanes[channel.number] = channel
+        return channel
 
     def drop(self, channel: PublishChannel) -> None:
         """Forget a channel that the broker closed, and fail the subscription to replies on it."""
@@ -162,17 +165,20 @@ class PublishChannels:
 
         A channel that receives direct replies stays open for those to earlier requests.
         """
-        old = self.open.pop(True, None)
-        if old is not None:
-            self._base += old.last_tag
-            old.is_retired = True
-            self._retired.append(old)
-            while self._retired and (self._retired[0].replies is None or len(self._retired) > _MAX_RETIRED):
-                await self._close(self._retired.pop(0))
-        channel = await self.channel(confirms=True)
-        if old is not None and old.replies is not None and channel.replies is None:
-            channel.replies = old.replies.moved()
-            await self._consume_replies(channel)
+        async with self._opening:
+            old = self.open.pop(True, None)
+            if old is not None:
+                self._base += old.last_tag
+                old.is_retired = True
+                self._retired.append(old)
+                while self._retired and (self._retired[0].replies is None or len(self._retired) > _MAX_RETIRED):
+                    await self._close(self._retired.pop(0))
+            channel = await self._new(confirms=True)
+            if old is not None and old.replies is not None:
+                # first: the broker closes a channel with a request whose replies it cannot deliver
+                channel.replies = old.replies.moved()
+                await self._consume_replies(channel)
+            self.open[True] = channel
 
     async def _close(self, channel: PublishChannel) -> None:
         await self._wire.close_channel(channel.opened)
