@@ -85,6 +85,8 @@ class StoredPublication(IdentifiedPublication):
     @property
     def stored(self) -> Promise[None]:
         """See ``Promise``."""
+        if self.store_error is not None:  # it fails with the same error
+            self.looked_at = True
         with _stored_lock:
             promise = self._stored
             if promise is None:
