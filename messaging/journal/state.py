@@ -231,8 +231,8 @@ class State:
 
     # --- ids seen before
 
-    def add_seen(self, ids: Sequence[tuple[str, str]], *, oldest: float, most: int) -> None:
-        """Store pairs of channel and message id as seen now, and forget those before ``oldest``, and over ``most``.
+    def add_seen(self, ids: Sequence[tuple[str, str]]) -> None:
+        """Store pairs of channel and message id as seen now.
 
         Raises:
             JournalError: nothing was stored.
@@ -243,6 +243,14 @@ class State:
                 "INSERT INTO seen VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at=excluded.at",
                 [(*each, now) for each in ids],
             )
+
+    def forget_seen(self, *, oldest: float, most: int) -> None:
+        """Forget the ids seen before ``oldest``, and the oldest ones over ``most``. Looks at every id.
+
+        Raises:
+            JournalError: nothing was forgotten.
+        """
+        with self._change() as connection:
             connection.execute("DELETE FROM seen WHERE at < ?", (oldest,))
             excess = connection.execute("SELECT count(*) FROM seen").fetchone()[0] - most
             if excess > 0:

@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 _LOCKED: Final = "another subscription to the same channel uses this inbox; give it a queue or an inbox_path of its own"
 _OPTION: Final = "inbox_path"
+#: ids are forgotten on the disk each time that this part of their number was added
+_FORGET_STEPS: Final = 20
 
 Key = tuple[str, str]
 
@@ -71,6 +73,8 @@ class SettledIds:
         #: guards ``_ids``
         self._lock = threading.Lock()
         self._state: State | None = None
+        #: ids that were stored since the last time that old ones were forgotten; by one worker at a time
+        self._stored = 0
         self._files = ExitStack()
         if folder is not None:
             self._open(folder / hashlib.sha256(name.encode()).hexdigest()[:16], name)
@@ -83,6 +87,7 @@ class SettledIds:
             files.write("inbox.json", [json.dumps({"subscription": name}).encode()])
             self._state = State(path, option=_OPTION)
             stack.callback(self._state.close)
+            self._state.forget_seen(oldest=time.time() - self._window, most=self._most)
             for channel, message_id, at in self._state.seen(oldest=time.time() - self._window):
                 self._ids[channel, message_id] = at
             self._files = stack.pop_all()
@@ -112,7 +117,11 @@ class SettledIds:
     def store(self, keys: Sequence[Key]) -> None:
         """Store ids on the disk; there when this returns. Raises ``JournalError``."""
         if self._state is not None:
-            self._state.add_seen(keys, oldest=time.time() - self._window, most=self._most)
+            self._state.add_seen(keys)
+            self._stored += len(keys)
+            if self._stored >= max(1, self._most // _FORGET_STEPS):
+                self._stored = 0
+                self._state.forget_seen(oldest=time.time() - self._window, most=self._most)
 
     def close(self) -> None:
         """Release the folder. Idempotent."""

@@ -23,8 +23,9 @@ def test_positions_counters_dead_letters_and_ids_survive(tmp_path: Path) -> None
     first.delete_cursor("b")
     for n in range(5):
         assert first.add_dead_letter("why", n, b"%d" % n, most=3) == (1 if n > 2 else 0)
-    first.add_seen([("c", "1"), ("c", "2")], oldest=0, most=10)
-    first.add_seen([("c", "1"), ("d", "1")], oldest=0, most=2)
+    first.add_seen([("c", "1"), ("c", "2")])
+    first.add_seen([("c", "1"), ("d", "1")])
+    first.forget_seen(oldest=0, most=2)
     first.close()
     again = State(tmp_path)
     assert again.cursors() == {"a": 5}
@@ -62,7 +63,7 @@ def test_an_older_schema_is_migrated_and_keeps_its_contents(tmp_path: Path) -> N
         opened = State(folder)
         assert opened.cursors() == {"a": 7}
         assert opened._query("PRAGMA user_version") == [(len(state.MIGRATIONS),)]
-        opened.add_seen([("c", "1")], oldest=0, most=1)
+        opened.add_seen([("c", "1")])
         opened.close()
 
 
