@@ -48,6 +48,12 @@ def _secret(value: SecretStr) -> SecretStr:
     return value
 
 
+def _path(value: object) -> object:
+    if value == "":  # it would be the working directory
+        raise ValueError("is empty: give a path, or leave the option out")
+    return value
+
+
 def _content_type(value: str) -> str:
     from messaging.codecs import codec_for  # not at import: few instances need it
 
@@ -63,6 +69,7 @@ Text = Annotated[str, AfterValidator(_text)]
 ContentType = Annotated[Text, AfterValidator(_content_type)]
 Name = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
 Secret = Annotated[SecretStr, AfterValidator(_secret)]
+LocalPath = Annotated[Path, BeforeValidator(_path)]
 
 #: settings that say where passwords come from, by precedence among environment variables; at most one may be given
 PASSWORD_SOURCES: Final = ("credentials", "password", "password_command", "password_file")
@@ -101,7 +108,7 @@ class Settings(BaseSettings):
         description="command, run without a shell, that prints the password: run before each connection, and before "
         "the password expires; not in URLs",
     )
-    password_file: Path | None = Field(
+    password_file: LocalPath | None = Field(
         None,
         description="file with the password: read before each connection, and when the file changes",
     )
@@ -120,7 +127,7 @@ class Settings(BaseSettings):
     reconnect_max: Seconds = Field(30.0, description="longest delay before connecting to a host again, seconds")
     outbox_size: int = Field(10_000, ge=1, description="messages that may wait to be published or confirmed")
     outbox_bytes: int = Field(64 * 2**20, ge=1, description="payload bytes that may wait to be published or confirmed")
-    outbox_path: Path | None = Field(
+    outbox_path: LocalPath | None = Field(
         None, description="folder of a durable outbox: messages are stored before they are sent; in memory if not given"
     )
     outbox_fsync: Literal["always", "interval", "never"] = Field(
@@ -132,7 +139,7 @@ class Settings(BaseSettings):
     outbox_full: Literal["block", "drop_oldest", "reject"] = Field(
         "block", description="policy of a durable outbox without room for a message"
     )
-    inbox_path: Path | None = Field(
+    inbox_path: LocalPath | None = Field(
         None, description="folder in which deduplicate stores the ids of settled messages; in memory if not given"
     )
     inbox_size: int = Field(
@@ -185,9 +192,11 @@ class Settings(BaseSettings):
 class TlsSettings(Settings):
     """Settings of adapters with TLS."""
 
-    cafile: Path | None = Field(None, description="PEM file of the authorities that may sign the broker's certificate")
-    certfile: Path | None = Field(None, description="PEM file of this client's certificate")
-    keyfile: Path | None = Field(None, description="PEM file of this client's private key")
+    cafile: LocalPath | None = Field(
+        None, description="PEM file of the authorities that may sign the broker's certificate"
+    )
+    certfile: LocalPath | None = Field(None, description="PEM file of this client's certificate")
+    keyfile: LocalPath | None = Field(None, description="PEM file of this client's private key")
     allow_insecure: bool = Field(False, description="accept any certificate of the broker: for tests only")
 
 

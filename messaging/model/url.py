@@ -21,6 +21,9 @@ from messaging.text import tolerant
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*\Z")
 _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\Z")
+#: of an IPv6 address, after its ``%``
+_ZONE: Final = re.compile(r"[A-Za-z0-9._-]*\Z")
+_PORT: Final = re.compile(r"[0-9]{1,5}\Z")
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _SECRET_OPTION: Final = re.compile(r"pass|secret|token", re.IGNORECASE)
 _MAX_LENGTH: Final = 8192
@@ -261,8 +264,11 @@ def _host_and_port(text: str, where: str, scheme: str = "mqtt", shown: str | Non
             raise InvalidUrlError(f"{where}: ']' is missing after the IPv6 address")
         try:
             ipaddress.IPv6Address(host)
+            is_address = _ZONE.match(host.partition("%")[2]) is not None
         except ValueError:
-            raise InvalidUrlError(f"{where}: {shown or repr(host[:80])} is not an IPv6 address") from None
+            is_address = False
+        if not is_address:
+            raise InvalidUrlError(f"{where}: {shown or repr(host[:80])} is not an IPv6 address")
         if after and not after.startswith(":"):
             raise InvalidUrlError(f"{where}: only ':port' may follow ']'")
         has_port, port_text = after[:1], after[1:]
@@ -276,7 +282,7 @@ def _host_and_port(text: str, where: str, scheme: str = "mqtt", shown: str | Non
             raise InvalidUrlError(f"{where}: {shown or repr(host[:80])} is not a host name")
     if not has_port:
         return Host(host)
-    if not (port_text.isascii() and port_text.isdigit()) or not 1 <= int(port_text[:6]) <= 65_535:
+    if not _PORT.match(port_text) or not 1 <= int(port_text) <= 65_535:
         # the text may be a password with an unescaped '@' or '/', so the error does not repeat it
         raise InvalidUrlError(f"{where}: the port must be a number from 1 to 65535")
     return Host(host, int(port_text))

@@ -134,6 +134,9 @@ BAD: dict[str, list[Any]] = {
     "max_message_size": [0, "big"],
     "password": [7],
     "labels": ["not json", 7],
+    "cafile": ["", 7],
+    "inbox_path": ["", 7],
+    "outbox_path": ["", 7],
 }
 
 
