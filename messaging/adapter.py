@@ -6,7 +6,7 @@ payload. Outbox, deadlines, reconnecting, stream buffers, overflow, redelivery c
 acknowledgement rules are the core's.
 
 **Threads.** Every method is called on the engine's loop unless its docstring states otherwise, and every callback
-must be called on it. Nothing here needs a lock. Blocking work (a DNS look-up, say) goes to ``loop.run_in_executor``.
+must be called on it. Nothing here needs a lock. Blocking work goes to a thread (``messaging.execution.on_worker``).
 
 **Life cycle.** ``set_endpoint`` → ``open`` → any of the rest → (connection lost → ``events.lost(cause)`` → the same
 again)* → ``close``. The core decides when and where to open again; it never calls ``open`` twice at once. After a loss

@@ -14,6 +14,7 @@ from messaging.execution.loop import engine as engine
 from messaging.execution.loop import handlers_loop as handlers_loop
 from messaging.execution.loop import is_coroutine as is_coroutine
 from messaging.execution.loop import of_library as of_library
+from messaging.execution.loop import on_worker as on_worker
 from messaging.execution.loop import shielded as shielded
 from messaging.execution.loop import wait_for as wait_for
 from messaging.execution.mailboxes import Mailbox as Mailbox

@@ -14,6 +14,8 @@ registered without a running loop share :func:`handlers_loop`.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
@@ -21,7 +23,7 @@ from typing import Any, Final, TypeVar
 
 from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
 from messaging.execution.promise import Promise
-from messaging.execution.threads import start_thread
+from messaging.execution.threads import start_thread, workers
 from messaging.forking import per_process
 from messaging.text import SafeLog
 
@@ -131,6 +133,41 @@ def handlers_loop() -> asyncio.AbstractEventLoop:
 
     start_thread(run, "messaging-handlers")
     return loop
+
+
+def on_worker(function: Callable[[], T]) -> asyncio.Future[T]:
+    """Run ``function``, which may block, on a worker thread, and return the future of its outcome. On a running loop.
+
+    The executor of the loop has few threads, which all instances share: a few calls that hang would stop every
+    instance, and delay the end of the process. Cancelling the future does not end the call, whose outcome is then
+    ignored. So a caller bounds the calls that hang.
+
+    Raises:
+        RuntimeError: no thread can be started.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def settle(finished: concurrent.futures.Future[T]) -> None:
+        if outcome.done():
+            return
+        error = finished.exception()
+        if error is None:
+            outcome.set_result(finished.result())
+        else:
+            outcome.set_exception(error)
+
+    def work() -> None:
+        finished: concurrent.futures.Future[T] = concurrent.futures.Future()
+        try:
+            finished.set_result(function())
+        except BaseException as error:  # noqa: BLE001  # for the caller
+            finished.set_exception(error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, finished)
+
+    workers().submit(work)
+    return outcome
 
 
 def is_coroutine(function: Any) -> bool:

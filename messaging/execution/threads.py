@@ -6,8 +6,8 @@ thread                    runs                                           how man
 ``messaging-engine``      the loop of all instances; no user code        one, from the first instance on
 ``messaging-handlers``    coroutines that were registered without a      one, from the first of them on
                           running event loop
-``messaging-worker``      observers, handlers, callbacks, events         the jobs that run, and idle ones for
-                                                                         ``IDLE_SECONDS``; see below
+``messaging-worker``      observers, handlers, callbacks, events;        the jobs that run, and idle ones for
+                          blocking calls (``on_worker``)                 ``IDLE_SECONDS``; see below
 ``messaging-journal``     records are written and synced, positions of   one for each open journal that is written to
                           cursors stored; no user code
 ``messaging-relay``       the relay of a transactional outbox            one for each ``Relay`` on a thread
@@ -18,7 +18,8 @@ thread                    runs                                           how man
 All are daemon threads. Each source of jobs is bounded, so a blocked job delays no job of another source: one job at a
 time for each stream and each observer of connection states (``Serial``); ``concurrency`` jobs for each handler;
 ``CALLBACK_THREADS`` for the callbacks of all promises; ``Pool(threads)`` for each event service, not counting receivers
-over their time limit.
+over their time limit; one look-up for each name of a host, one attempt to connect and one question for credentials for
+each instance.
 """
 
 from __future__ import annotations
