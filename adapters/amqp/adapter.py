@@ -40,6 +40,7 @@ from messaging.errors import (
     InvalidHeaderError,
     MissingExtraError,
 )
+from messaging.execution import on_worker
 from messaging.model import CORE_FEATURES, Capabilities, Features, Outgoing, SubscriptionSpec, channels, headers
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ class AmqpAdapter(Adapter):
         target = self._current
         if target.tls is None:
             return target, None
-        return target, await asyncio.get_running_loop().run_in_executor(None, target.tls)
+        return target, await on_worker(target.tls)
 
     async def renew(self, credentials: Credentials) -> None:
         """See ``TakesCredentials``: ``connection.update-secret``, or a planned reconnect."""

@@ -181,6 +181,7 @@ class Wire:
         """
         if target.password is None:
             return
+        self._protocol.secrets.extend(target.secrets)
         answered = self._updating = asyncio.Event()
         self._protocol.secret_updated = answered.set
         try:
@@ -367,6 +368,7 @@ async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) 
     """
     loop = asyncio.get_running_loop()
     protocol = FrameProtocol(loop)
+    protocol.secrets.extend(target.secrets)
     try:
         transport, _ = await loop.create_connection(
             lambda: protocol,

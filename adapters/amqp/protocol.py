@@ -10,19 +10,25 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
+from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import pamqp.frame
 from aiormq import spec
 
 from adapters.amqp import frames, internals
 
+if TYPE_CHECKING:
+    from pydantic import SecretStr
+
 _KINDS: Final = (frames.METHOD, frames.HEADER, frames.BODY, frames.HEARTBEAT)
 #: largest frame during the handshake, bytes; the agreed size applies after it
 _HANDSHAKE_FRAME_MAX: Final = 1 << 20
 #: reply code of a channel that the broker closes over a missing permission
 _ACCESS_REFUSED: Final = 403
+#: bytes of the text of a close
+_MAX_TEXT: Final = 255
 #: how much earlier than here credentials may have expired by the clock of the broker, seconds
 _SKEW: Final = 2.0
 #: the replies that aiormq awaits after the handshake
@@ -80,6 +86,8 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
         self.greeting = b""
         #: called when the broker has accepted a new secret
         self.secret_updated: Callable[[], object] = _nothing
+        #: passwords that no text of the broker shows
+        self.secrets: deque[SecretStr] = deque(maxlen=2)
         #: when the credentials of the connection expire, in the loop's time
         self.expires_at = math.inf
         self._blocked: Callable[[str | None], object] = _nothing
@@ -209,13 +217,14 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
         start, stop = frames.PREFIX.size, len(frame) - 1
         method = frame[start : start + 4] if kind == frames.METHOD else b""
         if method == frames.CONNECTION_CLOSE:
-            self.close_reason = frames.read_close(frame, start, stop)
+            self.close_reason = code, text = self._read_close(frame, start, stop)
             self.culprit = int.from_bytes(frame[stop - 4 : stop], "big")
             if self._is_settled:
                 if self._own_transport is not None and not self._own_transport.is_closing():
                     self._own_transport.write(frames.CLOSE_OK)
-                self._end("{} {}".format(*self.close_reason), None)
+                self._end(f"{code} {text}", None)
                 return None
+            return pamqp.frame.marshal(spec.Connection.Close(code, text, *struct.unpack(">HH", frame[-5:-1])), channel)
         if not self._is_settled:
             return frames.limited(frame) if method == frames.CONNECTION_TUNE else frame
         if kind == frames.HEARTBEAT:
@@ -232,7 +241,7 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
             return None
         lane = self.lanes.pop(channel, None) if method in (frames.CHANNEL_CLOSE, frames.CHANNEL_CLOSE_OK) else None
         if method == frames.CHANNEL_CLOSE:
-            code, text = frames.read_close(frame, start, stop)
+            code, text = self._read_close(frame, start, stop)
             if code == _ACCESS_REFUSED and self._time() >= self.expires_at - _SKEW:
                 # not a fault of the message or subscription: the next connection has other credentials
                 self._end(f"the credentials have expired: {code} {text}", None)
@@ -249,6 +258,13 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
             self._break(f"a malformed frame on channel {channel}", error)
             return None
         return frame
+
+    def _read_close(self, frame: bytes, start: int, stop: int) -> tuple[int, str]:
+        """Return reply code and text of a close; the broker may repeat a password, which its text then omits."""
+        code, text = frames.read_close(frame, start, stop)
+        for secret in self.secrets:
+            text = text.replace(secret.get_secret_value(), "***")
+        return code, text.encode()[:_MAX_TEXT].decode("utf-8", "ignore")
 
 
 def _nothing(*_: object) -> None:

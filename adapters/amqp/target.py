@@ -63,6 +63,11 @@ class Target:
         return dataclasses.replace(self, host=endpoint.host.name, port=port, address=endpoint.address)
 
     @property
+    def secrets(self) -> list[SecretStr]:
+        """Return the password, unless it is the user name, which texts of the broker tell."""
+        return [] if self.password is None or self.password.get_secret_value() == self.username else [self.password]
+
+    @property
     def identity(self) -> str:
         """Return the identity of the client, for error texts."""
         return "the client certificate" if self.username is None else f"the credentials of {self.username!r}"

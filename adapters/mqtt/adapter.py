@@ -81,7 +81,9 @@ class MqttAdapter(Adapter):
         self._shown = subscriptions.shown
         self._target = _target(url, self.settings, name)
         self._login = LogIn(self.settings, self._target.username)
-        self.capabilities = capabilities.announced(self.settings, name, self._target.client_id)
+        #: those of a broker that restricts nothing
+        self._announced = capabilities.announced(self.settings, name, self._target.client_id)
+        self.capabilities = self._announced
         if not v5:
             self.addressing = capabilities.IndividualAddressing()
         codec: mapping.Codec = mapping.Mqtt5Codec() if v5 else mapping.Mqtt3Codec(self.settings.envelope)
@@ -172,7 +174,8 @@ class MqttAdapter(Adapter):
         if connack.assigned_id is not None:
             # from now on this client's own: with it the session can be resumed
             self._target = dataclasses.replace(self._target, client_id=connack.assigned_id)
-        self.capabilities = capabilities.restricted(self.capabilities, self.settings, connack, self._target.client_id)
+        # the next host may lack other features than the last one
+        self.capabilities = capabilities.restricted(self._announced, self.settings, connack, self._target.client_id)
         await_claims = connack.session_present and (is_old or not self._opened_before)
         if is_old:
             connack = dataclasses.replace(connack, session_present=False)
@@ -191,6 +194,10 @@ class MqttAdapter(Adapter):
         if link is not self.link:
             return
         self.link = None
+        if self._login.is_renewing and error.code in packets.CREDENTIALS_REFUSED:
+            # the host and its session are in order, and the next connection has other credentials
+            error = PlannedLossError(str(error), code=error.code, detail=error.detail)
+            self._begin_planned()
         persistent = self.settings.persistent or self._login.is_bridging
         self._subscriptions.disconnected()
         self._inbound.disconnected()
@@ -200,6 +207,13 @@ class MqttAdapter(Adapter):
         lost, self._lost = self._lost, None
         if lost is not None:
             lost(error)
+
+    def _begin_planned(self) -> int | None:
+        """Have the next connection resume the session. Return the session expiry interval of DISCONNECT."""
+        expiry = self._login.begin_planned()
+        if self._login.is_bridging:  # until the next CONNACK
+            self.capabilities = dataclasses.replace(self.capabilities, keeps_session=True)
+        return expiry
 
     async def close(self) -> None:
         """See ``Adapter.close``. No unsettled message is settled: a session that lives on delivers it again."""
@@ -242,7 +256,14 @@ class MqttAdapter(Adapter):
         if link is None:
             return
         target = self._login.target(self._target, credentials)
-        if target.username == self._target.username and await link.reauthenticate(target, target.connect_timeout):
+        self._login.is_renewing = True
+        try:
+            is_accepted = target.username == self._target.username and await link.reauthenticate(
+                target, target.connect_timeout
+            )
+        finally:
+            self._login.is_renewing = False
+        if is_accepted:
             self._target = target
         elif link is self.link:
             await _end_as_planned(self, "to log in with new credentials", lambda: link is self.link)
@@ -278,16 +299,13 @@ class MqttAdapter(Adapter):
 
 async def _end_as_planned(adapter: MqttAdapter, purpose: str, is_wanted: Callable[[], bool]) -> None:
     """End the connection of ``adapter`` in good order, so that the core makes another one."""
-    adapter._outbound.pause()
     await adapter._outbound.finish(_PLANNED_TIMEOUT)
     link = adapter.link
     if link is None or not is_wanted():  # lost, or lost and connected again, meanwhile
         return
     # an answer after DISCONNECT would be lost: it is sent when the broker sends its message again
     adapter._inbound.disconnected()
-    expiry = adapter._login.begin_planned()
-    if adapter._login.is_bridging:  # until the next CONNACK
-        adapter.capabilities = dataclasses.replace(adapter.capabilities, keeps_session=True)
+    expiry = adapter._begin_planned()
     try:
         await link.close(expiry, takes_late=True)
     finally:

@@ -1,7 +1,8 @@
-"""Dialing: TCP, TLS and WebSocket, on a thread of the executor."""
+"""Dialing: TCP, TLS and WebSocket, on a worker thread."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import threading
@@ -24,7 +25,8 @@ class Dialer:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._lock = threading.Lock()  # guards the three below
-        self._dialing = True
+        #: the socket that is being connected
+        self._sock: socket.socket | None = None
         self._cancelled = False
         self._wire: Wire | None = None
 
@@ -39,39 +41,65 @@ class Dialer:
         try:
             context = target.tls() if target.tls is not None else None
             web = target.web(target.host, target.port) if target.web is not None else None
-            sock = socket.create_connection((target.address or target.host, target.port), target.connect_timeout)
-            try:
-                # without it, a small packet waits up to 40 ms for the acknowledgement of the one before
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if context is not None:
-                    sock = context.wrap_socket(sock, server_hostname=target.host, do_handshake_on_connect=False)
-                wire = Wire(sock, web, target.maximum_packet_size or packets.MAX_PACKET)
-                with self._lock:
-                    if self._cancelled:
-                        raise ConnectionAbortedError("cancelled")
-                    self._wire = wire
-                sock.settimeout(target.connect_timeout)
-                if isinstance(sock, ssl.SSLSocket):
-                    sock.do_handshake()
-                if web is not None:
-                    web.handshake(sock)
-                sock.setblocking(False)
-            except BaseException:
-                sock.close()
-                raise
+            sock = self._connected()
+            # without it, a small packet waits up to 40 ms for the acknowledgement of the one before
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if context is not None:
+                # takes over the descriptor of the plain socket
+                sock = context.wrap_socket(sock, server_hostname=target.host, do_handshake_on_connect=False)
+                self._own(sock)
+            if isinstance(sock, ssl.SSLSocket):
+                sock.do_handshake()
+            if web is not None:
+                web.handshake(sock)
+            sock.setblocking(False)
+            wire = Wire(sock, web, target.maximum_packet_size or packets.MAX_PACKET)
+            with self._lock:
+                if self._cancelled:
+                    raise ConnectionAbortedError("cancelled")
+                self._sock, self._wire = None, wire
             return wire
         finally:
-            with self._lock:
-                self._dialing = False
-                if self._cancelled and self._wire is not None:
-                    self._wire.dispose()
+            self._release()  # unless the wire has it
+
+    def _connected(self) -> socket.socket:
+        """Return a socket that is connected to the first address that answers."""
+        target = self._target
+        failure: OSError | None = None
+        found = socket.getaddrinfo(target.address or target.host, target.port, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, address in found:
+            try:
+                sock = socket.socket(family, kind, protocol)
+                self._own(sock)
+                sock.settimeout(target.connect_timeout)
+                sock.connect(address)
+            except OSError as error:
+                failure = error
+                self._release()
+            else:
+                return sock
+        raise failure or OSError("the name of the host has no address")
+
+    def _own(self, sock: socket.socket) -> None:
+        """Have ``sock`` interrupted when the attempt is cancelled."""
+        with self._lock:
+            self._sock = sock
+            if self._cancelled:
+                raise ConnectionAbortedError("cancelled")
+
+    def _release(self) -> None:
+        """Close the socket that is being connected; under the lock, since its descriptor may be used again at once."""
+        with self._lock:
+            sock, self._sock = self._sock, None
+            if sock is not None:
+                sock.close()
 
     def cancel(self) -> None:
-        """Close the connection, or make the dialing thread close it as soon as it can. Idempotent."""
+        """Close the connection, or make the dialing thread close it at once. Idempotent."""
         with self._lock:
             self._cancelled = True
-            if self._wire is not None:
-                if self._dialing:
-                    self._wire.interrupt()
-                else:
-                    self._wire.dispose()
+            if self._sock is not None:
+                with contextlib.suppress(OSError):  # ends a wait of the other thread; the descriptor stays open
+                    socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+            elif self._wire is not None:
+                self._wire.dispose()

@@ -10,7 +10,7 @@
 :mod:`.reauthentication`          AUTH
 ================================  ==========================================================================
 
-Dialing runs on a thread of the executor, everything else on the loop.
+Dialing runs on a worker thread, everything else on the loop.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from adapters.mqtt.subscribe_requests import SubscribeRequests
 from adapters.mqtt.writing import Writer
 from messaging.connection import tls
 from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError, RedirectedError
+from messaging.execution import on_worker
 
 if TYPE_CHECKING:
     from adapters.mqtt.handshake import Target, Will
@@ -111,7 +112,7 @@ class Link:
         control = self._control = ControlClient(target, clean_start=clean_start, will=will)
         try:
             try:
-                connect, wire = await self._loop.run_in_executor(None, lambda: (control.connect(), self._dialer.dial()))
+                connect, wire = await on_worker(lambda: (control.connect(), self._dialer.dial()))
             except ConnectFailedError as error:
                 raise ConnectFailedError(f"cannot connect to {target}: {error}") from error.__cause__
             except (OSError, ValueError) as error:

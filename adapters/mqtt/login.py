@@ -5,8 +5,9 @@ has an authentication method (4.12.1); otherwise the connection is ended in good
 
 **Bridged sessions.** A planned reconnect loses no message with QoS 1 or 2 if the broker keeps the session meanwhile.
 With MQTT 5 it does so for every instance whose credentials may change: CONNECT asks for a session of one second, the
-DISCONNECT of a planned reconnect extends it, and that of ``close`` ends it. After any other loss a new session begins,
-as without this. MQTT 3.1.1 has no such means: there ``clean_start=false`` keeps the session.
+DISCONNECT of a planned reconnect extends it, and that of ``close`` ends it. A broker that refuses the credentials of
+AUTH ends the connection, and keeps the session for that second. After any other loss a new session begins, as without
+this. MQTT 3.1.1 has no such means: there ``clean_start=false`` keeps the session.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class LogIn:
 
     Attributes:
         is_bridging: whether a planned reconnect is under way for which the broker keeps a bridged session.
+        is_renewing: whether new credentials are being handed over on the connection.
     """
 
     def __init__(self, settings: MqttSettings, username: str | None) -> None:
@@ -40,6 +42,7 @@ class LogIn:
         self._has_method = settings.auth_method is not None
         self._bridges = settings.v5 and settings.has_provider and not settings.persistent
         self.is_bridging = False
+        self.is_renewing = False
 
     def target(self, target: Target, credentials: Credentials) -> Target:
         """Return ``target`` with these credentials.

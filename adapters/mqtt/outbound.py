@@ -205,13 +205,18 @@ class Outbound:
         self._is_paused = True
 
     async def finish(self, seconds: float) -> None:
-        """Wait until no message is unconfirmed, at most ``seconds``."""
+        """Pause, and wait until no message is unconfirmed, at most ``seconds``. If it is cancelled, sending goes on."""
+        self.pause()
         try:
             async with asyncio.timeout(seconds):
                 while self._writer is not None and (self._handshakes or self._unflushed):
                     await self.progress()
         except TimeoutError:
             pass
+        except asyncio.CancelledError:
+            self._is_paused = False
+            self._changed.set()
+            raise
 
     def _fits(self) -> bool:
         # QoS 1 counts with QoS 2: mosquitto disconnects a client that sends QoS 1 beside its limit of QoS 2

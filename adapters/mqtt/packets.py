@@ -37,6 +37,8 @@ TOPIC_ALIAS_INVALID: Final = 0x94
 PACKET_TOO_LARGE: Final = 0x95
 QUOTA_EXCEEDED: Final = 0x97
 USE_ANOTHER_SERVER: Final = 0x9C
+#: bad user name or password, not authorized, bad authentication method
+CREDENTIALS_REFUSED: Final = frozenset((0x86, 0x87, 0x8C))
 SERVER_MOVED: Final = 0x9D
 #: Largest properties of a packet, bytes: several times those of a message with the largest headers of this project.
 #: Each property of two bytes becomes an object, on the loop.

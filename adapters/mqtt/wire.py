@@ -1,7 +1,6 @@
 """The socket of a connection, with TLS and WebSocket or without: cuts bytes into packets, and gathers written bytes.
 
-It reads all bytes that are available, and gathers written packets until they are flushed. Runs on the loop, but for
-:meth:`Wire.interrupt`.
+It reads all bytes that are available, and gathers written packets until they are flushed. Runs on the loop.
 """
 
 from __future__ import annotations
@@ -222,11 +221,6 @@ class Wire:
                 self._framed += self._web.close()
                 self._write()
             self._sock.shutdown(socket.SHUT_WR)
-
-    def interrupt(self) -> None:
-        """End a wait of another thread in this socket. The descriptor stays open."""
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
     def dispose(self) -> None:
         """Close the socket."""

@@ -107,14 +107,7 @@ class Connection:
         try:
             resumed = await self._connect_first()
         except MessagingError as error:
-            self.cause = error
-            self.states.change("closed", error, self._opener.where)
-            self.outbox.close()
-            await self.outbox.finish()
-            self.subscriptions.fail_all(error)
-            await self._close_adapter()
-            await self._tell_closed()
-            self.ready.reject(error)
+            await self._fail(error)
             return
         logger.info("%s: connected", self.label)
         while True:
@@ -127,6 +120,20 @@ class Connection:
             await self._loss.wait()
             self.outbox.disconnected()
             resumed = await self._reconnect()
+
+    async def _fail(self, error: MessagingError) -> None:
+        """Close after the first attempt to connect failed."""
+        self.cause = error
+        self.states.change("closed", error, self._opener.where)
+        try:
+            self.outbox.close()
+            await self.outbox.finish()
+            self.subscriptions.fail_all(error)
+            await self._close_adapter()
+            await self._tell_closed()
+            self.ready.reject(error)
+        finally:
+            self._ended.set()
 
     async def _connect_first(self) -> bool:
         self._loss.clear()
@@ -240,10 +247,8 @@ class Connection:
 
         Streams close first: observers finish the message in progress and may still publish. The outbox follows.
         """
-        if self.endings.is_closing:
+        if self.endings.is_closing or self.state == "closed":
             await self._ended.wait()
-            return
-        if self.state == "closed":
             return
         self.endings.is_closing = True
         try:

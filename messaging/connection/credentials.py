@@ -22,17 +22,18 @@ import concurrent.futures
 import contextlib
 import inspect
 import os
+import selectors
 import signal
 import subprocess
-import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from pydantic import SecretStr
 
 from messaging.errors import ArgumentError, CredentialsError
-from messaging.execution import handlers_loop, workers
+from messaging.execution import handlers_loop, on_worker
 from messaging.model.credentials import Credentials, Provider
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 #: bytes of the largest password that a file or a command may hold
 _MAX_BYTES: Final = 65_536
+#: longest wait for the end of a command that was killed, seconds
+_KILLED: Final = 1.0
 #: what a callable may return, for errors
 _EXPECTED: Final = "return messaging.Credentials, a pair of user name and password, or a password"
 
@@ -58,6 +61,9 @@ class CredentialsSource:
         timeout: deadline of an answer, seconds.
         is_cancellable: whether cancelling the future ends the question.
         signature: returns a value that changes with the credentials; ``None`` unless they can be watched. Blocks.
+
+    Attributes:
+        seen: the signature when the credentials were last read.
     """
 
     def __init__(
@@ -74,17 +80,9 @@ class CredentialsSource:
         self._timeout = timeout
         self._is_cancellable = is_cancellable
         self.signature = signature
+        self.seen: object = None
         #: the question that is being answered
         self._call: asyncio.Future[Credentials] | None = None
-
-    @property
-    def is_asking(self) -> bool:
-        """Return whether a question waits for its answer."""
-        return self._call is not None
-
-    def overdue(self) -> CredentialsError:
-        """Return the error of a question that is not answered in time."""
-        return CredentialsError(f"{self._what}: no credentials within {self._timeout:g} s")
 
     async def ask(self) -> Credentials:
         """Return new credentials.
@@ -103,7 +101,7 @@ class CredentialsSource:
             raise
         if not done:
             self._abandon(call)
-            raise self.overdue()
+            raise CredentialsError(f"{self._what}: no credentials within {self._timeout:g} s")
         return self._result(call)
 
     def _result(self, call: asyncio.Future[Credentials]) -> Credentials:
@@ -153,7 +151,7 @@ def source_of(engine: Engine, settings: Settings) -> CredentialsSource | None:
         provider: Provider = settings.credentials
         return CredentialsSource(
             "option 'credentials'",
-            lambda: _call(engine, provider),
+            lambda: _call(engine, provider, timeout),
             timeout,
             is_cancellable=provider.is_coroutine,
         )
@@ -164,21 +162,24 @@ def source_of(engine: Engine, settings: Settings) -> CredentialsSource | None:
         )
     if settings.password_file is not None:
         path: Path = settings.password_file
-        return CredentialsSource(
-            "option 'password_file'",
-            lambda: _on_worker(engine, lambda: read(path)),
-            timeout,
-            signature=lambda: signature(path),
+
+        def look() -> str:
+            source.seen = signature(path)  # before it is read: a change meanwhile is a change
+            return read(path)
+
+        source = CredentialsSource(
+            "option 'password_file'", lambda: _on_worker(engine, look), timeout, signature=lambda: signature(path)
         )
+        return source
     return None
 
 
 # --- callables and coroutine functions
 
 
-def _call(engine: Engine, provider: Provider) -> asyncio.Future[Credentials]:
+def _call(engine: Engine, provider: Provider, timeout: float) -> asyncio.Future[Credentials]:
     if not provider.is_coroutine:
-        return _on_worker(engine, lambda: _finished(provider.function(), provider))
+        return _on_worker(engine, lambda: _finished(provider.function(), provider, timeout))
 
     async def ask() -> Credentials:
         failure: CredentialsError
@@ -193,15 +194,22 @@ def _call(engine: Engine, provider: Provider) -> asyncio.Future[Credentials]:
     return asyncio.wrap_future(_on_loop(ask, provider), loop=engine.loop)
 
 
-def _finished(result: Any, provider: Provider) -> Any:
-    """Return ``result``, or what it is awaited to if a plain callable returned an awaitable. On a worker thread."""
+def _finished(result: Any, provider: Provider, timeout: float) -> Any:
+    """Return ``result``, or what it is awaited to if a plain callable returned an awaitable. On a worker thread.
+
+    The awaitable is cancelled after ``timeout`` seconds.
+    """
     if not inspect.isawaitable(result):
         return result
 
     async def ask() -> Any:
         return await result
 
-    return _on_loop(ask, provider).result()
+    answer = _on_loop(ask, provider)
+    try:
+        return answer.result(timeout)
+    finally:
+        answer.cancel()  # unless it is done
 
 
 def _on_loop(ask: Callable[[], Awaitable[Any]], provider: Provider) -> concurrent.futures.Future[Any]:
@@ -217,29 +225,20 @@ def _on_loop(ask: Callable[[], Awaitable[Any]], provider: Provider) -> concurren
 
 
 def _on_worker(engine: Engine, function: Callable[[], Any]) -> asyncio.Future[Credentials]:
-    answer: asyncio.Future[Credentials] = engine.loop.create_future()
-
-    def settle(outcome: Credentials | CredentialsError) -> None:
-        if answer.done():
-            return
-        if isinstance(outcome, Credentials):
-            answer.set_result(outcome)
-        else:
-            answer.set_exception(outcome)
-
-    def work() -> None:
-        outcome: Credentials | CredentialsError
+    def work() -> Credentials:
+        failure: CredentialsError
         try:
-            outcome = as_credentials(function())
+            return as_credentials(function())
         except BaseException as error:  # noqa: BLE001  # it is the application's, and may hold a secret
-            outcome = _failure(error)
-        engine.call(settle, outcome)
+            failure = _failure(error)
+        raise failure
 
     try:
-        workers().submit(work)
+        return on_worker(work)
     except RuntimeError:
+        answer: asyncio.Future[Credentials] = engine.loop.create_future()
         answer.set_exception(_SourceError("no thread can be started to ask for them"))
-    return answer
+        return answer
 
 
 def _failure(error: BaseException) -> CredentialsError:
@@ -282,32 +281,49 @@ def run(command: tuple[str, ...], timeout: float) -> str:
 
 
 def _output_of(process: subprocess.Popen[bytes], program: str, timeout: float) -> str:
-    is_overdue = threading.Event()
-
-    def stop() -> None:
-        is_overdue.set()
-        _kill(process)
-
-    deadline = threading.Timer(timeout, stop)
-    deadline.daemon = True
+    deadline = time.monotonic() + timeout
     try:
-        deadline.start()
-        with process:
-            output = process.stdout.read(_MAX_BYTES + 1) if process.stdout is not None else b""
-            if len(output) > _MAX_BYTES:
-                _kill(process)
-            code = process.wait()
-    except BaseException:
-        _kill(process)
-        raise
-    finally:
-        deadline.cancel()
-    if is_overdue.is_set():
-        raise _SourceError(f"{program!r} was killed: it took longer than {timeout:g} s")
-    if code and len(output) <= _MAX_BYTES:
+        output = _read(process.stdout, deadline)
+        code = 0 if len(output) > _MAX_BYTES else process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        failure = f"{program!r} was killed: it took longer than {timeout:g} s"
+    else:
+        if not code:
+            return _text(output, program)
         how = f"exit status {code}" if code > 0 else f"signal {-code}"
-        raise _SourceError(f"{program!r} failed: {how}; run it by hand to see why")
-    return _text(output, program)
+        failure = f"{program!r} failed: {how}; run it by hand to see why"
+    finally:
+        if process.returncode is None:  # until it is waited for, no other process group has its number
+            _kill(process)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a device: reaped later
+                process.wait(_KILLED)
+        if process.stdout is not None:
+            process.stdout.close()
+    raise _SourceError(failure)
+
+
+def _read(pipe: IO[bytes] | None, deadline: float) -> bytes:
+    """Return the bytes up to the end of a pipe, or more than ``_MAX_BYTES`` of them.
+
+    A process that has left the process group of the command may keep the pipe open.
+
+    Raises:
+        subprocess.TimeoutExpired: the pipe did not end before ``deadline``, in monotonic time.
+    """
+    content = bytearray()
+    if pipe is None:
+        return b""
+    with selectors.DefaultSelector() as readable:
+        readable.register(pipe, selectors.EVENT_READ)
+        while len(content) <= _MAX_BYTES:
+            left = deadline - time.monotonic()
+            if left <= 0 or not readable.select(left):
+                raise subprocess.TimeoutExpired((), 0)
+            chunk = os.read(pipe.fileno(), _MAX_BYTES)
+            if not chunk:
+                break
+            content += chunk
+    return bytes(content)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

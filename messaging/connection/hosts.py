@@ -85,8 +85,9 @@ class Hosts:
         self._records: dict[Endpoint, _Record] = {}
         #: hosts that redirected this client, and when
         self._redirects: dict[_Key, float] = {}
-        #: to be tried before all others
+        #: to be tried before all others, and not before this time
         self._preferred: Endpoint | None = None
+        self._preferred_at = 0.0
         self.current: Endpoint | None = None
 
     def _in_order(self, items: Sequence[Host]) -> list[Host]:
@@ -108,13 +109,23 @@ class Hosts:
         """Return the endpoint to try next, and the seconds to wait before."""
         now = self._clock()
         known = self.endpoints
-        if self._preferred in known:
-            return self._preferred, 0.0
+        if (preferred := self._preferred_of(known)) is not None:
+            return preferred, max(0.0, self._preferred_at - now)
         due = [each for each in known if self._record(each).retry_at <= now]
         if due:
             return min(due, key=lambda each: self._record(each).attempts), 0.0
         first = min(known, key=lambda each: self._record(each).retry_at)
         return first, self._record(first).retry_at - now
+
+    def _preferred_of(self, known: Sequence[Endpoint]) -> Endpoint | None:
+        """Return the preferred endpoint, or another one of its host: its addresses may have changed.
+
+        The host of a temporary redirect is not among the ``known`` ones any more.
+        """
+        preferred = self._preferred
+        if preferred is None or preferred in known:
+            return preferred
+        return next((each for each in known if each.host.key() == preferred.host.key()), preferred)
 
     def untried(self) -> Endpoint | None:
         """Return the endpoint that the first connection tries next; ``None`` if all have failed for good."""
@@ -164,16 +175,20 @@ class Hosts:
         self.current = endpoint
         self._preferred = None
 
-    def failed(self, *, needs_change: bool = False, is_final: bool = True) -> None:
+    def failed(self, *, needs_change: bool = False, is_final: bool = True, was_tried: bool = True) -> None:
         """Note that the current attempt failed.
 
         Args:
             needs_change: only a change at the broker helps, so that the delay is a long one.
             is_final: the first connection need not try the endpoint again.
+            was_tried: whether the host was tried; if not, it is the next one again.
         """
         record = self._postpone(needs_change=needs_change)
-        record.attempts += 1
-        record.is_done = is_final
+        if was_tried:
+            record.attempts += 1
+            record.is_done = is_final
+        else:
+            self._preferred, self._preferred_at = self.current, record.retry_at
 
     def connected(self) -> None:
         """Note that the current attempt succeeded."""
@@ -202,7 +217,7 @@ class Hosts:
 
     def again(self) -> None:
         """Have the host of the current connection tried next, without delay, because it was ended on purpose."""
-        self._preferred = self.current
+        self._preferred, self._preferred_at = self.current, 0.0
 
     def _postpone(self, *, needs_change: bool = False) -> _Record:
         record = self._record(self._tried)
@@ -231,6 +246,7 @@ class Hosts:
         if is_permanent:
             self._replace(origin, followed)
         self._detour = followed
+        self._preferred = None
         keys = {host.key() for host in followed}
         self._records = {each: record for each, record in self._records.items() if each.host.key() not in keys}
         self._prune()

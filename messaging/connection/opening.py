@@ -13,12 +13,14 @@ from messaging.errors import (
     AuthenticationError,
     ConnectFailedError,
     ConnectionLostError,
+    CredentialsError,
     InvalidUrlError,
     MessagingError,
     RedirectedError,
     TakenOverError,
 )
-from messaging.execution import of_library
+from messaging.execution import of_library, on_worker, shielded
+from messaging.forking import in_child
 from messaging.model import Endpoint, parse_host
 from messaging.text import SafeLog
 
@@ -32,6 +34,8 @@ logger = SafeLog(__name__)
 
 #: a connection that lasted this long resets the delays between attempts, seconds
 STABLE_SECONDS: Final = 5.0
+#: look-ups that have no answer yet, by name
+_looked_up: Final[dict[str, asyncio.Future[list[str]]]] = {}
 #: for so long the addresses of a name are not asked for again, seconds
 _FRESH_SECONDS: Final = 1.0
 #: shortest share of the deadline of a message that an attempt at one of several endpoints gets, seconds
@@ -46,11 +50,12 @@ class Opener:
     **Deadlines.** With one endpoint an attempt takes at most ``connect_timeout``. With several, the first attempt at
     each takes at most its share of half the deadline of a message (the setting ``timeout``), and each further one
     twice as long, up to ``connect_timeout``: messages that are published meanwhile can wait for a host that answers.
+    Credentials have ``connect_timeout`` of their own, before the attempt: no host is left because a provider is slow.
 
     Args:
         engine: runs the attempts.
         adapter: connects.
-        renewal: whether its credentials may change, and whether an attempt waits for them.
+        renewal: provides the credentials that may change.
 
     Attributes:
         hosts: chooses the endpoints.
@@ -72,6 +77,8 @@ class Opener:
         )
         #: when the addresses of a host were asked for
         self._resolved_at: dict[Host, float] = {}
+        #: hosts whose last look-up had no answer in time
+        self._unresolved: set[Host] = set()
 
     @property
     def is_alone(self) -> bool:
@@ -94,16 +101,21 @@ class Opener:
 
         Raises:
             AuthenticationError: a host refused the credentials, and no host connected.
+            CredentialsError: there are no credentials.
             MessagingError: no host connected.
         """
         errors: dict[Endpoint, MessagingError] = {}
         asked: set[Host] = set()
+        asked_again: set[Host] = set()
         while (endpoint := self.hosts.untried()) is not None:
-            if not await self._resolve(endpoint.host, asked):
-                continue
             is_second = self.hosts.attempts(endpoint) > 0
+            timeout = self._connect_timeout if is_second else self._share(endpoint)
+            if not await self._resolve(endpoint, asked_again if is_second else asked, timeout):
+                continue
             try:
-                return await self.attempt(endpoint, events, self._connect_timeout if is_second else None)
+                return await self.attempt(endpoint, events, timeout)
+            except CredentialsError:
+                raise  # every other host would ask for the same
             except MessagingError as error:
                 errors[endpoint] = error
         raise _of_all(self._adapter, [*errors.values()])
@@ -116,7 +128,7 @@ class Opener:
             if wait > 0:
                 await asyncio.sleep(wait)
                 asked.clear()
-            elif await self._resolve(endpoint.host, asked):
+            elif await self._resolve(endpoint, asked, self._share(endpoint)):
                 return endpoint
 
     async def attempt(self, endpoint: Endpoint, events: Events, timeout: float | None = None) -> bool:
@@ -138,13 +150,16 @@ class Opener:
         is_final = True
         failure: MessagingError
         try:
+            if endpoint.address is None and endpoint.host in self._unresolved:
+                raise TimeoutError  # the adapter would look the name up, and wait for the same answer
             if isinstance(adapter, TakesEndpoint):
                 adapter.set_endpoint(endpoint)
+            await self._renewal.prepare()
             async with asyncio.timeout(timeout):
                 resumed = await of_library(adapter.open(events))
         except TimeoutError:
-            overdue = self._renewal.overdue()
-            failure = overdue or ConnectFailedError(f"no connection to {where} within {timeout:g} s")
+            why = "; its name is still being looked up" if endpoint.host in self._unresolved else ""
+            failure = ConnectFailedError(f"no connection to {where} within {timeout:g} s{why}")
             is_final = timeout >= self._connect_timeout
         except RedirectedError as error:
             failure = error
@@ -162,7 +177,8 @@ class Opener:
             return resumed
         # credentials that may change may be right the next time
         needs_change = isinstance(failure, AuthenticationError) and not self._renewal.can_change
-        hosts.failed(needs_change=needs_change, is_final=is_final)
+        was_tried = not isinstance(failure, CredentialsError)
+        hosts.failed(needs_change=needs_change, is_final=is_final, was_tried=was_tried)
         raise self._followed(failure)
 
     def _share(self, endpoint: Endpoint) -> float:
@@ -213,38 +229,66 @@ class Opener:
 
     # --- names
 
-    async def _resolve(self, host: Host, asked: set[Host]) -> bool:
+    async def _resolve(self, endpoint: Endpoint, asked: set[Host], timeout: float) -> bool:
         """Look up the addresses of a host. Return whether they were known, so that the choice stands.
 
-        The hosts in ``asked`` are not looked up again, so that the choice has an end.
+        A look-up that fails or takes more than ``timeout`` seconds leaves the addresses as they are. The hosts in
+        ``asked`` are not looked up again, so that the choice has an end.
         """
+        host = endpoint.host
         if not isinstance(self._adapter, TakesEndpoint) or _is_address(host.name) or host in asked:
             return True
         asked.add(host)
         loop = self._engine.loop
         known = self._resolved_at.get(host)
-        if known is not None and loop.time() - known < _FRESH_SECONDS:
+        if known is not None and loop.time() - known < _FRESH_SECONDS and host not in self._unresolved:
             return True
         if len(self._resolved_at) > 2 * MAX_SERVERS + len(self.hosts.endpoints):
             self._resolved_at.clear()
+            self._unresolved.clear()
+        self._unresolved.discard(host)
         try:
-            async with asyncio.timeout(min(self._connect_timeout, self._timeout / 2)):
+            async with asyncio.timeout(timeout):
                 addresses = await addresses_of(host.name)
-        except (OSError, UnicodeError, TimeoutError):
-            addresses = []  # the adapter tries the name, and its error gives the reason
+        except TimeoutError:
+            self._unresolved.add(host)
+        except Exception as error:  # noqa: BLE001  # the adapter tries the name, and its error gives the reason
+            logger.debug("%s: cannot look up %r: %s", self._label, host.name, error)
+        else:
+            self.hosts.resolved(host, addresses)
         self._resolved_at[host] = loop.time()
-        self.hosts.resolved(host, addresses)
         return False
 
 
 async def addresses_of(name: str) -> list[str]:
-    """Return the IP addresses of a host name, in the order of the resolver.
+    """Return the IP addresses of a host name, in the order of the resolver. On the engine loop.
+
+    A name is looked up once at a time. While that hangs, the next caller waits for the same answer, so that one thread
+    at most hangs with each name.
 
     Raises:
         OSError, UnicodeError: there is none.
+        RuntimeError: no thread can be started.
     """
-    found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    return [*dict.fromkeys(str(address[0]) for *_, address in found)]
+    pending = _looked_up.get(name)
+    if pending is None:
+        pending = _looked_up[name] = on_worker(lambda: _look_up(name))
+        pending.add_done_callback(lambda _: _looked_up.pop(name, None))
+    return await shielded(pending)
+
+
+def _look_up(name: str) -> list[str]:
+    return [*dict.fromkeys(map(_shown, socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)))]
+
+
+def _shown(found: tuple[object, object, object, str, tuple[object, ...]]) -> str:
+    """Return the IP address in a result of the resolver: a link-local one of IPv6 with the number of its link."""
+    *_, address = found
+    text, scope = str(address[0]), address[3:]
+    return f"{text}%{scope[0]}" if any(scope) and "%" not in text else text
+
+
+in_child(_looked_up.clear)
 
 
 def _is_address(name: str) -> bool:

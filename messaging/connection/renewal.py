@@ -22,7 +22,7 @@ from messaging.adapter import TakesCredentials
 from messaging.connection.backoff import delays, jitter
 from messaging.connection.credentials import source_of
 from messaging.errors import ConnectionLostError, CredentialsError, InvalidOptionError, MessagingError
-from messaging.execution import of_library
+from messaging.execution import of_library, on_worker
 from messaging.model.settings import PASSWORD_SOURCES
 from messaging.text import SafeLog
 
@@ -42,7 +42,7 @@ _LONGEST: Final = 86_400.0
 LOOK: Final = 1.0
 #: how long expired credentials are used before a provider that returns them is asked again, seconds
 _EXPIRED: Final = 10.0
-#: how long credentials that were just renewed serve the next connection, seconds
+#: how long credentials that were asked for in advance serve the next connection, seconds
 _HANDED: Final = 5.0
 
 
@@ -70,8 +70,6 @@ class Renewal:
         self._due = math.inf
         #: credentials for the next connection, and until when they serve, in the loop's time
         self._handed: tuple[Credentials, float] | None = None
-        #: signature of the password file when it was last read
-        self._seen: object = None
         self._is_expiry_told = False
         self._is_up = False
         self._changed = asyncio.Event()
@@ -92,9 +90,14 @@ class Renewal:
         """Return whether the next attempt to connect may have other credentials."""
         return self._source is not None
 
-    def overdue(self) -> CredentialsError | None:
-        """Return the error of an attempt to connect whose time is up, if it waits for credentials."""
-        return self._source.overdue() if self._source is not None and self._source.is_asking else None
+    async def prepare(self) -> None:
+        """Ask for the credentials of the next attempt to connect, before its deadline begins.
+
+        Raises:
+            CredentialsError: there are none.
+        """
+        if self._source is not None and (self._handed is None or self._now() >= self._handed[1]):
+            self._handed = await self._source.ask(), self._now() + _HANDED
 
     async def ask(self) -> Credentials:
         """Return the credentials of a connection that is about to be made; see ``TakesCredentials.credentials``.
@@ -109,13 +112,7 @@ class Renewal:
             self._used.clear()
             self._due = math.inf
         handed, self._handed = self._handed, None
-        if handed is not None and self._now() < handed[1]:
-            found = handed[0]
-        else:
-            if source.signature is not None:
-                # before it is read: a change meanwhile is a change
-                self._seen = await self._engine.loop.run_in_executor(None, source.signature)
-            found = await source.ask()
+        found = handed[0] if handed is not None and self._now() < handed[1] else await source.ask()
         self._used.append(found)
         self._schedule(found)
         return found
@@ -139,8 +136,8 @@ class Renewal:
         failures = 0
         pauses = delays(self._settings.reconnect_min, self._settings.reconnect_max)
         while self._task is asyncio.current_task():
-            await self._wait()
             try:
+                await self._wait()
                 await self._renew()
             except CredentialsError as error:
                 failures += 1
@@ -168,25 +165,24 @@ class Renewal:
     async def _wait(self) -> None:
         """Return when it is time to ask, or when the password file has changed."""
         while (left := self._due - self._now()) > 0:
-            signature = None if self._source is None else self._source.signature
+            source = self._source
+            signature = None if source is None else source.signature
             self._changed.clear()
             try:
                 async with asyncio.timeout(min(left, _LONGEST if signature is None else LOOK)):
                     await self._changed.wait()
             except TimeoutError:
                 pass
-            if signature is not None:
-                seen = await self._engine.loop.run_in_executor(None, signature)
+            if source is not None and signature is not None:
+                seen = await on_worker(signature)
                 # a file that is missing is about to be replaced
-                if seen is not None and seen != self._seen:
+                if seen is not None and seen != source.seen:
                     return
 
     async def _renew(self) -> None:
         source, adapter = self._source, self._adapter
         if source is None or adapter is None:
             return
-        if source.signature is not None:
-            self._seen = await self._engine.loop.run_in_executor(None, source.signature)
         fresh = await source.ask()
         if all(each.is_same_secret(fresh) for each in self._used):
             self._used[:] = [fresh]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -226,6 +227,31 @@ async def test_a_broker_that_refuses_it_costs_a_planned_reconnect(code: int, aga
             two.send(Connection.CloseOk())
         await renewing
         assert len(client.losses) == (1 if again else 2)
+
+
+async def test_a_text_of_the_broker_that_repeats_a_password_shows_it_in_no_error() -> None:
+    provider = Provider()
+    async with Peer() as peer:
+        client = Client(make_adapter(peer.url, credentials=lambda: "", connect_timeout=5))
+        client.adapter.credentials = provider
+        opening = asyncio.create_task(client.open())
+        refusing = await peer.session()
+        await refusing.greet()
+        refusing.close_reason(403, "bad token p1" + 120 * "p1")
+        with pytest.raises(AuthenticationError, match=r"403 bad token \*\*\*") as caught:
+            await opening
+        assert "p1" not in "".join(traceback.format_exception(caught.value))
+        opening = asyncio.create_task(client.open())
+        session = await (await peer.session()).open()
+        await opening
+        provider.asked = 3
+        renewing = asyncio.create_task(client.adapter.renew(provider.credentials()))
+        assert await secret_of(session) == "p3"
+        session.close_reason(530, "refused: p3, after p2")
+        with pytest.raises(PlannedLossError) as lost:
+            await renewing
+        assert lost.value.detail == "refused: ***, after ***"
+        await within(client.adapter.close())
 
 
 async def test_a_broker_that_stops_meanwhile_is_a_loss() -> None:

@@ -248,7 +248,7 @@ def test_a_provider_that_fails_does_not_end_an_instance_that_was_connected(login
     assert m.connection_state.value.name == "connected"
 
 
-@pytest.mark.parametrize("kind", ["callable", "coroutine function"])
+@pytest.mark.parametrize("kind", ["callable", "coroutine function", "callable that returns a coroutine"])
 def test_a_provider_that_hangs_fails_the_attempt_in_time(login: FakeBroker, connect: Connect, kind: str) -> None:
     release = threading.Event()
     hanging: list[threading.Thread] = []
@@ -269,7 +269,9 @@ def test_a_provider_that_hangs_fails_the_attempt_in_time(login: FakeBroker, conn
         return "late"
 
     started = time.monotonic()
-    provider: Callable[[], Any] = hang if kind == "callable" else hang_async
+    provider: Callable[[], Any] = {
+        "callable": hang, "coroutine function": hang_async, "callable that returns a coroutine": lambda: hang_async()
+    }[kind]  # fmt: skip
     with pytest.raises(CredentialsError, match=r"option 'credentials': no credentials within 0\.2 s"):
         connect(login, credentials=provider, connect_timeout=0.2)
     assert time.monotonic() - started < 5
@@ -556,6 +558,21 @@ def test_a_command_that_hangs_is_killed_with_the_processes_that_it_started(
     until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     for pid in map(int, pids.read_text().split()):
         until(functools.partial(is_gone, pid), f"the end of {pid}")
+
+
+def test_a_process_that_leaves_the_group_of_a_command_does_not_hold_up_its_deadline(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    body = (
+        "import subprocess\n"
+        "child = subprocess.Popen(['sleep', '20'], start_new_session=True)\n"
+        f"open({str(pid)!r}, 'w').write(str(child.pid))\n"
+        "print('p')"
+    )
+    started = time.monotonic()
+    with pytest.raises(CredentialsError, match="took longer than 1 s"):
+        run(tuple(script(tmp_path, body)), 1.0)
+    assert time.monotonic() - started < 10
+    os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
 def is_gone(pid: int) -> bool:

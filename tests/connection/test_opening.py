@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,15 +15,18 @@ from typing import Any
 import pytest
 
 from messaging.connection import hosts as rules
+from messaging.connection.opening import addresses_of
 from messaging.errors import (
     AuthenticationError,
     ConnectFailedError,
+    CredentialsError,
     InvalidOptionError,
     InvalidUrlError,
     PlannedLossError,
     RedirectedError,
     TakenOverError,
 )
+from messaging.execution import engine
 from messaging.instance import Messaging
 from messaging.model import Endpoint, Host
 from tests.connection.test_state import observe
@@ -283,17 +289,162 @@ def test_a_name_with_one_address_is_connected_to_by_its_name(
     assert a.endpoints == [Endpoint(Host(a.name))]
 
 
-def test_a_look_up_that_hangs_is_bounded(pool: Pool, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def addresses_of(_: str) -> list[str]:
-        await asyncio.sleep(PATIENCE)
+def test_a_look_up_that_hangs_ends_the_attempt_at_its_host_alone(
+    pool: Pool, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def addresses_of(name: str) -> list[str]:
+        await asyncio.sleep(PATIENCE if name == a.name else 0)
         return []
 
     monkeypatch.setattr("messaging.connection.opening.addresses_of", addresses_of)
-    [a] = pool(1)
+    a, b = pool(2)
     started = time.monotonic()
-    m = connect(url(a), connect_timeout=0.2)
+    with pytest.raises(ConnectFailedError, match=r"within 0\.2 s; its name is still being looked up"):
+        connect(url(a), connect_timeout=0.2)
+    assert host_of(connect(url(a, b), connect_timeout=0.2)) == b.name
     assert time.monotonic() - started < 5.0
+    assert a.calls == ["close"]  # the adapter would look the name up, and hang, too
+
+
+def test_a_look_up_that_is_slow_is_waited_for_with_the_whole_connect_timeout(
+    pool: Pool, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("messaging.connection.opening._LEAST_SHARE", 0.05)
+    a, b = pool(2)
+    down(b)
+
+    async def addresses_of(name: str) -> list[str]:
+        await asyncio.sleep(0.4 if name == a.name else 0)
+        return []
+
+    monkeypatch.setattr("messaging.connection.opening.addresses_of", addresses_of)
+    assert host_of(connect(url(a, b), connect_timeout=PATIENCE, timeout=0.4)) == a.name
+
+
+def test_a_look_up_that_hangs_takes_one_thread_however_often_its_name_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    release = threading.Event()
+    asked: list[str] = []
+
+    def hang(name: str, *_: object, **__: object) -> list[Any]:
+        asked.append(name)
+        release.wait(PATIENCE)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 0))]
+
+    async def look_up() -> list[str]:
+        for _ in range(3):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await addresses_of("broker.example")
+        release.set()
+        return await addresses_of("broker.example")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    assert engine().run(look_up(), "looking up").result(PATIENCE) == ["10.0.0.1"]
+    assert asked == ["broker.example"]
+
+
+def test_a_link_local_address_keeps_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 0, 0, 3)),
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::1", 0, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    addresses = engine().run(addresses_of("broker.local"), "looking up").result(PATIENCE)
+    assert addresses == ["fe80::1%3", "fd00::1", "10.0.0.1"]
+
+
+@pytest.mark.parametrize("failure", [OSError("try again"), RuntimeError("can't start new thread")])
+def test_a_look_up_that_fails_leaves_the_addresses_that_are_known(
+    pool: Pool,
+    connect: Connect,
+    addresses: dict[str, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Exception,
+) -> None:
+    monkeypatch.setattr("messaging.connection.opening._FRESH_SECONDS", 0.0)
+    [a] = pool(1)
+    addresses[a.name] = ["10.0.0.1", "10.0.0.2"]
+    m = connect(url(a))
+
+    async def fail(_: str) -> list[str]:
+        raise failure
+
+    monkeypatch.setattr("messaging.connection.opening.addresses_of", fail)
+    a.lose()
+    a.wait_open(2)
+    observe(m).wait("connected")
+    assert host_of(m) == f"{a.name} at 10.0.0.2"
+
+
+def test_a_planned_loss_stays_at_its_host_when_the_addresses_have_changed(
+    pool: Pool, connect: Connect, addresses: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("messaging.connection.opening._FRESH_SECONDS", 0.0)
+    a, b = pool(2)
+    down(a, count=1)
+    m = connect(url(a, b))
+    assert host_of(m) == b.name
+    addresses[b.name] = ["10.0.0.1", "10.0.0.2"]
+    b.lose(PlannedLossError("to log in anew"))
+    b.wait_open(2)
+    observe(m).wait("connected")
+    assert host_of(m) == f"{b.name} at 10.0.0.1"
+
+
+# --- credentials
+
+
+def test_a_provider_that_fails_is_asked_once_and_not_for_each_host(pool: Pool, connect: Connect) -> None:
+    hosts = pool(5)
+    asked = 0
+
+    def fail() -> str:
+        nonlocal asked
+        asked += 1
+        raise OSError("no issuer")
+
+    with pytest.raises(CredentialsError):
+        connect(url(*hosts), credentials=fail)
+    assert asked == 1
+
+
+def test_an_instance_without_credentials_stays_at_its_host(pool: Pool, connect: Connect) -> None:
+    a, b = pool(2)
+    failures = [OSError("no issuer")]
+
+    def provide() -> str:
+        if len(a.logins) == 1 and failures:
+            raise failures.pop()
+        return "p"
+
+    m = connect(url(a, b), credentials=provide)
+    a.lose(PlannedLossError("to log in anew"))
+    a.wait_open(2)
+    observe(m).wait("connected")
+    assert not failures
     assert host_of(m) == a.name
+    assert b.calls == []
+
+
+def test_a_provider_that_is_slow_takes_no_time_from_the_hosts(
+    pool: Pool, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("messaging.connection.opening._LEAST_SHARE", 0.05)
+    a, b = pool(2)
+    asked = 0
+
+    async def provide() -> str:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0.5)
+        return "p"
+
+    m = connect(url(a, b), credentials=provide, timeout=0.4)
+    assert host_of(m) == a.name
+    assert asked == 1
 
 
 # --- redirects
@@ -320,6 +471,15 @@ def test_a_redirect_that_names_no_host_is_a_refusal(pool: Pool, connect: Connect
     with pytest.raises(ConnectFailedError, match="go elsewhere; not followed: it names no server") as caught:
         connect(url(a))
     assert caught.value.code == 0x9C
+
+
+@pytest.mark.parametrize("server", [f"b:000001{'0' * 5000}", "b:00000199999", "[::1%\x1b[31m]", "mqtt://b"])
+def test_a_redirect_to_nonsense_does_not_end_the_reconnecting(pool: Pool, connect: Connect, server: str) -> None:
+    [a] = pool(1)
+    m = connect(url(a))
+    a.lose(RedirectedError("go elsewhere", servers=(server,), code=0x9C))
+    a.wait_open(2)
+    observe(m).wait("connected")
 
 
 def test_a_redirect_is_not_followed_by_an_adapter_that_is_told_no_host(broker: FakeBroker, connect: Connect) -> None:

@@ -467,8 +467,8 @@ class LoginAdapter(FakeAdapter):
             lost(PlannedLossError("ended to log in anew"))
 
 
-class PoolAdapter(FakeAdapter):
-    """The adapter of ``pool://b1,b2``: each host is a broker."""
+class PoolAdapter(LoginAdapter):
+    """The adapter of ``pool://b1,b2``: each host is a broker, and credentials may change."""
 
     def set_endpoint(self, endpoint: Endpoint) -> None:
         assert not self.broker.connected, "another host was named while connected"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import socket
 import time
 from collections.abc import AsyncIterator, Mapping
 from types import MappingProxyType
@@ -62,7 +63,7 @@ class Core:
         link = self.adapter.link
         assert link is not None
         assert link._wire is not None
-        link._wire.interrupt()
+        socket.socket.shutdown(link._wire._sock, socket.SHUT_RDWR)
 
     def out(self, channel: str, payload: bytes = b"", /, **context: Any) -> Out:
         """``extensions`` beside the arguments of ``MessageContext``; snake case is camel case there."""

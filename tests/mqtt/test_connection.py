@@ -157,7 +157,7 @@ async def test_cancelling_open_on_a_silent_peer_leaves_no_socket_and_no_thread(s
         await until(lambda: not dialing(), "threads have stopped waiting")
 
 
-async def test_cancelling_open_while_tcp_connects_closes_the_socket_once_it_is_there() -> None:
+async def test_cancelling_open_while_tcp_connects_ends_the_attempt_at_once() -> None:
     # a full accept queue: the kernel leaves further connections unanswered until one is accepted
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         address = full.getsockname()
@@ -166,13 +166,13 @@ async def test_cancelling_open_while_tcp_connects_closes_the_socket_once_it_is_t
             filler.setblocking(False)
             filler.connect_ex(address)
         before = sockets()
-        core = Core(f"mqtt://127.0.0.1:{address[1]}", connect_timeout=2.0)
+        core = Core(f"mqtt://127.0.0.1:{address[1]}", connect_timeout=600.0)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await core.adapter.open(core.losses.append)
+        await until(lambda: sockets() <= before, "the connecting thread has given up")
         for filler in fillers:
             filler.close()
-        await until(lambda: sockets() <= before, "the connecting thread has given up")
 
 
 # --- TLS
@@ -306,6 +306,18 @@ async def test_closing_in_good_order_publishes_no_will_even_with_unread_data() -
                 await other.publish("last", b"%d" % number)
             await wills.count(5)
             assert wills.payloads == [b"%d" % number for number in range(5)]
+
+
+async def test_a_will_whose_deadline_ends_its_reconnect_leaves_the_connection_in_use() -> None:
+    async with session() as (core, _, connection):
+        await core.send(core.out("t", b"1", qos="1"))
+        await connection.publish()  # and no confirm, for which the reconnect waits
+        setting = asyncio.create_task(core.adapter.set_will(core.out("last", b"", last_will=True)))
+        await asyncio.sleep(0.1)
+        setting.cancel()
+        await asyncio.gather(setting, return_exceptions=True)
+        await core.send(core.out("t", b"2", qos="1"))
+        assert (await connection.publish()).payload == b"2"
 
 
 @pytest.mark.parametrize("reason", [0x9B, 0x87])

@@ -425,17 +425,37 @@ async def test_where_it_does_not_work_a_planned_reconnect_follows(kind: str) -> 
         await accept(core, peer, present=True)
 
 
-async def test_a_broker_that_refuses_the_new_credentials_ends_the_connection() -> None:
+async def test_a_broker_that_refuses_the_new_credentials_costs_a_planned_reconnect_that_resumes_the_session() -> None:
     async with logged_in(auth_method=METHOD) as (core, peer, one, provider):
+        message = core.out("t", b"unconfirmed", qos="1")
+        await core.send(message)
+        await one.publish()
         renewing = asyncio.create_task(core.adapter.renew(provider.credentials()))
         await auth(one)
         one.send(packets.DISCONNECT, b"\x87\0")
         with pytest.raises(ConnectionLostError):
             await renewing
         (loss,) = core.losses
-        assert isinstance(loss, ConnectionLostError)
+        assert isinstance(loss, PlannedLossError)
         assert loss.code == 0x87
+        two, resumed = await accept(core, peer, present=True)
+        assert (Connect5(two.connect).clean_start, resumed) == (False, True)
+        again = await two.publish()
+        assert again.payload == b"unconfirmed"
+        two.answer(packets.PUBACK, again.id)
+        await message.done
+
+
+async def test_a_broker_that_ends_the_connection_for_another_reason_meanwhile_is_a_loss() -> None:
+    async with logged_in(auth_method=METHOD) as (core, peer, one, provider):
+        renewing = asyncio.create_task(core.adapter.renew(provider.credentials()))
+        await auth(one)
+        one.send(packets.DISCONNECT, b"\x8b\0")  # shutting down
+        with pytest.raises(ConnectionLostError):
+            await renewing
+        assert not isinstance(core.losses[0], PlannedLossError)
         await accept(core, peer)
+        assert Connect5(peer.connections[-1].connect).clean_start
 
 
 @pytest.mark.parametrize("reason", [0x00, 0x18, 0x19])

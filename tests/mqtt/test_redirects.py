@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -368,7 +369,40 @@ async def test_a_host_that_does_not_answer_takes_a_share_of_the_deadline_of_mess
         await promise
 
 
+async def test_hosts_that_answer_no_connection_keep_no_thread_from_the_others(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("messaging.connection.opening._LEAST_SHARE", 0.1)
+    with contextlib.ExitStack() as stack:
+        hosts = []
+        for _ in range(12):
+            # a full accept queue: the kernel leaves further connections unanswered
+            full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+            hosts.append("{}:{}".format(*full.getsockname()))
+            for _ in range(2):
+                filler = stack.enter_context(socket.socket())
+                filler.setblocking(False)
+                filler.connect_ex(full.getsockname())
+        started = time.monotonic()
+        async with instance(f"mqtt://{','.join(hosts)}", peer, timeout=0.2, connect_timeout=PATIENCE):
+            connection, _ = await peer.accept()
+            connection.connack()
+            assert time.monotonic() - started < PATIENCE / 2
+
+
 # --- what belongs to a host
+
+
+async def test_features_that_one_host_lacks_are_announced_again_at_the_next(peer: Peer) -> None:
+    core = Core(peer.url)
+    everything = core.adapter.capabilities.features
+    connection, _ = await accept(core, peer, b"\x25\x00\x2a\x00")  # no retain, no shared subscriptions
+    assert core.adapter.capabilities.features < everything
+    connection.close()
+    await core.lost()
+    await accept(core, peer)
+    assert core.adapter.capabilities.features == everything
+    await core.adapter.close()
 
 
 async def test_an_address_is_connected_to_and_the_name_is_verified(authority: Authority, needs_mosquitto: None) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import logging
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -75,7 +76,7 @@ def test_through_the_public_api_over_a_lost_connection(broker: WebBroker) -> Non
     with messaging.connect(url(broker)) as m, m.subscribe("ws/api", qos=1) as stream:
         m.publish("ws/api", b"1", qos=1).result(10)
         assert stream.receive(10).payload == b"1"
-        m._adapter.link._wire.interrupt()  # type: ignore[attr-defined]
+        socket.socket.shutdown(m._adapter.link._wire._sock, socket.SHUT_RDWR)  # type: ignore[attr-defined]
         m.publish("ws/api", b"2", qos=1).result(10)
         assert stream.receive(10).payload == b"2"
 
