@@ -110,7 +110,7 @@ def read(
     is_wanted = _filter(channel)
     with Journal.view(directory) as view:
         if dead_letters:
-            letters = (each for each in view.dead_letters() if is_wanted(each.stored))
+            letters = (each for each in view.read_dead_letters() if is_wanted(each.stored))
             for letter in itertools.islice(letters, limit):
                 write(dump(_letter_fields(letter)) if json else _line(letter.stored, f"  ({letter.reason})"))
             return ExitCode.OK

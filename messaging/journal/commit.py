@@ -81,6 +81,8 @@ class GroupCommit:
         #: guards the start of the thread
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
+        #: whether the last attempt to start it did not fail
+        self._can_start = True
         self._ended = Flag()
         self._is_closed = False
         #: monotonic time from which on records are not synced
@@ -98,10 +100,10 @@ class GroupCommit:
         if not self._waiting.put(entry):
             raise ClosedError(f"journal {self._log.folder.shown}: closed")
         try:
-            self.wake()
-        except RuntimeError as error:  # no thread can be started
-            self._waiting.remove(entry)
-            raise self._log.folder.error(JournalError, f"cannot write: {error}") from error
+            self._wake_thread()
+        except RuntimeError as error:
+            if self._waiting.remove(entry):  # otherwise a thread that another caller has started took it
+                raise self._log.folder.error(JournalError, f"cannot write: {error}") from error
 
     def put_now(self, entry: Append) -> bool:
         """Write ``entry`` on this thread if nothing else is written or waits; return whether it was taken."""
@@ -118,21 +120,31 @@ class GroupCommit:
                 self.wake()
 
     def wake(self) -> None:
-        """Have the thread of the journal look for work."""
+        """Have the thread of the journal look for work; if it cannot be started, with the next call."""
+        try:
+            self._wake_thread()
+        except RuntimeError as error:
+            if self._can_start:
+                logger.error(
+                    "journal %s: %s; retried with each append and acknowledgement", self._log.folder.shown, error
+                )
+            self._can_start = False
+        else:
+            self._can_start = True
+
+    def _wake_thread(self) -> None:
+        """Wake the thread. Raises ``RuntimeError`` if it cannot be started."""
         if not self._wake.is_set():
             if self._thread is None:
-                self._start()
+                with self._starting:
+                    if self._thread is None and not self._is_closed:
+                        self._thread = start_thread(self._run, "messaging-journal")
             self._wake.set()
 
     def note_room(self) -> None:
         """Try the waiting records again: something was acknowledged, or deleted."""
         self._retry_at = 0.0
         self.wake()
-
-    def _start(self) -> None:
-        with self._starting:
-            if self._thread is None and not self._is_closed:
-                self._thread = start_thread(self._run, "messaging-journal")
 
     @property
     def waiting(self) -> int:
@@ -279,7 +291,7 @@ class GroupCommit:
             return
         self._dirty_since = None
         try:
-            self._log.sync()
+            self._log.sync(is_background=True)
         except JournalError as error:
             logger.error("%s: records of the last %g s may not survive a crash", error, self._interval)
 

@@ -7,10 +7,12 @@ caller that waits. A crash loses no record: it may deliver those again whose ack
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ArgumentError, ClosedError, JournalError, JournalRangeError
+from messaging.journal.folders import journal_errors
 from messaging.journal.reader import RecordReader
 
 if TYPE_CHECKING:
@@ -121,8 +123,8 @@ class Cursors:
         with self._lock:
             moved = position > self._positions.get(name, position)
             if moved:
+                self._unsaved.add(name)  # first: an interrupt must not leave a position that is never stored
                 self._positions[name] = position
-                self._unsaved.add(name)
         if moved:
             self._changed()
 
@@ -133,13 +135,13 @@ class Cursors:
             self._unsaved_drops += dropped
             for name, position in self._positions.items():
                 if position < begin:
-                    self._positions[name] = begin
                     self._unsaved.add(name)
+                    self._positions[name] = begin
 
     @property
     def is_saved(self) -> bool:
-        """Return whether every position is stored."""
-        return not self._unsaved and not self._unsaved_drops
+        """Return whether every position is stored, where readers in other processes find it."""
+        return not self._unsaved and not self._unsaved_drops and not self._state.is_alone
 
     def save(self) -> None:
         """Store the positions that have changed. On any thread.
@@ -148,18 +150,32 @@ class Cursors:
             JournalError: they are not stored, and still count as changed.
         """
         with self._storing:
-            with self._lock:
-                names = [*self._unsaved]
-                positions = {name: self._positions[name] for name in names}
-                drops, self._unsaved_drops = self._unsaved_drops, 0
-                self._unsaved.clear()
+            self._save()
+
+    def save_at_once(self) -> None:
+        """Store the positions that have changed, unless that has to wait for another thread or program.
+
+        On the thread of the journal, which must not keep records waiting. Raises as :meth:`save`.
+        """
+        if self._storing.acquire(blocking=False):
             try:
-                self._state.save_cursors(positions, drops={_DROPPED: drops} if drops else {})
-            except BaseException:
-                with self._lock:
-                    self._unsaved.update(names)
-                    self._unsaved_drops += drops
-                raise
+                self._save(patience=0.0)
+            finally:
+                self._storing.release()
+
+    def _save(self, patience: float | None = None) -> None:
+        with self._lock:
+            names = [*self._unsaved]
+            positions = {name: self._positions[name] for name in names}
+            drops, self._unsaved_drops = self._unsaved_drops, 0
+            self._unsaved.clear()
+        try:
+            self._state.save_cursors(positions, drops={_DROPPED: drops} if drops else {}, patience=patience)
+        except BaseException:
+            with self._lock:
+                self._unsaved.update(names)
+                self._unsaved_drops += drops
+            raise
 
 
 class Cursor:
@@ -177,12 +193,8 @@ class Cursor:
         #: guards everything below
         self._lock = threading.Lock()
         self._reader = RecordReader(log, cursors.position(name))
-        #: offsets that are acknowledged, beyond the position
-        self._acknowledged: set[int] = set()
-        #: ranges of offsets beyond the position whose records are lost: begin -> end. They count as acknowledged
-        self._lost: dict[int, int] = {}
-        #: the position that both belong to
-        self._base = self._reader.offset
+        #: offsets beyond the position that are acknowledged, or whose records are lost
+        self._passed = _Ranges()
 
     @property
     def position(self) -> int:
@@ -215,20 +227,22 @@ class Cursor:
     def _take(self, most: int, most_bytes: int) -> tuple[list[Record], int]:
         with self._lock:
             before = expected = self._reader.offset
-            found = self._reader.take(most, most_bytes)
+            with journal_errors(self._log.folder, "cannot read"):
+                found = self._reader.take(most, most_bytes)
             after = self._reader.offset
             if after - before == len(found):
                 return found, after
             for offset in [*(record.offset for record in found), after]:
                 if offset > expected:
-                    self._lost[expected] = offset
+                    self._passed.add(expected, offset)
                 expected = offset + 1
             position = self._advance()
         self._cursors.move(self.name, position)
         return found, after
 
     def rewind(self) -> None:
-        """Read again from the first record that is not acknowledged."""
+        """Read again from the first record that is not acknowledged. Raises ``ClosedError``."""
+        self._cursors.refuse_closed()
         with self._lock:
             self._reader.seek(self.position)
 
@@ -245,6 +259,7 @@ class Cursor:
                 ends.
             ClosedError: the journal is closed.
         """
+        self._cursors.refuse_closed()
         with self._lock:
             position = self._reader.offset if until is None else until
             if position > self._log.end:
@@ -275,27 +290,38 @@ class Cursor:
             before = self._cursors.position(self.name)
             if offset < before:
                 return
-            self._acknowledged.add(offset)
+            self._passed.add(offset, offset + 1)
             position = self._advance()
         if position > before:
             self._cursors.move(self.name, position)
 
     def _advance(self) -> int:
         """Return the offset of the first record that is neither acknowledged nor lost, from the position on."""
-        position = self._cursors.position(self.name)
-        acknowledged, lost = self._acknowledged, self._lost
-        if position != self._base:  # it was moved otherwise: records were dropped, or committed
-            acknowledged = self._acknowledged = {offset for offset in acknowledged if offset >= position}
-            lost = self._lost = {max(begin, position): end for begin, end in lost.items() if end > position}
-        while True:
-            if position in acknowledged:
-                acknowledged.remove(position)
-                position += 1
-            elif position in lost:
-                position = lost.pop(position)
-            else:
-                self._base = position
-                return position
+        return self._passed.leave(self._cursors.position(self.name))
+
+
+class _Ranges:
+    """A set of offsets as ranges: of a million offsets in a row it keeps two numbers."""
+
+    def __init__(self) -> None:
+        #: in order; no range touches another
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+
+    def add(self, begin: int, end: int) -> None:
+        """Add the offsets from ``begin`` to before ``end``."""
+        at, until = bisect_left(self._ends, begin), bisect_right(self._begins, end)
+        if at < until:  # the ranges between touch the new one
+            begin, end = min(begin, self._begins[at]), max(end, self._ends[until - 1])
+        self._begins[at:until], self._ends[at:until] = [begin], [end]
+
+    def leave(self, offset: int) -> int:
+        """Return the first offset from ``offset`` on that is not in the set, and forget all before it."""
+        at = bisect_right(self._begins, offset)
+        if at:
+            offset = max(offset, self._ends[at - 1])
+            del self._begins[:at], self._ends[:at]
+        return offset
 
 
 def check_cursor_name(name: object) -> str:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 _BATCH_BYTES: Final = 2**20
 #: records in one frame
 _BATCH: Final = 4096
+#: callers of a batch that wake up side by side
+_AT_ONCE: Final = 2
+#: longest wait of a caller for its turn, seconds
+_STEP: Final = 0.5
 
 
 class Append(Protocol):
@@ -35,31 +39,78 @@ class Append(Protocol):
         """Fail: the record is not in the journal. On the committing thread; must not raise."""
 
 
+class Turns:
+    """Wakes the callers of a batch in turn: each one that wakes up wakes the next.
+
+    The interpreter runs one thread at a time. Threads that are woken all at once would go to sleep a second time, to
+    wait for it. Used by the committing thread only.
+    """
+
+    def __init__(self) -> None:
+        #: of the batch whose callers are told their outcomes
+        self._flags: deque[Flag] = deque()
+
+    def add(self, flag: Flag) -> deque[Flag]:
+        """Add a caller, who waits for ``flag``; return the flags of its batch, for :func:`wake_next`."""
+        self._flags.append(flag)
+        return self._flags
+
+    def begin(self) -> None:
+        """Wake the first callers of the batch."""
+        flags, self._flags = self._flags, deque()
+        for _ in range(_AT_ONCE):
+            wake_next(flags)
+
+
+def wake_next(flags: deque[Flag]) -> None:
+    """Wake the next caller of a batch. From any thread."""
+    if flags:
+        try:
+            flag = flags.popleft()
+        except IndexError:  # another thread took the last one
+            return
+        flag.set()
+
+
 class Blocking:
-    """A record whose caller waits."""
+    """A record whose caller waits.
 
-    __slots__ = ("_done", "_error", "_offset", "deadline", "record")
+    Args:
+        record, deadline: see :class:`Append`.
+        turns: wakes the caller.
+    """
 
-    def __init__(self, record: bytes, deadline: float) -> None:
+    __slots__ = ("_batch", "_done", "_error", "_offset", "_turns", "deadline", "record")
+
+    def __init__(self, record: bytes, deadline: float, turns: Turns) -> None:
         self.record = record
         self.deadline = deadline
+        self._turns = turns
         self._done = Flag()
+        #: set with the outcome
+        self._batch: deque[Flag] | None = None
         self._offset = -1
         self._error: MessagingError | None = None
 
     def note_stored(self, offset: int) -> None:
         """See :class:`Append`."""
         self._offset = offset
-        self._done.set()
+        self._batch = self._turns.add(self._done)
 
     def note_refused(self, error: MessagingError) -> None:
         """See :class:`Append`."""
         self._error = error
-        self._done.set()
+        self._batch = self._turns.add(self._done)
 
     def result(self) -> int:
         """Wait for the outcome; return the offset, or raise the error."""
-        self._done.wait()
+        try:
+            # in steps: a caller that was interrupted may not have woken the next one
+            while not self._done.wait(_STEP) and self._batch is None:
+                pass
+        finally:
+            if self._batch is not None:
+                wake_next(self._batch)
         if self._error is not None:
             raise self._error.with_traceback(None)
         return self._offset
@@ -118,11 +169,15 @@ class Waiting:
             self._entries.append(entry)
         return True
 
-    def remove(self, entry: Append) -> None:
-        """Remove a record that was put, and not taken."""
+    def remove(self, entry: Append) -> bool:
+        """Remove a record that was put; return ``False`` if it was taken."""
         with self._lock:
+            try:
+                self._entries.remove(entry)
+            except ValueError:
+                return False
             self._put -= len(entry.record)
-            self._entries.remove(entry)
+            return True
 
     def take(self) -> list[Append]:
         """Return the records of the next frame."""

@@ -6,23 +6,31 @@ store, writes each file as a whole: an adapter can bring a folder of its own, se
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
 import fcntl
 import mmap
 import os
+import re
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, TypeVar
 
 from messaging.errors import JournalError, JournalFullError, JournalLockedError, JournalUnreadableError
+from messaging.forking import LiveObjects, hold_over_fork
 
 E = TypeVar("E", bound=JournalError)
 
 #: pause between two attempts to get a lock, seconds
-_PAUSE: Final = 0.05
+_PAUSE: Final = 0.01
+#: shortest time for which a lock is tried, seconds: a child that its dead holder was starting has it until it runs
+_GRACE: Final = 0.1
 _LOCKED: Final = "another writer has this journal open; a journal has one writer at a time"
+#: name of the folder of a partition
+_PARTITION: Final = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 #: errors of the operating system for a full disk
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -58,6 +66,9 @@ class Folder(Protocol):
     def delete(self, name: str) -> None:
         """Delete a file, if it exists."""
 
+    def room(self) -> int | None:
+        """Return the free bytes of the disk, ``None`` if they are not known."""
+
     def lock(self) -> contextlib.AbstractContextManager[Any]:
         """Lock out other writers until the context is left; raise :class:`JournalLockedError` if there is one."""
 
@@ -76,30 +87,98 @@ def journal_errors(folder: Folder, what: str, kind: type[JournalError] = Journal
         raise folder.error(kind, f"{what}: {error.strerror or error}") from error
 
 
-def lock_file(path: Path, patience: float, refused: Exception, *, mode: int = 0o644, flags: int = 0) -> int:
-    """Return a descriptor of the lock file ``path`` with its lock; raise ``refused`` after ``patience`` seconds."""
-    deadline = time.monotonic() + patience
-    while (file := _try_lock(path, mode, flags)) is None:
+class HeldLock:
+    """A lock of some files. A context manager that releases it.
+
+    A child process that another thread of the holder is starting has the descriptors, too. It keeps no lock: the holder
+    unlocks the files, and does not only close them, and a forked child closes its copies.
+    """
+
+    def __init__(self) -> None:
+        #: descriptors, each from its opening on: an interrupt keeps none from being closed
+        self.files: list[int] = []
+        self._process = os.getpid()
+        _held.add(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the lock; in a forked child leave it to the parent alone. Idempotent."""
+        files, self.files = getattr(self, "files", []), []  # an interrupt may have ended __init__ before
+        for file in files:
+            try:
+                if self._process == os.getpid():
+                    fcntl.flock(file, fcntl.LOCK_UN)
+            finally:
+                os.close(file)
+
+    def after_fork(self) -> None:
+        """Close the descriptors of the parent: its lock would otherwise last as long as this process."""
+        self.close()
+
+
+_held: Final = LiveObjects[HeldLock]()
+#: held until a new lock is in ``_held``
+_locking: Final = threading.Lock()
+hold_over_fork(_locking)
+
+
+def lock_file(
+    path: Path, patience: float, refused: Exception, *, mode: int = 0o644, flags: int = 0, with_folder: bool = False
+) -> HeldLock:
+    """Return the lock of the file ``path``; raise ``refused`` after ``patience`` seconds, but not before 0.1 s.
+
+    Args:
+        path: of the file, which is created if it is missing.
+        patience: seconds.
+        refused: the error if another process has the lock.
+        mode, flags: of a file that is created; further flags to open it.
+        with_folder: whether to lock its folder, too, which other programs do not delete as they do a file.
+    """
+    deadline = time.monotonic() + max(patience, _GRACE)
+    while (lock := _try_lock(path, mode, flags, with_folder)) is None:
         if time.monotonic() > deadline:
             raise refused
         time.sleep(_PAUSE)
-    return file
+    return lock
 
 
-def _try_lock(path: Path, mode: int, flags: int) -> int | None:
-    """Return a descriptor of the lock file ``path`` with its lock, or ``None`` if another process has the lock."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, mode)
+def _try_lock(path: Path, mode: int, flags: int, with_folder: bool) -> HeldLock | None:
+    """Return the lock of the file ``path``, or ``None`` if another process has it."""
+    with _locking:
+        lock = HeldLock()
+        try:
+            lock.files.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, mode))
+            fcntl.flock(lock.files[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock.files[0]), path.stat()):  # its holder may have deleted the file
+                if with_folder:
+                    lock.files.append(os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+                    _lock_folder(lock.files[1])
+                return lock
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except BaseException:  # an interrupt, too
+            lock.close()
+            raise
+        lock.close()
+        return None
+
+
+def _lock_folder(folder: int) -> None:
+    """Lock a folder, where the file system can do that. Raises ``BlockingIOError``."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(file), path.stat()):  # its holder may have deleted the file
-            return file
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except BaseException:
-        os.close(file)
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         raise
-    os.close(file)
-    return None
+    except OSError:  # NFS locks only files that are open for writing
+        return
 
 
 class LocalFolder:
@@ -132,6 +211,8 @@ class LocalFolder:
         self._lock_timeout = lock_timeout
         self._locked = locked
         self._mode = 0o700 if private else 0o777
+        #: the last lock, which is released when neither its caller nor a user of the folder is left
+        self._held: HeldLock | None = None
         if "\0" in path:
             self.shown = repr(path)
             raise self.error(JournalUnreadableError, "no path has a NUL")
@@ -160,13 +241,23 @@ class LocalFolder:
 
     def list(self, name: str = "") -> dict[str, int]:
         """See :class:`Folder`."""
+        try:
+            with os.scandir(self._root / name) as entries:
+                # all names before the sizes: a file that is listed with a later one has its last size
+                listed = [*entries]
+        except FileNotFoundError:
+            return {}
         found = {}
-        with contextlib.suppress(FileNotFoundError), os.scandir(self._root / name) as entries:
-            for entry in entries:
-                with contextlib.suppress(FileNotFoundError):
-                    if entry.is_file():
-                        found[entry.name] = entry.stat().st_size
+        for entry in listed:
+            with contextlib.suppress(FileNotFoundError):
+                if entry.is_file():
+                    found[entry.name] = entry.stat().st_size
         return found
+
+    def partitions(self) -> builtins.list[int]:
+        """Return the numbers of the partitions, which have a folder each."""
+        with os.scandir(self._root) as entries:
+            return sorted(int(entry.name) for entry in entries if _PARTITION.fullmatch(entry.name) and entry.is_dir())
 
     def read(self, name: str, start: int = 0, length: int | None = None, *, copy: bool = False) -> memoryview:
         """See :class:`Folder`.
@@ -212,32 +303,25 @@ class LocalFolder:
         path.unlink(missing_ok=True)
         _sync(path.parent)  # a file that is deleted later must not disappear earlier
 
-    def lock(self) -> HeldLock:
-        """See :class:`Folder`. The kernel releases the lock however its holder ends."""
+    def room(self) -> int | None:
+        """See :class:`Folder`."""
+        with contextlib.suppress(OSError):
+            found = os.statvfs(self._root)
+            return found.f_bfree * found.f_frsize
+        return None
+
+    def lock(self, *, with_folder: bool = False) -> HeldLock:
+        """See :class:`Folder`. The kernel releases the lock however its holder ends.
+
+        Args:
+            with_folder: see :func:`lock_file`; a deleted lock file admits no second writer then.
+        """
         error = self.error(JournalLockedError, self._locked)
-        return HeldLock(lock_file(self._root / "lock", self._lock_timeout, error))
+        self._held = lock_file(self._root / "lock", self._lock_timeout, error, with_folder=with_folder)
+        return self._held
 
     def check_lock(self) -> None:
         """See :class:`Folder`. The kernel prevents that."""
-
-
-class HeldLock:
-    """The lock of a folder, held by a file descriptor. A context manager that releases it."""
-
-    def __init__(self, file: int) -> None:
-        self._file = file
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Release the lock; in a forked child leave it to the parent alone. Idempotent."""
-        file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
 
 
 class Appender:

@@ -4,7 +4,7 @@
 
     DIRECTORY/
       journal.json     identity: format, id
-      lock             locked by the writer
+      lock             locked by the writer, as the folder is
       state.db         cursors, dead letters and counters, in SQLite
       0/               the records, in segments
         00000000000000000000.segment
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from messaging.errors import (
     ArgumentError,
     JournalCorruptError,
+    JournalError,
     JournalFullError,
     JournalRangeError,
     JournalUnreadableError,
@@ -32,7 +33,8 @@ from messaging.execution import Promise, Waiters, may_block, seconds
 from messaging.forking import LiveObjects
 from messaging.journal.commit import FSYNC_POLICIES, Fsync, GroupCommit
 from messaging.journal.cursors import Cursor, Cursors, check_cursor_name
-from messaging.journal.entries import Blocking, Promised
+from messaging.journal.database import FILE as STATE_FILE
+from messaging.journal.entries import Blocking, Promised, Turns
 from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.journal.identity import read_identity, seed_of, write_identity
 from messaging.journal.log import META
@@ -40,14 +42,12 @@ from messaging.journal.quarantine import Quarantine
 from messaging.journal.records import encode_message, encode_record
 from messaging.journal.retention import FULL_POLICIES, Full, Retention
 from messaging.journal.segments import RecordLog, RecordWriter
-from messaging.journal.state import FILE as STATE_FILE
 from messaging.journal.state import State
 from messaging.journal.upkeep import Upkeep
 from messaging.journal.views import JournalView
 
 if TYPE_CHECKING:
     from messaging.journal.entries import Append
-    from messaging.journal.folders import HeldLock
     from messaging.journal.records import Record
     from messaging.model import Message
 
@@ -60,8 +60,9 @@ SEGMENT_BYTES: Final = 16 * 2**20
 _LEAST_SEGMENT: Final = 2**12
 #: a bounded journal has at least so many segments, because whole segments are dropped
 _SEGMENTS: Final = 8
-#: bytes of records that may wait to be written, for callers that do not wait
+#: bytes of records that may wait to be written, for callers that do not wait, and bytes that each counts in addition
 _WAITING_BYTES: Final = 64 * 2**20
+_ENTRY_BYTES: Final = 400
 
 
 class Journal(JournalView):
@@ -81,7 +82,6 @@ class Journal(JournalView):
         self,
         folder: LocalFolder,
         identity: str,
-        lock: HeldLock,
         resources: contextlib.ExitStack,
         *,
         fsync: Fsync = "always",
@@ -94,7 +94,6 @@ class Journal(JournalView):
         timeout: float = 30.0,
         option: str | None = None,
     ) -> None:
-        self._lock = lock
         self._resources = resources
         self._timeout = timeout
         self._is_closed = False
@@ -121,14 +120,15 @@ class Journal(JournalView):
         self._retention = Retention(
             log, self._cursors, max_bytes=max_bytes, max_records=max_records, max_age=max_age, full=full
         )
-        #: threads that wait for records
+        #: threads that wait for records, and callers of ``append``
         self._readers = Waiters()
+        self._turns = Turns()
         self._commit = GroupCommit(
             log,
             self._retention,
             fsync=fsync,
             fsync_interval=fsync_interval,
-            after_batch=self._readers.wake,
+            after_batch=self._note_batch,
             idle=lambda: self._upkeep.work(),
             free=lambda: self._upkeep.free(),
         )
@@ -171,7 +171,7 @@ class Journal(JournalView):
                 its timeout; ``"drop_oldest"``: the oldest segments are dropped; ``"reject"``: it is refused at once.
             timeout: default deadline of appends, seconds.
             segment_bytes: size from which on a file is closed. A bounded journal has smaller files.
-            lock_timeout: how long to wait for another writer that is ending, seconds.
+            lock_timeout: how long to wait for another writer that is ending, seconds; at least 0.1.
             option: the setting with the path, for errors.
 
         Raises:
@@ -185,31 +185,33 @@ class Journal(JournalView):
         _check_positive(int, max_bytes=max_bytes, max_records=max_records, segment_bytes=segment_bytes)
         lock_timeout = seconds(lock_timeout, "lock_timeout")
         folder = LocalFolder(str(path), option=option, lock_timeout=lock_timeout, private=True)
-        with contextlib.ExitStack() as stack, journal_errors(folder, "cannot open", JournalUnreadableError):
-            folder.make()
-            lock = stack.enter_context(folder.lock())
-            identity = read_identity(folder)
-            if identity is None:
-                if folder.list("0"):
-                    raise folder.error(JournalUnreadableError, f"there are segments, but no {META}")
-                identity = write_identity(folder)
-            journal = cls(
-                folder,
-                identity,
-                lock,
-                stack,
-                fsync=fsync,
-                fsync_interval=fsync_interval,
-                segment_bytes=segment_bytes,
-                max_bytes=max_bytes,
-                max_records=max_records,
-                max_age=max_age,
-                full=full,
-                timeout=timeout,
-                option=option,
-            )
-            journal._resources = stack.pop_all()
-            return journal
+        resources = contextlib.ExitStack()
+        try:
+            with journal_errors(folder, "cannot open", JournalUnreadableError):
+                folder.make()
+                resources.enter_context(folder.lock(with_folder=True))
+                identity = read_identity(folder)
+                if identity is None:
+                    if folder.list("0"):
+                        raise folder.error(JournalUnreadableError, f"there are segments, but no {META}")
+                    identity = write_identity(folder)
+                return cls(
+                    folder,
+                    identity,
+                    resources,
+                    fsync=fsync,
+                    fsync_interval=fsync_interval,
+                    segment_bytes=segment_bytes,
+                    max_bytes=max_bytes,
+                    max_records=max_records,
+                    max_age=max_age,
+                    full=full,
+                    timeout=timeout,
+                    option=option,
+                )
+        except BaseException:  # an interrupt, too
+            resources.close()
+            raise
 
     @staticmethod
     def view(path: str | Path) -> JournalView:
@@ -227,8 +229,11 @@ class Journal(JournalView):
             if STATE_FILE in folder.list():
                 try:
                     state = State(Path(folder.path), writable=False)
-                except JournalCorruptError as error:  # the records do not need it
-                    logger.warning("%s; cursors and dead letters are not known; the next writer replaces it", error)
+                except JournalUnreadableError:  # of a newer version
+                    raise
+                except JournalError as error:  # the records do not need it
+                    rest = "; the next writer replaces it" if isinstance(error, JournalCorruptError) else ""
+                    logger.warning("%s; cursors and dead letters are not known%s", error, rest)
             try:
                 view = JournalView(folder, identity, RecordLog(folder, seed=seed_of(identity)), state)
                 view.refresh()
@@ -294,14 +299,15 @@ class Journal(JournalView):
 
         Raises:
             ArgumentError: as :meth:`append`.
-            JournalFullError: 64 MiB of records wait to be written already.
+            JournalFullError: 64 MiB of records wait to be written already; each counts 400 bytes more than it has.
             ClosedError: the journal is closed.
         """
         record = encode_record(channel, payload, properties, message_id, timestamp)
         self._cursors.refuse_closed()
-        if self._commit.waiting_bytes + len(record) > _WAITING_BYTES:
+        waiting = self._commit.waiting
+        if self._commit.waiting_bytes + waiting * _ENTRY_BYTES + len(record) > _WAITING_BYTES:
             raise self.folder.error(
-                JournalFullError, f"{self._commit.waiting} records wait to be written; await earlier promises first"
+                JournalFullError, f"{waiting} records wait to be written; await earlier promises first"
             )
         promise: Promise[int] = Promise(f"append to the journal {self.folder.shown}")
         self._commit.put(Promised(record, _deadline(self._timeout if timeout is None else timeout), promise))
@@ -320,10 +326,15 @@ class Journal(JournalView):
         if not may_block():
             raise WouldBlockError("Journal.append would block the event loop of this thread; `await` Journal.submit")
         self._cursors.refuse_closed()
-        entry = Blocking(record, _deadline(self._timeout if timeout is None else timeout))
+        entry = Blocking(record, _deadline(self._timeout if timeout is None else timeout), self._turns)
         if not self._commit.put_now(entry):
             self._commit.put(entry)
         return entry.result()
+
+    def _note_batch(self) -> None:
+        """Wake the callers of a batch, and the readers. On the committing thread."""
+        self._turns.begin()
+        self._readers.wake()
 
     # --- cursors and trimming
 
@@ -384,7 +395,8 @@ class Journal(JournalView):
         """Wait until the disk has all records, and the positions of all cursors.
 
         Raises:
-            JournalError: the disk failed.
+            JournalError: the disk failed, now or at a sync of the journal itself that no caller was told of. Records
+                since the last successful sync may be lost if the machine fails.
             ClosedError: the journal is closed.
         """
         self._cursors.refuse_closed()
@@ -420,10 +432,10 @@ class Journal(JournalView):
     def close(self) -> None:
         """Write what waits, sync, store the positions of cursors, and release the journal. Idempotent.
 
-        Records that cannot be written fail with ``ClosedError``.
+        Records that cannot be written fail with ``ClosedError``, or with ``JournalFullError`` if they waited for room.
 
         Raises:
-            JournalError: the last sync failed. The journal is closed.
+            JournalError: as :meth:`sync`. The journal is closed.
         """
         with self._closing:
             if self._is_closed:
@@ -446,7 +458,6 @@ class Journal(JournalView):
         self._commit.after_fork()
         self._state.after_fork()
         self._log.after_fork()
-        self._lock.close()  # otherwise it would stay locked as long as this process lives
         self._resources.pop_all()
 
 

@@ -175,7 +175,9 @@ class LogWriter(Log):
         #: whether the appender has rows that may not be on the disk
         self._is_dirty = False
         #: closed segments with such rows
-        self._unsynced: dict[Path, None] = {}
+        self._unsynced: dict[int, Path] = {}
+        #: a failed sync that no caller has been told of
+        self._failed_sync: OSError | None = None
         #: whether the next append begins a segment
         self._close_segment = False
         #: segments before this one are deleted
@@ -252,33 +254,56 @@ class LogWriter(Log):
             self._segment = first
         return appender
 
-    def sync(self) -> None:
+    def sync(self, *, is_background: bool = False) -> None:
         """Wait until the disk has all rows that were appended without a sync.
+
+        Args:
+            is_background: whether the next call that is not has to raise the error, too: no caller waits for this one.
 
         Raises:
             JournalError: the disk failed. Rows since the last sync may be lost if the machine fails.
         """
         with self.writing, journal_errors(self.folder, "cannot sync"):
             try:
-                self._sync()
-            except BaseException:
-                self._is_dirty = False  # the system reports a lost write once: a second sync would tell nothing
-                self._close_appender()  # a failed file is not used again
-                raise
-            for path in [*self._unsynced]:
-                del self._unsynced[path]
+                self._sync_all()
+            except OSError as error:
+                self._failed_sync = error
+                if is_background:
+                    raise
+            if not is_background:
+                self._raise_failed_sync()
+
+    def _sync_all(self) -> None:
+        try:
+            self._sync()
+        except BaseException:
+            self._close_appender()  # a failed file is not used again
+            raise
+        for segment in [*self._unsynced]:
+            path = self._unsynced.pop(segment, None)
+            if path is not None:
                 sync_file(path)
 
     def _sync(self) -> None:
         if self._appender is not None and self._is_dirty:
-            self._appender.sync()
+            try:
+                self._appender.sync()
+            except OSError as error:
+                self._is_dirty = False  # the system reports a lost write once: a second sync would tell nothing
+                self._failed_sync = error
+                raise
             self._is_dirty = False
+
+    def _raise_failed_sync(self) -> None:
+        error, self._failed_sync = self._failed_sync, None
+        if error is not None:
+            raise error
 
     def _close_appender(self) -> None:
         appender, self._appender = self._appender, None
         if appender is not None:
             if self._is_dirty:
-                self._unsynced[appender.path] = None
+                self._unsynced[self._segment] = appender.path
             appender.close()
         self._is_dirty = False
 
@@ -319,6 +344,7 @@ class LogWriter(Log):
             for known, _ in self.list_segments():
                 if known < segment:
                     self.folder.delete(self.segment_name(known))
+                    self._unsynced.pop(known, None)
         self._kept = segment
 
     def close(self) -> None:
@@ -331,7 +357,8 @@ class LogWriter(Log):
             self._is_closed = True
             try:
                 if self._sync_closed:
-                    self._sync()
+                    self._sync_all()
+                self._raise_failed_sync()
             finally:
                 self._close_appender()
 

@@ -50,14 +50,11 @@ def outline(path: str | Path) -> dict[str, Any]:
 def _of_other(folder: LocalFolder, kind: str, identity: str) -> dict[str, Any]:
     partitions: list[dict[str, int]] = []
     segments = size = 0
-    while True:
-        number = len(partitions)
+    for number in folder.partitions():
         log = Log(folder, number, seed=seed_of(identity, number))
-        files = log.list_segments()
-        if not files:
-            break
         log.load()
         partitions.append({"partition": number, "begin": log.begin, "end": log.end})
+        files = log.list_segments()
         segments += len(files)
         size += sum(each for _, each in files)
     return {

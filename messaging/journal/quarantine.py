@@ -12,14 +12,17 @@ import threading
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from messaging.journal.folders import LocalFolder
     from messaging.journal.frames import Damage
 
 logger = logging.getLogger(__name__)
 
 FOLDER: Final = "quarantine"
-#: most bytes of all copies; later damage is only reported
+#: most bytes of all copies, and most files; later damage is only reported
 _MOST_BYTES: Final = 256 * 2**20
+_MOST_FILES: Final = 1000
 _NAME: Final = re.compile(r"(\d{20})-(\d+)-(\d+)-(\d+)-(\d+)\.damaged")
 
 
@@ -47,9 +50,13 @@ class Quarantine:
     def __init__(self, folder: LocalFolder, *, writable: bool = True) -> None:
         self._folder = folder
         self._writable = writable
-        #: guards ``_known`` and the files
+        #: guards everything below, and the files
         self._lock = threading.Lock()
         self._known: set[DamagedRange] = set()
+        #: the damage that an earlier writer has found; ``None`` until it is needed
+        self._earlier: set[DamagedRange] | None = None
+        #: files in the folder, and their bytes
+        self._files = self._bytes = 0
 
     def add(self, segment: int, damage: Damage, data: memoryview) -> None:
         """Copy damaged bytes, log the damage, and remember it; once for each damage."""
@@ -57,10 +64,10 @@ class Quarantine:
         with self._lock:
             if found in self._known:
                 return
-            known = self._listed() if self._writable else set()
+            earlier = self._load() if self._writable else set()
             self._known.add(found)
             # a reader that passes the gap finds again which offsets are missing
-            if found in known or (found.position == found.end and any(_covers(each, found) for each in known)):
+            if found in earlier or (found.position == found.end and self._is_covered(found)):
                 return
             copy = self._copy(found, data) if self._writable else "nothing is copied by a reader"
         lost = f"{found.until - found.first} records are lost, with offsets from {found.first}"
@@ -70,15 +77,31 @@ class Quarantine:
             lost if found.until > found.first else "no stored record is lost", copy,
         )  # fmt: skip
 
+    def _load(self) -> set[DamagedRange]:
+        if self._earlier is None:
+            files = self._folder.list(FOLDER)
+            self._files, self._bytes = len(files), sum(files.values())
+            self._earlier = _parsed(files)
+        return self._earlier
+
+    def _is_covered(self, found: DamagedRange) -> bool:
+        """Return whether other damage tells the records of ``found`` as lost already."""
+        return any(_covers(each, found) for each in self._known | (self._earlier or set()) if each != found)
+
     def _copy(self, found: DamagedRange, data: memoryview) -> str:
         """Copy damaged bytes; return what became of them."""
+        if self._files >= _MOST_FILES:
+            return f"they are not copied: {FOLDER} has {self._files} files already"
         name = f"{found.segment:020d}-{'-'.join(map(str, found[1:]))}.damaged"
+        has_room = self._bytes + len(data) <= _MOST_BYTES
         try:
             self._folder.make(FOLDER)
-            has_room = sum(self._folder.list(FOLDER).values()) + len(data) <= _MOST_BYTES
-            self._folder.write(f"{FOLDER}/{name}", [data] if has_room else [])  # the name alone tells the range
+            self._bytes += self._folder.write(
+                f"{FOLDER}/{name}", [data] if has_room else []
+            )  # the name tells the range
         except OSError as error:
             return f"they cannot be copied to {FOLDER}: {error.strerror or error}"
+        self._files += 1
         if not has_room:
             return f"they are not copied: {FOLDER} has {_MOST_BYTES} bytes already"
         return f"{len(data)} bytes are in {FOLDER}/{name}"
@@ -86,14 +109,15 @@ class Quarantine:
     def ranges(self) -> list[DamagedRange]:
         """Return the damage that this process has found, and that the folder has copies of, in order of the offsets."""
         with self._lock:
-            found = self._known | self._listed()
+            found = self._known | _parsed(self._folder.list(FOLDER))
         spans = [each for each in found if each.position < each.end]
         found -= {each for each in found if each.position == each.end and any(_covers(span, each) for span in spans)}
         return sorted(found, key=lambda each: (each.first, each.segment, each.position))
 
-    def _listed(self) -> set[DamagedRange]:
-        names = map(_NAME.fullmatch, self._folder.list(FOLDER))
-        return {DamagedRange(*map(int, parts.groups())) for parts in names if parts}
+
+def _parsed(names: Iterable[str]) -> set[DamagedRange]:
+    found = map(_NAME.fullmatch, names)
+    return {DamagedRange(*map(int, parts.groups())) for parts in found if parts}
 
 
 def _covers(known: DamagedRange, found: DamagedRange) -> bool:

@@ -60,16 +60,33 @@ class RecordReader:
         self._position = 0
 
     def take(self, most: int = 1000, most_bytes: int = 2**20) -> list[Record]:
-        """Return the next records: none if the end is reached.
+        """Return the next records: none if the end is reached. If it raises, the next call returns the same records.
 
         Args:
             most: number of records, at most.
             most_bytes: bytes of payloads, at most, unless the first one alone has more.
+
+        Raises:
+            OSError: a file cannot be read, and no record before the place was left.
         """
+        begin = self.offset
+        try:
+            return self._take(most, most_bytes)
+        except BaseException:  # also an interrupt: its caller has none of the records
+            self.seek(begin)
+            raise
+
+    def _take(self, most: int, most_bytes: int) -> list[Record]:
         taken: list[Record] = []
         size = 0
         while len(taken) < most:
-            if not self._ready and not self._fill():
+            try:
+                is_filled = bool(self._ready) or self._fill()
+            except OSError:
+                if not taken:
+                    raise
+                break  # the next call raises it
+            if not is_filled:
                 self.offset = self._next  # damage at the end is passed
                 break
             record = self._ready[0]
@@ -161,8 +178,11 @@ class RecordReader:
 
     def _skip_damage(self, segment: Segment, until: int) -> None:
         """Continue behind damage at the position, or behind the segment."""
-        data = self._read(segment, segment.size)
-        following = next_intact(data, 0, self._log.seed) if len(data) else None
+        for length in (_CHUNK, segment.size):  # most damage is short, and a segment may have much of it
+            data = self._read(segment, length)
+            following = next_intact(data, 0, self._log.seed) if len(data) else None
+            if following is not None:
+                break
         if following is not None and following.header.first < until:
             end, offset = following.position, max(self._next, following.header.first)
         else:

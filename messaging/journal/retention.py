@@ -104,6 +104,9 @@ class Retention:
     def drop_oldest(self, size: int) -> bool:
         """Drop segments until a record of ``size`` bytes has room; return whether anything was dropped."""
         log = self._log
+        room = log.folder.room()
+        if room is not None and size > room + log.bytes_from(log.begin):
+            return False  # it would not fit on the disk if all were dropped
         before = log.begin
         target = log.begin
         while True:
@@ -131,12 +134,13 @@ class Retention:
 
     def _drop_before(self, offset: int, why: str) -> bool:
         first = max(self._cursors.slowest(), self._log.begin)
+        is_deleted = True
         try:
             self._log.trim(offset)
         except JournalError as error:
             logger.error("%s; the next append tries again", error)  # the text says it all
-            return False
-        lost = offset - first
+            is_deleted = False
+        lost = self._log.begin - first  # also where files are left: the records are not read any more
         if lost > 0:
             self._cursors.skip_to(offset, lost)
             self.dropped = self._cursors.dropped
@@ -144,7 +148,7 @@ class Retention:
                 "journal %s: dropped %d records %s, with offsets from %d; %d dropped in all",
                 self._log.folder.shown, lost, why, first, self.dropped,
             )  # fmt: skip
-        return True
+        return is_deleted
 
     # --- age
 
@@ -160,7 +164,7 @@ class Retention:
         log = self._log
         wall = time.time()
         keep = log.begin
-        for segment in log.segments[1:]:
+        for segment in log.segments:  # with the first: a segment after it may begin earlier, if the clock was set back
             began = time_of(log, segment)
             if began is None or began > wall:
                 continue  # damaged, or the clock was wrong: the segments after it tell

@@ -61,7 +61,7 @@ class Upkeep:
         if now < self._next_save:
             return self._next_save - now
         try:
-            self._cursors.save()
+            self._cursors.save_at_once()
         except JournalError as error:
             self._failures += 1
             pause = min(_RETRY_MOST, _SAVE_PAUSE * float(2**self._failures))

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from messaging.errors import JournalError, JournalUnreadableError
+from messaging.journal.database import FILE as STATE_FILE
 from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.journal.frames import Damage, walk
 from messaging.journal.identity import KIND, read_kind, seed_of
 from messaging.journal.log import META, Log
 from messaging.journal.quarantine import DamagedRange, Quarantine
-from messaging.journal.records import FORMAT, decode_records
+from messaging.journal.records import FORMAT, LEAST_RECORD, decode_records
 from messaging.journal.segments import lost_rows
-from messaging.journal.state import FILE as STATE_FILE
 from messaging.journal.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from messaging.journal.frames import Frame
-
-#: most partitions of a journal that are looked for
-_PARTITIONS: Final = 10_000
 
 
 class Damaged(NamedTuple):
@@ -80,10 +77,8 @@ def verify(path: str | Path) -> Verification:
         kind, _, identity = found
         segments = size = records = unfinished = 0
         damage: list[Damaged] = []
-        for partition in range(_PARTITIONS):
+        for partition in folder.partitions():
             log = _Verified(folder, partition, is_records=kind == KIND, seed=seed_of(identity, partition))
-            if not log.exists():
-                break
             log.read()
             segments += log.segments
             size += log.bytes
@@ -118,19 +113,21 @@ class _Verified(Log):
         self.segments = self.bytes = self.records = self.unfinished = 0
         self.damage: list[Damaged] = []
 
-    def exists(self) -> bool:
-        """Return whether there is such a partition."""
-        return self.partition == 0 or bool(self.list_segments())
-
     def read(self) -> None:
         """Read all segments."""
-        listed = [segment for segment, _ in self.list_segments()]
-        for segment, following in zip(listed, [*listed[1:], None], strict=True):
+        listed = self.list_segments()
+        following_ones = [*(segment for segment, _ in listed[1:]), None]
+        for (segment, size), following in zip(listed, following_ones, strict=False):
             try:
-                # the last one may be truncated meanwhile, which mapped bytes would not survive
-                data = self.folder.read(self.segment_name(segment), copy=following is None)
+                # mapped bytes would not survive a place that the disk cannot read
+                data = self.folder.read(self.segment_name(segment), copy=True)
             except FileNotFoundError:
                 continue  # trimmed meanwhile
+            except OSError as error:
+                # of the last one it is not known how many records it has: at most so many
+                until = segment + size // LEAST_RECORD if following is None else following
+                self._add(segment, Damage(0, size, segment, until, f"it cannot be read: {error.strerror or error}"))
+                continue
             self.segments += 1
             self.bytes += len(data)
             self._read_segment(segment, data, following)

@@ -109,11 +109,20 @@ class JournalView:
 
     def dead_letters(self) -> list[DeadLetter]:
         """Return the records that could not be processed, the oldest first."""
-        return [] if self._state is None else self._state.dead_letters()
+        return [*self.read_dead_letters()]
+
+    def read_dead_letters(self) -> Iterator[DeadLetter]:
+        """Yield the records that could not be processed, the oldest first; one at a time in memory."""
+        after = 0
+        while self._state is not None and (found := self._state.dead_letters(after=after, most=1)):
+            yield found[0]
+            after = found[0].id
 
     def info(self) -> Info:
         """Return the state of the journal. Raises ``JournalError``."""
         segments = self._log.segments
+        with journal_errors(self.folder, "cannot read", JournalUnreadableError):
+            damage = self._quarantine.ranges()
         return Info(
             self.path,
             self.id,
@@ -123,8 +132,8 @@ class JournalView:
             sum(segment.size for segment in segments),
             self.cursors(),
             self.dropped,
-            len(self.dead_letters()),
-            self._quarantine.ranges(),
+            0 if self._state is None else self._state.count_dead_letters(),
+            damage,
         )
 
     @property

@@ -104,6 +104,19 @@ def test_info_and_verify_know_the_journal_of_a_spark_query_and_the_others_refuse
     assert (place["first"], place["until"]) == (5, 10)
 
 
+def test_info_and_verify_pass_no_partition_behind_an_empty_one(run: Run, path: str) -> None:
+    files = spark_journal(path)
+    for file in files:
+        if file.parent.name == "0":
+            file.unlink()
+    (found,) = lines(run, "info", path, "--json")
+    assert [(each["begin"], each["end"]) for each in found["partitions"]] == [(0, 0), (0, 15)]
+    damage(files[4], -1)
+    code, out, _ = run("journal", "verify", path, "--json")
+    (place,) = json.loads(out)["damage"]
+    assert (code, place["partition"]) == (1, 1)
+
+
 @pytest.mark.parametrize("command", [["info"], ["read"], ["verify"], ["export"], ["trim", "--before", "1"]], ids=str)
 def test_a_folder_without_a_journal_is_refused_and_nothing_is_created(run: Run, path: str, command: list[str]) -> None:
     name, *more = command

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import gc
+import logging
 import os
 import signal
 import threading
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +30,8 @@ from messaging.errors import (
     WouldBlockError,
 )
 from messaging.execution import Promise
-from messaging.journal import Journal, encode_record
+from messaging.journal import Journal, commit, encode_record
+from messaging.journal.entries import Blocking, Turns
 from messaging.journal.reader import RecordReader
 from messaging.model import Message, MessageContext
 from tests.interrupts import again, interrupt_everywhere
@@ -112,6 +117,43 @@ def test_sync_reaches_closed_segments_too(path: str, opened: Open, monkeypatch: 
     seen = calls(monkeypatch, "fdatasync")
     journal.sync()
     assert {name for _, name in seen if name.endswith(".segment")} == {f"{n:020d}.segment" for n in range(3)}
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_a_sync_that_failed_in_the_background_is_told_to_the_next_caller(
+    path: str, opened: Open, closing: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = opened(fsync="interval", fsync_interval=0.05, segment_bytes=1 if closing else 10**6)
+    journal.append("a", b"x")
+
+    def fail(file: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", fail)
+        with contextlib.suppress(JournalError):
+            journal.append("a", b"x")
+        until(lambda: "Input/output error" in caplog.text or closing)
+    with pytest.raises(JournalError, match="cannot sync: Input/output error"):
+        journal.sync()
+    journal.append("a", b"x")
+    journal.sync()
+    journal.close()
+
+
+def test_no_trimmed_segment_is_remembered_for_a_sync(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    journal = opened(fsync="never", max_records=1, full="drop_oldest")
+    for _ in range(100):
+        journal.append("a", b"x")
+    tracemalloc.start()
+    try:
+        for _ in range(1000):
+            journal.append("a", b"x")
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < 50_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_appends_of_many_threads_share_syncs_and_keep_their_order(
@@ -407,18 +449,19 @@ def test_each_blocked_append_is_refused_at_its_own_deadline(opened: Open) -> Non
     assert all(isinstance(promise.exception(0), JournalFullError) for promise in slow[1:])
 
 
-def test_submitting_more_than_the_bound_is_refused(opened: Open) -> None:
+@pytest.mark.parametrize(("size", "least", "most"), [(2**20, 60, 64), (0, 100_000, 200_000)])
+def test_submitting_more_than_the_bound_is_refused(opened: Open, size: int, least: int, most: int) -> None:
     journal = opened(max_records=1)
     journal.append("a", b"x")
     waiting: list[Promise[int]] = []
 
     def submit_on() -> None:
         while True:
-            waiting.append(journal.submit("a", b"x" * 2**20))
+            waiting.append(journal.submit("a", b"x" * size))
 
     with pytest.raises(JournalFullError, match="wait to be written"):
         submit_on()
-    assert 60 <= len(waiting) <= 64
+    assert least <= len(waiting) <= most
     journal.close()
     assert all(promise.exception(0) is not None for promise in waiting)
 
@@ -502,3 +545,35 @@ def test_a_defect_of_the_journal_leaves_no_caller_waiting(
             journal.submit("a", b"x").result(10)
     assert "failed to write 1 records" in caplog.text
     assert journal.append("a", b"x") == 0
+
+
+@pytest.mark.parametrize("fsync", ["always", "interval"])
+def test_a_journal_whose_thread_cannot_be_started_stores_and_acknowledges(
+    path: str, opened: Open, fsync: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(target: object, name: str) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(commit, "start_thread", refuse)
+        journal = opened(fsync=fsync, max_age=3600)
+        cursor = journal.cursor("c")
+        assert [journal.append("a", b"x") for _ in range(3)] == [0, 1, 2]
+        cursor.acknowledge(0)
+        cursor.commit(2)
+        with pytest.raises(JournalError, match="cannot write: can't start new thread"):
+            journal.submit("a", b"refused")
+        assert caplog.text.count("can't start new thread") == 1
+    assert journal.submit("a", b"x").result(20) == 3
+    journal.close()
+    with Journal.view(path) as view:
+        assert ([each.offset for each in view.read()], view.cursors()) == ([0, 1, 2, 3], {"c": 2})
+
+
+def test_a_caller_gets_its_outcome_though_those_that_were_to_wake_it_are_gone() -> None:
+    turns = Turns()
+    entries = [Blocking(b"", 0.0, turns) for _ in range(5)]
+    for offset, entry in enumerate(entries):
+        entry.note_stored(offset)
+    turns.begin()  # the callers of the first ones were interrupted
+    assert [each.result() for each in reversed(entries[2:])] == [4, 3, 2]

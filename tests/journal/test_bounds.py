@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import threading
 import time
@@ -11,13 +12,17 @@ from pathlib import Path
 import pytest
 
 from messaging.errors import JournalFullError
-from messaging.journal import Journal
+from messaging.journal import Journal, database
+from messaging.journal.folders import LocalFolder
+from tests.disks import ballast
 from tests.journal.conftest import Open
 from tests.journal.logs import segment_files, until
 
 BOUNDS = [{"max_records": 100}, {"max_bytes": 100 * 1042}]
 IDS = ["records", "bytes"]
 PAYLOAD = b"x" * 1000
+#: bytes that are left on a disk that is nearly full
+LEFT = 60_000
 
 
 def offsets(journal: Journal) -> list[int]:
@@ -154,23 +159,24 @@ def test_a_clock_that_was_wrong_keeps_no_records_and_drops_none_early(opened: Op
     assert offsets(journal) == [2, 3, 4, 5, 6]
 
 
+def test_records_of_a_clock_that_was_set_back_do_not_expire_the_ones_before(opened: Open) -> None:
+    now = time.time()
+    journal = opened(max_age=3600, segment_bytes=1)
+    for timestamp in (now, now - 7200, now - 7100, now):
+        journal.append("a", b"x", timestamp=timestamp)
+    journal.close()
+    journal = opened(max_age=3600, segment_bytes=1)
+    journal.append("a", b"x")
+    journal.submit("a", b"x").result(20)  # the thread of the journal looks at the age before it writes
+    assert offsets(journal) == [0, 1, 2, 3, 4, 5]
+
+
 # --- a full disk
-
-
-def ballast(disk: Path, leave: int = 60_000) -> Path:
-    """Fill ``disk``, but for some bytes."""
-    file = disk / "ballast"
-    with file.open("wb", buffering=0) as writing, contextlib.suppress(OSError):
-        while True:
-            writing.write(b"x" * 4096)
-    with file.open("rb+") as cutting:
-        cutting.truncate(max(0, file.stat().st_size - leave))
-    return file
 
 
 def test_a_full_disk_blocks_until_there_is_room(small_disk: Path) -> None:
     with Journal.open(small_disk / "j", timeout=60) as journal:
-        file = ballast(small_disk)
+        file = ballast(small_disk, LEFT)
         full = fill(journal)
         assert full > 10
         assert offsets(journal) == list(range(full))
@@ -187,7 +193,7 @@ def test_a_full_disk_blocks_until_there_is_room(small_disk: Path) -> None:
 
 def test_a_full_disk_rejects_until_there_is_room(small_disk: Path) -> None:
     with Journal.open(small_disk / "j", full="reject") as journal:
-        file = ballast(small_disk)
+        file = ballast(small_disk, LEFT)
         full = fill(journal)
         for _ in range(3):
             with pytest.raises(JournalFullError, match="No space left on device"):
@@ -199,7 +205,7 @@ def test_a_full_disk_rejects_until_there_is_room(small_disk: Path) -> None:
 
 def test_a_full_disk_drops_the_oldest_segments(small_disk: Path) -> None:
     with Journal.open(small_disk / "j", full="drop_oldest", segment_bytes=10_000) as journal:
-        ballast(small_disk)
+        ballast(small_disk, LEFT)
         for n in range(500):
             assert journal.append("a", PAYLOAD) == n
         assert journal.dropped == journal.begin > 300
@@ -262,9 +268,67 @@ def test_a_small_full_disk_is_freed_when_its_only_segment_is_acknowledged(small_
 def test_a_batch_that_does_not_fit_is_stored_as_far_as_it_does(small_disk: Path) -> None:
     with Journal.open(small_disk / "j", full="reject") as journal:
         journal.append("a", PAYLOAD)
-        ballast(small_disk)
+        ballast(small_disk, LEFT)
         with journal._commit._committing:
             promises = [journal.submit("a", PAYLOAD) for _ in range(200)]
         outcomes = [promise.exception(20) is None for promise in promises]
         assert 10 < outcomes.count(True) < 100
         assert outcomes == sorted(outcomes, reverse=True)
+
+
+def stored(path: Path) -> dict[str, int]:
+    """What another process reads of the cursors."""
+    with Journal.view(path) as view:
+        return view.cursors()
+
+
+def test_a_journal_is_opened_and_read_on_a_full_disk_and_drains_it(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_BUSY", 0.05)
+    path = small_disk / "j"
+    with Journal.open(path, segment_bytes=10_000) as journal:
+        cursor = journal.cursor("c")
+        for _ in range(100):
+            journal.append("a", PAYLOAD)
+        cursor.commit(20)
+    ballast(small_disk)
+    with Journal.open(path, segment_bytes=10_000, full="reject") as journal:
+        assert journal.cursors() == {"c": 20}
+        with Journal.view(path) as view:
+            assert [each.offset for each in view.read()][-1] == 99
+        cursor = journal.cursor("c")
+        full = fill(journal)
+        cursor.commit(full, wait=False)
+        until(lambda: journal.begin > 50)
+        assert journal.append("a", PAYLOAD) == full
+        until(lambda: stored(path) == {"c": full})
+    with Journal.open(path) as journal:
+        assert journal.cursors() == {"c": full}
+
+
+def test_a_record_larger_than_the_disk_drops_no_other(small_disk: Path) -> None:
+    with Journal.open(small_disk / "j", full="drop_oldest", segment_bytes=50_000) as journal:
+        for _ in range(500):
+            journal.append("a", PAYLOAD)
+        with pytest.raises(JournalFullError):
+            journal.append("a", b"x" * 2_000_000)
+        assert offsets(journal) == list(range(500))
+        assert journal.append("a", b"x" * 700_000) == 500
+        assert 100 < journal.dropped == journal.begin
+
+
+def test_records_are_counted_as_dropped_when_their_files_cannot_be_deleted(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: LocalFolder, name: str) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    journal = opened(full="drop_oldest", max_records=16)
+    cursor = journal.cursor("c")
+    for _ in range(16):
+        journal.append("a", b"x")
+    monkeypatch.setattr(LocalFolder, "delete", fail)
+    for _ in range(16):
+        journal.append("a", b"x")
+    assert journal.dropped == journal.begin == cursor.position >= 16

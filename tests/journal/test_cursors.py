@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import logging
 import random
 import sqlite3
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from hypothesis import strategies as st
 
 from messaging.errors import ArgumentError, ClosedError, JournalError, JournalFullError, JournalRangeError
 from messaging.journal import Cursor, Journal
+from messaging.journal.folders import LocalFolder
 from tests.journal.conftest import Open
 from tests.journal.logs import segment_files, until
 
@@ -69,7 +73,6 @@ def test_the_position_is_the_first_offset_that_is_not_acknowledged(order: list[i
         cursor.acknowledge(offset)
         done.add(offset)
         assert cursor.position == next(n for n in range(11) if n not in done)
-    assert not cursor._acknowledged
     journal.remove_cursor(cursor.name)
 
 
@@ -286,3 +289,44 @@ def test_cursors_of_a_closed_journal_say_so(opened: Open) -> None:
     for attempt in (cursor.read, cursor.commit, lambda: cursor.acknowledge(0)):
         with pytest.raises(ClosedError, match="closed"):
             attempt()
+
+
+@pytest.mark.parametrize("failing", [1, 7])
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "failed"), KeyboardInterrupt()], ids=["disk", "signal"])
+def test_a_read_that_fails_loses_no_record(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, error: BaseException, failing: int
+) -> None:
+    journal = filled(opened, 100, segment_bytes=1)
+    cursor = journal.cursor("c")
+    calls = itertools.count(1)
+    read = LocalFolder.read
+
+    def failing_read(self: LocalFolder, *arguments: Any, **more: Any) -> memoryview:
+        if next(calls) == failing:
+            raise error
+        return read(self, *arguments, **more)
+
+    found: list[int] = []
+    monkeypatch.setattr(LocalFolder, "read", failing_read)
+    with contextlib.suppress(JournalError, KeyboardInterrupt):
+        found += offsets(cursor)
+    assert found + offsets(cursor) == list(range(100))
+
+
+def test_acknowledging_beyond_a_missing_record_takes_no_memory_for_each(opened: Open) -> None:
+    journal = opened(fsync="never")
+    count = 50_000
+    promises = [journal.submit("a", b"") for _ in range(count)]
+    assert promises[-1].result(60) == count - 1
+    cursor = journal.cursor("c")
+    tracemalloc.start()
+    try:
+        for offset in range(1, count):
+            cursor.acknowledge(offset)
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used < count
+    assert cursor.position == 0
+    cursor.acknowledge(0)
+    assert cursor.position == count

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from messaging.errors import JournalUnreadableError
+from messaging.errors import JournalError, JournalUnreadableError
 from messaging.journal import Journal, verify
-from messaging.journal.frames import encode
+from messaging.journal.folders import LocalFolder
+from messaging.journal.frames import encode, scan
+from messaging.journal.identity import seed_of
 from tests.journal.conftest import Open
 from tests.journal.logs import SEED, Lost, add, check, read, segment_files, view, writer
 
@@ -174,6 +180,43 @@ def test_damage_is_quarantined_logged_and_told_after_the_next_open(
         assert seen.info().damage == [found]
 
 
+@pytest.mark.parametrize("part", ["header", "body"])
+def test_damage_in_many_places_is_passed_fast_and_copied_up_to_a_bound(
+    path: str, opened: Open, part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    journal = opened(fsync="never")
+    for _ in range(6000):
+        journal.append("a", b"x" * 1000)
+    journal.close()
+    (file,) = segment_files(path)
+    data = bytearray(file.read_bytes())
+    frames = [*scan(memoryview(data), seed_of(journal.id))]
+    for frame in frames[2::4]:
+        data[frame.position if part == "header" else frame.end - 1] ^= 1
+    del frames
+    file.write_bytes(data)
+    Path(path, "0", f"{6000:020d}.segment").touch()  # the first one is closed
+    journal = opened()
+    began = time.monotonic()
+    assert len(payloads := [each.payload for each in journal.read()]) == 4500
+    assert time.monotonic() - began < 10
+    assert len(payloads) + sum(each.until - each.first for each in journal.info().damage) == 6000
+    assert len([*Path(path, "quarantine").iterdir()]) == 1000
+
+
+def test_a_quarantine_that_cannot_be_listed_is_an_error_of_the_journal(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(where: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    journal = opened()
+    monkeypatch.setattr(os, "scandir", fail)
+    with pytest.raises(JournalError, match="cannot read: Too many open files"):
+        journal.info()
+
+
 def test_a_cursor_passes_lost_records_and_frees_their_segments(path: str, opened: Open) -> None:
     journal = opened(segment_bytes=1)
     for _ in range(6):
@@ -266,3 +309,24 @@ def test_random_damage_of_many_places(log: Path) -> None:
                     del damaged[at : at + 30]
             file.write_bytes(damaged)
         survives(log, range(min(COUNT, view(log).end)))
+
+
+def test_verify_reports_a_segment_that_the_disk_cannot_read(
+    path: str, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(segment_bytes=1)
+    for _ in range(3):
+        journal.append("a", b"x")
+    read = LocalFolder.read
+
+    def failing_read(self: LocalFolder, name: str, *arguments: Any, **more: Any) -> memoryview:
+        if name.endswith("1.segment"):
+            raise OSError(errno.EIO, "Input/output error")
+        return read(self, name, *arguments, **more)
+
+    monkeypatch.setattr(LocalFolder, "read", failing_read)
+    found = verify(path)
+    assert found.records == 2
+    assert [(each.first, each.until, each.reason) for each in found.damage] == [
+        (1, 2, "it cannot be read: Input/output error")
+    ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import gc
 import os
 import random
 import subprocess
@@ -17,6 +19,7 @@ import pytest
 
 from messaging.errors import ClosedError, JournalLockedError, JournalRangeError
 from messaging.journal import Journal
+from messaging.journal.folders import LocalFolder
 from tests.forking import ForkedProcess
 from tests.journal.conftest import Open
 from tests.journal.logs import is_right, payload, segment_files
@@ -183,6 +186,43 @@ def test_a_view_of_trimmed_segments_continues_with_the_oldest(path: str, opened:
         assert [each.offset for each in view.read()] == list(range(6, 15))
 
 
+def test_a_view_that_is_opened_while_a_segment_is_closed_reads_all_of_it(
+    path: str, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(segment_bytes=200)
+    journal.append("a", b"x")
+    scandir = os.scandir
+
+    class Listing:
+        """The entries of a folder; a large folder is listed in parts, and may change between them."""
+
+        def __init__(self, where: Path) -> None:
+            self.where = where
+
+        def __enter__(self) -> Iterator[os.DirEntry[str]]:
+            with scandir(self.where) as entries:
+                known = {entry.name: entry for entry in entries}
+
+            def listed() -> Iterator[os.DirEntry[str]]:
+                yield from known.values()
+                for _ in range(10 if self.where.name == "0" else 0):
+                    journal.append("a", b"x")
+                with scandir(self.where) as entries:
+                    yield from (entry for entry in entries if entry.name not in known)
+
+            return listed()
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", Listing)
+        view = Journal.view(path)
+    with view:
+        assert [each.offset for each in view.read()] == list(range(view.end))
+        assert view.info().damage == []
+
+
 def test_a_forked_child_leaves_the_journal_to_its_parent(path: str, opened: Open) -> None:
     journal = opened(fsync="interval")
     cursor = journal.cursor("c")
@@ -219,6 +259,75 @@ def test_a_forked_child_leaves_the_journal_to_its_parent(path: str, opened: Open
     finally:
         os.close(writing)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def open_descriptors(path: Path) -> list[int]:
+    """The descriptors of this process for a file."""
+    found = []
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if each.readlink() == path:
+                found.append(int(each.name))
+    return found
+
+
+def test_a_closed_journal_can_be_opened_while_a_starting_child_still_has_its_lock_file(path: str, opened: Open) -> None:
+    journal = opened()
+    of_child = [os.dup(each) for name in ("lock", "") for each in open_descriptors(Path(path, name))]
+    try:
+        journal.close()
+        opened().append("a", b"x")
+    finally:
+        for each in of_child:
+            os.close(each)
+
+
+def test_a_journal_is_opened_while_a_child_that_its_dead_writer_was_starting_still_has_the_lock(
+    path: str, opened: Open
+) -> None:
+    opened().close()
+    of_child = os.open(f"{path}/lock", os.O_RDWR)
+    fcntl.flock(of_child, fcntl.LOCK_EX)
+    timer = threading.Timer(0.03, os.close, [of_child])
+    timer.start()
+    opened().append("a", b"x")
+    timer.join()
+
+
+def test_a_child_that_is_forked_while_a_journal_is_opened_does_not_keep_its_lock(
+    path: str, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children = []
+    make = LocalFolder.make
+
+    def make_and_fork(self: LocalFolder, name: str = "") -> None:
+        make(self, name)
+        if name == "0":  # locked already
+            pid = os.fork()
+            if pid == 0:
+                os._exit(sum(len(open_descriptors(Path(path, name))) for name in ("lock", "")))
+            children.append(pid)
+
+    monkeypatch.setattr(LocalFolder, "make", make_and_fork)
+    opened().append("a", b"x")
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [0]
+
+
+def test_a_second_writer_is_refused_after_the_lock_file_was_deleted(path: str, opened: Open) -> None:
+    journal = opened()
+    Path(path, "lock").unlink()
+    with pytest.raises(JournalLockedError, match="another writer has this journal open"):
+        Journal.open(path)
+    assert "JournalLockedError" in outcome(OPENING, path, "0")
+    assert journal.append("a", b"x") == 0
+    journal.close()
+    assert [each.payload for each in opened().read()] == [b"x"]
+
+
+def test_an_abandoned_journal_releases_its_lock(path: str, opened: Open) -> None:
+    Journal.open(path).append("a", b"x")
+    gc.collect()
+    assert opened().end == 1
 
 
 def test_memory_is_flat_with_many_records_behind(in_memory: str) -> None:

@@ -6,14 +6,19 @@ import contextlib
 import os
 import sqlite3
 import stat
+import threading
 import time
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from messaging.errors import ClosedError, JournalError, JournalUnreadableError
-from messaging.journal import DeadLetter, Journal, State, state, verify
+from messaging.journal import DeadLetter, Journal, State, database, verify
+from messaging.journal.database import Database
 from tests.journal.conftest import Open
+from tests.journal.logs import until
 
 
 def test_positions_counters_dead_letters_and_ids_survive(tmp_path: Path) -> None:
@@ -45,26 +50,27 @@ def test_positions_counters_dead_letters_and_ids_survive(tmp_path: Path) -> None
 
 
 def test_every_change_waits_for_the_disk(tmp_path: Path) -> None:
-    opened = State(tmp_path)
-    assert opened._query("PRAGMA journal_mode") == [("wal",)]
-    assert opened._query("PRAGMA synchronous") == [(2,)]
+    opened = Database(tmp_path)
+    assert opened.query("PRAGMA journal_mode") == [("wal",)]
+    assert opened.query("PRAGMA synchronous") == [(2,)]
     opened.close()
 
 
 def test_an_older_schema_is_migrated_and_keeps_its_contents(tmp_path: Path) -> None:
-    for version in range(1, len(state.MIGRATIONS) + 1):
+    for version in range(1, len(database.MIGRATIONS) + 1):
         folder = tmp_path / str(version)
         folder.mkdir()
-        connection = sqlite3.connect(folder / state.FILE)
-        for script in state.MIGRATIONS[:version]:
+        connection = sqlite3.connect(folder / database.FILE)
+        for script in database.MIGRATIONS[:version]:
             connection.executescript(script)
         connection.executescript(f"PRAGMA user_version={version}; INSERT INTO cursors VALUES ('a', 7, 0)")
         connection.close()
         opened = State(folder)
         assert opened.cursors() == {"a": 7}
-        assert opened._query("PRAGMA user_version") == [(len(state.MIGRATIONS),)]
         opened.add_seen([("c", "1")])
         opened.close()
+        with contextlib.closing(sqlite3.connect(folder / database.FILE)) as connection:
+            assert connection.execute("PRAGMA user_version").fetchone() == (len(database.MIGRATIONS),)
 
 
 def test_a_newer_schema_is_refused_and_left_alone(path: str, opened: Open) -> None:
@@ -100,7 +106,7 @@ def test_a_damaged_database_is_set_aside_and_no_record_is_lost(
 def test_a_database_that_another_program_holds_is_an_error_and_works_again(
     path: str, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "_BUSY", 0.05)
+    monkeypatch.setattr(database, "_BUSY", 0.05)
     journal = opened()
     journal.append("a", b"x")
     cursor = journal.cursor("c")
@@ -113,6 +119,36 @@ def test_a_database_that_another_program_holds_is_an_error_and_works_again(
     cursor.commit(1)
     journal.close()
     assert opened().cursors() == {"c": 1}
+
+
+def test_a_database_that_another_program_holds_keeps_no_record_waiting(path: str, opened: Open) -> None:
+    journal = opened()
+    cursor = journal.cursor("c")
+    for _ in range(20):
+        journal.append("a", b"x")
+    with contextlib.closing(sqlite3.connect(f"{path}/state.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        waiting = threading.Thread(target=lambda: suppressed(lambda: cursor.commit(1)))
+        waiting.start()  # it waits for the database
+        began = time.monotonic()
+        for n in range(2, 20):
+            cursor.commit(n, wait=False)
+            journal.submit("a", b"y").result(60)
+            time.sleep(0.01)
+        assert time.monotonic() - began < 2
+        other.execute("ROLLBACK")
+    waiting.join()
+    until(lambda: stored(path) == {"c": 19})
+
+
+def suppressed(work: Callable[[], object]) -> None:
+    with contextlib.suppress(JournalError):
+        work()
+
+
+def stored(path: str) -> dict[str, int]:
+    with Journal.view(path) as view:
+        return view.cursors()
 
 
 def test_a_journal_on_a_folder_that_cannot_be_written_is_read(path: str, opened: Open) -> None:
@@ -135,6 +171,41 @@ def test_a_journal_on_a_folder_that_cannot_be_written_is_read(path: str, opened:
             Journal.open(path)
     finally:
         os.seteuid(0)
+
+
+@pytest.mark.parametrize("text", ["", "PRAGMA user_version=0; DROP TABLE cursors"], ids=["held", "unfinished"])
+def test_a_database_that_cannot_be_read_now_keeps_no_reader_from_the_records(
+    path: str, opened: Open, text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(database, "_BUSY", 0.05)
+    journal = opened()
+    journal.append("a", b"x")
+    journal.close()
+    with contextlib.closing(sqlite3.connect(f"{path}/state.db", isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode=EXCLUSIVE")
+        other.executescript(text or "BEGIN EXCLUSIVE; PRAGMA user_version")
+        if text:
+            other.execute("PRAGMA locking_mode=NORMAL")
+            other.execute("PRAGMA user_version")
+        with Journal.view(path) as view:
+            assert [each.payload for each in view.read()] == [b"x"]
+    assert "cursors and dead letters are not known" in caplog.text
+
+
+def test_dead_letters_are_counted_and_read_without_being_loaded_together(path: str, opened: Open) -> None:
+    journal = opened()
+    journal.append("a", b"x" * 5_000_000)
+    (record,) = journal.read()
+    for _ in range(10):
+        journal.add_dead_letter(record, "why")
+    tracemalloc.start()
+    try:
+        with Journal.view(path) as view:
+            assert view.info().dead_letters == 10
+            assert [each.id for each in view.read_dead_letters()] == [*range(1, 11)]
+            assert tracemalloc.get_traced_memory()[1] < 25_000_000, "the last segment, and two of them"
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
@@ -169,3 +240,18 @@ def test_a_path_that_is_no_folder_and_segments_without_identity_are_refused(path
     Path(path, "journal.json").unlink()
     with pytest.raises(JournalUnreadableError, match=r"there are segments, but no journal\.json"):
         Journal.open(path)
+
+
+def test_the_oldest_ids_are_forgotten_first_after_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    opened = State(tmp_path)
+    for number, at in enumerate((now, now + 1, now - 3600, now - 3599)):
+        monkeypatch.setattr(time, "time", lambda at=at: at)
+        opened.add_seen([("c", str(number))])
+        opened.forget_seen(oldest=0, most=2)
+    assert {each[1] for each in opened.seen(oldest=0)} == {"2", "3"}
+    opened.forget_seen(oldest=0, most=2, latest=now - 3599)
+    assert {each[2] for each in opened.seen(oldest=0)} == {now - 3599}
+    opened.close()

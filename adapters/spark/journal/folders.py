@@ -135,6 +135,10 @@ class RemoteFolder:
         with contextlib.suppress(FileNotFoundError), _os_errors():
             self._filesystem.delete_file(self._full(name))
 
+    def room(self) -> int | None:
+        """See :class:`Folder`. An object store has no bound."""
+        return None
+
     def lock(self) -> contextlib.AbstractContextManager[Any]:
         """Write a token. The last writer has the folder; earlier ones detect it with their next write."""
         self._token = os.urandom(16).hex().encode()
