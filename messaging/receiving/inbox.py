@@ -5,7 +5,8 @@ was dead-lettered. A delivery of a settled message is acknowledged and counted, 
 consumer holds a message, another delivery of it waits for the verdict.
 
 **Order.** The effect of the handler comes first, then the id is stored, then the broker gets the acknowledgement. A
-process that dies before the id is stored gets the message again, and handles it again.
+process that dies before the id is stored gets the message again, and handles it again. Acknowledgements of duplicates
+come after the ids that they were recognised by, too.
 
 **Threads.** :meth:`Inbox.begins` is called by the consumer; verdicts come from any thread; everything else runs on the
 engine's loop. With ``inbox_path`` the ids are stored by worker threads, those of many messages at once.
@@ -14,118 +15,24 @@ engine's loop. With ``inbox_path`` the ids are stored by worker threads, those o
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
-import logging
 import threading
-import time
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
-from pathlib import Path
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import ArgumentError, JournalUnreadableError, MessagingError
 from messaging.execution import workers
-from messaging.journal import State
-from messaging.journal.folders import LocalFolder, journal_errors
-from messaging.model import Features
+from messaging.receiving.settled_ids import key_of
 
 if TYPE_CHECKING:
-    from messaging.model import Incoming, SubscriptionSpec
+    from messaging.model import Incoming
     from messaging.receiving.buffer import MessageBuffer
     from messaging.receiving.receiver import Receiver
+    from messaging.receiving.settled_ids import Inboxes, Key, SettledIds
 
-logger = logging.getLogger(__name__)
-
-_LOCKED: Final = "another subscription to the same channel uses this inbox; give it a queue or an inbox_path of its own"
-_OPTION: Final = "inbox_path"
-#: ids are forgotten on the disk each time that this part of their number was added
-_FORGET_STEPS: Final = 20
-
-Key = tuple[str, str]
-
-
-def key_of(incoming: Incoming) -> Key | None:
-    """Return channel and message id of a message; ``None`` if it has no id."""
-    message_id = incoming.extensions.get(Features.EXTENSION_MESSAGE_ID)
-    return None if message_id is None or incoming.channel is None else (incoming.channel, message_id)
-
-
-class SettledIds:
-    """The ids of settled messages, for a window of time and up to a number. Thread safe.
-
-    Args:
-        window: how long an id is kept, seconds.
-        most: number of ids that are kept.
-        folder: of the inbox on the disk; ``None``: in memory.
-        name: of the subscription, for the folder.
-
-    Raises:
-        JournalError: the folder cannot be used, or another subscription uses it.
-    """
-
-    def __init__(self, window: float, most: int, folder: Path | None = None, name: str = "") -> None:
-        self._window = window
-        self._most = most
-        #: key -> time of the wall clock, oldest first
-        self._ids: OrderedDict[Key, float] = OrderedDict()
-        #: guards ``_ids``
-        self._lock = threading.Lock()
-        self._state: State | None = None
-        #: ids that were stored since the last time that old ones were forgotten; by one worker at a time
-        self._stored = 0
-        self._files = ExitStack()
-        if folder is not None:
-            self._open(folder / hashlib.sha256(name.encode()).hexdigest()[:16], name)
-
-    def _open(self, path: Path, name: str) -> None:
-        files = LocalFolder(str(path), option=_OPTION, locked=_LOCKED, private=True)
-        with ExitStack() as stack, journal_errors(files, "cannot open", JournalUnreadableError):
-            files.make()
-            stack.enter_context(files.lock())
-            files.write("inbox.json", [json.dumps({"subscription": name}).encode()])
-            self._state = State(path, option=_OPTION)
-            stack.callback(self._state.close)
-            self._state.forget_seen(oldest=time.time() - self._window, most=self._most)
-            for channel, message_id, at in self._state.seen(oldest=time.time() - self._window):
-                self._ids[channel, message_id] = at
-            self._files = stack.pop_all()
-
-    @property
-    def is_durable(self) -> bool:
-        """Return whether the ids are stored on the disk."""
-        return self._state is not None
-
-    def __contains__(self, key: Key) -> bool:
-        with self._lock:
-            at = self._ids.get(key)
-        return at is not None and at > time.time() - self._window
-
-    def add(self, keys: Iterable[Key]) -> None:
-        """Add the ids of settled messages; forget the oldest ones."""
-        now = time.time()
-        oldest = now - self._window
-        with self._lock:
-            ids = self._ids
-            for key in keys:
-                ids[key] = now
-                ids.move_to_end(key)
-            while ids and (len(ids) > self._most or next(iter(ids.values())) <= oldest):
-                ids.popitem(last=False)
-
-    def store(self, keys: Sequence[Key]) -> None:
-        """Store ids on the disk; there when this returns. Raises ``JournalError``."""
-        if self._state is not None:
-            self._state.add_seen(keys)
-            self._stored += len(keys)
-            if self._stored >= max(1, self._most // _FORGET_STEPS):
-                self._stored = 0
-                self._state.forget_seen(oldest=time.time() - self._window, most=self._most)
-
-    def close(self) -> None:
-        """Release the folder. Idempotent."""
-        self._files.close()
+#: pause before ids are stored where no thread could be started for it, seconds
+_RETRY_SECONDS: Final = 0.1
 
 
 class Inbox:
@@ -133,90 +40,120 @@ class Inbox:
 
     Args:
         owner, buffer: the subscription and its buffer.
-        settled: the ids of settled messages.
+        inboxes, settled: the ids of settled messages, and where they are returned to.
+
+    Attributes:
+        settled: see above.
     """
 
-    def __init__(self, owner: Receiver, buffer: MessageBuffer, settled: SettledIds) -> None:
+    def __init__(self, owner: Receiver, buffer: MessageBuffer, inboxes: Inboxes, settled: SettledIds) -> None:
         self._owner = owner
         self._buffer = buffer
-        self._settled = settled
-        #: guards ``_held`` and ``_parked``, and that a message is held until its id is among the settled ones
+        self._engine = owner.connection.engine
+        self._auto = owner.spec.options.auto_acknowledge
+        self._inboxes = inboxes
+        self.settled = settled
+        #: guards the next three, and that a message is held until its id is among the settled ones
         self._lock = threading.Lock()
         #: messages in the hands of the consumer, and deliveries of the same messages that wait for its verdict
         self._held: dict[Key, Incoming] = {}
         self._parked: dict[Key, list[Incoming]] = {}
+        #: settled ids that are to be stored
+        self._unstored: deque[Key] = deque()
+        #: a message without verdict that has entered the stream: the consumer asks again if it was interrupted
+        self._entered: Incoming | None = None
         #: deliveries of settled messages, to be acknowledged
         self._duplicates: deque[Incoming] = deque()
+        #: the loop will call ``_proceed``
         self._is_requested = False
         # --- the loop
-        #: settled messages whose ids are not stored, with their tokens
-        self._unstored: list[tuple[Key, Any]] = []
-        self._is_storing = False
-        #: set when no acknowledgement waits for its id to be stored
-        self._idle = asyncio.Event()
+        #: acknowledgements that wait for their ids to be stored
+        self._tokens: list[Any] = []
+        self._is_storing = self._is_discarded = self._is_closed = False
+        #: set when one of these may have changed
+        self._changed = asyncio.Event()
 
     # --- the consumer
 
     def begins(self, incoming: Incoming, *, holds: bool) -> bool:
-        """Return whether a message enters the stream. By the consumer.
+        """Return whether a message enters the stream. By the consumer; an interrupt repeats this.
 
         Args:
             incoming: the message.
             holds: whether its consumer gives a verdict; otherwise the message counts as settled now.
         """
         key = key_of(incoming)
-        if key is None:
+        if key is None or incoming is self._entered:
             return True
         with self._lock:
-            is_settled = key in self._settled
+            is_settled = key in self.settled
             held = self._held.get(key)
             if not is_settled and held is not None and held is not incoming:
-                self._parked.setdefault(key, []).append(incoming)
+                self._park(key, incoming)
                 return False
             if not is_settled and holds:
                 self._held[key] = incoming
+            elif not is_settled:
+                self._entered = incoming  # first: a message whose id is noted would be a duplicate of itself
+                self._note(key)
         if is_settled:
             self._drop([incoming])
-            return False
-        if not holds:
-            self._settled.add([key])
-        return True
+        elif not holds and self.settled.is_durable:
+            self._request()
+        return not is_settled
+
+    def _park(self, key: Key, incoming: Incoming) -> None:
+        """Keep a delivery until the verdict on another one; of deliveries that no broker bounds, only the last one."""
+        parked = self._parked.get(key, ())
+        live = [each for each in parked if each.token is not None and not self._buffer.is_stale(each)]
+        self._parked[key] = [*(each for each in live if each is not incoming), incoming]
+
+    def _note(self, key: Key) -> None:
+        self.settled.add([key])
+        if self.settled.is_durable:
+            self._unstored.append(key)
 
     def _drop(self, duplicates: Iterable[Incoming]) -> None:
         self._duplicates.extend(duplicates)
-        if not self._is_requested:
-            self._is_requested = True
-            self._owner.connection.engine.call(self._acknowledge_duplicates)
+        self._request()
 
-    def finish(self, incoming: Incoming, *, acknowledged: bool) -> Key | None:
-        """Note the verdict on a message; return its key if it is settled now. From any thread."""
+    def _request(self) -> None:
+        """Have the loop acknowledge duplicates, and have ids stored."""
+        if not self._is_requested:
+            try:
+                self._is_requested = True
+                self._engine.call(self._proceed)
+            except BaseException:  # an interrupt: the next call requests again
+                self._is_requested = False
+                raise
+
+    def finish(self, incoming: Incoming, *, acknowledged: bool) -> None:
+        """Note the verdict on a message. From any thread."""
         key = key_of(incoming)
         if key is None:
-            return None
+            return
         with self._lock:
             if acknowledged:
-                self._settled.add([key])
+                self._note(key)
             if self._held.get(key) is incoming:
                 del self._held[key]
             parked = self._parked.pop(key, None)
-        if parked and acknowledged:
-            self._drop(parked)
-        elif parked:
-            self._owner.connection.engine.call(self._release_parked, parked)
-        return key if acknowledged else None
+        if parked and not acknowledged:
+            self._engine.call(self._release_parked, parked)
+        elif parked or (acknowledged and self.settled.is_durable):
+            self._drop(parked or ())
 
     # --- the loop
 
-    def _acknowledge_duplicates(self) -> None:
+    def _proceed(self) -> None:
         self._is_requested = False
         tokens = []
         for _ in range(len(self._duplicates)):
             incoming = self._duplicates.popleft()
             self._owner.counters.duplicates += 1
-            if incoming.token is not None and not self._owner.spec.options.auto_acknowledge:
+            if incoming.token is not None and not self._auto:
                 tokens.append(incoming.token)
-        if tokens and not self._owner.connection.states.is_closed:
-            self._owner.adapter.acknowledge(tokens)
+        self._acknowledge(tokens)
 
     def _release_parked(self, parked: list[Incoming]) -> None:
         """Hand out deliveries whose message was rejected."""
@@ -226,53 +163,49 @@ class Inbox:
         self._owner.proceed()
 
     def acknowledge(self, accepted: Sequence[Incoming]) -> None:
-        """Acknowledge messages at the broker, after their ids are stored."""
-        keys = [self.finish(incoming, acknowledged=True) for incoming in accepted]
-        if not self._settled.is_durable:
-            self._owner.adapter.acknowledge([incoming.token for incoming in accepted])
-            return
-        without_id = [incoming.token for incoming, key in zip(accepted, keys, strict=True) if key is None]
-        if without_id:
-            self._owner.adapter.acknowledge(without_id)
-        self._unstored += [
-            (key, incoming.token) for incoming, key in zip(accepted, keys, strict=True) if key is not None
-        ]
+        """Note that messages are settled, and acknowledge them at the broker after their ids are stored."""
+        for incoming in accepted:
+            self.finish(incoming, acknowledged=True)
+        self._acknowledge([each.token for each in accepted if each.token is not None and not self._auto])
+
+    def _acknowledge(self, tokens: list[Any]) -> None:
+        """Acknowledge messages after all ids that were noted before are stored."""
+        self._tokens += tokens
         if not self._is_storing:
             self._store()
 
     def _store(self) -> None:
-        unstored, self._unstored = self._unstored, []
-        if not unstored:
-            self._idle.set()
-            return
-        self._is_storing = True
-        workers().submit(lambda: self._store_ids(unstored))
-
-    def _store_ids(self, unstored: list[tuple[Key, Any]]) -> None:
-        """Store ids on a worker thread."""
-        try:
-            self._settled.store([key for key, _ in unstored])
-        except MessagingError as error:
-            # the messages are handled: without an acknowledgement they would come again for certain
-            logger.warning(
-                "%s: %s; after a crash %d messages may not be recognised",
-                self._owner.adapter.name, error, len(unstored),
-            )  # fmt: skip
-        self._owner.connection.engine.call(self._stored, [token for _, token in unstored])
+        tokens, self._tokens = self._tokens, []
+        unstored = [self._unstored.popleft() for _ in range(len(self._unstored))]
+        if unstored:
+            self._is_storing = True
+            self._submit(partial(self.settled.store, unstored), partial(self._stored, tokens))
+        elif tokens:
+            self._send(tokens)
 
     def _stored(self, tokens: list[Any]) -> None:
         self._is_storing = False
-        if not self._owner.connection.states.is_closed:
-            self._owner.adapter.acknowledge(tokens)
+        self._send(tokens)
         self._store()
+        self._changed.set()
 
-    async def drain(self, timeout: float) -> None:
-        """Wait until no acknowledgement waits for its id to be stored, for at most ``timeout`` seconds."""
-        deadline = self._owner.connection.engine.loop.time() + timeout
-        while self._is_storing and (left := deadline - self._owner.connection.engine.loop.time()) > 0:
-            self._idle.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), left)
+    def _send(self, tokens: list[Any]) -> None:
+        if tokens and not self._owner.connection.states.is_closed:
+            self._owner.adapter.acknowledge(tokens)
+
+    def _submit(self, job: Callable[[], object], done: Callable[[], object]) -> None:
+        """Run ``job`` on a worker thread, then ``done`` on the loop."""
+
+        def run() -> None:
+            try:
+                job()
+            finally:
+                self._engine.call(done)
+
+        try:
+            workers().submit(run)
+        except RuntimeError:  # no thread can be started
+            self._engine.loop.call_later(_RETRY_SECONDS, self._submit, job, done)
 
     def release(self) -> list[Incoming]:
         """Return the deliveries that wait for a verdict: the subscription ends."""
@@ -282,60 +215,27 @@ class Inbox:
             self._held.clear()
         return parked
 
+    async def close(self, timeout: float) -> None:
+        """Have all ids stored and all acknowledgements sent, then :meth:`discard`; for at most ``timeout`` seconds."""
+        self._proceed()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while self._is_storing:
+                    await self._change()
+                self.discard()
+                while not self._is_closed:
+                    await self._change()
 
-class Inboxes:
-    """The ids of settled messages of all subscriptions of one instance. Thread safe.
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
 
-    Args:
-        path: folder of the ids on the disk; ``None``: in memory.
-        size: number of ids that are kept, for each subscription.
-    """
+    def discard(self) -> None:
+        """Return the ids to where they came from, on a worker thread. Idempotent."""
+        if not self._is_discarded:
+            self._is_discarded = True
+            self._submit(partial(self._inboxes.close, self.settled), self._closed)
 
-    def __init__(self, path: Path | None, size: int) -> None:
-        self._path = path
-        self._size = size
-        #: guards ``_shared``
-        self._lock = threading.Lock()
-        #: ids that several subscriptions may use, and how many do, by the name of the subscription
-        self._shared: dict[str, tuple[SettledIds, int]] = {}
-
-    def open(self, spec: SubscriptionSpec) -> SettledIds | None:
-        """Return the ids for a subscription, which calls :meth:`close`; ``None`` if it does not deduplicate.
-
-        Subscriptions of one ``queue`` share them, since each message goes to one of them.
-
-        Raises:
-            ArgumentError: another subscription of this instance uses the same inbox on the disk.
-            JournalError: the folder cannot be used, or another process uses it.
-        """
-        window, queue = spec.options.deduplicate, spec.options.queue
-        if window is None:
-            return None
-        if queue is None and self._path is None:
-            return SettledIds(window, self._size)
-        name = inbox_name(spec)
-        with self._lock:
-            ids, users = self._shared.get(name, (None, 0))
-            if ids is not None and queue is None:
-                raise ArgumentError(f"option {_OPTION!r}: {_LOCKED}")
-            if ids is None:
-                ids = SettledIds(window, self._size, self._path, name)
-            self._shared[name] = ids, users + 1
-        return ids
-
-    def close(self, spec: SubscriptionSpec, ids: SettledIds) -> None:
-        """Note that a subscription does not use its ids any more."""
-        name = inbox_name(spec)
-        with self._lock:
-            known, users = self._shared.get(name, (None, 0))
-            if known is ids and users > 1:
-                self._shared[name] = ids, users - 1
-                return
-            if known is ids:
-                del self._shared[name]
-        ids.close()
-
-
-def inbox_name(spec: SubscriptionSpec) -> str:
-    """Return the name of a subscription, under which its ids are stored."""
-    return json.dumps([spec.channel, spec.channel_extension, spec.options.queue])
+    def _closed(self) -> None:
+        self._is_closed = True
+        self._changed.set()

@@ -66,7 +66,7 @@ class Redelivery:
         owner: the subscription.
         publish: publishes a dead letter.
         put_back: buffers a message again.
-        settled: told of each message that is acknowledged because it is dead-lettered or discarded.
+        acknowledge: acknowledges a message that was dead-lettered or discarded.
 
     Attributes:
         rejections: number of rejections so far of messages that the broker redelivers and does not count: by message
@@ -78,7 +78,7 @@ class Redelivery:
         owner: Receiver,
         publish: Publish,
         put_back: Callable[[Incoming], object],
-        settled: Callable[[Incoming], object],
+        acknowledge: Callable[[Incoming], object],
     ) -> None:
         self._owner = owner
         self._loop = owner.connection.engine.loop
@@ -87,7 +87,7 @@ class Redelivery:
         self._options = owner.spec.options
         self._publish = publish
         self._put_back = put_back
-        self._settled = settled
+        self._acknowledge = acknowledge
         self.rejections: OrderedDict[object, int] = OrderedDict()
         #: dead letters being published for the first time
         self._dead_letters: set[Promise[None]] = set()
@@ -97,8 +97,8 @@ class Redelivery:
         #: rejected messages whose next delivery waits, by identity
         self._delayed: dict[int, tuple[asyncio.TimerHandle, Incoming, int, Callable[[], object]]] = {}
 
-    def reject(self, incoming: Incoming, requeued: Callable[[], object], *, is_leaving: bool = False) -> None:
-        """Redeliver or dead-letter a rejected message.
+    def reject(self, incoming: Incoming, requeued: Callable[[], object], *, is_leaving: bool = False) -> bool:
+        """Redeliver or dead-letter a rejected message; return whether it is dead-lettered.
 
         Args:
             incoming: the message.
@@ -108,9 +108,12 @@ class Redelivery:
         self._counters.rejected += 1
         limit = self._options.max_deliveries
         deliveries = self._deliveries(incoming)
+        is_dead = False
         if limit is None and self._options.dead_letter_channel is not None:
+            is_dead = True
             self.dead_letter(incoming, REJECTED)
         elif limit is not None and deliveries >= limit:
+            is_dead = True
             self.dead_letter(incoming, MAX_DELIVERIES, deliveries)
         elif is_leaving:
             self._leave(incoming, deliveries)
@@ -119,11 +122,12 @@ class Redelivery:
             delay = min(_FIRST_DELAY * 2.0 ** min(deliveries - _AT_ONCE, 16), _LONGEST_DELAY)
             timer = self._loop.call_later(delay, self._requeue, incoming, deliveries, requeued)
             self._delayed[id(incoming)] = timer, incoming, deliveries, requeued
-            return
+            return False
         else:
             self._requeue(incoming, deliveries, requeued)
-            return
+            return False
         requeued()
+        return is_dead
 
     def _requeue(self, incoming: Incoming, deliveries: int, requeued: Callable[[], object]) -> None:
         self._delayed.pop(id(incoming), None)
@@ -252,11 +256,6 @@ class Redelivery:
                 pause = min(pause * 2, _LONGEST_RETRY)
 
         publish()
-
-    def _acknowledge(self, incoming: Incoming) -> None:
-        self._settled(incoming)
-        if incoming.token is not None and not self._options.auto_acknowledge:
-            self._adapter.acknowledge([incoming.token])
 
     def forget(self, incoming: Incoming) -> None:
         """Count the deliveries of the next message like this one from the beginning."""

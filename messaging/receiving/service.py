@@ -25,7 +25,7 @@ from messaging.model import (
 )
 from messaging.receiving.consumers import observed_here
 from messaging.receiving.handler import ON_INVALID, HandlerRegistration
-from messaging.receiving.inbox import Inboxes
+from messaging.receiving.settled_ids import Inboxes
 from messaging.receiving.stream import MessageStream
 from messaging.receiving.subscription import Consumption, OnInvalid, Subscription
 
@@ -105,10 +105,11 @@ class MessageSubscription:
         consumption = Consumption(model, on_invalid, direct, keep_subscription)
 
         def open_subscription() -> Subscription:
-            subscription = Subscription(
-                self._connection, self._services, self._publish, spec, consumption, self._inboxes
-            )
             observed = observed_here()
+            replaced = observed if observed is not None and observed.dismissed else None
+            subscription = Subscription(
+                self._connection, self._services, self._publish, spec, consumption, self._inboxes, replaced
+            )
             if observed is not None and observed.source == subscription.source:
                 observed.heir = subscription
             try:

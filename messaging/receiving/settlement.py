@@ -257,10 +257,10 @@ class Settlement:
             if self._owner.leaving:
                 self._pause()  # this may be here before the call of stop_accepting()
             for incoming in self._collect(self._rejected):
-                if self.inbox is not None:
-                    self.inbox.finish(incoming, acknowledged=False)
                 requeued = self._return_credit if credit.forget(incoming) else self._owner.proceed
-                redelivery.reject(incoming, requeued, is_leaving=self._owner.leaving)
+                is_dead = redelivery.reject(incoming, requeued, is_leaving=self._owner.leaving)
+                if self.inbox is not None and not is_dead:  # a dead letter is settled when it is published
+                    self.inbox.finish(incoming, acknowledged=False)
         if self._void:
             credit.settled += sum(map(credit.forget, self._collect(self._void)))
         if self._rejected_late:
@@ -308,8 +308,6 @@ class Settlement:
                 incoming.state = _ACKNOWLEDGED
                 incoming.settler = None
                 self._credit.settled += self._credit.forget(incoming)
-        if self.inbox is not None:
-            self.inbox.finish(incoming, acknowledged=True)
         self._redelivery.dead_letter(incoming, INVALID)
         self._owner.proceed()
 

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.execution import Promise
     from messaging.model import DirectAcknowledgement, Incoming, Message, SubscriptionSpec
-    from messaging.receiving.inbox import Inboxes
     from messaging.receiving.redelivery import Publish
+    from messaging.receiving.settled_ids import Inboxes
     from messaging.services import ServiceRegistry
 
 logger = SafeLog(__name__)
@@ -96,10 +96,9 @@ class Subscription(Receiver):
         spec: SubscriptionSpec,
         consumption: Consumption,
         inboxes: Inboxes | None = None,
+        replaced: Subscription | None = None,
     ) -> None:
         super().__init__(connection, spec)
-        self._inboxes = inboxes
-        self._settled_ids = inboxes.open(spec) if inboxes is not None else None
         self.is_kept = consumption.is_kept
         self.manual = consumption.direct is not None
         self.consumer: Consumer | None = None
@@ -114,13 +113,20 @@ class Subscription(Receiver):
         self.throttle = ReadThrottle(self)
         self.buffer = MessageBuffer(self)
         self.credit = Credit(is_tracked=self.manual)
-        self._redelivery = Redelivery(self, publish, self.buffer.put_back, self._note_dead_letter)
-        ids = self._settled_ids
-        self.inbox = inbox = None if ids is None else Inbox(self, self.buffer, ids)
+        self._redelivery = Redelivery(self, publish, self.buffer.put_back, self._acknowledge_settled)
+        self.inbox = inbox = self._open_inbox(inboxes, replaced)
         self.settlement = Settlement(self, self.buffer, self._redelivery, self.credit, direct, inbox)
         self.hand_out = HandOut(
             self, self.buffer, self.credit, self.settlement, self.throttle, direct, make, model, consumption.on_invalid
         )
+
+    def _open_inbox(self, inboxes: Inboxes | None, replaced: Subscription | None) -> Inbox | None:
+        if inboxes is None:
+            return None
+        is_heir = replaced is not None and replaced.source == self.source
+        known = replaced.inbox if replaced is not None and is_heir else None
+        settled = inboxes.open(self.spec, None if known is None else known.settled)
+        return None if settled is None else Inbox(self, self.buffer, inboxes, settled)
 
     @property
     def buffered(self) -> int:
@@ -172,9 +178,8 @@ class Subscription(Receiver):
         """End without error."""
         self._end(None)
         self.settlement.is_released = True
-        ids, self._settled_ids = self._settled_ids, None
-        if ids is not None and self._inboxes is not None:
-            self._inboxes.close(self.spec, ids)
+        if self.inbox is not None:
+            self.inbox.discard()
 
     def _end(self, error: MessagingError | None) -> None:
         if self.ended:
@@ -203,9 +208,12 @@ class Subscription(Receiver):
         self.credit.return_stale(self.buffer.is_stale)
         self.proceed()
 
-    def _note_dead_letter(self, incoming: Incoming) -> None:
+    def _acknowledge_settled(self, incoming: Incoming) -> None:
+        """Acknowledge a message that was dead-lettered or discarded."""
         if self.inbox is not None:
-            self.inbox.finish(incoming, acknowledged=True)
+            self.inbox.acknowledge([incoming])
+        elif incoming.token is not None and not self.spec.options.auto_acknowledge:
+            self.adapter.acknowledge([incoming.token])
 
     def flush(self) -> None:
         """Pass the verdicts collected so far to the adapter."""
@@ -238,11 +246,15 @@ class Subscription(Receiver):
 
     async def release(self, timeout: float) -> None:
         """Release the unsettled messages of a consumer that has stopped. On the loop; see ``Subscribed.release``."""
-        redelivery, inbox = self._redelivery, self.inbox
         self._untaken += [*self.buffer.clear(), *self.hand_out.clear()]
-        if inbox is not None:
-            self._untaken += [each for each in inbox.release() if each.token is not None]
-            await inbox.drain(timeout)
+        if self.inbox is not None:
+            self._untaken += [each for each in self.inbox.release() if each.token is not None]
+        await self._release(timeout)
+        if self.inbox is not None:
+            await self.inbox.close(timeout)
+
+    async def _release(self, timeout: float) -> None:
+        redelivery = self._redelivery
         redelivery.hand_on(self._untaken)
         requeued = redelivery.is_requeued()
         unsettled, self._untaken = self._untaken, []

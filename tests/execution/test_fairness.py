@@ -240,7 +240,7 @@ def redelivering(later: Later, adapter: Any, publisher: Any = None, **options: A
         spec=SimpleNamespace(options=SubscribeOptions(**options)),
         ended=False,
     )
-    return redelivery.Redelivery(owner, publisher, lambda _: None, lambda _: None)
+    return redelivery.Redelivery(owner, publisher, lambda _: None, lambda each: adapter.acknowledge([each.token]))
 
 
 def test_a_message_rejected_again_and_again_waits_longer_each_time() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from reactivex import operators as ops
 
-from messaging import Features, Messaging, UnsupportedFeatureError
+from messaging import Features, Message, Messaging, UnsupportedFeatureError
 from messaging.errors import ArgumentError
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.conformance.helpers import PATIENCE, eventually, feature, nothing_more, online, receive
@@ -91,7 +93,7 @@ def test_a_handler_that_outlives_its_connection_is_not_called_again(backend: Bac
         begun.set()
         may_end.wait(PATIENCE)
 
-    shared = {"queue": queue} if Features.EXTENSION_QUEUE in m.features else {}
+    shared: dict[str, Any] = {"queue": queue} if Features.EXTENSION_QUEUE in m.features else {}
     handler = m.on(channel, handle, model=bytes, **deduplicated(backend), **shared)
     handler.ready.result(PATIENCE)
     publisher = backend.connect()
@@ -137,6 +139,91 @@ def test_an_inbox_on_the_disk_knows_what_an_earlier_instance_settled(backend: Ba
             assert receive(stream, len(expected)) == expected
             nothing_more(publisher, channel, stream, **backend.reliable)
         m.close()
+
+
+def rejecting(message: Message) -> None:
+    """Handle a message in vain."""
+    raise ValueError("rejected")
+
+
+def settle_on_arrival(m: Messaging, backend: Backend, publisher: Messaging, channel: str) -> None:
+    with m.subscribe(channel, **deduplicated(backend, auto_acknowledge=True)) as stream:
+        publish_as(publisher, backend, channel, "a")
+        assert receive(stream, 1) == [b"a"]
+
+
+def settle_unacknowledged(m: Messaging, backend: Backend, publisher: Messaging, channel: str) -> None:
+    with m.subscribe(channel, deduplicate=True, qos="0") as stream:
+        publish_as(publisher, backend, channel, "a")
+        assert receive(stream, 1) == [b"a"]
+
+
+def settle_rejected(m: Messaging, backend: Backend, publisher: Messaging, channel: str) -> None:
+    dead = f"{channel}/dead"
+    with m.on(channel, rejecting, **deduplicated(backend, dead_letter_channel=dead)) as handler:
+        publish_as(publisher, backend, channel, "a")
+        eventually(lambda: handler.counters.dead_lettered == 1, "the dead letter")
+
+
+def settle_invalid(m: Messaging, backend: Backend, publisher: Messaging, channel: str) -> None:
+    dead = f"{channel}/dead"
+    with m.on(channel, rejecting, model=int, **deduplicated(backend, dead_letter_channel=dead)) as handler:
+        publish_as(publisher, backend, channel, "a")
+        eventually(lambda: handler.counters.dead_lettered == 1, "the dead letter")
+
+
+def settle_by_close(m: Messaging, backend: Backend, publisher: Messaging, channel: str) -> None:
+    options = deduplicated(backend, dead_letter_channel=f"{channel}/dead")
+    with m.subscribe(channel, acknowledge="manual", **options) as stream:
+        publish_as(publisher, backend, channel, "a")
+        assert receive(stream, 1) == [b"a"]
+    assert stream.counters.dead_lettered == 1
+
+
+@feature("deduplicate", "messageId")
+@pytest.mark.parametrize(
+    "settle", [settle_on_arrival, settle_unacknowledged, settle_rejected, settle_invalid, settle_by_close]
+)
+def test_an_inbox_on_the_disk_knows_messages_however_they_were_settled(
+    backend: Backend, tmp_path: Path, settle: Callable[[Messaging, Backend, Messaging, str], None]
+) -> None:
+    channel, publisher = backend.channel(), backend.connect()
+    m = backend.connect(inbox_path=tmp_path)
+    settle(m, backend, publisher, channel)
+    m.close()
+    again = backend.connect(inbox_path=tmp_path)
+    with again.subscribe(channel, **deduplicated(backend)) as stream:
+        publish_as(publisher, backend, channel, "a")
+        nothing_more(publisher, channel, stream, **backend.reliable)
+        eventually(lambda: stream.counters.duplicates == 1, "the duplicate to be counted")
+
+
+@feature("deduplicate", "messageId")
+def test_the_subscription_that_replaces_a_failed_one_uses_its_inbox(backend: Backend, tmp_path: Path) -> None:
+    m, channel = backend.connect(inbox_path=tmp_path), backend.channel()
+    handled: list[bytes] = []
+    errors: list[Exception] = []
+
+    def handle(message: Message) -> None:
+        handled.append(message.payload)
+        if handled == [b"a", b"b"]:
+            raise ValueError("once")
+
+    stream = m.subscribe(channel, **deduplicated(backend))
+    stream.pipe(ops.map(handle), ops.retry(2)).subscribe(on_error=errors.append)
+    stream.ready.result(PATIENCE)
+    publish_as(m, backend, channel, "a", "b")
+    eventually(lambda: len(handled) >= 2, "the failure")
+
+    def is_replaced() -> bool:
+        found = m.runtime.get_runtime_dto().subscriptions
+        return [each.channel.connected and each.counters.received < 2 for each in found] == [True]
+
+    eventually(is_replaced, "the subscription that replaces the failed one")
+    publish_as(m, backend, channel, "a", "c")
+    eventually(lambda: b"c" in handled, "the message after the failure")
+    assert handled.count(b"a") == 1
+    assert errors == []
 
 
 @feature("deduplicate", "messageId")

@@ -1,0 +1,249 @@
+"""The ids of settled messages, in memory and on the disk (extension ``deduplicate``).
+
+The age of an id is monotonic time while the process runs, so a clock that is set does not change the window. The disk
+has the time of the wall clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from messaging.errors import ArgumentError, JournalUnreadableError, MessagingError
+from messaging.forking import LiveObjects
+from messaging.journal import State
+from messaging.journal.folders import LocalFolder, journal_errors
+from messaging.model import Features
+
+if TYPE_CHECKING:
+    from messaging.journal.folders import HeldLock
+    from messaging.model import Incoming, SubscriptionSpec
+
+logger = logging.getLogger(__name__)
+
+_LOCKED: Final = "another subscription to the same channel uses this inbox; give it a queue or an inbox_path of its own"
+_OPTION: Final = "inbox_path"
+#: names the subscription of a folder, for people
+_META: Final = "inbox.json"
+#: ids are forgotten on the disk each time that this part of their number was added
+_FORGET_STEPS: Final = 20
+#: after ids could not be stored, how long the next attempt waits, seconds
+_RETRY_SECONDS: Final = 1.0
+#: characters of a channel or an id that are kept as they are; a digest stands for longer ones
+_LONGEST: Final = 512
+
+Key = tuple[str, str]
+
+
+def key_of(incoming: Incoming) -> Key | None:
+    """Return channel and message id of a message; ``None`` if it has no id."""
+    message_id = incoming.extensions.get(Features.EXTENSION_MESSAGE_ID)
+    return None if message_id is None or incoming.channel is None else (_short(incoming.channel), _short(message_id))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"sha256:{hashlib.sha256(text.encode(errors='replace')).hexdigest()}"
+
+
+class SettledIds:
+    """The ids of settled messages, for a window of time and up to a number. Thread safe.
+
+    Args:
+        window: how long an id is kept, seconds.
+        most: number of ids that are kept.
+        folder: of the inbox on the disk; ``None``: in memory.
+        name: of the subscription, for the folder.
+
+    Attributes:
+        window: see above.
+        users: number of subscriptions that use them; for :class:`Inboxes`.
+
+    Raises:
+        JournalError: the folder cannot be used, or another subscription uses it.
+    """
+
+    def __init__(self, window: float, most: int, folder: Path | None = None, name: str = "") -> None:
+        self.window: Final = window
+        self.users = 0
+        self._most = most
+        #: key -> monotonic time, oldest first
+        self._ids: OrderedDict[Key, float] = OrderedDict()
+        #: guards ``_ids``
+        self._lock = threading.Lock()
+        #: guards the fields below; held while ids are written
+        self._writing = threading.Lock()
+        self._state: State | None = None
+        self._folder_lock: HeldLock | None = None
+        #: ids that are not stored, because of a failure
+        self._missing: deque[Key] = deque(maxlen=most)
+        self._retry_at: float | None = None
+        #: ids that were stored since the last time that old ones were forgotten
+        self._stored = 0
+        self.is_durable: Final = folder is not None
+        if folder is not None:
+            self._open(folder / hashlib.sha256(name.encode()).hexdigest()[:16], name)
+            _open_ids.add(self)
+
+    def _open(self, path: Path, name: str) -> None:
+        files = LocalFolder(str(path), option=_OPTION, locked=_LOCKED, private=True)
+        with ExitStack() as stack, journal_errors(files, "cannot open", JournalUnreadableError):
+            files.make()
+            lock = stack.enter_context(files.lock())
+            if _META not in files.list():
+                files.write(_META, [json.dumps({"subscription": name}).encode()])
+            state = State(path, option=_OPTION)
+            stack.callback(state.close)
+            now, monotonic = time.time(), time.monotonic()
+            self._forget(state, now, latest=now)
+            for channel, message_id, at in state.seen(oldest=now - self.window)[-self._most :]:
+                self._ids[channel, message_id] = monotonic - max(0.0, now - at)
+            stack.pop_all()
+            self._state, self._folder_lock = state, lock
+
+    def __contains__(self, key: Key) -> bool:
+        with self._lock:
+            at = self._ids.get(key)
+        return at is not None and at > time.monotonic() - self.window
+
+    def add(self, keys: Iterable[Key]) -> None:
+        """Add the ids of settled messages; forget the oldest ones."""
+        now = time.monotonic()
+        oldest = now - self.window
+        with self._lock:
+            ids = self._ids
+            for key in keys:
+                ids[key] = now
+                ids.move_to_end(key)
+            while ids and (len(ids) > self._most or next(iter(ids.values())) <= oldest):
+                ids.popitem(last=False)
+
+    def store(self, keys: Sequence[Key]) -> None:
+        """Store ids on the disk; there when this returns, unless the disk fails.
+
+        A failure is logged once. The ids are stored with later ones when the disk works again: without their
+        acknowledgements the messages would be handled again for certain.
+        """
+        with self._writing:
+            if self._state is None:
+                return
+            self._missing.extend(keys)
+            if self._retry_at is None or time.monotonic() >= self._retry_at:
+                self._store_missing(self._state)
+
+    def _store_missing(self, state: State) -> None:
+        if not self._missing:
+            return
+        try:
+            state.add_seen([*self._missing])
+        except MessagingError as error:
+            if self._retry_at is None:
+                logger.warning(
+                    "%s; after a crash, messages settled from now on may be handled again; trying again", error
+                )
+            self._retry_at = time.monotonic() + _RETRY_SECONDS
+            return
+        if self._retry_at is not None:
+            logger.warning("inbox_path: stored the ids of %d messages, after a failure", len(self._missing))
+        self._stored += len(self._missing)
+        self._missing.clear()
+        self._retry_at = None
+        if self._stored >= max(1, self._most // _FORGET_STEPS):
+            self._stored = 0
+            self._forget(state, time.time())
+
+    def _forget(self, state: State, now: float, *, latest: float | None = None) -> None:
+        try:
+            state.forget_seen(oldest=now - self.window, most=self._most, latest=latest)
+        except MessagingError as error:
+            logger.warning("%s; old ids are forgotten later", error)
+
+    def close(self) -> None:
+        """Store the ids that are not, and release the folder. Idempotent."""
+        with self._writing:
+            if self._state is not None:
+                self._store_missing(self._state)
+                self._state.close()
+            if self._folder_lock is not None:
+                self._folder_lock.close()
+            self._state = self._folder_lock = None
+
+    def after_fork(self) -> None:
+        """See ``Forkable``: the folder stays the parent's, which may release it while the child lives."""
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+        if self._state is not None:
+            self._state.after_fork()
+        self._state = self._folder_lock = None  # the lock has left the folder to the parent by itself
+
+
+_open_ids: Final[LiveObjects[SettledIds]] = LiveObjects()
+
+
+class Inboxes:
+    """The ids of settled messages of all subscriptions of one instance. Thread safe.
+
+    Args:
+        path: folder of the ids on the disk; ``None``: in memory.
+        size: number of ids that are kept, for each subscription; at least as many as its prefetch.
+    """
+
+    def __init__(self, path: Path | None, size: int) -> None:
+        self._path = path
+        self._size = size
+        #: guards ``_shared``, and the users of each
+        self._lock = threading.Lock()
+        #: ids that several subscriptions may use, by the name of the subscription
+        self._shared: dict[str, SettledIds] = {}
+
+    def open(self, spec: SubscriptionSpec, replaced: SettledIds | None = None) -> SettledIds | None:
+        """Return the ids for a subscription, which calls :meth:`close`; ``None`` if it does not deduplicate.
+
+        Subscriptions of one ``queue`` share them, since each message goes to one of them.
+
+        Args:
+            spec: of the subscription.
+            replaced: ids of an ending subscription to the same source, which this one replaces and shares them with.
+
+        Raises:
+            ArgumentError: another subscription of this instance uses the same inbox on the disk.
+            JournalError: the folder cannot be used, or another process uses it.
+        """
+        window, queue = spec.options.deduplicate, spec.options.queue
+        if window is None:
+            return None
+        name = inbox_name(spec)
+        with self._lock:
+            if replaced is not None and replaced.users and replaced.window == window:
+                ids: SettledIds | None = replaced
+            else:
+                ids = self._shared.get(name)
+                if ids is not None and queue is None:
+                    raise ArgumentError(f"option {_OPTION!r}: {_LOCKED}")
+            if ids is None:
+                # an id that is forgotten before its acknowledgement has gone out would be of no use
+                ids = SettledIds(window, max(self._size, spec.options.prefetch), self._path, name)
+                if queue is not None or ids.is_durable:
+                    self._shared[name] = ids
+            ids.users += 1
+        return ids
+
+    def close(self, ids: SettledIds) -> None:
+        """Note that a subscription does not use its ids any more. Writes to the disk: not on an event loop."""
+        with self._lock:
+            ids.users -= 1
+            if ids.users == 0:
+                for name in [name for name, each in self._shared.items() if each is ids]:
+                    del self._shared[name]
+                ids.close()
+
+
+def inbox_name(spec: SubscriptionSpec) -> str:
+    """Return the name of a subscription, under which its ids are stored."""
+    return json.dumps([spec.channel, spec.channel_extension, spec.options.queue])

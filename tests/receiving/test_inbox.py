@@ -1,0 +1,341 @@
+"""The inbox of ``deduplicate``: when ids are stored, and what holds where the disk or the clock misbehaves."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import messaging
+from messaging import MessageStream, Messaging
+from messaging.errors import JournalFullError, SubscriptionRefusedError
+from messaging.journal import State
+from messaging.model import ReceivedMessage
+from tests.disks import ballast
+from tests.doubles.consumers import acknowledge, manual
+from tests.doubles.fake import PATIENCE, FakeBroker, Token, settle_loop, until
+from tests.doubles.fixtures import Connect
+
+
+class Disk:
+    """Stands in for the disk under ``State.add_seen``: it can be full, or hang."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_full = False
+        self.works = threading.Event()
+        self.works.set()
+        self.begun = threading.Event()
+        self.attempts = 0
+        store = State.add_seen
+
+        def add_seen(state: State, ids: Sequence[tuple[str, str]]) -> None:
+            self.attempts += 1
+            self.begun.set()
+            assert self.works.wait(PATIENCE)
+            if self.is_full:
+                raise JournalFullError("inbox", "the disk is full", "inbox_path")
+            store(state, ids)
+
+        monkeypatch.setattr(State, "add_seen", add_seen)
+        close = State.close
+
+        def close_late(state: State) -> None:
+            assert self.works.wait(PATIENCE)
+            close(state)
+
+        monkeypatch.setattr(State, "close", close_late)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    found = Disk(monkeypatch)
+    yield found
+    found.works.set()
+
+
+def publish(m: Messaging, *ids: str) -> None:
+    for each in ids:
+        m.publish("c", each.encode(), message_id=each, qos="1").result(PATIENCE)
+
+
+@contextlib.contextmanager
+def inbox(path: Path, **settings: Any) -> Iterator[tuple[Messaging, MessageStream]]:
+    window = settings.pop("deduplicate", True)
+    with (
+        messaging.connect("memory://inbox", inbox_path=path, **settings) as m,
+        m.subscribe("c", qos="1", deduplicate=window) as stream,
+    ):
+        yield m, stream
+
+
+def delivered_again(path: Path, *ids: str) -> list[str]:
+    """Return which of these messages an inbox does not recognise."""
+    with inbox(path) as (m, stream):
+        last = f"last-{time.monotonic_ns()}"
+        publish(m, *ids, last)
+        found = []
+        while (payload := stream.receive(PATIENCE).payload) != last.encode():
+            found.append(payload.decode())
+        return found
+
+
+def deliver(broker: FakeBroker, *ids: str, qos0: bool = False, payload: bytes | None = None) -> list[Token]:
+    return [
+        token
+        for each in ids
+        for token in broker.deliver(payload or each.encode(), extensions={"messageId": each}, qos0=qos0)
+    ]
+
+
+def test_a_duplicate_is_acknowledged_after_the_id_is_stored(
+    broker: FakeBroker, connect: Connect, tmp_path: Path, disk: Disk
+) -> None:
+    stream = manual(connect(broker, inbox_path=tmp_path), deduplicate=True)
+    tokens = deliver(broker, "a")
+    first = stream.receive(PATIENCE)
+    disk.works.clear()
+    assert acknowledge(first)
+    assert disk.begun.wait(PATIENCE)
+    tokens += deliver(broker, "a", "b")
+    assert stream.receive(PATIENCE).payload == b"b"  # so the duplicate was recognised
+    settle_loop()
+    assert broker.acknowledged == []
+    disk.works.set()
+    broker.wait_acknowledged(2)
+    assert broker.acknowledged == tokens[:2]
+
+
+def test_the_id_of_a_message_whose_connection_was_lost_is_stored_before_its_redelivery_is_acknowledged(
+    broker: FakeBroker, connect: Connect, tmp_path: Path, disk: Disk
+) -> None:
+    stream = manual(connect(broker, inbox_path=tmp_path), deduplicate=True)
+    deliver(broker, "a")
+    first = stream.receive(PATIENCE)
+    broker.lose_and_reconnect(1)
+    disk.works.clear()
+    assert not acknowledge(first)  # the broker redelivers it
+    tokens = deliver(broker, "a", "b")
+    assert stream.receive(PATIENCE).payload == b"b"
+    assert disk.begun.wait(PATIENCE)
+    settle_loop()
+    assert broker.acknowledged == []
+    disk.works.set()
+    broker.wait_acknowledged(1)
+    assert broker.acknowledged == tokens[:1]
+
+
+@pytest.mark.parametrize("is_invalid", [False, True])
+def test_a_message_is_not_settled_before_its_dead_letter_is_published(
+    broker: FakeBroker, connect: Connect, is_invalid: bool
+) -> None:
+    def fail(value: Any) -> None:
+        assert value != b"a"
+
+    handler = connect(broker).on(
+        "a", fail, model=int if is_invalid else bytes, deduplicate=True, dead_letter_channel="dead"
+    )
+    handler.ready.result(PATIENCE)
+    broker.hold = True
+    tokens = deliver(broker, "a")
+    broker.wait_sent(1)
+    broker.lose_and_reconnect(1)
+    tokens += deliver(broker, "a")
+    settle_loop()
+    assert broker.acknowledged == []
+    broker.wait_sent(2)
+    broker.confirm()
+    broker.wait_acknowledged(1)
+    assert set(broker.acknowledged) <= set(tokens)
+    assert handler.counters.dead_lettered == 1
+
+
+def test_ids_that_a_full_disk_refused_are_stored_when_there_is_room(
+    tmp_path: Path, disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
+    with inbox(tmp_path) as (m, stream):
+        disk.is_full = True
+        names = [str(number) for number in range(50)]
+        for each in names:
+            publish(m, each)
+            stream.receive(PATIENCE)
+        until(lambda: stream.counters.acknowledged >= 49)  # handled and acknowledged all the same
+        disk.is_full = False
+    assert delivered_again(tmp_path, *names) == []
+    warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert len([each for each in warnings if "the disk is full" in each]) == 1
+
+
+def test_an_inbox_opens_on_a_full_disk_and_knows_its_ids(disk_of: Callable[[str], Path]) -> None:
+    disk = disk_of("1m")
+    with inbox(disk / "inbox") as (m, stream):
+        publish(m, "a", "b", "next")
+        for _ in range(3):  # the one after a message acknowledges it
+            stream.receive(PATIENCE)
+        until(lambda: stream.counters.acknowledged == 2)
+    file = ballast(disk)
+    assert delivered_again(disk / "inbox", "a", "b") == []
+    file.unlink()
+    assert delivered_again(disk / "inbox", "a", "b", "c") == ["c"]
+    assert delivered_again(disk / "inbox", "c") == []
+
+
+def test_a_hanging_disk_blocks_no_other_stream_when_an_inbox_is_closed(tmp_path: Path, disk: Disk) -> None:
+    with messaging.connect("memory://inbox", inbox_path=tmp_path, close_timeout=0.1) as m:
+        stream = m.subscribe("c", qos="1", deduplicate=True)
+        stream.ready.result(PATIENCE)
+        publish(m, "a", "b")
+        disk.works.clear()
+        stream.receive(PATIENCE)
+        stream.receive(PATIENCE)
+        assert disk.begun.wait(PATIENCE)
+        stream.close().result(PATIENCE)
+        with m.subscribe("other") as other:
+            m.publish("other", b"1").result(PATIENCE)
+            assert other.receive(PATIENCE).payload == b"1"
+        disk.works.set()
+
+
+@pytest.mark.parametrize("step", [-3600.0, 10 * 365 * 86400.0])
+def test_a_clock_that_is_set_does_not_change_the_window(step: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = time.time
+    with messaging.connect("memory://inbox") as m, m.subscribe("c", qos="1", deduplicate=0.5) as stream:
+        publish(m, "a", "0")
+        stream.receive(PATIENCE)
+        stream.receive(PATIENCE)
+        until(lambda: stream.counters.acknowledged)
+        monkeypatch.setattr(time, "time", lambda: clock() + step)
+        publish(m, "a", "b")
+        assert stream.receive(PATIENCE).payload == b"b"
+        settled = time.monotonic()
+        until(lambda: time.monotonic() > settled + 0.55)
+        publish(m, "a")
+        assert stream.receive(PATIENCE).payload == b"a"
+
+
+def test_the_oldest_ids_are_forgotten_first_after_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = time.time
+    with inbox(tmp_path, inbox_size=4, prefetch=1, deduplicate=86400) as (m, stream):
+        for each in "abcdefgh":
+            if each == "e":
+                monkeypatch.setattr(time, "time", lambda: clock() - 3600)
+            publish(m, each)
+            stream.receive(PATIENCE)
+    assert delivered_again(tmp_path, *"gh") == []
+    assert delivered_again(tmp_path, *"ab") == ["a", "b"]
+
+
+def test_ids_that_were_stored_while_the_clock_was_ahead_expire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, ahead = time.time, 365 * 86400.0
+    received = []
+    for step, window in ((ahead, 1000.0), (0.0, 1000.0), (2000.0, 1000.0)):
+        monkeypatch.setattr(time, "time", lambda step=step: clock() + step)
+        with inbox(tmp_path, deduplicate=window) as (m, stream):
+            publish(m, "a", f"last-{step}")
+            received.append(stream.receive(PATIENCE).payload)
+    assert received == [b"a", b"last-0.0", b"a"]
+
+
+def test_a_forked_child_does_not_hold_the_inbox(tmp_path: Path) -> None:
+    with messaging.connect("memory://inbox", inbox_path=tmp_path) as m:
+        with m.subscribe("c", qos="1", deduplicate=True):
+            reader, writer = os.pipe()
+            child = os.fork()
+            if not child:
+                os.close(writer)
+                os.read(reader, 1)
+                os._exit(0)
+        try:
+            with m.subscribe("c", qos="1", deduplicate=True) as stream:
+                stream.ready.result(PATIENCE)
+        finally:
+            os.close(writer)
+            os.waitpid(child, 0)
+            os.close(reader)
+
+
+def test_deliveries_that_no_broker_bounds_do_not_pile_up_behind_a_verdict(broker: FakeBroker, connect: Connect) -> None:
+    stream = manual(connect(broker), deduplicate=True)
+    deliver(broker, "a")
+    first = stream.receive(PATIENCE)
+    deliver(broker, *["a"] * 100, qos0=True)
+    deliver(broker, "b")
+    assert stream.receive(PATIENCE).payload == b"b"
+    assert acknowledge(first)
+    deliver(broker, "c")
+    assert stream.receive(PATIENCE).payload == b"c"
+    until(lambda: stream.counters.duplicates)
+    assert stream.counters.duplicates == 1
+
+
+def test_ids_of_any_length_take_bounded_room_and_differ(broker: FakeBroker, connect: Connect, tmp_path: Path) -> None:
+    with manual(connect(broker, inbox_path=tmp_path), deduplicate=True) as stream:
+        deliver(broker, "x" * 60_000 + "1", "x" * 60_000 + "2", "x" * 60_000 + "1", payload=b"long")
+        deliver(broker, "b")
+        for _ in range(3):
+            assert acknowledge(stream.receive(PATIENCE))
+        until(lambda: stream.counters.duplicates == 1)
+    assert sum(each.stat().st_size for each in tmp_path.rglob("*") if each.is_file()) < 100_000
+
+
+def test_a_refused_subscription_gives_its_inbox_back(broker: FakeBroker, connect: Connect, tmp_path: Path) -> None:
+    m = connect(broker, inbox_path=tmp_path)
+    broker.errors["subscribe"].append(SubscriptionRefusedError("no"))
+    refused = m.subscribe("a", deduplicate=True)
+    assert isinstance(refused.ready.exception(PATIENCE), SubscriptionRefusedError)
+    refused.close().result(PATIENCE)
+    with m.subscribe("a", deduplicate=True) as stream:
+        stream.ready.result(PATIENCE)
+
+
+def test_an_inbox_is_free_when_its_instance_is_closed_with_a_busy_handler(
+    broker: FakeBroker, connect: Connect, tmp_path: Path
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def handle(_: bytes) -> None:
+        begun.set()
+        assert may_end.wait(PATIENCE)
+
+    m = connect(broker, inbox_path=tmp_path, close_timeout=0.1)
+    m.on("a", handle, model=bytes, deduplicate=True).ready.result(PATIENCE)
+    deliver(broker, "a")
+    assert begun.wait(PATIENCE)
+    m.close()
+    with connect(broker, inbox_path=tmp_path).subscribe("a", deduplicate=True) as stream:
+        stream.ready.result(PATIENCE)
+    may_end.set()
+
+
+def test_a_message_that_an_interrupt_kept_back_is_no_duplicate_of_itself(
+    broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without acknowledgement a message is settled when it is handed out; an interrupt may come right after that."""
+    stream = connect(broker).subscribe("a", deduplicate=True, model=bytes)
+    stream.ready.result(PATIENCE)
+    monkeypatch.setattr(ReceivedMessage, "value", interrupted(ReceivedMessage.value))
+    deliver(broker, "a", qos0=True)
+    with pytest.raises(KeyboardInterrupt):
+        stream.receive(PATIENCE)
+    assert stream.receive(PATIENCE).payload == b"a"
+
+
+def interrupted(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``method``, whose first call is interrupted."""
+    calls = itertools.count()
+
+    def call(*arguments: Any) -> Any:
+        if next(calls) == 0:
+            raise KeyboardInterrupt
+        return method(*arguments)
+
+    return call
