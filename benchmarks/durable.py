@@ -1,8 +1,11 @@
 """Publishing through a durable outbox, beside the outbox in memory, in one process with the broker on the same machine.
 
-A run publishes as fast as it can, with confirmation, and ends when every message is confirmed. Runs with and without
-``outbox_path`` take turns. 100-byte payloads, ``outbox_fsync=always``. The outbox holds as many messages in memory in
-both, so a run with ``outbox_path`` reads a part of its messages back from the disk.
+A run publishes with confirmation, and ends when every message is confirmed. Runs with and without ``outbox_path`` take
+turns. 100-byte payloads, ``outbox_fsync=always``.
+
+``bounded``: the publisher has at most 5,000 unconfirmed messages. ``burst``: it publishes as fast as messages are
+accepted. The outbox holds as many messages in memory in both runs of a pair. The one in memory lets its publisher wait;
+the durable one accepts more, and reads them back from the disk.
 """
 
 from __future__ import annotations
@@ -12,18 +15,23 @@ import contextlib
 import statistics
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
 import messaging
 from benchmarks import report
+from messaging import Promise
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 
 _PAYLOAD: Final = b"x" * 100
 _WARM_UP: Final = 2_000
+#: unconfirmed messages of the bounded publisher, at most, and how many of them it waits for at a time
+_UNCONFIRMED: Final = 5_000
+_STEP: Final = 500
 
 
-def published(url: str, count: int, **settings: Any) -> tuple[float, float]:
+def published(url: str, count: int, *, is_bounded: bool, **settings: Any) -> tuple[float, float]:
     """Return messages a second, and microseconds of processor time for each."""
     with messaging.connect(url, **settings) as m:
         m.ready.result(30)
@@ -33,8 +41,14 @@ def published(url: str, count: int, **settings: Any) -> tuple[float, float]:
         if promise is not None:
             promise.result(60)
         start, busy = time.perf_counter(), time.process_time()
+        unconfirmed: deque[Promise[None]] = deque()
         for _ in range(count):
             promise = m.publish("bench/durable", _PAYLOAD, guaranteed_delivery=True)
+            if is_bounded:
+                unconfirmed.append(promise)
+                if len(unconfirmed) == _UNCONFIRMED:
+                    for _ in range(_STEP):
+                        unconfirmed.popleft().result(120)
         if promise is not None:
             promise.result(120)
         return count / (time.perf_counter() - start), (time.process_time() - busy) / count * 1e6
@@ -51,15 +65,18 @@ def run(arguments: argparse.Namespace) -> None:
             "amqp": lambda: stack.enter_context(RabbitMQ()).url,
         }
         print(f"messages/s, {count} messages, 100 bytes, median of {runs}; {report.machine()}")
-        print(f"{'':10} {'memory':>10} {'us':>6} {'durable':>10} {'us':>6} {'ratio':>6}")
+        print(f"{'':16} {'memory':>10} {'us':>6} {'durable':>10} {'us':>6} {'ratio':>6}")
         for broker in arguments.backends.split(","):
             url = brokers[broker]()
-            pairs = []
-            for _ in range(runs):
-                plain = published(url, count)
-                with tempfile.TemporaryDirectory(dir=".") as folder:
-                    pairs.append((plain, published(url, count, outbox_path=folder)))
-            rates = [statistics.median(pair[side][0] for pair in pairs) for side in (0, 1)]
-            costs = [statistics.median(pair[side][1] for pair in pairs) for side in (0, 1)]
-            ratio = statistics.median(durable[0] / plain[0] for plain, durable in pairs)
-            print(f"{broker:10} {rates[0]:10,.0f} {costs[0]:6.1f} {rates[1]:10,.0f} {costs[1]:6.1f} {ratio:6.2f}")
+            for style in ("bounded", "burst"):
+                pairs = []
+                for _ in range(runs):
+                    plain = published(url, count, is_bounded=style == "bounded")
+                    with tempfile.TemporaryDirectory(dir=arguments.results) as folder:
+                        durable = published(url, count, is_bounded=style == "bounded", outbox_path=folder)
+                    pairs.append((plain, durable))
+                rates = [statistics.median(pair[side][0] for pair in pairs) for side in (0, 1)]
+                costs = [statistics.median(pair[side][1] for pair in pairs) for side in (0, 1)]
+                ratio = statistics.median(durable[0] / plain[0] for plain, durable in pairs)
+                columns = " ".join(f"{rate:10,.0f} {cost:6.1f}" for rate, cost in zip(rates, costs, strict=True))
+                print(f"{broker:7} {style:8} {columns} {ratio:6.2f}")

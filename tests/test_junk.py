@@ -100,7 +100,7 @@ INTERNAL: Final[dict[str, set[str]]] = {
     },
     "ListenerRegistration": {"deliver"},
     "MessagePublisher": {
-        "check_payload", "compile", "outbox", "override", "publish_checked", "readdress", "refresh", "stamp",
+        "check_payload", "compile", "outbox", "override", "publish_checked", "readdress", "refresh", "restore", "stamp",
     },
     "MessageServiceRuntime": {"bind"},
     "MessageSubscription": {"check", "open_handler", "open_requests"},

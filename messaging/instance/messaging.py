@@ -75,30 +75,36 @@ class Messaging(Shortcuts):
     def _open(self) -> None:
         services, settings = self.services, self._settings
         outbox = Outbox(engine(), self._adapter, settings.timeout, settings.outbox_size, settings.outbox_bytes)
-        if settings.outbox_path is not None:
-            outbox.durable = open_durable(engine(), self.name, outbox, settings)
         self._connection = connection = Connection(engine(), self._adapter, outbox)
-        self.ready: Promise[None] = connection.ready
-        self.connection_state: ConnectionStates = connection.states
-        self.publisher = MessagePublisher(connection, outbox)
-        self.subscription = MessageSubscription(connection, services, self.publisher.publish)
-        self._requests = Requests(connection, self.publisher)
-        self.reply_to = ReplyToPublisher(connection, self.publisher, self._requests)
-        self.reply_to_many = ReplyToManyPublisher(connection, services, self.publisher, self.reply_to, self._requests)
-        self._replies = Replies(connection, self.publisher, self._requests.inboxes)
-        self.whiteboard = ReplyToWhiteboard(connection, services, self.subscription, self._replies)
-        self.runtime = MessageServiceRuntime(connection, outbox, self._requests, self.whiteboard)
-        self._contexts = Contexts(self._adapter)
-        self._features = announced(self._adapter)
-        self._register_services()
-        #: identifies the thread that is unregistering the services
-        self._unregistering: int | None = None
-        self._close_lock = threading.RLock()  # guards _closing; reentrant for signal handlers
-        connection.on_connected = self._connected
-        connection.on_closed = self._closed
-        _open.add(self)
-        workers().hold(self)
-        connection.engine.call(connection.start)
+        try:
+            if settings.outbox_path is not None:
+                outbox.durable = open_durable(engine(), self.name, outbox, settings)
+            self.ready: Promise[None] = connection.ready
+            self.connection_state: ConnectionStates = connection.states
+            self.publisher = MessagePublisher(connection, outbox)
+            self.subscription = MessageSubscription(connection, services, self.publisher.publish)
+            self._requests = Requests(connection, self.publisher)
+            self.reply_to = ReplyToPublisher(connection, self.publisher, self._requests)
+            self.reply_to_many = ReplyToManyPublisher(
+                connection, services, self.publisher, self.reply_to, self._requests
+            )
+            self._replies = Replies(connection, self.publisher, self._requests.inboxes)
+            self.whiteboard = ReplyToWhiteboard(connection, services, self.subscription, self._replies)
+            self.runtime = MessageServiceRuntime(connection, outbox, self._requests, self.whiteboard)
+            self._contexts = Contexts(self._adapter)
+            self._features = announced(self._adapter)
+            self._register_services()
+            #: identifies the thread that is unregistering the services
+            self._unregistering: int | None = None
+            self._close_lock = threading.RLock()  # guards _closing; reentrant for signal handlers
+            connection.on_connected = self._connected
+            connection.on_closed = self._closed
+            _open.add(self)
+            workers().hold(self)
+            connection.engine.call(connection.start)
+        except BaseException:  # an interrupt, too: it must not leave the outbox locked
+            engine().run(connection.close(0.0), f"closing {self.name!r}")
+            raise
 
     def _register_services(self) -> None:
         registered = self._registered

@@ -158,6 +158,8 @@ class Admission:
                 if not entry.is_stored and (self._is_refusing or not self._has_room(len(entry.payload))):
                     refused.append(entry)
                 else:
+                    if entry.is_stored:
+                        self.widen(1, len(entry.payload))
                     self._accepted = entry.sequence = self._accepted + 1
                     self._accepted_bytes += len(entry.payload)
                     self.waiting.append(entry)
@@ -168,6 +170,11 @@ class Admission:
         if not self.is_signalled:
             self.is_signalled = True
             self._wake()
+
+    def widen(self, messages: int, size: int) -> None:
+        """Widen the bounds by stored messages, which leave the room of the others as it is."""
+        self._max_messages += messages
+        self._max_bytes += size
 
     def offer_room_in_steps(self) -> None:
         """Wake the publishers that wait for room after a good many messages at once, not after each."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from messaging.bounded import BoundedCache
-from messaging.errors import MessagingError, UnsupportedFeatureError
+from messaging.errors import MessagingError
 from messaging.execution import workers
-from messaging.publishing.stored import RecordPlan
 
 if TYPE_CHECKING:
     from messaging.execution import Engine
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: records that are read at a time
+#: records that are read at a time, at most
 LOAD: Final = 512
 #: pause before a read that failed is tried again, seconds
 _RETRY: Final = 1.0
@@ -44,8 +42,9 @@ class Backlog:
             in between that are missing.
 
     Attributes:
-        compile: compiles the plan of a restored context, on the worker thread.
+        restore: returns the plan of a payload and a restored context, on the worker thread. Set before the first read.
         is_loading: whether a read is under way.
+        is_closed: whether a read that failed is not tried again.
     """
 
     def __init__(
@@ -55,29 +54,40 @@ class Backlog:
         self._name = name
         self._journal = journal
         self._on_loaded = loaded
-        self.compile: Callable[[MessageContext], PublishPlan] = _uncompiled
-        self.is_loading = False
+        self.restore: Callable[[bytes, MessageContext], PublishPlan]
+        self.is_loading = self.is_closed = False
         # --- the worker thread: one at a time
-        self._plans: BoundedCache[tuple[str, str], PublishPlan] = BoundedCache(1024)
+        #: with their plans
+        self._contexts: BoundedCache[tuple[str, str], MessageContext] = BoundedCache(1024)
         #: the offset that comes next, and the one at which the iterator ends
         self._records: Iterator[Record] = iter(())
         self._next = self._until = -1
 
-    def load(self, start: int, end: int) -> None:
-        """Read the next messages, of those from offset ``start`` to before ``end``."""
-        self.is_loading = True
-        workers().submit(lambda: self._load(start, end))
+    def load(self, start: int, end: int, most: int, most_bytes: int) -> None:
+        """Read the next messages, of those from offset ``start`` to before ``end``.
 
-    def _load(self, start: int, end: int) -> None:
+        Args:
+            start, end: the offsets.
+            most: number of messages, at most.
+            most_bytes: bytes of payloads. The last message may exceed them.
+        """
+        self.is_loading = True
+        workers().submit(lambda: self._load(start, end, most, most_bytes))
+
+    def _load(self, start: int, end: int, most: int, most_bytes: int) -> None:
         loaded: list[Loaded] = []
         try:
             if self._next != start or self._until <= start:
                 self._records = self._journal.read(max(start, self._journal.begin), end)
                 self._until = end
-            loaded.extend(Loaded(record, self._plan_of(record)) for record in itertools.islice(self._records, LOAD))
+            for record in self._records:
+                loaded.append(Loaded(record, self._plan_of(record)))
+                most_bytes -= len(record.payload)
+                if len(loaded) >= most or most_bytes <= 0:
+                    break
         except MessagingError as error:
             self._next = -1
-            self._engine.call(self._failed, start, end, error)
+            self._engine.call(self._failed, (start, end, most, most_bytes), error)
             return
         # an iterator without a record has passed its end: the journal does not have them any more
         self._next = loaded[-1].record.offset + 1 if loaded else self._until
@@ -85,26 +95,23 @@ class Backlog:
 
     def _plan_of(self, record: Record) -> PublishPlan | MessagingError:
         key = record.channel, record.properties
-        plan = self._plans.get(key)
-        if plan is None:
-            try:
-                context = record.context
-                plan = self.compile(context)
-            except MessagingError as error:
-                return error
-            if plan.record is None:
-                plan.record = RecordPlan(record.channel, context, context.extensions)
-            self._plans[key] = plan
-        return plan
+        try:
+            context = self._contexts.get(key)
+            if context is None:
+                context = self._contexts[key] = record.context
+            return self.restore(record.payload, context)
+        except MessagingError as error:
+            return error
+        except Exception as error:  # a defect: it must not hold up the messages behind
+            logger.exception("%s: cannot restore the message at offset %d", self._name, record.offset)
+            return MessagingError(f"the message cannot be restored: {type(error).__name__}: {error}")
 
     def _finish(self, loaded: Sequence[Loaded], following: int) -> None:
         self.is_loading = False
         self._on_loaded(loaded, following)
 
-    def _failed(self, start: int, end: int, error: MessagingError) -> None:
+    def _failed(self, wanted: tuple[int, int, int, int], error: MessagingError) -> None:
+        if self.is_closed:
+            return
         logger.error("%s: cannot read the outbox: %s; trying again in %g s", self._name, error, _RETRY)
-        self._engine.loop.call_later(_RETRY, self.load, start, end)
-
-
-def _uncompiled(context: MessageContext) -> PublishPlan:
-    raise UnsupportedFeatureError("outbox_path", str(context.channel))
+        self._engine.loop.call_later(_RETRY, self.load, *wanted)

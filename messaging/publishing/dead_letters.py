@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from messaging.errors import MessagingError
+from messaging.errors import JournalFullError, MessagingError
 from messaging.execution import workers
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 #: dead letters that are kept
 _DEAD_LETTERS: Final = 10_000
+#: pause before a dead letter is written again after a failure, seconds
+_RETRY: Final = 1.0
 
 
 class DeadLetters:
@@ -27,30 +30,70 @@ class DeadLetters:
         engine: its loop.
         name: of the instance, for logs.
         journal: keeps them.
-        settle: called with the offset of a message that is kept.
+        release: called with the offset and the size of a message that is kept.
+
+    Attributes:
+        is_closed: whether messages that are not kept yet are left to the next instance.
     """
 
-    def __init__(self, engine: Engine, name: str, journal: Journal, settle: Callable[[int], object]) -> None:
+    def __init__(self, engine: Engine, name: str, journal: Journal, release: Callable[[int, int], object]) -> None:
         self._engine = engine
         self._name = name
         self._journal = journal
-        self._settle = settle
+        self._release = release
+        self.is_closed = False
+        #: not kept yet: the messages with their reasons. The first one is being written
+        self._waiting: deque[tuple[Record, str]] = deque()
+        #: whether the first one was released before it is kept, and its failure reported
+        self._is_released = self._is_reported = False
 
     def add(self, record: Record, error: MessagingError) -> None:
-        """Keep a message, then settle it."""
+        """Keep a message, then release it."""
         logger.error(
             "%s: message %s to %r cannot be published: %s; it is a dead letter of %s",
             self._name, record.message_id, record.channel, error, self._journal.path,
         )  # fmt: skip
-        workers().submit(lambda: self._store(record, f"{type(error).__name__}: {error}"))
+        self._waiting.append((record, f"{type(error).__name__}: {error}"))
+        if len(self._waiting) == 1:
+            self._submit()
+
+    def _submit(self) -> None:
+        record, reason = self._waiting[0]
+        workers().submit(lambda: self._store(record, reason))
 
     def _store(self, record: Record, reason: str) -> None:
         """Keep a message. On a worker thread."""
+        failure: MessagingError | None = None
         try:
-            dropped = self._journal.add_dead_letter(record, reason, most=_DEAD_LETTERS)
-        except MessagingError as failure:
-            logger.error("%s: %s; the message is sent again after a restart", self._name, failure)
+            if self._journal.add_dead_letter(record, reason, most=_DEAD_LETTERS):
+                logger.warning("%s: dropped the oldest dead letter: there are %d", self._name, _DEAD_LETTERS)
+        except MessagingError as error:
+            failure = error
+        self._engine.call(self._note_stored, failure)
+
+    def _note_stored(self, failure: MessagingError | None) -> None:
+        record, _ = self._waiting[0]
+        # a full disk gets room when the position moves on
+        if not self._is_released and (failure is None or isinstance(failure, JournalFullError)):
+            self._is_released = True
+            self._release(record.offset, len(record.payload))
+        if self.is_closed:
             return
-        if dropped:
-            logger.warning("%s: dropped the oldest dead letter: there are %d", self._name, _DEAD_LETTERS)
-        self._engine.call(self._settle, record.offset)
+        if failure is None:
+            self._waiting.popleft()
+            self._is_released = self._is_reported = False
+            if self._waiting:
+                self._submit()
+            return
+        if not self._is_reported:
+            self._is_reported = True
+            logger.error("%s: cannot keep a dead letter: %s; trying again each %g s", self._name, failure, _RETRY)
+        self._engine.loop.call_later(_RETRY, self._submit)
+
+    def store_last(self) -> None:
+        """Keep the messages that are not kept yet. On a worker thread, when nothing else runs."""
+        try:
+            for record, reason in self._waiting:
+                self._journal.add_dead_letter(record, reason, most=_DEAD_LETTERS)
+        except MessagingError as error:
+            logger.error("%s: dead letters were not kept: %s", self._name, error)

@@ -4,12 +4,12 @@ A message goes ``Intake.accept`` (any thread) → the journal, which stores many
 the sender → the broker. Its confirm settles its offset. The cursor of the journal follows the oldest offset that is
 not settled, so after a crash an instance with the same path continues there.
 
-**Memory.** ``_ready`` is bounded as the outbox in memory is. Messages beyond are only on disk. A worker thread reads
-them when there is room. Their promises are known by offset, weakly: a promise that the application dropped takes no
-memory.
+**Memory.** The messages in memory, in ``_ready`` and handed over, are bounded as those of the outbox in memory are.
+Messages beyond are only on disk. A worker thread reads them when there is room. See :mod:`messaging.publishing.spilled`
+for their promises.
 
-**Duplicates.** At most ``WINDOW`` messages are sent whose confirms the cursor does not know yet. That many may be sent
-again after a crash, with their message ids.
+**Duplicates.** At most ``WINDOW`` messages are handed over whose confirms the cursor does not know yet, and only while
+there is a connection. That many may be sent again after a crash, with their message ids.
 
 **Threads.** ``Intake.accept`` runs on any thread. The journal tells on its own thread that a publication is stored. The
 cursor is stored, and records are read, on worker threads. Everything else runs on the engine's loop.
@@ -20,13 +20,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
-from weakref import WeakValueDictionary
 
 from messaging.errors import (
     ClosedError,
@@ -41,6 +40,7 @@ from messaging.publishing.backlog import LOAD, Backlog, Loaded
 from messaging.publishing.dead_letters import DeadLetters
 from messaging.publishing.intake import Intake
 from messaging.publishing.position import Position
+from messaging.publishing.spilled import Spilled
 from messaging.publishing.stored import StoredPublication
 
 if TYPE_CHECKING:
@@ -54,19 +54,26 @@ logger = logging.getLogger(__name__)
 #: the name of the cursor
 CURSOR: Final = "outbox"
 #: messages that may be sent and not recorded as confirmed: the most duplicates after a crash
-WINDOW: Final = 1024
+WINDOW: Final = 4096
+#: losses of the connection over one message that are reported
+_MANY_LOSSES: Final = 5
 #: longest pause between two looks at the connection while closing, seconds
 _LOOK: Final = 1.0
 #: how long opening waits for another instance that is closing, seconds; not on an event loop
 _LOCK_TIMEOUT: Final = 5.0
+#: how long closing waits for the disk, seconds
+_FINISH_TIMEOUT: Final = 15.0
 
 
 class Sending(Protocol):
     """The outbox in memory, which sends what the durable one hands over. On the loop."""
 
-    id: str
     generation: int
     deadlines: Deadlines
+
+    @property
+    def is_connected(self) -> bool:
+        """Return whether messages can be sent."""
 
     def send_stored(self, entries: Sequence[Publication]) -> None:
         """Send stored messages, in order."""
@@ -102,39 +109,38 @@ class DurableOutbox:
         self._engine = engine
         self._name = name
         self._journal = journal
-        self._put = journal.put
         self._sending = sending
         self._max_messages = max_messages
         self._max_bytes = max_bytes
-        self.id, self.generation = sending.id, sending.generation
-        self.retry = sending.retry
-        self.intake = Intake(engine, name, journal, self, self._keep, self._advance, max_messages, max_bytes)
+        #: not that of the outbox in memory, whose messages have ids of their own numbers
+        self.id = secrets.token_hex(8)
+        self.generation = sending.generation
+        self.intake = Intake(engine, name, journal, self, self._keep, self.advance, max_messages, max_bytes)
         self.refuse, self.abandon = self.intake.refuse, self.intake.abandon
-        self._dead_letters = DeadLetters(engine, name, journal, self.settle)
         # --- the loop
-        self._position = Position(engine, name, journal.cursor(CURSOR), self._advance)
+        self._dead_letters = DeadLetters(engine, name, journal, self._release)
+        self._position = Position(engine, name, journal.cursor(CURSOR), self.advance)
         self.backlog = Backlog(engine, name, journal, self._take_loaded)
+        #: messages in memory, and bytes of their payloads: in ``_ready``, handed over, or dead letters to be stored
+        self._held = self._held_bytes = 0
         #: in memory and not handed over, with offsets up to ``_tail``
         self._ready: deque[StoredPublication] = deque()
-        self._ready_bytes = 0
         self._tail = self._position.first
         #: the offset after the last stored message
         self._end = journal.end
+        #: losses of the connection in a row over which the oldest message, at this offset, was not confirmed
+        self._losses = 0
+        self._lost = -1
         #: publications of messages that are only on disk
-        self._spilled: WeakValueDictionary[int, StoredPublication] = WeakValueDictionary()
+        self._spilled = Spilled()
         self._is_started = False
         self._is_closed = False
         #: messages that expired, were dropped or refused without being sent
         self.failed = 0
-        #: set when something is settled or stored, for :meth:`drain`
+        #: set when something is stored, or the position, for :meth:`drain`
         self._progress = asyncio.Event()
 
     # --- any thread
-
-    @property
-    def pending(self) -> int:
-        """Return the number of messages that are accepted and not settled."""
-        return self.intake.pending + self._position.unsettled(self._end)
 
     @property
     def behind(self) -> int:
@@ -148,55 +154,67 @@ class DurableOutbox:
         self._end = publication.offset + 1
         if self._is_closed:
             self._end_promise(publication)
-        elif publication.offset == self._tail and self._has_room(len(publication.payload)):
+        elif publication.offset == self._tail and (
+            not self._held
+            or (self._held < self._max_messages and self._held_bytes + len(publication.payload) <= self._max_bytes)
+        ):
             self._tail += 1
-            self._ready.append(publication)
-            self._ready_bytes += len(publication.payload)
+            self._hold(publication)
         else:
             del publication.payload
-            if not publication.done():
-                self._spilled[publication.offset] = publication
-                self._sending.deadlines.watch(max(0.01, publication.deadline - time.monotonic()))
+            self._spilled.add(publication)
 
-    def _has_room(self, size: int) -> bool:
-        return not self._ready or (
-            len(self._ready) < self._max_messages and self._ready_bytes + size <= self._max_bytes
-        )
+    def _hold(self, publication: StoredPublication) -> None:
+        self._ready.append(publication)
+        self._held += 1
+        self._held_bytes += len(publication.payload)
 
     # --- the loop: sending
 
     def start(self) -> None:
-        """Send what an earlier instance has left."""
+        """Send what an earlier instance has left, as soon as there is a connection."""
         self._is_started = True
         if self._end > self._position.first:
             logger.info(
                 "%s: the outbox %s holds %d messages of an earlier instance",
                 self._name,
                 self._journal.path,
-                self.pending,
+                self._end - self._position.first,
             )
-        self._advance()
+        self.advance()
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
         """Hand messages over within the window, and read more from the disk."""
         if self._is_closed or not self._is_started:
             return
         self._progress.set()
-        limit = self._position.stored + WINDOW
-        batch: list[Publication] = []
-        while self._ready and self._ready[0].offset < limit:
-            publication = self._ready.popleft()
-            self._ready_bytes -= len(publication.payload)
-            batch.append(publication)
-        if batch:
-            self._sending.send_stored(batch)
-        if self._tail < self._end and not self.backlog.is_loading and len(self._ready) < LOAD:
-            self.backlog.load(self._tail, self._end)
+        if self._sending.is_connected:
+            limit = self._position.stored + WINDOW
+            batch: list[Publication] = []
+            while self._ready and self._ready[0].offset < limit:
+                batch.append(self._ready.popleft())
+            if batch:
+                self._sending.send_stored(batch)
+        if self._tail < self._end:
+            self._read_ahead()
+        if not self._sending.deadlines.is_watching and self._end > self._position.first:
+            self._sending.deadlines.start()
 
-    def settle(self, offset: int) -> None:
-        """Note that a message needs not be sent any more."""
+    def _read_ahead(self) -> None:
+        """Read messages from the disk if there is much room in memory."""
+        if self._is_closed or self.backlog.is_loading or len(self._ready) >= LOAD:
+            return
+        room, room_bytes = self._max_messages - self._held, self._max_bytes - self._held_bytes
+        if not self._held or (room >= min(LOAD, self._max_messages // 2 + 1) and room_bytes >= self._max_bytes // 2):
+            self.backlog.load(self._tail, self._end, min(room, LOAD), room_bytes)
+
+    def _release(self, offset: int, size: int) -> None:
+        """Note that a message needs not be sent any more, and has left the memory."""
+        self._held -= 1
+        self._held_bytes -= size
         self._position.settle(offset)
-        self._progress.set()
+        if self._tail < self._end:
+            self._read_ahead()
 
     # --- the loop: from the disk
 
@@ -206,20 +224,19 @@ class DurableOutbox:
         for record, plan in loaded:
             self._skip_to(record.offset)
             self._tail = record.offset + 1
-            spilled = self._spilled.pop(record.offset, None)
+            publication = self._spilled.pop(record.offset)
             if isinstance(plan, MessagingError):
-                if spilled is not None:
-                    spilled.settled = True
-                    spilled.reject(plan)
+                if publication is not None:
+                    publication.settled = True
+                    publication.reject(plan)
                 self.failed += 1
+                self._held += 1
+                self._held_bytes += len(record.payload)
                 self._dead_letters.add(record, plan)
-                continue
-            publication = self._restored(record, plan, spilled)
-            if publication is not None:
-                self._ready.append(publication)
-                self._ready_bytes += len(record.payload)
+            else:
+                self._hold(self._restored(record, plan, publication))
         self._skip_to(following)
-        self._advance()
+        self.advance()
 
     def _skip_to(self, offset: int) -> None:
         """Pass over messages that the journal does not have any more: they were dropped to make room, or damaged."""
@@ -227,35 +244,20 @@ class DurableOutbox:
         if first >= offset:
             return
         self.failed += offset - first
-        for publication in [each for each in self._spilled.values() if first <= each.offset < offset]:
-            del self._spilled[publication.offset]
+        for publication in self._spilled.pop_range(first, offset):
             publication.settled = True
-            publication.reject(OutboxFullError(f"{publication.what}: dropped from the full outbox, or damaged"))
+            publication.reject(_dropped(publication))
         self._position.skip(first, offset)
         self._progress.set()
 
-    def _restored(
-        self, record: Record, plan: PublishPlan, publication: StoredPublication | None
-    ) -> StoredPublication | None:
-        """Return the publication of a record, or ``None`` if its time to live is over."""
-        time_to_live = plan.options.time_to_live
-        if time_to_live is not None:
-            left = time_to_live - (time.time() - record.timestamp)
-            if left <= 0:
-                logger.warning("%s: a message to %r expired in the outbox", self._name, record.channel)
-                self.failed += 1
-                if publication is not None:
-                    publication.settled = True
-                    publication.reject(DeadlineError(f"{publication.what}: its time to live ended in the outbox"))
-                self.settle(record.offset)
-                return None
-            plan = plan.replace(options=replace(plan.options, time_to_live=left))
+    def _restored(self, record: Record, plan: PublishPlan, publication: StoredPublication | None) -> StoredPublication:
         if publication is None:
             publication = StoredPublication(self, self.intake, record.payload, plan, inf)
             publication.own_id = record.message_id or self.intake.new_id()
             publication.offset = record.offset
             publication.is_stored = True
             publication.looked_at = True
+            publication.age(time.time() - record.timestamp)
         else:
             publication.payload = record.payload
         return publication
@@ -264,15 +266,33 @@ class DurableOutbox:
 
     def count_settled(self, entry: Publication) -> None:
         """A message is confirmed."""
+        size = len(entry.payload)
         self._sending.count_settled(entry)
-        self.settle(_offset(entry))
+        self._release(_offset(entry), size)
 
     def count_late(self, entry: Publication) -> None:
         """See ``Publications``."""
         self._sending.count_late(entry)
 
+    def retry(self, entry: Publication) -> bool:
+        """See ``Publications``. Report a message over which a broker may have closed the connection again and again."""
+        offset = _offset(entry)
+        if offset == self._position.first and entry.was_sent:
+            self._losses = self._losses + 1 if offset == self._lost else 1
+            self._lost = offset
+            if self._losses == _MANY_LOSSES:
+                logger.error(
+                    "%s: the connection was lost %d times while message %s to %r (%d bytes) was sent; if the broker "
+                    "refuses it, set max_message_size",
+                    self._name, _MANY_LOSSES, entry.message_id, entry.plan.channel, len(entry.payload),
+                )  # fmt: skip
+        return self._sending.retry(entry)
+
     def fail(self, entry: Publication, error: MessagingError) -> None:
-        """Keep a message that the broker refused as a dead letter; one of a closed instance stays in the journal."""
+        """Keep a message that the broker refused as a dead letter; one of a closed instance stays in the journal.
+
+        A message whose time to live is over fails with ``DeadlineError``. It is no dead letter.
+        """
         if entry.settled:
             return
         if not entry.is_stored:  # its publisher was interrupted
@@ -283,36 +303,34 @@ class DurableOutbox:
         if isinstance(error, (ClosedError, OutcomeUnknownError)):
             self._sending.fail(entry, error)
             return
-        record = Record(
-            _offset(entry),
-            time.time(),
-            entry.plan.channel,
-            entry.payload,
-            entry.plan.record.properties,
-            entry.message_id,
-        )
+        plan, payload = entry.plan, entry.payload
         self._sending.fail(entry, error)
+        if isinstance(error, DeadlineError):
+            logger.warning("%s: %s", self._name, error)
+            self._release(_offset(entry), len(payload))
+            return
+        record = Record(_offset(entry), time.time(), plan.channel, payload, plan.record.properties, entry.message_id)
         self._dead_letters.add(record, error)
 
     # --- deadlines and closing
 
     def expire(self, now: float) -> float | None:
         """Fail the promises of messages whose deadline has passed; return the seconds until the next one, about."""
+        earliest = inf
         for publication in self._ready:
             if publication.deadline <= now:
                 publication.pass_deadline()
-        while (first := next(iter(self._spilled.values()), None)) is not None:
-            if first.deadline > now:
-                return first.deadline - now
-            self._spilled.pop(first.offset, None)
-            first.pass_deadline()
-        return None
+            earliest = min(earliest, publication.deadline)
+        left = self._spilled.pass_deadlines(now)
+        if left is None:
+            return earliest - now if self._ready else None
+        return min(left, earliest - now)
 
-    async def drain(self, deadline: float, is_connected: Callable[[], bool]) -> None:
+    async def drain(self, deadline: float) -> None:
         """Wait until every message is settled; without a connection until every message is stored."""
         loop = self._engine.loop
         while (left := deadline - loop.time()) > 0:
-            if not self.intake.pending and (not is_connected() or self._position.first >= self._end):
+            if not self.intake.pending and (not self._sending.is_connected or self._position.first >= self._end):
                 return
             self._progress.clear()
             with contextlib.suppress(TimeoutError):
@@ -322,19 +340,22 @@ class DurableOutbox:
         """End the promises of the messages that are left: they stay in the journal."""
         self._is_closed = True
         self._position.close()
-        for publication in (*self._ready, *self._spilled.values()):
+        self.backlog.is_closed = self._dead_letters.is_closed = True
+        for publication in (*self._ready, *self._spilled.pop_range(0, self._end)):
             self._end_promise(publication)
         self._ready.clear()
 
     def _end_promise(self, publication: StoredPublication) -> None:
         publication.settled = True
-        publication.reject(publication.unfinished("the instance was closed"))
+        is_left = publication.offset >= self._journal.begin
+        publication.reject(publication.unfinished("the instance was closed") if is_left else _dropped(publication))
 
     async def finish(self) -> None:
-        """Store the position and close the journal."""
-        done: asyncio.Future[None] = self._engine.loop.create_future()
+        """Store the position and close the journal, for a bounded time."""
+        done = asyncio.Event()
 
         def close() -> None:
+            self._dead_letters.store_last()
             try:
                 self._position.store_last()
             except MessagingError as error:
@@ -343,11 +364,19 @@ class DurableOutbox:
                 self._journal.close()
             except MessagingError as error:
                 logger.error("%s: the outbox was not closed in good order: %s", self._name, error)
-            self._engine.call(done.set_result, None)
+            finally:
+                self._engine.call(done.set)
 
         workers().submit(close)
-        await done
+        try:
+            await asyncio.wait_for(done.wait(), _FINISH_TIMEOUT)
+        except TimeoutError:
+            logger.error("%s: the outbox is not closed after %g s: the disk is slow", self._name, _FINISH_TIMEOUT)
         self.intake.take_arrived()
+
+
+def _dropped(publication: StoredPublication) -> OutboxFullError:
+    return OutboxFullError(f"{publication.what}: dropped from the full outbox, or damaged")
 
 
 def _offset(entry: Publication) -> int:

@@ -99,7 +99,10 @@ class Intake:
     # --- the loop
 
     def forget(self, publication: StoredPublication) -> None:
-        """Count a message that does not wait for the disk any more."""
+        """Count a message that does not wait for the disk any more, once."""
+        if not publication.is_arriving:
+            return  # its publisher was interrupted after the journal had taken it
+        publication.is_arriving = False
         admission = self._admission
         admission.settled += 1
         admission.settled_bytes += len(publication.payload)

@@ -33,7 +33,7 @@ class Outbox:
 
     Attributes:
         put, post, withdraw, refuse: see :class:`~messaging.publishing.admission.Admission`.
-        start, connected, disconnected, retry, outstanding: see :class:`~messaging.publishing.sender.Sender`.
+        start, disconnected, retry, outstanding: see :class:`~messaging.publishing.sender.Sender`.
         admission: accepts the messages; public, because the publisher calls it without a detour.
         id: distinguishes the outboxes of all processes: message ids must not repeat.
         generation: see :mod:`messaging.forking`.
@@ -56,7 +56,7 @@ class Outbox:
         # the methods of its parts are its own, without a call in between
         self.put, self.post = admission.put, admission.post
         self.withdraw, self.send_stored = admission.withdraw, admission.post_all
-        self.connected, self.disconnected = sender.connected, sender.disconnected
+        self.disconnected = sender.disconnected
         self.retry, self.outstanding = sender.retry, sender.outstanding
 
     @property
@@ -80,6 +80,17 @@ class Outbox:
         if self.durable is not None:
             self.durable.start()
 
+    @property
+    def is_connected(self) -> bool:
+        """Return whether messages can be sent."""
+        return self._sender.is_connected
+
+    def connected(self) -> None:
+        """Send from now on, see :class:`~messaging.publishing.sender.Sender`."""
+        self._sender.connected()
+        if self.durable is not None:
+            self.durable.advance()
+
     def refuse(self) -> None:
         """Accept no more messages."""
         self.admission.refuse()
@@ -100,8 +111,11 @@ class Outbox:
     def count_settled(self, entry: Publication) -> None:
         """Count a settled message and make room for others; called once per message."""
         admission = self.admission
+        size = len(entry.payload)
         admission.settled += 1
-        admission.settled_bytes += len(entry.payload)
+        admission.settled_bytes += size
+        if entry.is_stored:
+            admission.widen(-1, -size)
         if not entry.plan.options.last_will:  # the adapter hands a will to the broker with every connection
             del entry.payload
         if self._in_flight:
@@ -138,9 +152,9 @@ class Outbox:
     async def drain(self, deadline: float) -> None:
         """Wait until every accepted message is settled, or until ``deadline`` (loop time)."""
         if self.durable is not None:
-            await self.durable.drain(deadline, lambda: self._sender.is_connected)
+            await self.durable.drain(deadline)
         while self.admission.pending and (left := deadline - self._engine.loop.time()) > 0:
-            if self.durable is not None and not self._sender.is_connected:
+            if self.durable is not None and not self.is_connected:
                 break
             self._drained = self._engine.loop.create_future()
             await asyncio.wait([self._drained], timeout=left)

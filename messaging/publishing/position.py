@@ -50,15 +50,11 @@ class Position:
         self._is_storing = False
         self._is_closed = False
 
-    def unsettled(self, end: int) -> int:
-        """Return how many of the messages before offset ``end`` are not settled. From any thread."""
-        return max(0, end - self.first - len(self._settled))
-
     def settle(self, offset: int) -> None:
         """Note that a message needs not be sent any more."""
         if offset == self.first:
             self._move_to(offset + 1)
-        else:
+        elif offset > self.first:
             self._settled.add(offset)
 
     def skip(self, first: int, end: int) -> None:

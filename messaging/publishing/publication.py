@@ -91,6 +91,10 @@ class Publication(Promise[None]):
         """Return the message id: the application's own, or one that is unique across instances and processes."""
         return self.plan.options.message_id or f"{self.outbox.id}-{self.sequence:x}"
 
+    def prepare(self) -> bool:
+        """Set the time to live that is left of a stored message; if it is over, fail it and return ``False``."""
+        return True
+
     def pass_deadline(self) -> None:
         """Fail the promise of a stored message, which is still sent. On the loop; other messages fail instead."""
 

@@ -60,7 +60,7 @@ class MessagePublisher:
         durable = outbox.durable
         self._intake = durable.intake if durable is not None else None
         if durable is not None:
-            durable.backlog.compile = self.compile
+            durable.backlog.restore = self.restore
         self._timeout = adapter.settings.timeout
         self._plans: BoundedCache[tuple[Any, ...], PublishPlan] = BoundedCache(4096)
         #: marks the plans that this publisher compiled for the features that the adapter announces now
@@ -139,6 +139,14 @@ class MessagePublisher:
         """Return the plan of ``context``, compiled on first use. From any thread; raises as :meth:`publish`."""
         plan: PublishPlan | None = context.plan
         return plan if plan is not None and plan.stamp is self.stamp else self._compile(context)
+
+    def restore(self, payload: bytes, context: MessageContext) -> PublishPlan:
+        """Return the plan of a stored message. From any thread; raises as :meth:`publish`."""
+        self.check_payload(payload)
+        plan = self.compile(context)  # anew if the broker has other features meanwhile
+        if plan.record is None:
+            plan.record = RecordPlan(plan.channel, context, self._requested(context))
+        return plan
 
     def readdress(self, plan: PublishPlan, channel: str) -> PublishPlan:
         """Return a copy of ``plan`` for another channel; only the channel is checked. From any thread."""
@@ -230,15 +238,16 @@ class MessagePublisher:
             if key is not None and stamp is self.stamp:
                 self._plans[key] = plan
         elif plan.options.message_id is not None:
-            options = identified(plan.options, extensions[Features.EXTENSION_MESSAGE_ID])
-            record = plan.record  # the id is not in it
-            plan = plan.replace(options=options)
-            plan.record = record
+            plan = plan.replace(options=identified(plan.options, extensions[Features.EXTENSION_MESSAGE_ID]))
         context.plan = plan
         return plan
 
     def _requested(self, context: MessageContext) -> Mapping[str, Any]:
-        return requested(context, self._adapter.capabilities) if context.is_received else context.extensions
+        """Return the extensions to publish with: ``storeAndForward`` includes ``guaranteedDelivery``."""
+        extensions = requested(context, self._adapter.capabilities) if context.is_received else context.extensions
+        if isinstance(extensions, Mapping) and extensions.get(Features.EXTENSION_STORE_AND_FORWARD):
+            return {**extensions, Features.EXTENSION_GUARANTEED_DELIVERY: True}
+        return extensions
 
     def _checked(self, context: MessageContext, extensions: Mapping[str, Any], stamp: object) -> PublishPlan:
         channel = context.channel

@@ -143,11 +143,11 @@ class Sender:
         batch = []
         for _ in range(min(len(waiting), self._adapter.capabilities.publish_window)):
             entry = waiting.popleft()
-            if not entry.settled:
+            if entry.settled:
+                entry.outbox.count_late(entry)
+            elif not entry.is_stored or entry.prepare():
                 entry.is_waiting = False
                 batch.append(entry)
-            else:
-                entry.outbox.count_late(entry)
         return batch
 
     async def _send_batch(self) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging import forking
-from messaging.errors import MessagingError, OutcomeUnknownError
+from messaging.errors import ClosedError, DeadlineError, MessagingError, OutcomeUnknownError
 from messaging.execution import PENDING, Promise
 from messaging.journal import RecordTemplate
 from messaging.model import Features, stored_properties
@@ -17,10 +19,9 @@ from messaging.publishing.publication import IdentifiedPublication, Publications
 if TYPE_CHECKING:
     from messaging.model import MessageContext, PublishPlan
 
-#: extensions that do not belong to a stored message: its id has a place of its own, the others concern the promise
-_NOT_STORED: Final = frozenset(
-    {Features.EXTENSION_MESSAGE_ID, Features.EXTENSION_STORE_AND_FORWARD, Features.EXTENSION_TIMEOUT}
-)
+#: extensions that do not belong to a stored message: they concern the promise. The message id does: an id of the
+#: application travels where a generated one does not
+_NOT_STORED: Final = frozenset({Features.EXTENSION_STORE_AND_FORWARD, Features.EXTENSION_TIMEOUT})
 #: guards the first access to ``stored`` of each publication; held rarely and shortly, so one lock serves all
 _stored_lock: Final = threading.Lock()
 forking.hold_over_fork(_stored_lock)
@@ -54,7 +55,7 @@ class RecordPlan:
 class StoredPublication(IdentifiedPublication):
     """A message of a durable outbox; for the journal an ``Append``."""
 
-    __slots__ = ("_stored", "arrivals", "is_stored", "offset", "record", "store_error")
+    __slots__ = ("_expires", "_stored", "arrivals", "is_arriving", "is_stored", "offset", "record", "store_error")
 
     def __init__(
         self, outbox: Publications, arrivals: Arrivals, payload: bytes, plan: PublishPlan, deadline: float
@@ -74,6 +75,8 @@ class StoredPublication(IdentifiedPublication):
         self.was_sent = False
         self.is_waiting = True
         self.arrivals = arrivals
+        #: whether it counts as on its way to the disk
+        self.is_arriving = True
         #: its bytes for the journal, until they are stored
         self.record = b""
         #: its place in the journal, once it is stored
@@ -81,6 +84,9 @@ class StoredPublication(IdentifiedPublication):
         self.is_stored = False
         self.store_error: MessagingError | None = None
         self._stored: Promise[None] | None = None
+        time_to_live = plan.options.time_to_live
+        #: when its time to live is over, monotonic seconds
+        self._expires = inf if time_to_live is None else time.monotonic() + time_to_live
 
     @property
     def stored(self) -> Promise[None]:
@@ -122,6 +128,25 @@ class StoredPublication(IdentifiedPublication):
             promise.resolve(None)
         elif self.settled and self.store_error is not None:
             promise.reject(self.store_error)
+        elif self.is_inherited:
+            promise.reject(ClosedError(f"{promise.what}: begun by the parent of this process, which alone stores it"))
+
+    def age(self, seconds: float) -> None:
+        """Note that the message was accepted so long ago. A clock that was set back makes it no younger."""
+        self._expires -= max(0.0, seconds)
+
+    def prepare(self) -> bool:
+        """See ``Publication``."""
+        if self._expires == inf:
+            return True
+        left = self._expires - time.monotonic()
+        if left <= 0:
+            self.outbox.fail(self, DeadlineError(f"{self.what}: its time to live ended in the outbox"))
+            return False
+        plan = self.plan
+        self.plan = plan.replace(options=replace(plan.options, time_to_live=left))
+        self.plan.record = plan.record
+        return True
 
     def pass_deadline(self) -> None:
         """Fail the promise; the message is still sent. On the loop."""

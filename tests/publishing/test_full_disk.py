@@ -13,7 +13,6 @@ import messaging
 from messaging import MessageStream, Messaging, MessagingError, Promise
 from messaging.errors import OutboxFullError
 from messaging.journal import Journal
-from messaging.publishing.durable import WINDOW
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require
 from tests.faults.kills import PROTOCOLS
 from tests.faults.scenario import PATIENCE, QUICK, eventually
@@ -116,7 +115,7 @@ def test_the_oldest_messages_on_the_disk_make_room(
     stopped: Mosquitto | RabbitMQ, disk_of: Callable[[str], Path]
 ) -> None:
     """Those that are in memory already are still sent."""
-    path, many = disk_of("1m") / "outbox", WINDOW + 2000
+    path, many = disk_of("1m") / "outbox", 2000
     with received(stopped) as stream, offline(stopped, path, "drop_oldest", outbox_size=10) as m:
         promises = [m.publish("a/b", payload(number, 2000), **RELIABLE) for number in range(many)]
         promises[-1].stored.result(PATIENCE)
@@ -125,7 +124,8 @@ def test_the_oldest_messages_on_the_disk_make_room(
         while not found or found[-1] < many - 1:
             found += numbers(stream, 1)
         assert found == sorted(found)
-        assert WINDOW <= len(found) < many - 500
+        assert found[:10] == [*range(10)]  # were in memory
+        assert 100 < len(found) < many - 500
         eventually(lambda: m.runtime.get_runtime_dto().publisher.pending == 0, "the outbox to be empty")
         dropped = [number for number, each in enumerate(promises) if each.exception(PATIENCE) is not None]
         assert sorted([*dropped, *found]) == [*range(many)]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import messaging
-from messaging import ClosedError, Features, Messaging, OutcomeUnknownError, UnsupportedFeatureError
-from messaging.errors import JournalLockedError
+from messaging import ClosedError, DeadlineError, Features, Messaging, OutcomeUnknownError, UnsupportedFeatureError
+from messaging.errors import InvalidExtensionError, JournalLockedError
 from messaging.journal import Journal
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.conformance.helpers import PATIENCE, eventually, feature, nothing_more, receive, wire
@@ -55,6 +55,19 @@ def test_store_and_forward_resolves_without_a_connection(backend: Backend, tmp_p
         assert waiting.result(PATIENCE) is None
 
 
+def test_store_and_forward_includes_guaranteed_delivery(backend: Backend, tmp_path: Path) -> None:
+    m, link = backend.connect_severable(outbox_path=tmp_path / "outbox")
+    channel = backend.channel()
+    with pytest.raises(InvalidExtensionError, match="guaranteedDelivery"):
+        m.publish(channel, b"", store_and_forward=True, qos="0")
+    link.down()
+    m.publish(channel, b"1", store_and_forward=True).result(PATIENCE)
+    m.close()
+    with Journal.view(tmp_path / "outbox") as journal:
+        (record,) = journal.read()
+    assert record.context.extensions == {Features.EXTENSION_GUARANTEED_DELIVERY: True}
+
+
 def test_messages_of_a_closed_instance_are_sent_by_the_next_in_order_with_their_ids(
     backend: Backend, tmp_path: Path
 ) -> None:
@@ -79,6 +92,19 @@ def test_messages_of_a_closed_instance_are_sent_by_the_next_in_order_with_their_
             known = [message.context.extensions.get("messageId") for message in received[:50]]
             assert known in (ids, [None] * 50)
         eventually(lambda: later.runtime.get_runtime_dto().publisher.pending == 0, "everything to be confirmed")
+
+
+@feature("messageId")
+@pytest.mark.parametrize("qos", ["0", "1"])
+def test_an_id_of_the_application_outlives_the_instance(backend: Backend, tmp_path: Path, qos: str) -> None:
+    m, link = backend.connect_severable(outbox_path=tmp_path / "outbox")
+    channel = backend.channel()
+    link.down()
+    m.publish(channel, b"1", qos=qos, message_id="mine").stored.result(PATIENCE)
+    m.close()
+    with backend.connect().subscribe(channel, **backend.reliable) as stream:
+        backend.connect(outbox_path=tmp_path / "outbox")
+        assert stream.receive(PATIENCE).context.extensions["messageId"] == "mine"
 
 
 def test_the_whole_context_is_stored(backend: Backend, tmp_path: Path) -> None:
@@ -142,6 +168,23 @@ def test_more_messages_than_memory_holds_arrive_in_order(backend: Backend, tmp_p
         assert receive(stream, 2000) == payloads(2000)
         for promise in promises:
             promise.result(PATIENCE)
+
+
+@feature("timeToLive")
+def test_a_time_to_live_ends_while_a_message_waits_for_a_connection(backend: Backend, tmp_path: Path) -> None:
+    m, link = backend.connect_severable(outbox_path=tmp_path / "outbox")
+    channel = backend.channel()
+    with backend.connect().subscribe(channel, **backend.reliable) as stream:
+        link.down()
+        short = m.publish(channel, b"short", **reliably(backend, time_to_live=0.1))
+        short.stored.result(PATIENCE)
+        stored = time.monotonic()
+        m.publish(channel, b"long", **reliably(backend, time_to_live=60.0)).stored.result(PATIENCE)
+        eventually(lambda: time.monotonic() > stored + 0.1, "the message to expire")
+        link.up()
+        with pytest.raises(DeadlineError, match="time to live"):
+            short.result(PATIENCE)
+        assert receive(stream, 1) == [b"long"]
 
 
 @feature("mandatory")
