@@ -29,6 +29,8 @@ T = TypeVar("T")
 outbox = typer.Typer(name="outbox", add_completion=False, pretty_exceptions_enable=False)
 
 _PANEL = "Database"
+#: sent rows that ``cleanup`` deletes in one transaction
+_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True)
@@ -293,7 +295,9 @@ def cleanup(
     if sent is None and inbox is None:
         raise ArgumentError("say what to delete: --sent SECONDS, --inbox SECONDS, or both")
     if sent is not None:
-        rows = database.run(lambda connection, tables: delete_sent(connection, sent, tables))
+        rows = 0
+        while deleted := database.run(lambda connection, tables: delete_sent(connection, sent, tables, _AT_ONCE)):
+            rows += deleted
         logger.info("deleted %d sent rows", rows)
     if inbox is not None:
         ids = 0

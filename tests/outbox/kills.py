@@ -1,7 +1,7 @@
 """Writers, relays that are killed at random, and a consumer behind an inbox: nothing lost, in order, no duplicates.
 
-``python -m tests.outbox.kills [--minutes 10] [--seed 7] [--relays 2]`` runs for as long as you like;
-``test_kills.py`` runs it for seconds. Relays are killed with SIGKILL; writers roll some transactions back.
+``python -m tests.outbox.kills [--minutes 10] [--seed 7] [--relays 2] [--protocol amqp]`` runs for as long as you
+like; ``test_kills.py`` runs it for seconds. Relays are killed with SIGKILL; writers roll some transactions back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy
 from sqlalchemy import Engine, text
@@ -25,7 +25,7 @@ from sqlalchemy import Engine, text
 import messaging
 from messaging import Message, MessageContext
 from messaging.outbox.sql import create_tables, enqueue, outbox_status, process_once
-from messaging.testing.brokers import Mosquitto
+from messaging.testing.brokers import Broker, Mosquitto, RabbitMQ
 from messaging.testing.postgresql import PostgreSQL
 from tests.cli.program import Program
 
@@ -113,7 +113,7 @@ class Writers:
                         self._result.committed[key].append(payload)
 
 
-def run(server: PostgreSQL, broker: Mosquitto, seconds: float, seed: int, relays: int = 2) -> Result:
+def run(server: PostgreSQL, broker: Broker, seconds: float, seed: int, relays: int = 2) -> Result:
     """Write, relay, kill and consume for so many seconds; then wait until everything has arrived."""
     result = Result()
     choose = random.Random(seed)
@@ -134,7 +134,8 @@ def run(server: PostgreSQL, broker: Mosquitto, seconds: float, seed: int, relays
                 if process_once(connection, message):
                     connection.execute(text("INSERT INTO effects (key, payload) VALUES (:key, :payload)"), values)
 
-        m.on("kills/#", handle, qos="1")
+        kept: dict[str, Any] = {"queue": "kills"} if isinstance(broker, RabbitMQ) else {"qos": "1"}
+        m.on("kills/#", handle, **kept)
 
         def relay() -> Program:
             return stack.enter_context(
@@ -180,11 +181,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(3), "big"))
     parser.add_argument("--relays", type=int, default=2)
+    parser.add_argument("--protocol", choices=("mqtt", "amqp"), default="mqtt")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     sys.stdout.write(f"seed {arguments.seed}\n")
     sys.stdout.flush()
-    with PostgreSQL() as server, Mosquitto() as broker:
+    with PostgreSQL() as server, Mosquitto() if arguments.protocol == "mqtt" else RabbitMQ() as broker:
         result = run(server, broker, arguments.minutes * 60, arguments.seed, arguments.relays)
     sys.stdout.write(
         f"{result.kills} kills; {result.total} committed, {len(result.rolled_back)} rolled back, "

@@ -18,7 +18,7 @@ from messaging.errors import ArgumentError, InvalidChannelError, InvalidContentE
 from messaging.model import restored_context
 from messaging.outbox.sql import OutboxTables, Relay, create_tables, enqueue
 from messaging.outbox.sql.tables import DEFAULT_TABLES
-from tests.outbox.conftest import Received, message, put, status
+from tests.outbox.conftest import Received, message, prepared, put, status
 
 
 def rows(engine: Engine) -> list[Any]:
@@ -141,6 +141,35 @@ def test_a_connection_must_have_a_transaction(engine: Engine) -> None:
     with pytest.raises(ArgumentError, match="not Engine"):
         enqueue(engine, message(1))  # type: ignore[call-overload]
     assert rows(engine) == []
+
+
+def test_an_engine_that_commits_each_statement_is_refused(engine: Engine, m: messaging.Messaging) -> None:
+    automatic = sqlalchemy.create_engine(engine.url, isolation_level="AUTOCOMMIT")
+    with automatic.connect() as connection, pytest.raises(ArgumentError, match="AUTOCOMMIT"):
+        enqueue(connection, message(1))
+    with pytest.raises(ArgumentError, match="AUTOCOMMIT"):
+        Relay(automatic, m).start()
+    automatic.dispose()
+    assert rows(engine) == []
+
+
+def test_transactions_that_the_application_begins_by_itself_are_transactions(tmp_path: Path) -> None:
+    """As SQLAlchemy advises for savepoints with SQLite: the driver begins none."""
+    with prepared(f"sqlite:///{tmp_path}/own.db") as engine:
+
+        def no_transactions(driver: Any, _: object) -> None:
+            driver.isolation_level = None
+
+        own = sqlalchemy.create_engine(engine.url)
+        sqlalchemy.event.listen(own, "connect", no_transactions)
+        sqlalchemy.event.listen(own, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+        with own.connect() as connection:
+            enqueue(connection, message(1))
+            connection.rollback()
+            enqueue(connection, message(2))
+            connection.commit()
+        own.dispose()
+        assert len(rows(engine)) == 1
 
 
 def test_secrets_of_a_message_are_not_in_the_error_of_a_missing_table(url: str) -> None:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
+import threading
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import sqlalchemy
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text, update
 from sqlalchemy.exc import OperationalError
 
 import messaging
 from messaging.errors import DatabaseError
 from messaging.outbox.sql import Relay
+from messaging.outbox.sql.tables import DEFAULT_TABLES
 from messaging.testing.brokers import Mosquitto, require
 from messaging.testing.postgresql import PostgreSQL
 from messaging.testing.proxy import Proxy
-from tests.outbox.conftest import Held, Received, prepared, put, status, until
+from tests.outbox.conftest import PATIENCE, Held, Received, prepared, put, status, until
 
 
 @pytest.fixture
@@ -115,6 +120,55 @@ def test_a_database_that_is_locked_is_tried_again(tmp_path: Path, m: messaging.M
             received.wait(2)
         quick.dispose()
     assert numbers(received) == [1, 2]
+
+
+def test_a_locked_table_does_not_delay_the_end_of_a_relay(postgres: Engine, m: messaging.Messaging) -> None:
+    relay = Relay(postgres, m, poll_interval=0.02)
+    with relay, postgres.connect() as writer:
+        writer.execute(text("LOCK TABLE messaging_outbox IN ACCESS EXCLUSIVE MODE"))
+        until(lambda: relay.counters.database_failures >= 1)
+        began = time.monotonic()
+        relay.stop()
+        assert time.monotonic() - began < 15
+        assert not relay.is_running
+
+
+def test_a_locked_table_fails_the_start_of_a_relay(postgres: Engine, m: messaging.Messaging) -> None:
+    with postgres.connect() as writer:
+        writer.execute(text("LOCK TABLE messaging_outbox_schema IN ACCESS EXCLUSIVE MODE"))
+        with pytest.raises(DatabaseError, match="lock timeout"):
+            Relay(postgres, m).start()
+
+
+def test_a_relay_that_waits_for_its_first_connection_can_be_stopped(engine: Engine) -> None:
+    with socket.socket() as unused:  # bound, and nothing listens
+        unused.bind(("127.0.0.1", 0))
+        relay = Relay(engine, f"mqtt://127.0.0.1:{unused.getsockname()[1]}?retry_connect=true")
+        starting = threading.Thread(target=relay.start)
+        starting.start()
+        until(lambda: relay.is_running)
+        began = time.monotonic()
+        relay.stop()
+        starting.join(PATIENCE)
+        assert time.monotonic() - began < 15
+        assert not starting.is_alive()
+        assert not relay.is_running
+
+
+def test_rows_go_on_after_the_clock_of_the_database_was_set_back(
+    engine: Engine, m: messaging.Messaging, received: Received
+) -> None:
+    """Buckets were given back, and a retry was planned, by the clock as it was before."""
+    late = datetime(2999, 1, 1, tzinfo=UTC)
+    put(engine, 1, 2)
+    with engine.begin() as connection:
+        connection.execute(update(DEFAULT_TABLES.lease).values(owner=None, until=late))
+        connection.execute(update(DEFAULT_TABLES.outbox).values(attempts=1, retry_at=late))
+    with Relay(engine, m):
+        assert received.wait(2) == [b"1", b"2"]
+    with Relay(engine, m):  # and the buckets that were given back just now
+        put(engine, 3)
+        assert received.wait(3) == [b"1", b"2", b"3"]
 
 
 def test_the_relay_waits_for_a_broker_that_was_killed(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:

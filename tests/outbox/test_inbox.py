@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from datetime import datetime, timedelta, tzinfo
+from typing import Any, Self
 
 import pytest
 import sqlalchemy
@@ -14,7 +15,7 @@ from sqlalchemy.orm import Session
 import messaging
 from messaging import Message, MessageContext
 from messaging.errors import ArgumentError
-from messaging.outbox.sql import Inbox, OutboxTables, Relay, enqueue, process_once
+from messaging.outbox.sql import Inbox, OutboxTables, Relay, connections, enqueue, process_once
 from messaging.outbox.sql import inbox as inbox_module
 from messaging.outbox.sql.tables import DEFAULT_TABLES
 from tests.outbox.conftest import PATIENCE, Received, message, put, until
@@ -127,6 +128,29 @@ def test_old_ids_are_forgotten_by_cleanup(engine: Engine) -> None:
         assert long.cleanup(connection) == 0
         assert short.process_once(connection, "m-1")
     assert remembered(engine) == 6
+
+
+def test_the_age_of_an_id_is_that_of_the_clock_of_the_database(
+    postgres: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return super().now(tz) + timedelta(days=365)
+
+    inbox = Inbox(retention=86400)
+    with postgres.begin() as connection:
+        assert inbox.process_once(connection, "a")
+    for module in (connections, inbox_module):
+        monkeypatch.setattr(module, "datetime", Ahead, raising=False)
+    with postgres.begin() as connection:
+        assert inbox.process_once(connection, "b")
+        assert inbox.cleanup(connection) == 0
+    monkeypatch.undo()
+    with postgres.begin() as connection:
+        assert inbox.cleanup(connection) == 0
+        connection.execute(text("UPDATE messaging_inbox SET handled = handled - interval '2 days'"))
+        assert inbox.cleanup(connection) == 2
 
 
 def test_old_ids_are_forgotten_from_time_to_time(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,11 @@ import logging
 import time
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 import messaging
 from messaging import Message, MessageContext
+from messaging.errors import ArgumentError
 from messaging.outbox.sql import Relay, dead_rows, discard_dead, enqueue, retry_dead
 from messaging.testing.brokers import RabbitMQ
 from tests.outbox.conftest import PATIENCE, Received, message, put, status, until
@@ -92,6 +93,33 @@ def test_stored_properties_that_do_not_parse_are_dead_at_once(engine: Engine, m:
     Relay(engine, m).drain()
     assert received.wait(1) == [b"after"]
     assert status(engine).dead == 1
+
+
+def test_a_reason_that_no_database_can_store_does_not_stop_the_relay(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ArgumentError("no\0text \ud800")
+
+    with messaging.connect("memory://reasons") as m:
+        monkeypatch.setattr(messaging.MessagePublisher, "publish", refuse)
+        put(engine, 1)
+        counters = Relay(engine, m).drain()
+    assert counters.dead == 1
+    with engine.begin() as connection:
+        (dead,) = dead_rows(connection)
+    assert "ArgumentError: 'no\\x00text \\ud800'" in dead.reason
+
+
+def test_a_payload_that_another_program_wrote_as_text_is_published(
+    engine: Engine, m: messaging.Messaging, received: Received
+) -> None:
+    put(engine, "x", "y")
+    with engine.begin() as connection:
+        first = "(SELECT min(id) FROM messaging_outbox)"
+        connection.execute(text(f"UPDATE messaging_outbox SET payload = 'text' WHERE id = {first}"))
+    Relay(engine, m).drain()
+    assert received.wait(2) == [b"text", b"y"]
 
 
 def test_dead_rows_are_published_again_with_their_ids(engine: Engine, m: messaging.Messaging) -> None:

@@ -167,6 +167,16 @@ def test_a_relay_deletes_sent_rows_after_their_retention(engine: Engine, m: mess
     assert status(engine).sent == 0
 
 
+def test_old_sent_rows_are_deleted_a_part_at_a_time(engine: Engine, m: messaging.Messaging) -> None:
+    put(engine, *range(7))
+    Relay(engine, m, retention=3600).drain()
+    deleted = []
+    for _ in range(3):
+        with engine.begin() as connection:
+            deleted.append(delete_sent(connection, limit=3))
+    assert deleted == [3, 3, 1]
+
+
 # --- errors
 
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, overload
 
 from sqlalchemy import delete, func, select, update
 
 from messaging.errors import ArgumentError, check_instance
 from messaging.execution import seconds
-from messaging.outbox.sql.claims import database_now
-from messaging.outbox.sql.connections import in_transaction
+from messaging.outbox.sql.connections import database_now, in_transaction
 from messaging.outbox.sql.tables import DEAD, DEFAULT_TABLES, PENDING, SENT, OutboxTables
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy import ColumnElement, Connection
 
     from messaging.outbox.sql.connections import AnyConnection, AwaitedConnection, SyncConnection
 
@@ -161,26 +160,42 @@ def discard_dead(
 
 
 @overload
-def delete_sent(connection: SyncConnection, older_than: float = ..., tables: OutboxTables = ...) -> int: ...
+def delete_sent(
+    connection: SyncConnection, older_than: float = ..., tables: OutboxTables = ..., limit: int | None = ...
+) -> int: ...
 @overload
 def delete_sent(
-    connection: AwaitedConnection, older_than: float = ..., tables: OutboxTables = ...
+    connection: AwaitedConnection, older_than: float = ..., tables: OutboxTables = ..., limit: int | None = ...
 ) -> Awaitable[int]: ...
 def delete_sent(
-    connection: AnyConnection, older_than: float = 0.0, tables: OutboxTables = DEFAULT_TABLES
+    connection: AnyConnection,
+    older_than: float = 0.0,
+    tables: OutboxTables = DEFAULT_TABLES,
+    limit: int | None = None,
 ) -> int | Awaitable[int]:
-    """Delete the rows that were sent more than ``older_than`` seconds ago; return how many there were."""
+    """Delete the rows that were sent more than ``older_than`` seconds ago; return how many there were.
+
+    Args:
+        connection: as of :func:`~messaging.outbox.sql.enqueue`.
+        older_than: seconds.
+        tables: the tables.
+        limit: rows to delete at most, the oldest first; all of them if not given.
+    """
     age = seconds(older_than, "older_than")
     if not 0 <= age < 1e10:
         raise ArgumentError("older_than must be a number of seconds, 0 or more")
-    return in_transaction(connection, lambda each: delete_sent_rows(each, tables, age))
+    return in_transaction(connection, lambda each: delete_sent_rows(each, tables, age, limit))
 
 
-def delete_sent_rows(connection: Connection, tables: OutboxTables, older_than: float) -> int:
-    """Delete the rows that were sent more than ``older_than`` seconds ago; return how many there were."""
+def delete_sent_rows(connection: Connection, tables: OutboxTables, older_than: float, limit: int | None) -> int:
+    """Delete at most ``limit`` rows that were sent more than ``older_than`` seconds ago; return how many there were."""
     outbox = tables.outbox
-    latest = datetime.now(UTC) - timedelta(seconds=older_than)
-    return connection.execute(delete(outbox).where(outbox.c.state == SENT, outbox.c.settled_at <= latest)).rowcount
+    latest = database_now(connection) - timedelta(seconds=older_than)
+    is_old: ColumnElement[bool] = (outbox.c.state == SENT) & (outbox.c.settled_at <= latest)
+    if limit is not None:
+        oldest = select(outbox.c.id).where(is_old).order_by(outbox.c.settled_at).limit(limit)
+        is_old = outbox.c.id.in_(oldest.with_for_update(skip_locked=True))  # other relays delete, too
+    return connection.execute(delete(outbox).where(is_old)).rowcount
 
 
 def _among(outbox: Any, ids: Iterable[int] | None) -> tuple[Any, ...]:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import delete, exists, func, inspect, select, text, union_all, update
+from sqlalchemy import LargeBinary, and_, cast, delete, exists, func, inspect, or_, select, text, union_all, update
 
 from messaging.errors import ConfigurationError
 from messaging.outbox.sql import commit_order
+from messaging.outbox.sql.connections import database_now, refuse_autocommit
 from messaging.outbox.sql.tables import BUCKETS, DEAD, PENDING, SENT, OutboxTables, prepare
 
 if TYPE_CHECKING:
@@ -83,17 +84,27 @@ class Claims:
         lease: seconds.
         batch: most rows of a claim.
         batch_bytes: most bytes of their payloads; a larger row is fetched alone.
+        longest_pause: of a key after a refusal, seconds.
         keep_sent: whether sent rows are marked rather than deleted.
     """
 
     def __init__(
-        self, tables: OutboxTables, owner: str, *, lease: float, batch: int, batch_bytes: int, keep_sent: bool
+        self,
+        tables: OutboxTables,
+        owner: str,
+        *,
+        lease: float,
+        batch: int,
+        batch_bytes: int,
+        longest_pause: float,
+        keep_sent: bool,
     ) -> None:
         self._tables = tables
         self._owner = owner
         self._lease = lease
         self._batch = batch
         self._batch_bytes = batch_bytes
+        self._longest_pause = longest_pause
         self._keep_sent = keep_sent
 
     def check(self, connection: Connection) -> None:
@@ -101,7 +112,9 @@ class Claims:
 
         Raises:
             ConfigurationError: a table or the trigger is missing, or the schema has another version.
+            ArgumentError: the engine commits each statement by itself.
         """
+        refuse_autocommit(connection)
         tables = self._tables
         inspector = inspect(connection)
         for table in (tables.outbox, tables.lease, tables.version):
@@ -129,11 +142,13 @@ class Claims:
         ready = exists().where(
             outbox.c.bucket == lease.c.bucket,
             outbox.c.state == PENDING,
-            outbox.c.retry_at.is_(None) | (outbox.c.retry_at <= now),
+            ~self._is_waiting(outbox, now),
         )
+        # a bucket without owner is free, also when the clock of the database was set back after it was given back
+        is_free = or_(lease.c.owner.is_(None), lease.c.until <= now)
         free = (
             select(lease.c.bucket)
-            .where(lease.c.until <= now, ready)
+            .where(is_free, ready)
             .order_by(lease.c.until)  # the bucket that was served longest ago comes first
             .limit(_AT_ONCE)
             .with_for_update(skip_locked=True, of=lease)
@@ -143,7 +158,7 @@ class Claims:
             return Claim((), (), began, is_full=False)
         claimed = connection.execute(
             update(lease)
-            .where(lease.c.bucket.in_(candidates), lease.c.until <= now)  # SQLite locks no rows
+            .where(lease.c.bucket.in_(candidates), is_free)  # SQLite locks no rows
             .values(owner=self._owner, until=now + timedelta(seconds=self._lease))
             .returning(lease.c.bucket)
         )
@@ -153,15 +168,18 @@ class Claims:
             self.release(connection, buckets)
         return Claim(buckets if rows else (), rows, began + self._lease, is_full=len(candidates) == _AT_ONCE)
 
+    def _is_waiting(self, outbox: Any, now: datetime) -> ColumnElement[bool]:
+        """Return whether a row waits for its retry; not for longer than a pause lasts: the clock was set back since."""
+        retry_at, latest = outbox.c.retry_at, now + timedelta(seconds=self._longest_pause)
+        return and_(retry_at.is_not(None), retry_at > now, retry_at <= latest)
+
     def _fetch(self, connection: Connection, buckets: Sequence[int], now: datetime) -> list[Row]:
         """Return the first rows of the buckets, without those of keys that wait for a retry."""
         outbox = self._tables.outbox
         position = self._tables.position(connection.dialect)
         other = outbox.alias("other")
-        waits = exists().where(
-            other.c.key == outbox.c.key, other.c.state == PENDING, other.c.retry_at.is_not(None), other.c.retry_at > now
-        )
-        any_waits = exists().where(outbox.c.state == PENDING, outbox.c.retry_at.is_not(None), outbox.c.retry_at > now)
+        waits = exists().where(other.c.key == outbox.c.key, other.c.state == PENDING, self._is_waiting(other, now))
+        any_waits = exists().where(outbox.c.state == PENDING, self._is_waiting(outbox, now))
         # mostly no key waits, and a look at each row is half the cost of the statement
         ready = [~waits] if connection.execute(select(any_waits)).scalar_one() else []
         # more than an even share, for buckets with few rows beside buckets with many
@@ -180,9 +198,12 @@ class Claims:
         merged = union_all(*first).subquery()
         chosen = select(merged.c.id, merged.c.place).order_by(merged.c.place).limit(self._batch).subquery()
         size: ColumnElement[int] = func.length(outbox.c.payload)
+        # SQLite keeps text as text in a column of bytes: a row that another program wrote
+        payload = cast(outbox.c.payload, LargeBinary).label("payload")
         columns = [
-            outbox.c[name] for name in ("id", "key", "channel", "properties", "payload", "message_id", "attempts")
-        ]
+            outbox.c.id, outbox.c.key, outbox.c.channel, outbox.c.properties, payload, outbox.c.message_id,
+            outbox.c.attempts,
+        ]  # fmt: skip
         sized = (
             select(
                 *columns,
@@ -253,11 +274,3 @@ class Claims:
             select(func.min(outbox.c.retry_at)).where(outbox.c.state == PENDING, outbox.c.retry_at.is_not(None))
         ).scalar_one()
         return None if first is None else max(0.0, (first - database_now(connection)).total_seconds())
-
-
-def database_now(connection: Connection) -> datetime:
-    """Return the time by the clock of the database, which all relays share."""
-    if connection.dialect.name == "postgresql":
-        moment: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()
-        return moment
-    return datetime.now(UTC)  # the database is a file of this machine

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
@@ -66,10 +67,37 @@ def _choosing(table: Table | None) -> dict[str, Any]:
 
 
 def _transactional(connection: Connection) -> Connection:
-    """Refuse a connection that commits each statement by itself: it has no transaction to take part in."""
-    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
-        raise ArgumentError("the connection is in AUTOCOMMIT mode: the outbox needs a transaction")
+    refuse_autocommit(connection)
     return connection
+
+
+def refuse_autocommit(connection: Connection) -> None:
+    """Refuse a connection that commits each statement by itself: it has no transaction to take part in.
+
+    Raises:
+        ArgumentError: it does.
+    """
+    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT" or _commits_by_itself(connection):
+        raise ArgumentError("the connection is in AUTOCOMMIT mode: the outbox needs a transaction")
+
+
+def _commits_by_itself(connection: Connection) -> bool:
+    """Return whether the driver's connection is in autocommit mode, as an engine can set it for all of them."""
+    if getattr(connection.connection.dbapi_connection, "autocommit", False) is True:
+        return True
+    driver: Any = connection.connection.driver_connection
+    if connection.dialect.name != "sqlite" or getattr(driver, "isolation_level", "") is not None:
+        return False
+    connection.execute(select(1))  # an application may send BEGIN by itself, when SQLAlchemy begins
+    return not driver.in_transaction
+
+
+def database_now(connection: Connection) -> datetime:
+    """Return the time by the clock of the database, which all its clients share."""
+    if connection.dialect.name == "postgresql":
+        moment: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()
+        return moment
+    return datetime.now(UTC)  # the database is a file of this machine
 
 
 def insert_or_ignore(dialect: Dialect, table: Table) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, make_url
+from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError as SqlArgumentError
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
@@ -38,6 +38,14 @@ _KEEPALIVE: Final[Mapping[str, Any]] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
+#: milliseconds that a statement of a relay may run with PostgreSQL, and wait for a lock: it can be stopped by then
+_STATEMENT_TIMEOUT: Final = 30_000
+_LOCK_TIMEOUT: Final = 3_000
+#: both for one transaction, which also works behind a connection pooler
+_BOUNDS: Final = text(
+    f"SELECT set_config('statement_timeout', '{_STATEMENT_TIMEOUT}', true), "
+    f"set_config('lock_timeout', '{_LOCK_TIMEOUT}', true)"
+)
 #: seconds that a statement of SQLite waits for another writer
 _BUSY_TIMEOUT: Final = 10
 
@@ -63,16 +71,16 @@ def database_url(given: str | None = None, file: str | os.PathLike[str] | None =
             f"no database URL: give one, such as postgresql://host/name, or set {URL_VARIABLE} or {FILE_VARIABLE}"
         )
     try:
-        text = Path(file).read_text(encoding="utf-8").strip()
+        found = Path(file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigurationError(f"the file {os.fspath(file)} with the database URL: {reason}") from None
-    if not text:
+    if not found:
         raise ConfigurationError(f"the file {os.fspath(file)} with the database URL is empty")
-    return text
+    return found
 
 
-def parse_database_url(text: str | URL) -> URL:
+def parse_database_url(given: str | URL) -> URL:
     """Return a URL of SQLAlchemy with a driver.
 
     ``postgres://`` and ``postgresql://`` without a driver mean psycopg 3.
@@ -83,7 +91,7 @@ def parse_database_url(text: str | URL) -> URL:
         MissingExtraError: psycopg is not installed.
     """
     try:
-        url = make_url(text)
+        url = make_url(given)
     except (SqlArgumentError, ValueError):
         raise ConfigurationError(
             "the database URL does not parse; it is like postgresql://user@host/name or sqlite:///file.db"
@@ -108,8 +116,8 @@ def describe(error: BaseException) -> str:
     cause: BaseException = error
     if isinstance(error, DBAPIError) and error.orig is not None:
         cause = error.orig
-    text = str(cause) if isinstance(error, (DBAPIError, OSError)) else type(error).__name__
-    return (text.strip().splitlines() or [type(cause).__name__])[0]
+    described = str(cause) if isinstance(error, (DBAPIError, OSError)) else type(error).__name__
+    return (described.strip().splitlines() or [type(cause).__name__])[0]
 
 
 class Database:
@@ -119,12 +127,13 @@ class Database:
 
     Args:
         database: a URL, or an engine, which stays the caller's.
+        is_bounded: whether a statement fails that takes long, or waits long for a lock (PostgreSQL).
 
     Raises:
         ConfigurationError: the URL is malformed, its driver is missing, or the database is not supported.
     """
 
-    def __init__(self, database: str | URL | Engine | AsyncEngine) -> None:
+    def __init__(self, database: str | URL | Engine | AsyncEngine, *, is_bounded: bool = False) -> None:
         self._is_own = not isinstance(database, (Engine, AsyncEngine))
         if isinstance(database, (Engine, AsyncEngine)):
             self.engine: Engine | AsyncEngine = database
@@ -134,6 +143,7 @@ class Database:
             raise ArgumentError(f"database must be a URL, an Engine or an AsyncEngine, not {type(database).__name__}")
         check_dialect(self.engine.dialect)
         self.label: Final = label(self.engine.url)
+        self._is_bounded = is_bounded and self.dialect.name == "postgresql"
 
     @property
     def dialect(self) -> Dialect:
@@ -156,7 +166,7 @@ class Database:
         try:
             if isinstance(self.engine, AsyncEngine):
                 async with self.engine.begin() as connection:
-                    return await connection.run_sync(function)
+                    return await connection.run_sync(lambda each: self._call(each, function))
             return await self.in_thread(lambda: self._run_sync(function))
         except (SQLAlchemyError, OSError) as error:
             raise DatabaseError(f"database {self.label}: {describe(error)}") from error
@@ -164,7 +174,12 @@ class Database:
     def _run_sync(self, function: Callable[[Connection], T]) -> T:
         assert isinstance(self.engine, Engine)  # noqa: S101  # for mypy: run() has looked
         with self.engine.begin() as connection:
-            return function(connection)
+            return self._call(connection, function)
+
+    def _call(self, connection: Connection, function: Callable[[Connection], T]) -> T:
+        if self._is_bounded:
+            connection.execute(_BOUNDS)
+        return function(connection)
 
     @staticmethod
     async def in_thread(function: Callable[[], T], discard: Callable[[T], object] | None = None) -> T:

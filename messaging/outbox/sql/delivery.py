@@ -20,7 +20,7 @@ from messaging.errors import (
 )
 from messaging.model import Features, Message, MessageContext, restored_context
 from messaging.outbox.sql.claims import Refusal, Row
-from messaging.text import SafeLog
+from messaging.text import SafeLog, printable
 
 if TYPE_CHECKING:
     from messaging.execution import Promise
@@ -40,7 +40,7 @@ class Delivered:
         sent: ids of the rows that the broker has confirmed, since the last :meth:`take`.
         refused: rows that were refused, and what follows, likewise.
         keys: the keys that are not done.
-        open: number of rows that have no outcome; when the delivery has ended, of those that were not published, or
+        open: number of rows that have no outcome; when the delivery has ended, of rows that were not published, or
             whose outcome is unknown.
         cause: the failure of broker or connection that ended a key, the last one.
         has_stuck: whether no row was sent or refused, and rows are left.
@@ -161,7 +161,8 @@ class Delivery:
     @staticmethod
     def _refused(row: Row, error: Exception, retry_in: float | None, outcome: Delivered) -> bool:
         outcome.open -= 1
-        outcome.refused.append(Refusal(row, f"{type(error).__name__}: {error}", retry_in))
+        # a database refuses some characters, and one row must not keep the others from being settled
+        outcome.refused.append(Refusal(row, f"{type(error).__name__}: {printable(str(error))}", retry_in))
         return retry_in is None  # a dead row is out of the sequence
 
     def _message(self, row: Row) -> Message:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Awaitable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final, overload
 
-from sqlalchemy import delete, select, tuple_
+from sqlalchemy import delete, func, select, tuple_
 
 from messaging.errors import ArgumentError, check_instance
 from messaging.execution import seconds
 from messaging.model import Features, Message, check_text
-from messaging.outbox.sql.connections import in_transaction, insert_or_ignore
+from messaging.outbox.sql.connections import database_now, in_transaction, insert_or_ignore
 from messaging.outbox.sql.tables import DEFAULT_TABLES, OutboxTables, check_dialect
 from messaging.text import tolerant
 
@@ -105,9 +105,13 @@ class Inbox:
         check_dialect(connection.dialect)
         if self._is_cleanup_due():
             self._cleanup(connection, _CLEANUP_LIMIT)
-        row = {"consumer": self.consumer, "message_id": message_id, "handled": datetime.now(UTC)}
         inbox = self._tables.inbox
-        noted = connection.execute(insert_or_ignore(connection.dialect, inbox).returning(inbox.c.message_id), row)
+        # by the clock of the database: those of the consumers may differ
+        now = func.clock_timestamp() if connection.dialect.name == "postgresql" else database_now(connection)
+        note = insert_or_ignore(connection.dialect, inbox).values(
+            consumer=self.consumer, message_id=message_id, handled=now
+        )
+        noted = connection.execute(note.returning(inbox.c.message_id))
         return noted.first() is not None
 
     def _is_cleanup_due(self) -> bool:
@@ -124,7 +128,7 @@ class Inbox:
             select(inbox.c.consumer, inbox.c.message_id)
             .where(
                 inbox.c.consumer == self.consumer,
-                inbox.c.handled < datetime.now(UTC) - timedelta(seconds=self.retention),
+                inbox.c.handled < database_now(connection) - timedelta(seconds=self.retention),
             )
             .limit(limit)
             .with_for_update(skip_locked=True)  # SQLite has none and needs none

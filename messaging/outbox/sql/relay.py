@@ -13,6 +13,7 @@ from uuid import uuid4
 from messaging.errors import ArgumentError, ClosedError, MessagingError, check_instance
 from messaging.execution import Flag, refuse_in_loop, seconds, start_thread
 from messaging.instance import Messaging
+from messaging.model import check_text
 from messaging.outbox.sql.claims import Claims
 from messaging.outbox.sql.database import Database
 from messaging.outbox.sql.delivery import Policy
@@ -124,6 +125,7 @@ class Relay:
         self.name: Final = f"{socket.gethostname()[:32]}-{os.getpid()}" if name is None else name
         if not isinstance(self.name, str) or not 1 <= len(self.name) <= _LONGEST_NAME:
             raise ArgumentError(f"name must be a str of 1 to {_LONGEST_NAME} characters")
+        check_text("name", self.name)
         owner = f"{self.name}/{uuid4().hex[:8]}"  # two relays may have the same name
         self._tables = tables
         self._given = messaging
@@ -135,9 +137,10 @@ class Relay:
             raise ArgumentError("retention must be a number of seconds, 0 or more")
         self._policy = Policy(self._confirm_timeout, in_flight_per_key, max_attempts, shortest, longest)
         self._claims = Claims(
-            tables, owner, lease=self._lease, batch=batch, batch_bytes=batch_bytes, keep_sent=self._retention > 0
-        )
-        self._database = Database(database)
+            tables, owner, lease=self._lease, batch=batch, batch_bytes=batch_bytes, longest_pause=longest,
+            keep_sent=self._retention > 0,
+        )  # fmt: skip
+        self._database = Database(database, is_bounded=True)
         self._run: Run | None = None
         self._thread_ended: Flag | None = None
         self._task: asyncio.Task[None] | None = None

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _EMPTY_CLAIMS: Final = 4
 #: how often sent rows are looked through that are old enough to be deleted, seconds
 _DELETE_INTERVAL: Final = 60.0
+#: sent rows that are deleted at a time
+_DELETE_LIMIT: Final = 10_000
 #: seconds that the instance has to end: its messages are settled, or the run was cancelled
 _CLOSE_TIMEOUT: Final = 1.0
 #: seconds that the connection that listens has to end
@@ -74,13 +76,13 @@ class Run:
 
     def call(self, function: Callable[[], None]) -> None:
         """Call ``function`` on the loop. From any thread; nothing happens if the run has ended."""
+        if function == self.stop:  # main() may begin just now: it sets the loop, and looks for this afterwards
+            self._state.is_stopping = True
         if (loop := self._loop) is not None:
             try:
                 loop.call_soon_threadsafe(function)
             except RuntimeError:  # it is closed
                 return
-        elif function == self.stop:  # main() has not begun, and will look
-            self._state.is_stopping = True
 
     def wake(self) -> None:
         """Look for rows now."""
@@ -108,6 +110,8 @@ class Run:
         """
         self._task = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
+        if self._state.is_stopping:
+            self.stop()
         instance: Messaging | None = None
         try:
             await self._database.run(self._claims.check)
@@ -115,7 +119,8 @@ class Run:
                 instance = self._messaging
             else:
                 instance = connect(self._messaging)
-                await instance.ready
+                if not await self._is_ready(instance):
+                    return
             states = instance.connection_state.subscribe(lambda _: self.call(self.wake))
             listening = self._start_listening()
             self.is_started = True
@@ -131,6 +136,26 @@ class Run:
             if instance is not None and instance is not self._messaging:
                 await instance.aclose(_CLOSE_TIMEOUT)
             await self._database.close()
+
+    async def _is_ready(self, instance: Messaging) -> bool:
+        """Wait until the instance is connected; return ``False`` if the run is to stop before.
+
+        Raises:
+            MessagingError: it cannot connect.
+        """
+
+        async def connected() -> None:
+            await instance.ready
+
+        waits = asyncio.create_task(connected()), asyncio.create_task(self._state.stopped.wait())
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if waits[0].done():
+                waits[0].result()
+            return waits[0].done()
+        finally:
+            for each in waits:
+                each.cancel()
 
     def _start_listening(self) -> asyncio.Task[None] | None:
         if self._state.until_idle or not self._tables.notify or not wakeup.can_listen(self._database):
@@ -197,8 +222,11 @@ class Run:
         now = time.monotonic()
         if not self._retention or now < self._delete_at:
             return
-        self._delete_at = now + _DELETE_INTERVAL
-        await self._database.run(lambda each: delete_sent_rows(each, self._tables, self._retention))
+        deleted = await self._database.run(
+            lambda each: delete_sent_rows(each, self._tables, self._retention, _DELETE_LIMIT)
+        )
+        if deleted < _DELETE_LIMIT:
+            self._delete_at = now + _DELETE_INTERVAL
 
     async def _wait(self, timeout: float) -> None:
         """Wait until woken or stopped, for at most ``timeout`` seconds."""
