@@ -94,12 +94,13 @@ class PublisherLog:
 
     What is attempted is on the disk when :meth:`attempt` returns, so that a message whose publisher was killed is
     never an unexpected one. Outcomes are synced with the next attempt: one that is lost makes the comparison milder,
-    never wrong.
+    never wrong. A line that an earlier publisher was killed over is cut off.
     """
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()  # guards the file, and that lines stay whole
         self._file = path.open("ab")
+        self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
 
     def __enter__(self) -> Self:
         return self

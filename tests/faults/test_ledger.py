@@ -146,6 +146,15 @@ def test_a_log_that_ends_within_a_line_is_read_up_to_there(tmp_path: Path) -> No
         read_log(path)
 
 
+def test_a_publisher_cuts_off_the_line_that_the_one_before_was_killed_over(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"1.0 attempted 0\n1.5 confirmed 0\n2.0 conf")
+    with PublisherLog(path) as log:
+        log.attempt([1])
+    history = read_log(path)
+    assert ([*history.attempted], [*history.confirmed]) == ([0, 1], [0])
+
+
 def test_attempts_are_in_the_file_before_they_are_sent(tmp_path: Path) -> None:
     """The publisher is killed right after: no buffer of its own gets written any more."""
     program = (
