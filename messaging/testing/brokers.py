@@ -316,7 +316,23 @@ class Mosquitto(Broker):
     def _answers(self) -> bool:
         # Another process may have the port; the log tells that it is this broker.
         is_running = re.search(r"version \S+ running", self.log(self.log_start)) is not None
-        return is_running and accepts(self.port, self.host)
+        return is_running and self._serves()
+
+    def _serves(self) -> bool:
+        """Return whether the broker is in its loop.
+
+        It writes to its log, and listens, before it enters the loop; a SIGTERM between the two would be lost. In the
+        loop it ends a connection that its client has ended.
+        """
+        try:
+            with socket.create_connection((self.host, self.port), timeout=1.0) as client:
+                client.shutdown(socket.SHUT_WR)
+                client.recv(1)  # the end, or an alert of TLS
+        except ConnectionResetError:
+            return True
+        except OSError:
+            return False
+        return True
 
 
 class RabbitMQ(Broker):
