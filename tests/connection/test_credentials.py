@@ -292,12 +292,12 @@ def test_a_callable_that_hangs_takes_one_thread_however_often_it_is_needed(login
         return f"p{asked}"
 
     states: list[Any] = []
-    m = connect(login, credentials=ask, connect_timeout=0.1)
+    m = connect(login, credentials=ask, connect_timeout=0.4)
     m.connection_state.subscribe(states.append)
     login.lose()
     until(lambda: sum(isinstance(each.cause, CredentialsError) for each in states))
     attempts = 3
-    deadline = time.monotonic() + 0.15 * attempts
+    deadline = time.monotonic() + 0.45 * attempts
     until(lambda: time.monotonic() > deadline)
     assert asked == 2
     release.set()
