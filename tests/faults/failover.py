@@ -45,8 +45,8 @@ class Figures:
     """What was measured.
 
     Attributes:
-        back: seconds from a kill until an instance was connected to another broker, of each instance and kill.
-        flowing: seconds from a kill until a message was confirmed again, of each publisher and kill.
+        back: seconds from a lost connection until there was one to another broker, of each instance and fault.
+        flowing: seconds from a fault until a message was confirmed again, of each publisher and fault.
     """
 
     back: list[float] = field(default_factory=list)
@@ -165,16 +165,15 @@ class Traffic(abc.ABC):
         broker = self.broker(left)
         affected = [m for m in self.instances if m.connection_state.value.host == left]
         watches = [Watch(m, left) for m in affected]
-        began = time.time()
         started = time.monotonic()
         fault(broker)
         flow = threading.Thread(target=self._await_flow, args=(started, {each: each.next for each in self.publishers}))
         flow.start()
         try:
             for watch in watches:
-                back = watch.wait() - began
+                back = watch.wait()
                 assert back <= RECONNECT_MAX, f"{watch.name} took {back:.1f} s to connect to another broker"
-                self.figures.back.append(max(0.0, back))
+                self.figures.back.append(back)
             self.progress()
         finally:
             flow.join()
@@ -211,24 +210,29 @@ class Traffic(abc.ABC):
 
 
 class Watch:
-    """Waits until an instance is connected to another host than ``left``."""
+    """Waits until an instance has lost its connection to ``left``, and is connected to another host."""
 
     def __init__(self, m: messaging.Messaging, left: str) -> None:
         self.name = m.name
         self._left = left
-        self._since = 0.0
+        self._lost: float | None = None
+        self._back = 0.0
         self._is_there = threading.Event()
         self._subscription = m.connection_state.subscribe(self._on_next)
 
     def _on_next(self, state: ConnectionState) -> None:
-        if state.is_up and state.host != self._left and not self._is_there.is_set():
-            self._since = state.since
+        if self._is_there.is_set() or (state.is_up and state.host == self._left):
+            return
+        if self._lost is None:
+            self._lost = state.since
+        if state.is_up:
+            self._back = max(0.0, state.since - self._lost)
             self._is_there.set()
 
     def wait(self) -> float:
-        """Return when it was connected, seconds since the epoch."""
+        """Return how long it was not connected, seconds."""
         assert self._is_there.wait(PATIENCE), f"{self.name} is not connected to another host than {self._left}"
-        return self._since
+        return self._back
 
     def dispose(self) -> None:
         self._subscription.dispose()
