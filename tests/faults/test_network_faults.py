@@ -5,9 +5,10 @@ What it does not promise is in ``docs/faults.md``, with the figures; the tests h
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,27 @@ def attempts(scene: Scene) -> tuple[int, int]:
 def large(sequence: int) -> bytes:
     """A body of some thousand bytes, so that most of what is under way is the middle of a frame."""
     return b"." * (2000 + sequence % 1000)
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[Callable[[], float]]:
+    """Return a function that tells for how long this process had no turn on a busy machine, seconds."""
+    late = 0.0
+    is_over = threading.Event()
+
+    def watch() -> None:
+        nonlocal late
+        step, began = 0.02, time.monotonic()
+        while not is_over.wait(step):
+            now = time.monotonic()
+            late += now - began - step
+            began = now
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    yield lambda: late
+    is_over.set()
+    watcher.join()
 
 
 # --- broken
@@ -146,7 +168,8 @@ def test_a_half_open_connection_is_noticed_in_time(
 ) -> None:
     """With one direction gone, or both; idle, and with messages that go nowhere.
 
-    MQTT: within twice the keepalive. AMQP: within three heartbeats and 3 s, which is 33 s with the default.
+    MQTT: within twice the keepalive. AMQP: within three heartbeats and 3 s, which is 33 s with the default. On a busy
+    machine so much later as the process had no turn.
     """
     assert AmqpSettings().heartbeat == 10
     took: dict[str, float] = {}
@@ -181,10 +204,10 @@ def test_a_half_open_connection_is_noticed_in_time(
                 promise.result(2 * PATIENCE)
 
     cuts = [(ways, busy) for ways in (("up", "down"), ("up",), ("down",)) for busy in (False, True)]
-    with ThreadPoolExecutor(len(cuts)) as threads:
+    with watched() as late, ThreadPoolExecutor(len(cuts)) as threads:
         for done in [threads.submit(cut, *each) for each in cuts]:
             done.result(3 * PATIENCE)
-    assert max(took.values()) <= limit, took
+        assert max(took.values()) <= limit + late(), took
 
 
 @pytest.mark.parametrize("profile", [MQTT5, MQTT311_QOS2, AMQP], ids=str)
