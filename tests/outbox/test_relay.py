@@ -57,7 +57,7 @@ def test_it_publishes_in_a_thread_until_it_is_stopped(
         put(engine, 1, 2)
         put(engine, 3)
         assert received.wait(3) == [b"1", b"2", b"3"]
-    assert "messaging-relay" not in [each.name for each in threading.enumerate()]
+    until(lambda: "messaging-relay" not in [each.name for each in threading.enumerate()])
     assert not relay.is_running
     relay.stop()
     assert relay.wait(0)
