@@ -101,7 +101,7 @@ class CredentialsSource:
             raise
         if not done:
             self._abandon(call)
-            raise CredentialsError(f"{self._what}: no credentials within {self._timeout:g} s")
+            raise CredentialsError(f"{self._what}: {_overdue(self._timeout)}")
         return self._result(call)
 
     def _result(self, call: asyncio.Future[Credentials]) -> Credentials:
@@ -208,6 +208,10 @@ def _finished(result: Any, provider: Provider, timeout: float) -> Any:
     answer = _on_loop(ask, provider)
     try:
         return answer.result(timeout)
+    except TimeoutError:
+        if answer.done():  # the provider raised it
+            raise
+        raise _SourceError(_overdue(timeout)) from None
     finally:
         answer.cancel()  # unless it is done
 
@@ -239,6 +243,10 @@ def _on_worker(engine: Engine, function: Callable[[], Any]) -> asyncio.Future[Cr
         answer: asyncio.Future[Credentials] = engine.loop.create_future()
         answer.set_exception(_SourceError("no thread can be started to ask for them"))
         return answer
+
+
+def _overdue(timeout: float) -> str:
+    return f"no credentials within {timeout:g} s"
 
 
 def _failure(error: BaseException) -> CredentialsError:

@@ -15,7 +15,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from messaging.errors import (
     InvalidOptionError,
     MessagingError,
 )
+from messaging.execution import engine
 from messaging.model.credentials import Credentials
 from messaging.services import ServiceRegistry
 from tests.doubles.fake import PATIENCE, FakeBroker, brokers, settle_loop, until
@@ -278,6 +279,19 @@ def test_a_provider_that_hangs_fails_the_attempt_in_time(login: FakeBroker, conn
     release.set()
     if kind != "callable":
         assert cancelled.wait(PATIENCE)
+
+
+def test_a_provider_that_hangs_is_overdue_also_if_the_loop_is_late(login: FakeBroker, connect: Connect) -> None:
+    async def hang() -> str:
+        await asyncio.sleep(PATIENCE)
+        return "late"
+
+    def ask() -> Coroutine[Any, Any, str]:
+        engine().call(time.sleep, 0.5)  # the thread that asked notices the deadline first
+        return hang()
+
+    with pytest.raises(CredentialsError, match=r"option 'credentials': no credentials within 0\.2 s"):
+        connect(login, credentials=ask, connect_timeout=0.2)
 
 
 def test_a_callable_that_hangs_takes_one_thread_however_often_it_is_needed(login: FakeBroker, connect: Connect) -> None:
