@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from messaging.bounded import BoundedCache
 from messaging.errors import MessagingError
@@ -23,14 +23,6 @@ LOAD: Final = 512
 _RETRY: Final = 1.0
 
 
-class Loaded(NamedTuple):
-    """A message from the disk."""
-
-    record: Record
-    #: or the error of a message that this instance cannot publish
-    plan: PublishPlan | MessagingError
-
-
 class Backlog:
     """Reads the messages of a journal in order, some at a time. On the engine's loop; a worker thread reads.
 
@@ -38,8 +30,8 @@ class Backlog:
         engine: its loop.
         name: of the instance, for logs.
         journal: holds the messages.
-        loaded: called on the loop with the messages, and the offset after them: the journal does not have the offsets
-            in between that are missing.
+        loaded: called on the loop with records, the plan of each (or the error of a message that this instance cannot
+            publish), and the offset after them: the journal does not have the offsets in between that are missing.
 
     Attributes:
         restore: returns the plan of a payload and a restored context, on the worker thread. Set before the first read.
@@ -48,7 +40,11 @@ class Backlog:
     """
 
     def __init__(
-        self, engine: Engine, name: str, journal: Journal, loaded: Callable[[Sequence[Loaded], int], object]
+        self,
+        engine: Engine,
+        name: str,
+        journal: Journal,
+        loaded: Callable[[Sequence[Record], Sequence[PublishPlan | MessagingError], int], object],
     ) -> None:
         self._engine = engine
         self._name = name
@@ -59,6 +55,9 @@ class Backlog:
         # --- the worker thread: one at a time
         #: with their plans
         self._contexts: BoundedCache[tuple[str, str], MessageContext] = BoundedCache(1024)
+        #: of the last message: many in a row are alike
+        self._channel = self._properties = ""
+        self._context: MessageContext | None = None
         #: the offset that comes next, and the one at which the iterator ends
         self._records: Iterator[Record] = iter(())
         self._next = self._until = -1
@@ -75,30 +74,35 @@ class Backlog:
         workers().submit(lambda: self._load(start, end, most, most_bytes))
 
     def _load(self, start: int, end: int, most: int, most_bytes: int) -> None:
-        loaded: list[Loaded] = []
+        records: list[Record] = []
+        plans: list[PublishPlan | MessagingError] = []
         try:
             if self._next != start or self._until <= start:
                 self._records = self._journal.read(max(start, self._journal.begin), end)
                 self._until = end
             for record in self._records:
-                loaded.append(Loaded(record, self._plan_of(record)))
+                records.append(record)
+                plans.append(self._plan_of(record))
                 most_bytes -= len(record.payload)
-                if len(loaded) >= most or most_bytes <= 0:
+                if len(records) >= most or most_bytes <= 0:
                     break
         except MessagingError as error:
             self._next = -1
             self._engine.call(self._failed, (start, end, most, most_bytes), error)
             return
         # an iterator without a record has passed its end: the journal does not have them any more
-        self._next = loaded[-1].record.offset + 1 if loaded else self._until
-        self._engine.call(self._finish, loaded, self._next)
+        self._next = records[-1].offset + 1 if records else self._until
+        self._engine.call(self._finish, records, plans, self._next)
 
     def _plan_of(self, record: Record) -> PublishPlan | MessagingError:
-        key = record.channel, record.properties
+        channel, properties = record.channel, record.properties
         try:
-            context = self._contexts.get(key)
-            if context is None:
-                context = self._contexts[key] = record.context
+            context = self._context
+            if context is None or channel != self._channel or properties != self._properties:
+                context = self._contexts.get((channel, properties))
+                if context is None:
+                    context = self._contexts[channel, properties] = record.context
+                self._channel, self._properties, self._context = channel, properties, context
             return self.restore(record.payload, context)
         except MessagingError as error:
             return error
@@ -106,9 +110,9 @@ class Backlog:
             logger.exception("%s: cannot restore the message at offset %d", self._name, record.offset)
             return MessagingError(f"the message cannot be restored: {type(error).__name__}: {error}")
 
-    def _finish(self, loaded: Sequence[Loaded], following: int) -> None:
+    def _finish(self, records: Sequence[Record], plans: Sequence[PublishPlan | MessagingError], following: int) -> None:
         self.is_loading = False
-        self._on_loaded(loaded, following)
+        self._on_loaded(records, plans, following)
 
     def _failed(self, wanted: tuple[int, int, int, int], error: MessagingError) -> None:
         if self.is_closed:

@@ -36,7 +36,7 @@ from messaging.errors import (
 )
 from messaging.execution import may_block, workers
 from messaging.journal import Journal, Record
-from messaging.publishing.backlog import LOAD, Backlog, Loaded
+from messaging.publishing.backlog import LOAD, Backlog
 from messaging.publishing.dead_letters import DeadLetters
 from messaging.publishing.intake import Intake
 from messaging.publishing.position import Position
@@ -159,15 +159,12 @@ class DurableOutbox:
             or (self._held < self._max_messages and self._held_bytes + len(publication.payload) <= self._max_bytes)
         ):
             self._tail += 1
-            self._hold(publication)
+            self._held += 1
+            self._held_bytes += len(publication.payload)
+            self._ready.append(publication)
         else:
             del publication.payload
             self._spilled.add(publication)
-
-    def _hold(self, publication: StoredPublication) -> None:
-        self._ready.append(publication)
-        self._held += 1
-        self._held_bytes += len(publication.payload)
 
     # --- the loop: sending
 
@@ -218,23 +215,31 @@ class DurableOutbox:
 
     # --- the loop: from the disk
 
-    def _take_loaded(self, loaded: Sequence[Loaded], following: int) -> None:
+    def _take_loaded(
+        self, records: Sequence[Record], plans: Sequence[PublishPlan | MessagingError], following: int
+    ) -> None:
         if self._is_closed:
             return
-        for record, plan in loaded:
-            self._skip_to(record.offset)
-            self._tail = record.offset + 1
-            publication = self._spilled.pop(record.offset)
+        pop, ready = self._spilled.pop, self._ready
+        for record, plan in zip(records, plans, strict=True):
+            offset, payload = record.offset, record.payload
+            if offset != self._tail:
+                self._skip_to(offset)
+            self._tail = offset + 1
+            self._held += 1
+            self._held_bytes += len(payload)
+            publication = pop(offset)
             if isinstance(plan, MessagingError):
                 if publication is not None:
                     publication.settled = True
                     publication.reject(plan)
                 self.failed += 1
-                self._held += 1
-                self._held_bytes += len(record.payload)
                 self._dead_letters.add(record, plan)
+            elif publication is not None:
+                publication.payload = payload
+                ready.append(publication)
             else:
-                self._hold(self._restored(record, plan, publication))
+                ready.append(self._restored(record, plan))
         self._skip_to(following)
         self.advance()
 
@@ -250,16 +255,15 @@ class DurableOutbox:
         self._position.skip(first, offset)
         self._progress.set()
 
-    def _restored(self, record: Record, plan: PublishPlan, publication: StoredPublication | None) -> StoredPublication:
-        if publication is None:
-            publication = StoredPublication(self, self.intake, record.payload, plan, inf)
-            publication.own_id = record.message_id or self.intake.new_id()
-            publication.offset = record.offset
-            publication.is_stored = True
-            publication.looked_at = True
+    def _restored(self, record: Record, plan: PublishPlan) -> StoredPublication:
+        """Return a publication for a record whose promise the application has dropped."""
+        publication = StoredPublication(self, self.intake, record.payload, plan, inf)
+        publication.own_id = record.message_id or self.intake.new_id()
+        publication.offset = record.offset
+        publication.is_stored = True
+        publication.looked_at = True
+        if plan.options.time_to_live is not None:
             publication.age(time.time() - record.timestamp)
-        else:
-            publication.payload = record.payload
         return publication
 
     # --- the outbox of its publications: see ``Publications``

@@ -142,8 +142,11 @@ class MessagePublisher:
 
     def restore(self, payload: bytes, context: MessageContext) -> PublishPlan:
         """Return the plan of a stored message. From any thread; raises as :meth:`publish`."""
-        self.check_payload(payload)
-        plan = self.compile(context)  # anew if the broker has other features meanwhile
+        if self._size_limit is not None:
+            self.check_payload(payload)
+        plan: PublishPlan | None = context.plan
+        if plan is None or plan.stamp is not self.stamp:  # the broker has other features meanwhile
+            plan = self._compile(context)
         if plan.record is None:
             plan.record = RecordPlan(plan.channel, context, self._requested(context))
         return plan

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
-from weakref import WeakValueDictionary
+from weakref import ref
 
 if TYPE_CHECKING:
     from messaging.publishing.stored import StoredPublication
 
 #: how much later than its deadline a promise may fail, because of the deadline of the one before it, seconds
 _SLACK: Final = 0.1
+#: smallest number of publications of which the ones that the application dropped are removed
+_LEAST_SWEPT: Final = 1024
 
 
 class Spilled:
@@ -18,10 +20,15 @@ class Spilled:
 
     Publications are added in the order of their offsets, and mostly in that of their deadlines. Only those with an
     earlier deadline than one before them are entered into a heap.
+
+    Dropped publications are removed when the number has doubled. A ``WeakValueDictionary`` would call Python code for
+    each of them, which costs a tenth of all work on a message that is read from the disk.
     """
 
     def __init__(self) -> None:
-        self._known: WeakValueDictionary[int, StoredPublication] = WeakValueDictionary()
+        self._known: dict[int, ref[StoredPublication]] = {}
+        #: the number at which dropped publications are removed
+        self._sweep_at = _LEAST_SWEPT
         #: the latest deadline, and the deadlines before it with their offsets
         self._latest = 0.0
         self._early: list[tuple[float, int]] = []
@@ -30,35 +37,58 @@ class Spilled:
         """Add the publication of a message whose payload is released, unless it has its outcome."""
         if publication.done():
             return
-        if not self._known:
+        known = self._known
+        if not known:
             self._latest = 0.0
             self._early.clear()
-        self._known[publication.offset] = publication
+        elif len(known) >= self._sweep_at:
+            self._sweep()
+        self._known[publication.offset] = ref(publication)
         if publication.deadline < self._latest - _SLACK:
             heappush(self._early, (publication.deadline, publication.offset))
         else:
             self._latest = max(self._latest, publication.deadline)
 
+    def _sweep(self) -> None:
+        self._known = {offset: each for offset, each in self._known.items() if each() is not None}
+        self._early = [each for each in self._early if each[1] in self._known]
+        heapify(self._early)
+        self._sweep_at = max(_LEAST_SWEPT, 2 * len(self._known))
+
     def pop(self, offset: int) -> StoredPublication | None:
         """Remove and return the publication of the message at ``offset``, if there is one."""
-        return self._known.pop(offset, None)
+        found = self._known.pop(offset, None)
+        return None if found is None else found()
 
     def pop_range(self, first: int, end: int) -> list[StoredPublication]:
         """Remove and return the publications of the messages from offset ``first`` to before ``end``."""
-        return [self._known.pop(each.offset) for each in [*self._known.values()] if first <= each.offset < end]
+        found = [self.pop(offset) for offset in [*self._known] if first <= offset < end]
+        return [each for each in found if each is not None]
 
     def pass_deadlines(self, now: float) -> float | None:
         """Fail the promises whose deadline has passed; return the seconds until the next one, about."""
         while self._early and self._early[0][0] <= now:
-            self._pass(heappop(self._early)[1], now)
-        while (first := next(iter(self._known.values()), None)) is not None and first.deadline <= now:
-            self._pass(first.offset, now)
-        if first is None:
-            return None
-        return (min(first.deadline, self._early[0][0]) if self._early else first.deadline) - now
-
-    def _pass(self, offset: int, now: float) -> None:
-        publication = self._known.get(offset)
-        if publication is not None and publication.deadline <= now:
+            offset = heappop(self._early)[1]
+            publication = self._get(offset)
+            if publication is not None and publication.deadline <= now:
+                del self._known[offset]
+                publication.pass_deadline()
+        passed: dict[int, StoredPublication | None] = {}
+        for offset in self._known:
+            publication = self._get(offset)
+            if publication is not None and publication.deadline > now:
+                break
+            passed[offset] = publication
+        else:
+            publication = None
+        for offset, each in passed.items():
             del self._known[offset]
-            publication.pass_deadline()
+            if each is not None:
+                each.pass_deadline()
+        if publication is None:
+            return None
+        return (min(publication.deadline, self._early[0][0]) if self._early else publication.deadline) - now
+
+    def _get(self, offset: int) -> StoredPublication | None:
+        found = self._known.get(offset)
+        return None if found is None else found()
