@@ -229,7 +229,7 @@ def test_take_1_unsubscribes(m: Messaging, channel: str) -> None:
     publish(m, channel, [b"1", b"2"])
     inbox.wait_completed()
     eventually(lambda: subscription_to(m, channel) is None, "unsubscribed")
-    with m.subscribe(f"{channel}/other") as other:  # its message comes after those that the broker sent before
+    with m.subscribe(f"{channel}/other") as other:  # its message comes after every earlier one of the broker
         nothing_more(m, f"{channel}/other", other)
     with m.subscribe(channel) as stream:
         nothing_more(m, channel, stream)
