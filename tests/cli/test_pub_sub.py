@@ -191,11 +191,11 @@ def test_a_property_that_the_protocol_lacks_is_refused(run: Run, url: str, topic
 
 
 def test_a_timeout_before_the_count_is_reached_has_an_exit_code_of_its_own(run: Run, url: str, topic: str) -> None:
-    with subscriber(url, "-t", topic, "-C", "2", "-W", "0.5") as sub:
-        published(run, url, "-t", topic, "-m", "only one")
+    published(run, url, "-t", topic, "-m", "only one", "-q", "1", "-r")  # there with the subscription
+    with subscriber(url, "-t", topic, "-C", "2", "-W", "1") as sub:
         assert sub.ended() == 3
         assert sub.out.rest() == b"only one\n"
-        assert sub.err.rest().endswith(b"messaging: warning: timeout: 1 of 2 messages within 0.5 s\n")
+        assert sub.err.rest().endswith(b"messaging: warning: timeout: 1 of 2 messages within 1 s\n")
 
 
 @pytest.mark.parametrize(("number", "elsewhere"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
