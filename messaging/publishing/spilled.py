@@ -21,8 +21,8 @@ class Spilled:
     Publications are added in the order of their offsets, and mostly in that of their deadlines. Only those with an
     earlier deadline than one before them are entered into a heap.
 
-    Dropped publications are removed when the number has doubled. A ``WeakValueDictionary`` would call Python code for
-    each of them, which costs a tenth of all work on a message that is read from the disk.
+    Dropped publications are removed when the number has doubled. A ``WeakValueDictionary`` would run Python code when
+    each of them is added, dropped and removed.
     """
 
     def __init__(self) -> None:
