@@ -3,19 +3,29 @@
 ``messaging.typedevent`` and ``messaging.eventadmin`` stand on this room. It imports ``messaging.services`` and rooms
 below. Applications do not import from it: the event services export what applications need.
 
-==================  ================================================================================================
-``topics``          the grammar of topics and topic filters, and values found by topic
-``permission``      permissions of principals to publish and to subscribe
-``terms``           the terms of a handler, read from its service properties
-``handler``         one handler: its terms, its failures, whether it is blocked; with a lane of its own; its name for
-                    people, and awaiting its results
-``dispatcher``      the handlers of one bus: added, changed and removed with their registrations, found by topic
-``service``         opening and closing of an event service
-==================  ================================================================================================
+======================  ================================================================================================
+``grammar``             the contract of a grammar: topics, topic filters, and the index that finds values by topic
+``topics``              the grammars of OSGi Typed Event and of Event Admin
+``trie``                their index: a trie of tokens
+``distributed_topics``  the grammar of RFC 214 Distributed Eventing, and its index by prefix
+``permission``          permissions of principals to publish and to subscribe
+``terms``               the terms of a handler, read from its service properties
+``handler``             one handler: its terms, its failures, whether it is blocked; with a lane of its own; its name
+                        for people, and awaiting its results
+``dispatcher``          the handlers of one bus: added, changed and removed with their registrations, found by topic
+``service``             opening and closing of an event service
+======================  ================================================================================================
 """
 
 from messaging.dispatch.dispatcher import Dispatcher as Dispatcher
 from messaging.dispatch.dispatcher import when_all_done as when_all_done
+from messaging.dispatch.distributed_topics import DISTRIBUTED_EVENTS as DISTRIBUTED_EVENTS
+from messaging.dispatch.distributed_topics import PrefixFilter as PrefixFilter
+from messaging.dispatch.distributed_topics import PrefixIndex as PrefixIndex
+from messaging.dispatch.distributed_topics import is_private_topic as is_private_topic
+from messaging.dispatch.grammar import AbstractTopicFilter as AbstractTopicFilter
+from messaging.dispatch.grammar import TopicGrammar as TopicGrammar
+from messaging.dispatch.grammar import TopicIndex as TopicIndex
 from messaging.dispatch.handler import DispatchHandler as DispatchHandler
 from messaging.dispatch.handler import HandlerDTO as HandlerDTO
 from messaging.dispatch.handler import LaneHandler as LaneHandler
@@ -36,9 +46,11 @@ from messaging.dispatch.terms import check_count as check_count
 from messaging.dispatch.terms import read_filter as read_filter
 from messaging.dispatch.terms import read_timeout as read_timeout
 from messaging.dispatch.terms import read_topics as read_topics
+from messaging.dispatch.topics import EVENT_ADMIN as EVENT_ADMIN
 from messaging.dispatch.topics import MULTI_LEVEL as MULTI_LEVEL
+from messaging.dispatch.topics import TYPED_EVENTS as TYPED_EVENTS
 from messaging.dispatch.topics import TopicFilter as TopicFilter
-from messaging.dispatch.topics import TopicTrie as TopicTrie
 from messaging.dispatch.topics import check_topic as check_topic
 from messaging.dispatch.topics import is_topic as is_topic
 from messaging.dispatch.topics import parse_filter as parse_filter
+from messaging.dispatch.trie import TopicTrie as TopicTrie

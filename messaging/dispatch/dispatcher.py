@@ -14,18 +14,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from messaging.bounded import BoundedCache
+from messaging.dispatch.grammar import TopicGrammar
 from messaging.dispatch.permission import TopicPermission, check_principal, denied
-from messaging.dispatch.topics import TopicTrie, check_topic
-from messaging.errors import ClosedError
+from messaging.dispatch.topics import TYPED_EVENTS
+from messaging.errors import ArgumentError, ClosedError, check_instance
 from messaging.execution import Promise
 from messaging.forking import LiveObjects
 from messaging.services import ServiceEvent, ServiceEventKind, as_filter, interface_name
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
+    from messaging.dispatch.grammar import AbstractTopicFilter, TopicIndex
     from messaging.dispatch.handler import DispatchHandler
     from messaging.dispatch.permission import Principal, TopicPolicy
-    from messaging.dispatch.topics import TopicFilter
     from messaging.execution import Lane
     from messaging.services import ServiceProperties, ServiceReference, ServiceRegistry
 
@@ -62,6 +63,10 @@ class Dispatcher(Generic[H, R]):
         route: makes the route of a topic from the unblocked handlers that match it and may subscribe to it, the
             preferred first. Called without the lock.
         policy: grants publishing and subscribing; without a policy all principals may do both.
+        grammar: of the topics, and of the topic filters of the handlers.
+
+    Raises:
+        ArgumentError: ``grammar`` is no grammar, or the policy has another one.
     """
 
     def __init__(
@@ -75,7 +80,11 @@ class Dispatcher(Generic[H, R]):
         change: Callable[[H, ServiceProperties], Callable[[], object]],
         route: Callable[[str, list[H]], R],
         policy: TopicPolicy | None = None,
+        grammar: TopicGrammar[Any] = TYPED_EVENTS,
     ) -> None:
+        check_instance("grammar", grammar, TopicGrammar)
+        if policy is not None and policy.grammar is not grammar:  # it would refuse everything
+            raise ArgumentError(f"{name}: needs a TopicPolicy of the grammar {grammar}, not of {policy.grammar}")
         self.name = name
         self.services = services
         #: reentrant: finalizers and signal handlers may need it on a thread that holds it
@@ -83,14 +92,17 @@ class Dispatcher(Generic[H, R]):
         #: by topic; replaced at every change. Publishers look here first, and call :meth:`route` on a miss
         self.routes: BoundedCache[str, R] = BoundedCache(_ROUTES)
         self.is_closed = False
+        #: called when routes are forgotten, perhaps with the lock: it must neither wait nor call user code
+        self.on_change: Callable[[], object] | None = None
         self.policy = policy
+        self.grammar = grammar
         self._interfaces = [interface_name(each) for each in interfaces]
         self._announced = announced
         self._make = make
         self._change = change
         self._route = route
         self._handlers: dict[_Key, H] = {}
-        self._trie: TopicTrie[H] = TopicTrie()
+        self._trie: TopicIndex[Any, H] = grammar.new_index()
         self._answers: BoundedCache[tuple[Principal, str, str], bool] = BoundedCache(_ANSWERS)
         self._watches: list[Any] = []
         self._stop_watching: Callable[[], object] | None = None
@@ -120,7 +132,7 @@ class Dispatcher(Generic[H, R]):
         with self.lock:
             self.is_closed = True
             self._handlers.clear()
-            self._trie = TopicTrie()
+            self._trie = self.grammar.new_index()
             self.forget()
 
     def handlers(self) -> list[tuple[str, H]]:
@@ -208,7 +220,7 @@ class Dispatcher(Generic[H, R]):
             self._trie.add(each, handler)
         self.forget()
 
-    def _displace(self, handler: H, topics: Iterable[TopicFilter]) -> None:
+    def _displace(self, handler: H, topics: Iterable[AbstractTopicFilter]) -> None:
         for each in topics:
             self._trie.remove(each, handler)
         self.forget()
@@ -241,7 +253,7 @@ class Dispatcher(Generic[H, R]):
 
     def route(self, topic: str) -> R:
         """Return the route of a topic; made and remembered if necessary. Raises the errors of ``check_topic``."""
-        topic = check_topic(topic)
+        topic = self.grammar.check_topic(topic)
         routes = self.routes  # read first: a change meanwhile replaces them, and the route made here goes with them
         found = routes.get(topic)
         if found is not None:
@@ -261,6 +273,8 @@ class Dispatcher(Generic[H, R]):
     def forget(self) -> None:
         """Forget all routes. To be called after a change that affects them, so that none is made of older state."""
         self.routes = BoundedCache(_ROUTES)
+        if self.on_change is not None:
+            self.on_change()
 
     # --- permissions
 
@@ -272,7 +286,7 @@ class Dispatcher(Generic[H, R]):
         key = principal, action, topic
         answer = answers.get(key)
         if answer is None:
-            answer = self.policy.permits(principal, TopicPermission(topic, action))
+            answer = self.policy.permits(principal, TopicPermission(topic, action, self.grammar))
             answers[key] = answer
         return answer
 

@@ -19,8 +19,8 @@ from messaging.execution import Lane, LoopLane, ThreadLane, handlers_loop, is_co
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
+    from messaging.dispatch.grammar import AbstractTopicFilter
     from messaging.dispatch.terms import Terms, Tolerance
-    from messaging.dispatch.topics import TopicFilter
     from messaging.execution import Pool
     from messaging.services import ServiceReference
 
@@ -84,7 +84,7 @@ class DispatchHandler(abc.ABC, Generic[E]):
         """Number of events that found no room, or waited when it was blocked."""
 
     @property
-    def topics(self) -> tuple[TopicFilter, ...]:
+    def topics(self) -> tuple[AbstractTopicFilter, ...]:
         """Filters of the topics it receives."""
         return self.terms.topics or ()
 

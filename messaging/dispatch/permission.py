@@ -10,7 +10,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
-from messaging.dispatch.topics import parse_filter
+from messaging.dispatch.grammar import AbstractTopicFilter, TopicGrammar
+from messaging.dispatch.topics import TYPED_EVENTS
 from messaging.errors import ArgumentError, PermissionDeniedError, check_instance, check_mapping
 from messaging.text import SafeLog, exact, tolerant
 
@@ -28,20 +29,24 @@ class TopicPermission:
     Args:
         name: a topic, or a topic filter; ``a/b/*`` stands for ``a/b/c``, but not for ``a/b``.
         actions: ``publish``, ``subscribe`` or both with a comma; case, order and surrounding blanks are ignored.
+        grammar: of ``name``; permissions of different grammars never imply each other.
 
     Raises:
         InvalidTopicError, NullEventError: ``name`` is no topic filter.
-        ArgumentError: ``actions`` names any other action.
+        ArgumentError: ``actions`` names any other action, or ``grammar`` is no grammar.
     """
 
     PUBLISH: Final = "publish"
     SUBSCRIBE: Final = "subscribe"
 
-    __slots__ = ("_actions", "_filter")
+    __slots__ = ("_actions", "_filter", "_grammar")
 
-    def __init__(self, name: str, actions: str) -> None:
-        self._filter = parse_filter(name)
+    def __init__(self, name: str, actions: str, grammar: TopicGrammar[Any] = TYPED_EVENTS) -> None:
+        if grammar is not TYPED_EVENTS:  # a permission is made for every check of a policy
+            check_instance("grammar", grammar, TopicGrammar)
+        self._filter: AbstractTopicFilter = grammar.parse(name)
         self._actions = _parse_actions(actions)
+        self._grammar = grammar
 
     @property
     def name(self) -> str:
@@ -53,30 +58,41 @@ class TopicPermission:
         """The actions as ``publish``, ``subscribe`` or ``publish,subscribe`` (157.9.2.5)."""
         return ",".join(action for action in _ACTIONS if action in self._actions)
 
+    @property
+    def grammar(self) -> TopicGrammar[Any]:
+        """The grammar of its name."""
+        return self._grammar
+
     def implies(self, other: object) -> bool:
         """Return whether this permission includes the ``other`` one (157.9.2.7)."""
-        return (
-            isinstance(other, TopicPermission)
-            and self._actions >= other._actions
-            and self._filter.implies(other._filter)
-        )
+        return isinstance(other, TopicPermission) and self._actions >= other._actions and self._covers(other)
+
+    def _covers(self, other: TopicPermission) -> bool:
+        """Return whether this permission includes all topics of the ``other`` one."""
+        return self._grammar is other._grammar and self._filter.implies(other._filter)
 
     def new_permission_collection(self) -> TopicPermissionCollection:
         """Return an empty collection for permissions like this one (157.9.2.8)."""
         return TopicPermissionCollection()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TopicPermission) and self._filter == other._filter and self._actions == other._actions
+        return (
+            isinstance(other, TopicPermission)
+            and self._grammar is other._grammar
+            and self._filter == other._filter
+            and self._actions == other._actions
+        )
 
     def __hash__(self) -> int:
         return hash((self._filter, self._actions))
 
     @tolerant
     def __repr__(self) -> str:
-        return f"TopicPermission({self.name!r}, {self.actions!r})"
+        grammar = "" if self._grammar is TYPED_EVENTS else f", grammar={self._grammar}"
+        return f"TopicPermission({self.name!r}, {self.actions!r}{grammar})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TopicPermission, (self.name, self.actions)
+        return TopicPermission, (self.name, self.actions, self._grammar)
 
 
 def _parse_actions(text: Any) -> frozenset[str]:
@@ -112,7 +128,7 @@ class TopicPermissionCollection:
             return False
         missing = set(permission._actions)
         for each in self:
-            if each._actions & missing and each._filter.implies(permission._filter):
+            if each._actions & missing and each._covers(permission):
                 missing -= each._actions
                 if not missing:
                     return True
@@ -143,12 +159,23 @@ class TopicPolicy:
 
     Args:
         grants: permissions by principal; those of ``None`` are for callers that give no name.
+        grammar: of all permissions. An event service accepts a policy of its own grammar only.
+
+    Raises:
+        ArgumentError: ``grants`` are no permissions by principal, ``grammar`` is no grammar, or a permission has
+            another grammar.
 
     Example:
         ``TopicPolicy({"meter": [TopicPermission("meters/*", "publish")]})``
     """
 
-    def __init__(self, grants: Mapping[Principal, Iterable[TopicPermission]] | None = None) -> None:
+    def __init__(
+        self,
+        grants: Mapping[Principal, Iterable[TopicPermission]] | None = None,
+        grammar: TopicGrammar[Any] = TYPED_EVENTS,
+    ) -> None:
+        check_instance("grammar", grammar, TopicGrammar)
+        self.grammar = grammar
         self._lock = threading.Lock()  # guards changes of the following two, which are replaced as a whole
         self._grants: dict[Principal, TopicPermissionCollection] = {}
         #: by an object for each call of on_change: a function may be added twice
@@ -160,10 +187,14 @@ class TopicPolicy:
         """Grant further permissions to ``principal``.
 
         Raises:
-            ArgumentError: one is no TopicPermission, or the principal is no str; nothing is granted.
+            ArgumentError: one is no TopicPermission or has another grammar, or the principal is no str; nothing is
+                granted.
         """
         principal = check_principal(principal)
         added = TopicPermissionCollection(permissions)
+        for each in added:
+            if each.grammar is not self.grammar:
+                raise ArgumentError(f"a policy of the grammar {self.grammar} cannot grant {each!r:.200}")
         with self._lock:
             granted = self._grants.get(principal)
             if granted is None:

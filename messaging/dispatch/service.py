@@ -48,6 +48,8 @@ class Lifecycle:
         lanes: returns all lanes that events may wait in, if those are not the lanes of the handlers.
         is_inside: returns whether the calling code is a handler, if the delivery threads cannot tell.
         closed: called at the end of closing.
+        closing: called when closing begins, before the published events are delivered; it may be called again after an
+            interrupt.
 
     Raises:
         ArgumentError: an argument is not as described; nothing is open.
@@ -66,6 +68,7 @@ class Lifecycle:
         lanes: Callable[[], list[Lane]] | None = None,
         is_inside: Callable[[], bool],
         closed: Callable[[], object],
+        closing: Callable[[], object] | None = None,
     ) -> None:
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"the name of an event service must be a non-empty str, not {name!r:.80}")
@@ -85,6 +88,7 @@ class Lifecycle:
         self._handler_lanes = lanes
         self._is_inside = is_inside
         self._closed = closed
+        self._on_closing = closing
         #: made with the dispatcher's lock when closing begins
         self._closing: Promise[None] | None = None
         #: held by the thread that closes the service
@@ -180,6 +184,8 @@ class Lifecycle:
             self._finisher = get_ident()
             for registration in self._registrations:
                 registration.unregister()
+            if self._on_closing is not None:
+                self._on_closing()
             self.publishing.discard(get_ident())  # this thread may be in a signal handler that interrupted publishing
             while self.publishing and time.monotonic() < deadline:
                 time.sleep(_CHECK_INTERVAL)

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from messaging.dispatch.topics import TopicFilter, parse_filter
+from messaging.dispatch.topics import TYPED_EVENTS
 from messaging.errors import ArgumentError
 from messaging.services import LdapFilter
 
 if TYPE_CHECKING:
+    from messaging.dispatch.grammar import AbstractTopicFilter, TopicGrammar
     from messaging.dispatch.permission import Principal
 
 
@@ -57,14 +58,21 @@ class Terms:
         timeout: how long the handler may take for one event, seconds; 0: unlimited; ``None``: as the bus tolerates.
     """
 
-    topics: tuple[TopicFilter, ...] | None
+    topics: tuple[AbstractTopicFilter, ...] | None
     filter: LdapFilter | None
     principal: Principal
     timeout: float | None
 
 
-def read_topics(value: Any, name: str, *, single_level: bool = True) -> tuple[TopicFilter, ...] | None:
+def read_topics(
+    value: Any, name: str, grammar: TopicGrammar[Any] = TYPED_EVENTS
+) -> tuple[AbstractTopicFilter, ...] | None:
     """Parse one topic filter or several (``String+``). One invalid filter makes all of them invalid (157.4.9).
+
+    Args:
+        value: the value of a service property; ``None`` if there is none.
+        name: of the property, for errors.
+        grammar: of the filters.
 
     Raises:
         ArgumentError, InvalidTopicError: ``value`` is no topic filter, or is empty.
@@ -75,7 +83,7 @@ def read_topics(value: Any, name: str, *, single_level: bool = True) -> tuple[To
         value = (value,)
     if not isinstance(value, Iterable) or isinstance(value, (bytes, Mapping)):
         raise ArgumentError(f"{name} must be a str or several, not {type(value).__name__}")
-    topics = tuple(dict.fromkeys(parse_filter(each, single_level=single_level) for each in value))
+    topics = tuple(dict.fromkeys(grammar.parse(each) for each in value))
     if not topics:
         raise ArgumentError(f"{name} is empty: name at least one topic")
     return topics

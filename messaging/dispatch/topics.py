@@ -1,4 +1,4 @@
-"""Topics, topic filters, and values found by topic (157.3.1, 157.4.3; RFC 97 5.1.1.1, 5.1.2).
+"""The grammars of chapter 157 and of RFC 97: topics and topic filters (157.3.1, 157.4.3; RFC 97 5.1.1.1, 5.1.2).
 
 ::
 
@@ -14,55 +14,23 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from functools import lru_cache
-from typing import Any, Final, Generic, TypeVar
+from itertools import zip_longest
+from typing import Any, Final
 
-from messaging.errors import InvalidTopicError, NullEventError
-from messaging.text import exact, tolerant
-
-T = TypeVar("T")
+from messaging.dispatch.grammar import AbstractTopicFilter, TopicGrammar, exact_text
+from messaging.dispatch.trie import MULTI_LEVEL as MULTI_LEVEL
+from messaging.dispatch.trie import SINGLE_LEVEL, TopicTrie
+from messaging.errors import InvalidTopicError
 
 _ASCII: Final = re.compile(r"[\w$-]+(?:/[\w$-]+)*", re.ASCII)
 #: Unicode categories of Java's letters and digits: letters, letter numbers, currency, connectors, digits, marks
 _LETTER_OR_DIGIT: Final = frozenset({"Lu", "Ll", "Lt", "Lm", "Lo", "Nl", "Sc", "Pc", "Nd", "Mn", "Mc"})
-#: maximum number of remembered filters
-_PARSED: Final = 1024
 #: characters of a filter that an error text shows
 _SHOWN: Final = 80
-
-SINGLE_LEVEL: Final = "+"
-MULTI_LEVEL: Final = "*"
 
 
 def _is_token(text: str) -> bool:
     return bool(text) and all(char == "-" or unicodedata.category(char) in _LETTER_OR_DIGIT for char in text)
-
-
-def is_topic(text: str) -> bool:
-    """Return whether ``text`` is the name of a topic."""
-    return bool(_ASCII.fullmatch(text)) or (not text.isascii() and all(map(_is_token, text.split("/"))))
-
-
-def check_topic(topic: str) -> str:
-    """Return the name of a topic as an exact ``str``.
-
-    Raises:
-        NullEventError: ``topic`` is ``None``.
-        InvalidTopicError: ``topic`` breaks the grammar, or has wildcards.
-    """
-    topic = _exact(topic, "topic")
-    if not is_topic(topic):
-        hint = "; wildcards are for handlers" if MULTI_LEVEL in topic or SINGLE_LEVEL in topic else ""
-        raise InvalidTopicError(topic, f"not a topic: {_fault(topic)}{hint}")
-    return topic
-
-
-def _exact(text: Any, what: str) -> str:
-    if text is None:
-        raise NullEventError(f"a {what} is needed, not None")
-    if not isinstance(text, str):
-        raise InvalidTopicError(text, f"a {what} must be a str, not {type(text).__name__}")
-    return exact(text)
 
 
 def _fault(text: str) -> str:
@@ -79,7 +47,7 @@ def _fault(text: str) -> str:
     return f"an empty token at position {position}"
 
 
-class TopicFilter:
+class TopicFilter(AbstractTopicFilter):
     """A topic filter; an exact topic is one, too. Immutable; equal to filters of the same text.
 
     Attributes:
@@ -90,9 +58,7 @@ class TopicFilter:
 
     __slots__ = ("_expression", "has_wildcard", "text", "tokens")
 
-    text: str
     tokens: tuple[str, ...]
-    has_wildcard: bool
 
     def __init__(self, text: str, *, single_level: bool = True) -> None:
         """Parse ``text``.
@@ -105,7 +71,7 @@ class TopicFilter:
             NullEventError: ``text`` is ``None``.
             InvalidTopicError: it breaks the grammar.
         """
-        text = _exact(text, "topic filter")
+        text = exact_text(text, "topic filter")
         tokens = text.split("/")
         levels = tokens[:-1] if tokens[-1] == MULTI_LEVEL else tokens
         for level, token in enumerate(levels, 1):
@@ -125,8 +91,10 @@ class TopicFilter:
         """Sort key: of the filters that match one topic, the most specific comes first (157.6.2.1)."""
         return tuple((_PRECEDENCE.get(token, 0), token) for token in self.tokens)
 
-    def implies(self, other: TopicFilter) -> bool:
-        """Return whether this filter matches every topic that ``other`` matches."""
+    def implies(self, other: AbstractTopicFilter) -> bool:
+        """See ``AbstractTopicFilter``."""
+        if not isinstance(other, TopicFilter):
+            return False
         mine, theirs = self.tokens, other.tokens
         if mine[-1] == MULTI_LEVEL:
             if len(theirs) < len(mine):
@@ -137,15 +105,21 @@ class TopicFilter:
             return False
         return all(own in (SINGLE_LEVEL, their) for own, their in zip(mine, theirs, strict=True))
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TopicFilter) and other.text == self.text
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-    @tolerant
-    def __repr__(self) -> str:
-        return f"TopicFilter({self.text!r})"
+    def intersection(self, other: TopicFilter) -> str | None:
+        """Return the filter of the topics that both filters match, or ``None`` if there are none."""
+        mine, its = self.tokens, other.tokens
+        found: list[str] = []
+        for level, (left, right) in enumerate(zip_longest(mine, its)):
+            if left is None or right is None:
+                return None
+            if left == MULTI_LEVEL:
+                return "/".join((*found, *its[level:]))
+            if right == MULTI_LEVEL:
+                return "/".join((*found, *mine[level:]))
+            if left != right and SINGLE_LEVEL not in (left, right):
+                return None
+            found.append(right if left == SINGLE_LEVEL else left)
+        return "/".join(found)
 
 
 _PRECEDENCE: Final = {SINGLE_LEVEL: 1, MULTI_LEVEL: 2}
@@ -171,109 +145,42 @@ def _wrong(token: str, level: int, text: str, single_level: bool) -> str:
     return f"{where}: only letters, digits, '_', '$' and '-' are allowed"
 
 
-def parse_filter(text: str, *, single_level: bool = True) -> TopicFilter:
-    """Return ``TopicFilter(text)``, remembered; raises its errors. Thread safe."""
-    return _parsed(_exact(text, "topic filter"), single_level)
+class TypedTopics(TopicGrammar[TopicFilter]):
+    """The grammar of chapter 157, and that of RFC 97.
 
-
-@lru_cache(_PARSED)
-def _parsed(text: str, single_level: bool) -> TopicFilter:
-    return TopicFilter(text, single_level=single_level)
-
-
-class _Node(Generic[T]):
-    __slots__ = ("below", "children", "here")
-
-    def __init__(self) -> None:
-        self.children: dict[str, _Node[T]] = {}
-        #: values of filters that end here, and of filters that continue with ``/*``; in the order they were added
-        self.here: dict[T, None] = {}
-        self.below: dict[T, None] = {}
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.children or self.here or self.below)
-
-
-class TopicTrie(Generic[T]):
-    """Values by topic filter, found by topic; the cost of a search does not depend on the number of filters.
-
-    One thread at a time may make changes. Any thread may search meanwhile, without a lock; the search sees each change
-    or does not. Of several changes, it may see a later one and miss an earlier one.
+    Args:
+        constant: name of the constant.
+        single_level: whether filters may have a ``+``.
     """
 
-    def __init__(self) -> None:
-        self._root: _Node[T] = _Node()
+    def __init__(self, constant: str, *, single_level: bool) -> None:
+        super().__init__(constant)
+        self._single_level = single_level
 
-    def add(self, topic_filter: TopicFilter, value: T) -> None:
-        """Add a value; adding it again does nothing."""
-        self._place(self._path(topic_filter)[-1], topic_filter)[value] = None
+    def is_topic(self, text: str) -> bool:
+        """Return whether ``text`` is the name of a topic."""
+        return bool(_ASCII.fullmatch(text)) or (not text.isascii() and all(map(_is_token, text.split("/"))))
 
-    def remove(self, topic_filter: TopicFilter, value: T) -> None:
-        """Remove a value added with that filter, and the nodes that become empty; do nothing if there is none."""
-        path = self._path(topic_filter)
-        self._place(path[-1], topic_filter).pop(value, None)
-        steps = zip(topic_filter.tokens, path, path[1:], strict=False)  # a multi-level wildcard has no node of its own
-        for token, parent, node in reversed([*steps]):
-            if not node.is_empty:
-                return
-            del parent.children[token]
+    def fault(self, text: str) -> str:
+        """See ``TopicGrammar``."""
+        hint = "; wildcards are for handlers" if MULTI_LEVEL in text or SINGLE_LEVEL in text else ""
+        return _fault(text) + hint
 
-    @staticmethod
-    def _place(node: _Node[T], topic_filter: TopicFilter) -> dict[T, None]:
-        return node.below if topic_filter.tokens[-1] == MULTI_LEVEL else node.here
+    def make_filter(self, text: str) -> TopicFilter:
+        """See ``TopicGrammar``."""
+        return TopicFilter(text, single_level=self._single_level)
 
-    def _path(self, topic_filter: TopicFilter) -> list[_Node[T]]:
-        tokens = topic_filter.tokens
-        path = [self._root]
-        for token in tokens[:-1] if tokens[-1] == MULTI_LEVEL else tokens:
-            path.append(path[-1].children.setdefault(token, _Node()))
-        return path
+    def new_index(self) -> TopicTrie[Any]:
+        """See ``TopicGrammar``."""
+        return TopicTrie()
 
-    def match(self, topic: str) -> list[T]:
-        """Return the values whose filters match, each once."""
-        found: dict[T, None] = dict.fromkeys(list(self._root.below))
-        nodes = [self._root]
-        tokens = topic.split("/")
-        last = len(tokens) - 1
-        for level, token in enumerate(tokens):
-            nodes = [
-                child
-                for node in nodes
-                for each in (token, SINGLE_LEVEL)
-                if (child := node.children.get(each)) is not None
-            ]
-            if not nodes:
-                break
-            for node in nodes:
-                values = node.here if level == last else node.below
-                if values:
-                    found.update(dict.fromkeys(list(values)))
-        return list(found)
 
-    def preferred(self, topic: str) -> T | None:
-        """Return a value of the most specific filter that matches, by the precedence of 157.6.2.1."""
-        tokens = topic.split("/")
-        # a stack: the last choice is pushed first; True stands for the ``/*`` filters of a node, its last choice
-        waiting: list[tuple[_Node[T], int, bool]] = [(self._root, 0, False)]
-        while waiting:
-            node, level, is_last_choice = waiting.pop()
-            if is_last_choice or level == len(tokens):
-                for value in list(node.below if is_last_choice else node.here):
-                    return value
-                continue
-            waiting.append((node, level, True))
-            for token in (SINGLE_LEVEL, tokens[level]):
-                child = node.children.get(token)
-                if child is not None:
-                    waiting.append((child, level + 1, False))
-        return None
+#: the grammar of OSGi Typed Event; the default wherever a grammar is a parameter
+TYPED_EVENTS: Final = TypedTopics("TYPED_EVENTS", single_level=True)
+#: the grammar of Event Admin: the same without ``+``
+EVENT_ADMIN: Final = TypedTopics("EVENT_ADMIN", single_level=False)
 
-    def __len__(self) -> int:
-        """Return the number of nodes beside the root; it is 0 when all values are removed."""
-        count, nodes = -1, [self._root]
-        while nodes:
-            node = nodes.pop()
-            count += 1
-            nodes.extend(node.children.values())
-        return count
+#: the methods of ``TYPED_EVENTS``; see :class:`~messaging.dispatch.grammar.TopicGrammar`
+is_topic: Final = TYPED_EVENTS.is_topic
+check_topic: Final = TYPED_EVENTS.check_topic
+parse_filter: Final = TYPED_EVENTS.parse

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messaging.dispatch.topics import TopicFilter, TopicTrie, check_topic, is_topic, parse_filter
+from messaging.dispatch.topics import EVENT_ADMIN, TYPED_EVENTS, TopicFilter, check_topic, is_topic, parse_filter
+from messaging.dispatch.trie import TopicTrie
 from messaging.errors import ArgumentError, InvalidTopicError, NullEventError
 from tests.dispatch.helpers import FILTERS, NEITHER, TOPICS
 
@@ -38,9 +39,9 @@ def test_a_text_outside_the_grammar_is_neither_topic_nor_filter(text: str) -> No
     assert type(caught.value) is InvalidTopicError
     assert isinstance(caught.value, ArgumentError)
     assert caught.value.topic == text
-    for single_level in (True, False):
+    for parse in (TopicFilter, TYPED_EVENTS.parse, EVENT_ADMIN.parse):
         with pytest.raises(InvalidTopicError):
-            TopicFilter(text, single_level=single_level)
+            parse(text)
 
 
 @pytest.mark.parametrize("text", FILTERS)
@@ -56,11 +57,11 @@ def test_wildcards_are_for_handlers(text: str) -> None:
 def test_event_admin_has_no_single_level_wildcard(text: str) -> None:
     """RFC 97, 5.1.2."""
     if "+" in text:
-        for parse in (TopicFilter, parse_filter):
+        for parse in (EVENT_ADMIN.parse, EVENT_ADMIN.make_filter):
             with pytest.raises(InvalidTopicError, match="Event Admin"):
-                parse(text, single_level=False)
+                parse(text)
     else:
-        assert TopicFilter(text, single_level=False) == TopicFilter(text)
+        assert EVENT_ADMIN.parse(text) == TopicFilter(text)
 
 
 @pytest.mark.parametrize("call", [check_topic, TopicFilter, parse_filter])
@@ -167,9 +168,10 @@ def test_a_filter_is_its_text() -> None:
 
 
 def test_parsed_filters_are_remembered_and_errors_are_not() -> None:
-    assert parse_filter("x/+/y") is parse_filter("x/+/y", single_level=True)
-    with pytest.raises(InvalidTopicError):
-        parse_filter("x/+/y", single_level=False)
+    assert parse_filter("x/+/y") is TYPED_EVENTS.parse("x/+/y")
+    for _ in range(2):
+        with pytest.raises(InvalidTopicError):
+            EVENT_ADMIN.parse("x/+/y")
     assert parse_filter("x/+/y").has_wildcard
 
 

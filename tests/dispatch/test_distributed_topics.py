@@ -1,0 +1,467 @@
+"""The topics, filters and index of RFC 214, against naive readings of 5.1.1, 5.1.3 and 5.2.2."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import string
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from messaging.dispatch import (
+    DISTRIBUTED_EVENTS,
+    PrefixFilter,
+    PrefixIndex,
+    TopicFilter,
+    is_private_topic,
+)
+from messaging.errors import ArgumentError, InvalidTopicError, NullEventError
+
+ALPHANUM: Final = frozenset(string.ascii_letters + string.digits)
+PUBLIC: Final = ["a", "Z", "0", "foo", "foo/bar", "foo/bark", "foo/bar/foobar", "A/a/0", "a/" * 5_000 + "a"]
+PRIVATE: Final = [".a", ".-", ".0", ".A-z-9", ".foo", "." + "x" * 199]
+WILDCARDS: Final = ["*", "**", "foo*", "foo**", "foo/*", "foo/**", "foo/b*", "foo/bar**", "a/b/c/d*", "0**"]
+
+
+# --- models: 5.1.1, 5.1.3 and 5.2.2, read without regard to speed
+
+
+def is_public(text: str) -> bool:
+    return all(token and set(token) <= ALPHANUM for token in text.split("/"))
+
+
+def is_private(text: str) -> bool:
+    return text.startswith(".") and 2 <= len(text) <= 200 and set(text[1:]) <= ALPHANUM | {"-"}
+
+
+def is_filter(text: str) -> bool:
+    if is_public(text) or is_private(text):
+        return True
+    stars = len(text) - len(text.rstrip("*"))
+    return stars in (1, 2) and is_public(text[: len(text) - stars] + "x")
+
+
+def naive(wanted: str, topic: str) -> bool:
+    """5.2.2: "the same name up to the * character", "no '/' characters after that"."""
+    if not wanted.endswith("*"):
+        return wanted == topic
+    prefix = wanted.rstrip("*")
+    if topic.startswith(".") or not topic.startswith(prefix):
+        return False
+    return wanted.endswith("**") or "/" not in topic[len(prefix) :]
+
+
+# --- the grammar
+
+
+@pytest.mark.parametrize("topic", [*PUBLIC, *PRIVATE])
+def test_a_topic_is_a_filter_for_itself_only(topic: str) -> None:
+    """Scenarios 20 and 22: private topics, too."""
+    assert DISTRIBUTED_EVENTS.check_topic(topic) == topic
+    assert DISTRIBUTED_EVENTS.is_topic(topic)
+    assert is_private_topic(topic) is (topic in PRIVATE)
+    exact = DISTRIBUTED_EVENTS.parse(topic)
+    assert not exact.has_wildcard
+    assert exact.matches(topic)
+    assert not any(exact.matches(other) for other in [*PUBLIC, *PRIVATE] if other != topic)
+
+
+@pytest.mark.parametrize("text", WILDCARDS)
+def test_a_wildcard_is_no_topic(text: str) -> None:
+    """Scenario 3."""
+    assert DISTRIBUTED_EVENTS.parse(text).has_wildcard
+    assert not DISTRIBUTED_EVENTS.is_topic(text)
+    with pytest.raises(InvalidTopicError, match=r"'\*' at position .*they are for the filters of consumers"):
+        DISTRIBUTED_EVENTS.check_topic(text)
+
+
+#: text, and the fault as a topic and as a filter
+FAULTS: Final = [
+    ("", "an empty token at position 0 of '': a topic has at least one letter or digit"),
+    ("/", "'/' at position 0 of '/': a topic does not begin with '/'"),
+    ("/a", "'/' at position 0 of '/a': a topic does not begin with '/'"),
+    ("a/", "'/' at position 1 of 'a/': a topic does not end with '/'"),
+    ("a//b", "an empty token at position 2 of 'a//b': a topic has letters or digits between two '/'"),
+    ("a/b_c", "'_' at position 3 of 'a/b_c': a topic has only ASCII letters, digits and '/'"),
+    ("a b", "' ' at position 1 of 'a b': a topic has only ASCII letters, digits and '/'"),
+    ("a\n", r"'\n' at position 1 of 'a\n': a topic has only ASCII letters, digits and '/'"),
+    ("a/\ud800", r"'\ud800' at position 2 of 'a/\ud800': a topic has only ASCII letters, digits and '/'"),
+    ("foo-bar", "'-' at position 3 of 'foo-bar': only private topics may have '-', a topic has ASCII letters, digits"),
+    ("über/x", "'ü' at position 0 of 'über/x': its letters and digits must be ASCII"),
+    ("a/٣", "'٣' at position 2 of 'a/٣': its letters and digits must be ASCII"),
+    ("a.b", "'.' at position 1 of 'a.b': '.' may only begin a private topic, levels are separated by '/'"),
+    ("a/.b", "'.' at position 2 of 'a/.b': '.' may only begin a private topic, levels are separated by '/'"),
+    ("a/+", "'+' at position 2 of 'a/+': the only wildcards are '*' and '**', at the end of a topic filter"),
+    (".", "'.' alone: a private topic has ASCII letters, digits or '-' after '.'"),
+    (".a/b", "'/' at position 2 of '.a/b': a private topic has one level only"),
+    (".a.b", "'.' at position 2 of '.a.b': after its '.' a private topic has ASCII letters, digits and '-'"),
+    (".é", "'é' at position 1 of '.é': after its '.' a private topic has ASCII letters, digits and '-'"),
+    ("." + "x" * 200, "a private topic has at most 200 characters, '." + "x" * 79 + "'... has 201"),
+]
+#: text, and the fault as a filter
+FAULTS_OF_FILTERS: Final = [
+    ("***", "3 '*' at position 0 of '***': a topic filter ends with one or two"),
+    ("a/****", "4 '*' at position 2 of 'a/****': a topic filter ends with one or two"),
+    ("a*b", "'*' at position 1 of 'a*b': a wildcard may only end a topic filter"),
+    ("*/b", "'*' at position 0 of '*/b': a wildcard may only end a topic filter"),
+    ("a/*/**", "'*' at position 2 of 'a/*/**': a wildcard may only end a topic filter"),
+    ("/*", "'/' at position 0 of '/*': a topic does not begin with '/'"),
+    ("a//**", "an empty token at position 2 of 'a//**': a topic has letters or digits between two '/'"),
+    ("a_*", "'_' at position 1 of 'a_*': a topic has only ASCII letters, digits and '/'"),
+    (".*", "'*' at position 1 of '.*': no wildcard matches a private topic, name it in full"),
+    (".a**", "'*' at position 2 of '.a**': no wildcard matches a private topic, name it in full"),
+]
+
+
+@pytest.mark.parametrize(("text", "told"), FAULTS)
+def test_the_error_of_a_topic_names_fault_position_and_rule(text: str, told: str) -> None:
+    """Scenario 3."""
+    assert not DISTRIBUTED_EVENTS.is_topic(text)
+    with pytest.raises(InvalidTopicError, match=f"^not a topic: {re.escape(told)}") as caught:
+        DISTRIBUTED_EVENTS.check_topic(text)
+    assert isinstance(caught.value, ArgumentError)
+    assert caught.value.topic == text
+
+
+@pytest.mark.parametrize(("text", "told"), [*FAULTS, *FAULTS_OF_FILTERS])
+def test_the_error_of_a_filter_names_fault_position_and_rule(text: str, told: str) -> None:
+    for parse in (DISTRIBUTED_EVENTS.parse, PrefixFilter):
+        with pytest.raises(InvalidTopicError, match=f"^not a topic filter: {re.escape(told)}") as caught:
+            parse(text)
+        assert caught.value.topic == text
+
+
+@pytest.mark.parametrize("call", [DISTRIBUTED_EVENTS.check_topic, DISTRIBUTED_EVENTS.parse, PrefixFilter])
+@pytest.mark.parametrize("value", [None, 5, b"a", ["a"], {}, object()])
+def test_none_and_other_types_are_no_topics(call: Callable[[Any], object], value: Any) -> None:
+    with pytest.raises(NullEventError if value is None else InvalidTopicError):
+        call(value)
+
+
+@pytest.mark.parametrize(
+    "text", ["x" * 100_000 + "_", "*" * 100_000, "x/" * 100_000, "." + "x" * 100_000, "x" * 9 + "*" * 100_000 + "x"]
+)
+def test_errors_of_long_texts_are_short_and_quick(text: str) -> None:
+    started = time.perf_counter()
+    for call in (DISTRIBUTED_EVENTS.check_topic, DISTRIBUTED_EVENTS.parse):
+        with pytest.raises(InvalidTopicError) as caught:
+            call(text)
+        assert len(str(caught.value)) < 300
+    assert time.perf_counter() - started < 2
+
+
+@given(st.text(max_size=8) | st.text("ab/+*.-_é\n", max_size=8) | st.text("a/*.-", max_size=8))
+def test_the_grammar_agrees_with_a_naive_reading(text: str) -> None:
+    assert DISTRIBUTED_EVENTS.is_topic(text) is (is_public(text) or is_private(text))
+    for call, expected in (
+        (DISTRIBUTED_EVENTS.check_topic, is_public(text) or is_private(text)),
+        (DISTRIBUTED_EVENTS.parse, is_filter(text)),
+    ):
+        try:
+            call(text)
+        except InvalidTopicError as error:
+            assert not expected
+            reason = str(error).partition(": ")[2]
+            assert re.match(r".* at position \d+ of |'\.' alone: ", reason)  # none of these is too long
+        else:
+            assert expected
+
+
+# --- what matches what
+
+TOPICS = st.lists(st.text("ab0", min_size=1, max_size=3), min_size=1, max_size=4).map("/".join)
+PRIVATES = st.text("ab0-", min_size=1, max_size=3).map(".".__add__)
+PREFIXES = st.builds(lambda topic, length: topic[:length], TOPICS, st.integers(0, 8))
+FILTERS = TOPICS | PRIVATES | st.builds(str.__add__, PREFIXES, st.sampled_from(["*", "**"]))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "matching", "other"),
+    [
+        ("foo/bar*", ["foo/bar", "foo/bark"], ["foo/baa", "foo/bar/foobar"]),
+        ("foo/bar**", ["foo/bar", "foo/bark", "foo/bar/foobar"], ["foo/baa"]),
+    ],
+)
+def test_scenario_19_the_examples_of_the_rfc(wanted: str, matching: list[str], other: list[str]) -> None:
+    """5.2.2, the table."""
+    parsed = DISTRIBUTED_EVENTS.parse(wanted)
+    index: PrefixIndex[str] = PrefixIndex()
+    index.add(parsed, wanted)
+    for topic in matching:
+        assert parsed.matches(topic)
+        assert index.match(topic) == [wanted]
+    for topic in other:
+        assert not parsed.matches(topic)
+        assert index.match(topic) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "matching", "other"),
+    [
+        ("*", ["a", "foo"], ["a/b", ".a"]),
+        ("**", ["a", "foo", "a/b", "foo/bar/foobar"], [".a", ".foo"]),
+        ("foo/*", ["foo/x", "foo/bar"], ["foo", "foo/x/y", "food/x"]),
+        ("foo/**", ["foo/x", "foo/x/y"], ["foo", "food", "food/x"]),
+        ("foo*", ["foo", "food"], ["foo/x", "Foo", "fo", ".foo"]),
+        (".foo", [".foo"], ["foo", ".foo-1", ".fo"]),
+    ],
+)
+def test_wildcards_stop_at_a_solidus_or_do_not(wanted: str, matching: list[str], other: list[str]) -> None:
+    parsed = DISTRIBUTED_EVENTS.parse(wanted)
+    assert [topic for topic in [*matching, *other] if parsed.matches(topic)] == matching
+
+
+@given(FILTERS, TOPICS | PRIVATES)
+def test_matching_agrees_with_a_naive_reading(text: str, topic: str) -> None:
+    """Scenario 19."""
+    assert DISTRIBUTED_EVENTS.parse(text).matches(topic) is naive(text, topic)
+
+
+@given(PREFIXES, PRIVATES)
+def test_scenario_20_no_wildcard_matches_a_private_topic_and_its_name_does(prefix: str, topic: str) -> None:
+    index: PrefixIndex[str] = PrefixIndex()
+    for text in (f"{prefix}*", f"{prefix}**", "*", "**", topic):
+        parsed = DISTRIBUTED_EVENTS.parse(text)
+        assert parsed.matches(topic) is (text == topic)
+        index.add(parsed, text)
+    assert index.match(topic) == [topic]
+    assert index.preferred(topic) == topic
+
+
+def test_a_filter_is_its_text() -> None:
+    wanted = PrefixFilter("foo/ba**")
+    assert wanted == PrefixFilter("foo/ba**") == DISTRIBUTED_EVENTS.parse("foo/ba**")
+    assert wanted not in (PrefixFilter("foo/ba*"), "foo/ba**")
+    assert PrefixFilter("a/*") != TopicFilter("a/*")
+    assert len({wanted, PrefixFilter("foo/ba**"), PrefixFilter("a"), TopicFilter("a")}) == 3
+    assert repr(wanted) == "PrefixFilter('foo/ba**')"
+    assert (wanted.text, wanted.prefix, wanted.wildcards) == ("foo/ba**", "foo/ba", 2)
+    assert DISTRIBUTED_EVENTS.parse("foo/ba**") is DISTRIBUTED_EVENTS.parse("foo/ba**")
+
+
+# --- what implies what
+
+#: prefixes of filters have at most two levels of at most two of the letters a and b; ``x`` stands for any other one
+SHORT_TOKENS: Final = ["".join(chars) for length in (1, 2) for chars in itertools.product("ab", repeat=length)]
+TOKENS: Final = ["".join(chars) for length in (1, 2, 3) for chars in itertools.product("abx", repeat=length)]
+ALL_TOPICS: Final = [
+    *TOKENS,
+    *(f"{one}/{two}{rest}" for one, two in itertools.product(TOKENS, repeat=2) for rest in ("", "/a", "/x")),
+    *(".a", ".b", ".ab", ".x"),
+]
+_PATHS: Final = ["/".join(tokens) for levels in (1, 2) for tokens in itertools.product(SHORT_TOKENS, repeat=levels)]
+_TEXTS: Final = {f"{path[:end]}{stars}" for path in _PATHS for end in range(len(path) + 1) for stars in ("", "*", "**")}
+ALL_FILTERS: Final = [*sorted(filter(is_filter, _TEXTS)), "a/b/a", ".a", ".ab"]
+
+
+def test_one_filter_implies_another_if_it_matches_all_that_the_other_does() -> None:
+    """Brute force: every pair of filters of up to two levels, with topics that tell them apart."""
+    matched = {text: {topic for topic in ALL_TOPICS if naive(text, topic)} for text in ALL_FILTERS}
+    assert all(matched.values())
+    parsed = {text: DISTRIBUTED_EVENTS.parse(text) for text in ALL_FILTERS}
+    for mine, theirs in itertools.product(ALL_FILTERS, repeat=2):
+        assert parsed[mine].implies(parsed[theirs]) is (matched[mine] >= matched[theirs]), (mine, theirs)
+
+
+@given(FILTERS, FILTERS, TOPICS | PRIVATES)
+@example("foo/*", "foo/**", "foo/a/b")
+def test_what_a_filter_implies_it_matches(mine: str, theirs: str, topic: str) -> None:
+    wide, narrow = DISTRIBUTED_EVENTS.parse(mine), DISTRIBUTED_EVENTS.parse(theirs)
+    assert wide.implies(wide)
+    if wide.implies(narrow) and naive(theirs, topic):
+        assert naive(mine, topic)
+
+
+def test_filters_of_different_grammars_never_imply_each_other() -> None:
+    for text in ("a", "a/*", "*"):
+        assert not DISTRIBUTED_EVENTS.parse(text).implies(TopicFilter(text))
+        assert not TopicFilter(text).implies(DISTRIBUTED_EVENTS.parse(text))
+
+
+# --- the index
+
+
+def most_specific(filters: list[str], topic: str) -> str | None:
+    """An exact topic, else the longest prefix, ``*`` before ``**``."""
+    found = [text for text in filters if naive(text, topic)]
+    return min(found, key=lambda text: (text != topic, -len(text.rstrip("*")), text.endswith("**")), default=None)
+
+
+@given(st.lists(FILTERS, unique=True, max_size=12), TOPICS | PRIVATES)
+def test_scenario_18_the_index_finds_each_value_once(filters: list[str], topic: str) -> None:
+    """Overlapping filters, and one consumer with several of them."""
+    index: PrefixIndex[str] = PrefixIndex()
+    for text in filters:
+        index.add(DISTRIBUTED_EVENTS.parse(text), text)
+        index.add(DISTRIBUTED_EVENTS.parse(text), "consumer of all")
+    expected = [text for text in filters if naive(text, topic)]
+    if expected:
+        expected.append("consumer of all")
+    assert sorted(index.match(topic)) == sorted(expected)
+    assert index.preferred(topic) == most_specific(filters, topic)
+    in_order = sorted(map(PrefixFilter, filters), key=lambda each: each.order)
+    assert next((each.text for each in in_order if each.matches(topic)), None) == index.preferred(topic)
+
+
+@given(st.lists(st.tuples(st.booleans(), FILTERS, st.integers(0, 2)), max_size=40), st.lists(TOPICS | PRIVATES))
+def test_the_index_holds_the_added_values_that_were_not_removed(
+    steps: list[tuple[bool, str, int]], topics: list[str]
+) -> None:
+    """Against a list of filters; without any values, no nodes are left."""
+    index: PrefixIndex[int] = PrefixIndex()
+    held: list[tuple[str, int]] = []
+    for is_added, text, value in steps:
+        (index.add if is_added else index.remove)(PrefixFilter(text), value)
+        held = [each for each in held if each != (text, value)]
+        if is_added:
+            held.append((text, value))
+        for topic in topics:
+            found = index.match(topic)
+            assert len(found) == len(set(found))
+            assert set(found) == {value for text, value in held if naive(text, topic)}
+            assert (index.preferred(topic) is not None) is bool(found)
+        assert len(index) == len({(text.rstrip("*"), text.endswith("*")) for text, _ in held})
+    for text, value in held:
+        index.remove(PrefixFilter(text), value)
+    assert len(index) == 0
+
+
+def test_values_of_one_filter_come_in_the_order_they_were_added() -> None:
+    index: PrefixIndex[int] = PrefixIndex()
+    for text in ("a/b", "a/b*", "a/**", "**"):
+        for value in (3, 1, 2, 1):
+            index.add(PrefixFilter(text), value)
+        assert index.match("a/b") == [3, 1, 2]
+        for value in (1, 2, 3):
+            index.remove(PrefixFilter(text), value)
+        assert index.match("a/b") == []
+        assert len(index) == 0
+
+
+def test_removing_an_unknown_value_changes_nothing() -> None:
+    index: PrefixIndex[int] = PrefixIndex()
+    for text in ("a/b", "a/*"):
+        index.add(PrefixFilter(text), 1)
+    for text, value in (("a/b", 2), ("a/*", 2), ("a/**", 1), ("x/y*", 1), ("a/b*", 1), ("**", 1), ("a", 1), (".a", 1)):
+        index.remove(PrefixFilter(text), value)
+    assert len(index) == 2
+    assert index.match("a/b") == [1]
+    assert index.match("a/x") == [1]
+
+
+def test_the_filter_of_a_topic_is_preferred_to_wildcards() -> None:
+    index: PrefixIndex[str] = PrefixIndex()
+    order = ["a/bc", "a/bc*", "a/bc**", "a/b*", "a/b**", "a/*", "a/**", "a**", "**"]
+    for text in reversed(order):
+        index.add(PrefixFilter(text), text)
+    for number, text in enumerate(order):
+        assert index.preferred("a/bc") == text
+        assert index.match("a/bc") == order[number:]
+        assert sorted(map(PrefixFilter, order[number:]), key=lambda each: each.order)[0].text == text
+        index.remove(PrefixFilter(text), text)
+    assert index.preferred("a/bc") is None
+
+
+def test_finding_a_topic_does_not_take_longer_with_thousands_of_filters() -> None:
+    few: PrefixIndex[int] = PrefixIndex()
+    many: PrefixIndex[int] = PrefixIndex()
+    for number in range(1_000, 6_000):
+        for index in (few, many)[number >= 1_010 :]:
+            index.add(PrefixFilter(f"shop/{number}/*"), number)
+            index.add(PrefixFilter(f"shop/{number}/so**"), -number)
+            index.add(PrefixFilter(f"shop/{number}/sold/{number}*"), -number)
+            index.add(PrefixFilter(f"shop/{number}/sold"), -number)
+
+    def seconds(index: PrefixIndex[int]) -> float:
+        started = time.perf_counter()
+        for _ in range(200):
+            assert index.match("shop/1005/sold") == [-1005, 1005]
+        return time.perf_counter() - started
+
+    # in turns; the best of many
+    times = [(seconds(few), seconds(many)) for _ in range(20)]
+    assert min(slow for _, slow in times) < 5 * min(quick for quick, _ in times)
+
+
+class Counting(str):
+    """Counts how often a beginning of it is taken."""
+
+    __slots__ = ("taken",)
+    taken: int
+
+    def __getitem__(self, key: Any) -> str:
+        self.taken += 1
+        return super().__getitem__(key)
+
+
+def test_a_search_looks_up_each_length_of_the_prefixes_that_are_there() -> None:
+    """Not longer ones than the topic, nor those of filters that were removed."""
+    index: PrefixIndex[int] = PrefixIndex()
+
+    def lookups() -> int:
+        topic = Counting("a" * 100)
+        topic.taken = 0
+        index.match(topic)
+        return topic.taken
+
+    assert lookups() == 0
+    for length in range(1_000):
+        for letter in "abc":
+            for value in range(2):
+                index.add(PrefixFilter(letter * length + "*"), value)
+                index.add(PrefixFilter(letter * length + "**"), value)
+                index.add(PrefixFilter(letter * (length + 1)), value)
+        assert lookups() == min(length + 1, 101)
+    for length in range(1_000):
+        for letter in "abc":
+            for value in range(2):
+                index.remove(PrefixFilter(letter * length + "**"), value)
+                index.remove(PrefixFilter(letter * length + "*"), value)
+        assert lookups() == max(100 - length, 0)
+
+
+def test_other_threads_may_look_while_it_changes() -> None:
+    index: PrefixIndex[int] = PrefixIndex()
+    for text in ("a/b/c", "a/b/*", "**"):
+        index.add(PrefixFilter(text), -1)
+    filters = [PrefixFilter(text) for text in ("a/b/c", "a/b/c*", "a/b**", "a/b/**", "a**", "**", "a/b/*", "a/**")]
+    failures: list[BaseException] = []
+    is_over = threading.Event()
+
+    def look() -> None:
+        try:
+            while not is_over.is_set():
+                assert -1 in index.match("a/b/c")
+                assert index.preferred("a/b/c") is not None
+                assert len(index) > 0
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=look) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        ends = time.monotonic() + 0.4
+        while time.monotonic() < ends and not failures:
+            for value in range(50):
+                for each in filters:
+                    index.add(each, value)
+            for value in range(50):
+                for each in filters:
+                    index.remove(each, value)
+    finally:
+        is_over.set()
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join()
+    assert failures == []
+    assert len(index) == 3
