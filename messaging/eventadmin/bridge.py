@@ -16,12 +16,11 @@ from messaging.eventadmin.admin import EventAdmin
 from messaging.eventadmin.constants import EventConstants
 from messaging.eventadmin.event import Event
 from messaging.eventadmin.handlers import EventHandler
+from messaging.eventdata import checked_copy, is_simple
 from messaging.services import escaped
 from messaging.text import SafeLog
 from messaging.typedevent import TypedEventBus, TypedEventConstants, UntypedEventHandler
-from messaging.typedevent.maps import checked_copy
 from messaging.typedevent.receivers import Relay
-from messaging.typedevent.schema import is_simple
 
 if TYPE_CHECKING:
     from messaging.dispatch import Principal

@@ -12,6 +12,7 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
 from messaging.dispatch import (
+    EVENT_ADMIN,
     DispatchHandler,
     Terms,
     TopicPermission,
@@ -58,7 +59,7 @@ def read_terms(properties: Mapping[str, Any]) -> AdminTerms:
         ArgumentError: a property is invalid.
     """
     return AdminTerms(
-        read_topics(_first(properties, Names.EVENT_TOPIC_NAMES), Names.EVENT_TOPIC, single_level=False),
+        read_topics(_first(properties, Names.EVENT_TOPIC_NAMES), Names.EVENT_TOPIC, EVENT_ADMIN),
         read_filter(_first(properties, Names.EVENT_FILTER_NAMES)),
         check_principal(properties.get(Names.EVENT_PRINCIPAL), Names.EVENT_PRINCIPAL),
         read_timeout(properties.get(Names.EVENT_TIMEOUT), Names.EVENT_TIMEOUT),

@@ -6,10 +6,13 @@ import threading
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.typedevent.maps import EventData, checked_copy, to_map
+from messaging.eventdata import EventData, checked_copy, to_map
+from messaging.eventnetwork import last_hop
 
 if TYPE_CHECKING:
-    from messaging.typedevent.simple import Converter
+    from uuid import UUID
+
+    from messaging.eventdata import Converter
 
 #: how long a handler waits for a conversion on another thread before it converts the event itself, seconds
 _PATIENCE: Final = 1.0
@@ -50,19 +53,31 @@ class PublishedEvent:
         topic: the topic it was published to.
         data: an instance of a schema, or the map of an untyped event, which is never mutated.
         sequence: its number among the recorded events of its bus; 0 if it was not recorded.
-        time: when it was published, seconds since the epoch; 0 if it was not recorded.
+        time: when it was published, seconds since the epoch; 0 if it was not recorded, and its publisher set none.
+        origin: the framework that a remote event came from; ``None`` for local events.
+        id: identifies it in event networks; ``None`` until it is sent to one.
         passed: the event services that it came through before this bus.
     """
 
-    __slots__ = ("_conversions", "data", "passed", "sequence", "time", "topic")
+    __slots__ = ("_conversions", "data", "id", "origin", "passed", "sequence", "time", "topic")
 
     def __init__(self, topic: str, data: Any) -> None:
         self.topic = topic
         self.data = data
         self.sequence = 0
         self.time = 0.0
+        self.origin: UUID | None = None
+        self.id: str | None = None
         self.passed: tuple[object, ...] = ()
         self._conversions: dict[Converter, _Conversion] = {}
+
+    @property
+    def network_id(self) -> str | None:
+        """Its id in event networks: its own, or the one with which it arrived; ``None`` if it was in none."""
+        if self.id is not None:
+            return self.id
+        hop = last_hop(self.passed)
+        return None if hop is None else hop.id
 
     def owned(self) -> PublishedEvent:
         """Return the event with a copy of its untyped data, which handlers of this one cannot mutate."""
@@ -71,6 +86,8 @@ class PublishedEvent:
         owned = PublishedEvent(self.topic, checked_copy(self.data))
         owned.sequence = self.sequence
         owned.time = self.time
+        owned.origin = self.origin
+        owned.id = self.id
         owned.passed = self.passed
         return owned
 

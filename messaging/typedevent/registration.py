@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from messaging.dispatch import TopicPermission
 from messaging.errors import ArgumentError
+from messaging.eventdata import is_untyped, load_type, topic_of
 from messaging.services import interface_name
 from messaging.typedevent.constants import TypedEventConstants as Names
 from messaging.typedevent.handlers import TypedEventHandler, UntypedEventHandler, declared_properties
 from messaging.typedevent.receivers import TYPED, Receiver, TypedReceiver, function_of, read_terms
-from messaging.typedevent.reify import is_untyped, load_type, reified_type, topic_of
+from messaging.typedevent.reify import reified_type
 
 if TYPE_CHECKING:
     from messaging.dispatch import Dispatcher, Lifecycle

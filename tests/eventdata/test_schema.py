@@ -38,8 +38,8 @@ from pydantic import (
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from messaging.errors import InvalidEventError
-from messaging.typedevent.maps import checked_copy, to_map
-from messaging.typedevent.schema import has_fields, hints_of, is_simple, schema_of
+from messaging.eventdata.maps import checked_copy, to_map
+from messaging.eventdata.schema import has_fields, hints_of, is_simple, schema_of
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -71,8 +71,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from messaging.bounded import BoundedCache
 from messaging.codecs.bounds import holds_vast, is_vast
 from messaging.errors import ConversionError
-from messaging.typedevent.problems import SHOWN_KEY, SHOWN_TYPE, fail, located, problem_of, with_article
-from messaging.typedevent.schema import (
+from messaging.eventdata.problems import SHOWN_KEY, SHOWN_TYPE, fail, located, problem_of, with_article
+from messaging.eventdata.schema import (
     COMMON,
     MISSING,
     Field,
@@ -85,7 +85,7 @@ from messaging.typedevent.schema import (
     schema_of,
     sees_value,
 )
-from messaging.typedevent.simple import (
+from messaging.eventdata.simple import (
     SIMPLE,
     Converter,
     instance_check,

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final, TypeAlias
 
 from messaging.errors import InvalidEventError, NullEventError
+from messaging.eventdata.schema import COMMON, Schema, is_collection, is_simple, schema_of
 from messaging.text import exact
-from messaging.typedevent.schema import COMMON, Schema, is_collection, is_simple, schema_of
 
 #: event data in map form
 EventData: TypeAlias = dict[str, Any]

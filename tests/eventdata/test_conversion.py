@@ -63,10 +63,10 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from typing_extensions import TypeAliasType, TypedDict
 
 from messaging.errors import ConversionError
-from messaging.typedevent.conversion import convert, converter_to
-from messaging.typedevent.maps import checked_copy, to_map
-from tests.typedevent.test_schema import KINDS, Data, Named, OwnInit, Page, Tags
-from tests.typedevent.test_schema import Plain as PlainData
+from messaging.eventdata.conversion import convert, converter_to
+from messaging.eventdata.maps import checked_copy, to_map
+from tests.eventdata.test_schema import KINDS, Data, Named, OwnInit, Page, Tags
+from tests.eventdata.test_schema import Plain as PlainData
 
 T = TypeVar("T")
 UTC = datetime.UTC

@@ -1,4 +1,4 @@
-"""Conversion to simple values, which have no parts: see the table of :mod:`messaging.typedevent.conversion`.
+"""Conversion to simple values, which have no parts: see the table of :mod:`messaging.eventdata.conversion`.
 
 pydantic converts to UUIDs and regular expressions, and texts to time spans. Its rules for the other types contradict
 OSGi's: it refuses numbers with a fraction for ``int``, other types for ``str`` and ``None`` for numbers, counts dates
@@ -25,9 +25,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from messaging.codecs.bounds import is_vast, is_vast_text
 from messaging.errors import ConversionError, InvalidEventError
-from messaging.typedevent.maps import as_data
-from messaging.typedevent.problems import fail
-from messaging.typedevent.schema import COMMON, is_collection, is_simple, schema_of
+from messaging.eventdata.maps import as_data
+from messaging.eventdata.problems import fail
+from messaging.eventdata.schema import COMMON, is_collection, is_simple, schema_of
 
 Converter: TypeAlias = Callable[[Any], Any]
 

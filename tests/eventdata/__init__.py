@@ -1,0 +1,1 @@
+"""The data of events: schemas, maps, conversion, and the layout on the wire."""
