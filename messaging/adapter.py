@@ -1,9 +1,8 @@
 """The contract an adapter implements.
 
-An adapter speaks one protocol to one broker for one messaging instance. It is small, asynchronous, batch-shaped
-and dumb: it buffers nothing beyond what its protocol demands, retries no request, correlates nothing, encodes no
-payload. Outbox, deadlines, reconnecting, stream buffers, overflow, redelivery counting, dead letters and
-acknowledgement rules are the core's.
+An adapter speaks one protocol to one broker for one messaging instance. It is small, asynchronous, batch-shaped and
+dumb: it buffers only what its protocol demands, retries no request, correlates nothing, encodes no payload. Outbox,
+deadlines, reconnecting, stream buffers, overflow, redelivery counting, dead letters and acknowledgement are the core's.
 
 **Threads.** Every method is called on the engine's loop unless its docstring states otherwise, and every callback
 must be called on it. Nothing here needs a lock. Blocking work goes to a thread (``messaging.execution.on_worker``).
@@ -12,11 +11,12 @@ must be called on it. Nothing here needs a lock. Blocking work goes to a thread 
 again)* → ``close``. The core decides when and where to open again; it never calls ``open`` twice at once. After a loss
 and until ``open`` returns, only these two, ``unsubscribe``, ``acknowledge``, ``reject`` and ``close`` are called.
 
-**Errors.** Every error that an adapter raises or reports is a :class:`~messaging.errors.MessagingError`, with the
-exception of its library as ``__cause__``. The text of an error never holds a password.
+**Errors.** Every error raised or reported is a :class:`~messaging.errors.MessagingError`, with the exception of the
+library as ``__cause__``. Its text never holds a password.
 
-**Optional parts.** For hosts, log-ins, last wills, flow control and lasting sessions an adapter also implements
-:class:`TakesEndpoint`, :class:`TakesCredentials`, :class:`TakesLastWill`, :class:`FlowControl`, :class:`KeepsSession`.
+**Optional parts.** For hosts, log-ins, last wills, flow control, order across channels and lasting sessions it also has
+:class:`TakesEndpoint`, :class:`TakesCredentials`, :class:`TakesLastWill`, :class:`FlowControl`,
+:class:`SubscribesJointly`, :class:`KeepsSession`.
 
 An adapter announces itself by an entry point in the group ``messaging.adapters``: name = URL scheme, value = the
 :class:`Adapter` subclass. ``docs/adapters.md`` walks through writing one.
@@ -71,9 +71,8 @@ class Adapter(abc.ABC):
     provider: ClassVar[str]
     #: the settings of this adapter, which are the query options of its URLs; a subclass of the common ones
     settings_type: ClassVar[type[Settings]]
-    #: extension keys of this adapter, for publishing and for subscribing (or both) -> check that returns the value to
-    #: use, or raises ``ValueError`` naming correct values; those of the side at hand arrive in ``options.custom``, and
-    #: their names belong into ``capabilities.features``
+    #: extension keys, also listed in ``capabilities.features`` -> check that returns the value to use, or raises
+    #: ``ValueError`` naming correct values; those of the side at hand arrive in ``options.custom``
     publish_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({})
     subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = MappingProxyType({})
 
@@ -83,15 +82,11 @@ class Adapter(abc.ABC):
     addressing: Addressing = Addressing()
 
     def __init__(self, url: BrokerUrl, settings: Settings, name: str) -> None:
-        """Check the settings as far as possible without a connection. No I/O.
+        """Check the settings, an instance of ``settings_type``, as far as possible without a connection. No I/O.
 
-        Args:
-            url: parsed and valid; ``url.password`` is a ``SecretStr``.
-            settings: an instance of ``settings_type``.
-            name: the ``osgi.messaging.name``, for client ids, consumer tags and logs.
-
-        Raises:
-            ConfigurationError, MissingExtraError: settings contradict each other; a library is not installed.
+        ``url`` is valid, ``url.password`` a ``SecretStr``; ``name`` is the ``osgi.messaging.name``, for client ids,
+        consumer tags and logs. Raises ``ConfigurationError`` if settings contradict each other, and
+        ``MissingExtraError`` if a library is not installed.
         """
         self.url = url
         self.settings = settings
@@ -111,14 +106,9 @@ class Adapter(abc.ABC):
     async def open(self, events: Events) -> bool:
         """Connect. Cancelled by the core when the deadline of the attempt passes; must then leave nothing behind.
 
-        Args:
-            events: told what happens to this connection.
-
-        Returns:
-            Whether the broker resumed a session with all current subscriptions. If not, the core subscribes again.
-
-        Raises:
-            AuthenticationError, RedirectedError, ConnectFailedError: refused credentials; named server; anything else.
+        Returns whether the broker resumed a session with all current subscriptions; if not, the core subscribes again.
+        Raises ``AuthenticationError`` for refused credentials, ``RedirectedError`` to a named server, or
+        ``ConnectFailedError``. ``events`` is told what happens to this connection.
         """
 
     @abc.abstractmethod
@@ -144,10 +134,7 @@ class Adapter(abc.ABC):
         """Subscribe and return a handle once the broker has confirmed.
 
         ``sink.deliver`` may be called before this returns. Subscriptions that overlap are independent of each other.
-
-        Raises:
-            SubscriptionRefusedError: the broker refused the subscription.
-            ConnectionLostError: the connection was lost; the core tries again after the next ``open``.
+        Raises ``SubscriptionRefusedError``, or ``ConnectionLostError``: the core tries again after the next ``open``.
         """
 
     @abc.abstractmethod
@@ -192,7 +179,7 @@ class TakesEndpoint(Protocol):
     def set_endpoint(self, endpoint: Endpoint) -> None:
         """Connect to ``endpoint`` from the next ``open`` on, and verify its host's name, not its address, with TLS.
 
-        The URL may not name the host, if a broker referred to it. A session belongs to the host where it was made.
+        The URL may not name it, if a broker referred to it. A session belongs to the host where it was made.
         """
 
 
@@ -204,7 +191,7 @@ class TakesCredentials(Protocol):
     credentials: Callable[[], Awaitable[Credentials]] | None
 
     async def renew(self, credentials: Credentials) -> None:
-        """Log in anew, within the connect timeout: here or, after a :class:`PlannedLossError`, on the next connection.
+        """Log in anew within the connect timeout: here, or on the next connection after a ``PlannedLossError``.
 
         Raises ``ConnectionLostError`` if the connection ended meanwhile.
         """
@@ -227,13 +214,28 @@ class FlowControl(Protocol):
     """An adapter that can keep the broker from sending. Hints only: messages that still arrive are delivered."""
 
     def pause(self, handle: Any | None) -> None:
-        """Ask for no more messages of a subscription for now; without a handle, read nothing from the broker.
-
-        The latter lasts a fraction of a second, to save messages of QoS 0 from an overflow. Both may be ignored.
-        """
+        """Ask for no more messages of a subscription; without a handle, read nothing for up to a second (for QoS 0)."""
 
     def resume(self, handle: Any | None) -> None:
         """Undo :meth:`pause`."""
+
+
+@runtime_checkable
+class SubscribesJointly(Protocol):
+    """An adapter that delivers several channels to one sink in the order in which one publisher published.
+
+    A message that several match is delivered once. Tokens of all may be acknowledged together; ``unsubscribe`` and
+    ``sink.fail`` end all. The bindings of a ``queue`` last as it does.
+    """
+
+    async def join(self, spec: SubscriptionSpec, sink: Sink, handle: Any | None) -> Any:
+        """Subscribe to a further channel of ``handle``, or of a new one, and return it; see ``Adapter.subscribe``.
+
+        The first call is alone, others come at the same time; the options are equal. A refusal ends no other channel.
+        """
+
+    async def part(self, handle: Any, channel: str) -> None:
+        """Unsubscribe from a channel, if joined; its tokens stay valid. Raises nothing but ``ConnectionLostError``."""
 
 
 @runtime_checkable
@@ -244,7 +246,4 @@ class KeepsSession(Protocol):
         """End a subscription here and leave it, and its unsettled deliveries, at the broker; its tokens are stale."""
 
     def bequeath(self, handle: Any, heir: Any) -> None:
-        """Deliver the unsettled messages of ``handle``, which ends, to ``heir`` on the same channel.
-
-        Only called without ``can_reject``: with it the broker does this.
-        """
+        """Deliver unsettled messages of ``handle``, which ends, to ``heir`` on its channel; not with ``can_reject``."""

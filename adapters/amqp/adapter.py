@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Sequence
 
+    from adapters.amqp.joint import JointQueue
     from adapters.amqp.link import Link
     from adapters.amqp.target import Target
     from messaging.adapter import Events
@@ -284,6 +285,20 @@ class AmqpAdapter(Adapter):
         if source.stream_offset is not None:
             position = self._positions.setdefault(sink, StreamPosition(source.stream_offset))
         return await self.link.subscribe(spec, sink, source, position)
+
+    async def join(self, spec: SubscriptionSpec, sink: Sink, handle: JointQueue | None) -> JointQueue:
+        """See ``SubscribesJointly`` and :class:`adapters.amqp.joint.JointQueue`."""
+        if self.link is None:
+            raise ConnectionLostError(f"there is no connection to {self._target}")
+        source = declarations.source(spec, self.settings.exchange, self.settings.max_priority)
+        if handle is None:
+            return await self.link.join(spec, sink, source)
+        await handle.join(spec.channel, names.binding_key(spec.channel))
+        return handle
+
+    async def part(self, handle: JointQueue, channel: str) -> None:
+        """See ``SubscribesJointly``."""
+        await handle.part(names.binding_key(channel))
 
     def pause(self, handle: Any | None) -> None:
         """Read no more deliveries, which have a connection of their own. Single subscriptions have their credit."""

@@ -56,6 +56,9 @@ class QueueConsumer(DeliveryLane):
         tag: the consumer's name at the broker.
         spawn: runs requests to the broker in the background.
         delays: where rejected messages wait, if they do.
+
+    Attributes:
+        queue_name: of the queue, once it is known.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class QueueConsumer(DeliveryLane):
         self._error: SubscriptionRefusedError | None = None
         self._channel: AbstractChannel | None = None
         self._private_queue: str | None = None
+        self.queue_name = source.queue.name or ""
         self._number = 0
         self._batch: list[Incoming] = []
         #: unsettled messages by delivery tag
@@ -149,7 +153,7 @@ class QueueConsumer(DeliveryLane):
         if source.queue.name is None:
             self._channel = channel = await wire.channel()
             queue = await topology.declare_queue(wire, channel, source.queue)
-            self._private_queue = queue.name
+            self._private_queue = self.queue_name = queue.name
         else:
             self._channel, queue = channel, _ = await topology.ensure_queue(wire, source.queue)
         for key in source.bindings:

@@ -97,6 +97,7 @@ def _lenient(kind: type[F]) -> type[F]:
 
 _ExchangeDeclare: Final = _lenient(spec.Exchange.Declare)
 _QueueDeclare: Final = _lenient(spec.Queue.Declare)
+_QueueUnbind: Final = _lenient(spec.Queue.Unbind)
 _QueueDelete: Final = _lenient(spec.Queue.Delete)
 _Consume: Final = _lenient(spec.Basic.Consume)
 
@@ -136,6 +137,10 @@ class _LenientChannel:
     async def queue_bind(self, queue: str, *, timeout: float | None = None, **fields: Any) -> Any:
         """Bind a queue."""
         return await self._channel.rpc(_QueueBind(queue=queue, **fields), timeout=timeout)
+
+    async def queue_unbind(self, queue: str, *, timeout: float | None = None, **fields: Any) -> Any:
+        """Unbind a queue."""
+        return await self._channel.rpc(_QueueUnbind(queue=queue, **fields), timeout=timeout)
 
     async def basic_consume(self, *, consumer_callback: object, timeout: float | None = None, **fields: Any) -> Any:
         """Start a consumer, whose deliveries are taken by a frame lane and not by ``consumer_callback``."""

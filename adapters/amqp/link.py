@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from adapters.amqp.connection import CLOSE_GRACE, UNCONFIRMED_GRACE, Wire, connect
 from adapters.amqp.consumer import QueueConsumer
 from adapters.amqp.delays import Delays
+from adapters.amqp.joint import JointQueue
 from adapters.amqp.publisher import Publisher
 from messaging.adapter import PlannedLossError
 from messaging.errors import (
@@ -109,6 +110,12 @@ class Link:
         await consumer.open()
         self._refusing.declared(source)
         return consumer
+
+    async def join(self, spec: SubscriptionSpec, sink: Sink, source: Source) -> JointQueue:
+        """Subscribe to the first channel of a joint subscription; see ``SubscribesJointly``."""
+        # the core knows the channels: to the consumer, whatever is in the queue is wanted
+        consumer = await self.subscribe(spec, sink, source._replace(patterns=()), None)
+        return JointQueue(await self._consuming_wire(), consumer, source.exchange)
 
     def read(self, wanted: bool) -> None:
         """Resume or pause reading deliveries."""

@@ -41,6 +41,7 @@ _REPLIES: Final = frozenset(
         spec.Exchange.DeclareOk,
         spec.Queue.DeclareOk,
         spec.Queue.BindOk,
+        spec.Queue.UnbindOk,
         spec.Queue.DeleteOk,
         spec.Basic.QosOk,
         spec.Basic.ConsumeOk,

@@ -95,10 +95,15 @@ async def declare_queue(wire: Wire, channel: AbstractChannel, queue: QueueSpec) 
 
 
 async def bind(
-    wire: Wire, queue: AbstractQueue, exchange: ExchangeSpec, key: str, arguments: Mapping[str, Any]
+    wire: Wire, queue: AbstractQueue, exchange: ExchangeSpec, key: str, arguments: Mapping[str, Any] | None = None
 ) -> None:
     """Bind a queue to an exchange. Raises as :func:`ensure_queue`."""
-    await wire.command(queue.bind(exchange.name, key, arguments=_plain(arguments)), spec.Queue.Bind)
+    await wire.command(queue.bind(exchange.name, key, arguments=_plain(arguments or {})), spec.Queue.Bind)
+
+
+async def unbind(wire: Wire, queue: AbstractQueue, exchange: ExchangeSpec, key: str) -> None:
+    """Unbind a queue, which need not be bound, from an exchange. Raises as :func:`ensure_queue`."""
+    await wire.command(queue.unbind(exchange.name, key), spec.Queue.Unbind)
 
 
 def _plain(value: Any) -> Any:

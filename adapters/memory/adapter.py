@@ -186,6 +186,17 @@ class MemoryAdapter(Adapter):
         client.consumers.add(consumer)
         return consumer
 
+    async def join(self, spec: SubscriptionSpec, sink: Sink, handle: Consumer | None) -> Consumer:
+        """See ``SubscribesJointly``: one queue with several patterns."""
+        if handle is None:
+            return await self.subscribe(spec, sink)
+        self._connected().broker.bind(handle, spec.channel)
+        return handle
+
+    async def part(self, handle: Consumer, channel: str) -> None:
+        """See ``SubscribesJointly``."""
+        self._connected().broker.unbind(handle, channel)
+
     async def unsubscribe(self, handle: Any) -> None:
         client = self._client
         if client is not None:

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.bounded import BoundedCache
-from messaging.errors import SubscriptionRefusedError
+from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from messaging.forking import in_child
 from messaging.model import Features, Incoming, channels
 
@@ -342,11 +342,35 @@ class Broker:
         queue.dispatch()
         return consumer
 
-    def _retained_for(self, queue: Queue) -> Iterator[Entry]:
+    def bind(self, consumer: Consumer, channel: str) -> None:
+        """Route a further channel to the queue of a consumer; to a private one its retained messages, too.
+
+        Raises:
+            ConnectionLostError: the consumer was detached with its connection.
+        """
+        queue = consumer.queue
+        if consumer.closed:
+            raise ConnectionLostError(f"memory://{self.name} has dropped the subscription")
+        if (channel, None) in queue.patterns:
+            return
+        retained = [] if queue.name is not None else [*self._retained_for(queue, _binding(channel, None))]
+        queue.bind(channel, None)
+        self._routes.clear()
+        for entry in retained:
+            queue.push(entry)
+        queue.dispatch()
+
+    def unbind(self, consumer: Consumer, channel: str) -> None:
+        """Undo :meth:`bind`. Nothing happens if the channel is not bound."""
+        consumer.queue.patterns.pop((channel, None), None)
+        self._routes.clear()
+
+    def _retained_for(self, queue: Queue, added: Callable[[PublishPlan], bool] | None = None) -> Iterator[Entry]:
+        """Return the retained messages of a queue; with ``added`` the further ones that a new pattern matches."""
         for key, entry in [*self._retained.items()]:
             if _is_expired(entry):
                 del self._retained[key]
-            elif queue.matches(entry[1]):
+            elif queue.matches(entry[1]) if added is None else added(entry[1]) and not queue.matches(entry[1]):
                 payload, plan, correlation_id, _, _, expires = entry
                 yield (payload, plan, correlation_id, True, 0, expires)
 

@@ -12,6 +12,7 @@ from adapters.mqtt import capabilities, mapping, packets
 from adapters.mqtt import settings as options
 from adapters.mqtt.capabilities import NO_LOCAL, WILL_DELAY
 from adapters.mqtt.inbound import Inbound
+from adapters.mqtt.joint import Joint
 from adapters.mqtt.login import LogIn, SessionPlace
 from adapters.mqtt.router import Router
 from adapters.mqtt.settings import MqttSettings
@@ -98,6 +99,8 @@ class MqttAdapter(Adapter):
         self._subscriptions = subscriptions.Subscriptions(self, self._router, self._inbound, self._outbound)
         #: see ``KeepsSession``
         self.detach, self.bequeath = self._subscriptions.detach, self._subscriptions.bequeath
+        #: see ``SubscribesJointly``
+        self.part = self._subscriptions.part
         self._will = last_will.LastWill(codec)
         self.link: Link | None = None
         self._lost: Callable[[MessagingError], None] | None = None
@@ -270,17 +273,26 @@ class MqttAdapter(Adapter):
 
     # --- subscribing
 
-    async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Stream:
-        """See ``Adapter.subscribe``."""
+    async def join(self, spec: SubscriptionSpec, sink: Sink, handle: Joint | None) -> Joint:
+        """See ``SubscribesJointly``."""
+        joint = handle or Joint(sink)
+        await self.subscribe(spec, sink, joint)
+        return joint
+
+    async def subscribe(self, spec: SubscriptionSpec, sink: Sink, joint: Joint | None = None) -> Stream:
+        """See ``Adapter.subscribe``; or subscribe as a part of ``joint``."""
         try:
             async with asyncio.timeout(self.settings.timeout):
-                return await self._subscriptions.subscribe(self._target, spec, sink)
+                return await self._subscriptions.subscribe(self._target, spec, sink, joint)
         except TimeoutError:
             raise SubscriptionRefusedError(f"{self._target} did not answer: {self._shown(spec)}") from None
 
-    async def unsubscribe(self, handle: Stream) -> None:
+    async def unsubscribe(self, handle: Stream | Joint) -> None:
         """See ``Adapter.unsubscribe``."""
-        await self._subscriptions.unsubscribe(handle)
+        if isinstance(handle, Joint):
+            await self._subscriptions.unsubscribe_joint(handle)
+        else:
+            await self._subscriptions.unsubscribe(handle)
 
     def redelivers(self, spec: SubscriptionSpec, handle: Stream | None = None) -> bool:  # noqa: ARG002  # the contract's
         """Return ``False`` for a lost connection: only a resumed session redelivers, which ``open`` tells the core."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from adapters.mqtt.mapping import Codec, Decoded
     from adapters.mqtt.packets import Publish
     from adapters.mqtt.router import Router
-    from adapters.mqtt.streams import Receipt, Stream
+    from adapters.mqtt.streams import Outlet, Receipt, Stream
     from adapters.mqtt.writing import Writer
 
 logger = logging.getLogger(__name__)
@@ -52,8 +52,8 @@ class Inbound:
         self._aliases: dict[int, str] = {}
         self.answers = Answers(limit, v5)
         self.leftovers = Leftovers(name, router, self.answers)
-        #: streams with a batch
-        self._touched: list[Stream] = []
+        #: outlets with a batch
+        self._touched: list[Outlet] = []
         self.released = self.answers.released
         self.settle = self.answers.settle
 
@@ -103,6 +103,8 @@ class Inbound:
                 if receipt is not None:
                     self.answers.settled(receipt)
             return
+        if self._router.has_joints:
+            streams = [each for each in streams if each.outlet.takes(each, publish.topic)]
         decoded = self._codec.decode(publish)
         if decoded is not None:
             self._deliver(publish.topic, decoded, receipt, streams)
@@ -138,9 +140,10 @@ class Inbound:
                     more = extensions.copy()
                     more[PACKET_ID] = receipt.id
                     told = MappingProxyType(more)
-            if not stream.batch:
-                self._touched.append(stream)
-            stream.batch.append(
+            outlet = stream.outlet
+            if not outlet.batch:
+                self._touched.append(outlet)
+            outlet.batch.append(
                 Incoming(payload, topic, None, content_type, content_encoding, correlation_id, reply_to, told, token)
             )
         if receipt is not None:
@@ -149,15 +152,15 @@ class Inbound:
                 self.answers.settled(receipt)
 
     def hand_over(self) -> None:
-        """Call the sinks of all streams that have messages."""
+        """Call the sinks of all outlets that have messages."""
         touched, self._touched = self._touched, []
-        for stream in touched:
-            batch, stream.batch = stream.batch, []
-            if not stream.ended:
+        for outlet in touched:
+            batch, outlet.batch = outlet.batch, []
+            if not outlet.ended:
                 try:
-                    stream.sink.deliver(batch)
+                    outlet.sink.deliver(batch)
                 except Exception:  # it must not raise, and must not cost the others their messages
-                    logger.exception("mqtt '%s': the sink of %r failed", self._name, stream.route.filter)
+                    logger.exception("mqtt '%s': the sink of messages on %r failed", self._name, batch[0].channel)
 
     # --- streams
 

@@ -22,12 +22,13 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Final
 
-from adapters.mqtt.streams import Route, Stream, filter_of
+from adapters.mqtt.streams import Outlet, Route, Stream, filter_of
 from messaging.bounded import BoundedCache
 from messaging.errors import SubscriptionRefusedError
 from messaging.model import channels
 
 if TYPE_CHECKING:
+    from adapters.mqtt.joint import Joint
     from adapters.mqtt.packets import Publish
     from messaging.adapter import Sink
 
@@ -46,6 +47,9 @@ class Router:
 
     Args:
         persistent: whether a session may hold subscriptions of an earlier process, with identifiers of its own.
+
+    Attributes:
+        has_joints: whether there is, or was, a joint subscription.
     """
 
     def __init__(self, persistent: bool) -> None:
@@ -60,6 +64,7 @@ class Router:
         #: pairs of filters that were reported to contradict each other
         self._told: set[frozenset[str]] = set()
         self._streams = 0
+        self.has_joints = False
         #: filters whose last stream ended without a connection: to be unsubscribed at the next one
         self.orphans: set[str] = set()
 
@@ -67,7 +72,7 @@ class Router:
         """Void every handle: the broker has lost all subscriptions."""
         for route in self._routes.values():
             for stream in route.streams:
-                stream.ended = True
+                stream.end()
         self._routes.clear()
         self._identified.clear()
         self._matched.clear()
@@ -83,8 +88,9 @@ class Router:
         no_local: bool = False,
         as_published: bool = False,
         tells_id: bool = False,
+        joint: Joint | None = None,
     ) -> Stream:
-        """Add a stream, and its route if this is the first stream of its filter.
+        """Add a stream, by itself or to ``joint``, and its route if this is the first stream of its filter.
 
         Raises:
             SubscriptionRefusedError: the route exists, with options that contradict.
@@ -109,13 +115,18 @@ class Router:
             route.qos = qos
             route.confirmed = False
         self._streams += 1
-        stream = Stream(route, sink, self._streams, qos > 0, tells_id)
+        stream = Stream(route, joint or Outlet(sink), self._streams, qos > 0, tells_id)
+        self.has_joints = self.has_joints or joint is not None
         route.streams.append(stream)
         return stream
 
     def remove(self, stream: Stream) -> bool:
         """Remove a stream. Return whether its route was removed with it."""
-        stream.ended = True
+        stream.end()
+        return self.unroute(stream)
+
+    def unroute(self, stream: Stream) -> bool:
+        """Remove a stream, which may still settle its messages. Return whether its route was removed with it."""
         route = stream.route
         route.streams.remove(stream)
         if route.streams:
@@ -128,7 +139,7 @@ class Router:
 
     def detach(self, stream: Stream) -> None:
         """Remove a stream and keep its route: the broker keeps the subscription."""
-        stream.ended = True
+        stream.end()
         route = stream.route
         route.streams.remove(stream)
         route.is_kept, route.detached = True, stream

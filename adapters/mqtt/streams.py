@@ -8,7 +8,7 @@ has to settle its copy.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from messaging.model import channels
 
@@ -53,29 +53,66 @@ class Token:
         self.stream = stream
 
 
+class Outlet:
+    """Hands over the messages of one stream, or of several in one order of arrival (:mod:`.joint`).
+
+    Attributes:
+        sink: takes the messages.
+        batch: messages that arrived since the sink was last called.
+        ended: whether the sink takes no more.
+    """
+
+    __slots__ = ("batch", "ended", "sink")
+
+    #: whether there may be several streams, of which one takes each message
+    is_joint: ClassVar[bool] = False
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self.batch: list[Incoming] = []
+        self.ended = False
+
+    def entered(self, stream: Stream) -> None:
+        """Add a stream."""
+
+    def left(self, stream: Stream) -> None:
+        """Remove a stream, which has ended."""
+        del stream
+        self.ended = True
+
+    def takes(self, stream: Stream, topic: str) -> bool:
+        """Return whether ``stream``, which matches ``topic``, takes its messages."""
+        del stream, topic
+        return True
+
+
 class Stream:
     """A subscription of the core: the handle that ``Adapter.subscribe`` returns."""
 
-    __slots__ = ("batch", "ended", "number", "replayed", "route", "settles", "since", "sink", "tells_id", "unsettled")
+    __slots__ = ("ended", "number", "outlet", "replayed", "route", "settles", "since", "tells_id", "unsettled")
 
-    def __init__(self, route: Route, sink: Sink, number: int, settles: bool, tells_id: bool) -> None:
+    def __init__(self, route: Route, outlet: Outlet, number: int, settles: bool, tells_id: bool) -> None:
         self.route = route
         #: whether its messages carry their packet identifiers
         self.tells_id = tells_id
         #: whether its messages have to be acknowledged: it asked for more than QoS 0
         self.settles = settles
-        self.sink = sink
+        self.outlet = outlet
         #: position among the streams of the instance
         self.number = number
         #: number of the first message that can arrive for it: those before arrived earlier
         self.since = 0
-        #: messages that arrived since the sink was last called
-        self.batch: list[Incoming] = []
         #: in arrival order
         self.unsettled: dict[Token, None] = {}
         #: without subscription identifiers: channels whose retained message it has received
         self.replayed: set[str] = set()
         self.ended = False
+        outlet.entered(self)
+
+    def end(self) -> None:
+        """Take no more messages, nor verdicts."""
+        self.ended = True
+        self.outlet.left(self)
 
 
 class Route:

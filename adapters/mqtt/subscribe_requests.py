@@ -41,6 +41,8 @@ class SubscribeRequests:
         self._control: ControlClient | None = None
         #: by packet id, which is in use until the answer arrives
         self.pending: dict[int, asyncio.Future[Answer]] = {}
+        #: by packet id: called when the answer is read
+        self._readers: dict[int, Callable[[Answer], object]] = {}
         #: by filter: UNSUBSCRIBE
         self._ending: dict[str, asyncio.Future[Answer]] = {}
 
@@ -56,12 +58,18 @@ class SubscribeRequests:
         """Fail all requests without answer: the connection ended. Idempotent."""
         self._control = None
         pending, self.pending = self.pending, {}
+        self._readers.clear()
         for answer in pending.values():
             if not answer.done():
                 answer.set_exception(ConnectionLostError(f"connection to {self._target} lost before it answered"))
 
     async def subscribe(
-        self, topic_filter: str, options: SubscribeOptions, identifier: int | None, uses: Callable[[int], bool]
+        self,
+        topic_filter: str,
+        options: SubscribeOptions,
+        identifier: int | None,
+        uses: Callable[[int], bool],
+        read: Callable[[Answer], object] | None = None,
     ) -> Answer:
         """Subscribe and return the broker's answer.
 
@@ -70,17 +78,21 @@ class SubscribeRequests:
             options: made by :func:`.handshake.subscribe_options`.
             identifier: MQTT 5: the subscription identifier.
             uses: returns whether a packet id is in use for a published message.
+            read: called when the answer is read, before the packets that follow it.
 
         Raises:
             ConnectionLostError: the connection ended before the answer.
         """
         control = self._require_control()
-        return await self._request(*control.subscribe(topic_filter, options, identifier, self._taken(uses)))
+        request = self._request(*control.subscribe(topic_filter, options, identifier, self._taken(uses)), read)
+        return await request
 
-    async def unsubscribe(self, topic_filter: str, uses: Callable[[int], bool]) -> None:
+    async def unsubscribe(
+        self, topic_filter: str, uses: Callable[[int], bool], read: Callable[[Answer], object] | None = None
+    ) -> None:
         """Unsubscribe and wait for the answer. Arguments and errors as for :meth:`subscribe`."""
         self._require_control()
-        request = self.unsubscribe_soon(topic_filter, uses)
+        request = self.unsubscribe_soon(topic_filter, uses, read)
         if request is None:
             return
         answer = await shielded(request)
@@ -91,11 +103,13 @@ class SubscribeRequests:
                 self._target.component, topic_filter, reason,
             )  # fmt: skip
 
-    def unsubscribe_soon(self, topic_filter: str, uses: Callable[[int], bool]) -> asyncio.Future[Answer] | None:
+    def unsubscribe_soon(
+        self, topic_filter: str, uses: Callable[[int], bool], read: Callable[[Answer], object] | None = None
+    ) -> asyncio.Future[Answer] | None:
         """Unsubscribe without waiting for the answer; ``None`` without a connection."""
         if self._control is None:
             return None
-        answer = self._request(*self._control.unsubscribe(topic_filter, self._taken(uses)))
+        answer = self._request(*self._control.unsubscribe(topic_filter, self._taken(uses)), read)
         self._ending[topic_filter] = answer
 
         def answered(_: asyncio.Future[Answer]) -> None:
@@ -117,9 +131,12 @@ class SubscribeRequests:
         packet_id, codes, detail = packets.parse_answer(body, self._target.v5)
         if kind == packets.SUBACK and len(codes) != 1:
             raise ProtocolError(f"SUBACK with {len(codes)} reason codes for one subscription")
-        answer = self.pending.pop(packet_id, None)
+        answer, read = self.pending.pop(packet_id, None), self._readers.pop(packet_id, None)
         if answer is not None and not answer.done():
-            answer.set_result(Answer(codes[0] if codes else 0, self._target.showable(detail)))
+            told = Answer(codes[0] if codes else 0, self._target.showable(detail))
+            if read is not None:
+                read(told)
+            answer.set_result(told)
 
     def _taken(self, uses: Callable[[int], bool]) -> Callable[[int], bool]:
         return lambda packet_id: packet_id in self.pending or uses(packet_id)
@@ -129,8 +146,12 @@ class SubscribeRequests:
             raise ConnectionLostError(f"no connection to {self._target}")
         return self._control
 
-    def _request(self, packet_id: int, packet: bytes) -> asyncio.Future[Answer]:
+    def _request(
+        self, packet_id: int, packet: bytes, read: Callable[[Answer], object] | None
+    ) -> asyncio.Future[Answer]:
         # stays there until the broker has answered, also after its caller was cancelled
         answer = self.pending[packet_id] = self._loop.create_future()
+        if read is not None:
+            self._readers[packet_id] = read
         self._writer.send(packet)
         return answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from dataclasses import replace
@@ -18,11 +19,13 @@ from messaging.model import Features
 if TYPE_CHECKING:
     from adapters.mqtt.handshake import Connack, Target
     from adapters.mqtt.inbound import Inbound
+    from adapters.mqtt.joint import Joint
     from adapters.mqtt.link import Link
     from adapters.mqtt.outbound import Outbound
     from adapters.mqtt.router import Router
     from adapters.mqtt.settings import MqttSettings
     from adapters.mqtt.streams import Route, Stream
+    from adapters.mqtt.subscribe_requests import Answer
     from messaging.adapter import Sink
     from messaging.model import Capabilities, SubscriptionSpec
 
@@ -67,13 +70,14 @@ class Subscriptions:
         """Note that the connection is lost."""
         self._link = None
 
-    async def subscribe(self, target: Target, spec: SubscriptionSpec, sink: Sink) -> Stream:
+    async def subscribe(self, target: Target, spec: SubscriptionSpec, sink: Sink, joint: Joint | None = None) -> Stream:
         """See ``Adapter.subscribe``. There is no time limit here.
 
         Args:
             target: where the instance connects to.
             spec: what to subscribe to.
             sink: takes the messages.
+            joint: the joint subscription that it becomes part of.
         """
         queue, custom = spec.options.queue, spec.options.custom
         if queue is not None and not self._owner.settings.v5:
@@ -91,12 +95,22 @@ class Subscriptions:
             no_local=custom.get(NO_LOCAL, False),
             as_published=custom.get(RETAIN_AS_PUBLISHED, False),
             tells_id=custom.get(PACKET_ID, False),
+            joint=joint,
         )
         route = stream.route
         self._inbound.claim(stream)
         # a further SUBSCRIBE makes the broker send retained messages again, which shared subscriptions do not get
         if route.is_shared and route.confirmed:
+            if joint is not None:
+                joint.grant(stream)
             return stream
+
+        def read(answer: Answer) -> None:
+            if joint is not None and answer.code < packets.FAILURE:
+                joint.grant(stream)
+            elif joint is not None:
+                joint.left(stream)
+
         try:
             await self._outbound.free_id()
             qos = route.qos
@@ -110,7 +124,7 @@ class Subscriptions:
                 # a queue gets none (MQTT 5, 4.8.2); mosquitto sends it some unless told not to
                 retain_handling=2 if route.is_shared else custom.get(RETAIN_HANDLING, 0),
             )
-            answer = await link.requests.subscribe(route.filter, wanted, identifier, self._outbound.uses)
+            answer = await link.requests.subscribe(route.filter, wanted, identifier, self._outbound.uses, read)
         except BaseException:
             self._withdraw(stream)
             raise
@@ -151,6 +165,34 @@ class Subscriptions:
                 self._link.requests.unsubscribe_soon(stream.route.filter, self._outbound.uses)
             else:
                 self._router.orphans.add(stream.route.filter)
+
+    async def part(self, joint: Joint, pattern: str) -> None:
+        """See ``SubscribesJointly``. The stream takes messages until the broker has answered."""
+        stream = joint.streams.get(pattern)
+        if stream is None:
+            return
+
+        def part(_: object = None) -> None:
+            if joint.streams.get(pattern) is stream:
+                joint.left(stream)
+                joint.keep(stream)
+                self._router.unroute(stream)
+
+        if len(stream.route.streams) > 1:
+            part()
+        elif self._link is None:
+            raise ConnectionLostError(f"no connection to end the subscription to {pattern!r}")
+        else:
+            await self._link.requests.unsubscribe(stream.route.filter, self._outbound.uses, part)
+
+    async def unsubscribe_joint(self, joint: Joint) -> None:
+        """End a joint subscription; see ``Adapter.unsubscribe``."""
+        joint.ended = True
+        for stream in joint.parted:
+            self._end(stream)
+            stream.end()
+        joint.parted.clear()
+        await asyncio.gather(*map(self.unsubscribe, [*joint.streams.values()]))
 
     async def unsubscribe(self, stream: Stream) -> None:
         """See ``Adapter.unsubscribe``."""

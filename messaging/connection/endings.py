@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from messaging.adapter import KeepsSession
 from messaging.errors import ConnectionLostError, MessagingError
-from messaging.execution import of_library
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ class Endings:
             bequeather = subscription.bequeather(adapter)
             if bequeather is not None and subscription.heir is not None:
                 bequeather.bequeath(handle, subscription.heir.handle)
-            await self.unsubscribe(handle)
+            await self.unsubscribe(subscription, handle)
         subscription.complete()
         subscription.heir = None  # which may have one as well, and so on
 
@@ -110,11 +109,11 @@ class Endings:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopped, self._settings.close_timeout)
 
-    async def unsubscribe(self, handle: Any) -> None:
-        """Unsubscribe at the broker; failures are logged."""
+    async def unsubscribe(self, subscription: Subscribed, handle: Any) -> None:
+        """End ``handle`` of ``subscription`` at the broker; failures are logged."""
         try:
             async with asyncio.timeout(self._settings.close_timeout):
-                await of_library(self._adapter.unsubscribe(handle))
+                await subscription.unsubscribe_at(self._adapter, handle)
         except (ConnectionLostError, TimeoutError) as error:
             reason = str(error) or "no answer in time"
             logger.info("%s: unsubscribing failed: %s; continuing", self._adapter.name, reason)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from messaging.adapter import KeepsSession
-from messaging.execution import Promise
+from messaging.execution import Promise, of_library
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
@@ -60,6 +60,16 @@ class Subscribed(abc.ABC):
         if heir is None or heir.handle is None or adapter.capabilities.can_reject:
             return None
         return adapter if isinstance(adapter, KeepsSession) else None
+
+    # --- at the broker
+
+    async def subscribe_at(self, adapter: Adapter) -> Any:
+        """Subscribe, and return the handle. Raises as ``Adapter.subscribe``."""
+        return await of_library(adapter.subscribe(self.spec, self))
+
+    async def unsubscribe_at(self, adapter: Adapter, handle: Any) -> None:
+        """End the subscription ``handle``, as ``Adapter.unsubscribe``."""
+        await of_library(adapter.unsubscribe(handle))
 
     # --- from the adapter
 

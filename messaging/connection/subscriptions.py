@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.connection.endings import Endings
 from messaging.errors import ClosedError, ConnectionLostError, MessagingError, SubscriptionRefusedError
-from messaging.execution import of_library, shielded
+from messaging.execution import shielded
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class Subscriptions:
         while subscription in self._active:
             number = self._epoch.number
             try:
-                handle = await of_library(self._adapter.subscribe(subscription.spec, subscription))
+                handle = await subscription.subscribe_at(self._adapter)
             except ConnectionLostError:
                 if number == self._epoch.number:
                     return  # the next connection subscribes
@@ -189,7 +189,7 @@ class Subscriptions:
                     self._reading.pause(handle)
                 subscription.ready.resolve(None)
                 return
-            await self.endings.unsubscribe(handle)
+            await self.endings.unsubscribe(subscription, handle)
 
     def end(self, subscription: Subscribed) -> None:
         """Start :meth:`remove` in a task of its own."""

@@ -9,6 +9,7 @@ from messaging.receiving.consumers import in_observer as in_observer
 from messaging.receiving.handler import HandlerOnInvalid as HandlerOnInvalid
 from messaging.receiving.handler import HandlerRegistration as HandlerRegistration
 from messaging.receiving.handler import MessageHandler as MessageHandler
+from messaging.receiving.joint import JointSubscription as JointSubscription
 from messaging.receiving.parameters import NOT_ANNOTATED as NOT_ANNOTATED
 from messaging.receiving.parameters import MessageParameter as MessageParameter
 from messaging.receiving.parameters import evaluated as evaluated

@@ -25,6 +25,7 @@ from messaging.model import (
 )
 from messaging.receiving.consumers import observed_here
 from messaging.receiving.handler import ON_INVALID, HandlerRegistration
+from messaging.receiving.joint import JointSubscription
 from messaging.receiving.settled_ids import Inboxes
 from messaging.receiving.stream import MessageStream
 from messaging.receiving.subscription import Consumption, OnInvalid, Subscription
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.model import MessageContextProvider
     from messaging.receiving.handler import HandlerOnInvalid, MessageHandler
+    from messaging.receiving.intake import Take
     from messaging.receiving.redelivery import Publish
     from messaging.services import ServiceRegistry
 
@@ -43,6 +45,8 @@ Acknowledge = Literal["automatic", "manual"]
 
 #: default prefetch of a responder, requests
 _REQUESTS: Final = 128
+#: a channel that stands for all, where only the options are checked
+_ANY: Final = "any"
 
 
 class MessageSubscription:
@@ -221,6 +225,39 @@ class MessageSubscription:
             wanted.setdefault(Features.EXTENSION_PREFETCH, adapter.settings.prefetch or _REQUESTS)
         spec = self._check(MessageContext(channel, extensions=MappingProxyType(wanted)))
         return self._subscription(spec, Consumption(), kind)
+
+    def open_joint(
+        self, take: Take, *, qos: str | None = None, queue: str | None = None, prefetch: int | None = None
+    ) -> JointSubscription:
+        """Open a subscription to a changing set of channels, see :mod:`messaging.receiving.joint`.
+
+        Args:
+            take: called on the engine loop with the messages of one turn, in arrival order; must not block or raise.
+            qos: level of all channels; by default the lowest with acknowledgement, or "0" if there is none.
+            queue: a queue that subscribers share and that lasts, as its channels do; see the extension ``queue``.
+            prefetch: bound of unsettled messages; by default that of the instance.
+
+        Raises:
+            ArgumentError, UnsupportedFeatureError, ClosedError: as :meth:`subscribe`.
+        """
+        adapter = self._connection.adapter
+        wanted: dict[str, Any] = {
+            Features.EXTENSION_QOS: qos if qos is not None else adapter.capabilities.acknowledging_qos,
+            Features.EXTENSION_QUEUE: queue,
+            Features.EXTENSION_PREFETCH: prefetch,
+        }
+        extensions = MappingProxyType({key: value for key, value in wanted.items() if value is not None})
+
+        def check(channel: str) -> SubscriptionSpec:
+            return self._check(MessageContext(channel, extensions=extensions))
+
+        if not callable(take):
+            raise ArgumentError(f"take must be callable, not {type(take).__name__}")
+        spec = check(_ANY)
+        self._refuse_closed()
+        joint = JointSubscription(self._connection, spec, check, take)
+        joint.start()
+        return joint
 
     def _check(self, context: MessageContext, *, acknowledging: bool = False) -> SubscriptionSpec:
         adapter = self._connection.adapter

@@ -1,0 +1,187 @@
+"""The intake of a joint subscription: the messages of one turn of the loop, and pauses. On the engine loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from messaging.adapter import FlowControl
+from messaging.bounded import BoundedCache
+from messaging.connection import Subscribed
+from messaging.model import AcknowledgeType, channels
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from messaging.connection import Connection
+    from messaging.errors import MessagingError
+    from messaging.model import Incoming, SubscriptionSpec
+
+logger = SafeLog(__name__)
+
+#: takes the messages of one turn of the loop
+Take = Callable[[list["Incoming"]], object]
+
+#: channels of messages for which it is cached whether they are joined
+_CACHED: Final = 4096
+#: while reading is suspended it goes on for ``_SLIT`` every ``_SUSPENDED`` seconds: keepalive answers must get through
+_SUSPENDED: Final = 1.0
+_SLIT: Final = 0.01
+
+_UNSUPPORTED: Final = AcknowledgeType.UNSUPPORTED
+_RECEIVED: Final = AcknowledgeType.RECEIVED
+
+
+class Way(Protocol):
+    """Joins and parts channels at the broker: an adapter with ``SubscribesJointly``, or the plain form."""
+
+    async def join(self, spec: SubscriptionSpec, sink: Intake, handle: Any | None) -> Any:
+        """See ``SubscribesJointly``."""
+
+    async def part(self, handle: Any, channel: str) -> None:
+        """See ``SubscribesJointly``."""
+
+    async def unsubscribe(self, handle: Any) -> None:
+        """See ``Adapter``."""
+
+    def acknowledge(self, tokens: Sequence[Any]) -> None:
+        """See ``Adapter``."""
+
+
+class Joined(Subscribed):
+    """A joint subscription as its parts know it.
+
+    Args:
+        connection: of the instance.
+        spec: the options of all channels; its channel means nothing.
+
+    Attributes:
+        specs: the channels that are joined or being joined, by pattern.
+        way: joins and parts channels.
+    """
+
+    way: Way
+
+    def __init__(self, connection: Connection, spec: SubscriptionSpec) -> None:
+        super().__init__(spec)
+        self.connection = connection
+        self.specs: dict[str, SubscriptionSpec] = {}
+
+    def call(self, callback: Callable[..., object], *args: Any) -> None:
+        """Call a callback of the consumer. One that raises is logged, and ends nothing."""
+        try:
+            callback(*args)
+        except Exception:
+            logger.exception("%s: the consumer of a joint subscription failed", self.connection.adapter.name)
+
+
+class Intake:
+    """The sink of the adapter: collects the messages of one turn of the loop.
+
+    Messages of channels that are not joined any more are acknowledged and dropped.
+
+    Args:
+        owner: knows the channels.
+        take: takes the messages.
+        failed: called when the broker ended the subscriptions to all channels.
+    """
+
+    def __init__(self, owner: Joined, take: Take, failed: Callable[[MessagingError], object]) -> None:
+        self._owner = owner
+        self._take = take
+        self._failed = failed
+        self._loop = owner.connection.engine.loop
+        self._batch: list[Incoming] = []
+        self._wanted: BoundedCache[str, bool] = BoundedCache(_CACHED)
+
+    def changed(self) -> None:
+        """Note that the channels have changed."""
+        self._wanted.clear()
+
+    def deliver(self, batch: Sequence[Incoming]) -> None:
+        """See ``Sink``."""
+        if self._owner.leaving:
+            return  # released when it unsubscribes
+        if not self._batch:
+            self._loop.call_soon(self._hand_over)
+        unwanted: list[Any] = []
+        for incoming in batch:
+            incoming.settler = None
+            if self._is_wanted(incoming):
+                incoming.state = _UNSUPPORTED if incoming.token is None else _RECEIVED
+                self._batch.append(incoming)
+            elif incoming.token is not None:
+                unwanted.append(incoming.token)
+        if unwanted:
+            self._owner.way.acknowledge(unwanted)
+
+    def fail(self, error: MessagingError) -> None:
+        """See ``Sink``."""
+        self._failed(error)
+
+    def _is_wanted(self, incoming: Incoming) -> bool:
+        if incoming.channel_extension is not None:
+            return False
+        channel = incoming.channel
+        wanted = self._wanted.get(channel)
+        if wanted is None:
+            specs = self._owner.specs
+            wanted = channel in specs or any(channels.matches(pattern, channel) for pattern in specs)
+            self._wanted[channel] = wanted
+        return wanted
+
+    def _hand_over(self) -> None:
+        batch, self._batch = self._batch, []
+        if batch and not self._owner.leaving:
+            self._owner.call(self._take, batch)
+
+
+class Pauses:
+    """Keeps the broker from sending: by the subscription, and at QoS 0 by not reading at all.
+
+    Args:
+        owner: the subscription.
+
+    Attributes:
+        is_wanted: whether the consumer asks for no more messages.
+    """
+
+    def __init__(self, owner: Joined) -> None:
+        self.is_wanted = False
+        self._owner = owner
+        self._control = owner.way if isinstance(owner.way, FlowControl) else None
+        self._reading = owner.connection.reading
+        #: the handle that is paused
+        self._paused: Any = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def apply(self) -> None:
+        """Pause or resume, as is wanted, on the current connection."""
+        handle = self._owner.handle
+        if self._control is not None and handle is not None:
+            if self.is_wanted:
+                self._paused = handle
+                self._control.pause(handle)
+            elif self._paused is handle:
+                self._control.resume(handle)
+        if not self.is_wanted:
+            self._paused = None
+        if self._owner.spec.options.qos == "0":
+            self._suspend()
+
+    def _suspend(self) -> None:
+        self._resume()
+        if self.is_wanted:
+            self._reading.suspend(self._owner)
+            self._timer = self._owner.connection.engine.loop.call_later(_SUSPENDED, self._let_through)
+
+    def _resume(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._reading.resume(self._owner)
+
+    def _let_through(self) -> None:
+        self._resume()
+        self._timer = self._owner.connection.engine.loop.call_later(_SLIT, self._suspend)

@@ -1,0 +1,138 @@
+"""Joint subscriptions at a real broker: one queue, no leaks, refusals of single bindings."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from messaging.adapter import SubscribesJointly
+from messaging.errors import SubscriptionRefusedError
+from messaging.model import SubscriptionSpec
+from messaging.model.extensions import subscribe_options
+from tests.amqp.harness import Client, Sink, connected, make_adapter, unique, until, within
+
+if TYPE_CHECKING:
+    from pika.adapters.blocking_connection import BlockingChannel
+
+    from adapters.amqp.joint import JointQueue
+    from messaging.testing.brokers import RabbitMQ
+
+
+def spec_of(client: Client, channel: str, **extensions: Any) -> SubscriptionSpec:
+    adapter = client.adapter
+    return SubscriptionSpec(channel, None, subscribe_options(extensions, adapter.capabilities, adapter.settings))
+
+
+async def joined(client: Client, *channels: str, **extensions: Any) -> tuple[Sink, JointQueue]:
+    sink, handle = Sink(), None
+    for channel in channels:
+        handle = await within(client.adapter.join(spec_of(client, channel, **extensions), sink, handle))
+    assert handle is not None
+    return sink, handle
+
+
+async def listed(broker: RabbitMQ, what: str, *columns: str) -> list[str]:
+    return (await asyncio.to_thread(broker.ctl, what, *columns)).splitlines()
+
+
+def test_the_adapter_keeps_the_order_across_channels() -> None:
+    assert isinstance(make_adapter("amqp://localhost"), SubscribesJointly)
+
+
+async def test_there_is_one_exclusive_queue_and_one_channel_and_nothing_is_left(rabbitmq: RabbitMQ) -> None:
+    base, name = unique("joint"), unique("leaks")
+    before = await listed(rabbitmq, "list_queues", "name")
+    async with connected(rabbitmq.url) as client:
+        _, handle = await joined(client, *(f"{base}/{number}" for number in range(50)))
+        channels = await listed(rabbitmq, "list_channels", "consumer_count")
+        assert channels.count("1") == 1
+        await asyncio.gather(*(handle.join(f"{base}/more/{n}", f"{base}.more.{n}") for n in range(50)))
+        queues = await listed(rabbitmq, "list_queues", "name", "exclusive")
+        bound = [each for each in await listed(rabbitmq, "list_bindings", "routing_key") if each.startswith(base)]
+        assert len(bound) == 100
+        made = [each.split("\t") for each in queues]
+        assert [exclusive for queue, exclusive in made if queue not in (*before, "name")] == ["true"]
+        # the channels that asked for the bindings are closed
+        assert await listed(rabbitmq, "list_channels", "consumer_count") == channels
+        await within(client.adapter.part(handle, f"{base}/0"))
+        await within(client.adapter.part(handle, f"{base}/0"))
+        await within(client.adapter.unsubscribe(handle))
+        await within(client.adapter.unsubscribe(handle))
+        assert await listed(rabbitmq, "list_queues", "name") == before
+        await joined(client, base, name)
+    assert await listed(rabbitmq, "list_queues", "name") == before
+
+
+async def test_a_refused_binding_ends_no_other_channel(rabbitmq: RabbitMQ) -> None:
+    """A topic permission refuses it, which closes the AMQP channel that asked."""
+    user, base = unique("joint"), unique("allowed")
+    for command in (
+        ("add_user", user, "password"), ("set_permissions", user, ".*", ".*", ".*"),
+        ("set_topic_permissions", user, "amq.topic", ".*", "^allowed.*"),
+    ):  # fmt: skip
+        await asyncio.to_thread(rabbitmq.ctl, *command)
+    try:
+        async with connected(rabbitmq.url.replace("guest:guest", f"{user}:password")) as client:
+            sink, handle = await joined(client, base)
+            joining = [
+                client.adapter.join(spec_of(client, f"{kind}/{n}"), sink, handle)
+                for n in range(5)
+                for kind in (base, "refused")
+            ]
+            outcomes = await within(asyncio.gather(*joining, return_exceptions=True))
+            assert outcomes[::2] == [handle] * 5
+            for outcome in outcomes[1::2]:
+                assert isinstance(outcome, SubscriptionRefusedError)
+                assert outcome.code == 403
+            await client.publish(f"{base}/4", b"1")
+            await client.publish(base, b"2")
+            await sink.count(2)
+            assert [each.payload for each in sink.arrived] == [b"1", b"2"]
+            assert sink.failures == 0
+            with pytest.raises(SubscriptionRefusedError):
+                await joined(client, "refused")
+        assert client.losses == []
+    finally:
+        await asyncio.to_thread(rabbitmq.ctl, "delete_user", user)
+
+
+async def test_a_deleted_queue_ends_all_channels(client: Client, foreign: BlockingChannel, queue: str) -> None:
+    sink, handle = await joined(client, unique("a"), unique("b"), queue=queue)
+    await asyncio.to_thread(foreign.queue_delete, queue)
+    await until(lambda: sink.failures, "the end")
+    assert isinstance(sink.error, SubscriptionRefusedError)
+    with pytest.raises(SubscriptionRefusedError):
+        await within(client.adapter.join(spec_of(client, unique("c"), queue=queue), sink, handle))
+    await within(client.adapter.part(handle, unique("a")))
+    await within(client.adapter.unsubscribe(handle))
+    assert client.losses == []
+
+
+async def test_a_queue_keeps_its_bindings(client: Client, queue: str) -> None:
+    first, second = unique("a"), unique("b")
+    _, handle = await joined(client, first, second, queue=queue)
+    await within(client.adapter.unsubscribe(handle))
+    await client.publish(first, b"1")
+    await client.publish(second, b"2")
+    sink, handle = await joined(client, first, queue=queue)
+    await sink.count(2)
+    assert [(each.channel, each.payload) for each in sink.arrived] == [(first, b"1"), (second, b"2")]
+    client.acknowledge(*sink.arrived)
+    await within(client.adapter.unsubscribe(handle))
+
+
+async def test_prefetch_bounds_the_unsettled_messages_of_all_channels(client: Client) -> None:
+    first, second = unique("a"), unique("b")
+    sink, handle = await joined(client, first, second, prefetch=3)
+    await client.publish(first, *[b"%d" % n for n in range(5)])
+    await client.publish(second, *[b"%d" % n for n in range(5, 10)])
+    seen = 0
+    while seen < 10:
+        await until(lambda: len(sink.arrived) >= min(10, seen + 3), "messages")  # noqa: B023  # awaited at once
+        assert len(sink.arrived) == min(10, seen + 3)
+        client.acknowledge(*sink.arrived[seen:])
+        seen = len(sink.arrived)
+    assert [each.payload for each in sink.arrived] == [b"%d" % n for n in range(10)]
+    await within(client.adapter.unsubscribe(handle))

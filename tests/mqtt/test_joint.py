@@ -1,0 +1,166 @@
+"""Joint subscriptions, packet by packet: order within one read, and who takes a message while channels change."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from adapters.mqtt import packets
+from adapters.mqtt.joint import Joint
+from messaging.adapter import SubscribesJointly
+from messaging.errors import ConnectionLostError, SubscriptionRefusedError
+from tests.mqtt.harness import Core, Sink, lasting, until
+from tests.mqtt.peer import Connection, session
+
+#: Success, and Not authorized (MQTT 5, 3.9.3)
+GRANTED, REFUSED = 0, 0x87
+
+
+def message(topic: str, payload: bytes, *identifiers: int, packet_id: int = 0) -> bytes:
+    """A PUBLISH of version 5, of QoS 1 with a packet id, sent for the subscriptions with these identifiers."""
+    properties = b"".join(b"\x0b" + packets.varint(each) for each in identifiers)
+    body = packets.text(topic) + (packet_id.to_bytes(2, "big") if packet_id else b"")
+    body += packets.varint(len(properties)) + properties + payload
+    return bytes((packets.PUBLISH | (packet_id and 1) << 1,)) + packets.varint(len(body)) + body
+
+
+def answer(kind: int, asked: bytes, reason: int = 0) -> bytes:
+    """SUBACK or UNSUBACK to the packet with this body."""
+    body = asked[:2] + b"\0" + bytes((reason,))
+    return bytes((kind, len(body))) + body
+
+
+async def joined(core: Core, connection: Connection, *channels: str, **options: Any) -> tuple[Sink, Joint]:
+    sink, joint = Sink(), None
+    for channel in channels:
+        joining = asyncio.create_task(core.adapter.join(core.spec(channel, **options), sink, joint))
+        await connection.suback(GRANTED)
+        joint = await joining
+    assert joint is not None
+    return sink, joint
+
+
+def payloads(sink: Sink) -> list[bytes]:
+    return [each.payload for each in sink.arrived]
+
+
+def test_the_adapter_keeps_the_order_across_channels() -> None:
+    assert isinstance(Core("mqtt://localhost").adapter, SubscribesJointly)
+
+
+async def test_messages_of_one_read_keep_their_order_across_channels() -> None:
+    async with session() as (core, _, connection):
+        sink, _ = await joined(core, connection, "a", "b", "c")
+        connection.write(b"".join(message("abc"[n % 3], b"%d" % n, n % 3 + 1) for n in range(30)))
+        await sink.count(30)
+        assert payloads(sink) == [b"%d" % n for n in range(30)]
+        assert len(sink.batches) == 1
+
+
+@pytest.mark.parametrize("separate", [True, False])
+async def test_the_taker_changes_with_the_answer_to_unsubscribe(separate: bool) -> None:
+    """Everything in one read: packets before the answer are for the stream of before."""
+    async with session() as (core, _, connection):
+        sink, joint = await joined(core, connection, "a/#", "a/b")
+
+        def copies(payload: bytes) -> bytes:
+            if separate:
+                return message("a/b", payload, 2) + message("a/b", payload, 1)
+            return message("a/b", payload, 1, 2)
+
+        connection.write(copies(b"1"))
+        await sink.count(1)
+        parting = asyncio.create_task(core.adapter.part(joint, "a/#"))
+        asked = await connection.expect(0xA0)
+        connection.write(copies(b"2") + answer(0xB0, asked) + message("a/b", b"3", 2) + message("a/b", b"4", 2))
+        await parting
+        await sink.count(4)
+        assert payloads(sink) == [b"1", b"2", b"3", b"4"]
+        await core.adapter.part(joint, "a/#")  # without effect: it is not joined
+
+
+async def test_a_refused_channel_takes_nothing_from_one_that_matches_too() -> None:
+    """The broker refuses the wider pattern, which was asked for first, and sends a message right after the answers."""
+    async with session() as (core, _, connection):
+        sink, joint = await joined(core, connection, "z")
+        first = asyncio.create_task(core.adapter.join(core.spec("a/#"), sink, joint))
+        refused = await connection.expect(0x80)
+        second = asyncio.create_task(core.adapter.join(core.spec("a/b"), sink, joint))
+        granted = await connection.expect(0x80)
+        connection.write(
+            answer(0x90, granted) + message("a/b", b"1", 3) + answer(0x90, refused, REFUSED) + message("a/b", b"2", 3)
+        )
+        with pytest.raises(SubscriptionRefusedError):
+            await first
+        assert await second is joint
+        await sink.count(2)
+        assert payloads(sink) == [b"1", b"2"]
+        await connection.unsuback()  # of the refused one, in case it has taken effect
+
+
+async def test_a_message_of_a_parted_channel_is_acknowledged_when_it_is_settled() -> None:
+    async with session() as (core, _, connection):
+        sink, joint = await joined(core, connection, "a", "b", qos=1)
+        connection.write(message("a", b"1", 1, packet_id=7) + message("b", b"2", 2, packet_id=8))
+        await sink.count(2)
+        parting = asyncio.create_task(core.adapter.part(joint, "a"))
+        await connection.unsuback()
+        await parting
+        assert not core.adapter.is_stale(sink.arrived[0].token)
+        core.acknowledge(*sink.arrived, *sink.arrived)
+        assert (await connection.expect(0x40))[:2] == b"\0\7"
+        assert (await connection.expect(0x40))[:2] == b"\0\10"
+
+
+async def test_the_copies_that_are_not_taken_are_acknowledged_at_once() -> None:
+    async with session() as (core, _, connection):
+        sink, _ = await joined(core, connection, "a/#", "a/b", qos=1)
+        connection.write(message("a/b", b"1", 2, packet_id=7) + message("a/b", b"1", 1, packet_id=8))
+        assert (await connection.expect(0x40))[:2] == b"\0\7"
+        await sink.count(1)
+        core.acknowledge(*sink.arrived)
+        assert (await connection.expect(0x40))[:2] == b"\0\10"
+
+
+async def test_closing_unsubscribes_from_every_channel_and_ends_the_tokens() -> None:
+    async with session() as (core, _, connection):
+        sink, joint = await joined(core, connection, "a", "b", "c", qos=1)
+        connection.write(message("a", b"1", 1, packet_id=7) + message("b", b"2", 2, packet_id=8))
+        await sink.count(2)
+        parting = asyncio.create_task(core.adapter.part(joint, "a"))
+        await connection.unsuback()
+        await parting
+        closing = asyncio.create_task(core.adapter.unsubscribe(joint))
+        acknowledged = [(await connection.expect(0x40))[1] for _ in range(2)]  # there is no session to keep them
+        for _ in range(2):
+            await connection.unsuback()
+        await closing
+        assert sorted(acknowledged) == [7, 8]
+        assert all(core.adapter.is_stale(each.token) for each in sink.arrived)
+        await core.adapter.unsubscribe(joint)
+
+
+async def test_a_part_that_a_loss_interrupts_is_repeated_in_the_resumed_session() -> None:
+    async with session(**lasting("5")) as (core, peer, connection):
+        sink, joint = await joined(core, connection, "a", "b", qos=1)
+        parting = asyncio.create_task(core.adapter.part(joint, "a"))
+        await connection.expect(0xA0)
+        connection.close()
+        with pytest.raises(ConnectionLostError):
+            await parting
+        await core.lost()
+        with pytest.raises(ConnectionLostError):
+            await core.adapter.part(joint, "a")
+        opening = asyncio.create_task(core.open())
+        connection, _ = await peer.accept()
+        connection.connack(session=True)
+        assert await opening
+        parting = asyncio.create_task(core.adapter.part(joint, "a"))
+        await connection.unsuback()
+        await parting
+        assert [*joint.streams] == ["b"]
+        (stream,) = joint.streams.values()
+        connection.write(message("b", b"1", stream.route.identifiers[-1], packet_id=7))
+        await until(lambda: sink.arrived, "a message")

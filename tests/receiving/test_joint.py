@@ -1,0 +1,292 @@
+"""Joint subscriptions at a broker that does as a test says: the plain form, with a subscription for each channel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from messaging import ClosedError, InvalidChannelError, Messaging, UnsupportedFeatureError
+from messaging.errors import ArgumentError, SubscriptionRefusedError
+from messaging.model import AcknowledgeType, Incoming
+from messaging.receiving import JointSubscription
+from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
+from tests.doubles.fixtures import Connect
+
+
+class Taken:
+    """A joint subscription and its batches."""
+
+    def __init__(self, m: Messaging, *channels: str, **options: Any) -> None:
+        self.batches: list[list[Incoming]] = []
+        self.events: list[Any] = []
+        self.joint: JointSubscription = m.subscription.open_joint(self.batches.append, **options)
+        self.joint.on_restored = lambda: self.events.append("restored")
+        self.joint.on_failed = lambda channel, error: self.events.append((channel, error))
+        for channel in channels:
+            self.joint.add(channel).result(PATIENCE)
+
+    @property
+    def payloads(self) -> list[list[bytes]]:
+        settle_loop()
+        return [[incoming.payload for incoming in batch] for batch in self.batches]
+
+
+def channels_of(broker: FakeBroker) -> list[str]:
+    return [handle.spec.channel for handle in broker.live]
+
+
+def test_the_messages_of_one_turn_are_one_batch(broker: FakeBroker, m: Messaging) -> None:
+    taken = Taken(m, "a", "b")
+
+    def deliver() -> None:
+        for payload in (b"1", b"2", b"3"):
+            for handle in broker.live:
+                handle.sink.deliver([Incoming(payload, handle.spec.channel)])
+
+    on_loop(deliver)
+    assert taken.payloads == [[b"1", b"1", b"2", b"2", b"3", b"3"]]
+    assert {incoming.acknowledge_state for incoming in taken.batches[0]} == {AcknowledgeType.UNSUPPORTED}
+
+
+def test_options_are_checked_as_those_of_any_subscription(m: Messaging, bare: FakeBroker, connect: Connect) -> None:
+    for options, error in [
+        ({"qos": "7"}, ArgumentError), ({"qos": "2"}, UnsupportedFeatureError), ({"prefetch": 0}, ArgumentError),
+        ({"queue": ""}, ArgumentError), ({"queue": 1}, ArgumentError),
+    ]:  # fmt: skip
+        with pytest.raises(error):
+            m.subscription.open_joint(print, **options)
+    with pytest.raises(ArgumentError):
+        m.subscription.open_joint(None)
+    joint = m.subscription.open_joint(print)
+    for channel in ("", "a/#/b", 7):
+        with pytest.raises(InvalidChannelError):
+            joint.add(channel)
+    other = connect(bare).subscription.open_joint(print)
+    with pytest.raises(UnsupportedFeatureError):
+        other.add("a/#")
+
+
+def test_messages_are_acknowledged_when_they_are_settled(broker: FakeBroker, m: Messaging) -> None:
+    taken = Taken(m, "a", "b")
+    first = broker.deliver(b"1", b"2", channel="a", handle=0)
+    second = broker.deliver(b"3", channel="b", handle=1)
+    assert taken.payloads == [[b"1", b"2"], [b"3"]]
+    assert broker.acknowledged == []
+    taken.joint.settle(taken.batches[1])
+    broker.wait_acknowledged(1)
+    taken.joint.settle([*taken.batches[0], *taken.batches[1]])
+    broker.wait_acknowledged(3)
+    settle_loop()
+    assert broker.acknowledged == [*second, *first]
+
+
+def test_verdicts_on_messages_of_a_lost_connection_are_dropped(broker: FakeBroker, m: Messaging) -> None:
+    taken = Taken(m, "a")
+    broker.deliver(b"1", channel="a")
+    settle_loop()
+    broker.lose_and_reconnect(1)
+    until(lambda: taken.events == ["restored"])
+    taken.joint.settle(taken.batches[0])
+    fresh = broker.deliver(b"2", channel="a")
+    settle_loop()
+    taken.joint.settle(taken.batches[1])
+    broker.wait_acknowledged(1)
+    assert broker.acknowledged == fresh
+
+
+def test_a_refusal_rejects_one_promise_and_removes_one_channel(broker: FakeBroker, m: Messaging) -> None:
+    taken = Taken(m, "a")
+    broker.errors["subscribe"].append(SubscriptionRefusedError("no"))
+    with pytest.raises(SubscriptionRefusedError, match="no"):
+        taken.joint.add("b").result(PATIENCE)
+    taken.joint.add("c").result(PATIENCE)
+    assert taken.joint.channels == ("a", "c")
+    assert channels_of(broker) == ["a", "c"]
+    assert taken.events == []
+    taken.joint.add("b").result(PATIENCE)
+    assert taken.joint.channels == ("a", "c", "b")
+
+
+def test_a_defect_of_the_adapter_refuses_one_channel(
+    broker: FakeBroker, m: Messaging, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken = Taken(m, "a")
+    broker.errors["subscribe"].append(ZeroDivisionError())
+    with pytest.raises(SubscriptionRefusedError) as caught:
+        taken.joint.add("b").result(PATIENCE)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert "the adapter failed to join 'b'" in caplog.text
+    assert taken.joint.channels == ("a",)
+
+
+def test_a_channel_that_the_broker_ends_is_reported_and_can_be_added_again(broker: FakeBroker, m: Messaging) -> None:
+    taken = Taken(m, "a", "b")
+    error = SubscriptionRefusedError("the queue was deleted")
+    broker.end_subscription(error, 0)
+    until(lambda: taken.events)
+    assert taken.events == [("a", error)]
+    assert taken.joint.channels == ("b",)
+    taken.joint.remove("a").result(PATIENCE)
+    taken.joint.add("a").result(PATIENCE)
+    assert channels_of(broker) == ["b", "a"]
+
+
+def test_a_channel_that_is_refused_after_a_reconnect_is_reported(broker: FakeBroker, m: Messaging) -> None:
+    taken = Taken(m, "a", "b")
+    error = SubscriptionRefusedError("not any more")
+    broker.errors["subscribe"].append(error)
+    broker.lose_and_reconnect(1)
+    until(lambda: "restored" in taken.events)
+    assert taken.events == [("a", error), "restored"]
+    assert taken.joint.channels == ("b",)
+    assert channels_of(broker) == ["b"]
+
+
+def test_all_channels_are_back_before_restored_is_called(broker: FakeBroker, m: Messaging) -> None:
+    taken = Taken(m, *(f"c/{number}" for number in range(50)))
+    found: list[list[str]] = []
+    taken.joint.on_restored = lambda: found.append(channels_of(broker))
+    broker.lose_and_reconnect(50)
+    until(lambda: found)
+    assert sorted(found[0]) == sorted(taken.joint.channels)
+
+
+def test_a_kept_session_needs_no_new_subscriptions(broker: FakeBroker, m: Messaging) -> None:
+    broker.resumes = True
+    taken = Taken(m, "a", "b")
+    broker.go_down()
+    promises = [taken.joint.add("c"), taken.joint.remove("a")]
+    broker.gates["open"].open()
+    for promise in promises:
+        promise.result(PATIENCE)
+    assert channels_of(broker) == ["b", "c"]
+    assert taken.events == []
+    assert len(broker.handles) == 3
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_change_that_a_lost_connection_interrupts_is_applied_by_the_next(
+    broker: FakeBroker, m: Messaging, resumes: bool
+) -> None:
+    broker.resumes = resumes
+    taken = Taken(m, "a", "b")
+    broker.gates["subscribe"].close()
+    promise = taken.joint.add("c")
+    until(lambda: broker.gates["subscribe"].waiting == 1)
+    opened = broker.opened
+    broker.lose()
+    broker.wait_open(opened + 1)
+    assert not promise.done()
+    broker.gates["subscribe"].open()
+    promise.result(PATIENCE)
+    assert taken.joint.channels == ("a", "b", "c")
+    assert sorted(channels_of(broker)) == ["a", "b", "c"]
+    broker.gates["unsubscribe"].close()
+    promise = taken.joint.remove("a")
+    until(lambda: broker.gates["unsubscribe"].waiting == 1)
+    broker.gates["unsubscribe"].open()
+    promise.result(PATIENCE)
+    assert sorted(channels_of(broker)) == ["b", "c"]
+
+
+def test_a_message_of_overlapping_patterns_is_taken_once_and_its_copies_are_acknowledged(
+    broker: FakeBroker, m: Messaging
+) -> None:
+    taken = Taken(m, "a/#", "a/b", "+/b")
+    for handle in range(3):
+        broker.deliver(b"1", b"2", channel="a/b", handle=handle)
+    broker.wait_acknowledged(4)
+    assert taken.payloads == [[b"1", b"2"]]
+    broker.deliver(b"3", channel="a/c", handle=0)
+    broker.deliver(b"4", channel="c/b", handle=2)
+    assert taken.payloads[1:] == [[b"3"], [b"4"]]
+    taken.joint.remove("a/#").result(PATIENCE)
+    for handle in range(2):
+        broker.deliver(b"5", channel="a/b", handle=handle)
+    assert taken.payloads[3:] == [[b"5"]]
+
+
+def test_messages_of_a_removed_channel_are_acknowledged_and_dropped(broker: FakeBroker, m: Messaging) -> None:
+    taken = Taken(m, "a", "b", queue="q")
+    broker.deliver(b"1", channel="elsewhere", handle=0)
+    broker.wait_acknowledged(1)
+    broker.deliver(b"2", channel="b", handle=1)
+    assert taken.payloads == [[b"2"]]
+
+
+def test_pausing_reaches_the_broker_and_lasts_over_a_reconnect(broker: FakeBroker, m: Messaging) -> None:
+    taken = Taken(m, "a", qos="0")
+    for _ in range(2):
+        taken.joint.pause()
+    until(lambda: broker.suspended and all(handle.paused for handle in broker.live))
+    taken.joint.add("b").result(PATIENCE)
+    assert all(handle.paused for handle in broker.live)
+    broker.lose_and_reconnect(2)
+    until(lambda: all(handle.paused for handle in broker.live))
+    assert broker.suspended
+    taken.joint.resume()
+    until(lambda: not broker.suspended and not any(handle.paused for handle in broker.live))
+    taken.joint.pause()
+    until(lambda: broker.suspended)
+    taken.joint.close().result(PATIENCE)
+    assert not broker.suspended
+
+
+def test_reading_goes_on_for_a_moment_each_second_while_it_is_paused(broker: FakeBroker, m: Messaging) -> None:
+    """Answers to keepalives must get through."""
+    Taken(m, "a", qos="0").joint.pause()
+    until(lambda: broker.suspensions >= 2)
+
+
+def test_closing_settles_the_promises_of_changes_that_the_broker_does_not_answer(
+    broker: FakeBroker, connect: Connect
+) -> None:
+    m = connect(broker, close_timeout=0.2)
+    taken = Taken(m, "a")
+    broker.gates["subscribe"].close()
+    promises = [taken.joint.add("b"), taken.joint.remove("a"), taken.joint.add("c")]
+    until(lambda: broker.gates["subscribe"].waiting == 1)
+    taken.joint.close().result(PATIENCE)
+    for promise in promises:
+        assert isinstance(promise.exception(PATIENCE), ClosedError)
+    broker.gates["subscribe"].open()
+    until(lambda: not broker.live, "the late subscription has ended, too")
+
+
+def test_closing_the_instance_while_it_is_disconnected_settles_every_promise(broker: FakeBroker, m: Messaging) -> None:
+    taken = Taken(m, "a")
+    broker.go_down()
+    promises = [taken.joint.add("b"), taken.joint.remove("a")]
+    settle_loop()
+    assert not any(promise.done() for promise in promises)
+    m.close()
+    for promise in promises:
+        assert isinstance(promise.exception(PATIENCE), ClosedError)
+    taken.joint.close().result(PATIENCE)
+
+
+def test_a_consumer_or_callback_that_raises_costs_nothing_more(
+    broker: FakeBroker, m: Messaging, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[bytes] = []
+
+    def take(batch: list[Incoming]) -> None:
+        seen.extend(incoming.payload for incoming in batch)
+        raise ValueError("in take")
+
+    joint = m.subscription.open_joint(take)
+    joint.on_restored = lambda: 1 / 0
+    joint.add("a").result(PATIENCE)
+    broker.deliver(b"1")
+    broker.lose_and_reconnect(1)
+    broker.deliver(b"2")
+    settle_loop()
+    assert seen == [b"1", b"2"]
+    assert "in take" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_its_representation_names_the_instance(m: Messaging) -> None:
+    taken = Taken(m, "a")
+    assert repr(taken.joint) == f"<JointSubscription of {m.name!r}: 1 channels, open>"
