@@ -41,6 +41,7 @@
     │   ├── OutboxFullError                  too many messages or bytes are pending
     │   ├── TooManyRequestsError             too many requests are pending
     │   ├── HistoryFullError                 the history has no room for the events to keep
+    │   ├── EventQueueOverflowError          the queue of an event consumer is full; it was disconnected
     │   └── StreamOverflowError              a stream with overflow policy ``fail`` overflowed
     ├── JournalError                         the journal of a folder, or the way to it
     │   ├── JournalUnreadableError           it cannot be reached, or is no journal
@@ -53,7 +54,11 @@
     │   ├── UnknownContentEncodingError      the content encoding is unknown
     │   ├── EncodeError                      the object cannot be encoded
     │   └── DecodeError                      the payload cannot be decoded
+    ├── PartialNotificationError             not every consumer was notified of an event
+    ├── EventSessionLostError                the process that sent an event session is gone
+    ├── RemoteEventError                     an event session in another process ended with this error
     ├── PermissionDeniedError                a principal lacks the permission for a topic
+    ├── SignatureError                       a message of an event network is not signed as it must be
     ├── ConversionError                      event data does not fit the type a handler asks for
     ├── StreamConsumedError                  a stream's iterator is in use already
     ├── WouldBlockError                      a blocking call on a thread that runs an event loop
@@ -171,7 +176,7 @@ class InvalidFilterError(ArgumentError):
 
 
 class InvalidTopicError(ArgumentError):
-    """A topic, or a topic filter, is outside the grammar of :mod:`messaging.dispatch.topics` (157.3.1, 157.4.3).
+    """A topic, or a topic filter, is outside its grammar (157.3.1, 157.4.3; RFC 97 5.1.1.1; RFC 214 5.1.1, 5.2.2).
 
     Attributes:
         topic: the topic, as given.
@@ -363,6 +368,10 @@ class TooManyRequestsError(BoundReachedError):
     """The maximum number of requests is pending; this one was not sent."""
 
 
+class EventQueueOverflowError(BoundReachedError):
+    """The queue of an event consumer is full, and the consumer was disconnected (RFC 214 5.2.1: IllegalState)."""
+
+
 class HistoryFullError(BoundReachedError):
     """The history has no room for the minimum number of events that a policy asks for (157.6.2.2)."""
 
@@ -438,8 +447,54 @@ class DecodeError(CodecError):
 # --- events ----------------------------------------------------------------------------------------------
 
 
+class PartialNotificationError(MessagingError):
+    """Not every consumer of an event was notified: the deadline passed, or a process was lost.
+
+    Attributes:
+        missing: names of the consumers and of the other processes that did not confirm.
+    """
+
+    def __init__(self, message: str, missing: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+
+
+class EventSessionLostError(MessagingError):
+    """The process that sent an event session is gone: the session ends without a close event."""
+
+
+class RemoteEventError(MessagingError):
+    """An event session in another process ended with an error.
+
+    Attributes:
+        kind: name of the type of the error there.
+    """
+
+    def __init__(self, message: str, kind: str = "Error") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
 class PermissionDeniedError(MessagingError):
     """A principal lacks the permission for a topic (157.8; RFC 97: ``SecurityException``)."""
+
+
+class SignatureError(MessagingError):
+    """A message of an event network is not signed as it must be; nothing of it was taken in.
+
+    Attributes:
+        problem: ``unsigned``, ``malformed``, ``unknown_key``, ``wrong_signature``, ``wrong_channel``, ``expired``,
+            ``premature``, ``replayed``, ``full`` (it may be a replay: too many messages to remember),
+            ``forged_member`` or ``wrong_principal``.
+        channel: the channel that it arrived on.
+        key: name of the key that it names; ``None`` if it names no key, or an unknown one.
+    """
+
+    def __init__(self, problem: str, text: str, channel: str, key: str | None = None) -> None:
+        super().__init__(f"a message on {channel!r:.200}: {text}")
+        self.problem = problem
+        self.channel = channel
+        self.key = key
 
 
 class ConversionError(MessagingError):

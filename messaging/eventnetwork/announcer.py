@@ -1,0 +1,139 @@
+"""Publishes the announcements of one member, and its last will."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from messaging.errors import ClosedError, MessagingError, UnsupportedFeatureError
+from messaging.eventnetwork.announcements import Announcement, dump_announcement
+from messaging.execution import Flag, Serial, workers
+from messaging.model import Features, Message
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from messaging.eventnetwork.channels import ChannelNames
+    from messaging.eventnetwork.contexts import Contexts
+    from messaging.eventnetwork.seals import Seals
+    from messaging.execution import Promise
+    from messaging.instance import Messaging
+
+logger = SafeLog(__name__)
+
+
+#: announcements that wait to be published; further ones are dropped, and the next heartbeat shows that they were
+MAX_WAITING: Final = 10_000
+_LOG_INTERVAL: Final = 1.0
+
+
+class Announcer:
+    """Publishes announcements in their order, on a worker thread that may wait for room in the outbox. Thread safe.
+
+    They bypass a durable outbox: a later run must not send them again.
+
+    Args:
+        title: of the member, for the log.
+        instance: publishes them.
+        names: the channels of the network.
+        contexts: of the messages.
+        seals: signs them; ``None``: they are not signed.
+    """
+
+    def __init__(
+        self, title: str, instance: Messaging, names: ChannelNames, contexts: Contexts, seals: Seals | None = None
+    ) -> None:
+        self._title = title
+        self._instance = instance
+        self._names = names
+        self._contexts = contexts
+        self._seals = seals
+        self._to_all = contexts.of_announcement(names.all_members)
+        self._waiting: deque[Announcement] = deque()
+        self._serial = Serial(self._drain, lambda: self._waiting)
+        self._is_ended = False
+        #: set when everything was published that was announced before the end
+        self.left = Flag()
+        #: when the next failure is logged, monotonic seconds; and number of announcements that were not sent
+        self._next_log = 0.0
+        self.failed = 0
+
+    def announce(self, announcement: Announcement) -> None:
+        """Queue an announcement to the member that it is for, or to all. Never waits and never raises."""
+        if self._is_ended:
+            return
+        if announcement.kind == "heartbeat" and self._waiting:
+            return  # the announcements that wait show that this member lives
+        if len(self._waiting) >= MAX_WAITING:
+            self._note_failure(f"{MAX_WAITING} announcements wait already")
+            return
+        self._waiting.append(announcement)
+        self._serial.wake()
+
+    def end(self, leave: Announcement | None) -> None:
+        """Announce the end of the member, and nothing after it. With ``None`` drop what waits: in a forked child."""
+        if leave is None:
+            self._waiting.clear()
+            self.left.set()
+        else:
+            self.announce(leave)
+        self._is_ended = True
+
+    def _drain(self) -> None:
+        while self._waiting:
+            announcement = self._waiting.popleft()
+            try:
+                self._publish(announcement)
+            except ClosedError:
+                pass
+            except MessagingError as error:
+                self._note_failure(str(error))
+            except Exception:
+                logger.exception("%s: an announcement was not sent", self._title)
+            if announcement.kind == "leave":
+                self.left.set()
+
+    def _publish(self, announcement: Announcement) -> None:
+        to = announcement.to
+        context = self._to_all if to is None else self._contexts.of_announcement(self._names.member(to))
+        payload = dump_announcement(announcement)
+        if self._seals is not None:
+            payload = self._seals.seal(payload, context.channel or "")
+        publisher = self._instance.publisher
+        promise = publisher.publish_checked(payload, publisher.compile(context), None)
+        promise.looked_at = True
+        promise.listen(partial(self._published, promise))
+
+    def _published(self, promise: Promise[None]) -> None:
+        """Note the outcome. On the loop."""
+        error = promise.exception()
+        if error is not None and not isinstance(error, ClosedError):
+            workers().submit(partial(self._note_failure, str(error)))
+
+    def _note_failure(self, why: str) -> None:
+        self.failed += 1
+        now = time.monotonic()
+        if now >= self._next_log:
+            self._next_log = now + _LOG_INTERVAL
+            logger.warning("%s: an announcement was not sent (%d so far): %s", self._title, self.failed, why)
+
+    def set_last_will(self, member: str) -> None:
+        """Have the broker announce the loss of this member, where the instance can. From any thread."""
+        if Features.EXTENSION_LAST_WILL not in self._instance.features:
+            return
+        context = self._contexts.of_announcement(self._names.all_members, is_last_will=True)
+        try:
+            payload = dump_announcement(Announcement(kind="leave", member=member, is_lost=True))
+            if self._seals is not None:
+                payload = self._seals.seal(payload, self._names.all_members, is_will=True)
+            promise = self._instance.publisher.publish(Message(payload, context))
+        except UnsupportedFeatureError as error:
+            logger.info("%s: no last will: %s; its heartbeat shows its loss", self._title, error)
+            return
+        promise.add_done_callback(self._last_will_set)
+
+    def _last_will_set(self, promise: Promise[None]) -> None:
+        error = promise.exception()
+        if error is not None and not isinstance(error, ClosedError):
+            logger.warning("%s: no last will: %s; its heartbeat shows its loss", self._title, error)

@@ -1,0 +1,62 @@
+"""The way of an event through event networks: what it keeps when it is passed on, and what ends it.
+
+An event that reaches a process over one network may be passed on to another network, by way of a typed event bus and
+the bridges of the process. It keeps its id, its origin, its time and the members it passed. A member refuses an event
+that it passed before; an event that comes by two ways is taken once, because its id is the same.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+from uuid import UUID
+
+
+class Hop:
+    """An event came through ``node`` into this process. Immutable; compared by identity.
+
+    Attributes:
+        node: the member of the network that it came from.
+        id: of the event; ``None`` if its sender gave none.
+        origin: the UUID of the framework that published it first, as text, if known.
+        bundle: the bundle that published it, if known.
+        time: when it was published, microseconds since the epoch; ``None`` if unknown.
+        path: the members that it passed, the first one first.
+    """
+
+    __slots__ = ("bundle", "id", "node", "origin", "path", "time")
+
+    def __init__(
+        self,
+        node: Any,
+        id: str | None,  # noqa: A002  # the name of the field
+        origin: str | None,
+        bundle: int | None,
+        time: int | None,
+        path: tuple[str, ...],
+    ) -> None:
+        self.node = node
+        self.id = id
+        self.origin = origin
+        self.bundle = bundle
+        self.time = time
+        self.path = path
+
+    @property
+    def framework(self) -> UUID | None:
+        """Return the framework that published it first, if known."""
+        return None if self.origin is None else framework_of(self.origin)
+
+
+@lru_cache(1024)
+def framework_of(text: str) -> UUID:
+    """Return a UUID by its text; remembered, since few frameworks send most events."""
+    return UUID(text)
+
+
+def last_hop(passed: tuple[object, ...]) -> Hop | None:
+    """Return the last hop among the services that an event came through; ``None`` for an event of this process."""
+    for each in reversed(passed):
+        if isinstance(each, Hop):
+            return each
+    return None

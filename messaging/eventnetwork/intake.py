@@ -1,0 +1,277 @@
+"""The events that arrive: decoded, checked, and handed to the event service, in the order of their arrival.
+
+**Threads.** :meth:`Intake.put` runs on the engine loop and only queues. The rest runs on a worker thread, on one at a
+time. The event service may wait there for room in the queues of its consumers: then the broker's credit is used up, and
+it sends no more. Events are acknowledged after the event service has taken them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from messaging.errors import DecodeError, EventQueueOverflowError, MessagingError, SignatureError
+from messaging.eventdata import decode
+from messaging.eventnetwork.hops import Hop
+from messaging.execution import Serial
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from messaging.eventdata import WireEvent
+    from messaging.eventnetwork.channels import ChannelNames
+    from messaging.eventnetwork.seals import Seals
+    from messaging.model import Incoming
+
+logger = SafeLog(__name__)
+
+#: events that are acknowledged together
+_BATCH: Final = 64
+#: messages without acknowledgement (QoS 0) that may wait, and their bytes; further ones are dropped
+MAX_UNACKNOWLEDGED: Final = 10_000
+MAX_UNACKNOWLEDGED_BYTES: Final = 64 << 20
+#: interval of the log for refused events and announcements, seconds
+_LOG_INTERVAL: Final = 1.0
+
+
+class Arrival:
+    """An event that arrived.
+
+    Attributes:
+        event: the event; its ``topic`` is that of its channel.
+        id: its id, or one made of its sender and number; ``None`` if it has neither.
+        notified: to be called when every consumer here was notified, if the sender asked for it.
+    """
+
+    __slots__ = ("_node", "event", "id", "notified")
+
+    def __init__(
+        self,
+        event: WireEvent,
+        id: str | None,  # noqa: A002  # the name of the field
+        node: object,
+        notified: Callable[[], object] | None,
+    ) -> None:
+        self.event = event
+        self.id = id
+        self.notified = notified
+        self._node = node
+
+    @property
+    def hop(self) -> Hop:
+        """Return its way so far."""
+        event = self.event
+        path = event.path if event.sender is None else (*event.path, event.sender)
+        return Hop(self._node, self.id, event.origin, event.bundle, event.time, path)
+
+
+class RefusalLog:
+    """Logs refused messages of other members: the first one, and then at most one a second with the number of others.
+
+    Args:
+        title: of the member that refuses.
+    """
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._next = 0.0
+        self._silent = 0
+        #: number of refused messages, and of signed messages that arrived before
+        self.refused = 0
+        self.replayed = 0
+
+    def log(self, what: str, error: Exception) -> None:
+        """Log that ``what`` was refused. On one thread at a time.
+
+        A signed message that arrived before is at most a line at level ``DEBUG``: brokers deliver copies, too.
+        """
+        if isinstance(error, SignatureError) and error.problem == "replayed":
+            self.replayed += 1
+            logger.debug("%s: %s is refused: %s", self._title, what, error)
+            return
+        self.refused += 1
+        now = time.monotonic()
+        if now < self._next:
+            self._silent += 1
+            return
+        self._next = now + _LOG_INTERVAL
+        logger.error(
+            "%s: %s is refused: %s: %s%s", self._title, what, type(error).__name__, error,
+            f" ({self._silent} more since the last line)" if self._silent else "",
+        )  # fmt: skip
+        self._silent = 0
+
+
+class Unacknowledged:
+    """Bounds the messages without acknowledgement that wait for a worker thread: the broker does not wait for it.
+
+    Messages with acknowledgement are bounded by the broker's credit. One thread admits, one other thread takes.
+    """
+
+    def __init__(self) -> None:
+        self._admitted = self._admitted_bytes = 0
+        self._taken = self._taken_bytes = 0
+        #: number of messages that were dropped
+        self.dropped = 0
+
+    def admit(self, batch: Sequence[Incoming]) -> Sequence[Incoming]:
+        """Return the messages for which there is room. On the loop."""
+        if all(each.token is not None for each in batch):
+            return batch
+        return [each for each in batch if each.token is not None or self._has_room(each)]
+
+    def _has_room(self, incoming: Incoming) -> bool:
+        size = self._admitted_bytes - self._taken_bytes
+        if self._admitted - self._taken >= MAX_UNACKNOWLEDGED or size > MAX_UNACKNOWLEDGED_BYTES:
+            self.dropped += 1
+            return False
+        self._admitted += 1
+        self._admitted_bytes += len(incoming.payload)
+        return True
+
+    def took(self, incoming: Incoming) -> None:
+        """Note that an admitted message waits no more. On the worker thread."""
+        if incoming.token is None:
+            self._taken += 1
+            self._taken_bytes += len(incoming.payload)
+
+
+class Intake:
+    """Takes in the events of one member.
+
+    Args:
+        title: of the member, for the log.
+        member: its id.
+        node: stands for it in the way of an event.
+        names: the channels of the network.
+        max_bytes: larger events are refused.
+        receive: takes an arrival; raises a ``MessagingError`` to refuse it.
+        batch_received: called when no more arrivals follow at once, and at least once for each batch.
+        settle: acknowledges messages; from any thread.
+        confirm: called with the id of an event and its sender, when every consumer here was notified.
+        seals: opens signed events; ``None``: events are not signed.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        member: str,
+        node: object,
+        names: ChannelNames,
+        max_bytes: int,
+        *,
+        receive: Callable[[Arrival], object],
+        batch_received: Callable[[], object],
+        settle: Callable[[Sequence[Incoming]], object],
+        confirm: Callable[[str, str], object],
+        seals: Seals | None = None,
+    ) -> None:
+        self._member = member
+        self._node = node
+        self._names = names
+        self._max_bytes = max_bytes
+        self._receive = receive
+        self._batch_received = batch_received
+        self._settle = settle
+        self._confirm = confirm
+        self._seals = seals
+        self._refusals = RefusalLog(title)
+        self._unacknowledged = Unacknowledged()
+        self._dropped = 0
+        self._waiting: deque[Incoming | Callable[[], object]] = deque()
+        self._serial = Serial(self._drain, lambda: self._waiting)
+        #: number of events that were taken
+        self.received = 0
+
+    @property
+    def refused(self) -> int:
+        """Number of messages that were refused."""
+        return self._refusals.refused
+
+    @property
+    def replayed(self) -> int:
+        """Number of signed messages that arrived before."""
+        return self._refusals.replayed
+
+    @property
+    def waiting(self) -> int:
+        """Number of messages that arrived and are not taken yet."""
+        return len(self._waiting)
+
+    def put(self, batch: Sequence[Incoming]) -> None:
+        """Queue messages. On the loop."""
+        self._waiting.extend(self._unacknowledged.admit(batch))
+        self._serial.wake()
+
+    def put_call(self, call: Callable[[], object]) -> None:
+        """Have ``call`` run after the messages that arrived so far. From any thread."""
+        self._waiting.append(call)
+        self._serial.wake()
+
+    def _drain(self) -> None:
+        taken: list[Incoming] = []
+        waiting = self._waiting
+        try:
+            while waiting:
+                incoming = waiting.popleft()
+                if callable(incoming):
+                    try:
+                        incoming()
+                    except Exception:
+                        logger.exception("a change of the members was not passed on")
+                    continue
+                taken.append(incoming)
+                self._unacknowledged.took(incoming)
+                self._log_dropped()
+                try:
+                    self._take(incoming)
+                except MessagingError as error:
+                    self._refusals.log(f"an event on {incoming.channel!r:.200}", error)
+                except Exception as error:
+                    logger.exception("an event on %.200r was not taken in: %s", incoming.channel, type(error).__name__)
+                if len(taken) >= _BATCH:
+                    self._end_batch(taken)
+                    taken = []
+        finally:
+            if taken:
+                self._end_batch(taken)
+
+    def _end_batch(self, taken: list[Incoming]) -> None:
+        """Have the event service deliver a batch, and acknowledge it."""
+        try:
+            self._batch_received()
+        finally:
+            self._settle(taken)
+
+    def _log_dropped(self) -> None:
+        dropped = self._unacknowledged.dropped
+        if dropped != self._dropped:
+            self._dropped = dropped
+            self._refusals.log(
+                "an event without acknowledgement", EventQueueOverflowError(f"too many wait; {dropped} dropped so far")
+            )
+
+    def _take(self, incoming: Incoming) -> None:
+        payload = incoming.payload
+        if len(payload) > self._max_bytes:
+            raise DecodeError(f"{len(payload)} bytes: at most {self._max_bytes} are read")
+        topic = self._names.topic(incoming.channel or "")
+        if topic is None:
+            return  # of another grammar: a wider pattern has it
+        seals = self._seals
+        event = decode(payload, topic) if seals is None else seals.event(payload, incoming.channel or "", topic)
+        sender = event.sender
+        if sender == self._member or self._member in event.path:
+            return  # its own event, which comes back
+        if event.topic != topic:
+            raise DecodeError(f"it names the topic {event.topic!r:.200}, and its channel is that of {topic!r}")
+        event_id = event.id
+        if event_id is None and sender is not None and event.sequence is not None:
+            event_id = f"{sender}-{event.sequence}"
+        notified = None
+        if event.notify and sender is not None and event_id is not None:
+            key, to = event_id, sender
+            notified = lambda: self._confirm(key, to)  # noqa: E731
+        self.received += 1
+        self._receive(Arrival(event, event_id, self._node, notified))

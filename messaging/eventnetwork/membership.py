@@ -1,0 +1,429 @@
+"""The members of an event network as one of them sees them: who lives, what each wants and offers.
+
+A state machine without threads, clocks and input or output: its owner calls it on one thread at a time, passes the time
+in monotonic seconds, and sends the announcements that it makes. See :mod:`messaging.eventnetwork.announcements` for
+their meaning.
+
+**Lost members.** A member that is silent for twice its heartbeat is *lost*: nothing waits for it any more. Its
+interests remain in force for its ``linger``, because its broker may keep its events: a process that was suspended, or
+whose connection comes back, misses none. Then it is forgotten. A member that leaves is forgotten at once. While this
+member is not connected, or was suspended itself, the silence of the others proves nothing.
+
+**Settling.** After each connection the other members are queried. Until their answers had time to arrive, the members
+are not settled: a member that is not known yet may want any event.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+from messaging.errors import DecodeError
+from messaging.eventnetwork.announcements import (
+    MAX_BYTES,
+    MAX_ENTRIES,
+    Announcement,
+    Interest,
+    is_announceable,
+)
+from messaging.text import SafeLog, printable
+
+logger = SafeLog(__name__)
+
+#: members that are known at a time, and interests and offers of all of them together; others are ignored and logged
+MAX_MEMBERS: Final = 1_000
+MAX_TOTAL: Final = 200_000
+#: heartbeats that are sent within the time that is announced, so that one lost or late message proves nothing
+_BEATS: Final = 3
+#: silence after which a member is lost, in heartbeats
+_SILENT: Final = 2.0
+#: longest time for the answers to a query, seconds
+_SETTLE: Final = 1.0
+#: queries that are answered one by one within a third of a heartbeat; further ones get one update for all members
+_ANSWERS: Final = 16
+#: time until that update, seconds: shorter than the time for answers
+ANSWER_DELAY: Final = 0.1
+#: bytes of an announcement that are left to the fields beside interests and offers
+_OTHER_FIELDS: Final = 8_192
+
+
+class Member:
+    """Another member. Read from any thread, written by the thread of its :class:`Membership`.
+
+    Attributes:
+        id: its UUID; ``framework``: that of its framework, or ``None``; ``name``: for people.
+        heartbeat, linger, qos, replays: as it announces them.
+        version: number of its changes that are known.
+        is_known: whether its interests and offers are complete up to ``version``.
+        is_lost: whether it is silent, or its broker says that it is gone.
+        interests, offers: its interests and offers; replaced as a whole.
+        heard: when it was last heard of, monotonic seconds.
+    """
+
+    __slots__ = (
+        "framework", "heard", "heartbeat", "id", "interests", "is_known", "is_lost", "linger", "lost_at", "name",
+        "offers", "qos", "queried", "replays", "version",
+    )  # fmt: skip
+
+    def __init__(self, id: str, now: float) -> None:  # noqa: A002
+        self.id = id
+        self.framework: str | None = None
+        self.name = ""
+        self.heartbeat = 0.0
+        self.linger = 0.0
+        self.qos: tuple[str, ...] = ()
+        self.replays = False
+        self.version = 0
+        self.is_known = False
+        self.is_lost = False
+        self.lost_at = 0.0
+        self.interests: frozenset[Interest] = frozenset()
+        self.offers: frozenset[str] = frozenset()
+        self.heard = now
+        #: when it was last queried; ``None``: never
+        self.queried: float | None = None
+
+    def __str__(self) -> str:
+        return f"{printable(self.name)} ({self.id})" if self.name else self.id
+
+
+class MembershipListener(abc.ABC):
+    """Is told of changes, on the thread of the membership."""
+
+    @abc.abstractmethod
+    def joined(self, member: Member) -> None:
+        """Note that ``member`` is there, for the first time or again."""
+
+    @abc.abstractmethod
+    def changed(self, member: Member, added: frozenset[Interest], removed: frozenset[Interest]) -> None:
+        """Note that the interests of ``member`` in force changed: also when it joins or is forgotten."""
+
+    @abc.abstractmethod
+    def lost(self, member: Member) -> None:
+        """Note that ``member`` is lost: its process may have crashed."""
+
+    @abc.abstractmethod
+    def left(self, member: Member) -> None:
+        """Note that ``member`` left in good order, or is forgotten after it was lost."""
+
+    @abc.abstractmethod
+    def settled(self) -> None:
+        """Note that the members had time to answer."""
+
+
+class OwnAnnouncements:
+    """The announcements of this member, and what it announced so far. Used by the thread of its :class:`Membership`.
+
+    Args:
+        own: an announcement with the fields that all announcements of this member share.
+        everything: the interest in all events, announced in place of interests that are too many or too large.
+        send: sends an announcement; never blocks for long and never raises.
+    """
+
+    def __init__(self, own: Announcement, everything: Interest, send: Callable[[Announcement], object]) -> None:
+        self.member = own.member
+        self.heartbeat = own.heartbeat
+        self.is_connected = False
+        self._own = own
+        self._everything = everything
+        self._send = send
+        self._interests: frozenset[Interest] = frozenset()
+        self._offers: frozenset[str] = frozenset()
+        #: number of changes
+        self._version = 0
+
+    def set(self, wanted: Iterable[Interest], offered: Iterable[str]) -> None:
+        """Set what this member wants and offers; announce the changes if it is connected."""
+        interests, offers = self._bounded(frozenset(wanted), frozenset(offered))
+        added, removed = interests - self._interests, self._interests - interests
+        new, old = offers - self._offers, self._offers - offers
+        self._interests, self._offers = interests, offers
+        if added or new:
+            self._change("add", added, new)
+        if removed or old:
+            self._change("remove", removed, old)
+
+    def _bounded(
+        self, interests: frozenset[Interest], offers: frozenset[str]
+    ) -> tuple[frozenset[Interest], frozenset[str]]:
+        """Return the interests and offers to announce, as far as the other members read them."""
+        if not all(is_announceable(each.topics) for each in interests):
+            interests = frozenset((self._everything,))
+        interests = frozenset(
+            each if each.filter is None or is_announceable(each.filter) else replace(each, filter=None)
+            for each in interests
+        )
+        offers = frozenset(filter(is_announceable, offers))
+        if len(interests) > MAX_ENTRIES or _size(interests) > (MAX_BYTES - _OTHER_FIELDS) // 2:
+            interests = frozenset((self._everything,))
+        if len(offers) > MAX_ENTRIES or sum(6 * len(each) + 3 for each in offers) > (MAX_BYTES - _OTHER_FIELDS) // 2:
+            offers = frozenset()  # offers are for lists only
+        return interests, offers
+
+    def _change(self, kind: str, interests: frozenset[Interest], offers: frozenset[str]) -> None:
+        self._version += 1
+        if self.is_connected:
+            self.send(kind, interests=tuple(interests), offers=tuple(offers))
+
+    def update(self, to: str | None = None) -> None:
+        """Announce all interests and offers, to one member or to all."""
+        self.send("update", interests=tuple(self._interests), offers=tuple(self._offers), to=to)
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Send an announcement."""
+        self._send(replace(self._own, kind=kind, version=self._version, **fields))
+
+
+class Membership:
+    """The other members, and the announcements of this one.
+
+    Args:
+        own: an announcement with the fields that all announcements of this member share: ``member``, ``framework``,
+            ``name``, ``heartbeat``, ``linger``, ``qos``.
+        everything: the interest in all events, announced in place of interests that are too many or too large.
+        listener: is told of changes.
+        send: sends an announcement of this member; never blocks and never raises.
+        check: raises ``DecodeError`` for an interest that does not parse.
+    """
+
+    def __init__(
+        self,
+        own: Announcement,
+        everything: Interest,
+        listener: MembershipListener,
+        send: Callable[[Announcement], object],
+        check: Callable[[Interest], object],
+    ) -> None:
+        self.members: dict[str, Member] = {}
+        self.is_settled = False
+        #: the announcements of this member
+        self.own = OwnAnnouncements(own, everything, send)
+        self._listener = listener
+        self._check = check
+        self._total = 0
+        self._settles_at = 0.0
+        self._beats_at = 0.0
+        self._ticked: float | None = None
+        #: queries that were answered since the last heartbeat, and whether an update for all members answers the rest
+        self._answers = 0
+        self.is_answer_due = False
+        #: members that left just now, each with the time until which late announcements of it are ignored
+        self._gone: dict[str, float] = {}
+        #: whether a member was ignored since the last one was admitted
+        self._is_full = False
+
+    # --- the connection
+
+    def connected(self, now: float) -> None:
+        """Announce this member, and query the others: for the first time, or after the connection was lost."""
+        self.own.is_connected = True
+        self.is_settled = False
+        self._settles_at = now + min(_SETTLE, self.own.heartbeat)
+        self._listen_anew(now)
+        self.own.update()
+        self.own.send("query")
+        self._beats_at = now + self.own.heartbeat / _BEATS
+
+    def disconnected(self) -> None:
+        """Note that the connection is lost: until the next one, silence proves nothing."""
+        self.own.is_connected = False
+        self.is_settled = False
+
+    def _listen_anew(self, now: float) -> None:
+        """Count the silence of all members from now on: their announcements may be on the way."""
+        self._ticked = now
+        for member in self.members.values():
+            if not member.is_lost:
+                member.heard = now
+
+    # --- time
+
+    @property
+    def interval(self) -> float:
+        """Return the longest time between two calls of :meth:`tick`, seconds."""
+        shortest = min((each.heartbeat for each in self.members.values() if not each.is_lost and each.heartbeat),
+                       default=self.own.heartbeat)  # fmt: skip
+        interval = min(shortest, self.own.heartbeat) / (2 * _BEATS)
+        return interval if self.is_settled else min(interval, _SETTLE)
+
+    def tick(self, now: float) -> None:
+        """Send a heartbeat if it is due, and expire members and interests."""
+        if not self.own.is_connected:
+            return
+        before = self._ticked
+        self._ticked = now
+        gap = 0.0 if before is None else now - before
+        # This thread or process was suspended: announcements of that time are still to be read.
+        for member in self.members.values():
+            if not member.is_lost and gap > min(member.heartbeat, self.own.heartbeat):
+                member.heard = now
+        if gap > self.own.heartbeat:
+            # the others may have lost this member
+            self.own.update()
+            self.own.send("query")
+            self._beats_at = now + self.own.heartbeat / _BEATS
+        if now >= self._beats_at:  # first: the rest calls the listener
+            self._answers = 0
+            self._beats_at = now + self.own.heartbeat / _BEATS
+            self.own.send("heartbeat")
+        if self.is_answer_due:
+            self.is_answer_due = False
+            self.own.update()
+        self._gone = {id_: until for id_, until in self._gone.items() if now < until}
+        for member in [*self.members.values()]:
+            self._expire(member, now)
+        if not self.is_settled and now >= self._settles_at:
+            self.is_settled = True
+            self._listener.settled()
+
+    def _expire(self, member: Member, now: float) -> None:
+        if not member.is_lost:
+            if member.heartbeat and now - member.heard >= _SILENT * member.heartbeat:
+                self._lose(member, now)
+        elif now - member.lost_at >= member.linger:
+            self._forget(member)
+
+    def _lose(self, member: Member, now: float) -> None:
+        member.is_lost, member.lost_at = True, now
+        logger.info("event network: member %s is lost: no announcement for %g s", member, now - member.heard)
+        self._listener.lost(member)
+
+    def _forget(self, member: Member) -> None:
+        del self.members[member.id]
+        self._set(member, frozenset(), frozenset())
+        self._listener.left(member)
+
+    # --- announcements of the others
+
+    def receive(self, announcement: Announcement, now: float) -> None:
+        """Take in an announcement of another member.
+
+        Raises:
+            DecodeError: one of its interests does not parse, or there are too many; they are not taken in.
+        """
+        if announcement.member == self.own.member:
+            return
+        if announcement.to is not None and announcement.to != self.own.member:
+            return
+        if announcement.kind == "leave":
+            self._leave(announcement, now)
+            return
+        for interest in announcement.interests:
+            self._check(interest)
+        member = self.members.get(announcement.member)
+        if member is None:
+            if now < self._gone.get(announcement.member, now):
+                return  # overtaken by the end of the member
+            member = self._admit(announcement, now)
+            if member is None:
+                return
+        member.heard = now
+        if announcement.heartbeat:
+            member.heartbeat, member.linger = announcement.heartbeat, announcement.linger
+        if member.is_lost:
+            member.is_lost = False
+            self._listener.joined(member)
+        if announcement.kind == "update":
+            self._update(member, announcement)
+        elif announcement.kind in ("add", "remove"):
+            self._apply(member, announcement, now)
+        elif announcement.version > member.version or not member.is_known:
+            self._query(member, now)
+        if announcement.kind == "query":
+            self._answer(announcement.member)
+        elif announcement.kind == "ping" and announcement.token is not None:
+            self.own.send("pong", to=announcement.member, token=announcement.token)
+
+    def _answer(self, to: str) -> None:
+        """Answer a query. After a restart of the broker every member queries: then one update answers many of them."""
+        if self._answers < _ANSWERS:
+            self._answers += 1
+            self.own.update(to)
+        else:
+            self.is_answer_due = True
+
+    def _admit(self, announcement: Announcement, now: float) -> Member | None:
+        if len(self.members) >= MAX_MEMBERS:
+            if not self._is_full:
+                self._is_full = True
+                logger.error(
+                    "event network: %d members are known, which is the maximum: further ones are ignored", MAX_MEMBERS
+                )
+            return None
+        self._is_full = False
+        member = self.members[announcement.member] = Member(announcement.member, now)
+        member.heartbeat = announcement.heartbeat or self.own.heartbeat
+        member.framework = announcement.framework
+        member.name = announcement.name or ""
+        member.qos = announcement.qos
+        member.replays = announcement.replays
+        self._listener.joined(member)
+        return member
+
+    def _update(self, member: Member, announcement: Announcement) -> None:
+        if member.is_known and announcement.version < member.version:
+            return  # overtaken by a later change
+        member.framework = announcement.framework
+        member.name = announcement.name or ""
+        member.qos = announcement.qos
+        member.replays = announcement.replays
+        self._take(member, announcement, frozenset(announcement.interests), frozenset(announcement.offers))
+
+    def _apply(self, member: Member, announcement: Announcement, now: float) -> None:
+        if announcement.version <= member.version and member.is_known:
+            return
+        if announcement.version != member.version + 1 or not member.is_known:
+            self._query(member, now)
+            return
+        interests, offers = frozenset(announcement.interests), frozenset(announcement.offers)
+        if announcement.kind == "add":
+            self._take(member, announcement, member.interests | interests, member.offers | offers)
+        else:
+            self._take(member, announcement, member.interests - interests, member.offers - offers)
+
+    def _take(
+        self, member: Member, announcement: Announcement, interests: frozenset[Interest], offers: frozenset[str]
+    ) -> None:
+        more = len(interests) + len(offers) - len(member.interests) - len(member.offers)
+        if len(interests) > MAX_ENTRIES or len(offers) > MAX_ENTRIES or self._total + max(more, 0) > MAX_TOTAL:
+            raise DecodeError(
+                f"member {member} announces {len(interests)} interests and {len(offers)} offers: at most {MAX_ENTRIES} "
+                f"each, and {MAX_TOTAL} of all members, are kept"
+            )
+        member.version = announcement.version
+        member.is_known = True
+        member.queried = None
+        self._set(member, interests, offers)
+
+    def _set(self, member: Member, interests: frozenset[Interest], offers: frozenset[str]) -> None:
+        before = member.interests
+        self._total += len(interests) + len(offers) - len(before) - len(member.offers)
+        member.interests, member.offers = interests, offers
+        if interests != before:
+            self._listener.changed(member, interests - before, before - interests)
+
+    def _query(self, member: Member, now: float) -> None:
+        """Ask for an update, at most once in a heartbeat of this member."""
+        if member.queried is None or now - member.queried >= self.own.heartbeat / _BEATS:
+            member.queried = now
+            self.own.send("query", to=member.id)
+
+    def _leave(self, announcement: Announcement, now: float) -> None:
+        member = self.members.get(announcement.member)
+        if not announcement.is_lost and len(self._gone) < MAX_MEMBERS:
+            self._gone[announcement.member] = now + min(_SETTLE, self.own.heartbeat)
+        if member is None:
+            return
+        if not announcement.is_lost:
+            member.is_lost = False  # it lived, and leaves in good order
+            self._forget(member)
+        elif not member.is_lost:
+            member.heard = now
+            self._lose(member, now)
+
+
+def _size(interests: Iterable[Interest]) -> int:
+    """Return at least the bytes of ``interests`` in an announcement."""
+    return sum(64 + 6 * (len(each.topics) + len(each.filter or "")) for each in interests)

@@ -1,0 +1,505 @@
+"""EventNode: one member of an event network, on a messaging instance.
+
+An event service (a distributed event admin, a connected typed event bus) has a node for each network that it is
+connected to. The node tells the other members what the service wants, sends them the events that they want, and hands
+their events to the service.
+
+**Threads.** Publishing runs on the calling thread. Announcements, heartbeats and changes of interests run one at a time
+on a worker thread (``control``), events that arrive on another one (``intake``). The engine loop only queues. No lock
+is held while the service is called.
+
+**Order.** The instance publishes in the order of the calls of each thread. A joint subscription hands over what arrives
+in one order, whatever the channel.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID, uuid4
+
+from messaging.errors import (
+    ClosedError,
+    ConnectionLostError,
+    DeadlineError,
+    MessagingError,
+    UnsupportedFeatureError,
+    check_instance,
+)
+from messaging.eventnetwork.announcements import Announcement, Interest, load_announcement
+from messaging.eventnetwork.announcer import Announcer
+from messaging.eventnetwork.channels import ChannelNames
+from messaging.eventnetwork.contexts import Contexts
+from messaging.eventnetwork.control import Control
+from messaging.eventnetwork.intake import Arrival, Intake, RefusalLog, Unacknowledged
+from messaging.eventnetwork.interests import Interests
+from messaging.eventnetwork.membership import ANSWER_DELAY, Member, Membership, MembershipListener
+from messaging.eventnetwork.notifications import MEMBERS, Notification, Notifications
+from messaging.eventnetwork.own_interests import OwnInterests
+from messaging.eventnetwork.pings import Pings
+from messaging.eventnetwork.replays import Replays
+from messaging.eventnetwork.seals import Seals
+from messaging.eventnetwork.sending import EventSender
+from messaging.eventnetwork.views import NodeDTO, view_of
+from messaging.execution import Promise, engine, may_block
+from messaging.forking import LiveObjects
+from messaging.instance import Messaging
+from messaging.model import Features
+from messaging.text import SafeLog, printable
+
+if TYPE_CHECKING:
+    from messaging.dispatch import TopicGrammar
+    from messaging.eventnetwork.settings import EventNetwork
+    from messaging.model import Incoming
+    from messaging.receiving import JointSubscription
+
+logger = SafeLog(__name__)
+
+#: time for the announcement of the end of a member that is closed, seconds
+_LEAVE_WITHIN: Final = 1.0
+#: the framework of this process, for sender information (DE080)
+_FRAMEWORK: Final = uuid4()
+#: longest wait for the confirmation of subscriptions, seconds
+_CONFIRM_TIMEOUT: Final = 10.0
+
+
+def framework_uuid() -> UUID:
+    """Return the UUID of this process as a framework: the origin of its events."""
+    return _FRAMEWORK
+
+
+class NodeService(abc.ABC):
+    """The event service of a node."""
+
+    @abc.abstractmethod
+    def wanted(self) -> tuple[frozenset[Interest], frozenset[str]]:
+        """Return the events that are wanted, and the topics that are offered. On a worker thread."""
+
+    @abc.abstractmethod
+    def receive(self, arrival: Arrival) -> None:
+        """Take an event of another member. On a worker thread, one at a time; may wait for room."""
+
+    def batch_received(self) -> None:  # noqa: B027  # a service may deliver each event at once
+        """Note that no more events follow at once. On the thread of :meth:`receive`."""
+
+    @abc.abstractmethod
+    def interest_changed(self) -> None:
+        """Note that other members want other events than before. On a worker thread."""
+
+    @abc.abstractmethod
+    def member_lost(self, member: str) -> None:
+        """Note that a member is lost, after its last event was received. On the thread of :meth:`receive`."""
+
+    def replay_asked(self, request: Announcement) -> None:  # noqa: B027  # a service need not share its history
+        """Answer the ``replay`` of another member, on another thread. On a worker thread; does not wait."""
+
+
+class _Listener(MembershipListener):
+    """Passes the changes of the membership on to the parts of a node. On the control thread.
+
+    It contains the exceptions of the service and of an event's data: they must not end heartbeats.
+    """
+
+    def __init__(
+        self,
+        interests: Interests,
+        notifications: Notifications,
+        service: NodeService,
+        settled: Callable[[], object],
+        in_order: Callable[[Callable[[], object]], object],
+    ) -> None:
+        self._settled = settled
+        self._in_order = in_order
+        self._interests = interests
+        self._notifications = notifications
+        self._service = service
+
+    def joined(self, member: Member) -> None:
+        """See ``MembershipListener``."""
+        for each in self._notifications.all():
+            if each.waits_for(MEMBERS) and self._is_for(each, member):
+                each.expect((member,))
+
+    @staticmethod
+    def _is_for(notification: Notification, member: Member) -> bool:
+        try:
+            return notification.is_for(member)
+        except Exception:
+            logger.exception("%s: the data of the event failed; member %s is not waited for", notification.what, member)
+            return False
+
+    @staticmethod
+    def _tell(method: Callable[..., object], *arguments: object) -> None:
+        try:
+            method(*arguments)
+        except Exception:
+            logger.exception("event network: the event service failed")
+
+    def changed(self, member: Member, added: frozenset[Interest], removed: frozenset[Interest]) -> None:
+        """See ``MembershipListener``."""
+        self._interests.change(member.id, added, removed)
+        self.joined(member)
+        self._tell(self._service.interest_changed)
+
+    def lost(self, member: Member) -> None:
+        """See ``MembershipListener``."""
+        for each in self._notifications.all():
+            each.lost(member.id)
+        self._in_order(partial(self._service.member_lost, member.id))
+
+    def left(self, member: Member) -> None:
+        """See ``MembershipListener``."""
+        if not member.is_lost:  # a lost one did not confirm: notifications still name it
+            for each in self._notifications.all():
+                each.confirmed(member.id)
+        self._in_order(partial(self._service.member_lost, member.id))
+
+    def settled(self) -> None:
+        """See ``MembershipListener``."""
+        for each in self._notifications.all():
+            each.release(MEMBERS)
+        self._settled()
+        self._tell(self._service.interest_changed)
+
+
+class EventNode:
+    """A member of an event network. Thread safe.
+
+    Args:
+        title: of the event service, for the log.
+        name: of the member, for people.
+        service: the event service.
+        instance: the messaging instance of the network's broker.
+        grammar: of the topics.
+        everything: the interest in every event.
+        settings: of the network.
+        qos: the qualities of service that are announced.
+        shares_history: whether the service answers a ``replay``.
+
+    Raises:
+        UnsupportedFeatureError: the instance lacks wildcards or publish-subscribe.
+        InvalidChannelError, ArgumentError, InvalidTopicError: a setting is invalid.
+        ClosedError: the instance is closed.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        name: str,
+        service: NodeService,
+        instance: Messaging,
+        grammar: TopicGrammar[Any],
+        everything: Interest,
+        settings: EventNetwork,
+        qos: Iterable[str] = (),
+        *,
+        shares_history: bool = False,
+    ) -> None:
+        check_instance("instance", instance, Messaging)
+        for feature in (Features.PUBLISH_SUBSCRIBE, Features.WILDCARDS):
+            if feature not in instance.features:
+                raise UnsupportedFeatureError(feature, instance.name, "an event network needs it")
+        self.title = title
+        self._instance = instance
+        self.names = ChannelNames(settings.prefix, grammar)
+        #: id of this member, new for each run
+        self.member = str(uuid4())
+        self._interests = Interests()
+        self._notifications = Notifications()
+        self._control = Control(title)
+        self._refusals = RefusalLog(title)
+        self._unacknowledged = Unacknowledged()
+        own = Announcement(
+            kind="update",
+            member=self.member,
+            framework=str(framework_uuid()),
+            name=settings.name or name,
+            heartbeat=settings.heartbeat,
+            linger=settings.linger,
+            qos=tuple(qos),
+            replays=shares_history,
+        )
+        self._service = service
+        listener = _Listener(
+            self._interests,
+            self._notifications,
+            service,
+            settled=lambda: self.replays.ask_all(),
+            # the last events of a member arrived before the announcement that it is gone, and are taken in before
+            in_order=lambda call: self._intake.put_call(call),
+        )
+        self._seals = None if settings.signing is None else Seals(settings.signing, self.member)
+        contexts = Contexts(instance, as_cbor=settings.as_cbor and self._seals is None)
+        self._announcer = Announcer(title, instance, self.names, contexts, self._seals)
+        self._membership = Membership(own, everything, listener, self._announcer.announce, self._interests.check)
+        #: sends the events of this member
+        self.sender = EventSender(
+            self.member,
+            instance,
+            self.names,
+            contexts,
+            self._membership,
+            self._interests,
+            self._notifications,
+            [grammar.parse(each) for each in settings.send_always],
+            as_cbor=settings.as_cbor,
+            seals=self._seals,
+        )
+        self._intake = Intake(
+            title,
+            self.member,
+            self,
+            self.names,
+            settings.max_event_bytes,
+            receive=service.receive,
+            batch_received=service.batch_received,
+            settle=lambda batch: self._joint.settle(batch),
+            confirm=self._confirm,
+            seals=self._seals,
+        )
+        #: asks other members for past events
+        self.replays = Replays(
+            title,
+            self,
+            self._control,
+            self._membership,
+            self._notifications,
+            settings.max_event_bytes,
+            seals=self._seals,
+            listen=lambda: self._joint.add(self.names.past(self.member)),
+            settle=lambda batch: self._joint.settle(batch),
+        )
+        #: resolves when this member is subscribed and has announced itself for the first time
+        self.ready: Promise[None] = Promise(f"connecting {title}")
+        self._is_closed = False
+        self._closed: Promise[None] = Promise(f"closing {title}")
+        self._joint: JointSubscription = instance.subscription.open_joint(self._take, queue=settings.queue)
+        self._joint.on_failed = partial(self._control.post, self._channel_failed)
+        self._wants = OwnInterests(
+            title, self._control, self._joint, service.wanted, self.names.pattern, self._membership.own.set
+        )
+        self._pings = Pings(
+            title,
+            self.member,
+            self._control,
+            self._membership,
+            self._notifications,
+            self._announcer.announce,
+            self.refresh,
+        )
+        if settings.last_will:
+            self._announcer.set_last_will(self.member)
+        joined = [self._joint.add(each) for each in (self.names.all_members, self.names.member(self.member))]
+        joined[-1].listen(partial(self._control.post, self._joined, joined))
+        self._wants.request()
+        self._control.post_later(self._membership.interval, self._tick)
+        _nodes.add(self)
+
+    # --- what arrives
+
+    def _take(self, batch: Sequence[Incoming]) -> None:
+        """Sort what arrives into announcements and events. On the loop."""
+        is_announcement = self.names.is_announcement
+        if self.replays.is_listening:
+            is_past = self.names.is_past
+            answers = [each for each in batch if is_past(each.channel)]
+            if answers:
+                self.replays.put(answers)
+                batch = [each for each in batch if not is_past(each.channel)]
+        announcements = [each for each in batch if is_announcement(each.channel)]
+        if not announcements:
+            self._intake.put(batch)
+            return
+        if len(announcements) < len(batch):  # first: see _Listener
+            self._intake.put([each for each in batch if not is_announcement(each.channel)])
+        self._control.post(self._read_all, self._unacknowledged.admit(announcements), time.monotonic())
+
+    def _read_all(self, batch: Sequence[Incoming], now: float) -> None:
+        was_due = self._membership.is_answer_due
+        try:
+            for each in batch:
+                self._unacknowledged.took(each)
+                try:
+                    self._read(each, now)
+                except Exception:  # the others must be read all the same
+                    logger.exception("%s: an announcement was not taken in", self.title)
+        finally:
+            self._joint.settle(batch)
+        if self._membership.is_answer_due and not was_due:
+            self._control.post_later(ANSWER_DELAY, self._tick)
+
+    def _read(self, incoming: Incoming, now: float) -> None:
+        if self._is_closed:
+            return
+        try:
+            payload, seals = incoming.payload, self._seals
+            if seals is None:
+                announcement = load_announcement(payload)
+            else:
+                announcement = seals.announcement(payload, incoming.channel or "")
+            if announcement.member == self.member or announcement.to not in (None, self.member):
+                return
+            self._membership.receive(announcement, now)
+            if announcement.kind == "notified" and announcement.event is not None:
+                self._notifications.confirmed(announcement.event, announcement.member)
+            elif announcement.kind == "pong" and announcement.token is not None:
+                self._notifications.confirmed(announcement.token, announcement.member)
+            elif announcement.kind == "replay":
+                self._service.replay_asked(announcement)
+        except MessagingError as error:
+            self._refusals.log("an announcement", error)
+
+    # --- the connection and time, on the control thread
+
+    def _joined(self, joined: list[Promise[None]]) -> None:
+        """Join the network: the channels of announcements are subscribed to."""
+        for each in joined:
+            error = each.exception()
+            if error is not None:
+                engine().call(self.ready.reject, error)
+                self.ready.looked_at = True
+                if not isinstance(error, ClosedError):
+                    logger.error("%s: no announcements arrive: %s", self.title, error)
+                return
+        self._joint.on_restored = partial(self._control.post, self._connected)
+        self._joint.on_lost = partial(self._control.post, self._disconnected)
+        self._connected()
+
+    def _connected(self) -> None:
+        if self._is_closed:
+            return
+        try:
+            self._membership.connected(time.monotonic())
+        finally:
+            engine().call(self.ready.resolve, None)
+            self._control.post_later(self._membership.interval, self._tick)
+        self._wants.retry()
+        self._pings.ask_again()
+
+    def _disconnected(self) -> None:
+        self._membership.disconnected()
+        for each in self._notifications.all():
+            each.fail(ConnectionLostError(f"{each.what}: the connection was lost before every consumer was notified"))
+
+    def _tick(self) -> None:
+        if self._is_closed:
+            return
+        try:
+            self._membership.tick(time.monotonic())
+        finally:
+            self._control.post_later(self._membership.interval, self._tick)
+
+    def _confirm(self, event_id: str, sender: str) -> None:
+        """Tell the sender of an event that every consumer here was notified. From any thread."""
+        self._announcer.announce(Announcement(kind="notified", member=self.member, to=sender, event=event_id))
+
+    def _channel_failed(self, channel: str, error: MessagingError) -> None:
+        """Note that the broker ended a subscription."""
+        if self.names.is_announcement(channel):
+            logger.error("%s: the announcements on %r do not arrive: %s", self.title, channel, error)
+        else:
+            self._wants.failed(channel, error)
+
+    # --- interests
+
+    def refresh(self) -> Promise[None]:
+        """Announce what the service wants now; many calls become one announcement. From any thread.
+
+        Returns:
+            A promise that resolves when the broker has confirmed the subscriptions, and the announcement is on its way.
+        """
+        return self._wants.request()
+
+    def confirm(self) -> Promise[None]:
+        """Announce as :meth:`refresh` does, and wait for it where the calling thread may wait and there is a
+        connection.
+
+        Returns:
+            The promise of :meth:`refresh`. It is settled unless the broker took more than ten seconds.
+        """
+        confirmed = self.refresh()
+        if may_block() and self._instance.connection_state.value.is_up:
+            with contextlib.suppress(DeadlineError):
+                confirmed.exception(_CONFIRM_TIMEOUT)
+        return confirmed
+
+    def announced(self, timeout: float) -> Promise[None]:
+        """Return a promise that resolves when every live member has read the announcements of this one. Any thread.
+
+        It fails with ``PartialNotificationError`` after ``timeout`` seconds, or if a member is lost meanwhile.
+        """
+        return self._pings.ask(timeout)
+
+    # --- state
+
+    def is_live(self, member: str) -> bool:
+        """Return whether another member is known and not lost. From any thread."""
+        found = self._membership.members.get(member)
+        return found is not None and not found.is_lost
+
+    def get_dto(self) -> NodeDTO:
+        """Return a snapshot."""
+        now = time.monotonic()
+        return NodeDTO(
+            member=self.member,
+            prefix=self.names.prefix,
+            is_connected=self._membership.own.is_connected,
+            is_settled=self._membership.is_settled,
+            members=tuple(view_of(each, now) for each in [*self._membership.members.values()]),
+            sent=self.sender.sent,
+            unwanted=self.sender.unwanted,
+            received=self._intake.received,
+            refused=(
+                self._intake.refused + self._refusals.refused + self._unacknowledged.dropped + self.replays.refused
+            ),
+            replayed=self._intake.replayed + self._refusals.replayed,
+        )
+
+    def close(self) -> Promise[None]:
+        """Leave the network; idempotent. The promise resolves when the subscription has ended.
+
+        A plain thread waits until the end is announced, for at most ``_LEAVE_WITHIN`` seconds: the instance may be
+        closed next.
+        """
+        self._control.post(self._leave)
+        if may_block() and not self._control.is_current_thread():
+            self._announcer.left.wait(_LEAVE_WITHIN)
+        return self._closed
+
+    def _leave(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._announcer.end(Announcement(kind="leave", member=self.member))
+        error = self._closed_error()
+        for each in self._notifications.all():
+            each.fail(error)
+        self._wants.close(error)
+        engine().call(self.ready.reject, error)
+        self.ready.looked_at = True
+        self._control.close()
+        self._joint.close().listen(partial(engine().call, self._closed.resolve, None))
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError(f"{self.title} is closed")
+
+    def after_fork(self) -> None:
+        """See ``Forkable``: the member is the parent's, and a child must not speak for it."""
+        self._is_closed = True
+        error = ClosedError(f"{self.title} is the member of the parent of this process")
+        self._control.abandon()
+        self._announcer.end(None)
+        self._wants.abandon(error)
+        self._notifications.abandon()
+        self._closed = Promise(f"closing {self.title}")
+        self._closed.resolve(None)
+
+    def __repr__(self) -> str:
+        return f"<EventNode {self.member} of {printable(self.title)}>"
+
+
+_nodes: Final = LiveObjects[EventNode]()

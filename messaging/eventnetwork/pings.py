@@ -1,0 +1,91 @@
+"""Pings: a promise that every live member has read the announcements of this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from messaging.errors import ClosedError
+from messaging.eventnetwork.announcements import Announcement
+from messaging.eventnetwork.notifications import DISPATCH, MEMBERS, Notification
+
+if TYPE_CHECKING:
+    from messaging.eventnetwork.control import Control
+    from messaging.eventnetwork.membership import Member, Membership
+    from messaging.eventnetwork.notifications import Notifications
+    from messaging.execution import Promise
+
+
+class Pings:
+    """Asks the other members whether they have read the announcements of this one. Thread safe.
+
+    Args:
+        title: of the member, for errors.
+        member: its id.
+        control: sends the pings.
+        membership: the other members.
+        notifications: told when a member answers, is lost or leaves.
+        announce: announces.
+        refresh: announces the interests of now.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        member: str,
+        control: Control,
+        membership: Membership,
+        notifications: Notifications,
+        announce: Callable[[Announcement], object],
+        refresh: Callable[[], Promise[None]],
+    ) -> None:
+        self._title = title
+        self._member = member
+        self._control = control
+        self._membership = membership
+        self._notifications = notifications
+        self._announce = announce
+        self._refresh = refresh
+        #: pings that wait for the connection, by token; used by the control thread
+        self._unasked: dict[str, Notification] = {}
+
+    def ask(self, timeout: float) -> Promise[None]:
+        """Return the promise that every live member has read the announcements so far. See ``EventNode.announced``."""
+        token = str(uuid4())
+        asking = Notification(f"announcing the interests of {self._title}", timeout, partial(self._ping_one, token))
+        self._notifications.add(token, asking)
+        announced = self._refresh()
+
+        def go_on() -> None:
+            error = announced.exception()
+            if isinstance(error, ClosedError):
+                asking.fail(error)
+            else:
+                self._control.post(self._ping, token, asking)
+
+        announced.listen(go_on)
+        return asking.promise
+
+    def ask_again(self) -> None:
+        """Send the pings that waited for the connection. On the control thread."""
+        unasked, self._unasked = self._unasked, {}
+        for token, asking in unasked.items():
+            self._ping(token, asking)
+
+    def _ping(self, token: str, asking: Notification) -> None:
+        if not self._membership.own.is_connected:  # no answer would arrive: asked again when it is
+            if not asking.promise.done():
+                self._unasked[token] = asking
+            return
+        if not self._membership.is_settled:
+            asking.hold(MEMBERS)
+        asking.expect(each for each in self._membership.members.values() if not each.is_lost)
+        self._announce(Announcement(kind="ping", member=self._member, token=token))
+        asking.release(DISPATCH)
+
+    def _ping_one(self, token: str, member: Member) -> bool:
+        """Ping a member that joined after the ping to all; it is waited for."""
+        self._announce(Announcement(kind="ping", member=self._member, to=member.id, token=token))
+        return True

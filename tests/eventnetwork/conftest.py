@@ -1,0 +1,157 @@
+"""Members of event networks, their services, and peers that speak the protocol by hand."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any, Final
+from uuid import uuid4
+
+import pytest
+
+import messaging
+from messaging.dispatch import DISTRIBUTED_EVENTS
+from messaging.eventdata import WireEvent, encode
+from messaging.eventnetwork import DISPATCH, Arrival, EventNetwork, EventNode, Interest, NodeService, Notification
+from messaging.services import ServiceRegistry
+from messaging.testing.brokers import Mosquitto, require
+from tests.doubles.fake import until
+
+#: heartbeats in tests, seconds: long enough for a machine under load
+BEAT: Final = 0.5
+PATIENCE: Final = 20.0
+_numbers: Final = itertools.count(1)
+
+
+class Service(NodeService):
+    """An event service that wants topics and keeps what it receives."""
+
+    def __init__(self, *topics: str) -> None:
+        self.topics = {*topics}
+        self.arrived: list[Arrival] = []
+        self.lost: list[str] = []
+        self.changes = 0
+        #: called with each arrival; may raise or wait
+        self.act: Callable[[Arrival], object] = lambda arrival: arrival.notified and arrival.notified()
+
+    def wanted(self) -> tuple[frozenset[Interest], frozenset[str]]:
+        return frozenset(map(Interest, self.topics)), frozenset()
+
+    def receive(self, arrival: Arrival) -> None:
+        self.arrived.append(arrival)
+        self.act(arrival)
+
+    def interest_changed(self) -> None:
+        self.changes += 1
+
+    def member_lost(self, member: str) -> None:
+        self.lost.append(member)
+
+    @property
+    def values(self) -> list[Any]:
+        return [each.event.value() for each in self.arrived]
+
+
+class Participant:
+    """A node with its service and its instance."""
+
+    def __init__(self, instance: messaging.Messaging, topics: tuple[str, ...], settings: dict[str, Any]) -> None:
+        self.instance = instance
+        self.service = Service(*topics)
+        self.node = EventNode(
+            f"the member {instance.name!r}", instance.name, self.service, instance, DISTRIBUTED_EVENTS, "**",
+            EventNetwork(**{"heartbeat": BEAT, "linger": 1.0, **settings}),
+        )  # fmt: skip
+        self.node.ready.result(PATIENCE)
+
+    @property
+    def id(self) -> str:
+        return self.node.member
+
+    def knows(self, other: Participant, *topics: str) -> bool:
+        """Whether it knows exactly these interests of another member, which lives."""
+        return any(
+            each.id == other.id and not each.is_lost and each.interests == tuple(sorted(topics))
+            for each in self.node.get_dto().members
+        )
+
+    def live(self) -> set[str]:
+        return {each.id for each in self.node.get_dto().members if not each.is_lost}
+
+    def want(self, *topics: str) -> None:
+        self.service.topics = {*topics}
+        self.node.refresh().result(PATIENCE)
+
+    def send(self, topic: str, value: Any, notification: Notification | None = None) -> Any:
+        found = self.node.sender.send(WireEvent.of(topic, value), lambda: value, qos="1", notification=notification)
+        if notification is not None:
+            notification.release(DISPATCH)
+        return found
+
+
+Join = Callable[..., Participant]
+
+
+@pytest.fixture
+def join() -> Iterator[Join]:
+    """``join(url, *topics, settings={}, **options)``: a member that leaves when the test ends."""
+    services = ServiceRegistry()
+    with ExitStack() as stack:
+
+        def make(url: str, *topics: str, settings: dict[str, Any] | None = None, **options: Any) -> Participant:
+            instance = messaging.connect(
+                url, services=services, **{"reconnect_min": 0.02, "reconnect_max": 0.1, **options}
+            )
+            stack.callback(instance.close)
+            made = Participant(instance, topics, settings or {})
+            stack.callback(made.node.close)
+            return made
+
+        yield make
+
+
+@pytest.fixture
+def memory() -> str:
+    """The URL of a network in this process."""
+    return f"memory://network{next(_numbers)}"
+
+
+@pytest.fixture(scope="session")
+def mosquitto() -> Iterator[Mosquitto]:
+    require("mosquitto")
+    with Mosquitto() as broker:
+        yield broker
+
+
+def update(member: str | None = None, *topics: str, **fields: Any) -> bytes:
+    """Return the announcement of a plain program."""
+    found = {
+        "announcement": 1, "kind": "update", "member": member or str(uuid4()),
+        "interests": [{"topics": each} for each in topics], **fields,
+    }  # fmt: skip
+    return json.dumps(found).encode()
+
+
+def event(data: Any, **fields: Any) -> bytes:
+    """Return the event of a plain program."""
+    return json.dumps({"event": 1, "data": data, **fields}).encode()
+
+
+def wire(topic: str, value: Any, **fields: Any) -> bytes:
+    return encode(WireEvent.of(topic, value, **fields))
+
+
+class Gate:
+    """Makes a service wait."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+
+    def __call__(self, _: object) -> None:
+        assert self.opened.wait(PATIENCE)
+
+
+__all__ = ["BEAT", "PATIENCE", "Gate", "Join", "Participant", "Service", "event", "until", "update", "wire"]

@@ -1,0 +1,238 @@
+"""Event networks at real brokers: plain programs, kills, suspended processes, restarts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+from uuid import uuid4
+
+import pika
+import pytest
+
+from messaging.eventnetwork import Notification
+from messaging.testing.brokers import Mosquitto, RabbitMQ
+from tests.doubles.fake import until
+from tests.eventnetwork.conftest import PATIENCE, Join, event, update
+from tests.scripts import ROOT
+
+#: a member in a process of its own: it prints its id, then the values that it receives
+PROGRAM: Final = """
+import json, sys, messaging
+from tests.eventnetwork.conftest import Participant
+url, topic, settings = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+instance = messaging.connect(url)
+member = Participant(instance, (), settings)
+member.service.act = lambda arrival: print(json.dumps(arrival.event.value()), flush=True)
+member.want(topic)
+member.node.announced(10).result(10)
+print(member.id, flush=True)
+sys.stdin.readline()
+member.node.close()
+instance.close()
+"""
+
+
+@contextmanager
+def process(url: str, topic: str, **settings: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-c", PROGRAM, url, topic, json.dumps(settings)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
+        try:
+            assert started.stdout is not None
+            yield started, started.stdout.readline().strip()
+        finally:
+            started.kill()
+
+
+@contextmanager
+def mosquitto_sub(broker: Mosquitto, topic: str, count: int) -> Iterator[Callable[[], list[Any]]]:
+    """Subscribe with a plain program; it yields a function that returns the messages."""
+    command = [
+        "stdbuf", "-oL", "mosquitto_sub", "-h", broker.host, "-p", str(broker.port), "-q", "1", "-t", topic,
+        "-C", str(count), "-W", "15", "-d",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        while "Subscribed" not in started.stdout.readline():
+            assert started.poll() is None
+
+        def read() -> list[Any]:
+            text, _ = started.communicate(timeout=PATIENCE)
+            return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+        try:
+            yield read
+        finally:
+            started.kill()
+
+
+def mosquitto_pub(broker: Mosquitto, topic: str, payload: bytes) -> None:
+    command = ["mosquitto_pub", "-h", broker.host, "-p", str(broker.port), "-q", "1", "-t", topic, "-s"]
+    subprocess.run(command, input=payload, check=True, timeout=PATIENCE)
+
+
+needs_mosquitto_clients = pytest.mark.skipif(
+    shutil.which("mosquitto_sub") is None, reason="the clients of mosquitto are not installed"
+)
+
+
+@needs_mosquitto_clients
+def test_mosquitto_pub_and_sub_take_part(mosquitto: Mosquitto, join: Join) -> None:
+    one = join(mosquitto.url, "plain/*")
+    with mosquitto_sub(mosquitto, "topics/orders/#", 1) as read:
+        mosquitto_pub(mosquitto, "topics-members/all", update(str(uuid4()), "orders/**", heartbeat=30.0, name="script"))
+        until(lambda: [each.name for each in one.node.get_dto().members] == ["script"])
+        assert one.send("orders/placed", {"n": 1}) is not None
+        (found,) = read()
+    assert (found["event"], found["data"], found["sender"]) == (1, {"n": 1}, one.id)
+    mosquitto_pub(mosquitto, "topics/plain/x", event({"n": 2}))
+    until(lambda: one.service.values == [{"n": 2}])
+
+
+@needs_mosquitto_clients
+def test_events_that_are_always_sent_reach_a_program_that_announces_nothing(mosquitto: Mosquitto, join: Join) -> None:
+    one = join(mosquitto.url, settings={"send_always": "alarms/**", "prefix": "always"})
+    until(lambda: one.node.get_dto().is_settled)
+    with mosquitto_sub(mosquitto, "always/alarms/#", 1) as read:
+        assert one.send("other", 1) is None
+        assert one.send("alarms/fire", 2) is not None
+        assert [each["data"] for each in read()] == [2]
+
+
+def test_a_killed_process_is_lost_at_once_by_its_last_will(mosquitto: Mosquitto, join: Join) -> None:
+    settings = {"heartbeat": 60.0, "prefix": "will"}
+    one = join(mosquitto.url, settings=settings)
+    with process(mosquitto.url, "a", **settings) as (other, member):
+        until(lambda: one.live() == {member})
+        other.kill()
+        begun = time.monotonic()
+        until(lambda: not one.live())
+        assert time.monotonic() - begun < 10
+    assert one.service.lost == [member]
+
+
+def test_a_killed_process_without_a_will_is_lost_within_two_heartbeats(rabbitmq: RabbitMQ, join: Join) -> None:
+    settings = {"heartbeat": 1.0, "linger": 0.5, "prefix": "killed"}
+    one = join(rabbitmq.url, settings=settings)
+    with process(rabbitmq.url, "a", **settings) as (other, member):
+        until(lambda: one.live() == {member})
+        other.kill()
+        begun = time.monotonic()
+        until(lambda: not one.live())
+        assert time.monotonic() - begun < 2.0 + 1.0
+    until(lambda: not one.node.get_dto().members)
+
+
+@pytest.mark.parametrize("name", ["mosquitto", "rabbitmq"])
+def test_a_suspended_process_misses_no_event(name: str, request: pytest.FixtureRequest, join: Join) -> None:
+    broker = request.getfixturevalue(name)
+    settings = {"heartbeat": 0.5, "linger": 60.0, "prefix": "suspended"}
+    one = join(broker.url, settings=settings)
+    with process(broker.url, "a", **settings) as (other, member):
+        assert other.stdout is not None
+        until(lambda: one.live() == {member})
+        other.send_signal(signal.SIGSTOP)
+        until(lambda: not one.live())
+        for n in range(50):
+            one.send("a", n).result(PATIENCE)
+        other.send_signal(signal.SIGCONT)
+        assert [json.loads(other.stdout.readline()) for _ in range(50)] == [*range(50)]
+        until(lambda: one.live() == {member})
+
+
+def test_members_meet_again_after_a_restart_of_the_broker(join: Join) -> None:
+    with Mosquitto() as broker:
+        one, two = join(broker.url, "a"), join(broker.url, "b")
+        until(lambda: one.knows(two, "b") and two.knows(one, "a"))
+        broker.kill()
+        until(lambda: not one.node.get_dto().is_connected)
+        two.service.topics = {"c"}
+        changed = two.node.refresh()
+        broker.start()
+        assert changed.exception(PATIENCE) is None
+        until(lambda: one.knows(two, "c") and two.knows(one, "a") and one.node.get_dto().is_settled)
+        found = Notification("x", PATIENCE)
+        one.send("c", 1, found)
+        assert found.promise.exception(PATIENCE) is None
+        assert two.service.values == [1]
+
+
+def queues(broker: RabbitMQ) -> list[str]:
+    return broker.ctl("list_queues", "name", "--silent").split()
+
+
+def test_each_member_has_one_queue_and_leaves_none(rabbitmq: RabbitMQ, join: Join) -> None:
+    before = len(queues(rabbitmq))
+    members = [join(rabbitmq.url, f"a{n}/*", "b", "c/**", settings={"prefix": "queues"}) for n in range(2)]
+    until(lambda: members[0].knows(members[1], "a1/*", "b", "c/**"))
+    assert len(queues(rabbitmq)) == before + 2
+    for each in members:
+        assert each.node.close().exception(PATIENCE) is None
+    until(lambda: len(queues(rabbitmq)) == before)
+
+
+def test_members_meet_again_after_their_connections_were_killed(rabbitmq: RabbitMQ, join: Join) -> None:
+    one, two = (join(rabbitmq.url, topic, settings={"prefix": "cut"}) for topic in "ab")
+    until(lambda: one.knows(two, "b") and two.knows(one, "a"))
+    rabbitmq.ctl("close_all_connections", "test")
+    until(lambda: not one.node.get_dto().is_connected or not one.node.get_dto().is_settled)
+    until(lambda: one.knows(two, "b") and two.knows(one, "a") and one.node.get_dto().is_settled)
+    until(lambda: two.node.get_dto().is_settled)
+    found = Notification("x", PATIENCE)
+    one.send("b", 1, found)
+    assert found.promise.exception(PATIENCE) is None
+
+
+def test_pika_takes_part(rabbitmq: RabbitMQ, join: Join) -> None:
+    one = join(rabbitmq.url, "plain/*", settings={"prefix": "pika"})
+    connection = pika.BlockingConnection(pika.ConnectionParameters(rabbitmq.host, rabbitmq.port))
+    try:
+        channel = connection.channel()
+        queue = channel.queue_declare("", exclusive=True).method.queue
+        channel.queue_bind(queue, "amq.topic", "pika.orders.#")
+        channel.basic_publish("amq.topic", "pika-members.all", update(None, "orders/**", heartbeat=30.0, name="pika"))
+        until(lambda: [each.name for each in one.node.get_dto().members] == ["pika"])
+        assert one.send("orders/placed", {"n": 1}) is not None
+        found: list[bytes] = []
+
+        def arrived() -> bool:
+            connection.process_data_events(0)
+            body = channel.basic_get(queue, auto_ack=True)[2]
+            if body is not None:
+                found.append(body)
+            return bool(found)
+
+        until(arrived)
+        assert json.loads(found[0])["data"] == {"n": 1}
+        channel.basic_publish("amq.topic", "pika.plain.x", event({"n": 2}))
+        until(lambda: one.service.values == [{"n": 2}])
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("name", ["mosquitto", "rabbitmq"])
+def test_a_peer_that_sends_junk_delays_the_others_little(name: str, request: pytest.FixtureRequest, join: Join) -> None:
+    import messaging
+    from messaging.services import ServiceRegistry
+
+    broker = request.getfixturevalue(name)
+    one, two = (join(broker.url, topic, settings={"prefix": "junk", "heartbeat": 1.0}) for topic in "ab")
+    until(lambda: one.knows(two, "b") and two.knows(one, "a"))
+    with messaging.connect(broker.url, services=ServiceRegistry()) as peer:
+        for n in range(2_000):
+            sent = peer.publish("junk-members/all", b"{" * (n % 500)), peer.publish("junk/b", b"[" * (n % 500))
+        found = Notification("x", PATIENCE)
+        begun = time.monotonic()
+        one.send("b", 1, found)
+        assert found.promise.exception(PATIENCE) is None
+        assert time.monotonic() - begun < 5.0
+        for each in sent:
+            each.result(PATIENCE)
+    until(lambda: two.node.get_dto().refused >= 4_000)
+    assert one.live() == {two.id}

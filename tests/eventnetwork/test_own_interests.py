@@ -1,0 +1,196 @@
+"""What a member wants: its subscriptions, and then its announcements, in this order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import pytest
+
+from messaging.errors import ClosedError, InvalidChannelError, SubscriptionRefusedError
+from messaging.eventnetwork.announcements import Interest
+from messaging.eventnetwork.own_interests import OwnInterests
+from messaging.execution import Promise
+from tests.dispatch.helpers import logged
+from tests.doubles.fake import on_loop, settle_loop
+
+REFUSED: Final = SubscriptionRefusedError("not authorised")
+
+
+class Calls:
+    """Runs posted calls when it is told to."""
+
+    def __init__(self) -> None:
+        self.calls: deque[Callable[[], object]] = deque()
+
+    def post(self, call: Callable[..., object], *arguments: object) -> None:
+        self.calls.append(partial(call, *arguments))
+
+    def run(self) -> None:
+        settle_loop()
+        while self.calls:
+            self.calls.popleft()()
+        settle_loop()
+
+
+class Joint:
+    """A joint subscription whose broker answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.added: list[tuple[str, Promise[None]]] = []
+        self.log: list[tuple[str, str]] = []
+
+    def add(self, channel: str) -> Promise[None]:
+        if "invalid" in channel:
+            raise InvalidChannelError("255 bytes at most")
+        promise: Promise[None] = Promise(channel)
+        self.added.append((channel, promise))
+        self.log.append(("add", channel))
+        return promise
+
+    def remove(self, channel: str) -> Promise[None]:
+        self.log.append(("remove", channel))
+        return Promise(channel)
+
+
+class Member:
+    def __init__(self) -> None:
+        self.calls, self.joint = Calls(), Joint()
+        self.topics: Any = set()
+        self.announced: list[set[str]] = []
+        self.own = OwnInterests(
+            "the admin 'x'", self.calls, self.joint, self.wanted, "topics/{}".format,  # type: ignore[arg-type]
+            self.announce,
+        )  # fmt: skip
+
+    def wanted(self) -> tuple[frozenset[Interest], frozenset[str]]:
+        if isinstance(self.topics, Exception):
+            raise self.topics
+        return frozenset(map(Interest, self.topics)), frozenset()
+
+    def announce(self, interests: frozenset[Interest], offers: frozenset[str]) -> None:
+        found = {each.topics for each in interests}
+        if not self.announced or found != self.announced[-1]:
+            self.announced.append(found)
+            self.joint.log.append(("announce", ",".join(sorted(found))))
+
+    def want(self, *topics: str) -> Promise[None]:
+        self.topics = set(topics)
+        promise = self.own.request()
+        self.calls.run()
+        return promise
+
+    def confirm(self, count: int = 1) -> None:
+        for _ in range(count):
+            on_loop(self.joint.added.pop(0)[1].resolve, None)
+        self.calls.run()
+
+
+@pytest.fixture
+def member() -> Member:
+    return Member()
+
+
+def test_an_interest_is_announced_after_the_broker_confirmed_its_subscription(member: Member) -> None:
+    promise = member.want("a")
+    assert member.announced == [set()]
+    assert not promise.done()
+    member.confirm()
+    assert member.announced[-1] == {"a"}
+    assert promise.result(1) is None
+
+
+def test_an_interest_is_withdrawn_before_its_subscription_ends(member: Member) -> None:
+    member.want("a")
+    member.confirm()
+    member.want()
+    assert member.joint.log[-2:] == [("announce", ""), ("remove", "topics/a")]
+
+
+def test_a_thousand_changes_become_few_announcements(member: Member) -> None:
+    promises = [member.own.request() for _ in range(1_000)]
+    member.topics = {f"t{n}" for n in range(1_000)}
+    member.calls.run()
+    for _ in range(1000 // 50):
+        member.confirm(50)  # as the broker confirms them
+    assert all(each.done() for each in promises)
+    assert len(member.announced[-1]) == 1_000
+    assert len(member.announced) <= 21
+
+
+def test_a_subscription_that_was_ended_and_begun_again_counts_from_its_second_confirmation(member: Member) -> None:
+    member.want("a")
+    member.want()
+    member.want("a")
+    member.confirm()
+    assert member.announced == [set()]
+    member.confirm()
+    assert member.announced[-1] == {"a"}
+
+
+def test_a_request_does_not_wait_for_what_is_no_longer_wanted(member: Member) -> None:
+    first = member.want("a", "b")
+    member.want("b")
+    member.joint.added.sort(key=lambda each: each[0])
+    del member.joint.added[0]  # the answer for `a` never comes
+    member.confirm()
+    assert first.result(1) is None
+
+
+def test_a_refused_subscription_is_logged_and_fails_its_request_and_no_later_one(
+    member: Member, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = member.want("a")
+    on_loop(member.joint.added.pop(0)[1].reject, REFUSED)
+    member.calls.run()
+    assert first.exception(1) is REFUSED
+    assert logged(caplog, "the admin 'x'", "'topics/a' do not arrive", "not authorised")
+    second = member.want("a", "b")
+    member.confirm()
+    assert second.result(1) is None
+    assert member.announced[-1] == {"b"}
+
+
+def test_a_topic_that_the_transport_cannot_carry_keeps_no_other_from_it(
+    member: Member, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = member.want("invalid", "a", "b")
+    assert isinstance(first.exception(1), InvalidChannelError)
+    member.confirm(2)
+    assert member.announced[-1] == {"a", "b"}
+    assert logged(caplog, "topics/invalid", "255 bytes")
+
+
+def test_an_interest_whose_subscription_the_broker_ends_is_withdrawn_and_tried_again_after_a_reconnect(
+    member: Member,
+) -> None:
+    member.want("a", "b")
+    member.confirm(2)
+    member.own.failed("topics/a", REFUSED)
+    member.calls.run()
+    assert member.announced[-1] == {"b"}
+    member.own.retry()
+    member.confirm()
+    assert member.announced[-1] == {"a", "b"}
+
+
+def test_a_service_that_fails_fails_the_request_and_not_the_next_one(member: Member) -> None:
+    member.topics = RuntimeError("boom")
+    promise = member.own.request()
+    with pytest.raises(RuntimeError):
+        member.calls.run()
+    settle_loop()
+    assert "RuntimeError" in str(promise.exception(1))
+    second = member.want("a")
+    member.confirm()
+    assert second.result(1) is None
+
+
+def test_closing_settles_every_request(member: Member) -> None:
+    waiting = member.want("a")
+    posted = member.own.request()
+    error = ClosedError("closed")
+    member.own.close(error)
+    assert [each.exception(1) for each in (waiting, posted, member.own.request())] == [error] * 3
