@@ -1,0 +1,70 @@
+"""Distributed Eventing (RFC 214): events between processes, over any messaging instance.
+
+==================  ================================================================================================
+``admin``           DistributedEventAdmin: publish events, sessions, subscriptions, private topics
+``events``          DistributableEvent and PushEvent; ``constants`` has the names of service properties
+``whiteboard``      the interfaces of consumers and sources
+``session``         EventPublisherSession: events with an end, and with replies
+``subscription``    EventSubscription: the payloads of a topic as an Observable
+``qos``             qualities of service
+``consumers``       consumers: ``registration`` makes them, ``terms`` reads their properties, ``objects`` has their
+                    objects, each with one of the ``queues``
+``sources``         whiteboard sources, opened while they have consumers
+``publishing``      the way of an event from its sender; ``dispatched`` is the event on its way
+``network``         the side that faces the other processes; ``policies`` decide what may come in and go out
+``views``           snapshots, and the list of topics
+==================  ================================================================================================
+"""
+
+from messaging.distributedeventing.admin import DistributedEventAdmin
+from messaging.distributedeventing.constants import DistributedEventConstants
+from messaging.distributedeventing.events import (
+    ABORT,
+    CONTINUE,
+    ConsumerLifecycle,
+    DistributableEvent,
+    PushEvent,
+)
+from messaging.distributedeventing.qos import (
+    AT_LEAST_ONCE,
+    AT_MOST_ONCE,
+    EXACTLY_ONCE,
+    IN_ORDER,
+    OUT_OF_ORDER,
+    PERSISTENT,
+    TRANSIENT,
+)
+from messaging.distributedeventing.session import EventPublisherSession
+from messaging.distributedeventing.subscription import EventSubscription
+from messaging.distributedeventing.views import DistributedEventAdminDTO, TopicDTO
+from messaging.distributedeventing.whiteboard import DistributableEventConsumer, PushEventConsumer, PushEventSource
+from messaging.eventnetwork import EventNetwork, EventSigning, MemberDTO, NodeDTO, SigningKey
+
+__all__ = [
+    "ABORT",
+    "AT_LEAST_ONCE",
+    "AT_MOST_ONCE",
+    "CONTINUE",
+    "EXACTLY_ONCE",
+    "IN_ORDER",
+    "OUT_OF_ORDER",
+    "PERSISTENT",
+    "TRANSIENT",
+    "ConsumerLifecycle",
+    "DistributableEvent",
+    "DistributableEventConsumer",
+    "DistributedEventAdmin",
+    "DistributedEventAdminDTO",
+    "DistributedEventConstants",
+    "EventNetwork",
+    "EventPublisherSession",
+    "EventSigning",
+    "EventSubscription",
+    "MemberDTO",
+    "NodeDTO",
+    "PushEvent",
+    "PushEventConsumer",
+    "PushEventSource",
+    "SigningKey",
+    "TopicDTO",
+]

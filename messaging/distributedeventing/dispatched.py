@@ -1,0 +1,99 @@
+"""An event on its way to the consumers of this process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from messaging.distributedeventing.events import DistributableEvent, PushEvent
+from messaging.errors import InvalidEventError
+from messaging.eventdata import as_data
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from uuid import UUID
+
+    from messaging.distributedeventing.events import EventKind
+    from messaging.eventdata import Converter
+
+#: identifies a session: the member and the session there; ``None`` is the default session of all senders (5.2.3)
+SessionKey = tuple[str, str] | None
+
+_MISSING: Any = object()
+
+
+class DispatchedEvent:
+    """One event, shared by its consumers. Thread safe: conversions are computed at most once for each consumer thread.
+
+    Attributes:
+        topic, kind, data, failure: see ``PushEvent``.
+        session: the session that it belongs to.
+        bundle, framework, reply_to, correlation_id: see ``DistributableEvent``.
+    """
+
+    __slots__ = (
+        "_converted", "_map", "bundle", "correlation_id", "data", "failure", "framework", "kind", "reply_to",
+        "session", "topic",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        topic: str,
+        kind: EventKind,
+        data: Any,
+        *,
+        session: SessionKey = None,
+        bundle: int | None = None,
+        framework: UUID | None = None,
+        reply_to: str | None = None,
+        correlation_id: str | None = None,
+        failure: Exception | None = None,
+    ) -> None:
+        self.topic = topic
+        self.kind = kind
+        self.data = data
+        self.session = session
+        self.bundle = bundle
+        self.framework = framework
+        self.reply_to = reply_to
+        self.correlation_id = correlation_id
+        self.failure = failure
+        self._map: Any = _MISSING
+        self._converted: dict[Converter, Any] = {}
+
+    def as_map(self) -> Any:
+        """Return the payload with maps in place of objects; see ``as_data`` for errors."""
+        if self._map is _MISSING:
+            self._map = as_data(self.data)
+        return self._map
+
+    def converted(self, convert: Converter | None) -> Any:
+        """Return the payload as a consumer wants it: ``convert(data)``, or as it is without ``convert``.
+
+        Raises:
+            ConversionError, InvalidEventError: the payload cannot be converted.
+        """
+        if convert is None:
+            return self.data
+        known = self._converted.get(convert, _MISSING)
+        if known is _MISSING:
+            known = self._converted[convert] = convert(self.data)
+        return known
+
+    def push_event(self, convert: Converter | None, is_whole: bool) -> PushEvent[Any]:
+        """Return what a consumer is called with; raise as :meth:`converted`."""
+        if self.kind != "data":
+            return PushEvent(self.kind, None, self.failure)
+        data = self.converted(convert)
+        return PushEvent("data", self.whole(data) if is_whole else data)
+
+    def whole(self, data: Any) -> DistributableEvent[Any]:
+        """Return the event with its sender."""
+        return DistributableEvent(self.topic, self.bundle, self.framework, self.reply_to, self.correlation_id, data)
+
+    def matches(self, accepts: Callable[[dict[str, Any]], bool]) -> bool:
+        """Return whether the payload has named fields, and these pass a filter."""
+        try:
+            found = self.as_map()
+        except InvalidEventError:
+            return False
+        return isinstance(found, dict) and accepts(found)

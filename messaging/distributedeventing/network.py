@@ -1,0 +1,158 @@
+"""The side of an admin that faces its network: what it wants, what arrives, and the sessions of other members."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from messaging.dispatch import DISTRIBUTED_EVENTS
+from messaging.distributedeventing.dispatched import DispatchedEvent
+from messaging.errors import EventSessionLostError, RemoteEventError
+from messaging.eventnetwork import DISPATCH, Arrival, Interest, NodeService, Notification, SeenEvents, framework_of
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from messaging.dispatch import Dispatcher
+    from messaging.distributedeventing.consumers import EventConsumer
+    from messaging.distributedeventing.events import EventKind
+    from messaging.distributedeventing.policies import NetworkPolicy
+    from messaging.distributedeventing.publishing import Route
+    from messaging.distributedeventing.queues import ConsumerQueue
+
+logger = SafeLog(__name__)
+
+#: open sessions of other members that are known; the oldest are forgotten first
+_MAX_SESSIONS: Final = 10_000
+_KINDS: Final[dict[str, EventKind]] = {"data": "data", "close": "close", "error": "error"}
+#: deadline for the consumers of this process, after which the sender is no longer waited for, seconds
+_NOTIFIED_WITHIN: Final = 3_600.0
+
+
+class AdminNetwork(NodeService):
+    """Connects an admin to a node. Its methods run on worker threads; see ``NodeService``.
+
+    Args:
+        title: of the admin, for the log.
+        dispatcher: finds the consumers of this process.
+        offered: returns the topics to list.
+        inbound: decides which senders of other processes may publish here.
+        on_interest: called when other members want other events.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        dispatcher: Dispatcher[EventConsumer, Route],
+        offered: Callable[[], frozenset[str]],
+        inbound: NetworkPolicy,
+        on_interest: Callable[[], object],
+    ) -> None:
+        self._title = title
+        self._dispatcher = dispatcher
+        self._offered = offered
+        self._inbound = inbound
+        self._on_interest = on_interest
+        self._seen = SeenEvents()
+        #: queues with events of the present batch, and their number; used by the intake thread
+        self._later: dict[ConsumerQueue, int] = {}
+        self._lock = threading.Lock()  # guards the following
+        #: open sessions of other members, with their topics
+        self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()
+
+    def wanted(self) -> tuple[frozenset[Interest], frozenset[str]]:
+        """Return the interests of all consumers, and the topics to list."""
+        found = {
+            interest
+            for _, consumer in self._dispatcher.handlers()
+            if consumer.blocked is None
+            for interest in _interests_of(consumer)
+        }
+        return frozenset(found), self._offered()
+
+    def interest_changed(self) -> None:
+        """See ``NodeService``."""
+        self._on_interest()
+
+    def receive(self, arrival: Arrival) -> None:
+        """Deliver an event of another member to the consumers of this process."""
+        wire, event_id = arrival.event, arrival.id
+        topic = wire.topic
+        self._inbound.check(wire.principal, topic)  # before its id is noted: it must not displace a permitted event
+        if wire.reply_to is not None:  # a consumer must not fail on what a foreign sender wrote
+            DISTRIBUTED_EVENTS.check_topic(wire.reply_to)
+        if event_id is not None and not self._seen.is_new(event_id):
+            return  # it came before, or by another way
+        # sessions of this process have the sender "", which no other may end
+        session = None if wire.session is None else (wire.sender or "?", wire.session)
+        failure = None
+        if wire.kind == "error":
+            told = wire.error
+            failure = RemoteEventError("" if told is None else told.message, "Error" if told is None else told.type)
+        event = DispatchedEvent(
+            topic,
+            _KINDS[wire.kind],
+            wire.value() if wire.kind == "data" else None,
+            session=session,
+            bundle=wire.bundle,
+            framework=None if wire.origin is None else framework_of(wire.origin),
+            reply_to=wire.reply_to,
+            correlation_id=wire.correlation_id,
+            failure=failure,
+        )
+        if session is not None:
+            self._note(session, event)
+        notification = self._confirming(arrival, topic)
+        dispatcher = self._dispatcher
+        route = dispatcher.routes.get(topic)
+        for consumer in dispatcher.route(topic) if route is None else route:
+            consumer.offer(event, notification, self._later)
+        if notification is not None:
+            notification.release(DISPATCH)
+
+    def batch_received(self) -> None:
+        """See ``NodeService``: have the events of a batch delivered."""
+        later = self._later
+        if later:
+            self._later = {}
+            for queue, events in later.items():
+                queue.deliver(events)
+
+    @staticmethod
+    def _confirming(arrival: Arrival, topic: str) -> Notification | None:
+        """Return the notification of the consumers here, which confirms the event to its sender."""
+        confirm = arrival.notified
+        if confirm is None:
+            return None
+        notification = Notification(f"an event on {topic!r}", _NOTIFIED_WITHIN)
+        notification.promise.listen(confirm)
+        return notification
+
+    # --- sessions of other members
+
+    def _note(self, session: tuple[str, str], event: DispatchedEvent) -> None:
+        with self._lock:
+            if event.kind != "data":
+                self._sessions.pop(session, None)
+            else:
+                self._sessions[session] = event.topic
+                if len(self._sessions) > _MAX_SESSIONS:
+                    self._sessions.popitem(last=False)
+
+    def member_lost(self, member: str) -> None:
+        """End the sessions of a member that is gone, with an error event (5.1.2)."""
+        with self._lock:
+            gone = {session: topic for session, topic in self._sessions.items() if session[0] == member}
+            for session in gone:
+                del self._sessions[session]
+        for session, topic in gone.items():
+            error = EventSessionLostError(f"the process that sent the session on {topic!r} is gone")
+            for consumer in self._dispatcher.route(topic):
+                consumer.offer(DispatchedEvent(topic, "error", None, session=session, failure=error))
+
+
+def _interests_of(consumer: EventConsumer) -> list[Interest]:
+    terms = consumer.terms
+    text = None if terms.filter is None else str(terms.filter)
+    return [Interest(each.text, text, terms.is_hidden) for each in consumer.topics]

@@ -1,0 +1,277 @@
+"""The way of an event from a sender: to the consumers of this process, and to those of others that want it.
+
+**Threads.** Everything runs on the publishing thread: consumers are found, their filters applied, the event is queued
+for each, encoded and put into the outbox of the instance. A full outbox makes plain threads wait, up to the deadline of
+a message; threads that run an event loop get ``OutboxFullError``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.dispatch import TopicPermission
+from messaging.distributedeventing.dispatched import DispatchedEvent
+from messaging.distributedeventing.events import DistributableEvent, PushEvent
+from messaging.errors import (
+    ArgumentError,
+    InvalidEventError,
+    MessagingError,
+    NullEventError,
+    PermissionDeniedError,
+    check_instance,
+)
+from messaging.eventdata import WireError, WireEvent, to_portable
+from messaging.eventnetwork import DISPATCH, Notification, framework_uuid
+from messaging.execution import Promise, seconds
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from messaging.dispatch import Dispatcher, Lifecycle, Principal
+    from messaging.distributedeventing.consumers import EventConsumer
+    from messaging.distributedeventing.policies import NetworkPolicy
+    from messaging.distributedeventing.qos import DeliveryQos, QosReader
+    from messaging.eventnetwork import EventNode
+
+logger = SafeLog(__name__)
+
+#: the route of a topic: its consumers, the preferred first
+Route = tuple["EventConsumer", ...]
+
+_MICROSECONDS: Final = 1_000_000
+#: this process, as the origin of events
+_OWN: Final = framework_uuid()
+_FRAMEWORK: Final = str(_OWN)
+
+
+class Publishing:
+    """Publishes the events of one admin. Thread safe.
+
+    Args:
+        lifecycle: of the admin.
+        dispatcher: finds its consumers.
+        qos: reads qualities of service.
+        bundle: the number that stands for the originating bundle.
+        timeout: default deadline of notifications, seconds.
+        on_published: called with the topic of each event that is published.
+        outbound: decides which events go out to other processes.
+    """
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        dispatcher: Dispatcher[EventConsumer, Route],
+        qos: QosReader,
+        bundle: int,
+        timeout: float,
+        on_published: Callable[[str], object],
+        outbound: NetworkPolicy,
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._dispatcher = dispatcher
+        self._qos = qos
+        self._bundle = bundle
+        self._timeout = timeout
+        self._on_published = on_published
+        self._outbound = outbound
+        #: the member of the network; ``None`` for an admin of this process only
+        self.node: EventNode | None = None
+
+    def has_consumer(self, topic: str) -> bool:
+        """Return whether a consumer of ``topic`` is known, here or in another process."""
+        route = self._dispatcher.routes.get(topic)
+        if route is None:
+            route = self._dispatcher.route(topic)
+        return bool(route) or (self.node is not None and self.node.sender.has_consumer(topic))
+
+    def notification(self, topic: str, timeout: float | None) -> Notification:
+        """Return the notification of an event that is about to be published."""
+        limit = self._timeout if timeout is None else seconds(timeout)
+        return Notification(f"publishing to {topic!r} with notification", limit)
+
+    # --- events
+
+    def publish(
+        self,
+        topic: str,
+        payload: Any,
+        correlation_id: str | None,
+        qos: Any,
+        notification: Notification | None = None,
+        *,
+        session: str | None = None,
+        reply_to: str | None = None,
+        principal: Principal = None,
+    ) -> None:
+        """Publish a payload with this process as its sender."""
+        if isinstance(payload, PushEvent):
+            if payload.is_terminal:
+                raise ArgumentError(
+                    f"a {payload.kind} event ends a session: publish data here, and end a session with close() or "
+                    "error() (RFC 214 5.1.1)"
+                )
+            payload = payload.value
+        if payload is None:
+            raise NullEventError("the payload is None")
+        if correlation_id is not None:
+            check_instance("correlation_id", correlation_id, str)
+        event = DispatchedEvent(
+            topic,
+            "data",
+            payload,
+            session=None if session is None else ("", session),
+            bundle=self._bundle,
+            framework=_OWN,
+            reply_to=reply_to,
+            correlation_id=correlation_id,
+        )
+        self._publish(event, self._qos.read(qos), notification, principal)
+
+    def publish_whole(
+        self,
+        given: DistributableEvent[Any],
+        qos: Any,
+        notification: Notification | None = None,
+        *,
+        session: str | None = None,
+        reply_to: str | None = None,
+        principal: Principal = None,
+    ) -> None:
+        """Publish an event that the caller prepared: topic, sender and data as given."""
+        check_instance("event", given, DistributableEvent)
+        if given.data is None:
+            raise NullEventError("the payload is None")
+        event = DispatchedEvent(
+            given.topic,
+            "data",
+            given.data,
+            session=None if session is None else ("", session),
+            bundle=given.originating_bundle,
+            framework=given.originating_framework,
+            reply_to=reply_to if given.reply_to is None else given.reply_to,
+            correlation_id=given.correlation_id,
+        )
+        self._publish(event, self._qos.read(qos), notification, principal)
+
+    def publish_end(
+        self,
+        topic: str,
+        session: str,
+        end: PushEvent[Any],
+        notification: Notification | None = None,
+        *,
+        principal: Principal = None,
+    ) -> None:
+        """Publish the end of a session."""
+        event = DispatchedEvent(
+            topic,
+            end.kind,
+            None,
+            session=("", session),
+            bundle=self._bundle,
+            framework=_OWN,
+            failure=end.failure,
+        )
+        self._publish(event, self._qos.read(None), notification, principal, is_end=True)
+
+    def _publish(
+        self,
+        event: DispatchedEvent,
+        qos: DeliveryQos,
+        notification: Notification | None,
+        principal: Principal,
+        *,
+        is_end: bool = False,
+    ) -> None:
+        topic = event.topic
+        dispatcher, lifecycle = self._dispatcher, self._lifecycle
+        route = dispatcher.routes.get(topic) if topic.__class__ is str else None
+        if route is None:
+            route = dispatcher.route(topic)
+        if not is_end and (principal is not None or dispatcher.policy is not None):
+            dispatcher.check(principal, TopicPermission.PUBLISH, topic)
+        thread = get_ident()
+        publishing = lifecycle.publishing
+        is_outer = thread not in publishing  # user code that publishing calls may publish, too
+        publishing.add(thread)
+        try:
+            if (
+                not lifecycle.is_open and not is_end
+            ):  # checked after add(): from there on, close() waits for this thread
+                lifecycle.refuse_closed()
+            for consumer in route:
+                consumer.offer(event, notification)
+            self._on_published(topic)
+            node = self.node
+            if node is not None and (qos.is_persistent or node.sender.may_send(topic)):
+                self._send(node, event, qos, notification, principal)
+        finally:
+            if is_outer:
+                publishing.discard(thread)
+        if notification is not None:
+            notification.release(DISPATCH)
+            if not notification.promise.done():  # the node watches only notifications of events that were sent
+                notification.watch()
+
+    def _send(
+        self,
+        node: EventNode,
+        event: DispatchedEvent,
+        qos: DeliveryQos,
+        notification: Notification | None,
+        principal: Principal,
+    ) -> None:
+        """Send an event to other processes. Consumers of this one have it already: a failure is no exception."""
+        try:
+            refusal = self._outbound.refusal(principal, event.topic)
+            if refusal is not None:
+                raise refusal
+            sent = node.sender.send(
+                wire_event(event, principal),
+                event.as_map,
+                qos=qos.message_qos,
+                is_stored=qos.is_persistent,
+                notification=notification,
+            )
+        except MessagingError as error:
+            if isinstance(error, PermissionDeniedError):
+                self._outbound.withhold(principal, event.topic, error)
+            if notification is not None:
+                notification.fail(error)
+                return
+            if isinstance(error, PermissionDeniedError):
+                return
+            if not isinstance(error, InvalidEventError):
+                raise
+            logger.error("an event on %r is not sent to other processes: %s", event.topic, error)
+            return
+        if sent is not None and notification is not None:
+            sent.listen(lambda: _check_sent(sent, notification))
+
+
+def _check_sent(sent: Promise[None], notification: Notification) -> None:
+    error = sent.exception()
+    if error is not None:
+        notification.fail(error)
+
+
+def wire_event(event: DispatchedEvent, principal: Principal = None) -> WireEvent:
+    """Return an event as it is sent; the node adds its own number."""
+    found = WireEvent(event.topic, to_portable(event.data) if event.kind == "data" else None)
+    found.time = int(time.time() * _MICROSECONDS)
+    if event.kind != "data":
+        found.kind = event.kind
+        failure = event.failure
+        if failure is not None:
+            found.error = WireError(type(failure).__name__, str(failure))
+    if event.session is not None:
+        found.session = event.session[1]
+    framework = event.framework
+    found.origin = _FRAMEWORK if framework is _OWN else None if framework is None else str(framework)
+    found.bundle = event.bundle
+    found.reply_to = event.reply_to
+    found.correlation_id = event.correlation_id
+    found.principal = principal
+    return found

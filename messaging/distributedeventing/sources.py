@@ -1,0 +1,235 @@
+"""Whiteboard event sources: opened while their topic has a consumer anywhere (RFC 214 5.2.4).
+
+**Threads.** Sources are fetched, opened and closed on a worker thread, on one at a time for each admin. They call the
+consumer on threads of their own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.dispatch import DISTRIBUTED_EVENTS
+from messaging.distributedeventing.constants import DistributedEventConstants as Names
+from messaging.distributedeventing.events import ABORT, CONTINUE, PushEvent
+from messaging.distributedeventing.terms import is_hidden
+from messaging.distributedeventing.whiteboard import PushEventConsumer, PushEventSource
+from messaging.errors import ArgumentError, ClosedError, MessagingError, check_instance
+from messaging.execution import Serial
+from messaging.services import ServiceEventKind, as_filter, interface_name
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from messaging.distributedeventing.session import EventPublisherSession
+    from messaging.services import ServiceEvent, ServiceReference, ServiceRegistry
+
+logger = SafeLog(__name__)
+
+SOURCE: Final = interface_name(PushEventSource)
+
+
+class _Channel(PushEventConsumer[Any]):
+    """What an opened source is given: it publishes its events in a session of their own."""
+
+    def __init__(
+        self,
+        session: EventPublisherSession[Any],
+        ended: Callable[[], object],
+        has_consumer: Callable[[], bool],
+    ) -> None:
+        self._session = session
+        self._ended = ended
+        self._has_consumer = has_consumer
+
+    def accept(self, event: PushEvent[Any]) -> int:
+        """Publish an event of the source. From any thread.
+
+        Raises:
+            ArgumentError: ``event`` is no ``PushEvent``.
+        """
+        check_instance("event", event, PushEvent)
+        if not self._has_consumer():
+            return ABORT
+        try:
+            if event.kind == "data":
+                self._session.publish_event(event.value)
+                return CONTINUE
+            if event.failure is not None:
+                self._session.error(event.failure)
+            else:
+                self._session.close()
+        except ClosedError:
+            return ABORT
+        self._ended()
+        return ABORT
+
+
+class _Source:
+    """A registered source. Used by one thread at a time."""
+
+    def __init__(self, reference: ServiceReference, topic: str, is_hidden: bool) -> None:
+        self.reference = reference
+        self.topic = topic
+        self.is_hidden = is_hidden
+        self.is_registered = True
+        #: the session of the opened source, and what its ``open`` returned
+        self.session: EventPublisherSession[Any] | None = None
+        self.handle: Any = None
+        #: whether the source ended its session itself: it is opened again after a time without consumers
+        self.has_ended = False
+
+
+class EventSources:
+    """The sources of one admin. Thread safe.
+
+    Args:
+        title: of the admin, for the log.
+        services: the registry that has them.
+        announced: properties of the admin, by which sources select it.
+        has_consumer: returns whether a topic has a consumer anywhere.
+        create_session: makes the session of a topic.
+        changed: called when the topics of the sources change.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        services: ServiceRegistry,
+        announced: Mapping[str, Any],
+        *,
+        has_consumer: Callable[[str], bool],
+        create_session: Callable[[str], EventPublisherSession[Any]],
+        changed: Callable[[], object],
+    ) -> None:
+        self._title = title
+        self._services = services
+        self._announced = announced
+        self._has_consumer = has_consumer
+        self._create_session = create_session
+        self._changed = changed
+        self._sources: dict[ServiceReference, _Source] = {}
+        #: sources that are no longer registered, or have another topic now, and are still to be closed
+        self._retired: deque[_Source] = deque()
+        self._is_closed = False
+        self._is_due = False
+        self._serial = Serial(self._review_all, lambda: self._is_due)
+        self._watch: Any = None
+
+    def open(self) -> None:
+        """Serve the registered sources, and those registered from now on."""
+        self._watch = self._services.add_listener(self._event, SOURCE)
+        for reference in self._services.find(SOURCE):
+            self._add(reference)
+        self.review()
+
+    def topics(self) -> list[tuple[str, bool]]:
+        """Return the topics of the sources, each with whether it is hidden."""
+        return [(each.topic, each.is_hidden) for each in [*self._sources.values()]]
+
+    def close(self) -> None:
+        """Close all sources."""
+        self._is_closed = True
+        if self._watch is not None:
+            self._watch.remove()
+        self.review()
+
+    def review(self) -> None:
+        """Open and close sources as their topics have consumers. From any thread; does not wait."""
+        self._is_due = True
+        self._serial.wake()
+
+    # --- registrations
+
+    def _event(self, event: ServiceEvent) -> None:
+        if event.kind is ServiceEventKind.UNREGISTERING:
+            self._remove(event.reference)
+        elif event.kind is ServiceEventKind.REGISTERED:
+            self._add(event.reference)
+        else:
+            known = self._sources.get(event.reference)
+            if known is None or known.topic != event.reference.properties.get(Names.EVENT_TOPIC):
+                self._remove(event.reference)
+                self._add(event.reference)
+        self.review()
+        self._changed()
+
+    def _add(self, reference: ServiceReference) -> None:
+        properties = reference.properties
+        try:
+            target = as_filter(properties.get(Names.EVENT_TARGET))
+            if target is not None and not target.matches(self._announced):
+                return
+            topic = properties.get(Names.EVENT_TOPIC)
+            if topic is None:
+                raise ArgumentError(f"a source needs the property {Names.EVENT_TOPIC}: its topic")
+            source = _Source(reference, DISTRIBUTED_EVENTS.check_topic(topic), is_hidden(properties))
+        except MessagingError as error:
+            logger.error("%s: the source %r is ignored: %s", self._title, reference, error)
+            return
+        self._sources.setdefault(reference, source)
+
+    def _remove(self, reference: ServiceReference) -> None:
+        found = self._sources.pop(reference, None)
+        if found is not None:
+            found.is_registered = False
+            self._retired.append(found)
+
+    # --- on the worker thread
+
+    def _review_all(self) -> None:
+        self._is_due = False
+        for source in [*self._take_retired(), *self._sources.values()]:
+            try:
+                self._review(source)
+            except BaseException as error:  # a source may raise anything
+                logger.error(
+                    "%s: the source %r on %r failed", self._title, source.reference, source.topic, exc_info=error
+                )
+
+    def _take_retired(self) -> list[_Source]:
+        return [self._retired.popleft() for _ in range(len(self._retired))]
+
+    def _review(self, source: _Source) -> None:
+        is_served = source.is_registered and not self._is_closed
+        is_wanted = is_served and self._has_consumer(source.topic)
+        if not is_wanted:
+            source.has_ended = False
+            self._end(source)
+        elif source.has_ended:
+            self._end(source)
+        elif source.session is None:
+            self._start(source)
+
+    def _start(self, source: _Source) -> None:
+        service = self._services.get(source.reference)
+        if service is None:
+            return
+        session = source.session = self._create_session(source.topic)
+
+        def ended() -> None:
+            if source.session is session:
+                source.has_ended = True
+                self.review()
+
+        channel = _Channel(session, ended, lambda: self._has_consumer(source.topic))
+        try:
+            source.handle = getattr(service, "open", service)(channel)
+        except BaseException as error:
+            source.has_ended = True  # not opened again at once
+            source.session = None
+            session.error(error if isinstance(error, Exception) else RuntimeError(type(error).__name__))
+            raise
+
+    @staticmethod
+    def _end(source: _Source) -> None:
+        session, source.session = source.session, None
+        handle, source.handle = source.handle, None
+        try:
+            close = getattr(handle, "close", None)
+            if callable(close):
+                close()
+        finally:
+            if session is not None:
+                session.close()

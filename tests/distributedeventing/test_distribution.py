@@ -1,0 +1,206 @@
+"""Distribution and qualities of service (RFC 214 5.3). Numbers are those of the scenarios."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import messaging
+from messaging.dispatch import DISTRIBUTED_EVENTS, TopicPermission, TopicPolicy
+from messaging.distributedeventing import (
+    AT_LEAST_ONCE,
+    AT_MOST_ONCE,
+    EXACTLY_ONCE,
+    IN_ORDER,
+    OUT_OF_ORDER,
+    PERSISTENT,
+    TRANSIENT,
+    DistributedEventAdmin,
+)
+from messaging.errors import ArgumentError, MessagingError, UnsupportedFeatureError
+from messaging.services import ServiceRegistry
+from tests.distributedeventing.conftest import (
+    PATIENCE,
+    Admins,
+    Nodes,
+    Pair,
+    announce,
+    connect,
+    eventually,
+    flush,
+    logged,
+    record,
+)
+from tests.threads import in_threads
+
+
+def test_49_events_reach_exact_and_wildcard_consumers_of_the_other(pair: Pair) -> None:
+    recorders = [record(pair.other, topics) for topics in ("a/b", "a/*", "a**", "**")]
+    pair.announce()
+    pair.one.publish_event("a/b", 1)
+    for recorder in recorders:
+        eventually(lambda recorder=recorder: recorder.values == [1])  # type: ignore[misc]
+
+
+def test_50_an_own_event_is_consumed_once(pair: Pair) -> None:
+    here, there = record(pair.one, "**"), record(pair.other, "**")
+    pair.announce()
+    for number in range(20):
+        pair.one.publish_event("a", number)
+    pair.one.publish_event_with_notification("a", 20).result(PATIENCE)
+    eventually(lambda: there.values == list(range(21)))
+    assert here.values == list(range(21))
+
+
+def test_51_56_the_qualities_of_service_are_advertised(admins: Admins) -> None:
+    admin = admins(proprietary_qos=["FAST"])
+    (reference,) = admin.services.find(DistributedEventAdmin)
+    assert reference.properties["event.delivery.qos"] == list(admin.qos)
+    assert set(admin.qos) == {*(TRANSIENT, AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE, IN_ORDER, OUT_OF_ORDER, "FAST")}
+    admin.publish_event("a", 1, qos="FAST")
+    assert admin.services.find(DistributedEventAdmin, "(event.delivery.qos=FAST)") == [reference]
+
+
+@pytest.mark.parametrize("qos", [IN_ORDER, OUT_OF_ORDER])
+def test_52_events_of_each_thread_arrive_in_order(pair: Pair, qos: str) -> None:
+    recorder = record(pair.other, "**")
+    pair.announce()
+    in_threads(3, lambda thread: [pair.one.publish_event(f"t{n % 3}", [thread, n], qos=qos) for n in range(50)])
+    eventually(lambda: len(recorder.values) == 150)
+    for thread in range(3):
+        found = [n for one, n in recorder.values if one == thread]
+        assert sorted(found) == list(range(50))
+        assert qos == OUT_OF_ORDER or found == list(range(50))
+
+
+@pytest.mark.parametrize("qos", [AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE])
+def test_53_a_message_that_is_sent_again_is_consumed_once(
+    nodes: Nodes, transport: str, qos: str, request: pytest.FixtureRequest
+) -> None:
+    one, other = nodes(transport), nodes(transport)
+    recorder = record(other, "a")
+    announce(one, other)
+    assert other.node is not None
+    again = json.dumps({"event": 1, "data": 7, "id": "the same"}).encode()
+    with connect(transport, request) as m:
+        for _ in range(3):
+            m.publish(other.node.names.of("a"), again).result(PATIENCE)
+    one.publish_event("a", 8, qos=qos)
+    eventually(lambda: 8 in recorder.values)
+    assert sorted(recorder.values) == [7, 8]
+
+
+def test_54_a_persistent_event_is_sent_after_a_restart(tmp_path: Path, nodes: Nodes, mosquitto: Any) -> None:
+    from messaging.testing.proxy import Proxy
+
+    path = f"{tmp_path}/outbox"
+    other = nodes("mqtt5")
+    recorder = record(other, "a")
+    other.announced().result(PATIENCE)
+    assert other.node is not None
+    name = other.node.names.prefix
+    from messaging.distributedeventing import EventNetwork
+
+    with Proxy(mosquitto.host, mosquitto.port) as proxy:
+        url = f"mqtt://127.0.0.1:{proxy.port}"
+        with (
+            messaging.connect(url, version="5", outbox_path=path) as m,
+            DistributedEventAdmin(ServiceRegistry(), m, network=EventNetwork(prefix=name)) as one,
+        ):
+            one.ready.result(PATIENCE)
+            proxy.refuse()
+            one.publish_event("a", 1, qos=PERSISTENT)
+            one.close(0)
+            m.close(0)
+        proxy.accept()
+        with messaging.connect(url, version="5", outbox_path=path):
+            eventually(lambda: recorder.values == [1])
+
+
+def test_55_a_quality_of_service_that_is_not_kept_is_refused(admins: Admins) -> None:
+    admin = admins()
+    with pytest.raises(UnsupportedFeatureError, match=PERSISTENT):
+        admin.publish_event("a", 1, qos=PERSISTENT)
+    with pytest.raises(UnsupportedFeatureError):
+        admins(qos=PERSISTENT)
+    with pytest.raises(ArgumentError, match="exclude"):
+        admin.publish_event("a", 1, qos=[IN_ORDER, OUT_OF_ORDER])
+
+
+def test_57_a_plain_program_is_read_and_reads(pair: Pair, transport: str, request: pytest.FixtureRequest) -> None:
+    recorder = record(pair.other, "a", is_whole=True)
+    record(pair.other, "b")
+    pair.announce()
+    assert pair.one.node is not None
+    names = pair.one.node.names
+    with connect(transport, request) as m, m.subscribe(names.of("b")) as stream:
+        stream.ready.result(PATIENCE)
+        m.publish(names.of("a"), b'{"event": 1, "data": {"id": 3}}').result(PATIENCE)
+        eventually(lambda: len(recorder.values) == 1)
+        pair.one.publish_event("b", {"id": 4})
+        found = json.loads(stream.receive(PATIENCE).payload)
+    assert recorder.values[0].data == {"id": 3}
+    assert recorder.values[0].originating_framework is None
+    assert (found["event"], found["topic"], found["data"]) == (1, "b", {"id": 4})
+
+
+def test_58_a_payload_that_cannot_be_serialised_reaches_local_consumers(
+    pair: Pair, checked: pytest.LogCaptureFixture
+) -> None:
+    here, there = record(pair.one, "a"), record(pair.other, "a")
+    pair.announce()
+    payload = object()
+    pair.one.publish_event("a", payload)
+    assert logged(checked, "is not sent to other processes")
+    with pytest.raises(MessagingError):
+        pair.one.publish_event_with_notification("a", payload).result(PATIENCE)
+    flush(pair.one)
+    assert here.values == [payload, payload]
+    assert there.values == []
+
+
+# --- beyond the scenarios
+
+
+def test_an_invalid_reply_topic_of_a_plain_program_discards_no_consumer(
+    nodes: Nodes, checked: pytest.LogCaptureFixture, request: pytest.FixtureRequest
+) -> None:
+    node = nodes("memory")
+    recorder = record(node, "a", is_whole=True)
+    node.announced().result(PATIENCE)
+    assert node.node is not None
+    with connect("memory", request) as m:
+        m.publish(node.node.names.of("a"), b'{"event": 1, "data": 1, "reply": "no topic"}').result(PATIENCE)
+        m.publish(node.node.names.of("a"), b'{"event": 1, "data": 2}').result(PATIENCE)
+    eventually(lambda: [each.data for each in recorder.values] == [2])
+    assert logged(checked, "no topic")
+
+
+def test_events_of_other_processes_need_permission(nodes: Nodes) -> None:
+    policy = TopicPolicy({"shop": [TopicPermission("a", "publish", DISTRIBUTED_EVENTS)]}, DISTRIBUTED_EVENTS)
+    one, other = nodes("memory"), nodes("memory", inbound=policy)
+    recorder = record(other, "**")
+    announce(one, other)
+    for topic, principal in (("a", None), ("b", "shop"), ("a", "shop")):
+        one.publish_event(topic, principal or "none", principal=principal)
+    eventually(lambda: recorder.values == ["shop"])
+    with pytest.raises(ArgumentError):
+        DistributedEventAdmin(ServiceRegistry(), inbound=TopicPolicy())
+
+
+@pytest.mark.parametrize("as_cbor", [True, False])
+def test_values_survive_both_encodings(nodes: Nodes, as_cbor: bool) -> None:
+    one, other = nodes("memory", network={"as_cbor": as_cbor}), nodes("memory")
+    recorder = record(other, "a")
+    announce(one, other)
+    one.publish_event("a", {"bytes": b"\x00\xff", "list": [1, 2.5, None, "ä"]})
+    eventually(lambda: recorder.values == [{"bytes": b"\x00\xff", "list": [1, 2.5, None, "ä"]}])
+
+
+def test_a_member_that_closes_is_forgotten_at_once(pair: Pair) -> None:
+    pair.announce()
+    pair.other.close()
+    eventually(lambda: pair.one.members() == ())
