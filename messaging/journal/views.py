@@ -10,7 +10,7 @@ from messaging.journal.quarantine import DamagedRange, Quarantine
 from messaging.journal.reader import RecordReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from messaging.journal.folders import LocalFolder
@@ -69,6 +69,11 @@ class JournalView:
         """The offset after the newest record."""
         return self._log.end
 
+    @property
+    def size(self) -> int:
+        """The bytes of all segments."""
+        return sum(segment.size for segment in self._log.segments)
+
     def refresh(self) -> None:
         """Notice what another process has written since. Raises ``JournalError``."""
         with journal_errors(self.folder, "cannot read", JournalUnreadableError):
@@ -90,6 +95,44 @@ class JournalView:
                 JournalRangeError, f"offset {at} is asked for, and {self.begin} to {self.end} are there"
             )
         return self._read(RecordReader(self._log, at), until)
+
+    def seek(self, is_before: Callable[[Record], bool]) -> int:
+        """Return an offset from which on :meth:`read` yields the first record that ``is_before`` is false for.
+
+        It is the start of a segment: some records before that one may follow it, which the caller skips. Reads one
+        record of some of the segments.
+
+        Args:
+            is_before: false for one record and all after it; true for all before it.
+
+        Raises:
+            JournalError: a file cannot be read.
+        """
+        segments = self._log.segments
+        low, high = 0, len(segments)  # the segments before `low` begin before the place, those from `high` on do not
+        while low < high:
+            middle = (low + high) // 2
+            with journal_errors(self.folder, "cannot read", JournalUnreadableError):
+                first = RecordReader(self._log, segments[middle].first).take(1)
+            if first and is_before(first[0]):
+                low = middle + 1
+            else:
+                high = middle
+        return max(self.begin, segments[low - 1].first) if low else self.begin
+
+    def tail(self, most_bytes: int) -> int:
+        """Return the offset of the first of the last whole segments that have at most ``most_bytes`` together.
+
+        The last segment counts whatever its size.
+        """
+        segments = self._log.segments
+        left, at = most_bytes, self.end
+        for segment in reversed(segments):
+            left -= segment.size
+            if left < 0 and at != self.end:
+                break
+            at = segment.first
+        return max(at, self.begin)
 
     def _read(self, reader: RecordReader, until: int) -> Iterator[Record]:
         while reader.offset < until:
@@ -129,7 +172,7 @@ class JournalView:
             self.begin,
             self.end,
             len(segments),
-            sum(segment.size for segment in segments),
+            self.size,
             self.cursors(),
             self.dropped,
             0 if self._state is None else self._state.count_dead_letters(),

@@ -30,7 +30,7 @@ from messaging.errors import (
     WouldBlockError,
 )
 from messaging.execution import Promise
-from messaging.journal import Journal, commit, encode_record
+from messaging.journal import Journal, Record, commit, encode_record
 from messaging.journal.entries import Blocking, Turns
 from messaging.journal.reader import RecordReader
 from messaging.model import Message, MessageContext
@@ -577,3 +577,57 @@ def test_a_caller_gets_its_outcome_though_those_that_were_to_wake_it_are_gone() 
         entry.note_stored(offset)
     turns.begin()  # the callers of the first ones were interrupted
     assert [each.result() for each in reversed(entries[2:])] == [4, 3, 2]
+
+
+# --- finding a place
+
+
+def test_seek_finds_the_segment_of_a_place(opened: Open) -> None:
+    journal = opened(segment_bytes=4096)
+    assert journal.seek(lambda _: True) == journal.seek(lambda _: False) == journal.tail(0) == 0
+    for number in range(2000):
+        journal.append("a", b"x" * 20, message_id=str(number), timestamp=number // 10)
+    segments = journal.info().segments
+    assert segments > 10
+    read: list[int] = []
+    for wanted in (0, 1, 999, 1000, 1999, 2000):
+        read.clear()
+
+        def is_before(record: Record, wanted: int = wanted) -> bool:
+            read.append(record.offset)
+            return int(record.message_id or "") < wanted
+
+        at = journal.seek(is_before)
+        assert at <= wanted
+        assert wanted - at < 200, "the segment before is left out"
+        assert len(read) < 8, "few records are read"
+    assert 1990 - journal.seek(lambda record: record.timestamp < 199) < 200
+    with Journal.view(journal.path) as view:
+        assert view.seek(lambda record: record.offset < 1000) == journal.seek(lambda record: record.offset < 1000)
+        assert view.size == journal.size == journal.info().bytes
+
+
+def test_the_tail_is_the_last_segments(opened: Open) -> None:
+    journal = opened(segment_bytes=4096)
+    for _ in range(2000):
+        journal.append("a", b"x" * 20)
+    assert journal.tail(2**40) == journal.begin == 0
+    last, some = journal.tail(0), journal.tail(20_000)
+    assert 1800 < last < 2000
+    assert 0 < some < last
+    journal.trim(some + 1)
+    assert journal.tail(2**40) == journal.begin == some
+
+
+def test_seek_passes_damage(opened: Open, path: str) -> None:
+    journal = opened(segment_bytes=4096)
+    for number in range(2000):
+        journal.append("a", b"x" * 20, message_id=str(number))
+    journal.close()
+    files = sorted(Path(path).rglob("*.segment"))
+    for file in files[5:8]:
+        file.write_bytes(b"?" * file.stat().st_size)
+    journal = opened(segment_bytes=4096)
+    for wanted in range(0, 2000, 50):
+        at = journal.seek(lambda record, wanted=wanted: int(record.message_id or "") < wanted)  # type: ignore[misc]
+        assert at <= wanted
