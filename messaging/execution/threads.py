@@ -10,6 +10,8 @@ thread                    runs                                           how man
                           blocking calls (``on_worker``)                 ``IDLE_SECONDS``; see below
 ``messaging-journal``     records are written and synced, positions of   one for each open journal that is written to
                           cursors stored; no user code
+``messaging-history``     events are encoded for a durable history; no   one for each event bus that has one
+                          user code, except reading values of events
 ``messaging-relay``       the relay of a transactional outbox            one for each ``Relay`` on a thread
 ``messaging-supervisor``  delivery threads are added, receivers over     one for each event service and monitor that
                           their time limit detected; no user code        has something to deliver

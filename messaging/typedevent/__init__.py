@@ -5,18 +5,25 @@
 ``handlers``        the interfaces of handlers, and decorators for their properties (``constants``)
 ``registration``    from functions to services, and from services to receivers
 ``receivers``       receivers: handlers with their terms; the receivers, observers and history policy of one topic
-``reify``           the type that a handler wants, and the topic made of its name
+``reify``           the type that a handler wants
 ``monitor``         TypedEventMonitor: observes events, and configures the ``history``
+``network``         BusConnection: the connection to an event network; ``outbound`` queues the events that are sent;
+                    ``asking`` asks other processes for past events, ``past`` answers them, and ``late`` publishes
+                    them here before live events, to the handlers that ``past_delivery`` finds
+``durable``         options of the history on the disk; ``store`` writes it, in the form of ``stored``, numbered by
+                    ``sequences``, in ``batches``, with copies for ``guarantees``; ``replaying`` reads it
 ``event``           a published event, converted once to each type
-``conversion``      conversion to types; ``simple`` has the values without parts, ``problems`` the errors
-``schema``          the fields of classes; ``maps`` turns events into nested maps
 ==================  ================================================================================================
+
+The data of events, as maps and converted to types, is a room of its own: :mod:`messaging.eventdata`.
 """
 
 from messaging.dispatch import HandlerDTO, Tolerance, TopicPermission, TopicPermissionCollection, TopicPolicy
+from messaging.eventdata import convert, to_map, topic_of
+from messaging.eventnetwork import EventNetwork
 from messaging.typedevent.bus import TypedEventBus, TypedEventBusDTO, TypedEventPublisher
 from messaging.typedevent.constants import TypedEventConstants
-from messaging.typedevent.conversion import convert
+from messaging.typedevent.durable import DurableHistory, DurableHistoryDTO
 from messaging.typedevent.handlers import (
     EventFilter,
     EventTopics,
@@ -26,12 +33,16 @@ from messaging.typedevent.handlers import (
     UntypedEventHandler,
 )
 from messaging.typedevent.history import RangePolicy
-from messaging.typedevent.maps import to_map
 from messaging.typedevent.monitor import MonitorEvent, TypedEventMonitor
-from messaging.typedevent.reify import topic_of
+from messaging.typedevent.network import BusConnection, BusConnectionDTO
 
 __all__ = [
+    "BusConnection",
+    "BusConnectionDTO",
+    "DurableHistory",
+    "DurableHistoryDTO",
     "EventFilter",
+    "EventNetwork",
     "EventTopics",
     "EventType",
     "HandlerDTO",

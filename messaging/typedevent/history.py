@@ -12,11 +12,16 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, TypeAlias
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from messaging.dispatch import TopicFilter, TopicTrie, check_count
+from messaging.dispatch import AbstractTopicFilter, TopicFilter, TopicTrie, check_count
 from messaging.errors import ArgumentError, HistoryFullError
 from messaging.typedevent.event import PublishedEvent
+from messaging.typedevent.stored import StoredEvent
+
+if TYPE_CHECKING:
+    from uuid import UUID
 
 #: maximum that means unlimited
 UNLIMITED: Final = 2**31 - 1
@@ -77,9 +82,11 @@ class RangePolicy:
 
 
 _NONE: Final = RangePolicy.none()
+_sequence_of: Final = itemgetter(0)
 
-#: a kept event: its unique sequence, time, topic, data, and the event services it came through
-_Record: TypeAlias = tuple[int, float, str, Any, tuple[object, ...]]
+#: a kept event: its unique sequence, time, topic, data, the event services it came through, its origin and its id. An
+#: event of an earlier run has a ``StoredEvent`` as its data, which holds the rest, too
+_Record: TypeAlias = tuple[int, float, str, Any, tuple[object, ...], "UUID | None", "str | None"]
 
 
 class _TopicHistory:
@@ -111,7 +118,8 @@ class History:
         self._trie: TopicTrie[TopicFilter] = TopicTrie()
         self._kept: dict[str, _TopicHistory] = {}
         self._count = 0
-        self._sequence = 0
+        #: number of the last recorded event
+        self.sequence = 0
         #: heap of the topics that may lose an event, each once, with the sequence of its oldest event. In an outdated
         #: entry the topic has lost that event already, so its oldest event is younger than the entry says
         self._spare: list[tuple[int, str]] = []
@@ -176,8 +184,12 @@ class History:
 
     # --- events
 
+    def number(self, event: PublishedEvent) -> None:
+        """Give an event the next sequence."""
+        event.sequence = self.sequence = self.sequence + 1
+
     def append(self, event: PublishedEvent, policy: RangePolicy) -> object:
-        """Record an event. ``policy`` is the effective policy of its topic.
+        """Record an event, and number it if it has no sequence. ``policy`` is the effective policy of its topic.
 
         Returns:
             The dropped records, to be released without the lock: they may hold the last reference to data with a
@@ -186,12 +198,13 @@ class History:
         if not policy.maximum or not self.capacity:
             return None
         topic = event.topic
-        event.sequence = self._sequence = self._sequence + 1
+        if not event.sequence:
+            self.number(event)
         kept = self._kept.get(topic)
         if kept is None:
             kept = self._kept.setdefault(topic, _TopicHistory(policy))
         records = kept.records
-        records.append((event.sequence, event.time, topic, event.data, event.passed))
+        records.append((event.sequence, event.time, topic, event.data, event.passed, event.origin, event.id))
         if len(records) > policy.maximum:
             return records.popleft()
         self._count += 1
@@ -231,7 +244,7 @@ class History:
 
     # --- looking back
 
-    def of(self, filters: Iterable[TopicFilter]) -> Iterator[PublishedEvent]:
+    def of(self, filters: Iterable[AbstractTopicFilter]) -> Iterator[PublishedEvent]:
         """Yield the current events of the topics that match, the newest first; see :meth:`all`."""
         exact: set[str] = set()
         patterns = []
@@ -257,6 +270,15 @@ class History:
             found += kept.records
         return _newest_first(found)
 
+    def guaranteed(self) -> Iterator[PublishedEvent]:
+        """Yield the current events that minima guarantee, the newest first; see :meth:`all`."""
+        found: list[_Record] = []
+        for kept in self._kept.values():
+            least = kept.policy.minimum
+            if least:
+                found += islice(kept.records, max(0, len(kept.records) - least), None)
+        return _newest_first(found)
+
 
 def newest(count: int, newest_first: Iterable[PublishedEvent]) -> list[PublishedEvent]:
     """Return the newest ``count`` events, the oldest first."""
@@ -264,9 +286,16 @@ def newest(count: int, newest_first: Iterable[PublishedEvent]) -> list[Published
 
 
 def _newest_first(records: list[_Record]) -> Iterator[PublishedEvent]:
-    records.sort(reverse=True)
-    for sequence, time, topic, data, passed in records:
+    records.sort(reverse=True, key=_sequence_of)
+    for sequence, time, topic, data, passed, origin, event_id in records:
+        if data.__class__ is StoredEvent:
+            stored = data.load()
+            if stored is not None:
+                yield stored
+            continue
         event = PublishedEvent(topic, data)
+        event.origin = origin
+        event.id = event_id
         event.sequence = sequence
         event.time = time
         event.passed = passed

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, overload
@@ -14,18 +16,22 @@ from reactivex.disposable import Disposable
 
 from messaging.dispatch import TopicPermission, check_principal, check_topic, parse_filter, when_all_done
 from messaging.errors import ArgumentError, InvalidEventError, NullEventError, check_instance
+from messaging.eventdata import to_map
 from messaging.execution import LIMIT, Pool, ThreadLane, workers
 from messaging.text import SafeLog
 from messaging.typedevent.history import UNLIMITED, RangePolicy, newest
-from messaging.typedevent.maps import to_map
+from messaging.typedevent.replaying import NEAR, is_since, replayed
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from reactivex import abc as rx
 
-    from messaging.dispatch import Dispatcher, Principal
+    from messaging.dispatch import Dispatcher, Principal, TopicFilter
     from messaging.execution import Promise
     from messaging.typedevent.event import PublishedEvent
     from messaging.typedevent.history import History
+    from messaging.typedevent.store import EventStore
 
 logger = SafeLog(__name__)
 
@@ -33,6 +39,10 @@ logger = SafeLog(__name__)
 _ALL: Final = object()
 #: last item of a lane
 _END: Final = object()
+#: item of a lane: past events from the disk come next
+_MORE: Final = object()
+#: records of the disk that are read before the thread goes on to another subscription
+_STEP: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,48 @@ class MonitorEvent:
     event_data: dict[str, Any]
     #: in UTC
     publication_time: datetime
+    #: number of the event among the recorded ones, see ``TypedEventMonitor.replay``; 0 if it was not recorded
+    sequence: int = 0
+    #: the framework that a remote event came from; ``None`` for local events
+    origin: UUID | None = None
+
+
+class _TapLane(ThreadLane):
+    """The lane of one subscription, with which a callback waits for past events that are not in the lane yet."""
+
+    #: past events from the disk come first, and are not in the lane
+    is_catching_up = False
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._waiting: deque[Callable[[], object]] = deque()
+        super().__init__(*arguments, **options)
+
+    def when_done(self, reached: Callable[[], object]) -> None:
+        """See ``Lane``."""
+        if not self.is_catching_up:
+            super().when_done(reached)
+            return
+        self._waiting.append(reached)
+        if not self.is_catching_up or self.is_closed:  # since just now
+            self.end_catching_up()
+
+    def end_catching_up(self) -> None:
+        """Have callbacks wait for the items of the lane only."""
+        self.is_catching_up = False
+        with contextlib.suppress(IndexError):  # each of two threads takes some
+            while True:
+                super().when_done(self._waiting.popleft())
+
+    def close(self) -> int:
+        """See ``Lane``."""
+        lost = super().close()
+        self.end_catching_up()
+        return lost
+
+    def after_fork(self) -> None:
+        """See ``Lane``: the past events are the parent's, too."""
+        super().after_fork()
+        self.end_catching_up()
 
 
 class Tap:
@@ -53,24 +105,37 @@ class Tap:
     """
 
     def __init__(
-        self, monitor: TypedEventMonitor, observer: rx.ObserverBase[MonitorEvent], principal: Principal
+        self,
+        monitor: TypedEventMonitor,
+        observer: rx.ObserverBase[MonitorEvent],
+        principal: Principal,
+        topics: tuple[TopicFilter, ...] | None = None,
+        limit: int | None = None,
     ) -> None:
         self._monitor = monitor
         self._observer = observer
         self._principal = principal
+        self._topics = topics
         self._is_lagging = False
-        self.lane = ThreadLane(
+        #: past events from the disk that come before the items of the lane; ``None`` inside is no event
+        self._past: Iterator[PublishedEvent | None] | None = None
+        #: it receives all events that are published
+        self.is_live = False
+        self.limit = monitor.limit if limit is None else limit
+        self.lane = _TapLane(
             self._receive,
             monitor.pool,
             "a monitor",
             timeout=0,
             stalled=lambda _: None,
             is_held=True,
-            limit=monitor.limit,
+            limit=self.limit,
         )
 
     def may_see(self, topic: str) -> bool:
-        """Return whether its principal may subscribe to ``topic``."""
+        """Return whether it wants ``topic``, and its principal may subscribe to it."""
+        if self._topics is not None and not any(each.matches(topic) for each in self._topics):
+            return False
         return self._monitor.dispatcher.may(self._principal, TopicPermission.SUBSCRIBE, topic)
 
     def put(self, event: PublishedEvent) -> None:
@@ -84,8 +149,14 @@ class Tap:
         logger.warning(
             "%s: a monitor's observer is %d events behind: dropping its oldest pending events",
             self._monitor.dispatcher.name,
-            self._monitor.limit,
+            self.limit,
         )
+
+    def begin_with(self, past: Iterator[PublishedEvent | None]) -> None:
+        """Receive past events from the disk, a few at a time, then the items of the lane."""
+        self._past = past
+        self.lane.is_catching_up = True
+        self.lane.release([_MORE])
 
     def end(self) -> None:
         """Complete the observer after the events that were published so far."""
@@ -93,14 +164,40 @@ class Tap:
 
     def _receive(self, item: Any) -> None:
         try:
-            if item is _END:
+            if item is _MORE:
+                if self._advance(_STEP):
+                    self.lane.put(_MORE)
+            elif item is _END:
+                while self._advance(_STEP):
+                    pass
                 self._observer.on_completed()
-                return
-            data = self._map_of(item)
-            if data is not None:
-                self._observer.on_next(MonitorEvent(item.topic, data, item.publication_time))
+            else:
+                self._emit(item)
         except BaseException as error:  # noqa: BLE001  # an observer may raise anything without affecting others
             self._fail(error)
+
+    def _advance(self, steps: int) -> bool:
+        """Emit some past events; return whether there may be more.
+
+        Once live events are in the lane, the rest of the past comes at once: it must not be emitted after them.
+        """
+        past = self._past
+        while past is not None and (steps > 0 or self.is_live) and not self.lane.is_closed:
+            event = next(past, _END)
+            if event is _END:
+                self._past = past = None
+                self.lane.end_catching_up()
+            elif event is not None:
+                self._emit(event)
+            steps -= 1
+        return past is not None and not self.lane.is_closed
+
+    def _emit(self, event: Any) -> None:
+        data = self._map_of(event)
+        if data is not None:
+            self._observer.on_next(
+                MonitorEvent(event.topic, data, event.publication_time, event.sequence, event.origin)
+            )
 
     def _map_of(self, event: PublishedEvent) -> dict[str, Any] | None:
         try:
@@ -134,14 +231,30 @@ class TypedEventMonitor:
     """Observes all events of a bus, and configures its history (157.11.4). Thread safe.
 
     It is available as ``TypedEventBus.monitor``, and as a service.
+
+    Args:
+        dispatcher: the handlers of the bus, and its lock.
+        history: the events in memory; guarded by that lock.
+        store: returns the events on the disk; ``None`` without a durable history.
+        limit: bound of the events that wait for one observer.
     """
 
-    def __init__(self, dispatcher: Dispatcher[Any, Any], history: History, limit: int = LIMIT) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher[Any, Any],
+        history: History,
+        store: Callable[[], EventStore | None] = lambda: None,
+        limit: int = LIMIT,
+    ) -> None:
         self.dispatcher = dispatcher
         #: separate from the pool of the handlers, since observers have no time limit
         self.pool = Pool(name=f"the monitor of {dispatcher.name}")
         self.limit = limit
         self._history = history
+        self._store = store
+        #: subscriptions that receive past events from the disk; guarded by the lock of the dispatcher
+        self._replaying: set[Tap] = set()
+        self._is_closed = False
         #: replaced with the lock, read without it
         self.taps: tuple[Tap, ...] = ()
         #: events that ended subscriptions missed
@@ -205,8 +318,7 @@ class TypedEventMonitor:
             self.dispatcher.refuse_closed()
             past = self._history.all() if history != 0 else iter(())
             if not history_only:
-                self.taps = (*self.taps, tap)
-                self.dispatcher.forget()
+                self._add(tap)
         seen = (event for event in past if tap.may_see(event.topic))
         if isinstance(history, datetime):
             first = newest(UNLIMITED, (event for event in seen if event.publication_time >= history))
@@ -216,28 +328,128 @@ class TypedEventMonitor:
         if history_only:
             tap.end()
 
+    def replay(
+        self, since: int | datetime, topics: str | Iterable[str] = "*", *, principal: Principal = None
+    ) -> Observable[MonitorEvent]:
+        """Return a stream of the recorded events from a sequence or a time on, then of all events.
+
+        With a durable history, the past events come from the disk, also those of earlier runs and events that the
+        history in memory has dropped; otherwise from the history in memory. They come in the order of their sequences,
+        each once, as fast as the observer takes them. Then the stream goes on as :meth:`monitor_events`, without loss,
+        duplicates or disorder of recorded events. While past events are left on the disk, events of topics that are
+        not recorded are left out.
+
+        To resume after a restart, pass the sequence of the last event that was processed, plus one. Live events are
+        emitted whatever ``since`` is. Events that the bounds of the durable history drop before this stream has read
+        them are counted in :attr:`missed`.
+
+        Args:
+            since: sequence of the first event, inclusive; or its publication time (a naive time is local time).
+            topics: filter of the topics, or several.
+            principal: only topics that this principal may subscribe to are observed.
+
+        Raises:
+            ArgumentError: ``since`` is neither an int of at least 0 nor a datetime; ``topics`` is no filter.
+            NullEventError, InvalidTopicError: ``topics`` is no topic filter.
+
+        The stream errors as that of :meth:`monitor_events`, and with ``JournalError`` if the disk cannot be read.
+        """
+        if isinstance(since, bool) or not isinstance(since, (int, datetime)) or (isinstance(since, int) and since < 0):
+            raise ArgumentError(f"since must be a sequence, an int of at least 0, or a datetime, not {since!r:.80}")
+        start = _in_utc(since) if isinstance(since, datetime) else since
+        if isinstance(topics, str) or not isinstance(topics, Iterable):
+            topics = (topics,)
+        filters = tuple(map(parse_filter, topics))
+        if not filters:
+            raise ArgumentError("topics must have at least one topic filter")
+        principal = check_principal(principal)
+
+        def subscribe(observer: rx.ObserverBase[MonitorEvent], _: Any = None) -> rx.DisposableBase:
+            store = self._store()
+            limit = self.limit + (0 if store is None else store.max_pending + NEAR)
+            tap = Tap(self, observer, principal, filters, limit)
+            try:
+                if store is None:
+                    self._join(tap, start)
+                else:
+                    self._replay(tap, store, start)
+            except BaseException:
+                tap.dispose()
+                raise  # reactivex.create() passes it to on_error()
+            return Disposable(tap.dispose)
+
+        return reactivex.create(subscribe)
+
+    def _join(self, tap: Tap, since: int | datetime) -> None:
+        """Emit past events of the history in memory, then live events."""
+        with self.dispatcher.lock:
+            self.dispatcher.refuse_closed()
+            past = self._history.all()
+            self._add(tap)
+        tap.lane.release(
+            newest(UNLIMITED, (event for event in past if tap.may_see(event.topic) and is_since(event, since)))
+        )
+
+    def _replay(self, tap: Tap, store: EventStore, since: int | datetime) -> None:
+        """Emit past events of the disk, then live events."""
+
+        def join() -> tuple[int, list[PublishedEvent]]:
+            with self.dispatcher.lock:
+                if tap in self._replaying:
+                    self._replaying.discard(tap)
+                    if not self._is_closed:
+                        self._add(tap)
+                return self._history.sequence, store.pending()
+
+        with self.dispatcher.lock:
+            self.dispatcher.refuse_closed()
+            self._replaying.add(tap)
+        tap.begin_with(replayed(store, since, tap.may_see, join, tap.lane.count_dropped))
+
+    def _add(self, tap: Tap) -> None:
+        """Have a subscription receive all events from now on. Called with the lock."""
+        tap.is_live = True
+        self.taps = (*self.taps, tap)
+        self.dispatcher.forget()
+
     def remove(self, tap: Tap) -> None:
         """End a subscription."""
         with self.dispatcher.lock:
-            if tap in self.taps:
+            is_live = tap in self.taps
+            if is_live or tap in self._replaying:
                 self._missed_before += tap.lane.dropped
+                self._replaying.discard(tap)
+            if is_live:
                 self.taps = tuple(each for each in self.taps if each is not tap)
                 self.dispatcher.forget()
+
+    @property
+    def history_id(self) -> str | None:
+        """The id of the durable history: with ``MonitorEvent.sequence`` it identifies a recorded event over all runs.
+
+        ``None`` without a durable history.
+        """
+        store = self._store()
+        return None if store is None else store.journal.id
 
     @property
     def missed(self) -> int:
         """The number of events that observers missed because they were too slow."""
         with self.dispatcher.lock:
-            return self._missed_before + sum(each.lane.dropped for each in self.taps)
+            return self._missed_before + sum(each.lane.dropped for each in (*self.taps, *self._replaying))
 
     def flush(self) -> Promise[None]:
         """Return a promise that resolves when observers have processed the events published before this call."""
-        lanes = [*(each.lane for each in self.taps), *self._ending]
+        with self.dispatcher.lock:
+            lanes = [*(each.lane for each in (*self.taps, *self._replaying)), *self._ending]
         return when_all_done(lanes, f"flushing the monitor of {self.dispatcher.name}")
 
     def close(self) -> None:
         """Complete all subscriptions."""
-        for tap in self.taps:
+        with self.dispatcher.lock:
+            self._is_closed = True
+            taps = (*self.taps, *self._replaying)
+        for tap in taps:
             self._ending.add(tap.lane)
             self.remove(tap)
             tap.end()

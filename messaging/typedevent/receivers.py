@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.dispatch import (
     LaneHandler,
@@ -21,11 +21,11 @@ from messaging.dispatch import (
     read_topics,
 )
 from messaging.errors import ArgumentError, ConversionError, InvalidEventError
+from messaging.eventdata import converter_to, load_type, to_map, topic_of
 from messaging.execution import is_coroutine
 from messaging.services import interface_name
 from messaging.text import SafeLog
 from messaging.typedevent.constants import TypedEventConstants as Names
-from messaging.typedevent.conversion import converter_to
 from messaging.typedevent.event import PublishedEvent
 from messaging.typedevent.handlers import (
     TypedEventHandler,
@@ -34,15 +34,15 @@ from messaging.typedevent.handlers import (
     declared_properties,
 )
 from messaging.typedevent.history import newest
-from messaging.typedevent.maps import to_map
-from messaging.typedevent.reify import event_parameter, load_type, reified_type, topic_of
+from messaging.typedevent.reify import event_parameter, reified_type
 
 if TYPE_CHECKING:
+    from messaging.eventdata import Converter
     from messaging.execution import Lane
     from messaging.services import ServiceReference
     from messaging.typedevent.history import RangePolicy
     from messaging.typedevent.monitor import Tap
-    from messaging.typedevent.simple import Converter
+    from messaging.typedevent.store import EventStore
 
 logger = SafeLog(__name__)
 
@@ -195,6 +195,8 @@ class Receiver(LaneHandler[PublishedEvent]):
         self.service = service
         self.is_relay = isinstance(service, Relay)
         self._replay = replay
+        #: number of past events that it received when it was registered
+        self.replayed = 0
         super().__init__(reference, function_of(kind, service), terms, **options)
 
     def change(self, properties: Mapping[str, Any]) -> Callable[[], None]:
@@ -220,6 +222,7 @@ class Receiver(LaneHandler[PublishedEvent]):
             first: list[PublishedEvent] = []
             try:
                 first = [each.owned() for each in newest(self.terms.history, filter(self.accepts, past))]
+                self.replayed = len(first)
             finally:  # also on an interrupt
                 lane.release(first)
 
@@ -274,6 +277,13 @@ class TypedReceiver(Receiver):
         return self.function(event.topic, data)
 
 
+class Outlet(Protocol):
+    """A connection to a network, which sends the events of the bus to other processes."""
+
+    def offer(self, event: PublishedEvent) -> None:
+        """Queue an event for the other processes. Never waits."""
+
+
 class TopicRoute:
     """Cached routing of one topic: receivers, history policy, observers. Immutable.
 
@@ -281,11 +291,31 @@ class TopicRoute:
         handlers: receivers that match the topic, those for unhandled events included.
         policy: the history policy of the topic.
         taps: subscriptions to the monitor that may see the topic.
+        connections: connections to networks that may have to send its events.
+        store: the durable history, if the events of the topic are stored there.
     """
 
-    __slots__ = ("filtered", "is_fixed", "is_recorded", "lanes", "policy", "relays", "taps", "unhandled")
+    __slots__ = (
+        "connections",
+        "filtered",
+        "is_fixed",
+        "is_recorded",
+        "lanes",
+        "policy",
+        "relays",
+        "store",
+        "taps",
+        "unhandled",
+    )
 
-    def __init__(self, handlers: list[Receiver], policy: RangePolicy, taps: list[Tap]) -> None:
+    def __init__(
+        self,
+        handlers: list[Receiver],
+        policy: RangePolicy,
+        taps: list[Tap],
+        connections: tuple[Outlet, ...] = (),
+        store: EventStore | None = None,
+    ) -> None:
         regular = [each for each in handlers if each.kind != UNHANDLED and not each.is_relay]
         #: lanes of the receivers without a filter
         self.lanes: list[Lane] = [each.lane for each in regular if each.terms.filter is None]
@@ -294,7 +324,9 @@ class TopicRoute:
         self.relays = [each for each in handlers if each.is_relay]
         self.policy = policy
         self.taps = taps
-        self.is_recorded = bool(taps) or policy.maximum > 0
+        self.connections = connections
+        self.store = store
+        self.is_recorded = bool(taps) or policy.maximum > 0 or store is not None
         #: whether all events go to the same lanes
         self.is_fixed = bool(self.lanes) and not (self.filtered or self.relays)
 

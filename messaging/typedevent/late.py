@@ -1,0 +1,111 @@
+"""A bus that joins late: the past events of other processes come before their live events.
+
+The connection asks the others once it is connected. Until they have answered, live events are held. Then the past
+events are published as events of the past: they are recorded, monitors observe them, and handlers with
+``event.history`` receive the newest of them, as many as the history of this bus has left of their number. Handlers
+without do not. Then the held events follow, and each event is taken once, by its id.
+
+**Threads.** Live events arrive on the intake thread. The answers arrive on a worker thread, which publishes the past
+events and the held ones; meanwhile new ones are still held.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from messaging.errors import ClosedError, MessagingError
+from messaging.execution import Promise, engine
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from messaging.eventnetwork import Arrival
+    from messaging.typedevent.event import PublishedEvent
+
+logger = SafeLog(__name__)
+
+#: live events that are held
+MAX_HELD: Final = 10_000
+
+
+class LateJoin:
+    """The past events of other processes, and the live ones that wait for them. Thread safe.
+
+    Args:
+        title: of the bus, for the log.
+        past_event: returns the past event that arrived, ``None`` if the bus has it. Raises a ``MessagingError`` to
+            refuse it.
+        publish_past: publishes past events.
+        publish: publishes a live event that was held. Raises a ``MessagingError`` to refuse it.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        *,
+        past_event: Callable[[Arrival], PublishedEvent | None],
+        publish_past: Callable[[list[PublishedEvent]], object],
+        publish: Callable[[Arrival], object],
+    ) -> None:
+        self._title = title
+        self._past_event = past_event
+        self._publish_past = publish_past
+        self._publish = publish
+        #: resolves when the past events were published
+        self.promise: Promise[None] = Promise(f"receiving the past events for {title}")
+        self.promise.looked_at = True
+        self._releasing = threading.Lock()  # one thread at a time publishes held events: their order is kept
+        self._lock = threading.Lock()  # guards the following
+        self._held: deque[Arrival] = deque()
+        self._is_holding = True
+
+    def hold(self, arrival: Arrival) -> bool:
+        """Hold a live event; return whether it is held. A full queue ends the holding of further ones."""
+        with self._lock:
+            if not self._is_holding:
+                return False
+            if len(self._held) < MAX_HELD:
+                self._held.append(arrival)
+                return True
+        self._release()
+        return False
+
+    def done(self, arrivals: list[Arrival], error: MessagingError | None) -> None:
+        """Publish the past events, then the held ones. On a worker thread."""
+        if error is not None and not isinstance(error, ClosedError):
+            logger.error("%s: past events of other processes are missing: %s", self._title, error)
+        try:
+            self._publish_past([event for each in arrivals if (event := self._read(each)) is not None])
+        except ClosedError as closed:
+            error = closed
+        finally:
+            self._release()
+            if error is None:
+                engine().call(self.promise.resolve, None)
+            else:
+                engine().call(self.promise.reject, error)
+
+    def _read(self, arrival: Arrival) -> PublishedEvent | None:
+        try:
+            return self._past_event(arrival)
+        except MessagingError as error:
+            logger.error("%s: a past event on %r is refused: %s", self._title, arrival.event.topic, error)
+            return None
+
+    def _release(self) -> None:
+        """Publish the held events, and hold no more."""
+        with self._releasing:
+            while True:
+                with self._lock:
+                    if not self._held:
+                        self._is_holding = False
+                        return
+                    held = self._held.popleft()
+                try:
+                    self._publish(held)
+                except ClosedError:
+                    continue
+                except MessagingError as error:
+                    logger.error("%s: an event on %r is refused: %s", self._title, held.event.topic, error)

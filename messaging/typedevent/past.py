@@ -1,0 +1,270 @@
+"""The past events of one bus, for other processes: selected from its history, and sent to the member that asked.
+
+**Threads.** Requests are queued by the control thread of the network, and answered on a worker thread, one at a time:
+neither publishers nor heartbeats wait. Sending is paced by the outbox of the instance, and by the confirms of the
+broker: at most ``_WINDOW`` events of an answer are unconfirmed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from heapq import merge
+from itertools import islice
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+from messaging.dispatch import TopicFilter, TopicPermission, parse_filter
+from messaging.errors import DeadlineError, InvalidEventError, JournalError, MessagingError, PermissionDeniedError
+from messaging.eventdata import WireError, WireEvent, time_of, to_portable
+from messaging.eventnetwork import MAX_ANSWER_BYTES, MAX_PAST, framework_uuid, last_hop
+from messaging.execution import Serial
+from messaging.text import SafeLog
+from messaging.typedevent.replaying import replayed
+
+if TYPE_CHECKING:
+    from messaging.dispatch import Dispatcher, Principal, TopicPolicy
+    from messaging.eventnetwork import Announcement, EventNode
+    from messaging.execution import Promise
+    from messaging.typedevent.event import PublishedEvent
+    from messaging.typedevent.history import History
+    from messaging.typedevent.store import EventStore
+
+logger = SafeLog(__name__)
+
+#: requests that may wait; further ones are refused
+_MAX_WAITING: Final = 64
+#: seconds for one answer
+_TIMEOUT: Final = 120.0
+#: events of an answer that may be unconfirmed
+_WINDOW: Final = 256
+_MICROSECONDS: Final = 1_000_000
+_FRAMEWORK: Final = str(framework_uuid())
+
+
+class OwnPast:
+    """The recorded events of a bus, in memory and on the disk. Thread safe.
+
+    Args:
+        dispatcher: its lock guards the history.
+        history: the events in memory.
+        store: returns the events on the disk; ``None`` without a durable history.
+    """
+
+    def __init__(
+        self, dispatcher: Dispatcher[Any, Any], history: History, store: Callable[[], EventStore | None]
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._history = history
+        self._store = store
+        #: identifies the sequences of a bus without a durable history
+        self._run = str(uuid4())
+
+    def newest(self, topics: Iterable[TopicFilter], since: datetime | None, limit: int) -> list[PublishedEvent]:
+        """Return the newest ``limit`` events of some topics from a time on, the oldest first.
+
+        Raises:
+            JournalError: a file cannot be read.
+        """
+        filters = tuple(topics)
+        store = self._store()
+        on_disk = [] if store is None else deque(self._on_disk(store, filters, since), limit)
+        with self._dispatcher.lock:
+            past = self._history.of(filters)
+        in_memory = [*islice((each for each in past if since is None or each.publication_time >= since), limit)][::-1]
+        found = {each.sequence: each for each in merge(on_disk, in_memory, key=attrgetter("sequence"))}
+        return [*found.values()][-limit:]
+
+    def _on_disk(
+        self, store: EventStore, filters: tuple[TopicFilter, ...], since: datetime | None
+    ) -> Iterator[PublishedEvent]:
+        def join() -> tuple[int, list[PublishedEvent]]:
+            with self._dispatcher.lock:
+                return self._history.sequence, store.pending()
+
+        def accepts(topic: str) -> bool:
+            return any(each.matches(topic) for each in filters)
+
+        found = replayed(store, 0 if since is None else since, accepts, join, lambda _: None)
+        return (each for each in found if each is not None)
+
+    def id_of(self, event: PublishedEvent) -> str:
+        """Return the id of a recorded event in event networks, the same each time."""
+        store = self._store()
+        return event.network_id or f"{self._run if store is None else store.journal.id}-{event.sequence}"
+
+
+class PastSender:
+    """Answers the requests of other members. Thread safe.
+
+    Args:
+        title: of the bus, for the log.
+        past: the events of the bus.
+        node: the member that answers.
+        topics: filters of the topics that may be sent.
+        principal: publishes the events in the network.
+        policy: which topics it may publish to; ``None``: all.
+        max_bytes: larger events are left out: the others refuse them.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        past: OwnPast,
+        node: EventNode,
+        topics: tuple[TopicFilter, ...],
+        principal: Principal,
+        policy: TopicPolicy | None,
+        max_bytes: int,
+    ) -> None:
+        self._title = title
+        self._past = past
+        self._node = node
+        self._topics = topics
+        self._principal = principal
+        self._policy = policy
+        self._max_bytes = max_bytes
+        self._is_closed = False
+        self._waiting: deque[tuple[Announcement, float]] = deque()
+        self._serial = Serial(self._drain, lambda: self._waiting)
+        #: number of answers, and of the events in them
+        self.answers = self.events = 0
+
+    def ask(self, request: Announcement) -> None:
+        """Queue a request. From any thread; never waits."""
+        if request.token is None or self._is_closed:
+            return
+        if len(self._waiting) >= _MAX_WAITING:
+            logger.error("%s: %d requests for past events wait: dropping another one", self._title, _MAX_WAITING)
+            return
+        self._waiting.append((request, time.monotonic() + _TIMEOUT))
+        self._serial.wake()
+
+    def close(self) -> None:
+        """Answer no more requests; an answer that is being sent ends."""
+        self._is_closed = True
+        self._waiting.clear()
+
+    def _drain(self) -> None:
+        while self._waiting:
+            request, deadline = self._waiting.popleft()
+            try:
+                self._answer(request, deadline)
+            except Exception as error:
+                is_expected = isinstance(error, MessagingError)
+                logger.error(
+                    "%s: a request for past events is not answered: %s: %s", self._title, type(error).__name__, error,
+                    exc_info=None if is_expected else error,
+                )  # fmt: skip
+                self._refuse(request, error)
+
+    def _answer(self, request: Announcement, deadline: float) -> None:
+        channel = self._node.names.past(request.member)
+        payloads = self._payloads(request, deadline)
+        unconfirmed: deque[Promise[None]] = deque()
+        for payload in payloads:
+            self._go_on(request, deadline)
+            unconfirmed.append(self._node.sender.send_to(channel, payload))
+            if len(unconfirmed) >= _WINDOW:
+                unconfirmed.popleft().result(max(0.0, deadline - time.monotonic()))
+        for each in unconfirmed:
+            each.result(max(0.0, deadline - time.monotonic()))
+        end = WireEvent(_END, kind="close", correlation_id=request.token, sequence=len(payloads))
+        self._node.sender.send_to(channel, self._node.sender.encode(end)).looked_at = True
+        self.answers += 1
+        self.events += len(payloads)
+
+    def _go_on(self, request: Announcement, deadline: float) -> None:
+        if self._is_closed:
+            raise DeadlineError("the connection is being closed")
+        if time.monotonic() > deadline:
+            raise DeadlineError(f"not sent within {_TIMEOUT:g} s")
+        if not self._node.is_live(request.member):
+            raise DeadlineError(f"member {request.member} is gone")
+
+    def _payloads(self, request: Announcement, deadline: float) -> list[bytes]:
+        """Return the events of an answer, the oldest first: the newest ones that fit into its bounds."""
+        asked = [parse_filter(each.topics) for each in request.interests if each.grammar == "typed"]
+        common = [mine.intersection(theirs) for mine in self._topics for theirs in asked]
+        filters = {parse_filter(each) for each in common if each is not None}
+        limit = min(request.limit, MAX_PAST)
+        if not filters or not limit:
+            return []
+        since = None if request.since is None else _time_of(request.since)
+        found: list[bytes] = []
+        size = 0
+        may_send: dict[str, bool] = {}
+        events = self._past.newest(filters, since, limit)
+        for number in reversed(range(len(events))):
+            self._go_on(request, deadline)
+            payload = self._payload(events[number], number, request.token, may_send)
+            if payload is None:
+                continue
+            size += len(payload)
+            if size > MAX_ANSWER_BYTES:
+                logger.warning(
+                    "%s: the past events for member %s have more than %d bytes: sending the newest %d of %d",
+                    self._title, request.member, MAX_ANSWER_BYTES, len(found), len(events),
+                )  # fmt: skip
+                break
+            found.append(payload)
+        return found[::-1]
+
+    def _payload(
+        self, event: PublishedEvent, number: int, token: str | None, may_send: dict[str, bool]
+    ) -> bytes | None:
+        """Return one event of an answer; ``None`` if it must not or cannot be sent."""
+        topic = event.topic
+        is_allowed = may_send.get(topic)
+        if is_allowed is None:
+            is_allowed = may_send[topic] = self._may_send(topic)
+        if not is_allowed:
+            return None
+        hop = last_hop(event.passed)
+        wire = WireEvent(topic, principal=self._principal, correlation_id=token, sequence=number)
+        wire.id = self._past.id_of(event)
+        wire.time = int(event.time * _MICROSECONDS)
+        wire.path = () if hop is None else hop.path
+        wire.origin = _FRAMEWORK if event.origin is None else str(event.origin)
+        try:
+            wire.data = to_portable(event.data)
+            payload = self._node.sender.encode(wire)
+        except InvalidEventError as error:
+            logger.error("%s: a past event on %r is not sent: %s", self._title, topic, error)
+            return None
+        return payload if len(payload) <= self._max_bytes else None
+
+    def _may_send(self, topic: str) -> bool:
+        if self._policy is None:
+            return True
+        try:
+            self._policy.check(self._principal, TopicPermission(topic, TopicPermission.PUBLISH))
+        except PermissionDeniedError:
+            return False
+        return True
+
+    def _refuse(self, request: Announcement, error: Exception) -> None:
+        """Tell the member that asked that there is no answer."""
+        # not the text of the error, which may have paths
+        text = "its durable history cannot be read" if isinstance(error, JournalError) else "it ended early"
+        end = WireEvent(_END, kind="error", correlation_id=request.token, sequence=0)
+        end.error = WireError(type(error).__name__, text)
+        try:
+            sender = self._node.sender
+            sender.send_to(self._node.names.past(request.member), sender.encode(end)).looked_at = True
+        except MessagingError as problem:
+            logger.info("%s: a request for past events is not refused: %s", self._title, problem)
+
+
+#: topic of the end of an answer, which has none
+_END: Final = "*"
+
+
+def _time_of(count: int) -> datetime:
+    try:
+        return time_of(count)
+    except OverflowError:
+        return time_of(0) if count < 0 else time_of(253_402_300_799_999_999)

@@ -1,0 +1,111 @@
+"""A durable history whose process is killed: at most the events of the loss window are lost, no number is reused."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from messaging.services import ServiceRegistry
+from messaging.typedevent import DurableHistory, MonitorEvent, TypedEventBus
+from tests.forking import ForkedProcess
+from tests.typedevent.conftest import PATIENCE, eventually
+
+PROGRAM = """
+import os, random, sys, threading, time
+from messaging.services import ServiceRegistry
+from messaging.typedevent import DurableHistory, RangePolicy, TypedEventBus
+
+path, run, window = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+bus = TypedEventBus(
+    ServiceRegistry(), history={"a/*": RangePolicy.at_most(50)}, durable_history=DurableHistory(path, window=window)
+)
+bus.monitor.monitor_events().subscribe(lambda event: os.write(1, b"s %d\\n" % event.sequence))
+
+def publish(thread):
+    choose = random.Random(f"{run}/{thread}")
+    n = 0
+    while True:
+        for _ in range(choose.choice((1, 2, 30))):
+            bus.deliver_untyped(f"a/{thread}", {"run": run, "n": n, "text": "x" * choose.randrange(200)})
+            os.write(1, b"n %d %d %.6f\\n" % (thread, n, time.monotonic()))
+            n += 1
+        time.sleep(choose.random() / 200)
+
+for thread in range(2):
+    threading.Thread(target=publish, args=(thread,), daemon=True).start()
+time.sleep(60)
+"""
+
+
+class Run(NamedTuple):
+    """What a killed run has said."""
+
+    #: by thread: the time after each publication, in the order of its events
+    published: list[list[float]]
+    #: sequences of events that an observer has received
+    seen: set[int]
+    killed: float
+
+
+def killed(path: Path, out: Path, run: int, window: float, after: float) -> Run:
+    """Run the program until it has published for ``after`` seconds."""
+    with out.open("wb") as writing:
+        process = ForkedProcess(PROGRAM, (str(path), str(run), str(window)), stdout=writing)
+        with process.stdin, process.stderr:
+            eventually(lambda: out.stat().st_size > 0)
+            time.sleep(after)
+            at = time.monotonic()
+            process.kill()
+            process.wait(PATIENCE)
+    published: list[list[float]] = [[], []]
+    seen = set()
+    for line in out.read_bytes().splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            continue
+        kind, *rest = line.split()
+        if kind == b"s":
+            seen.add(int(rest[0]))
+        else:
+            of = published[int(rest[0])]
+            assert int(rest[1]) == len(of)
+            of.append(float(rest[2]))
+    return Run(published, seen, at)
+
+
+def read(path: Path) -> list[MonitorEvent]:
+    durable = DurableHistory(path, topics="none")
+    found: list[MonitorEvent] = []
+    with TypedEventBus(ServiceRegistry(), durable_history=durable) as bus:
+        bus.monitor.replay(0).subscribe(found.append)
+        bus.monitor.flush().result(PATIENCE)
+    return found
+
+
+@pytest.mark.parametrize(("window", "seed"), [(0.0, 1), (0.1, 2), (0.4, 3)])
+def test_a_killed_process_loses_at_most_the_window(tmp_path: Path, window: float, seed: int) -> None:
+    choose = random.Random(seed)
+    path = tmp_path / "history"
+    used: set[int] = set()
+    lost_for = []
+    for number in range(4):
+        run = killed(path, tmp_path / f"out{number}", number, window, 0.1 + choose.random() * 0.5)
+        events = read(path)
+        sequences = [each.sequence for each in events]
+        assert sequences == sorted({*sequences})
+        mine = [each for each in events if each.event_data["run"] == number]
+        assert used.isdisjoint(each.sequence for each in mine), "a number is used again"
+        assert used.isdisjoint(run.seen), "a number is used again"
+        used |= run.seen | {each.sequence for each in mine}
+        for thread, times in enumerate(run.published):
+            stored = [each.event_data["n"] for each in mine if each.topic == f"a/{thread}"]
+            assert stored == [*range(len(stored))], "an event in the middle is lost"
+            if len(stored) < len(times):
+                lost_for.append(run.killed - times[len(stored)])
+        assert {each.event_data["run"] for each in events} <= {*range(number + 1)}
+    # the disk and the threads of a busy machine take some time, too
+    assert max(lost_for, default=0.0) <= window + 0.5
+    assert len(used) > 100

@@ -1,0 +1,387 @@
+"""The connection of a typed event bus to an event network, over ``memory://``."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import messaging
+from messaging.dispatch import TopicPermission, TopicPolicy, parse_filter
+from messaging.errors import ArgumentError, ClosedError, InvalidTopicError, UnsupportedFeatureError
+from messaging.eventadmin import Event, EventAdmin, EventConstants, EventHandler
+from messaging.eventadmin.bridge import EventBridge
+from messaging.services import ServiceRegistry
+from messaging.typedevent import (
+    BusConnection,
+    EventNetwork,
+    MonitorEvent,
+    RangePolicy,
+    Tolerance,
+    TypedEventBus,
+    UntypedEventHandler,
+)
+
+NETWORK = EventNetwork(heartbeat=0.5)
+_DEADLINE = 10.0
+
+
+@dataclass
+class Order:
+    id: int
+    total: float = 0.0
+
+
+def wait_for(is_so: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + _DEADLINE
+    while not is_so():
+        assert time.monotonic() < deadline, f"{what}: not so within {_DEADLINE:g} s"
+        time.sleep(0.005)
+
+
+class Process:
+    """What a process has: an instance, a registry, a bus, and its connection."""
+
+    def __init__(self, stack: ExitStack, name: str, broker: str, topics: Any = "*", **options: Any) -> None:
+        settings = {each: options.pop(each) for each in ("outbox_path",) if each in options}
+        bus_options = {each: options.pop(each) for each in ("history", "permissions") if each in options}
+        self.instance = stack.enter_context(messaging.connect(f"memory://{broker}", **settings))
+        self.services = ServiceRegistry()
+        self.bus = stack.enter_context(TypedEventBus(self.services, name=name, **bus_options))
+        options.setdefault("network", NETWORK)
+        self.connection = self.bus.connect(self.instance, topics, **options)
+        self.connection.ready.result(_DEADLINE)
+
+    def announced(self) -> None:
+        self.connection.announced(_DEADLINE).result()
+
+    def settled(self) -> None:
+        wait_for(lambda: self.connection.get_dto().node.is_settled, "the members are settled")
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def start(stack: ExitStack, request: pytest.FixtureRequest) -> Callable[..., Process]:
+    def begin(name: str, *arguments: Any, **options: Any) -> Process:
+        return Process(stack, name, request.node.name[:60], *arguments, **options)
+
+    return begin
+
+
+def test_typed_handlers_see_remote_events_as_local_ones(start: Callable[..., Process]) -> None:
+    one, two = start("one"), start("two")
+    received: list[tuple[str, Order]] = []
+
+    @two.bus.on("orders/*")
+    def handle(topic: str, order: Order) -> None:
+        received.append((topic, order))
+
+    two.announced()
+    one.bus.deliver(Order(1, 2.5), "orders/placed")
+    one.bus.deliver_untyped("orders/placed", {"id": 2, "total": 3})
+    wait_for(lambda: len(received) == 2, "both events")
+    assert received == [("orders/placed", Order(1, 2.5)), ("orders/placed", Order(2, 3.0))]
+
+
+def test_the_monitor_says_which_events_are_remote_and_keeps_their_publication_time(
+    start: Callable[..., Process],
+) -> None:
+    one, two = start("one", history={"orders/*": RangePolicy.unlimited()}), start("two")
+    seen: dict[str, list[MonitorEvent]] = {"one": [], "two": []}
+    one.bus.monitor.monitor_events().subscribe(seen["one"].append)
+    two.bus.monitor.monitor_events().subscribe(seen["two"].append)
+    two.announced()
+    one.bus.deliver(Order(1), "orders/placed")
+    wait_for(lambda: seen["two"], "the event")
+    local, remote = seen["one"][0], seen["two"][0]
+    assert local.origin is None
+    assert remote.origin is not None
+    assert abs((remote.publication_time - local.publication_time).total_seconds()) < 0.5
+
+
+def test_nothing_crosses_that_no_process_wants(start: Callable[..., Process]) -> None:
+    one, two = start("one"), start("two")
+    received: list[Any] = []
+    two.bus.on("wanted/a", handler=received.append, filter="(id>=5)")
+    two.announced()
+    one.settled()
+    for number in range(10):
+        one.bus.deliver_untyped("wanted/a", {"id": number})
+        one.bus.deliver_untyped("wanted/b", {"id": number})
+    wait_for(lambda: len(received) == 5, "the five events that pass the filter")
+    dto = one.connection.get_dto()
+    assert (dto.node.sent, dto.node.unwanted) == (5, 5)  # topics that no filter matches never reach the queue
+
+
+def test_handlers_that_come_and_go_change_what_crosses(start: Callable[..., Process]) -> None:
+    one, two = start("one"), start("two")
+    one.settled()
+    received: list[Any] = []
+    registration = two.bus.on("a/b", handler=received.append, type=dict)
+    two.announced()
+    one.bus.deliver_untyped("a/b", {"n": 1})
+    wait_for(lambda: received, "the event")
+    registration.unregister()
+    two.announced()
+    one.bus.deliver_untyped("a/b", {"n": 2})
+    two.bus.on("a/b", handler=received.append, type=dict)
+    two.announced()
+    one.bus.deliver_untyped("a/b", {"n": 3})
+    wait_for(lambda: len(received) == 2, "the third event")
+    assert received == [{"n": 1}, {"n": 3}]
+
+
+def test_unhandled_events_and_history_are_as_for_local_events(start: Callable[..., Process]) -> None:
+    one, two = start("one"), start("two", history={"kept/*": RangePolicy.at_most(2)})
+    unhandled: list[str] = []
+    two.bus.on_unhandled("odd/*", handler=lambda topic, _: unhandled.append(topic))
+    two.announced()
+    for number in range(3):
+        one.bus.deliver_untyped("kept/a", {"n": number})
+    one.bus.deliver_untyped("odd/b", {"n": 0})
+    wait_for(lambda: unhandled == ["odd/b"], "the unhandled event")
+    wait_for(lambda: two.bus.get_dto().recorded == 2, "the kept events")
+    late: list[Any] = []
+    two.bus.on("kept/a", handler=late.append, type=dict, history=5)
+    wait_for(lambda: len(late) == 2, "the replayed events")
+    assert late == [{"n": 1}, {"n": 2}]
+
+
+def test_only_the_topics_that_are_opted_in_cross(start: Callable[..., Process]) -> None:
+    one = start("one", ["orders/*", "audit/login"], outbound="orders/placed", inbound=False)
+    two = start("two")
+    received: list[str] = []
+    two.bus.on("*", handler=lambda topic, _: received.append(topic))
+    two.announced()
+    for topic in ("audit/login", "orders/shipped", "other", "orders/placed"):
+        one.bus.deliver_untyped(topic, {})
+    wait_for(lambda: received, "an event")
+    one.connection.close()
+    assert received == ["orders/placed"]
+    two.bus.deliver_untyped("orders/placed", {})
+    assert one.connection.get_dto().node.received == 0
+
+
+def test_an_event_comes_once_over_two_connections(stack: ExitStack) -> None:
+    one, two = Process(stack, "one", "net-a"), Process(stack, "two", "net-a")
+    for each in (one, two):  # a second network, over another broker
+        other = stack.enter_context(messaging.connect("memory://net-b"))
+        each.bus.connect(other, "*", network=NETWORK).ready.result(_DEADLINE)
+    received: list[Any] = []
+    back: list[Any] = []
+    two.bus.on("a", handler=received.append, type=dict)
+    one.bus.on("a", handler=back.append, type=dict)
+    for each in (one, two):
+        each.announced()
+    for number in range(50):
+        one.bus.deliver_untyped("a", {"n": number})
+    two.bus.deliver_untyped("a", {"n": "end"})
+    wait_for(lambda: {"n": "end"} in back and len(received) > 50, "all events")
+    time.sleep(0.2)  # a copy would have come meanwhile
+    numbers = [each["n"] for each in received]
+    assert sorted(map(str, numbers)) == sorted(map(str, [*range(50), "end"]))
+    assert sorted(str(each["n"]) for each in back) == sorted(map(str, [*range(50), "end"]))
+
+
+def test_event_admins_meet_over_their_buses(start: Callable[..., Process], stack: ExitStack) -> None:
+    """Event Admin <-> bus <-> broker <-> bus <-> Event Admin."""
+    sides = [start("one"), start("two")]
+    admins = [stack.enter_context(EventAdmin(each.services, name=f"admin-{n}")) for n, each in enumerate(sides)]
+    received: list[list[Any]] = [[], []]
+    for side, admin, found in zip(sides, admins, received, strict=True):
+        stack.enter_context(EventBridge(admin, side.bus))
+        side.services.register(
+            EventHandler,
+            lambda event, found=found: found.append(event.properties["n"]),
+            {EventConstants.EVENT_TOPIC: "a/*"},
+        )
+    for side in sides:
+        side.announced()
+    admins[0].post_event(Event("a/b", {"n": 1}))
+    sides[1].bus.deliver_untyped("a/b", {"n": 2})
+    wait_for(lambda: sorted(received[0]) == [1, 2] == sorted(received[1]), "both events on both sides")
+    time.sleep(0.2)
+    assert [sorted(each) for each in received] == [[1, 2], [1, 2]]
+
+
+def test_a_connection_never_delays_a_publisher_and_counts_what_it_drops(
+    start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = start("one", network=EventNetwork(heartbeat=0.5, send_always="*"), limit=10, overflow="drop_latest")
+    is_free = threading.Event()
+    publish = one.instance.publisher.publish
+
+    def blocked(message: Any, *arguments: Any) -> Any:
+        assert is_free.wait(_DEADLINE)
+        return publish(message, *arguments)
+
+    monkeypatch.setattr(one.connection._node.sender, "_publish", blocked)
+    start_of = time.monotonic()
+    for number in range(100):
+        one.bus.deliver_untyped("a", {"n": number})
+    assert time.monotonic() - start_of < 1.0
+    wait_for(lambda: "dropping the new ones" in caplog.text, "the log line")
+    assert one.connection.get_dto().dropped in (89, 90)  # one may be with the worker
+    is_free.set()
+    wait_for(lambda: not one.connection.get_dto().waiting, "the queue is empty")
+
+
+def test_the_oldest_events_are_dropped_by_default(
+    start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = start("one", network=EventNetwork(heartbeat=0.5, send_always="*"), limit=5)
+    is_free = threading.Event()
+    sent: list[bytes] = []
+
+    def blocked(message: Any) -> None:
+        assert is_free.wait(_DEADLINE)
+        sent.append(message.payload)
+
+    monkeypatch.setattr(one.connection._node.sender, "_publish", blocked)
+    for number in range(20):
+        one.bus.deliver_untyped("a", {"n": number})
+    is_free.set()
+    wait_for(lambda: not one.connection.get_dto().waiting, "the queue is empty")
+    assert b'"n":19' in sent[-1]
+    assert len(sent) <= 6
+
+
+def test_a_connection_is_exempt_from_the_tolerance_of_the_bus(stack: ExitStack) -> None:
+    m = stack.enter_context(messaging.connect("memory://tolerance"))
+    bus = stack.enter_context(TypedEventBus(ServiceRegistry(), tolerance=Tolerance(failures=1, timeout=0.1)))
+    connection = bus.connect(m, "*", network=EventNetwork(heartbeat=0.5, send_always="*"))
+    connection.ready.result(_DEADLINE)
+    for _ in range(5):
+        bus.deliver_untyped("a", {"vast": 10**400})
+        bus.deliver(Unreadable(), "a")
+    wait_for(lambda: connection.get_dto().unfit >= 5, "the events that cannot be sent")
+    bus.deliver_untyped("a", {"n": 1})
+    wait_for(lambda: connection.get_dto().node.sent >= 1, "an event is sent all the same")
+
+
+class Unreadable:
+    """An event whose field cannot be read."""
+
+    value: int
+
+    @property
+    def other(self) -> int:
+        return 1
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "value":
+            raise RuntimeError("not readable")
+        return super().__getattribute__(name)
+
+
+def test_policies_decide_who_may_send_and_what_may_come_in(
+    start: Callable[..., Process], caplog: pytest.LogCaptureFixture
+) -> None:
+    may = TopicPolicy({"meter": [TopicPermission("meters/*", "publish")]})
+    one = start("one", principal="meter", outbound_policy=may)
+    two = start("two", inbound_policy=may)
+    stranger = start("stranger", principal="stranger")
+    received: list[str] = []
+    two.bus.on("*", handler=lambda topic, _: received.append(topic))
+    two.announced()
+    one.bus.deliver_untyped("meters/a", {})
+    one.bus.deliver_untyped("secrets/a", {})
+    stranger.bus.deliver_untyped("meters/b", {})
+    wait_for(lambda: received and "stranger" in caplog.text and "secrets/a" in caplog.text, "the refusals")
+    assert received == ["meters/a"]
+
+
+def test_accepted_events_survive_with_a_durable_outbox(start: Callable[..., Process], tmp_path: Path) -> None:
+    one, two = start("one", outbox_path=tmp_path / "outbox"), start("two")
+    received: list[Any] = []
+    two.bus.on("a", handler=received.append, type=dict)
+    two.announced()
+    for number in range(100):
+        one.bus.deliver_untyped("a", {"n": number})
+    wait_for(lambda: len(received) == 100, "all events")
+    assert [each["n"] for each in received] == [*range(100)]
+
+
+def test_the_connection_ends_with_the_bus_and_tells_the_others(stack: ExitStack) -> None:
+    two = Process(stack, "two", "ends")
+    with ExitStack() as inner:
+        one = Process(inner, "one", "ends")
+        wait_for(lambda: len(two.connection.get_dto().node.members) == 1, "the member")
+        one.connection.close()
+        one.connection.close()
+        wait_for(lambda: not two.connection.get_dto().node.members, "it left")
+        again = one.bus.connect(one.instance, "*", network=NETWORK)
+        wait_for(lambda: len(two.connection.get_dto().node.members) == 1, "it is back")
+    wait_for(lambda: not two.connection.get_dto().node.members, "it left with its bus")
+    assert repr(again).endswith("closed>")
+    with pytest.raises(ClosedError):
+        one.bus.connect(two.instance, "*")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"topics": ()}, ArgumentError),
+        ({"topics": 7}, ArgumentError),
+        ({"topics": "a//b"}, InvalidTopicError),
+        ({"topics": "a/*", "outbound": "b"}, ArgumentError),
+        ({"topics": "*", "outbound": False, "inbound": False}, ArgumentError),
+        ({"topics": "*", "limit": 0}, ArgumentError),
+        ({"topics": "*", "overflow": "block"}, ArgumentError),
+        ({"topics": "*", "network": "topics"}, ArgumentError),
+        ({"topics": "*", "inbound_policy": "all"}, ArgumentError),
+    ],
+)
+def test_a_wrong_argument_is_refused(stack: ExitStack, arguments: dict[str, Any], error: type[Exception]) -> None:
+    m = stack.enter_context(messaging.connect("memory://wrong"))
+    bus = stack.enter_context(TypedEventBus(ServiceRegistry()))
+    with pytest.raises(error):
+        bus.connect(m, **arguments)
+    assert not isinstance(error, UnsupportedFeatureError)
+
+
+def test_a_connection_that_nothing_matches_costs_a_publisher_nothing(start: Callable[..., Process]) -> None:
+    one = start("one", "other/*")
+    one.services.register(UntypedEventHandler, lambda _: None, {"event.topics": "a"})
+    offered: list[Any] = []
+    one.connection.offer = offered.append  # type: ignore[method-assign]
+    one.bus.deliver_untyped("a", {})
+    assert not offered
+
+
+_TOKENS = st.sampled_from(["a", "b", "+"])
+_FILTERS = st.lists(_TOKENS, min_size=1, max_size=3).flatmap(
+    lambda tokens: st.sampled_from(["/".join(tokens), "/".join((*tokens, "*"))])
+) | st.just("*")
+_TOPICS = ["/".join(each) for size in (1, 2, 3, 4) for each in product("ab", repeat=size)]
+
+
+@given(_FILTERS, _FILTERS)
+def test_the_intersection_of_two_filters_matches_what_both_match(one: str, other: str) -> None:
+    left, right = parse_filter(one), parse_filter(other)
+    common = left.intersection(right)
+    both = {topic for topic in _TOPICS if left.matches(topic) and right.matches(topic)}
+    assert both == (set() if common is None else {topic for topic in _TOPICS if parse_filter(common).matches(topic)})
+
+
+def test_a_connection_is_a_context_manager(stack: ExitStack) -> None:
+    m = stack.enter_context(messaging.connect("memory://with"))
+    bus = stack.enter_context(TypedEventBus(ServiceRegistry()))
+    with bus.connect(m, "*", network=NETWORK) as connection:
+        assert isinstance(connection, BusConnection)
+        connection.ready.result(_DEADLINE)
+    assert not bus._network.connections
