@@ -13,9 +13,9 @@ import pyarrow as pa
 from adapters.spark import register
 from adapters.spark.recorder.event_recorder import CHANNEL
 from adapters.spark.recorder.recorded_event import dump_data, load_event
-from adapters.spark.recorder.topic_patterns import filters_of, patterns_of
 from messaging.dispatch.topics import parse_filter
 from messaging.errors import ArgumentError, DecodeError
+from messaging.eventdata import filters_of, patterns_of
 from messaging.model import check_name
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ import pyarrow.dataset as ds
 from pyarrow import fs, ipc
 
 from adapters.spark.errors import first_line, redacted
-from adapters.spark.recorder.recorded_event import RecordedEvent, load_data, microseconds, time_of
-from adapters.spark.recorder.topic_patterns import filters_of
+from adapters.spark.recorder.recorded_event import RecordedEvent, load_data
 from messaging.errors import ArgumentError, DecodeError, MessagingError
+from messaging.eventdata import filters_of, microseconds, time_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

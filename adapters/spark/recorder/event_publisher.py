@@ -46,6 +46,9 @@ class RecorderDTO:
     unfit: int
     #: events that the monitor dropped before the recorder saw them
     missed: int
+    #: sequence of the first event of the durable history that the broker has not confirmed: ``since`` of the next
+    #: recorder; 0 if this one has seen no event of the history
+    resume: int = 0
 
     @property
     def lost(self) -> int:
@@ -83,46 +86,81 @@ class EventPublisher:
         #: reentrant: a signal handler may close the recorder at any place
         self._lock = threading.RLock()
         # --- guarded by the lock
-        self._queue: deque[RecordedEvent] = deque()
+        #: each with its sequence on the bus
+        self._queue: deque[tuple[RecordedEvent, int]] = deque()
         self._pending = 0
         #: number of events for each outcome, by the names of :class:`RecorderDTO`
         self._outcomes: Counter[str] = Counter()
         self._is_ending = False
         #: an event was lost, and since then none was recorded while at most half of ``max_pending`` were pending
         self._is_losing = False
+        #: sequences on the bus of the events that were put and have no outcome yet, in that order
+        self._sequences: dict[int, None] = {}
+        #: the greatest of all sequences, and the smallest of an event that is not recorded
+        self._last_sequence = 0
+        self._first_lost: int | None = None
         # --- used by the publishing thread
-        self._unconfirmed: deque[Promise[None]] = deque()
+        self._unconfirmed: deque[tuple[Promise[None], int]] = deque()
 
     def start(self) -> None:
         """Start the publishing thread."""
         start_thread(self._run, "messaging-recorder")
 
-    def put(self, event: RecordedEvent) -> None:
-        """Enqueue an event, or drop and count it if too many are pending."""
+    def put(self, event: RecordedEvent, sequence: int = 0, patience: float = 0.0) -> None:
+        """Enqueue an event, or drop and count it if too many are pending.
+
+        Args:
+            event: the event.
+            sequence: its number on the bus; 0 if it was not recorded there.
+            patience: seconds to wait for room before it is dropped.
+        """
+        if patience and self._pending >= self._max_pending:
+            self._changed.wait_for(lambda: self._pending < self._max_pending or self._is_ending, patience)
         with self._lock:
+            self._last_sequence = max(self._last_sequence, sequence)
             is_dropped = self._pending >= self._max_pending
             if is_dropped:
                 self._outcomes["crowded"] += 1
+                self._note_lost(sequence)
                 is_first, self._is_losing = not self._is_losing, True
             else:
                 self._pending += 1
-                self._queue.append(event)
+                self._queue.append((event, sequence))
+                if sequence:
+                    self._sequences[sequence] = None
                 is_first = len(self._queue) == 1
         if is_first and is_dropped:
             self._warn(f"{self._max_pending} events wait for the broker already")
         elif is_first:
             self._changed.wake()
 
+    def skip(self, sequence: int) -> None:
+        """Note an event that is not to be recorded."""
+        with self._lock:
+            self._last_sequence = max(self._last_sequence, sequence)
+
     def count_missed(self, events: int) -> None:
         """Count events that the monitor dropped."""
         with self._lock:
             self._outcomes["missed"] += events
+            self._note_lost(self._last_sequence + 1)
+
+    def _note_lost(self, sequence: int) -> None:
+        if sequence and (self._first_lost is None or sequence < self._first_lost):
+            self._first_lost = sequence
+
+    def _resume(self) -> int:
+        """Return the first sequence that is not recorded. Called with the lock."""
+        following = self._last_sequence + 1 if self._last_sequence else 0
+        candidates = [following, self._first_lost, next(iter(self._sequences), None)]
+        return min(each for each in candidates if each is not None)
 
     def get_dto(self) -> RecorderDTO:
         """Return the number of events for each outcome."""
         with self._lock:
             counts: dict[str, Any] = {name: self._outcomes[name] for name in RecorderDTO.__slots__}
-            return RecorderDTO(**{**counts, "recorder": self._recorder, "pending": self._pending})
+            counts |= {"recorder": self._recorder, "pending": self._pending, "resume": self._resume()}
+            return RecorderDTO(**counts)
 
     def end(self) -> None:
         """Let the publishing thread end after the events that are enqueued."""
@@ -153,12 +191,12 @@ class EventPublisher:
                 self._changed.wait_for(lambda: bool(self._queue) or self._is_ending)
             with self._lock:
                 batch = [self._queue.popleft() for _ in range(min(len(self._queue), _BATCH))]
-            for event in batch:
-                self._publish(event)
+            for event, sequence in batch:
+                self._publish(event, sequence)
             batch.clear()
             self._take_confirms()
 
-    def _publish(self, event: RecordedEvent) -> None:
+    def _publish(self, event: RecordedEvent, sequence: int) -> None:
         options = self._options
         if self._names_messages:
             options = {**options, "message_id": f"{event.recorder}-{event.sequence}"}
@@ -166,22 +204,22 @@ class EventPublisher:
             payload = dump_event(event)
             promise = self._instance.publish(f"{self._channel}/{event.topic}", payload, **options)
         except ArgumentError as error:  # its data, or a topic or a payload that is too long for the broker
-            self._settle("unfit")
+            self._settle("unfit", [sequence])
             logger.error("%s: an event on %.200r is not recorded: %s", self._recorder, event.topic, error)
         except MessagingError as error:
-            self._settle_failed(error)
+            self._settle_failed(error, sequence)
         except Exception:  # a defect: the other events are recorded all the same
-            self._settle("unfit")
+            self._settle("unfit", [sequence])
             logger.exception("%s: an event on %.200r is not recorded", self._recorder, event.topic)
         else:
-            self._unconfirmed.append(promise)
+            self._unconfirmed.append((promise, sequence))
 
     def _take_confirms(self) -> None:
         """Count the confirms that have arrived. With nothing else to do, wait a moment for the oldest one."""
         unconfirmed = self._unconfirmed
-        confirmed = 0
+        confirmed: list[int] = []
         while unconfirmed:
-            oldest = unconfirmed[0]
+            oldest, sequence = unconfirmed[0]
             if not oldest.done():
                 if confirmed or self._queue:
                     break
@@ -192,21 +230,25 @@ class EventPublisher:
             unconfirmed.popleft()
             error = oldest.exception()
             if error is None:
-                confirmed += 1
+                confirmed.append(sequence)
             else:
-                self._settle_failed(error)
+                self._settle_failed(error, sequence)
         if confirmed:
             self._settle("recorded", confirmed)
 
-    def _settle_failed(self, error: MessagingError) -> None:
-        if self._settle("unknown" if isinstance(error, OutcomeUnknownError) else "failed"):
+    def _settle_failed(self, error: MessagingError, sequence: int) -> None:
+        if self._settle("unknown" if isinstance(error, OutcomeUnknownError) else "failed", [sequence]):
             self._warn(str(error))
 
-    def _settle(self, outcome: str, events: int = 1) -> bool:
+    def _settle(self, outcome: str, sequences: list[int]) -> bool:
         """Count the outcome of pending events; return whether no event was lost shortly before."""
         with self._lock:
-            self._pending -= events
-            self._outcomes[outcome] += events
+            self._pending -= len(sequences)
+            self._outcomes[outcome] += len(sequences)
+            for sequence in sequences:
+                self._sequences.pop(sequence, None)
+                if outcome in ("failed", "unknown"):
+                    self._note_lost(sequence)
             was_losing = self._is_losing
             recovered = outcome == "recorded" and self._pending <= self._max_pending // 2
             self._is_losing = outcome in ("failed", "unknown") or (was_losing and not recovered)

@@ -23,8 +23,8 @@ from uuid import uuid4
 
 from adapters.spark.recorder.event_publisher import EventPublisher, RecorderDTO
 from adapters.spark.recorder.recorded_event import RecordedEvent
-from adapters.spark.recorder.topic_patterns import filters_of
 from messaging.errors import ArgumentError, ClosedError, DeadlineError, check_instance
+from messaging.eventdata import filters_of
 from messaging.execution import Promise, may_block, seconds, workers
 from messaging.instance import Messaging
 from messaging.model import check_name
@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 CHANNEL: Final = "events"
 #: default of ``max_pending``
 MAX_PENDING: Final = 10_000
+#: how long a recorder with ``since`` waits until the broker takes an event, in seconds
+PATIENCE: Final = 30.0
 #: default timeout of closing, in seconds
 CLOSE_TIMEOUT: Final = 10.0
 #: characters of a name
@@ -57,8 +59,16 @@ class EventRecorder:
         instance: the messaging instance of the broker. It is not closed with the recorder.
         channel: the first levels of the channels; the topic follows.
         topics: filter of the topics that are recorded, or several.
-        name: the name of this recorder in the archive. A suffix makes it unique for each run.
+        name: the name of this recorder in the archive. A suffix makes it unique for each run; with ``since`` it is the
+            id of the durable history, which all runs share.
         history: how many past events come first, or from which time on; see ``monitor_events`` (157.6.1).
+        since: instead, the sequence or the time from which on the events of the durable history come first; see
+            ``TypedEventMonitor.replay``. With ``RecorderDTO.resume`` of the run before, the events that were published
+            while no recorder ran are recorded, and the unconfirmed ones. The recorder then waits for
+            the broker, up to ``PATIENCE`` seconds for one event, before it drops any. The archive recognises
+            events that are recorded twice: their names and sequences are those of the durable history. A missing number
+            is a lost event, or an event of a topic that is not recorded. Events that the history does not number are
+            those of a recorder of this run.
         principal: record only topics that it may subscribe to (157.8).
         max_pending: number of events that may wait for the broker.
         timeout: how long the broker has for one event, in seconds; by default the instance's setting ``timeout``.
@@ -67,6 +77,7 @@ class EventRecorder:
         InvalidChannelError, InvalidTopicError, ArgumentError: an argument is wrong.
         UnsupportedFeatureError: the instance has no delivery with QoS 1.
         ClosedError: the bus or the instance is closed.
+        JournalError: the durable history cannot be read; logged if that happens later.
 
     Example::
 
@@ -83,6 +94,7 @@ class EventRecorder:
         *,
         name: str = "bus",
         history: int | datetime = 0,
+        since: int | datetime | None = None,
         principal: str | None = None,
         max_pending: int = MAX_PENDING,
         timeout: float | None = None,
@@ -94,8 +106,12 @@ class EventRecorder:
         if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME or not name.isprintable():
             raise ArgumentError(f"name must be a printable str of at most {_MAX_NAME} characters, not {name!r:.120}")
         self.channel = check_name(channel)
-        #: the name of this run in the archive
-        self.recorder = f"{name}-{uuid4().hex}"
+        #: the name in the archive for events that have a sequence of this run only
+        self._run = f"{name}-{uuid4().hex}"
+        history_id = None if since is None else monitor.history_id
+        self._is_lasting = history_id is not None
+        #: the name in the archive: of this run, or with ``since`` of all runs with one durable history
+        self.recorder = self._run if history_id is None else f"{name}-{history_id}"
         self._filters = filters_of(topics)
         self._monitor = monitor
         self._publisher = EventPublisher(self.recorder, instance, self.channel, max_pending, timeout)
@@ -107,9 +123,15 @@ class EventRecorder:
         self._sequence = 0
         self._missed_before = monitor.missed
         self._failure: Exception | None = None
+        self._patience = 0.0 if since is None else PATIENCE
+        if since is None:
+            events = monitor.monitor_events(history, principal=principal)
+        elif history != 0:
+            raise ArgumentError("history and since exclude each other: give one of them")
+        else:
+            events = monitor.replay(since, principal=principal)
         self._publisher.start()
         try:
-            events = monitor.monitor_events(history, principal=principal)
             self._subscription: DisposableBase = events.subscribe(self._observed, self._observing_failed)
             if isinstance(self._failure, ClosedError):
                 raise self._failure
@@ -124,7 +146,7 @@ class EventRecorder:
     # --- the observer of the monitor
 
     def _observed(self, event: MonitorEvent) -> None:
-        """Record an event. Never blocks: the monitor drops the events of slow observers."""
+        """Record an event. Blocks only with ``since``: the monitor drops the events of slow observers."""
         missed = self._monitor.missed
         if skipped := missed - self._missed_before:
             self._missed_before = missed
@@ -132,8 +154,15 @@ class EventRecorder:
             self._publisher.count_missed(skipped)
         topic = event.topic
         if any(each.matches(topic) for each in self._filters):
-            number, self._sequence = self._sequence, self._sequence + 1
-            self._publisher.put(RecordedEvent(topic, event.publication_time, self.recorder, number, event.event_data))
+            if self._is_lasting and event.sequence:
+                recorder, number = self.recorder, event.sequence
+            else:
+                recorder = self._run
+                number, self._sequence = self._sequence, self._sequence + 1
+            recorded = RecordedEvent(topic, event.publication_time, recorder, number, event.event_data)
+            self._publisher.put(recorded, event.sequence, self._patience)
+        else:
+            self._publisher.skip(event.sequence)
 
     def _observing_failed(self, error: Exception) -> None:
         self._failure = error
