@@ -181,6 +181,22 @@ def _values(parameter: Any, command: str, words: Sequence[str]) -> Iterator[Cand
             yield from _settings(_adapter(words))
         case "qos":
             yield from map(Candidate, ("0", "1", "2"))
+        case "qos_names":
+            from messaging.distributedeventing.qos import STANDARD
+
+            yield from map(Candidate, STANDARD)
+        case "grammar":
+            from messaging.cli.events_options import Grammar
+
+            yield from (Candidate(each.value) for each in Grammar)
+        case "type_":
+            from messaging.cli.events import EventType
+
+            yield from (Candidate(each.value) for each in EventType)
+        case "format_" if command == "events":
+            from messaging.cli.events_lines import FORMATS
+
+            yield from map(Candidate, FORMATS)
         case "content_type":
             from messaging.codecs import content_types
 

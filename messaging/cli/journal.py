@@ -116,7 +116,7 @@ def read(
             return ExitCode.OK
         if cursor is not None:
             start = max(view.begin, _position(view, cursor))
-        records = (each for each in _records(view, start, follow=follow) if is_wanted(each))
+        records = (each for each in read_records(view, start, follow=follow) if is_wanted(each))
         for record in itertools.islice(records, limit):
             write(dump(_fields(record)) if json else _line(record))
     return ExitCode.OK
@@ -166,7 +166,7 @@ def export(
     """
     is_wanted = _filter(channel)
     with Journal.view(directory) as view:
-        records = (each for each in _records(view, start, follow=False) if is_wanted(each))
+        records = (each for each in read_records(view, start, follow=False) if is_wanted(each))
         for record in itertools.islice(records, limit):
             if not payloads:
                 write(dump(_fields(record)))
@@ -230,7 +230,18 @@ def _position(view: JournalView, cursor: str) -> int:
     return positions[cursor]
 
 
-def _records(view: JournalView, start: int | None, *, follow: bool) -> Iterator[Record]:
+def read_records(view: JournalView, start: int | None, *, follow: bool) -> Iterator[Record]:
+    """Yield records from offset ``start`` on, or from the oldest one on.
+
+    Args:
+        view: the journal.
+        start: the first offset, or ``None``.
+        follow: go on with the records that are appended, until interrupted.
+
+    Raises:
+        ReaderGoneError: the reader of stdout has closed it.
+        JournalError: a file cannot be read.
+    """
     following = view.begin if start is None else start
     rounds = 0
     while True:

@@ -78,9 +78,34 @@ EXPECTED = {
         "order 3: handled before",
         "invoices: [1, 3]",
     ],
+    "13_events_between_processes": [
+        "the shop has closed",
+        "the kitchen cooks soup",
+        "the kitchen cooks fish",
+        "the kitchen cooks cake",
+        "the ledger books order 2 late",
+        "the ledger books order 3 late",
+    ],
+    "14_session_with_replies": [
+        "lot-1: Ada bids 50",
+        "lot-1: Grace bids 50",
+        "lot-2: Grace bids 100",
+        "everyone has seen the vase",
+        "on offer: lamp",
+        "on offer: clock",
+        "on offer: vase",
+        "the session ended: close",
+    ],
+    "15_plain_mqtt_member": [
+        "joined: lamp wants light/switch",
+        "lamp: light/switch {'on': True}",
+        "home: {'is_on': True, 'watts': 7}",
+    ],
 }
 #: examples that never connect to a broker
 LOCAL = {"10_typed_events", "11_event_admin"}
+#: examples that need a broker which several processes or programs reach
+BETWEEN_PROCESSES = {"13_events_between_processes", "15_plain_mqtt_member"}
 FILES = sorted((ROOT / "examples").glob("*.py"))
 
 
@@ -101,7 +126,9 @@ def test_every_example_is_tested() -> None:
     assert [file.stem for file in FILES] == sorted(EXPECTED)
 
 
-@pytest.mark.parametrize("example", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "example", [each for each in FILES if each.stem not in BETWEEN_PROCESSES], ids=lambda file: file.stem
+)
 def test_example_prints_the_expected_lines(example: Path) -> None:
     check(example, output(example))
 
@@ -115,8 +142,8 @@ def test_example_runs_at_a_broker(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    if broker == "rabbitmq" and example.stem == "09_mqtt_asks_amqp":
-        pytest.skip("needs a broker of both kinds: see the next test")
+    if broker == "rabbitmq" and example.stem in ("09_mqtt_asks_amqp", "15_plain_mqtt_member"):
+        pytest.skip("needs a broker of both kinds: see the next tests")
     monkeypatch.setattr(sys, "argv", [str(example), request.getfixturevalue(broker).url])
     runpy.run_path(str(example), run_name="__main__")
     check(example, capfd.readouterr().out.splitlines())
@@ -132,3 +159,19 @@ def test_mqtt_asks_amqp_at_one_broker(
     monkeypatch.setattr(sys, "argv", [str(example), *urls])
     runpy.run_path(str(example), run_name="__main__")
     check(example, capfd.readouterr().out.splitlines())
+
+
+def test_a_plain_mqtt_program_meets_amqp_at_one_broker(
+    rabbitmq_mqtt: RabbitMQ, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (example,) = (file for file in FILES if file.stem == "15_plain_mqtt_member")
+    monkeypatch.setattr(sys, "argv", [str(example), rabbitmq_mqtt.mqtt_url, rabbitmq_mqtt.url])
+    runpy.run_path(str(example), run_name="__main__")
+    check(example, capfd.readouterr().out.splitlines())
+
+
+def test_the_plain_part_of_the_plain_program_imports_nothing_of_the_toolkit() -> None:
+    (example,) = (file for file in FILES if file.stem == "15_plain_mqtt_member")
+    plain = example.read_text(encoding="utf-8").partition("# --- the program on the other side")[0]
+    code = plain + "\nassert Lamp and not [each for each in sys.modules if each.partition('.')[0] == 'messaging']\n"
+    assert process(sys.executable, "-c", code).returncode == 0

@@ -216,6 +216,10 @@ def test_an_error_is_written_as_one_printable_line(run: Run) -> None:
         ("info",),
         ("demo",),
         ("bench",),
+        ("events", "watch"),
+        ("events", "publish", "a", "1"),
+        ("events", "topics"),
+        ("events", "members"),
     ],
 )
 def test_a_broker_that_is_not_there_is_a_failure(run: Run, arguments: tuple[str, ...]) -> None:

@@ -1,0 +1,274 @@
+"""``messaging events``: follow, publish and look up the events of an event network, and read past events.
+
+The modules behind it are imported when a command runs: help and completion must be fast.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from messaging.cli import options
+from messaging.cli.connecting import Broker, identity, warn_of_memory
+from messaging.cli.events_options import Grammar, NetworkOptions, split
+from messaging.cli.output import LOOK, ExitCode, ReaderGoneError, is_reader_gone, write
+from messaging.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from messaging.cli.events_lines import Form
+    from messaging.cli.events_watch import Watcher
+
+logger = logging.getLogger(__name__)
+
+events = typer.Typer(name="events", add_completion=False, pretty_exceptions_enable=False)
+
+
+class EventType(enum.StrEnum):
+    """Which events are written."""
+
+    #: events with data
+    DATA = "data"
+    #: also the ends of sessions
+    ALL = "all"
+
+
+_Filters = Annotated[
+    list[str] | None,
+    Argument(metavar="FILTER", show_default=False, help="Topic filters, such as orders/**; default: every topic."),
+]
+_Json = Annotated[bool, Option("--json", help="Write each event as a JSON object on one line.")]
+_JsonList = Annotated[bool, Option("--json", help="Write JSON on one line.")]
+_Format = Annotated[
+    str | None,
+    Option(
+        "--format",
+        "-F",
+        metavar="FORMAT",
+        help="text (the default), json, payload, or a format of sub: %t topic, %p data, %P sender and time, …",
+    ),
+]
+
+
+@events.callback()
+def main() -> None:
+    """Follow, publish and look up the events of an event network, and read past events."""
+
+
+@events.command()
+@options.command
+def watch(
+    broker: Broker,
+    network: NetworkOptions,
+    filters: _Filters = None,
+    type_: Annotated[
+        EventType,
+        Option("--type", metavar="data|all", show_default=False, help="data (the default), or all: session ends, too."),
+    ] = EventType.DATA,
+    count: Annotated[int | None, options.count_option("End after N events.")] = None,
+    timeout: Annotated[
+        float | None, options.timeout_option("End that long after subscribing (see exit codes).")
+    ] = None,
+    json: _Json = False,
+    format_: _Format = None,
+) -> int:
+    """Write every event that arrives to stdout: time, topic, sender and data.
+
+    Reports on stderr when the broker has subscribed it, and the other members know of it. Then no event is missed.
+    Runs until interrupted, or until --count or --timeout is reached.
+
+    Example: messaging events watch mqtt://localhost 'orders/**' --type all --json
+    """
+    from messaging.cli.events_lines import form_of
+    from messaging.cli.events_member import announce, grammar_of, joined, settings_of
+    from messaging.cli.events_watch import Watcher
+
+    broker, topics = split(broker, filters or [])
+    topics = topics or [network.everything]
+    options.check_timeout(timeout)
+    form = form_of(format_, json=json)
+    watcher = Watcher(topics, network, grammar_of(network), with_ends=type_ is EventType.ALL)
+    settings_of(network)
+    with broker.connect("events-watch") as m, joined(m, network, watcher) as node:
+        watcher.node = node
+        try:
+            announce(node)
+            logger.info("watching %s at %s", ", ".join(topics), identity(m))
+            warn_of_memory(m)
+            return _write_events(watcher, form, count, timeout)
+        finally:
+            watcher.close()
+
+
+def _write_events(watcher: Watcher, form: Form, count: int | None, timeout: float | None) -> ExitCode:
+    """Write events as they arrive; return the exit code.
+
+    Raises:
+        ReaderGoneError: the reader of stdout has closed it.
+    """
+    from messaging.cli.formats import UnformattableError
+
+    deadline = None if timeout is None else time.monotonic() + timeout
+    written = 0
+    while count is None or written < count:
+        left = LOOK if deadline is None else min(LOOK, deadline - time.monotonic())
+        if left <= 0:
+            if count is None:
+                return ExitCode.OK
+            logger.warning("timeout: %d of %d events within %g s", written, count, timeout)
+            return ExitCode.TIMED_OUT
+        line = watcher.take(left)
+        if line is None:
+            if is_reader_gone():
+                raise ReaderGoneError
+            continue
+        try:
+            write(form(line))
+            written += 1
+        except UnformattableError as error:
+            logger.warning("%s", error)
+        if line.arrival is not None and line.arrival.notified is not None:
+            line.arrival.notified()  # not before: a watcher that fails has not seen the event
+    return ExitCode.OK
+
+
+@events.command()
+@options.command
+def publish(
+    broker: Broker,
+    network: NetworkOptions,
+    topic: Annotated[
+        str | None, Argument(metavar="TOPIC", show_default=False, help="Topic, without wildcards.")
+    ] = None,
+    payload: Annotated[
+        str | None,
+        Argument(
+            metavar="PAYLOAD", show_default=False, help="JSON, or text that does not begin like JSON; - for stdin."
+        ),
+    ] = None,
+    file: Annotated[Path | None, Option("--file", "-f", metavar="PATH", help="Publish the content of a file.")] = None,
+    text: Annotated[bool, Option("--text", help="Publish the payload as text, even if it is JSON.")] = False,
+    correlation_id: Annotated[str | None, Option("--correlation-id", metavar="ID", help="Correlation id.")] = None,
+    reply_to: Annotated[str | None, Option("--reply-to", metavar="TOPIC", help="Topic for replies.")] = None,
+    qos_names: Annotated[
+        list[str] | None,
+        Option("--qos", "-q", metavar="NAME", help="Such as AT_LEAST_ONCE or PERSISTENT (RFC 214). Repeatable."),
+    ] = None,
+    notify: Annotated[
+        bool, Option("--notify", help="Wait until every consumer is notified, and name the members.")
+    ] = False,
+    timeout: Annotated[float | None, options.timeout_option("How long --notify waits; default: 30.")] = None,
+) -> int:
+    """Publish an event, and wait for the broker's confirmation.
+
+    Example: messaging events publish mqtt://localhost orders/placed '{"id": 7}' --notify
+    """
+    from messaging.cli.events_member import grammar_of
+    from messaging.cli.events_publish import NOTIFYING, check_qos, data_of, publish_event, read_payload
+    from messaging.eventdata import WireEvent
+
+    broker, words = split(broker, [each for each in (topic, payload) if each is not None])
+    if not words:
+        raise ArgumentError("no topic: messaging events publish URL TOPIC [PAYLOAD]")
+    if len(words) > 2:
+        raise ArgumentError("one argument more than TOPIC and PAYLOAD; quote a payload that has spaces")
+    if timeout is not None and not notify:
+        raise ArgumentError("--timeout goes with --notify: the setting timeout bounds the rest")
+    options.check_timeout(timeout, most=86_400.0)
+    grammar = grammar_of(network)
+    grammar.check_topic(words[0])
+    if reply_to is not None:
+        grammar.check_topic(reply_to)
+    qos = check_qos(qos_names or ())
+    _ = broker.target  # a missing URL is an error before a file is opened
+    data = data_of(read_payload(words[1] if len(words) > 1 else None, file), network.grammar, is_text=text)
+    event = WireEvent(words[0], data, correlation_id=correlation_id, reply_to=reply_to)
+    limit = (NOTIFYING if timeout is None else timeout) if notify else None
+    return publish_event(broker, network, event, qos, limit)
+
+
+@events.command()
+@options.command
+def topics(broker: Broker, network: NetworkOptions, json: _JsonList = False) -> int:
+    """List the topics and topic filters of all members, with their publishers and consumers.
+
+    Members list a topic after they published to it for the first time. Hidden topics are left out.
+
+    Example: messaging events topics mqtt://localhost
+    """
+    from messaging.cli.events_members import show_topics
+
+    return show_topics(broker, network, json=json)
+
+
+@events.command()
+@options.command
+def members(
+    broker: Broker,
+    network: NetworkOptions,
+    json: _JsonList = False,
+    watch: Annotated[
+        bool, Option("--watch", help="Write a line for each change of a member, until interrupted.")
+    ] = False,
+) -> int:
+    """List the members of an event network: name, id, whether they are lost, what they want and publish.
+
+    Example: messaging events members mqtt://localhost --watch
+    """
+    from messaging.cli.events_members import show_members, watch_members
+
+    return (watch_members if watch else show_members)(broker, network, json=json)
+
+
+@events.command()
+@options.command
+def history(
+    path: Annotated[
+        str, Argument(metavar="PATH", show_default=False, help="Folder with the durable history of a typed event bus.")
+    ],
+    filters: _Filters = None,
+    since: Annotated[
+        str | None,
+        Option("--since", metavar="TIME|SEQUENCE", help="From this time (ISO 8601) or sequence on, inclusive."),
+    ] = None,
+    limit: Annotated[int | None, Option("--limit", "-n", metavar="N", min=1, help="Write at most N events.")] = None,
+    follow: Annotated[
+        bool, Option("--follow", "-f", help="Go on with the events that are stored, until interrupted.")
+    ] = False,
+    grammar: Annotated[
+        Grammar,
+        Option(
+            "--grammar",
+            metavar="typed|distributed",
+            show_default=False,
+            help="Grammar of the filters: of Typed Event (the default), or of RFC 214.",
+        ),
+    ] = Grammar.TYPED,
+    json: _Json = False,
+    format_: _Format = None,
+) -> int:
+    """Write past events, also while another process stores more: sequence, time, topic and data.
+
+    Example: messaging events history /var/lib/shop/history 'orders/*' --since 2025-10-09T08:00:00Z --json
+    """
+    from messaging.cli.events_history import past_events, since_of
+    from messaging.cli.events_lines import form_of
+    from messaging.cli.events_member import grammar_of
+    from messaging.cli.formats import UnformattableError
+
+    form = form_of(format_, json=json)
+    found = past_events(
+        path, filters or [], grammar_of(NetworkOptions(grammar=grammar)), since_of(since), follow=follow
+    )
+    for line in itertools.islice(found, limit):
+        try:
+            write(form(line))
+        except UnformattableError as error:
+            logger.warning("%s", error)
+    return ExitCode.OK
