@@ -9,7 +9,7 @@ BIN := .venv/bin
 # The tests start hundreds of processes: without this, each would compile the project anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-system test-lowest test-matrix lint types bench soak soak-tokens failover kills venv clean
+.PHONY: help demo test test-system test-lowest test-matrix lint types bench soak soak-tokens failover kills distributed venv clean
 
 help:
 	@echo "make demo   the toolkit at work, in this process, without a broker"
@@ -23,6 +23,7 @@ help:
 	@echo "make soak-tokens   ten minutes of credentials that expire (SOAK_ARGS='--minutes 1 --lifetime 3')"
 	@echo "make failover   20 kills of the connected one of several brokers (FAILOVER_ARGS='--kills 5 --protocol mqtt')"
 	@echo "make kills  hundreds of random SIGKILLs with messages on the disk (KILLS_ARGS='--kills 50 --protocol amqp')"
+	@echo "make distributed   210 random faults under distributed events (DISTRIBUTED_ARGS='--faults 20 --protocol amqp')"
 	@echo "make venv   only .venv, with everything for development"
 	@echo "make clean  remove all that is generated, .venv too"
 
@@ -64,6 +65,10 @@ failover: .venv/.dev
 kills: .venv/.dev
 	@.ci/setup brokers
 	@$(BIN)/python -m tests.faults.kills $(KILLS_ARGS)
+
+distributed: .venv/.dev
+	@.ci/setup brokers
+	@$(BIN)/python -m tests.faults.distributed $(DISTRIBUTED_ARGS)
 
 venv: .venv/.dev
 

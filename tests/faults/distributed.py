@@ -1,0 +1,340 @@
+"""Distributed events under random faults: every promise of the event admin and of the connected bus is checked.
+
+``python -m tests.faults.distributed --protocol amqp --faults 70 --seed 7`` (or ``make distributed``). Three processes
+(see ``member.py``) share a private broker, each through a proxy of its own:
+
+==========  ==========================================================================================================
+process     form
+==========  ==========================================================================================================
+``a, b``    durable: the broker keeps their events (a session on MQTT, a queue on AMQP), and they have an outbox on the
+            disk. They are killed, suspended and cut off
+``c``       plain. It is suspended and cut off, and never killed: its memory and its threads are measured
+==========  ==========================================================================================================
+
+Rounds of faults alternate with quiet times, in which the members, the sources and the broker are looked at. At the end
+``promises.py`` compares the ledgers with what is promised. Ends with status 1, and says why, if a promise is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from messaging.testing.brokers import Broker, Mosquitto, RabbitMQ
+from messaging.testing.proxy import Proxy
+from tests.faults.member import HEARTBEAT, LINGER, PROGRAM
+from tests.faults.promises import Fault, Findings, Lines, check
+from tests.faults.scenario import eventually, through
+from tests.forking import ForkedProcess
+
+PROTOCOLS: Final = ("mqtt", "mqtt5", "amqp")
+#: processes with their forms
+PROCESSES: Final = {"a": "durable", "b": "durable", "c": "plain"}
+#: kinds of faults with their weights; a broker takes seconds to return
+FAULTS: Final = {"kill": 8, "suspend": 4, "cut": 6, "restart": 1, "crash": 1}
+_ROUND: Final = 8
+#: pause before a fault, and length of a suspension: mostly longer than two heartbeats; seconds
+_PAUSE: Final = (0.05, 1.5)
+_SUSPENDED: Final = (1.2, 2.2)
+#: time for all events to arrive, and for members to see each other; seconds
+_SETTLING: Final = 30.0
+#: growth of the memory of a process that lives on, bytes
+_MEMORY_SLACK: Final = 24 << 20
+_THREAD_SLACK: Final = 8
+
+
+class Process:
+    """One process, with its proxy, its lives and its ledgers."""
+
+    def __init__(self, name: str, protocol: str, broker: Broker, proxy: Proxy, folder: Path) -> None:
+        self.name = name
+        self.life = 0
+        self._arguments = protocol, through(proxy, broker.url), str(folder), PROCESSES[name]
+        self.proxy = proxy
+        self._folder = folder
+        self._program: ForkedProcess | None = None
+        #: the ledger of the current life
+        self.lines = Lines(folder / f"{self.id}.ledger")
+
+    @property
+    def id(self) -> str:
+        """Name and life."""
+        return f"{self.name}.{self.life}"
+
+    def start(self) -> None:
+        """Start; does not wait until it is up."""
+        self.life += 1
+        self.lines = Lines(self._folder / f"{self.id}.ledger")
+        log = (self._folder / f"{self.id}.log").open("wb")
+        with log:
+            self._program = ForkedProcess(PROGRAM, (self.name, str(self.life), *self._arguments), stdout=log)
+
+    def wait_up(self) -> None:
+        """Wait until it has joined."""
+        eventually(lambda: self.has("up"), lambda: f"{self.id} to be up: {self.errors()}", 60.0)
+
+    def errors(self) -> str:
+        """The end of its stderr, if it has ended."""
+        program = self._program
+        if program is None or program.poll() is None or program.stderr is None:
+            return "it runs"
+        return program.stderr.read().decode()[-3_000:]
+
+    def has(self, kind: str) -> bool:
+        """Whether its ledger has an entry of a kind."""
+        return self.lines.count(kind) > 0
+
+    def tell(self, command: str) -> None:
+        """Send it a command."""
+        assert self._program is not None
+        assert self._program.stdin is not None
+        self._program.stdin.write(f"{command}\n".encode())
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        assert self._program is not None
+        self._program.send_signal(number)
+
+    def kill(self) -> None:
+        """Send it SIGKILL, and wait for its end. Idempotent."""
+        if self._program is not None:
+            self._program.kill()
+            self._program.wait(30.0)
+            for pipe in (self._program.stdin, self._program.stderr):
+                if pipe is not None:
+                    pipe.close()
+            self._program = None
+
+    def resources(self) -> tuple[int, int]:
+        """Resident memory in bytes, and the number of threads."""
+        assert self._program is not None
+        found = dict(
+            line.split(":", 1)
+            for line in Path(f"/proc/{self._program.pid}/status").read_text().splitlines()
+            if ":" in line
+        )
+        return int(found["VmRSS"].split()[0]) * 1024, int(found["Threads"])
+
+
+@dataclass
+class Outcome:
+    """What a run showed."""
+
+    kinds: Counter[str]
+    findings: Findings
+    problems: list[str] = field(default_factory=list)
+    #: (memory, threads) of the process that was never killed, in each quiet time
+    resources: list[tuple[int, int]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        memory = [each for each, _ in self.resources]
+        threads = [each for _, each in self.resources]
+        grown = f"memory {memory[0] >> 20} to {memory[-1] >> 20} MiB, threads {min(threads)} to {max(threads)}"
+        return "\n  ".join([f"{self.kinds.total()} faults {dict(self.kinds)}; {grown}", *self.findings.lines()])
+
+
+class Run:
+    """One run with one broker."""
+
+    def __init__(self, protocol: str, folder: Path, seed: int, say: Callable[[str], object] = lambda _: None) -> None:
+        self._protocol = protocol
+        self._folder = folder
+        self._random = random.Random(seed)
+        self._faults: list[Fault] = []
+        self._kinds: Counter[str] = Counter()
+        self._problems: list[str] = []
+        self._resources: list[tuple[int, int]] = []
+        self._processes: dict[str, Process] = {}
+        self._say = say
+        self._ended = float("inf")
+        self._joins = itertools.count()
+        #: bindings at RabbitMQ in the first quiet time
+        self._bindings: int | None = None
+
+    def run(self, faults: int) -> Outcome:
+        """Cause so many faults, and compare."""
+        with ExitStack() as stack:
+            broker = stack.enter_context(self._broker())
+            for name in PROCESSES:
+                proxy = stack.enter_context(Proxy(broker.host, broker.port))
+                process = self._processes[name] = Process(name, self._protocol, broker, proxy, self._folder)
+                stack.callback(process.kill)
+                process.start()
+            for each in self._processes.values():
+                each.wait_up()
+            time.sleep(2 * HEARTBEAT)
+            self._look(broker)
+            for start in range(0, faults, _ROUND):
+                for _ in range(min(_ROUND, faults - start)):
+                    self._cause(broker)
+                self._look(broker)
+                self._say(f"{self._kinds.total()} faults, {len(self._problems)} problems")
+            self._finish()
+            self._ended = time.monotonic()
+        self._grown()
+        (self._folder / "faults").write_text("".join(f"{each}\n" for each in self._faults))
+        findings = check(self._folder, self._faults, PROCESSES, self._protocol, self._ended)
+        return Outcome(self._kinds, findings, self._problems + findings.problems, self._resources)
+
+    def _broker(self) -> Broker:
+        if self._protocol == "amqp":
+            return RabbitMQ()
+        # with the window of 20 that mosquitto has by default, the messages for a killed process fill it for 30 seconds:
+        # its successor may claim them until then
+        lines = ["autosave_on_changes false", "autosave_interval 1", "max_inflight_messages 2000"]
+        return Mosquitto(lines, persistence=True)
+
+    # --- faults
+
+    def _cause(self, broker: Broker) -> None:
+        time.sleep(self._random.uniform(*_PAUSE))
+        kind = self._random.choices([*FAULTS], [*FAULTS.values()])[0]
+        process = self._processes[self._random.choice("ab" if kind == "kill" else "abc")]
+        self._kinds[kind] += 1
+        fault = Fault(kind, "" if kind in ("restart", "crash") else process.id, time.monotonic())
+        self._faults.append(fault)
+        match kind:
+            case "kill":
+                process.kill()
+                fault.at = time.monotonic()
+                if self._random.random() < 0.5:
+                    time.sleep(self._random.uniform(0.0, 2.5))
+                process.start()
+                process.wait_up()
+            case "suspend":
+                process.signal(signal.SIGSTOP)
+                time.sleep(self._random.uniform(*_SUSPENDED))
+                process.signal(signal.SIGCONT)
+            case "cut":
+                process.proxy.sever()
+                if self._random.random() < 0.3:
+                    process.proxy.refuse()
+                    time.sleep(self._random.uniform(0.1, 1.5))
+                    process.proxy.accept()
+            case "restart":
+                broker.restart()
+            case "crash":
+                broker.kill()
+                broker.start()
+        fault.over = time.monotonic()
+
+    # --- quiet times
+
+    def _look(self, broker: Broker) -> None:
+        """Look at members, sources and the broker, with no fault under way."""
+        self._wait(self._all_see_all, "every process to see every other", 10.0)
+        self._resources.append(self._processes["c"].resources())
+        self._sources()
+        if isinstance(broker, RabbitMQ):
+            self._queues(broker)
+
+    def _wait(self, condition: Callable[[], bool], what: str, patience: float) -> None:
+        try:
+            eventually(condition, what, patience)
+        except AssertionError as error:
+            self._problems.append(f"after {self._kinds.total()} faults: {error}")
+
+    def _all_see_all(self) -> bool:
+        ids = {each.id for each in self._processes.values()}
+        parts = {f"{each}.{part}" for each in ids for part in ("admin", "bus")}
+        return all(process.lines.seen() == parts - {f"{process.id}.admin"} for process in self._processes.values())
+
+    def _sources(self) -> None:
+        """Have a consumer join and leave; now and then it is killed."""
+        holder = self._processes[self._random.choice("abc")]
+        label = f"probe-{next(self._joins)}"
+        holder.tell(f"join {label} sources/*")
+        self._wait(lambda: self._sources_are(is_open=True), "the sources to open", 5.0)
+        if holder.name != "c" and self._random.random() < 0.3:
+            self._kinds["kill"] += 1
+            fault = Fault("kill", holder.id, time.monotonic())
+            holder.kill()
+            fault.at = time.monotonic()
+            holder.start()
+            holder.wait_up()
+            fault.over = time.monotonic()
+            self._faults.append(fault)
+        else:
+            self._wait(
+                lambda: any(each[1:3] == ["joined", label] for each in holder.lines.all()), f"{label} to join", 5.0
+            )
+            holder.tell(f"leave {label}")
+        self._wait(lambda: self._sources_are(is_open=False), "the sources to close", LINGER + 2 * HEARTBEAT + 4.0)
+
+    def _sources_are(self, *, is_open: bool) -> bool:
+        return all(each.lines.source_is_open() is is_open for each in self._processes.values())
+
+    def _queues(self, broker: RabbitMQ) -> None:
+        """Compare the queues and bindings with those of the first quiet time."""
+        names = [line for line in broker.ctl("list_queues", "name").splitlines() if line not in ("", "name")]
+        wanted = 2 * len(PROCESSES)
+        if len(names) > wanted:
+            self._problems.append(f"{len(names)} queues at RabbitMQ, for {wanted} members: {names}")
+        bindings = broker.ctl("list_bindings", "source_name", "destination_name", "routing_key").splitlines()
+        found = len([line for line in bindings if "topics" in line])
+        if self._bindings is None:
+            self._bindings = found
+        elif found > self._bindings + 40:  # consumers that come and go have a few
+            self._problems.append(f"{found} bindings at RabbitMQ, and {self._bindings} at first: {bindings}")
+
+    def _finish(self) -> None:
+        """Stop publishing, and wait until all that was published is confirmed, and nothing more arrives."""
+        for each in self._processes.values():
+            each.tell("quiet")
+        end = time.monotonic() + _SETTLING
+        sizes: list[int] = []
+        time.sleep(3.0)
+        while time.monotonic() < end:
+            sizes.append(sum(each.lines.count("got") for each in self._processes.values()))
+            if (
+                len(sizes) > 2
+                and sizes[-1] == sizes[-3]
+                and all(each.lines.all_confirmed() for each in self._processes.values())
+            ):
+                return
+            time.sleep(0.5)
+        self._problems.append("events still arrive, or are not confirmed, long after the last one was published")
+
+    def _grown(self) -> None:
+        half = self._resources[len(self._resources) // 3 :]
+        if len(half) > 2:
+            if half[-1][0] > half[0][0] + _MEMORY_SLACK:
+                self._problems.append(f"memory grew from {half[0][0] >> 20} to {half[-1][0] >> 20} MiB")
+            if half[-1][1] > half[0][1] + _THREAD_SLACK:
+                self._problems.append(f"threads grew from {half[0][1]} to {half[-1][1]}")
+
+
+def main() -> int:
+    """The command; see the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=70)
+    parser.add_argument("--protocol", choices=[*PROTOCOLS, "all"], default="all")
+    parser.add_argument("--seed", type=int, default=random.randrange(10_000))
+    parser.add_argument("--keep", type=Path, help="folder for the ledgers")
+    given = parser.parse_args()
+    failed = False
+    for protocol in PROTOCOLS if given.protocol == "all" else (given.protocol,):
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) if given.keep is None else given.keep / protocol
+            folder.mkdir(parents=True, exist_ok=True)
+            outcome = Run(protocol, folder, given.seed, lambda line: sys.stderr.write(f"{line}\n")).run(given.faults)
+        told = f"{protocol}, seed {given.seed}, {time.monotonic() - began:.0f} s: {outcome}"
+        sys.stdout.write("\n  ".join([told, *(f"BROKEN: {each}" for each in outcome.problems)]) + "\n")
+        failed = failed or bool(outcome.problems)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
