@@ -14,6 +14,7 @@ BENCHMARKS = {
     "mqtt": "publisher to subscriber through mosquitto, against other clients",
     "amqp": "publishing with confirms, consuming with acknowledgements, both, against other clients",
     "events": "event buses within a process: dispatch and latency, against other buses",
+    "distributed": "events between two processes, against messages on the same adapter and iPOPO's MQTT bridge",
     "latency": "from due to received, idle and under load, against other clients",
     "requests": "request to reply, at several concurrencies, against other clients",
     "footprint": "memory and processor time of publisher and subscriber, against other clients",

@@ -177,6 +177,20 @@ EVENTS: Final = (
     Contender("ipopo-send", "events", "pelix", "EventAdmin.send: synchronous", "ipopo-send"),
 )
 
+#: events between two processes
+_RAW: Final = "publisher.publish and an observer: messages, no events"
+DISTRIBUTED_MQTT: Final = (
+    Contender(OURS, "distributed", "messaging", "DistributedEventAdmin.publish_event; a consumer", "admin-mqtt"),
+    Contender("bus", "distributed", "messaging", "TypedEventBus.connect, deliver; a handler", "bus-mqtt"),
+    Contender("raw", "ours", "messaging", _RAW, "mqtt"),
+    Contender("ipopo", "distributed", "pelix", "EventAdmin.send, its MQTT bridge; a handler", "ipopo"),
+)
+DISTRIBUTED_AMQP: Final = (
+    Contender(OURS, "distributed", "messaging", "DistributedEventAdmin.publish_event; a consumer", "admin-amqp"),
+    Contender("bus", "distributed", "messaging", "TypedEventBus.connect, deliver; a handler", "bus-amqp"),
+    Contender("raw", "ours", "messaging", _RAW, "amqp"),
+)
+
 #: durable appends
 JOURNAL: Final = (
     Contender(OURS, "journal", "messaging", "Journal.append, fsync always: group commit", "ours"),
@@ -209,7 +223,10 @@ SPARK_LATENCY: Final = (_SPARK, _SIMPLE)
 def names() -> set[str]:
     """Of everybody."""
     spark = (*SPARK_BATCH, *SPARK_MQTT)
-    return {each.name for each in (*MQTT, *AMQP, *REQUESTS_MQTT, *REQUESTS_AMQP, *EVENTS, *JOURNAL, *spark)}
+    return {
+        each.name
+        for each in (*MQTT, *AMQP, *REQUESTS_MQTT, *REQUESTS_AMQP, *EVENTS, *DISTRIBUTED_MQTT, *JOURNAL, *spark)
+    }
 
 
 def choose(known: tuple[Contender, ...], names: list[str] | None) -> list[Contender]:

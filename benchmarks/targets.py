@@ -55,6 +55,10 @@ def _events(peer: str, factor: float) -> Target:
     return Target("events", (("kind", "typed"), ("handlers", "1"), ("topics", "1")), peer, factor)
 
 
+def _distributed(protocol: str, peer: str, factor: float) -> Target:
+    return Target("distributed", (("protocol", protocol), ("load", "as fast as possible")), peer, factor)
+
+
 _PAYLOAD: Final = ("payload", "100")
 TARGETS: Final = (
     *(_mqtt(qos, "paho", factor) for qos, factor in zip("012", (1.5, 2, 1.5), strict=True)),
@@ -86,6 +90,8 @@ TARGETS: Final = (
     # asynchronous and ordered, at most four times what calling the handler through a signal costs
     _events("blinker", 0.25),
     Target("events", (("handlers", "1"), ("topics", "10000")), OURS, 1 / 1.3, beside=(("topics", "1"),)),
+    *(_distributed(protocol, "raw", 0.6) for protocol in ("MQTT 3.1.1", "MQTT 5", "AMQP")),
+    *(_distributed(protocol, "ipopo", 5) for protocol in ("MQTT 3.1.1", "MQTT 5")),
     _spark("journal", "arrow", 0.7, enough=500_000),
     _spark("mosquitto", "adapter", 0.8),
     _spark("mosquitto", "simple", 5),
