@@ -113,11 +113,14 @@ PRINTED: dict[str, tuple[tuple[str, ...], list[str]]] = {
             "",
             "orders/placed {'id': 1}\n",
             "1 RangePolicy(minimum=0, maximum=20)\n",
+            "late: {'celsius': 20}\nlate: {'celsius': 21}\nlate: {'celsius': 22}\n2 20\n3 21\n4 22\n",
+            "late: {'celsius': 21}\nnewest: {'celsius': 21}\n",
             "",
             "home/alarm/SMOKE kitchen\nhome/alarm/WINDOW attic\n",
         ],
     ),
 }
+PRINTED["docs/distributed-events.md"] = (EVERY, ["{'id': 7}\n", "{'id': 8}\n"])
 #: Pages whose programs run in other tests (reply-to.md in tests/conformance), or need a Spark session.
 ELSEWHERE = {"docs/reply-to.md", "docs/spark.md", "docs/tutorial.md"}
 
@@ -232,6 +235,16 @@ def test_every_requirement_names_a_test_that_exists() -> None:
     for number in numbers:
         assert f"| MSG{number:03} |" in page
     assert len(named_tests(ROOT / "docs" / "requirements.md")) > 25
+
+
+def test_every_requirement_of_distributed_eventing_names_a_test_that_exists() -> None:
+    page = ROOT / "docs" / "distributed-event-requirements.md"
+    text = page.read_text()
+    for number in (10, 12, 15, 20, 30, 40, 42, 45, 47, 48, 50, 55, 60, 80, 85, 87, 88, 90):
+        assert f"DE{number:03}" in text
+    for section in ("5.1.1", "5.1.2", "5.1.3", "5.1.4", "5.2.1", "5.2.2", "5.2.3", "5.2.4", "5.3.1"):
+        assert f"| {section} |" in text
+    assert len(named_tests(page)) > 35
 
 
 def test_every_requirement_of_the_event_services_names_a_test_that_exists() -> None:

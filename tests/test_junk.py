@@ -30,6 +30,7 @@ import pytest
 import adapters
 import messaging
 from messaging import MessageContextBuilder, Messaging, MessagingError, eventadmin
+from messaging.distributedeventing import DistributedEventAdmin, EventSigning, SigningKey
 from messaging.eventadmin import Event, EventAdmin
 from messaging.execution import Promise
 from messaging.model import keywords
@@ -93,6 +94,10 @@ GIVEN: Final = {"handler"}
 INTERNAL: Final[dict[str, set[str]]] = {
     "AcknowledgeMessageContext": {"settle"},
     "ConnectionStates": {"change", "abandon"},
+    "BusConnection": {
+        "interest_changed", "member_lost", "offer", "receive", "refresh", "sends", "wanted", "batch_received",
+    },
+    "DistributedEventAdmin": {"node"},
     "EventAdmin": {"check"},
     "EventService": {"lifecycle"},
     "HandlerRegistration": {
@@ -103,7 +108,7 @@ INTERNAL: Final[dict[str, set[str]]] = {
         "check_payload", "compile", "outbox", "override", "publish_checked", "readdress", "refresh", "restore", "stamp",
     },
     "MessageServiceRuntime": {"bind"},
-    "MessageSubscription": {"check", "open_handler", "open_requests"},
+    "MessageSubscription": {"check", "open_handler", "open_joint", "open_requests"},
     "Promise": {"abandon", "call_listeners", "listen", "reject", "resolve"},
     "Publication": {"confirm", "fail", "sent", "unfinished"},
     "Push": {"start", "stop", "wake"},
@@ -157,7 +162,13 @@ INTERNAL_CLASSES: Final = {
 }
 
 #: classes that are public for their types: a registry makes their objects
-MADE_HERE: Final = {"ListenerRegistration", "ServiceEvent", "ServiceReference", "ServiceRegistration"}
+MADE_HERE: Final = {
+    "EventSubscription",
+    "ListenerRegistration",
+    "ServiceEvent",
+    "ServiceReference",
+    "ServiceRegistration",
+}
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -287,6 +298,7 @@ class World:
         m = messaging.connect("memory://junk", services=self.registry, timeout=0.2, close_timeout=0.1)
         self._stack.callback(m.close)
         bus, admin = keep(TypedEventBus(self.registry)), keep(EventAdmin(self.registry))
+        distributed = keep(DistributedEventAdmin(ServiceRegistry()))
         stream, lost = m.subscribe("world"), m.subscribe("a")
         stream.ready.result(PATIENCE)
         m.publish("world", b"1").result(PATIENCE)
@@ -299,6 +311,8 @@ class World:
             m.request_many("served", b""), stream.subscribe(lambda _: None),
             self.registry.register("junk", object(), {}), self.registry.add_listener(lambda _: None),
             bus.create_publisher("a/b"), m.publish("a", b""), messaging.Credentials("user", "password"),
+            bus.connect(m, "junk/*"), distributed, distributed.create_session("a/b"),
+            distributed.create_subscription("a/b"), EventSigning(SigningKey.hmac("key", "s" * 32)),
         ]  # fmt: skip
         self.good: dict[str, Any] = {
             **GOOD, "services": self.registry, "admin": admin, "bus": bus, "monitor": bus.monitor,
