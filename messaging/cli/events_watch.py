@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 LIMIT: Final = 1_000
 #: open sessions that are known; the oldest are forgotten first
 _MAX_SESSIONS: Final = 10_000
+#: how long the first event of a sender waits for its announcement, which comes on another thread, seconds
+_NAMING: Final = 1.0
 #: names of members that are remembered, also of members that left
 _MAX_NAMES: Final = 4_096
 
@@ -54,7 +56,8 @@ class Watcher(NodeService):
         self._interests = frozenset(interest_in(each.text, network) for each in self._filters)
         self._with_ends = with_ends
         self._seen = SeenEvents()
-        self._names: BoundedCache[str, str] = BoundedCache(_MAX_NAMES)
+        #: ``None`` for a sender that did not announce itself in time
+        self._names: BoundedCache[str, str | None] = BoundedCache(_MAX_NAMES)
         #: the member of the network, once it is made
         self.node: EventNode | None = None
         self._changed = threading.Condition()  # guards the following
@@ -91,7 +94,7 @@ class Watcher(NodeService):
 
     def member_lost(self, member: str) -> None:
         """See ``NodeService``: the open sessions of a member end with it (RFC 214 5.1.2)."""
-        name = self._name(member)
+        name = self._names.get(member)
         with self._changed:
             gone = [(key, topic) for key, topic in self._sessions.items() if key[0] == member]
             for key, topic in gone:
@@ -123,14 +126,25 @@ class Watcher(NodeService):
     def _name(self, member: str | None) -> str | None:
         if member is None:
             return None
-        if member not in self._names:
+        deadline = time.monotonic() + _NAMING
+        while member not in self._names:
             self._learn()
+            with self._changed:
+                if member in self._names:
+                    break
+                if self._is_closed or time.monotonic() > deadline:
+                    self._names[member] = None
+                else:  # the announcement of a member without interests is told to no service
+                    self._changed.wait(_NAMING / 50)
         return self._names.get(member)
 
     def _learn(self) -> None:
         if self.node is not None:
-            for each in self.node.get_dto().members:
-                self._names[each.id] = each.name
+            members = self.node.get_dto().members
+            with self._changed:
+                for each in members:
+                    self._names[each.id] = each.name
+                self._changed.notify_all()
 
     # --- on the main thread
 
