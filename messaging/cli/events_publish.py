@@ -181,7 +181,7 @@ def _outcome(topic: str, notification: CountedNotification) -> ExitCode:
     except PartialNotificationError as error:
         members = len(notification.members)
         missing = ", ".join(error.missing) or "the answers of the members"
-        is_late = notification.left <= 0
+        is_late = notification.is_expired
         why = f"within {notification.timeout:g} s" if is_late else "and a process was lost"
         report(f"notified {members - len(error.missing)} of {members} members {why}; missing: {missing}")
         return ExitCode.TIMED_OUT if is_late else ExitCode.FAILED

@@ -43,6 +43,7 @@ class Notification:
         "_lost",
         "_members",
         "_parts",
+        "is_expired",
         "is_for",
         "promise",
         "timeout",
@@ -51,6 +52,8 @@ class Notification:
 
     def __init__(self, what: str, timeout: float, is_for: Callable[[Member], bool] = lambda _: True) -> None:
         self.is_for = is_for
+        #: whether its deadline has passed before its promise was settled
+        self.is_expired = False
         self.what = what
         self.timeout = timeout
         self.promise: Promise[None] = Promise(what)
@@ -159,6 +162,7 @@ class Notification:
         """Fail it: the deadline has passed."""
         with self._lock:
             missing = (*self._parts.values(), *self._members.values(), *self._lost.values())
+        self.is_expired = True
         names = ", ".join(missing) or "the answers of the members"
         text = f"{self.what}: not every consumer was notified within {self.timeout:g} s: missing: {names}"
         self.fail(PartialNotificationError(text, missing))

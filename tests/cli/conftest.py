@@ -40,7 +40,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
 def refused(run: Run, *arguments: str, code: int = 2) -> str:
     """Run a command line that is refused with one line and nothing on stdout; return the text of the line."""
     found, out, err = run(*arguments)
-    assert (found, out, err.count("\n")) == (code, "", 1)
+    assert (found, out, err.count("\n")) == (code, "", 1), err
     assert err.startswith("messaging: error: ")
     return err.removeprefix("messaging: error: ").rstrip("\n")
 
