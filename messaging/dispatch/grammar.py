@@ -139,6 +139,7 @@ class TopicGrammar(abc.ABC, Generic[F]):
         """
         return self._remembered(exact_text(text, "topic filter"))
 
+    @tolerant
     def __repr__(self) -> str:
         return self.name
 

@@ -19,7 +19,7 @@ from messaging.distributedeventing.whiteboard import DistributableEventConsumer,
 from messaging.errors import EventQueueOverflowError, TooManyRequestsError
 from messaging.execution import handlers_loop, running_loop
 from messaging.services import interface_name
-from messaging.text import SafeLog
+from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
     from messaging.dispatch import Tolerance
@@ -243,6 +243,7 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
             self._forget_routes()
             self._changed()
 
+    @tolerant
     def __repr__(self) -> str:
         return f"<EventConsumer {self.reference!r}>"
 

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from messaging.dispatch import DISTRIBUTED_EVENTS
 from messaging.errors import ArgumentError, check_instance
+from messaging.text import tolerant
 
 T = TypeVar("T")
 
@@ -114,6 +115,7 @@ class PushEvent(Generic[T]):
         """Return a close event."""
         return cls("close")
 
+    @tolerant
     def __repr__(self) -> str:
         return f"<PushEvent {self.kind}>"
 

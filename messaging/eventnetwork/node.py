@@ -49,7 +49,7 @@ from messaging.execution import Promise, engine, may_block
 from messaging.forking import LiveObjects
 from messaging.instance import Messaging
 from messaging.model import Features
-from messaging.text import SafeLog, printable
+from messaging.text import SafeLog, printable, tolerant
 
 if TYPE_CHECKING:
     from messaging.dispatch import TopicGrammar
@@ -498,6 +498,7 @@ class EventNode:
         self._closed = Promise(f"closing {self.title}")
         self._closed.resolve(None)
 
+    @tolerant
     def __repr__(self) -> str:
         return f"<EventNode {self.member} of {printable(self.title)}>"
 

@@ -30,6 +30,7 @@ from messaging.execution import Promise
 from messaging.model import AcknowledgeType, state_lock
 from messaging.receiving.changes import Change
 from messaging.receiving.joining import JoinedChannels
+from messaging.text import tolerant
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
@@ -173,6 +174,7 @@ class JointSubscription:
             self._connection.engine.call(self._connection.subscriptions.end, joined)
         return joined.closed
 
+    @tolerant
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed"
         return f"<JointSubscription of {self._connection.adapter.name!r}: {len(self._joined.specs)} channels, {state}>"
