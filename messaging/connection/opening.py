@@ -155,8 +155,11 @@ class Opener:
             if isinstance(adapter, TakesEndpoint):
                 adapter.set_endpoint(endpoint)
             await self._renewal.prepare()
-            async with asyncio.timeout(timeout):
-                resumed = await of_library(adapter.open(events))
+            try:
+                async with asyncio.timeout(timeout):
+                    resumed = await of_library(adapter.open(events))
+            finally:
+                _insist_on_cancellation()
         except TimeoutError:
             why = "; its name is still being looked up" if endpoint.host in self._unresolved else ""
             failure = ConnectFailedError(f"no connection to {where} within {timeout:g} s{why}")
@@ -297,6 +300,13 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _insist_on_cancellation() -> None:
+    """Raise ``CancelledError`` if the task was cancelled: libraries turn it into an error of theirs, or a result."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _of_all(adapter: Adapter, errors: list[MessagingError]) -> MessagingError:

@@ -497,3 +497,27 @@ def test_messages_in_flight_outlive_a_redirect(pool: Pool, connect: Connect) -> 
     a.lose(RedirectedError("moved", servers=(b.name,), is_permanent=True))
     promise.result(PATIENCE)
     assert b.payloads == [b"x"]
+
+
+@pytest.mark.parametrize("ending", [ConnectFailedError("interrupted"), None])
+def test_closing_ends_an_attempt_whose_library_swallows_the_cancellation(
+    pool: Pool, connect: Connect, monkeypatch: pytest.MonkeyPatch, ending: ConnectFailedError | None
+) -> None:
+    (broker,) = pool(1)
+    broker.gates["open"].close()
+    passed = broker.gates["open"].passed
+
+    async def swallowing() -> None:
+        try:
+            await passed()
+        except asyncio.CancelledError:
+            if ending is not None:
+                raise ending from None
+
+    monkeypatch.setattr(broker.gates["open"], "passed", swallowing)
+    m = start(connect, broker, retry_connect=True, reconnect_min=0.01, reconnect_max=0.02)
+    until(lambda: broker.gates["open"].waiting == 1)
+    m.close()
+    assert m._connection._task is not None
+    assert m._connection._task.cancelled()
+    assert broker.calls.count("open") == 1
