@@ -235,7 +235,10 @@ class SubscribesJointly(Protocol):
         """
 
     async def part(self, handle: Any, channel: str) -> None:
-        """Unsubscribe from a channel, if joined; its tokens stay valid. Raises nothing but ``ConnectionLostError``."""
+        """Unsubscribe from a channel, joined or not; its tokens stay valid. Raises only ``ConnectionLostError``."""
+
+    def abandon(self, handle: Any, is_abandoned: Callable[[str], bool]) -> None:
+        """Deliver what arrives for other subscriptions of a session on such channels, too: the core parts them then."""
 
 
 @runtime_checkable

@@ -300,6 +300,9 @@ class AmqpAdapter(Adapter):
         """See ``SubscribesJointly``."""
         await handle.part(names.binding_key(channel))
 
+    def abandon(self, handle: JointQueue, is_abandoned: Callable[[str], bool]) -> None:
+        """See ``SubscribesJointly``: a queue delivers everything that it is bound to."""
+
     def pause(self, handle: Any | None) -> None:
         """Read no more deliveries, which have a connection of their own. Single subscriptions have their credit."""
         if handle is None and self.link is not None:

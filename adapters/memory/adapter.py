@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pydantic import Field
@@ -196,6 +196,9 @@ class MemoryAdapter(Adapter):
     async def part(self, handle: Consumer, channel: str) -> None:
         """See ``SubscribesJointly``."""
         self._connected().broker.unbind(handle, channel)
+
+    def abandon(self, handle: Consumer, is_abandoned: Callable[[str], bool]) -> None:
+        """See ``SubscribesJointly``: a queue delivers everything that it is bound to."""
 
     async def unsubscribe(self, handle: Any) -> None:
         client = self._client

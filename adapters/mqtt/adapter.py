@@ -279,6 +279,11 @@ class MqttAdapter(Adapter):
         await self.subscribe(spec, sink, joint)
         return joint
 
+    def abandon(self, handle: Joint, is_abandoned: Callable[[str], bool]) -> None:
+        """See ``SubscribesJointly``."""
+        handle.is_abandoned = is_abandoned
+        self._inbound.abandon(handle)
+
     async def subscribe(self, spec: SubscriptionSpec, sink: Sink, joint: Joint | None = None) -> Stream:
         """See ``Adapter.subscribe``; or subscribe as a part of ``joint``."""
         try:

@@ -22,8 +22,9 @@ from adapters.mqtt.streams import Token
 from messaging.model import Incoming
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from adapters.mqtt.joint import Joint
     from adapters.mqtt.mapping import Codec, Decoded
     from adapters.mqtt.packets import Publish
     from adapters.mqtt.router import Router
@@ -97,13 +98,15 @@ class Inbound:
                 return
             receipt = self.answers.receive(publish)
         streams = self._router.receivers(publish)
-        if not streams:
+        if not streams and receipt is not None and (heir := self._router.heir(publish.topic)) is not None:
+            streams = [heir]
+        elif not streams:
             if receipt is None or not self.leftovers.keep(publish, receipt):
                 logger.debug("mqtt '%s': message on %r matches no stream and is dropped", self._name, publish.topic)
                 if receipt is not None:
                     self.answers.settled(receipt)
             return
-        if self._router.has_joints:
+        elif self._router.has_joints:
             streams = [each for each in streams if each.outlet.takes(each, publish.topic)]
         decoded = self._codec.decode(publish)
         if decoded is not None:
@@ -171,7 +174,17 @@ class Inbound:
             return
         for receipt in self.leftovers.claim_left(stream):
             self._deliver_again(receipt, stream)
-        for publish, receipt in self.leftovers.claim_unclaimed(stream):
+        self._deliver_unclaimed(stream, stream.route.matches)
+
+    def abandon(self, joint: Joint) -> None:
+        """Deliver messages of abandoned channels to ``joint``, kept and later ones; see ``SubscribesJointly``."""
+        self._router.add_heir(joint)
+        stream = next((each for each in joint.streams.values() if each.settles), None)
+        if stream is not None:
+            self._deliver_unclaimed(stream, joint.is_abandoned)
+
+    def _deliver_unclaimed(self, stream: Stream, matches: Callable[[str], bool]) -> None:
+        for publish, receipt in self.leftovers.claim_unclaimed(matches):
             decoded = self._codec.decode(publish)
             if decoded is None:
                 self.answers.settled(receipt)

@@ -3,7 +3,9 @@
 Each channel has a subscription at the broker, which sends one packet for overlapping ones, or one for each (MQTT 5
 with subscription identifiers, mosquitto). So of the streams that match a channel one takes its messages: the one whose
 SUBSCRIBE the broker granted first. That changes only with the broker's answer to UNSUBSCRIBE, in the order of the
-packets: packets before it are for the streams of before. Thus no message is lost or taken twice by a change.
+packets: packets before it are for the streams of before. Packets for a channel that is not subscribed to any more may
+come later, from the broker's queue: another stream of the joint subscription takes them. Thus no message is lost by a
+change; one of which the broker sends several packets may be taken twice.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from adapters.mqtt.streams import Outlet
 from messaging.bounded import BoundedCache
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from adapters.mqtt.streams import Stream
     from messaging.adapter import Sink
 
@@ -25,16 +29,18 @@ class Joint(Outlet):
     """The streams of a joint subscription; its handle.
 
     Attributes:
+        is_abandoned: returns whether it takes the messages of a channel that no stream matches.
         streams: by pattern; the granted ones come first, in the order of the broker's answers.
         parted: streams whose channel was parted, with messages that are not settled.
     """
 
-    __slots__ = ("_granted", "_takers", "parted", "streams")
+    __slots__ = ("_granted", "_takers", "is_abandoned", "parted", "streams")
 
     is_joint = True
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
+        self.is_abandoned: Callable[[str], bool] = _no_channel
         self.streams: dict[str, Stream] = {}
         self.parted: list[Stream] = []
         self._granted: dict[Stream, None] = {}
@@ -69,3 +75,14 @@ class Joint(Outlet):
             candidates = (*self._granted, *self.streams.values())
             self._takers[topic] = next((each for each in candidates if each.route.matches(topic)), None)
         return self._takers[topic] is stream
+
+    def heir(self, topic: str) -> Stream | None:
+        """Return a stream that takes a message on ``topic``, which none matches; ``None`` unless it is abandoned."""
+        if self.is_abandoned(topic):
+            return next((each for each in self.streams.values() if each.settles), None)
+        return None
+
+
+def _no_channel(_: str) -> bool:
+    """Return ``False``: no channel is abandoned."""
+    return False

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from adapters.mqtt.streams import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from adapters.mqtt.answers import Answers
     from adapters.mqtt.packets import Publish
@@ -109,11 +109,11 @@ class Leftovers:
             del self._left[token]
         return [token.receipt for token in tokens]
 
-    def claim_unclaimed(self, stream: Stream) -> list[tuple[Publish, Receipt]]:
-        """Hand over the messages for subscriptions of an earlier process that match ``stream``."""
+    def claim_unclaimed(self, matches: Callable[[str], bool]) -> list[tuple[Publish, Receipt]]:
+        """Hand over the messages for subscriptions of an earlier process whose channels match."""
         if not self._unclaimed:
             return []
-        matching = [each for each in self._unclaimed.values() if stream.route.matches(each[0].topic)]
+        matching = [each for each in self._unclaimed.values() if matches(each[0].topic)]
         for _, receipt in matching:
             del self._unclaimed[receipt.id]
         return matching

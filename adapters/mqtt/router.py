@@ -65,6 +65,8 @@ class Router:
         self._told: set[frozenset[str]] = set()
         self._streams = 0
         self.has_joints = False
+        #: joint subscriptions that take the messages of abandoned channels
+        self._heirs: list[Joint] = []
         #: filters whose last stream ended without a connection: to be unsubscribed at the next one
         self.orphans: set[str] = set()
 
@@ -76,6 +78,7 @@ class Router:
         self._routes.clear()
         self._identified.clear()
         self._matched.clear()
+        self._heirs.clear()
         self.orphans.clear()
 
     def add(
@@ -201,6 +204,9 @@ class Router:
             if not found and not any(map(self._is_own, identifiers)):
                 # an earlier process subscribed with this session
                 return self._by_topic(publish.topic)
+        if not found and self.has_joints and not publish.retain:
+            # from the broker's queue, for a channel that was parted meanwhile
+            return [stream for stream in self._by_topic(publish.topic) if stream.outlet.is_joint]
         if publish.retain:
             streams = (
                 stream
@@ -213,6 +219,16 @@ class Router:
             return found[0][0].receivers()
         # two identifiers may belong to an earlier and a later SUBSCRIBE of one route
         return [stream for route in dict.fromkeys(route for route, _ in found) for stream in route.receivers()]
+
+    def add_heir(self, joint: Joint) -> None:
+        """Have ``joint`` take the messages of channels that it says are abandoned."""
+        self._heirs = [each for each in self._heirs if not each.ended and each is not joint]
+        self._heirs.append(joint)
+
+    def heir(self, topic: str) -> Stream | None:
+        """Return the stream that takes a message of an abandoned channel, which no stream matches."""
+        found = (each.heir(topic) for each in self._heirs if not each.ended)
+        return next((stream for stream in found if stream is not None), None)
 
     def _is_own(self, identifier: int) -> bool:
         return (identifier - 1 - self._first) % _MAX_IDENTIFIER < self._given

@@ -170,6 +170,8 @@ class Subscriptions:
         """See ``SubscribesJointly``. The stream takes messages until the broker has answered."""
         stream = joint.streams.get(pattern)
         if stream is None:
+            if joint.heir(pattern) is not None and self._link is not None:
+                self._link.requests.unsubscribe_soon(pattern, self._outbound.uses)
             return
 
         def part(_: object = None) -> None:

@@ -43,7 +43,7 @@ from messaging.distributedeventing.subscription import EventSubscription
 from messaging.distributedeventing.views import DistributedEventAdminDTO, Offers, TopicDTO, topics_of
 from messaging.distributedeventing.whiteboard import DistributableEventConsumer, PushEventConsumer
 from messaging.errors import ArgumentError, MessagingError, check_instance
-from messaging.eventnetwork import PREFIX, EventNetwork, EventNode, Interest, MemberDTO
+from messaging.eventnetwork import PREFIX, EventNetwork, EventNode, Interest, MemberDTO, new_reply_topic
 from messaging.execution import Promise, may_block, seconds
 from messaging.instance import Messaging
 from messaging.text import tolerant
@@ -396,7 +396,7 @@ class DistributedEventAdmin(EventService):
         self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
         registration = reply_to = None
         if response_handler is not None:
-            reply_to = self.create_private_topic()
+            reply_to = new_reply_topic()
             registration = self._registrar.register(response_handler, (reply_to,), response_type, is_advertised=False)
         elif response_type is not None:
             raise ArgumentError("response_type needs a response_handler")

@@ -17,6 +17,7 @@ event.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
 
 from messaging.bounded import BoundedCache
 from messaging.dispatch import TopicFilter
@@ -33,6 +34,8 @@ PREFIX: Final = "topics"
 PRIVATE: Final = "."
 #: topics and channels that are remembered
 _REMEMBERED: Final = 65_536
+#: what the private topic for the replies to a session begins with
+_REPLIES: Final = f"{PRIVATE}replies-"
 _PRIVATE_SUFFIX: Final = "-private"
 _MEMBERS_SUFFIX: Final = "-members"
 _PAST_SUFFIX: Final = "-past"
@@ -41,6 +44,11 @@ _PAST_SUFFIX: Final = "-past"
 def is_private(topic: str) -> bool:
     """Return whether a topic is private (RFC 214 5.1.3)."""
     return topic.startswith(PRIVATE)
+
+
+def new_reply_topic() -> str:
+    """Return a private topic for the replies to one session."""
+    return f"{_REPLIES}{uuid4().hex}"
 
 
 class ChannelNames:
@@ -68,6 +76,7 @@ class ChannelNames:
         #: topics of channels, and channels of topics, that are remembered
         self._topics: BoundedCache[str, str] = BoundedCache(_REMEMBERED)
         self._channels: BoundedCache[str, str] = BoundedCache(_REMEMBERED)
+        self._of_one_run = (self._members, self._past, self.of(_REPLIES))
         #: of announcements for all members
         self.all_members = f"{self._members}all"
 
@@ -78,6 +87,10 @@ class ChannelNames:
     def past(self, member: str) -> str:
         """Return the channel of past events that one member has asked for."""
         return f"{self._past}{member}"
+
+    def is_of_one_run(self, channel: str) -> bool:
+        """Return whether a channel is made for one run of a member: no later run subscribes to it."""
+        return channel.startswith(self._of_one_run)
 
     def is_past(self, channel: str | None) -> bool:
         """Return whether a channel has past events that a member has asked for."""

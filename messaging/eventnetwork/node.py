@@ -365,6 +365,7 @@ class EventNode:
                 if not isinstance(error, ClosedError):
                     logger.error("%s: no announcements arrive: %s", self.title, error)
                 return
+        self._joint.abandon(self.names.is_of_one_run)  # an earlier run may have been killed
         self._joint.on_restored = partial(self._control.post, self._connected)
         self._joint.on_lost = partial(self._control.post, self._disconnected)
         self._connected()

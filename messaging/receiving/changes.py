@@ -155,7 +155,8 @@ class Changes:
 
     async def _part(self, run: Sequence[Change]) -> None:
         owner, handle = self._owner, self._owner.handle
-        parting = [each.channel for each in run if each.channel in owner.specs]
+        is_abandoned = owner.is_abandoned or owner.specs.__contains__
+        parting = [each.channel for each in run if each.channel in owner.specs or is_abandoned(each.channel)]
         if handle is not None:
             await _together([owner.way.part(handle, channel) for channel in parting])
         for channel in parting:
@@ -166,7 +167,7 @@ class Changes:
     def forget(self, channel: str) -> None:
         """Take no more messages of a channel."""
         self._owner.specs.pop(channel, None)
-        self._intake.changed()
+        self._intake.parted(channel)
 
     async def join(self, specs: Sequence[SubscriptionSpec]) -> dict[str, MessagingError]:
         """Join channels; return the errors of the refused ones.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -25,6 +26,8 @@ Take = Callable[[list["Incoming"]], object]
 
 #: channels of messages for which it is cached whether they are joined
 _CACHED: Final = 4096
+#: how long messages of a named queue wait for their channels to be joined, seconds
+CLAIM_TIMEOUT: Final = 30.0
 #: while reading is suspended it goes on for ``_SLIT`` every ``_SUSPENDED`` seconds: keepalive answers must get through
 _SUSPENDED: Final = 1.0
 _SLIT: Final = 0.01
@@ -40,6 +43,9 @@ class Way(Protocol):
         """See ``SubscribesJointly``."""
 
     async def part(self, handle: Any, channel: str) -> None:
+        """See ``SubscribesJointly``."""
+
+    def abandon(self, handle: Any, is_abandoned: Callable[[str], bool]) -> None:
         """See ``SubscribesJointly``."""
 
     async def unsubscribe(self, handle: Any) -> None:
@@ -58,6 +64,7 @@ class Joined(Subscribed):
 
     Attributes:
         specs: the channels that are joined or being joined, by pattern.
+        is_abandoned: returns whether only an earlier process can have subscribed to a channel that is not joined.
         way: joins and parts channels.
     """
 
@@ -67,6 +74,11 @@ class Joined(Subscribed):
         super().__init__(spec)
         self.connection = connection
         self.specs: dict[str, SubscriptionSpec] = {}
+        self.is_abandoned: Callable[[str], bool] | None = None
+
+    @abc.abstractmethod
+    def leave(self, channel: str) -> None:
+        """Part an abandoned channel, on which a message has arrived."""
 
     def call(self, callback: Callable[..., object], *args: Any) -> None:
         """Call a callback of the consumer. One that raises is logged, and ends nothing."""
@@ -79,7 +91,10 @@ class Joined(Subscribed):
 class Intake:
     """The sink of the adapter: collects the messages of one turn of the loop.
 
-    Messages of channels that are not joined any more are acknowledged and dropped.
+    Messages of channels that are not joined any more are acknowledged and dropped. Abandoned channels are parted then.
+
+    A named queue has messages of an earlier process, whose channels may still be joined: for ``CLAIM_TIMEOUT`` seconds
+    they are kept, at most ``prefetch`` of them.
 
     Args:
         owner: knows the channels.
@@ -94,10 +109,47 @@ class Intake:
         self._loop = owner.connection.engine.loop
         self._batch: list[Incoming] = []
         self._wanted: BoundedCache[str, bool] = BoundedCache(_CACHED)
+        #: messages of channels that may still be joined; ``None`` when none are kept any more
+        self._unclaimed: list[Incoming] | None = None if owner.spec.options.queue is None else []
+        self._is_timed = False
+        #: patterns of channels that were parted while messages are kept
+        self._parted: list[str] = []
+        #: abandoned channels that are being parted
+        self._left: BoundedCache[str, None] = BoundedCache(_CACHED)
 
     def changed(self) -> None:
-        """Note that the channels have changed."""
+        """Note that the channels have changed, or that some are abandoned."""
         self._wanted.clear()
+        if self._unclaimed:
+            kept, self._unclaimed = self._unclaimed, []
+            self.deliver(kept)
+
+    def parted(self, channel: str) -> None:
+        """Note that a channel is no longer joined."""
+        if self._unclaimed is not None:
+            self._parted.append(channel)
+        self.changed()
+
+    def connected(self) -> None:
+        """Note that messages may arrive."""
+        if not self._is_timed:
+            self._is_timed = True
+            self._loop.call_later(CLAIM_TIMEOUT, self._drop_unclaimed)
+
+    def disconnected(self) -> None:
+        """Forget the messages that are kept: the queue delivers them again."""
+        if self._unclaimed:
+            self._unclaimed = []
+
+    def _drop_unclaimed(self) -> None:
+        kept, self._unclaimed = self._unclaimed, None
+        self._parted.clear()
+        if kept and not self._owner.leaving:
+            logger.warning(
+                "%s: %d messages of queue %r match no channel and are dropped, the first on %r",
+                self._owner.connection.adapter.name, len(kept), self._owner.spec.options.queue, kept[0].channel,
+            )  # fmt: skip
+            self.deliver(kept)
 
     def deliver(self, batch: Sequence[Incoming]) -> None:
         """See ``Sink``."""
@@ -112,9 +164,26 @@ class Intake:
                 incoming.state = _UNSUPPORTED if incoming.token is None else _RECEIVED
                 self._batch.append(incoming)
             elif incoming.token is not None:
-                unwanted.append(incoming.token)
+                is_abandoned = self._leave(incoming.channel)
+                if self._unclaimed is None or is_abandoned or self._was_joined(incoming.channel):
+                    unwanted.append(incoming.token)
+                else:
+                    self._unclaimed.append(incoming)
         if unwanted:
             self._owner.way.acknowledge(unwanted)
+
+    def _was_joined(self, channel: str) -> bool:
+        return any(channels.matches(pattern, channel) for pattern in self._parted)
+
+    def _leave(self, channel: str) -> bool:
+        """Have a channel parted if it is abandoned; return whether it is."""
+        owner = self._owner
+        if owner.is_abandoned is None or not (channel in self._left or owner.is_abandoned(channel)):
+            return False
+        if channel not in self._left:
+            self._left[channel] = None
+            owner.leave(channel)
+        return True
 
     def fail(self, error: MessagingError) -> None:
         """See ``Sink``."""

@@ -12,12 +12,16 @@ from messaging.execution import Promise, of_library
 from messaging.receiving.changes import Change, Changes
 from messaging.receiving.intake import Intake, Joined, Pauses, Take
 from messaging.receiving.separately import Separately
+from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
     from messaging.connection import Connection
     from messaging.model import Incoming, SubscriptionSpec
     from messaging.receiving.intake import Way
+
+
+logger = SafeLog(__name__)
 
 
 class JoinedChannels(Joined):
@@ -49,8 +53,10 @@ class JoinedChannels(Joined):
         self.way = self._choose_way(connection.adapter)
         self._intake = Intake(self, take, self._all_failed)
         self._pauses = Pauses(self)
-        self._changes = Changes(self, self._intake, self._pause_again)
+        self._changes = Changes(self, self._intake, self._has_handle)
         self._was_joined = False
+        #: the handle that knows of the abandoned channels
+        self._informed: Any = None
 
     def _choose_way(self, adapter: Adapter) -> Way:
         return adapter if isinstance(adapter, SubscribesJointly) else Separately(adapter, self._failed)
@@ -61,6 +67,20 @@ class JoinedChannels(Joined):
             change.refuse(self.closed_error())
         else:
             self._changes.put(change)
+
+    def abandon(self, is_abandoned: Callable[[str], bool]) -> None:
+        """Part such channels, which only an earlier process has joined, once a message arrives on them."""
+        self.is_abandoned = is_abandoned
+        if self._informed is not None:
+            self.way.abandon(self._informed, is_abandoned)
+        self._intake.changed()
+
+    def leave(self, channel: str) -> None:
+        """See ``Joined``."""
+        logger.info(
+            "%s: %r was subscribed to by an earlier process; unsubscribing", self.connection.adapter.name, channel
+        )
+        self.change(Change(channel, None, Promise(f"leaving {channel!r}")))
 
     # --- at the broker
 
@@ -120,6 +140,15 @@ class JoinedChannels(Joined):
         self._pauses.is_wanted = wanted and not self.ended
         self._pauses.apply()
 
+    def _has_handle(self) -> None:
+        """Tell a new handle of the abandoned channels, and of a pause."""
+        if self.handle is not self._informed:
+            self._informed = self.handle
+            self._intake.connected()
+            if self.is_abandoned is not None:
+                self.way.abandon(self.handle, self.is_abandoned)
+        self._pause_again()
+
     def _pause_again(self) -> None:
         if self._pauses.is_wanted:
             self._pauses.apply()
@@ -129,6 +158,7 @@ class JoinedChannels(Joined):
     def on_connection_lost(self) -> None:
         """Stop applying changes until the next connection."""
         self._changes.is_joined = False
+        self._intake.disconnected()
         if not self.leaving:
             self.call(self.on_lost)
 

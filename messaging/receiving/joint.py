@@ -127,6 +127,18 @@ class JointSubscription:
         """
         return self._change(channel, None)
 
+    def abandon(self, is_abandoned: Callable[[str], bool]) -> None:
+        """Give up channels that only an earlier process has subscribed to; to be called once, after the first ``add``.
+
+        A session or queue keeps such channels when its process dies. Their messages are acknowledged and dropped, and
+        each channel is unsubscribed from with its first message.
+
+        Args:
+            is_abandoned: returns whether a channel that no channel of this subscription matches is given up; called
+                on the engine loop.
+        """
+        self._connection.engine.call(self._joined.abandon, is_abandoned)
+
     def _change(self, channel: str, spec: SubscriptionSpec | None) -> Promise[None]:
         doing = "leaving" if spec is None else "joining"
         change = Change(channel, spec, Promise(f"{doing} {channel!r}"))

@@ -167,6 +167,9 @@ class Separately:
         finally:
             handle.discard(channel, member)
 
+    def abandon(self, handle: Group, is_abandoned: Callable[[str], bool]) -> None:
+        """Do nothing: the adapter delivers no messages of channels that are not subscribed to."""
+
     async def unsubscribe(self, handle: Group) -> None:
         """Unsubscribe from all channels."""
         await asyncio.gather(*(self.part(handle, channel) for channel in handle.members))

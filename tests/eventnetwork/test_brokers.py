@@ -13,13 +13,15 @@ from contextlib import contextmanager
 from typing import Any, Final
 from uuid import uuid4
 
+import paho.mqtt.client as paho
 import pika
 import pytest
 
+from adapters.mqtt.adapter import CLAIM_TIMEOUT
 from messaging.eventnetwork import Notification
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from tests.doubles.fake import until
-from tests.eventnetwork.conftest import PATIENCE, Join, event, update
+from tests.eventnetwork.conftest import BEAT, PATIENCE, Join, event, update
 from tests.scripts import ROOT
 
 #: a member in a process of its own: it prints its id, then the values that it receives
@@ -31,7 +33,7 @@ instance = messaging.connect(url)
 member = Participant(instance, (), settings)
 member.service.act = lambda arrival: print(json.dumps(arrival.event.value()), flush=True)
 member.want(topic)
-member.node.announced(10).result(10)
+member.node.announced(10).exception(10)
 print(member.id, flush=True)
 sys.stdin.readline()
 member.node.close()
@@ -236,3 +238,53 @@ def test_a_peer_that_sends_junk_delays_the_others_little(name: str, request: pyt
             each.result(PATIENCE)
     until(lambda: two.node.get_dto().refused >= 4_000)
     assert one.live() == {two.id}
+
+
+def is_subscribed(broker: Mosquitto | RabbitMQ, channel: str) -> bool:
+    """Whether a subscription to exactly this channel is left at the broker."""
+    if isinstance(broker, RabbitMQ):
+        keys = broker.ctl("list_bindings", "routing_key", "--silent").split()
+        return channel.replace("/", ".") in keys
+    reasons: list[Any] = []
+    client = paho.Client(paho.CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+    client.on_connect = lambda *_: client.publish(channel, b"{}", qos=1)
+    client.on_publish = lambda _, __, ___, reason, ____: reasons.append(reason)
+    client.connect(broker.host, broker.port)
+    client.loop_start()
+    try:
+        until(lambda: reasons)
+    finally:
+        client.disconnect()
+        client.loop_stop()
+    return str(reasons[0]) != "No matching subscribers"
+
+
+@pytest.mark.parametrize("name", ["mosquitto", "rabbitmq"])
+def test_the_channels_of_a_killed_run_delay_its_next_one_by_nothing_and_are_left(
+    name: str, request: pytest.FixtureRequest, join: Join
+) -> None:
+    """Its session, or queue, keeps what arrives for a member that will never be back: more than the broker's window."""
+    broker = request.getfixturevalue(name)
+    settings: dict[str, Any] = {"prefix": f"killed{name}", "heartbeat": BEAT, "linger": 60.0}
+    url = f"{broker.url}?version=5&client_id=killed&clean_start=false&session_expiry=600"
+    kept = settings | {"last_will": False}
+    if name == "rabbitmq":
+        url, kept["queue"] = broker.url, f"killed-{uuid4().hex}"
+    one = join(broker.url, settings=settings)
+    with process(url, "kept/*", **kept) as (killed, dead):
+        until(lambda: any(each.id == dead and each.interests for each in one.node.get_dto().members))
+        killed.kill()
+    until(lambda: all(each.is_lost for each in one.node.get_dto().members))
+    left = f"{settings['prefix']}-members/{dead}"
+    assert is_subscribed(broker, left)
+    for promise in [one.instance.publish(left, b"{}", qos="1") for _ in range(100)]:
+        promise.result(PATIENCE)
+    for n in range(30):
+        one.send("kept/x", n).result(PATIENCE)
+    begin = time.monotonic()
+    with process(url, "kept/*", **kept) as (started, first):
+        assert started.stdout is not None
+        lines = [first, *(started.stdout.readline().strip() for _ in range(30))]
+        assert [int(each) for each in lines if each.isdigit()] == [*range(30)]
+        assert time.monotonic() - begin < CLAIM_TIMEOUT / 2
+        until(lambda: not is_subscribed(broker, left))

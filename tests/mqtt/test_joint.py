@@ -12,7 +12,7 @@ from adapters.mqtt.joint import Joint
 from messaging.adapter import SubscribesJointly
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from tests.mqtt.harness import Core, Sink, lasting, until
-from tests.mqtt.peer import Connection, session
+from tests.mqtt.peer import Connection, Peer, accept, farewell, session, subscribed
 
 #: Success, and Not authorized (MQTT 5, 3.9.3)
 GRANTED, REFUSED = 0, 0x87
@@ -164,3 +164,38 @@ async def test_a_part_that_a_loss_interrupts_is_repeated_in_the_resumed_session(
         (stream,) = joint.streams.values()
         connection.write(message("b", b"1", stream.route.identifiers[-1], packet_id=7))
         await until(lambda: sink.arrived, "a message")
+
+
+async def test_a_copy_that_comes_after_its_channel_was_parted_is_taken() -> None:
+    """The broker sends a copy for each filter, and answers UNSUBSCRIBE between them: its queue is behind."""
+    async with session() as (core, _, connection):
+        sink, joint = await joined(core, connection, "a/b", "a/#", qos=1)
+        parting = asyncio.create_task(core.adapter.part(joint, "a/b"))
+        asked = await connection.expect(0xA0)
+        connection.write(message("a/b", b"1", 2, packet_id=7))  # left to the other copy
+        connection.write(answer(0xB0, asked) + message("a/b", b"1", 1, packet_id=8))
+        await parting
+        await sink.count(1)
+        assert payloads(sink) == [b"1"]
+
+
+async def test_messages_of_abandoned_channels_are_handed_over_and_their_channels_unsubscribed_from() -> None:
+    """The session has subscriptions of a process that was killed, and messages for them."""
+    async with Peer() as peer:
+        core = Core(peer.url, **lasting("5"))
+        connection, _ = await accept(core, peer, present=True)
+        connection.write(message("dead/1", b"1", packet_id=7) + message("other", b"2", packet_id=8))
+        sink, joint = await joined(core, connection, "live", qos=1)
+        assert payloads(sink) == []
+        core.adapter.abandon(joint, lambda channel: channel.startswith("dead/"))
+        connection.write(message("dead/2", b"3", packet_id=9))
+        await sink.count(2)
+        assert payloads(sink) == [b"1", b"3"]
+        core.acknowledge(*sink.arrived)
+        assert [(await connection.expect(0x40))[1] for _ in range(2)] == [7, 9]
+        await core.adapter.part(joint, "dead/1")
+        assert (await connection.unsuback())[3:] == packets.text("dead/1")
+        late, _ = await subscribed(core, connection, "other", qos=1)  # claims what is its own
+        assert payloads(late) == [b"2"]
+        await core.adapter.part(joint, "unknown")  # without effect
+        await farewell(core, connection)

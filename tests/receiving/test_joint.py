@@ -9,7 +9,7 @@ import pytest
 from messaging import ClosedError, InvalidChannelError, Messaging, UnsupportedFeatureError
 from messaging.errors import ArgumentError, SubscriptionRefusedError
 from messaging.model import AcknowledgeType, Incoming
-from messaging.receiving import JointSubscription
+from messaging.receiving import JointSubscription, intake
 from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
 from tests.doubles.fixtures import Connect
 
@@ -208,11 +208,48 @@ def test_a_message_of_overlapping_patterns_is_taken_once_and_its_copies_are_ackn
 
 
 def test_messages_of_a_removed_channel_are_acknowledged_and_dropped(broker: FakeBroker, m: Messaging) -> None:
-    taken = Taken(m, "a", "b", queue="q")
-    broker.deliver(b"1", channel="elsewhere", handle=0)
+    taken = Taken(m, "a", "b", "c", queue="q")
+    taken.joint.remove("c").result(PATIENCE)
+    broker.deliver(b"1", channel="c", handle=0)
     broker.wait_acknowledged(1)
     broker.deliver(b"2", channel="b", handle=1)
     assert taken.payloads == [[b"2"]]
+
+
+def test_messages_of_a_queue_wait_for_their_channels(
+    broker: FakeBroker, m: Messaging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier process left them: they are neither acknowledged nor lost while this one adds its channels."""
+    monkeypatch.setattr(intake, "CLAIM_TIMEOUT", 0.3)
+    taken = Taken(m, "a", queue="q")
+    broker.deliver(b"1", channel="b", handle=0)
+    broker.deliver(b"2", channel="c/d", handle=0)
+    broker.deliver(b"3", channel="elsewhere", handle=0)
+    broker.deliver(b"4", channel="b", handle=0)
+    broker.deliver(b"5", channel="dead/1", handle=0)
+    settle_loop()
+    assert (taken.payloads, broker.acknowledged) == ([], [])
+    promises = [taken.joint.add(each) for each in ("b", "c/#")]
+    for promise in promises:
+        promise.result(PATIENCE)
+    assert [each for batch in taken.payloads for each in batch] == [b"1", b"2", b"4"]
+    taken.joint.abandon(lambda channel: channel.startswith("dead/"))
+    broker.wait_acknowledged(1)
+    broker.deliver(b"6", channel="dead/1", handle=0)
+    broker.wait_acknowledged(2)
+    broker.wait_acknowledged(3)  # no channel came for the one elsewhere
+    assert [each for batch in taken.payloads for each in batch] == [b"1", b"2", b"4"]
+
+
+def test_messages_that_wait_for_their_channels_are_forgotten_with_the_connection(
+    broker: FakeBroker, m: Messaging
+) -> None:
+    taken = Taken(m, "a", queue="q")
+    broker.deliver(b"1", channel="b", handle=0)
+    settle_loop()
+    broker.lose_and_reconnect(1)  # the queue delivers it again
+    taken.joint.add("b").result(PATIENCE)
+    assert taken.payloads == []
 
 
 def test_pausing_reaches_the_broker_and_lasts_over_a_reconnect(broker: FakeBroker, m: Messaging) -> None:
