@@ -96,7 +96,7 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
 
     @property
     def dropped(self) -> int:
-        """Number of events that it did not receive because its queue was full, or it was discarded."""
+        """Number of events that it did not receive: its queue was full, it was discarded, or their session was over."""
         return self._dropped
 
     def objects(self) -> list[ConsumerObject]:
@@ -161,6 +161,9 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
             later: counts the data events of each queue, whose delivery the caller begins later.
         """
         terms = self.terms
+        if event.is_late and terms.is_session_aware:
+            self._dropped += 1
+            return False
         if event.kind != "data":
             return terms.is_session_aware and self._offer_lifecycle(event, notification)
         if terms.filter is not None and not _matches(terms.filter, event, self.name):

@@ -27,12 +27,13 @@ class DispatchedEvent:
     Attributes:
         topic, kind, data, failure: see ``PushEvent``.
         session: the session that it belongs to.
+        is_late: whether its session has ended before: consumers that are aware of sessions do not receive it.
         bundle, framework, reply_to, correlation_id: see ``DistributableEvent``.
     """
 
     __slots__ = (
-        "_converted", "_map", "bundle", "correlation_id", "data", "failure", "framework", "kind", "reply_to",
-        "session", "topic",
+        "_converted", "_map", "bundle", "correlation_id", "data", "failure", "framework", "is_late", "kind",
+        "reply_to", "session", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +53,7 @@ class DispatchedEvent:
         self.kind = kind
         self.data = data
         self.session = session
+        self.is_late = False
         self.bundle = bundle
         self.framework = framework
         self.reply_to = reply_to

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from messaging.dispatch import DISTRIBUTED_EVENTS
 from messaging.distributedeventing.dispatched import DispatchedEvent
+from messaging.distributedeventing.remote_sessions import RemoteSessions
 from messaging.errors import EventSessionLostError, RemoteEventError
 from messaging.eventnetwork import DISPATCH, Arrival, Interest, NodeService, Notification, SeenEvents, framework_of
 from messaging.text import SafeLog
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 logger = SafeLog(__name__)
 
-#: open sessions of other members that are known; the oldest are forgotten first
-_MAX_SESSIONS: Final = 10_000
 _KINDS: Final[dict[str, EventKind]] = {"data": "data", "close": "close", "error": "error"}
 #: deadline for the consumers of this process, after which the sender is no longer waited for, seconds
 _NOTIFIED_WITHIN: Final = 3_600.0
@@ -57,9 +54,7 @@ class AdminNetwork(NodeService):
         self._seen = SeenEvents()
         #: queues with events of the present batch, and their number; used by the intake thread
         self._later: dict[ConsumerQueue, int] = {}
-        self._lock = threading.Lock()  # guards the following
-        #: open sessions of other members, with their topics
-        self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._sessions = RemoteSessions()
 
     def wanted(self) -> tuple[frozenset[Interest], frozenset[str]]:
         """Return the interests of all consumers, and the topics to list."""
@@ -102,7 +97,7 @@ class AdminNetwork(NodeService):
             failure=failure,
         )
         if session is not None:
-            self._note(session, event)
+            event.is_late = self._sessions.note(session, topic, event.kind)
         notification = self._confirming(arrival, topic)
         dispatcher = self._dispatcher
         route = dispatcher.routes.get(topic)
@@ -129,24 +124,9 @@ class AdminNetwork(NodeService):
         notification.promise.listen(confirm)
         return notification
 
-    # --- sessions of other members
-
-    def _note(self, session: tuple[str, str], event: DispatchedEvent) -> None:
-        with self._lock:
-            if event.kind != "data":
-                self._sessions.pop(session, None)
-            else:
-                self._sessions[session] = event.topic
-                if len(self._sessions) > _MAX_SESSIONS:
-                    self._sessions.popitem(last=False)
-
     def member_lost(self, member: str) -> None:
         """End the sessions of a member that is gone, with an error event (5.1.2)."""
-        with self._lock:
-            gone = {session: topic for session, topic in self._sessions.items() if session[0] == member}
-            for session in gone:
-                del self._sessions[session]
-        for session, topic in gone.items():
+        for session, topic in self._sessions.lose(member).items():
             error = EventSessionLostError(f"the process that sent the session on {topic!r} is gone")
             for consumer in self._dispatcher.route(topic):
                 consumer.offer(DispatchedEvent(topic, "error", None, session=session, failure=error))

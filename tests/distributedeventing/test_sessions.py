@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
+import messaging
 from messaging.distributedeventing import (
     ConsumerLifecycle,
     DistributableEvent,
@@ -14,7 +16,9 @@ from messaging.distributedeventing import (
     EventPublisherSession,
     PushEvent,
 )
-from messaging.errors import ArgumentError, ClosedError, RemoteEventError
+from messaging.errors import ArgumentError, ClosedError, EventSessionLostError, RemoteEventError
+from messaging.eventdata import WireEvent, encode
+from messaging.eventnetwork.announcements import Announcement, dump_announcement
 from tests.distributedeventing.conftest import (
     PATIENCE,
     Admins,
@@ -70,6 +74,48 @@ def test_26_27_the_end_of_a_session_crosses_the_network(pair: Pair) -> None:
     assert "broken" in str(failure)
     eventually(lambda: unified.values == [1, 2])
     assert unified.kinds == ["data", "data"]
+
+
+def test_a_sender_that_returns_after_it_was_lost_does_not_go_on_with_its_session(
+    admins: Admins, checked: pytest.LogCaptureFixture
+) -> None:
+    """The consumer has its error event: it receives nothing after it, and no second one (5.1.2)."""
+    url = f"memory://returned{uuid4().hex}"
+    member, session = str(uuid4()), "s1"
+    with messaging.connect(url) as m, messaging.connect(url) as raw:
+        admin = admins(instance=m)
+        objects = Prototype()
+        consume(admin, objects, "a", lifecycle="SESSION", scope="prototype")
+        single, unified = record(admin, "a", lifecycle="SESSION"), record(admin, "a")
+        admin.ready.result(PATIENCE)
+        admin.announced(PATIENCE).result(PATIENCE)
+
+        def send(number: int, kind: Any = "data") -> None:
+            event = WireEvent("a", number, kind=kind, sender=member, sequence=number, session=session)
+            raw.publish("topics/a", encode(event), qos="1").result(PATIENCE)
+
+        def announce_as(kind: Any, **fields: Any) -> None:
+            announcement = Announcement(kind=kind, member=member, heartbeat=60.0, **fields)
+            raw.publish("topics-members/all", dump_announcement(announcement), qos="1").result(PATIENCE)
+
+        announce_as("update")
+        send(1)
+        eventually(lambda: unified.values == [1])
+        announce_as("leave", is_lost=True)
+        ended = ["data", "error"]
+        eventually(lambda: ended == single.kinds == objects.made[0].kinds)
+        announce_as("update")
+        send(2)
+        send(3, "close")
+        send(4)
+        eventually(lambda: unified.values == [1, 2, 4])
+        flush(admin)
+        assert ended == single.kinds == objects.made[0].kinds
+        assert isinstance(single.failures[0], EventSessionLostError)
+        session = "s2"
+        send(5)
+        eventually(lambda: single.values == [1, 5])
+        eventually(lambda: [each.values for each in objects.made] == [[1], [5]])
 
 
 def test_27_an_error_ends_the_session(admin: DistributedEventAdmin) -> None:

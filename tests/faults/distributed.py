@@ -190,10 +190,7 @@ class Run:
     def _broker(self) -> Broker:
         if self._protocol == "amqp":
             return RabbitMQ()
-        # with the window of 20 that mosquitto has by default, the messages for a killed process fill it for 30 seconds:
-        # its successor may claim them until then
-        lines = ["autosave_on_changes false", "autosave_interval 1", "max_inflight_messages 2000"]
-        return Mosquitto(lines, persistence=True)
+        return Mosquitto(["autosave_on_changes false", "autosave_interval 1"], persistence=True)
 
     # --- faults
 

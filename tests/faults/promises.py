@@ -473,9 +473,8 @@ class Check:
             ends = [each for each in theirs if each[1] == "session-end" and each[2] == name]
             told = f"{name} at {other}, begun {begin:.3f}: sent {sent}, over {over}, got {got}, ends {ends}"
             if over is None:
-                # a sender that was lost before, and came back, ended with an error each time
-                allowed = (["error"], ["error"] * 2) if self._disturbances.of(life, begin, end - 0.1) else (["error"],)
-                if got and [each[3] for each in ends] not in allowed:
+                taken = [each[0] for each in theirs if each[1] == "session-got" and each[2] == name]
+                if got and ([each[3] for each in ends] != ["error"] or taken[-1] > ends[0][0]):
                     yield f"killed: {told}"
                 elif got and ends[-1][0] > end + NOTICE:
                     yield f"the error is late: {told}"
