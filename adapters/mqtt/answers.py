@@ -195,6 +195,14 @@ class Answers:
         if self._due:
             self._answer_some()
 
+    def pass_over(self, receipt: Receipt) -> None:
+        """Have no answer wait for one to ``receipt``, which may be unsettled for long.
+
+        The answers to the others have their positions within the window all the same.
+        """
+        if receipt.waits and self._resent is not None:
+            self._resent.remove(receipt)
+
     def answer_all(self) -> None:
         """Answer every settled message without regard to credit: no further message is wanted."""
         for receipt in [*self._open.values()]:
@@ -279,6 +287,12 @@ class _ResentOrder:
         self._queue.append(receipt)
         if self._timer is None:
             self._watch()
+
+    def remove(self, receipt: Receipt) -> None:
+        """Answer ``receipt`` out of turn."""
+        receipt.waits = False
+        self._queue.remove(receipt)
+        self.advance()
 
     def advance(self) -> None:
         """Answer the messages before the first unsettled one."""

@@ -89,6 +89,7 @@ class Leftovers:
         if self._unclaimed is not None and not publish.retain:
             self._unclaimed.pop(receipt.id, None)  # the broker gave the id to another message
             self._unclaimed[receipt.id] = publish, receipt
+            self._answers.pass_over(receipt)
             return True
         streams = self._router.kept(publish.topic)
         if not publish.retain:

@@ -18,7 +18,7 @@ import pytest
 from adapters.mqtt import answers, packets
 from messaging.testing.brokers import Mosquitto
 from tests.mqtt.harness import PATIENCE, Core, Sink, connected, until
-from tests.mqtt.peer import Connection, accept, reconnect, session, subscribed
+from tests.mqtt.peer import Connection, Peer, accept, farewell, reconnect, session, subscribed
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 
@@ -159,9 +159,11 @@ async def test_streams_that_settle_at_different_speeds_stay_in_order_with_mosqui
                 assert sink.payloads == [b"%d" % number for number in range(total)]
 
 
-def deliver_v3(connection: Connection, packet_ids: Iterable[int], qos: int = 1, flags: int = 0) -> None:
+def deliver_v3(
+    connection: Connection, packet_ids: Iterable[int], qos: int = 1, flags: int = 0, topic: str = "t"
+) -> None:
     for packet_id in packet_ids:
-        body = packets.text("t") + packet_id.to_bytes(2, "big") + b"%d" % packet_id
+        body = packets.text(topic) + packet_id.to_bytes(2, "big") + b"%d" % packet_id
         connection.send(packets.PUBLISH | qos << 1 | flags, body)
 
 
@@ -204,6 +206,24 @@ async def test_resent_messages_of_a_3_1_1_session_are_answered_in_their_order() 
         await asyncio.sleep(0.02)
         core.acknowledge(sink.arrived[30])
         assert await answered(connection, 30) == [*range(1, 31)]
+
+
+async def test_a_resent_message_without_a_stream_holds_up_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session of a process that was killed: one of its subscriptions is not made again."""
+    monkeypatch.setattr(answers, "ORDER_TIMEOUT", PATIENCE)
+    async with Peer() as peer:
+        core = Core(peer.url, **V3)
+        connection, _ = await accept(core, peer, present=True)
+        deliver_v3(connection, range(1, 11), flags=8, topic="gone")
+        deliver_v3(connection, range(11, 21), flags=8)
+        sink, _ = await subscribed(core, connection, qos="1")
+        messages = [*await sink.count(10)]
+        core.acknowledge(*messages)
+        assert await answered(connection, 10) == [*range(11, 21)]
+        late, _ = await subscribed(core, connection, "gone", qos="1")
+        core.acknowledge(*await late.count(10))
+        assert await answered(connection, 10) == [*range(1, 11)]
+        await farewell(core, connection)
 
 
 async def test_an_unsettled_message_holds_up_the_answers_to_others_for_a_limited_time(
