@@ -21,7 +21,8 @@ field           meaning
 ``offers``      topics that it publishes and lists
 ``framework``   UUID of its framework; ``name``: its name for people; ``qos``: what it keeps. All optional
 ``to``          UUID of the member that this is for; without it, for all
-``token``       of a ``ping``, and of the ``pong`` that answers it; of a ``replay``, and of the events that answer it
+``token``       of a ``ping``, and of the ``pong`` that answers it; of a ``replay``, and of the events that answer it;
+                of a ``query`` for all and a ``heartbeat``, which the sender recognizes when they come back
 ``replays``     true if the member shares its history: it answers a ``replay``
 ``since``       of a ``replay``: time of the first event, microseconds since 1970, inclusive. By default any
 ``limit``       of a ``replay``: number of events, the newest ones

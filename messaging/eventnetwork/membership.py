@@ -7,15 +7,19 @@ their meaning.
 **Lost members.** A member that is silent for twice its heartbeat is *lost*: nothing waits for it any more. Its
 interests remain in force for its ``linger``, because its broker may keep its events: a process that was suspended, or
 whose connection comes back, misses none. Then it is forgotten. A member that leaves is forgotten at once. While this
-member is not connected, or was suspended itself, the silence of the others proves nothing.
+member is not connected, was suspended itself, or receives nothing, the silence of the others proves nothing: a broker
+that is behind, or a session with events of an earlier process before the announcements. Own announcements that come
+back show what was received.
 
-**Settling.** After each connection the other members are queried. Until their answers had time to arrive, the members
-are not settled: a member that is not known yet may want any event.
+**Settling.** After each connection the other members are queried. Until the query has come back, and the answers had
+time to arrive, the members are not settled: a member that is not known yet may want any event.
 """
 
 from __future__ import annotations
 
 import abc
+import itertools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final
@@ -39,6 +43,10 @@ MAX_TOTAL: Final = 200_000
 _BEATS: Final = 3
 #: silence after which a member is lost, in heartbeats
 _SILENT: Final = 2.0
+#: silence after which this member checks that it receives anything at all, in heartbeats
+_SUSPICIOUS: Final = 1.5
+#: own announcements that may be on their way
+_MAX_PROBES: Final = 64
 #: longest time for the answers to a query, seconds
 _SETTLE: Final = 1.0
 #: queries that are answered one by one within a third of a heartbeat; further ones get one update for all members
@@ -133,6 +141,11 @@ class OwnAnnouncements:
         self._offers: frozenset[str] = frozenset()
         #: number of changes
         self._version = 0
+        #: own announcements that are awaited, by token, with the time when they were sent
+        self._probes: dict[str, float] = {}
+        self._tokens = itertools.count(1)
+        #: when the latest one was sent
+        self.probed_at = 0.0
 
     def set(self, wanted: Iterable[Interest], offered: Iterable[str]) -> None:
         """Set what this member wants and offers; announce the changes if it is connected."""
@@ -171,6 +184,22 @@ class OwnAnnouncements:
         """Announce all interests and offers, to one member or to all."""
         self.send("update", interests=tuple(self._interests), offers=tuple(self._offers), to=to)
 
+    def probe(self, kind: str, now: float) -> None:
+        """Send an announcement to all members, which comes back to this one, too."""
+        token = str(next(self._tokens))
+        self._probes[token] = self.probed_at = now
+        if len(self._probes) > _MAX_PROBES:
+            del self._probes[next(iter(self._probes))]
+        self.send(kind, token=token)
+
+    def came_back(self, token: str | None) -> float | None:
+        """Return when the own announcement with this token was sent; ``None`` if it is not awaited."""
+        return None if token is None else self._probes.pop(token, None)
+
+    def forget_probes(self) -> None:
+        """Await no own announcement: the connection that they were sent on is lost."""
+        self._probes.clear()
+
     def send(self, kind: str, **fields: Any) -> None:
         """Send an announcement."""
         self._send(replace(self._own, kind=kind, version=self._version, **fields))
@@ -203,8 +232,10 @@ class Membership:
         self._listener = listener
         self._check = check
         self._total = 0
-        self._settles_at = 0.0
+        self._settles_at = math.inf
         self._beats_at = 0.0
+        #: when the latest own announcement that came back was sent: others that were sent before have arrived, too
+        self._received_until = 0.0
         self._ticked: float | None = None
         #: queries that were answered since the last heartbeat, and whether an update for all members answers the rest
         self._answers = 0
@@ -220,10 +251,11 @@ class Membership:
         """Announce this member, and query the others: for the first time, or after the connection was lost."""
         self.own.is_connected = True
         self.is_settled = False
-        self._settles_at = now + min(_SETTLE, self.own.heartbeat)
+        self._settles_at = math.inf  # until the query comes back
         self._listen_anew(now)
+        self.own.forget_probes()
         self.own.update()
-        self.own.send("query")
+        self.own.probe("query", now)
         self._beats_at = now + self.own.heartbeat / _BEATS
 
     def disconnected(self) -> None:
@@ -262,12 +294,12 @@ class Membership:
         if gap > self.own.heartbeat:
             # the others may have lost this member
             self.own.update()
-            self.own.send("query")
+            self.own.probe("query", now)
             self._beats_at = now + self.own.heartbeat / _BEATS
         if now >= self._beats_at:  # first: the rest calls the listener
             self._answers = 0
             self._beats_at = now + self.own.heartbeat / _BEATS
-            self.own.send("heartbeat")
+            self.own.probe("heartbeat", now)
         if self.is_answer_due:
             self.is_answer_due = False
             self.own.update()
@@ -280,10 +312,20 @@ class Membership:
 
     def _expire(self, member: Member, now: float) -> None:
         if not member.is_lost:
-            if member.heartbeat and now - member.heard >= _SILENT * member.heartbeat:
-                self._lose(member, now)
+            self._suspect(member, now)
         elif now - member.lost_at >= member.linger:
             self._forget(member)
+
+    def _suspect(self, member: Member, now: float) -> None:
+        """Lose a silent member, if its silence is not that of this member's own subscription."""
+        silent = now - member.heard
+        if not member.heartbeat or silent < _SUSPICIOUS * member.heartbeat:
+            return
+        since = member.heard + _SUSPICIOUS * member.heartbeat
+        if self.own.probed_at < since:
+            self.own.probe("heartbeat", now)
+        elif silent >= _SILENT * member.heartbeat and self._received_until >= since:
+            self._lose(member, now)
 
     def _lose(self, member: Member, now: float) -> None:
         member.is_lost, member.lost_at = True, now
@@ -304,6 +346,7 @@ class Membership:
             DecodeError: one of its interests does not parse, or there are too many; they are not taken in.
         """
         if announcement.member == self.own.member:
+            self._came_back(announcement, now)
             return
         if announcement.to is not None and announcement.to != self.own.member:
             return
@@ -335,6 +378,15 @@ class Membership:
             self._answer(announcement.member)
         elif announcement.kind == "ping" and announcement.token is not None:
             self.own.send("pong", to=announcement.member, token=announcement.token)
+
+    def _came_back(self, announcement: Announcement, now: float) -> None:
+        """Note that this member receives what was sent up to this own announcement."""
+        sent = self.own.came_back(announcement.token)
+        if sent is None:
+            return
+        self._received_until = max(self._received_until, sent)
+        if self._settles_at == math.inf:
+            self._settles_at = now + min(_SETTLE, self.own.heartbeat)
 
     def _answer(self, to: str) -> None:
         """Answer a query. After a restart of the broker every member queries: then one update answers many of them."""

@@ -341,9 +341,11 @@ class EventNode:
                 announcement = load_announcement(payload)
             else:
                 announcement = seals.announcement(payload, incoming.channel or "")
-            if announcement.member == self.member or announcement.to not in (None, self.member):
+            if announcement.to not in (None, self.member):
                 return
             self._membership.receive(announcement, now)
+            if announcement.member == self.member:
+                return
             if announcement.kind == "notified" and announcement.event is not None:
                 self._notifications.confirmed(announcement.event, announcement.member)
             elif announcement.kind == "pong" and announcement.token is not None:

@@ -270,7 +270,19 @@ class Pair:
         self.listener = Node(Network(), 1, 0.0)
         own = Announcement(kind="update", member=self.listener.id, heartbeat=heartbeat, linger=LINGER)
         self.membership = Membership(own, EVERYTHING, self.listener, self.sent.append, self.listener.interests.check)
+        #: whether it receives its own announcements
+        self.is_deaf = False
+        self._received = 0
         self.membership.connected(0.0)
+        self.echo(0.0)
+
+    def echo(self, now: float) -> None:
+        """Deliver its announcements for all members to itself, as brokers do."""
+        while not self.is_deaf and self._received < len(self.sent):
+            announcement = self.sent[self._received]
+            self._received += 1
+            if announcement.to is None:
+                self.membership.receive(announcement, now)
 
     def hear(self, number: int, kind: str, now: float, **fields: object) -> None:
         self.membership.receive(Announcement(kind=kind, member=str(UUID(int=number)), **fields), now)  # type: ignore[arg-type]
@@ -278,6 +290,7 @@ class Pair:
     def tick(self, *times: float) -> None:
         for now in times:
             self.membership.tick(now)
+            self.echo(now)
 
     def of_kind(self, kind: str) -> list[Announcement]:
         return [each for each in self.sent if each.kind == kind]
@@ -290,6 +303,43 @@ def test_a_member_with_short_heartbeats_is_not_lost_while_this_process_stood_sti
     pair.tick(2.1)  # this process stood still for 2 s: what arrived meanwhile is not read yet
     assert not pair.membership.members[str(UUID(int=2))].is_lost
     pair.tick(*(2.1 + n * 0.08 for n in range(1, 20)))
+    assert pair.membership.members[str(UUID(int=2))].is_lost
+
+
+def test_a_member_that_receives_nothing_takes_no_other_for_lost() -> None:
+    """Its broker is behind: the announcements of the others are on their way, as its own ones are."""
+    pair = Pair(heartbeat=1.0)
+    pair.hear(2, "update", 0.0, heartbeat=1.0, linger=LINGER)
+    member = pair.membership.members[str(UUID(int=2))]
+    pair.is_deaf = True
+    pair.tick(*(n * 0.1 for n in range(1, 40)))
+    assert not member.is_lost
+    pair.hear(2, "heartbeat", 4.0, heartbeat=1.0)  # what was on its way comes in order
+    pair.is_deaf = False
+    pair.tick(*(4.0 + n * 0.1 for n in range(20)))
+    assert not member.is_lost
+    pair.tick(6.0)
+    assert member.is_lost
+
+
+def test_members_are_not_settled_before_the_query_has_come_back() -> None:
+    pair = Pair(heartbeat=1.0)
+    pair.membership.disconnected()
+    pair.is_deaf = True
+    pair.membership.connected(10.0)
+    pair.tick(*(10.0 + n * 0.1 for n in range(30)))
+    assert not pair.membership.is_settled
+    pair.is_deaf = False
+    pair.tick(13.0, 13.9)
+    assert not pair.membership.is_settled
+    pair.tick(14.0)
+    assert pair.membership.is_settled
+
+
+def test_silence_is_checked_at_once_also_by_a_member_with_long_heartbeats() -> None:
+    pair = Pair(heartbeat=600.0)
+    pair.hear(2, "update", 0.0, heartbeat=1.0, linger=LINGER)
+    pair.tick(*(n * 0.1 for n in range(1, 21)))
     assert pair.membership.members[str(UUID(int=2))].is_lost
 
 
