@@ -21,6 +21,8 @@ field           meaning
 ``offers``      topics that it publishes and lists
 ``framework``   UUID of its framework; ``name``: its name for people; ``qos``: what it keeps. All optional
 ``to``          UUID of the member that this is for; without it, for all
+``inbox``       UUID in the name of the channel for announcements to the sender; its ``member`` by default. With a queue
+                of its own a member keeps it from run to run, so that the queue has no bindings of earlier runs
 ``token``       of a ``ping``, and of the ``pong`` that answers it; of a ``replay``, and of the events that answer it;
                 of a ``query`` for all and a ``heartbeat``, which the sender recognizes when they come back
 ``replays``     true if the member shares its history: it answers a ``replay``
@@ -124,6 +126,7 @@ class Announcement:
     replays: bool = False
     since: int | None = None
     limit: int = 0
+    inbox: str | None = None
 
 
 def dump_announcement(announcement: Announcement) -> bytes:
@@ -134,7 +137,7 @@ def dump_announcement(announcement: Announcement) -> bytes:
         "member": announcement.member,
         "version": announcement.version,
     }
-    for name in ("framework", "name", "to", "token", "event"):
+    for name in ("framework", "name", "inbox", "to", "token", "event"):
         value = getattr(announcement, name)
         if value is not None:
             found[name] = value
@@ -209,6 +212,7 @@ def load_announcement(payload: bytes) -> Announcement:
         replays=found.get("replays") is True,
         since=_time(found, "since"),
         limit=_count(found, "limit"),
+        inbox=_uuid(found, "inbox"),
     )
 
 

@@ -14,6 +14,8 @@ from messaging.model import Features, Message
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from messaging.eventnetwork.channels import ChannelNames
     from messaging.eventnetwork.contexts import Contexts
     from messaging.eventnetwork.seals import Seals
@@ -38,16 +40,24 @@ class Announcer:
         instance: publishes them.
         names: the channels of the network.
         contexts: of the messages.
+        inbox_of: returns the inbox of a member.
         seals: signs them; ``None``: they are not signed.
     """
 
     def __init__(
-        self, title: str, instance: Messaging, names: ChannelNames, contexts: Contexts, seals: Seals | None = None
+        self,
+        title: str,
+        instance: Messaging,
+        names: ChannelNames,
+        contexts: Contexts,
+        inbox_of: Callable[[str], str],
+        seals: Seals | None = None,
     ) -> None:
         self._title = title
         self._instance = instance
         self._names = names
         self._contexts = contexts
+        self._inbox_of = inbox_of
         self._seals = seals
         self._to_all = contexts.of_announcement(names.all_members)
         self._waiting: deque[Announcement] = deque()
@@ -63,7 +73,7 @@ class Announcer:
         """Queue an announcement to the member that it is for, or to all. Never waits and never raises."""
         if self._is_ended:
             return
-        if announcement.kind == "heartbeat" and self._waiting:
+        if announcement.kind == "heartbeat" and len(self._waiting) >= MAX_WAITING // 2:
             return  # the announcements that wait show that this member lives
         if len(self._waiting) >= MAX_WAITING:
             self._note_failure(f"{MAX_WAITING} announcements wait already")
@@ -96,7 +106,7 @@ class Announcer:
 
     def _publish(self, announcement: Announcement) -> None:
         to = announcement.to
-        context = self._to_all if to is None else self._contexts.of_announcement(self._names.member(to))
+        context = self._to_all if to is None else self._contexts.of_announcement(self._names.member(self._inbox_of(to)))
         payload = dump_announcement(announcement)
         if self._seals is not None:
             payload = self._seals.seal(payload, context.channel or "")

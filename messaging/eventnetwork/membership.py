@@ -62,7 +62,7 @@ class Member:
 
     Attributes:
         id: its UUID; ``framework``: that of its framework, or ``None``; ``name``: for people.
-        heartbeat, linger, qos, replays: as it announces them.
+        heartbeat, linger, qos, replays, inbox: as it announces them.
         version: number of its changes that are known.
         is_known: whether its interests and offers are complete up to ``version``.
         is_lost: whether it is silent, or its broker says that it is gone.
@@ -71,12 +71,12 @@ class Member:
     """
 
     __slots__ = (
-        "framework", "heard", "heartbeat", "id", "interests", "is_known", "is_lost", "linger", "lost_at", "name",
-        "offers", "qos", "queried", "replays", "version",
+        "framework", "heard", "heartbeat", "id", "inbox", "interests", "is_known", "is_lost", "linger", "lost_at",
+        "name", "offers", "qos", "queried", "replays", "version",
     )  # fmt: skip
 
     def __init__(self, id: str, now: float) -> None:  # noqa: A002
-        self.id = id
+        self.id = self.inbox = id
         self.framework: str | None = None
         self.name = ""
         self.heartbeat = 0.0
@@ -258,6 +258,11 @@ class Membership:
         self.own.probe("query", now)
         self._beats_at = now + self.own.heartbeat / _BEATS
 
+    def inbox_of(self, member: str) -> str:
+        """Return the inbox of a member. From any thread."""
+        found = self.members.get(member)
+        return member if found is None else found.inbox
+
     def disconnected(self) -> None:
         """Note that the connection is lost: until the next one, silence proves nothing."""
         self.own.is_connected = False
@@ -363,6 +368,8 @@ class Membership:
             if member is None:
                 return
         member.heard = now
+        if announcement.inbox is not None:
+            member.inbox = announcement.inbox
         if announcement.heartbeat:
             member.heartbeat, member.linger = announcement.heartbeat, announcement.linger
         if member.is_lost:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID, uuid4
+from uuid import UUID, uuid4, uuid5
 
 from messaging.errors import (
     ClosedError,
@@ -63,6 +63,8 @@ logger = SafeLog(__name__)
 _LEAVE_WITHIN: Final = 1.0
 #: the framework of this process, for sender information (DE080)
 _FRAMEWORK: Final = uuid4()
+#: namespace of the inboxes of members with a queue
+_INBOXES: Final = UUID("5d0c7c0e-3c0b-4f0f-9a43-0f6f4f6b4c1e")
 #: longest wait for the confirmation of subscriptions, seconds
 _CONFIRM_TIMEOUT: Final = 10.0
 
@@ -222,6 +224,7 @@ class EventNode:
             linger=settings.linger,
             qos=tuple(qos),
             replays=shares_history,
+            inbox=str(uuid5(_INBOXES, settings.queue)) if isinstance(settings.queue, str) else None,
         )
         self._service = service
         listener = _Listener(
@@ -234,7 +237,9 @@ class EventNode:
         )
         self._seals = None if settings.signing is None else Seals(settings.signing, self.member)
         contexts = Contexts(instance, as_cbor=settings.as_cbor and self._seals is None)
-        self._announcer = Announcer(title, instance, self.names, contexts, self._seals)
+        self._announcer = Announcer(
+            title, instance, self.names, contexts, lambda member: self._membership.inbox_of(member), self._seals
+        )
         self._membership = Membership(own, everything, listener, self._announcer.announce, self._interests.check)
         #: sends the events of this member
         self.sender = EventSender(
@@ -293,7 +298,8 @@ class EventNode:
         )
         if settings.last_will:
             self._announcer.set_last_will(self.member)
-        joined = [self._joint.add(each) for each in (self.names.all_members, self.names.member(self.member))]
+        inbox = self.names.member(own.inbox or self.member)
+        joined = [self._joint.add(each) for each in (self.names.all_members, inbox)]
         joined[-1].listen(partial(self._control.post, self._joined, joined))
         self._wants.request()
         self._control.post_later(self._membership.interval, self._tick)

@@ -21,7 +21,7 @@ from adapters.mqtt.adapter import CLAIM_TIMEOUT
 from messaging.eventnetwork import Notification
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from tests.doubles.fake import until
-from tests.eventnetwork.conftest import BEAT, PATIENCE, Join, event, update
+from tests.eventnetwork.conftest import BEAT, PATIENCE, Join, Participant, event, update
 from tests.scripts import ROOT
 
 #: a member in a process of its own: it prints its id, then the values that it receives
@@ -240,11 +240,14 @@ def test_a_peer_that_sends_junk_delays_the_others_little(name: str, request: pyt
     assert one.live() == {two.id}
 
 
-def is_subscribed(broker: Mosquitto | RabbitMQ, channel: str) -> bool:
+def bindings(broker: RabbitMQ, queue: str) -> set[str]:
+    """The binding keys of a queue."""
+    lines = broker.ctl("list_bindings", "destination_name", "routing_key", "--silent").splitlines()
+    return {line.split()[1] for line in lines if line.startswith(f"{queue}\t")}
+
+
+def is_subscribed(broker: Mosquitto, channel: str) -> bool:
     """Whether a subscription to exactly this channel is left at the broker."""
-    if isinstance(broker, RabbitMQ):
-        keys = broker.ctl("list_bindings", "routing_key", "--silent").split()
-        return channel.replace("/", ".") in keys
     reasons: list[Any] = []
     client = paho.Client(paho.CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
     client.on_connect = lambda *_: client.publish(channel, b"{}", qos=1)
@@ -259,32 +262,62 @@ def is_subscribed(broker: Mosquitto | RabbitMQ, channel: str) -> bool:
     return str(reasons[0]) != "No matching subscribers"
 
 
-@pytest.mark.parametrize("name", ["mosquitto", "rabbitmq"])
-def test_the_channels_of_a_killed_run_delay_its_next_one_by_nothing_and_are_left(
-    name: str, request: pytest.FixtureRequest, join: Join
-) -> None:
-    """Its session, or queue, keeps what arrives for a member that will never be back: more than the broker's window."""
-    broker = request.getfixturevalue(name)
-    settings: dict[str, Any] = {"prefix": f"killed{name}", "heartbeat": BEAT, "linger": 60.0}
-    url = f"{broker.url}?version=5&client_id=killed&clean_start=false&session_expiry=600"
-    kept = settings | {"last_will": False}
-    if name == "rabbitmq":
-        url, kept["queue"] = broker.url, f"killed-{uuid4().hex}"
-    one = join(broker.url, settings=settings)
-    with process(url, "kept/*", **kept) as (killed, dead):
+@contextmanager
+def killed_and_back(
+    one: Participant, url: str, prefix: str, settings: dict[str, Any], away: Callable[[str], object]
+) -> Iterator[None]:
+    """Kill a member that keeps its events, call ``away`` with its id, and start it again: it misses nothing."""
+    with process(url, "kept/*", **settings) as (killed, dead):
         until(lambda: any(each.id == dead and each.interests for each in one.node.get_dto().members))
         killed.kill()
     until(lambda: all(each.is_lost for each in one.node.get_dto().members))
-    left = f"{settings['prefix']}-members/{dead}"
-    assert is_subscribed(broker, left)
-    for promise in [one.instance.publish(left, b"{}", qos="1") for _ in range(100)]:
-        promise.result(PATIENCE)
+    away(f"{prefix}-members/{dead}")
     for n in range(30):
         one.send("kept/x", n).result(PATIENCE)
     begin = time.monotonic()
-    with process(url, "kept/*", **kept) as (started, first):
+    with process(url, "kept/*", **settings) as (started, first):
         assert started.stdout is not None
         lines = [first, *(started.stdout.readline().strip() for _ in range(30))]
         assert [int(each) for each in lines if each.isdigit()] == [*range(30)]
         assert time.monotonic() - begin < CLAIM_TIMEOUT / 2
-        until(lambda: not is_subscribed(broker, left))
+        yield
+
+
+def test_the_channel_of_a_killed_run_delays_its_next_one_by_nothing_and_is_left(
+    mosquitto: Mosquitto, join: Join
+) -> None:
+    """Its session keeps what arrives for a member that will never be back: more than the broker's window."""
+    settings: dict[str, Any] = {"prefix": "killed", "heartbeat": BEAT, "linger": 60.0}
+    url = f"{mosquitto.url}?version=5&client_id=killed&clean_start=false&session_expiry=600"
+    one = join(mosquitto.url, settings=settings)
+    left: list[str] = []
+
+    def away(channel: str) -> None:
+        left.append(channel)
+        assert is_subscribed(mosquitto, channel)
+        for promise in [one.instance.publish(channel, b"{}", qos="1") for _ in range(100)]:
+            promise.result(PATIENCE)
+
+    with killed_and_back(one, url, "killed", settings | {"last_will": False}, away):
+        until(lambda: not is_subscribed(mosquitto, left[0]))
+
+
+def test_a_queue_has_the_same_bindings_after_a_kill(rabbitmq: RabbitMQ, join: Join) -> None:
+    settings: dict[str, Any] = {"prefix": "killed", "heartbeat": BEAT, "linger": 60.0}
+    queue = f"killed-{uuid4().hex}"
+    one = join(rabbitmq.url, settings=settings)
+    before: list[set[str]] = []
+    with killed_and_back(
+        one, rabbitmq.url, "killed", settings | {"queue": queue}, lambda _: before.append(bindings(rabbitmq, queue))
+    ):
+        until(lambda: any(each.interests and not each.is_lost for each in one.node.get_dto().members))
+        assert bindings(rabbitmq, queue) == before[0]
+        assert len(before[0]) == 4  # its own name, all members, its inbox, and its topic
+
+
+def test_announcements_to_a_member_with_a_queue_reach_its_inbox(rabbitmq: RabbitMQ, join: Join) -> None:
+    settings: dict[str, Any] = {"prefix": "inbox"}
+    join(rabbitmq.url, settings=settings)
+    two = join(rabbitmq.url, settings=settings | {"queue": f"inbox-{uuid4().hex}"})
+    until(lambda: two.node.get_dto().members)
+    assert two.node.announced(PATIENCE).exception(PATIENCE) is None
