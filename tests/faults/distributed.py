@@ -175,11 +175,15 @@ class Run:
                 each.wait_up()
             time.sleep(2 * HEARTBEAT)
             self._look(broker)
+            told = 0
             for start in range(0, faults, _ROUND):
                 for _ in range(min(_ROUND, faults - start)):
                     self._cause(broker)
                 self._look(broker)
                 self._say(f"{self._kinds.total()} faults, {len(self._problems)} problems")
+                for problem in self._problems[told:]:
+                    self._say(f"  {problem[:500]}")
+                told = len(self._problems)
             self._finish()
             self._ended = time.monotonic()
         self._grown()
