@@ -330,6 +330,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) if given.keep is None else given.keep / protocol
             folder.mkdir(parents=True, exist_ok=True)
+            if any(folder.iterdir()):
+                parser.error(f"{folder} is not empty: the ledgers of two runs cannot be told apart")
             outcome = Run(protocol, folder, given.seed, lambda line: sys.stderr.write(f"{line}\n")).run(given.faults)
         told = f"{protocol}, seed {given.seed}, {time.monotonic() - began:.0f} s: {outcome}"
         sys.stdout.write("\n  ".join([told, *(f"BROKEN: {each}" for each in outcome.problems)]) + "\n")
