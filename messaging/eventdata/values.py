@@ -301,6 +301,8 @@ def _loaded(value: Any, room: int) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return value
+    if kind is int:
+        return value if value in _LONG else _bounded(value, room)
     if kind is dict:
         return _loaded_map(value, room)
     if kind is list:
@@ -309,8 +311,6 @@ def _loaded(value: Any, room: int) -> Any:
         if math.isfinite(value):
             return value
         raise DecodeError("data of an event: a number beyond the range of a float; '$float' has infinity and NaN")
-    if kind is int:
-        return _bounded(value, room)
     raise DecodeError(f"data of an event: {with_article(kind)}, which JSON has not")
 
 
