@@ -114,7 +114,7 @@ PRINTED: dict[str, tuple[tuple[str, ...], list[str]]] = {
             "orders/placed {'id': 1}\n",
             "1 RangePolicy(minimum=0, maximum=20)\n",
             "late: {'celsius': 20}\nlate: {'celsius': 21}\nlate: {'celsius': 22}\n2 20\n3 21\n4 22\n",
-            "orders/placed {'id': 5}\n",
+            "{'id': 5}\n",
             "late: {'celsius': 21}\nnewest: {'celsius': 21}\n",
             "",
             "home/alarm/SMOKE kitchen\nhome/alarm/WINDOW attic\n",

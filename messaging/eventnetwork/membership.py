@@ -9,7 +9,7 @@ interests remain in force for its ``linger``, because its broker may keep its ev
 whose connection comes back, misses none. Then it is forgotten. A member that leaves is forgotten at once. While this
 member is not connected, was suspended itself, or receives nothing, the silence of the others proves nothing: a broker
 that is behind, or a session with events of an earlier process before the announcements. Own announcements that come
-back show what was received.
+back show how far it received.
 
 **Settling.** After each connection the other members are queried. Until the query has come back, and the answers had
 time to arrive, the members are not settled: a member that is not known yet may want any event.
@@ -258,11 +258,6 @@ class Membership:
         self.own.probe("query", now)
         self._beats_at = now + self.own.heartbeat / _BEATS
 
-    def inbox_of(self, member: str) -> str:
-        """Return the inbox of a member. From any thread."""
-        found = self.members.get(member)
-        return member if found is None else found.inbox
-
     def disconnected(self) -> None:
         """Note that the connection is lost: until the next one, silence proves nothing."""
         self.own.is_connected = False
@@ -387,7 +382,7 @@ class Membership:
             self.own.send("pong", to=announcement.member, token=announcement.token)
 
     def _came_back(self, announcement: Announcement, now: float) -> None:
-        """Note that this member receives what was sent up to this own announcement."""
+        """Note that this member received everything that was sent before this own announcement."""
         sent = self.own.came_back(announcement.token)
         if sent is None:
             return

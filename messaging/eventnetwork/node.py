@@ -237,9 +237,12 @@ class EventNode:
         )
         self._seals = None if settings.signing is None else Seals(settings.signing, self.member)
         contexts = Contexts(instance, as_cbor=settings.as_cbor and self._seals is None)
-        self._announcer = Announcer(
-            title, instance, self.names, contexts, lambda member: self._membership.inbox_of(member), self._seals
-        )
+
+        def inbox_of(member: str) -> str:
+            found = self._membership.members.get(member)
+            return member if found is None else found.inbox
+
+        self._announcer = Announcer(title, instance, self.names, contexts, inbox_of, self._seals)
         self._membership = Membership(own, everything, listener, self._announcer.announce, self._interests.check)
         #: sends the events of this member
         self.sender = EventSender(

@@ -239,6 +239,11 @@ class Pauses:
         if self._owner.spec.options.qos == "0":
             self._suspend()
 
+    def renew(self) -> None:
+        """Pause a new handle, if that is wanted."""
+        if self.is_wanted:
+            self.apply()
+
     def _suspend(self) -> None:
         self._resume()
         if self.is_wanted:

@@ -147,11 +147,7 @@ class JoinedChannels(Joined):
             self._intake.connected()
             if self.is_abandoned is not None:
                 self.way.abandon(self.handle, self.is_abandoned)
-        self._pause_again()
-
-    def _pause_again(self) -> None:
-        if self._pauses.is_wanted:
-            self._pauses.apply()
+        self._pauses.renew()
 
     # --- from the connection
 
@@ -169,7 +165,7 @@ class JoinedChannels(Joined):
             self._changes.joined()
             if not self.leaving:
                 self.call(self.on_restored)
-        self._pause_again()
+        self._pauses.renew()
 
     def stop(self) -> Promise[None] | None:
         """Apply no more changes; the promise resolves when those in progress are done. Thread safe."""
