@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
@@ -142,6 +144,11 @@ def event(data: Any, **fields: Any) -> bytes:
 
 def wire(topic: str, value: Any, **fields: Any) -> bytes:
     return encode(WireEvent.of(topic, value, **fields))
+
+
+def resident() -> int:
+    """Return the bytes of memory that this process uses."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Gate:

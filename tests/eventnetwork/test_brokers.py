@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import signal
 import subprocess
@@ -17,11 +18,15 @@ import paho.mqtt.client as paho
 import pika
 import pytest
 
+import messaging
 from adapters.mqtt.adapter import CLAIM_TIMEOUT
 from messaging.eventnetwork import Notification
+from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto, RabbitMQ
+from tests.dispatch.helpers import logged
 from tests.doubles.fake import until
-from tests.eventnetwork.conftest import BEAT, PATIENCE, Join, Participant, event, update
+from tests.eventnetwork.conftest import BEAT, PATIENCE, Join, Participant, event, resident, update
+from tests.eventnetwork.test_announcements import mutated
 from tests.scripts import ROOT
 
 #: a member in a process of its own: it prints its id, then the values that it receives
@@ -220,9 +225,6 @@ def test_pika_takes_part(rabbitmq: RabbitMQ, join: Join) -> None:
 
 @pytest.mark.parametrize("name", ["mosquitto", "rabbitmq"])
 def test_a_peer_that_sends_junk_delays_the_others_little(name: str, request: pytest.FixtureRequest, join: Join) -> None:
-    import messaging
-    from messaging.services import ServiceRegistry
-
     broker = request.getfixturevalue(name)
     one, two = (join(broker.url, topic, settings={"prefix": "junk", "heartbeat": 1.0}) for topic in "ab")
     until(lambda: one.knows(two, "b") and two.knows(one, "a"))
@@ -238,6 +240,36 @@ def test_a_peer_that_sends_junk_delays_the_others_little(name: str, request: pyt
             each.result(PATIENCE)
     until(lambda: two.node.get_dto().refused >= 4_000)
     assert one.live() == {two.id}
+
+
+@pytest.mark.parametrize("name", ["mosquitto", "rabbitmq"])
+def test_a_peer_that_announces_a_million_topics_and_damaged_messages_takes_bounded_memory(
+    name: str, request: pytest.FixtureRequest, join: Join, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = request.getfixturevalue(name)
+    one, two = (join(broker.url, topic, settings={"prefix": "greedy", "heartbeat": 5.0}) for topic in "ab")
+    until(lambda: one.knows(two, "b") and two.knows(one, "a"))
+    before = resident()
+    random_ = random.Random(name)
+    greedy = str(uuid4())
+    with messaging.connect(broker.url, services=ServiceRegistry()) as peer:
+        for n in range(100):
+            kind = {"kind": "add", "version": n} if n else {}
+            topics = update(greedy, *(f"t{n}/{i}" for i in range(10_000)), heartbeat=60.0, **kind)
+            peer.publish("greedy-members/all", topics, qos="1").result(PATIENCE)
+            for _ in range(20):
+                peer.publish("greedy-members/all", mutated(random_), qos="1")
+                payload = bytearray(event({"n": [n]}, sender=greedy, sequence=n, notify=True))
+                payload[random_.randrange(len(payload))] = random_.randrange(256)
+                sent = peer.publish("greedy/b", bytes(payload), qos="1")
+            sent.result(PATIENCE)
+    one.send("b", "end")
+    until(lambda: two.service.arrived and two.service.arrived[-1].event.data == "end")
+    assert resident() - before < 256 << 20
+    assert {one.id, two.id} <= one.live() | two.live()
+    (found,) = (each for each in one.node.get_dto().members if each.id == greedy)
+    assert len(found.interests) <= 10_000
+    assert not [each for each in logged(caplog) if "Traceback" in each]
 
 
 def bindings(broker: RabbitMQ, queue: str) -> set[str]:

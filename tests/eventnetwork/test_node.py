@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -22,14 +20,9 @@ from messaging.services import ServiceRegistry
 from tests.dispatch.helpers import logged
 from tests.doubles.fake import on_loop, settle_loop, until
 from tests.doubles.memory import drop_and_reconnect
-from tests.eventnetwork.conftest import BEAT, PATIENCE, Gate, Join, Participant, event, update, wire
+from tests.eventnetwork.conftest import BEAT, PATIENCE, Gate, Join, Participant, event, resident, update, wire
 from tests.eventnetwork.test_announcements import mutated
 from tests.scripts import FORK, run_script
-
-
-def resident() -> int:
-    """Return the bytes of memory that this process uses."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def raw(url: str, **options: Any) -> messaging.Messaging:
