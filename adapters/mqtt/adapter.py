@@ -182,6 +182,7 @@ class MqttAdapter(Adapter):
         await_claims = connack.session_present and (is_old or not self._opened_before)
         if is_old:
             connack = dataclasses.replace(connack, session_present=False)
+        self._router.connected(is_resumed=connack.session_present)
         if not connack.session_present or self._unsubscribed:
             self._router.reset()
             self._unsubscribed = True

@@ -18,6 +18,7 @@ from adapters.mqtt.answers import Answers
 from adapters.mqtt.leftovers import Leftovers
 from adapters.mqtt.mapping import PACKET_ID
 from adapters.mqtt.packets import ProtocolError
+from adapters.mqtt.router import COVERED, Router
 from adapters.mqtt.streams import Token
 from messaging.model import Incoming
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from adapters.mqtt.joint import Joint
     from adapters.mqtt.mapping import Codec, Decoded
     from adapters.mqtt.packets import Publish
-    from adapters.mqtt.router import Router
     from adapters.mqtt.streams import Outlet, Receipt, Stream
     from adapters.mqtt.writing import Writer
 
@@ -98,6 +98,10 @@ class Inbound:
                 return
             receipt = self.answers.receive(publish)
         streams = self._router.receivers(publish)
+        if streams is COVERED:
+            if receipt is not None:
+                self.answers.settled(receipt)
+            return
         if not streams and receipt is not None and (heir := self._router.heir(publish.topic)) is not None:
             streams = [heir]
         elif not streams:

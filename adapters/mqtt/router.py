@@ -4,6 +4,10 @@
 sent for. So routing does not depend on whether the broker sends one packet or several for overlapping filters. Shared
 and plain subscriptions are told apart, and a retained message goes to the one stream whose SUBSCRIBE it answers.
 
+A session that mosquitto has restored after its restart gets a message that is published before its client is back only
+once, with one of several identifiers. So where a session was resumed, the first copy of a message is for all matching
+filters, and the copies for the others are dropped as they come (:class:`_Copies`).
+
 **MQTT 3.1.1** (and brokers without identifiers). A message goes to every route whose filter matches. That is right if
 the broker sends one packet for overlapping filters, as mosquitto does. From a broker that sends several, streams of
 overlapping filters get as many copies. So does a queue: mosquitto sends a client one packet for its plain subscription
@@ -20,6 +24,7 @@ since the queue would process them again for each member that joins.
 from __future__ import annotations
 
 import secrets
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from adapters.mqtt.streams import Outlet, Route, Stream, filter_of
@@ -28,6 +33,8 @@ from messaging.errors import SubscriptionRefusedError
 from messaging.model import channels
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from adapters.mqtt.joint import Joint
     from adapters.mqtt.packets import Publish
     from messaging.adapter import Sink
@@ -40,6 +47,40 @@ _REPLAYED: Final = 4096
 #: channels whose routes are cached, and the longest such channel in characters: others are looked up each time
 _MATCHED: Final = 4096
 _MATCHED_LENGTH: Final = 1024
+#: messages whose further copies are awaited: the broker sends them one after the other
+_AWAITED: Final = 64
+
+#: streams of a message of which another copy was delivered to all
+COVERED: Final[list[Stream]] = []
+
+
+class _Copies:
+    """The copies that a broker sends of one message, one for each matching filter."""
+
+    def __init__(self) -> None:
+        #: by channel and payload: the routes whose copies are still awaited
+        self._awaited: OrderedDict[tuple[str, bytes], set[Route]] = OrderedDict()
+
+    def is_further(self, publish: Publish, route: Route, routes: Sequence[Route]) -> bool:
+        """Return whether ``publish``, for ``route``, is a further copy of the last message like it.
+
+        Otherwise it is the first copy of a message that is for all ``routes``.
+        """
+        key = publish.topic, publish.payload
+        awaited = self._awaited.get(key)
+        if awaited is not None and route in awaited:
+            awaited.remove(route)
+            if not awaited:
+                del self._awaited[key]
+            return True
+        self._awaited[key] = {each for each in routes if each is not route}
+        if len(self._awaited) > _AWAITED:
+            self._awaited.popitem(last=False)
+        return False
+
+    def clear(self) -> None:
+        """Await no copies: the connection is a new one."""
+        self._awaited.clear()
 
 
 class Router:
@@ -65,10 +106,18 @@ class Router:
         self._told: set[frozenset[str]] = set()
         self._streams = 0
         self.has_joints = False
+        #: whether this connection has resumed a session
+        self._is_resumed = False
+        self._copies = _Copies()
         #: joint subscriptions that take the messages of abandoned channels
         self._heirs: list[Joint] = []
         #: filters whose last stream ended without a connection: to be unsubscribed at the next one
         self.orphans: set[str] = set()
+
+    def connected(self, *, is_resumed: bool) -> None:
+        """Note a new connection."""
+        self._is_resumed = is_resumed
+        self._copies.clear()
 
     def reset(self) -> None:
         """Void every handle: the broker has lost all subscriptions."""
@@ -196,8 +245,14 @@ class Router:
             if known is None:
                 if self._foreign_identifiers and not self._is_own(identifiers[0]):
                     return self._by_topic(publish.topic)
-            elif not self._foreign_identifiers or known[0] in self._matching(publish.topic):
+            elif not self._foreign_identifiers:
                 return known[0].receivers()
+            else:
+                routes = self._matching(publish.topic)
+                if known[0] in routes:
+                    if len(routes) > 1 and self._is_resumed:
+                        return self._once(publish, known[0], routes)
+                    return known[0].receivers()
         found = [self._identified[each] for each in identifiers if each in self._identified]
         if self._foreign_identifiers:
             found = [(route, stream) for route, stream in found if route.matches(publish.topic)]
@@ -219,6 +274,15 @@ class Router:
             return found[0][0].receivers()
         # two identifiers may belong to an earlier and a later SUBSCRIBE of one route
         return [stream for route in dict.fromkeys(route for route, _ in found) for stream in route.receivers()]
+
+    def _once(self, publish: Publish, route: Route, routes: Sequence[Route]) -> list[Stream]:
+        """Return the streams of all ``routes`` for the first copy of a message, ``COVERED`` for the further ones."""
+        alike = [each for each in routes if each.qos and not (each.is_shared or each.no_local)]
+        if not publish.qos or route not in alike or len(alike) == 1:
+            return route.receivers()
+        if self._copies.is_further(publish, route, alike):
+            return COVERED
+        return [stream for each in alike for stream in each.receivers()]
 
     def add_heir(self, joint: Joint) -> None:
         """Have ``joint`` take the messages of channels that it says are abandoned."""

@@ -12,7 +12,7 @@ from adapters.mqtt.joint import Joint
 from messaging.adapter import SubscribesJointly
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from tests.mqtt.harness import Core, Sink, lasting, until
-from tests.mqtt.peer import Connection, Peer, accept, farewell, session, subscribed
+from tests.mqtt.peer import Connection, Peer, accept, farewell, reconnect, session, subscribed
 
 #: Success, and Not authorized (MQTT 5, 3.9.3)
 GRANTED, REFUSED = 0, 0x87
@@ -199,3 +199,32 @@ async def test_messages_of_abandoned_channels_are_handed_over_and_their_channels
         assert payloads(late) == [b"2"]
         await core.adapter.part(joint, "unknown")  # without effect
         await farewell(core, connection)
+
+
+def identifiers(*streams: Any) -> list[int]:
+    return [each.route.identifiers[-1] for each in streams]
+
+
+async def test_a_resumed_session_may_get_one_copy_for_overlapping_filters_or_one_for_each() -> None:
+    """mosquitto sends one of what was published after its restart and before its client was back, else one for each."""
+    async with session(**lasting("5")) as (core, peer, connection):
+        wide, one = await subscribed(core, connection, "a/#", qos=1)
+        narrow, two = await subscribed(core, connection, "a/b", qos=1)
+        loose, three = await subscribed(core, connection, "a/+", qos=0)
+        connection, resumed = await reconnect(core, peer, connection, present=True)
+        assert resumed
+        w, n, q = identifiers(one, two, three)
+        each = [(w, b"1"), (n, b"1"), (n, b"2"), (w, b"3"), (n, b"3"), (w, b"3"), (n, b"3"), (w, b"4"), (n, b"5")]
+        for number, (identifier, payload) in enumerate(each, 1):
+            connection.write(message("a/b", payload, identifier, packet_id=number))
+        connection.write(message("a/b", b"6", q))
+        connection.write(message("a/c", b"7", w, packet_id=20))
+        await wide.count(7)
+        assert payloads(wide) == [b"1", b"2", b"3", b"3", b"4", b"5", b"7"]
+        assert payloads(narrow) == [b"1", b"2", b"3", b"3", b"4", b"5"]
+        assert payloads(loose) == [b"6"]
+        answered = [(await connection.expect(0x40))[1] for _ in range(3)]
+        assert answered == [2, 5, 7]  # the further copies
+        core.acknowledge(*wide.arrived, *narrow.arrived)
+        answered = [(await connection.expect(0x40))[1] for _ in range(7)]
+        assert sorted(answered) == [1, 3, 4, 6, 8, 9, 20]
