@@ -345,7 +345,7 @@ def test_coroutines_that_stall_when_sent_are_cancelled(hub: Hub, loop: asyncio.A
     asyncio.run(hub.admin.asend_event(Event("a", {"n": 2}), timeout=SOON))
     assert hub.blocked(registration) == REASON
     assert last.numbers == [1, 2]
-    assert gate.numbers == [1, 2]
+    assert gate.numbers in ([1, 2], [1])  # on a busy machine the second one is cancelled before it begins
 
 
 def test_asend_gives_up_on_coroutines_of_its_own_loop(hub: Hub) -> None:

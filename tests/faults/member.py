@@ -39,9 +39,9 @@ from messaging.distributedeventing import (
     PushEvent,
     PushEventSource,
 )
-from messaging.errors import PartialNotificationError
+from messaging.errors import ConnectionLostError, PartialNotificationError
 from messaging.services import ServiceRegistry
-from messaging.typedevent import TypedEventBus
+from messaging.typedevent import BusConnection, TypedEventBus
 
 #: seconds
 HEARTBEAT: Final = 0.5
@@ -179,11 +179,24 @@ class Member:
             scope="prototype",
         )
         services.register(PushEventSource, _Source(self.ledger), {"event.topic": f"sources/{name}"})
-        for ready in (self.admin.ready, self._connection.ready, self.admin.announced(), self._connection.announced()):
-            self._wait(ready)
+        for part in (self.admin, self._connection):
+            self._wait(part.ready)
+            self._announce(part)
         for label, topics in {**LASTING, **BUS_LASTING}.items():
             self.ledger.write("on", label, topics)
         self.ledger.write("up")
+
+    def _announce(self, part: DistributedEventAdmin | BusConnection) -> None:
+        """Wait until the other processes know the consumers, also over the reconnect that sets the last will."""
+        end = time.monotonic() + 20.0
+        while time.monotonic() < end:
+            try:
+                part.announced().result(20.0)
+            except ConnectionLostError:
+                continue
+            except MessagingError:
+                pass
+            return
 
     def _wait(self, promise: Promise[None]) -> None:
         """Wait; a process that is lost meanwhile is no reason to stop."""
