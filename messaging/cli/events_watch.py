@@ -2,20 +2,21 @@
 
 **Threads.** Events come on a worker thread, which waits while ``LIMIT`` events are unwritten: then the broker sends no
 more. The loss of a member comes on the thread of the announcements, which never waits. The main thread writes. One
-lock guards the queue and the open sessions.
+lock guards the queue.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.bounded import BoundedCache
 from messaging.cli.events_lines import EventLine
 from messaging.cli.events_member import interest_in
 from messaging.cli.output import LOOK
+from messaging.distributedeventing.remote_sessions import RemoteSessions
 from messaging.eventdata import WireError, WireEvent
 from messaging.eventnetwork import Arrival, Interest, NodeService, SeenEvents
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 #: events that may be unwritten
 LIMIT: Final = 1_000
-#: open sessions that are known; the oldest are forgotten first
-_MAX_SESSIONS: Final = 10_000
 #: how long the first event of a sender waits for its announcement, which comes on another thread, seconds
 _NAMING: Final = 1.0
 #: names of members that are remembered, also of members that left
@@ -60,10 +59,9 @@ class Watcher(NodeService):
         self._names: BoundedCache[str, str | None] = BoundedCache(_MAX_NAMES)
         #: the member of the network, once it is made
         self.node: EventNode | None = None
+        self._sessions = RemoteSessions()
         self._changed = threading.Condition()  # guards the following
         self._lines: deque[EventLine] = deque()
-        #: open sessions by sender and session, with their topics
-        self._sessions: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._is_closed = False
 
     # --- on worker threads
@@ -84,7 +82,7 @@ class Watcher(NodeService):
                 arrival.notified()
             return
         if event.session is not None and self._with_ends:
-            self._note(event.sender or "", event)
+            self._sessions.note((event.sender or "", event.session), event.topic, event.kind)
         sender = hop.path[0] if hop.path else None
         self._put(EventLine(event, time.time(), sender, self._name(sender), arrival=arrival))
 
@@ -96,24 +94,11 @@ class Watcher(NodeService):
         """See ``NodeService``: the open sessions of a member end with it (RFC 214 5.1.2)."""
         name = self._names.get(member)
         with self._changed:
-            gone = [(key, topic) for key, topic in self._sessions.items() if key[0] == member]
-            for key, topic in gone:
-                del self._sessions[key]
+            for key, topic in self._sessions.lose(member).items():
                 error = WireError("EventSessionLostError", "the process that sent the session is gone")
                 event = WireEvent(topic, kind="error", session=key[1], error=error)
                 self._lines.append(EventLine(event, time.time(), member, name))
             self._changed.notify_all()
-
-    def _note(self, sender: str, event: WireEvent) -> None:
-        """Note an open session, or its end."""
-        key = sender, event.session or ""
-        with self._changed:
-            if event.kind != "data":
-                self._sessions.pop(key, None)
-                return
-            self._sessions[key] = event.topic
-            if len(self._sessions) > _MAX_SESSIONS:
-                self._sessions.popitem(last=False)
 
     def _put(self, line: EventLine) -> None:
         with self._changed:

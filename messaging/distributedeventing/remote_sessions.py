@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from messaging.bounded import BoundedCache
-
-if TYPE_CHECKING:
-    from messaging.distributedeventing.events import EventKind
 
 #: open sessions that are known; the oldest are forgotten first
 MAX_SESSIONS: Final = 10_000
@@ -26,7 +23,7 @@ class RemoteSessions:
         self._open: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._ended: BoundedCache[tuple[str, str], None] = BoundedCache(_MAX_ENDED)
 
-    def note(self, session: tuple[str, str], topic: str, kind: EventKind) -> bool:
+    def note(self, session: tuple[str, str], topic: str, kind: str) -> bool:
         """Note an event; return whether its session has ended before.
 
         Events come after the end when their sender was lost: it was suspended for too long and goes on, or was killed
