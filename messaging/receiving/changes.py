@@ -155,8 +155,12 @@ class Changes:
 
     async def _part(self, run: Sequence[Change]) -> None:
         owner, handle = self._owner, self._owner.handle
-        is_abandoned = owner.is_abandoned or owner.specs.__contains__
-        parting = [each.channel for each in run if each.channel in owner.specs or is_abandoned(each.channel)]
+        is_abandoned = owner.is_abandoned
+        parting = [
+            each.channel
+            for each in run
+            if each.channel in owner.specs or (is_abandoned is not None and is_abandoned(each.channel))
+        ]
         if handle is not None:
             await _together([owner.way.part(handle, channel) for channel in parting])
         for channel in parting:

@@ -132,7 +132,7 @@ class Intake:
 
     def connected(self) -> None:
         """Note that messages may arrive."""
-        if not self._is_timed:
+        if self._unclaimed is not None and not self._is_timed:
             self._is_timed = True
             self._loop.call_later(CLAIM_TIMEOUT, self._drop_unclaimed)
 
