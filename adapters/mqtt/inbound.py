@@ -183,7 +183,7 @@ class Inbound:
     def abandon(self, joint: Joint) -> None:
         """Deliver messages of abandoned channels to ``joint``, kept and later ones; see ``SubscribesJointly``."""
         self._router.add_heir(joint)
-        stream = next((each for each in joint.streams.values() if each.settles), None)
+        stream = joint.settling
         if stream is not None:
             self._deliver_unclaimed(stream, joint.is_abandoned)
 

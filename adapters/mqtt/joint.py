@@ -76,11 +76,14 @@ class Joint(Outlet):
             self._takers[topic] = next((each for each in candidates if each.route.matches(topic)), None)
         return self._takers[topic] is stream
 
+    @property
+    def settling(self) -> Stream | None:
+        """A stream that settles its messages, if there is one: it takes those of abandoned channels."""
+        return next((each for each in self.streams.values() if each.settles), None)
+
     def heir(self, topic: str) -> Stream | None:
-        """Return a stream that takes a message on ``topic``, which none matches; ``None`` unless it is abandoned."""
-        if self.is_abandoned(topic):
-            return next((each for each in self.streams.values() if each.settles), None)
-        return None
+        """Return the stream that takes a message on ``topic``, which none matches; ``None`` unless it is abandoned."""
+        return self.settling if self.is_abandoned(topic) else None
 
 
 def _no_channel(_: str) -> bool:
