@@ -1,11 +1,17 @@
-"""Service properties of handlers, and the log, for the tests of both event services."""
+"""Service properties of handlers, the log, and indexes under change, for the tests of the event services."""
 
 from __future__ import annotations
 
 import logging
+import sys
+import threading
+import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pytest
+
+from messaging.dispatch import TopicIndex
 
 #: texts that are topics (157.3.1)
 TOPICS: Final = [
@@ -52,3 +58,39 @@ def logged(caplog: pytest.LogCaptureFixture, *parts: str, level: int = logging.W
         for text in [each.getMessage() + (f"\n{each.exc_text}" if each.exc_text else "")]
         if all(part in text for part in parts)
     ]
+
+
+def look_while_it_changes(index: TopicIndex[Any, int], filters: Sequence[Any], topic: str) -> None:
+    """Add and remove ``filters`` while other threads look ``topic`` up, which has the value -1 all the time."""
+    failures: list[BaseException] = []
+    is_over = threading.Event()
+
+    def look() -> None:
+        try:
+            while not is_over.is_set():
+                assert -1 in index.match(topic)
+                assert index.preferred(topic) is not None
+                assert len(index) > 0
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=look) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        ends = time.monotonic() + 0.4
+        while time.monotonic() < ends and not failures:
+            for value in range(50):
+                for each in filters:
+                    index.add(each, value)
+            for value in range(50):
+                for each in filters:
+                    index.remove(each, value)
+    finally:
+        is_over.set()
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join()
+    assert failures == []

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 import string
-import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -23,6 +21,7 @@ from messaging.dispatch import (
     is_private_topic,
 )
 from messaging.errors import ArgumentError, InvalidTopicError, NullEventError
+from tests.dispatch.helpers import look_while_it_changes
 
 ALPHANUM: Final = frozenset(string.ascii_letters + string.digits)
 PUBLIC: Final = ["a", "Z", "0", "foo", "foo/bar", "foo/bark", "foo/bar/foobar", "A/a/0", "a/" * 5_000 + "a"]
@@ -432,36 +431,5 @@ def test_other_threads_may_look_while_it_changes() -> None:
     for text in ("a/b/c", "a/b/*", "**"):
         index.add(PrefixFilter(text), -1)
     filters = [PrefixFilter(text) for text in ("a/b/c", "a/b/c*", "a/b**", "a/b/**", "a**", "**", "a/b/*", "a/**")]
-    failures: list[BaseException] = []
-    is_over = threading.Event()
-
-    def look() -> None:
-        try:
-            while not is_over.is_set():
-                assert -1 in index.match("a/b/c")
-                assert index.preferred("a/b/c") is not None
-                assert len(index) > 0
-        except BaseException as error:  # noqa: BLE001
-            failures.append(error)
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=look) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        ends = time.monotonic() + 0.4
-        while time.monotonic() < ends and not failures:
-            for value in range(50):
-                for each in filters:
-                    index.add(each, value)
-            for value in range(50):
-                for each in filters:
-                    index.remove(each, value)
-    finally:
-        is_over.set()
-        sys.setswitchinterval(interval)
-        for thread in threads:
-            thread.join()
-    assert failures == []
+    look_while_it_changes(index, filters, "a/b/c")
     assert len(index) == 3

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
-import threading
 import time
 from typing import Any
 
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 from messaging.dispatch.topics import EVENT_ADMIN, TYPED_EVENTS, TopicFilter, check_topic, is_topic, parse_filter
 from messaging.dispatch.trie import TopicTrie
 from messaging.errors import ArgumentError, InvalidTopicError, NullEventError
-from tests.dispatch.helpers import FILTERS, NEITHER, TOPICS
+from tests.dispatch.helpers import FILTERS, NEITHER, TOPICS, look_while_it_changes
 
 # --- grammar
 
@@ -320,36 +318,5 @@ def test_other_threads_may_look_while_it_changes() -> None:
     for text in ("a/b/c", "a/+/c", "*"):
         trie.add(TopicFilter(text), -1)
     filters = [TopicFilter(text) for text in ("a/b/c", "a/b/*", "a/*", "*", "+/b/c", "+/+/c", "a/b/+", "+/*")]
-    failures: list[BaseException] = []
-    is_over = threading.Event()
-
-    def look() -> None:
-        try:
-            while not is_over.is_set():
-                assert -1 in trie.match("a/b/c")
-                assert trie.preferred("a/b/c") is not None
-                assert len(trie) > 0
-        except BaseException as error:  # noqa: BLE001
-            failures.append(error)
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=look) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        ends = time.monotonic() + 0.4
-        while time.monotonic() < ends and not failures:
-            for value in range(50):
-                for each in filters:
-                    trie.add(each, value)
-            for value in range(50):
-                for each in filters:
-                    trie.remove(each, value)
-    finally:
-        is_over.set()
-        sys.setswitchinterval(interval)
-        for thread in threads:
-            thread.join()
-    assert failures == []
+    look_while_it_changes(trie, filters, "a/b/c")
     assert len(trie) == 5
