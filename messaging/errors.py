@@ -57,6 +57,18 @@
     ├── PartialNotificationError             not every consumer was notified of an event
     ├── EventSessionLostError                the process that sent an event session is gone
     ├── RemoteEventError                     an event session in another process ended with this error
+    ├── UnknownEventError                    a generator or a listener does not know that kind of event
+    ├── ListenerGoneError                    the listener of remote events does not exist any more
+    ├── InvalidIteratorError                 a newer iterator, or delivery to a target, took its place
+    ├── LeaseError                           the leasing of a resource failed
+    │   ├── UnknownLeaseError                the lease has expired, was cancelled, or is of another grantor
+    │   ├── LeaseDeniedError                 the grantor refuses to grant or to renew
+    │   └── LeaseMapError                    some leases of a batch were not renewed or cancelled
+    ├── TransactionError                     a transaction cannot do that
+    │   ├── UnknownTransactionError          the manager does not know the transaction, or it has ended
+    │   ├── CannotJoinError                  the transaction is no longer active
+    │   ├── CannotCommitError                the transaction was aborted, or a participant refused
+    │   └── CannotAbortError                 the transaction is committed, or is being committed
     ├── PermissionDeniedError                a principal lacks the permission for a topic
     ├── SignatureError                       a message of an event network is not signed as it must be
     ├── ConversionError                      event data does not fit the type a handler asks for
@@ -473,6 +485,68 @@ class RemoteEventError(MessagingError):
     def __init__(self, message: str, kind: str = "Error") -> None:
         super().__init__(message)
         self.kind = kind
+
+
+class UnknownEventError(MessagingError):
+    """A generator or a listener does not know that kind of event (EV.2.3.3).
+
+    A listener that raises it asks the sender to send no further events of this kind from this source.
+    """
+
+
+class ListenerGoneError(MessagingError):
+    """The listener of remote events does not exist any more. Senders stop the delivery to it."""
+
+
+class InvalidIteratorError(MessagingError):
+    """A newer iterator of the mailbox registration, or delivery to a target, took the place of this iterator."""
+
+
+# --- leases and transactions -----------------------------------------------------------------------------
+
+
+class LeaseError(MessagingError):
+    """The leasing of a resource failed."""
+
+
+class UnknownLeaseError(LeaseError):
+    """The grantor does not know the lease: it has expired, was cancelled, or another grantor granted it."""
+
+
+class LeaseDeniedError(LeaseError):
+    """The grantor refuses to grant or to renew a lease."""
+
+
+class LeaseMapError(LeaseError):
+    """Some leases of a batch were not renewed or cancelled; the others were.
+
+    Attributes:
+        failures: the error of each such lease.
+    """
+
+    def __init__(self, message: str, failures: Mapping[Any, MessagingError]) -> None:
+        super().__init__(message)
+        self.failures = dict(failures)
+
+
+class TransactionError(MessagingError):
+    """A transaction cannot do what it was asked for."""
+
+
+class UnknownTransactionError(TransactionError):
+    """The manager does not know the transaction, or the transaction has ended."""
+
+
+class CannotJoinError(TransactionError):
+    """The transaction is no longer active, or the participant has crashed since it joined."""
+
+
+class CannotCommitError(TransactionError):
+    """The transaction was aborted, or a participant refused to commit."""
+
+
+class CannotAbortError(TransactionError):
+    """The transaction is committed, or is being committed."""
 
 
 class PermissionDeniedError(MessagingError):

@@ -1,0 +1,202 @@
+"""Calls between processes: the operations of one object, behind one request channel of a messaging instance.
+
+Leases, generators, agents and mailboxes of remote events are called with it. The caller needs the channel only.
+
+**Messages.** A request has one line of JSON, and after it the body, which may be empty::
+
+    {"operation":"renew","leases":[["6f1c",30.0]]}\\n
+    body, as the operation defines it
+
+The reply is JSON: the result in portable form, see :mod:`messaging.eventdata`. A failed operation makes the reply an
+error reply, which names the class of the error and has its text.
+
+**Threads.** Operations run on worker threads, several at a time. An operation that has to wait returns a promise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from messaging import errors
+from messaging.errors import ArgumentError, ClosedError, DecodeError, MessagingError, ReplyError
+from messaging.eventdata import from_portable, read_json, to_portable, write_json
+from messaging.execution import Promise, may_block
+from messaging.model import Message
+
+if TYPE_CHECKING:
+    from messaging.instance import Messaging
+
+#: operations of one object that run at a time
+CONCURRENCY: Final = 64
+#: errors that keep their class on the way to the caller; others become ``ReplyError``
+_KEPT: Final[Mapping[str, type[MessagingError]]] = {
+    each.__name__: each
+    for each in (
+        errors.ArgumentError,
+        errors.CannotAbortError,
+        errors.CannotCommitError,
+        errors.CannotJoinError,
+        errors.ClosedError,
+        errors.DecodeError,
+        errors.InvalidEventError,
+        errors.InvalidIteratorError,
+        errors.LeaseDeniedError,
+        errors.ListenerGoneError,
+        errors.PermissionDeniedError,
+        errors.UnknownEventError,
+        errors.UnknownLeaseError,
+        errors.UnknownTransactionError,
+    )
+}
+
+#: an operation: it gets the arguments and the body, and returns the result or a promise of it
+Operation: TypeAlias = Callable[[Mapping[str, Any], bytes], Any]
+
+
+class CallServer:
+    """Answers the calls to one object. Thread safe.
+
+    Args:
+        messaging: the instance that the requests arrive at.
+        channel: of the requests. Two servers of one channel would share its requests.
+        operations: the operations by name. They run on worker threads, up to 64 at a time.
+
+    Raises:
+        ArgumentError, InvalidChannelError: the channel cannot be one of requests.
+        UnsupportedFeatureError: the instance does not announce ``replyTo``.
+        SubscriptionRefusedError: the broker refused the subscription.
+    """
+
+    def __init__(self, messaging: Messaging, channel: str, operations: Mapping[str, Operation]) -> None:
+        self.messaging = messaging
+        self.channel = channel
+        self._operations = dict(operations)
+        self._registration = messaging.reply(channel, self._answer, concurrency=CONCURRENCY)
+
+    @property
+    def ready(self) -> Promise[None]:
+        """The promise that the broker has confirmed the subscription. Calls that are made before may fail."""
+        return self._registration.ready
+
+    def close(self) -> None:
+        """Answer no further calls. Idempotent."""
+        with contextlib.suppress(ClosedError):
+            self._registration.unregister()
+
+    def _answer(self, request: Message) -> Any:
+        arguments, body = read_call(request.payload)
+        operation = self._operations.get(str(arguments.get("operation")))
+        if operation is None:
+            raise ArgumentError(
+                f"{self.channel!r}: no operation {arguments.get('operation')!r:.80}; "
+                f"there are {', '.join(self._operations)}"
+            )
+        found = operation(arguments, body)
+        if isinstance(found, Promise):
+            return self._later(found)
+        return write_result(found)
+
+    @staticmethod
+    async def _later(promise: Promise[Any]) -> bytes:
+        return write_result(await promise)
+
+
+def call(
+    messaging: Messaging,
+    channel: str,
+    operation: str,
+    arguments: Mapping[str, Any] | None = None,
+    body: bytes = b"",
+    *,
+    timeout: float | None = None,
+    convert: Callable[[Any], Any] | None = None,
+) -> Promise[Any]:
+    """Call an operation of an object that a :class:`CallServer` serves.
+
+    Args:
+        messaging: sends the request.
+        channel: of the object.
+        operation: name of the operation.
+        arguments: values with a portable form.
+        body: follows the arguments as it is.
+        timeout: seconds for all of it; ``None``: the setting ``timeout`` of the instance.
+        convert: makes the result of the reply; runs on the event loop of the engine, so it must be quick.
+
+    Returns:
+        The promise of the result. It fails with the error of the operation (``ReplyError`` for a class that is not
+        known here), or as :meth:`Messaging.request <messaging.Messaging.request>` does.
+
+    Raises:
+        InvalidEventError: an argument has no portable form.
+        MessagingError: as ``Messaging.request``; nothing was sent.
+    """
+    payload = write_call(operation, arguments or {}, body)
+    request = messaging.request(channel, payload, timeout=timeout)
+    promise: Promise[Any] = Promise(lambda: f"{operation} at {channel!r}")
+
+    def settle() -> None:
+        try:
+            result = from_portable(read_json(request.result(0).payload))
+            promise.resolve(result if convert is None else convert(result))
+        except ReplyError as error:
+            promise.reject(revived(error, channel), error)
+        except MessagingError as error:
+            promise.reject(error)
+        except Exception as error:  # noqa: BLE001  # of `convert`, for a reply that is not as it must be
+            promise.reject(DecodeError(f"{operation} at {channel!r}: malformed reply ({type(error).__name__})"))
+
+    request.listen(settle)
+    return promise
+
+
+def result_of(promise: Promise[Any], instead: str) -> Any:
+    """Return the result of a call, for methods that block.
+
+    Args:
+        promise: of the call, which has a deadline of its own.
+        instead: the form that does not block, for the error.
+
+    Raises:
+        WouldBlockError: the thread runs an event loop.
+    """
+    if not may_block() and not promise.done():
+        promise.looked_at = True
+        raise errors.WouldBlockError(f"waiting for {promise.what} would block the event loop; {instead}")
+    return promise.result()
+
+
+def revived(error: ReplyError, channel: str) -> MessagingError:
+    """Return the error of an operation as an object of its class, or ``error`` if the class is not known here."""
+    kind = _KEPT.get(error.kind)
+    return error if kind is None else kind(error.reason or f"{channel!r} reported {error.kind}")
+
+
+def error_named(kind: str, reason: str) -> MessagingError:
+    """Return an error by the name of its class: ``ReplyError`` if it is not one that keeps its class."""
+    known = _KEPT.get(kind)
+    return ReplyError(kind, reason) if known is None else known(reason)
+
+
+def write_call(operation: str, arguments: Mapping[str, Any], body: bytes = b"") -> bytes:
+    """Return the payload of a request. Raises ``InvalidEventError`` for an argument without a portable form."""
+    return write_json(to_portable({"operation": operation, **arguments})) + b"\n" + body
+
+
+def read_call(payload: bytes) -> tuple[Mapping[str, Any], bytes]:
+    """Return arguments, with ``operation`` among them, and body of a request.
+
+    Raises:
+        DecodeError: it is no call.
+    """
+    line, _, body = payload.partition(b"\n")
+    arguments = from_portable(read_json(line))
+    if not isinstance(arguments, dict) or not isinstance(arguments.get("operation"), str):
+        raise DecodeError("not a call: its first line must be a JSON object with an 'operation'")
+    return arguments, body
+
+
+def write_result(result: Any) -> bytes:
+    """Return the payload of a reply."""
+    return write_json(to_portable(result))

@@ -1,0 +1,1 @@
+"""Leases: resources that are granted for a time, and renewed as long as they are needed (EV.2.1)."""

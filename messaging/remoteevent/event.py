@@ -1,0 +1,151 @@
+"""Remote events and registrations of interest (EV.2.3.2, EV.2.3.5)."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from messaging.errors import InvalidEventError
+
+if TYPE_CHECKING:
+    from messaging.leases import Lease
+
+#: identifies a kind of event within its source
+EventId: TypeAlias = int | str
+#: source and id: together they identify a kind of event everywhere
+EventKind: TypeAlias = tuple[str, EventId]
+
+
+@dataclass(frozen=True)
+class RemoteEvent:
+    """The notification of one occurrence of an event (EV.2.3.2). Immutable.
+
+    A subclass adds what is special to its events. It is a frozen dataclass whose fields are ``kw_only``::
+
+        @dataclass(frozen=True, kw_only=True)
+        class Overheated(RemoteEvent):
+            celsius: float
+
+    Third parties pass events of subclasses on unchanged, also in processes that do not know the subclass. There
+    :attr:`event_type` and :attr:`data` have the name and the fields.
+
+    Attributes:
+        source: names the generator; the same text for all its events.
+        id: the kind of the event, relative to the source: an int of 64 bits or a text.
+        sequence_number: rises from event to event of one source and id. Equal numbers mean the same event.
+        handback: the value that was given when interest was registered, in the form in which it travels: of a value
+            with fields its map. ``None`` without one.
+
+    Raises:
+        InvalidEventError: an attribute is not as described.
+    """
+
+    source: str
+    id: EventId
+    sequence_number: int
+    handback: Any = None
+
+    #: name of the class in notifications; a subclass may set it, by default it is the name of module and class
+    event_type: ClassVar[str | None] = None
+    _known: ClassVar[dict[str, type[RemoteEvent]]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "event_type" not in vars(cls):
+            cls.event_type = f"{cls.__module__}.{cls.__qualname__}"
+        RemoteEvent._known[str(cls.event_type)] = cls
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.source, str) or not self.source:
+            raise InvalidEventError(f"the source of a remote event must be a non-empty text, not {self.source!r:.80}")
+        check_event_id(self.id)
+        check_sequence_number(self.sequence_number)
+
+    @property
+    def kind(self) -> EventKind:
+        """Source and id, which together identify the kind of event."""
+        return self.source, self.id
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The fields that a subclass adds, by name. Of a class that is not known here as they were received."""
+        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)[4:]}
+
+    @property
+    def type_name(self) -> str | None:
+        """Name of the subclass; ``None`` of ``RemoteEvent`` itself."""
+        return self.event_type
+
+    def with_handback(self, handback: Any) -> RemoteEvent:
+        """Return the event with another handback."""
+        return dataclasses.replace(self, handback=handback)
+
+    @classmethod
+    def class_named(cls, name: str) -> type[RemoteEvent] | None:
+        """Return the subclass with that ``event_type``; ``None`` if it is not known here."""
+        return cls._known.get(name)
+
+
+@dataclass(frozen=True)
+class ForeignEvent(RemoteEvent):
+    """An event of a class that is not known here. It travels on unchanged."""
+
+    foreign_type: str = dataclasses.field(default="", kw_only=True)
+    foreign_data: Any = dataclasses.field(default=None, kw_only=True)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """See :class:`RemoteEvent`."""
+        return self.foreign_data if isinstance(self.foreign_data, dict) else {}
+
+    @property
+    def type_name(self) -> str | None:
+        """See :class:`RemoteEvent`."""
+        return self.foreign_type
+
+
+@dataclass(frozen=True, slots=True)
+class EventRegistration:
+    """A registration of interest (EV.2.3.5), as a generator returns it. Immutable.
+
+    Attributes:
+        id: kind of the events, relative to the source; that of the events (EV.2.3.5).
+        source: names the generator; that of the events.
+        lease: of the interest: it ends with the lease.
+        sequence_number: of the last event of the kind when the interest was registered; the first event afterwards has
+            a higher one.
+        is_fully_ordered: whether the generator skips no number (EV.2.3.2). If so, a gap between two received numbers
+            tells how many events were lost. Otherwise a gap tells nothing.
+    """
+
+    id: EventId
+    source: str
+    lease: Lease
+    sequence_number: int
+    is_fully_ordered: bool = False
+
+    @property
+    def kind(self) -> EventKind:
+        """Source and id."""
+        return self.source, self.id
+
+
+_LONG = range(-(2**63), 2**63)
+
+
+def check_event_id(value: object) -> EventId:
+    """Return ``value`` if it can identify a kind of event; raise ``InvalidEventError``."""
+    if isinstance(value, str):
+        if value and len(value) <= 200:
+            return value
+    elif isinstance(value, int) and not isinstance(value, bool) and value in _LONG:
+        return value
+    raise InvalidEventError(f"an event id must be an int of 64 bits, or a text of 1 to 200 characters: {value!r:.80}")
+
+
+def check_sequence_number(value: object) -> int:
+    """Return ``value`` if it can be a sequence number; raise ``InvalidEventError``."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
+        return value
+    raise InvalidEventError(f"a sequence number must be an int from 0 to 2**63-1, not {value!r:.80}")

@@ -1,0 +1,96 @@
+"""One remote event as one line of JSON: in notifications, and in journals.
+
+=============  =====================================================================================================
+``source``     text
+``id``         integer or text
+``sequence``   integer
+``handback``   a portable value, see :mod:`messaging.eventdata`; missing for ``None``
+``type``       name of the subclass of ``RemoteEvent``; missing for ``RemoteEvent`` itself
+``data``       the fields of the subclass, portable; missing with ``type``
+=============  =====================================================================================================
+
+A line is encoded once: an event that was read from a line is written as the same line again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from messaging.errors import ConversionError, DecodeError, InvalidEventError
+from messaging.eventdata import convert, from_portable, read_json, to_portable, write_json
+from messaging.remoteevent.event import ForeignEvent, RemoteEvent
+
+#: attribute of an event that holds its line
+_LINE: Final = "_line"
+
+
+def encode_event(event: RemoteEvent) -> bytes:
+    """Return an event as one line, without the end of the line.
+
+    Raises:
+        InvalidEventError: a value in it has no portable form.
+    """
+    line: bytes | None = event.__dict__.get(_LINE)
+    if line is None:
+        line = _encode(event)
+        event.__dict__[_LINE] = line  # the event is immutable, and so is its line
+    return line
+
+
+def _encode(event: RemoteEvent) -> bytes:
+    value: dict[str, Any] = {"source": event.source, "id": event.id, "sequence": event.sequence_number}
+    if event.handback is not None:
+        value["handback"] = to_portable(event.handback)
+    name = event.type_name
+    if name is not None:
+        value["type"] = name
+        value["data"] = event.foreign_data if isinstance(event, ForeignEvent) else to_portable(event.data)
+    return write_json(value)
+
+
+def decode_event(line: bytes) -> RemoteEvent:
+    """Return the event of a line: of its subclass if that is known here.
+
+    Raises:
+        DecodeError: the line holds no event.
+    """
+    value = read_json(line)
+    try:
+        handback = value.get("handback")
+        if handback is not None:
+            handback = from_portable(handback)
+        name = value.get("type")
+        if name is None:
+            event = RemoteEvent(value["source"], value["id"], value["sequence"], handback)
+        else:
+            event = _typed(value, str(name), handback)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise DecodeError(f"not a remote event: {type(error).__name__}: {error}") from None
+    except InvalidEventError as error:
+        raise DecodeError(f"not a remote event: {error}") from None
+    event.__dict__[_LINE] = line
+    return event
+
+
+def _typed(value: dict[str, Any], name: str, handback: Any) -> RemoteEvent:
+    kind = RemoteEvent.class_named(name)
+    data = value.get("data")
+    if kind is not None and isinstance(data, dict):
+        fields = from_portable(data)
+        base = {
+            "source": value["source"],
+            "id": value["id"],
+            "sequence_number": value["sequence"],
+            "handback": handback,
+        }
+        try:
+            return convert({**fields, **base}, kind)  # type: ignore[no-any-return]
+        except ConversionError as error:
+            raise DecodeError(f"not a {name}: {error}") from None
+    return ForeignEvent(value["source"], value["id"], value["sequence"], handback, foreign_type=name, foreign_data=data)
+
+
+def encode_events(events: Iterable[RemoteEvent]) -> bytes:
+    """Return events as lines. Raises ``InvalidEventError``."""
+    return b"\n".join(map(encode_event, events))
