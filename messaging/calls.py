@@ -23,7 +23,7 @@ from messaging import errors
 from messaging.errors import ArgumentError, ClosedError, DecodeError, MessagingError, ReplyError
 from messaging.eventdata import from_portable, read_json, to_portable, write_json
 from messaging.execution import Promise, may_block
-from messaging.model import Message
+from messaging.model import Message  # noqa: TC001  # the annotation of `_answer` is evaluated
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
