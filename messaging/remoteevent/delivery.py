@@ -1,0 +1,365 @@
+"""Delivery of queued events to one listener: in order, with retries (EV.3.1).
+
+**Threads.** Everything runs on worker threads, on one at a time for each delivery. Events are passed to the target in
+batches, one at a time: the next one follows when the outcomes of the last one are known, so a failure never changes the
+order. Callbacks run on the same worker threads, without a lock.
+
+**Bounds.** A batch has at most 256 events. The queue belongs to the owner of the delivery, which bounds it. A target
+has deadlines of its own, so a batch always ends.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from messaging.errors import ArgumentError, DeadlineError, MessagingError
+from messaging.execution import Promise, Serial, engine, seconds
+from messaging.remoteevent.failures import Disposition, disposition
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from messaging.remoteevent.event import EventKind, RemoteEvent
+    from messaging.remoteevent.listener import EventTarget, Outcome
+
+logger = SafeLog(__name__)
+
+#: events of one batch
+BATCH: Final = 256
+#: each delay is this many times as long as the one before
+_GROWTH: Final = 2.0
+#: part of a delay that is random
+_JITTER: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often and how long an event is tried again after an indefinite failure. Immutable.
+
+    Attributes:
+        attempts: notifications of one event until it is dropped; ``None``: unlimited.
+        max_age: seconds from the first failed notification of an event until it is dropped; ``None``: unlimited.
+        first_delay: seconds between the first two attempts; later delays are twice as long each.
+        max_delay: longest delay, seconds.
+
+    Raises:
+        ArgumentError: a value is not as described.
+    """
+
+    attempts: int | None = None
+    max_age: float | None = None
+    first_delay: float = 0.1
+    max_delay: float = 30.0
+
+    def __post_init__(self) -> None:
+        attempts = self.attempts
+        if attempts is not None and (isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1):
+            raise ArgumentError(f"attempts must be an int from 1, or None, not {attempts!r:.80}")
+        for name in ("max_age", "first_delay", "max_delay"):
+            value = getattr(self, name)
+            if value is None and name == "max_age":
+                continue
+            if isinstance(value, bool) or seconds(value, name) <= 0:
+                raise ArgumentError(f"{name} must be a number of seconds above 0, not {value!r:.80}")
+
+    def delay_after(self, failures: int) -> float:
+        """Return the seconds until the next attempt, after so many failed ones."""
+        delay = min(self.first_delay * _GROWTH ** min(failures - 1, 60), self.max_delay)
+        return delay * (1 - _JITTER * random.random())  # noqa: S311  # no secret
+
+    def is_exhausted(self, failures: int, age: float) -> bool:
+        """Return whether an event that failed so often, the first time ``age`` seconds ago, is dropped."""
+        return (self.attempts is not None and failures >= self.attempts) or (
+            self.max_age is not None and age >= self.max_age
+        )
+
+
+#: of generators without a disk: a listener that is away for longer misses events
+SHORT: Final = RetryPolicy(attempts=5, max_age=60.0)
+#: of durable parties
+PATIENT: Final = RetryPolicy()
+
+
+class EventQueue(Protocol):
+    """The events that wait for one listener. Used by one thread at a time, beside the threads that add events."""
+
+    def peek(self, most: int) -> list[RemoteEvent]:
+        """Return the first events, in order, without removing them; none if the queue is empty.
+
+        Raises:
+            MessagingError: they cannot be read now.
+        """
+
+    def settle(self, count: int) -> None:
+        """Remove the next ``count`` events of the last :meth:`peek`, in order. Raises ``MessagingError``."""
+
+
+@dataclass(slots=True)
+class DeliveryCounts:
+    """Numbers of events since the delivery was made.
+
+    Attributes:
+        delivered: acknowledged by the listener.
+        refused: dropped, because the listener does not know their kind.
+        invalid: dropped, because the listener refused the event itself.
+        dropped: dropped, because the retry policy was exhausted.
+        retries: notifications after a failed one.
+    """
+
+    delivered: int = 0
+    refused: int = 0
+    invalid: int = 0
+    dropped: int = 0
+    retries: int = 0
+
+
+class Delivery:
+    """Passes the events of a queue to one listener. Thread safe.
+
+    Args:
+        name: of the delivery, for the log.
+        target: the listener.
+        queue: the events.
+        policy: for indefinite failures.
+        on_unknown_event: called with the kind when the listener does not know it.
+        on_gone: called when the listener does not exist any more; delivery has stopped.
+        is_enabled: whether delivery begins at once.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        target: EventTarget,
+        queue: EventQueue,
+        *,
+        policy: RetryPolicy = PATIENT,
+        on_unknown_event: Callable[[EventKind], Any] | None = None,
+        on_gone: Callable[[MessagingError], Any] | None = None,
+        is_enabled: bool = True,
+    ) -> None:
+        self.name = name
+        self.counts = DeliveryCounts()
+        self._target = target
+        self._queue = queue
+        self._policy = policy
+        self._on_unknown_event = on_unknown_event
+        self._on_gone = on_gone
+        self._lock = threading.Lock()  # guards the following five
+        self._is_enabled = is_enabled
+        self._is_closed = False
+        #: a batch is with the target
+        self._is_busy = False
+        #: monotonic time of the next attempt after a failure; 0 without one
+        self._retry_at = 0.0
+        self._stopped: list[Promise[None]] = []
+        # --- of the worker
+        self._batch: list[RemoteEvent] = []
+        self._outcomes: list[Outcome] | None = None
+        #: failed notifications of the first event, and when the first one was
+        self._failures = 0
+        self._failing_since = 0.0
+        #: whether events may wait that the worker has not seen
+        self._is_pending = True
+        self._serial = Serial(self._work, self._has_work)
+
+    # --- any thread
+
+    def wake(self) -> None:
+        """Deliver: events were added to the queue."""
+        self._is_pending = True
+        self._start()
+
+    def enable(self, target: EventTarget | None = None) -> None:
+        """Deliver from now on; the next attempt is made at once. Call it on a stopped delivery to change the target."""
+        with self._lock:
+            if target is not None:
+                self._target = target
+            self._is_enabled = not self._is_closed
+            self._retry_at = 0.0
+        self._is_pending = True
+        self._start()
+
+    def disable(self) -> Promise[None]:
+        """Stop after the batch that is with the listener; return the promise that it has its outcomes."""
+        promise: Promise[None] = Promise(f"stop the delivery to {self.name!r}")
+        promise.looked_at = True
+        with self._lock:
+            self._is_enabled = False
+            is_busy = self._is_busy
+            if is_busy:
+                self._stopped.append(promise)
+        if not is_busy:
+            promise.resolve(None)
+        return promise
+
+    def close(self) -> Promise[None]:
+        """Stop for good; as :meth:`disable`."""
+        self._is_closed = True
+        return self.disable()
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether events are delivered."""
+        return self._is_enabled
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last notification failed, and is to be tried again."""
+        return self._failures > 0
+
+    # --- worker threads
+
+    def _start(self) -> None:
+        if self._has_work():
+            self._serial.wake()
+
+    def _has_work(self) -> bool:
+        if self._outcomes is not None:
+            return True
+        return (
+            self._is_pending
+            and self._is_enabled
+            and not self._is_busy
+            and (not self._retry_at or time.monotonic() >= self._retry_at)
+        )
+
+    def _work(self) -> None:
+        while self._has_work():
+            outcomes, self._outcomes = self._outcomes, None
+            try:
+                if outcomes is not None:
+                    self._settle(outcomes)
+                else:
+                    self._pass_on()
+            except MessagingError as error:
+                self._note_problem(error)
+            except Exception as error:
+                logger.exception("delivery to '%s' failed; it is tried again", self.name)
+                self._note_problem(error)
+
+    def _pass_on(self) -> None:
+        self._is_pending = False
+        events = self._queue.peek(BATCH)
+        if not events:
+            return
+        with self._lock:
+            if not self._is_enabled:
+                self._is_pending = True
+                return
+            self._is_busy = True
+            target = self._target
+        self._batch = events
+        try:
+            promise = target.deliver(events)
+        except BaseException:
+            self._release()
+            raise
+        promise.listen(lambda: self._answered(promise))
+
+    def _answered(self, promise: Promise[list[Outcome]]) -> None:
+        """Hand the outcomes to the worker. On the resolving thread, also the engine's."""
+        promise.looked_at = True
+        error = promise.exception(0)
+        self._outcomes = promise.result(0) if error is None else [error]
+        self._serial.wake()
+
+    def _settle(self, outcomes: list[Outcome]) -> None:
+        events, self._batch = self._batch, []
+        done = 0
+        stop: MessagingError | None = None
+        delivered = 0
+        for event, outcome in zip(events, outcomes, strict=False):
+            if outcome is None:
+                delivered += 1
+            else:
+                found = disposition(outcome)
+                if found is Disposition.UNKNOWN_EVENT:
+                    self.counts.refused += 1
+                    self._call(self._on_unknown_event, event.kind)
+                elif found is Disposition.BAD_EVENT:
+                    self.counts.invalid += 1
+                    logger.warning(
+                        "delivery to '%s': the listener refused event %d of %r: %s; the event is dropped",
+                        self.name, event.sequence_number, event.kind, outcome,
+                    )  # fmt: skip
+                else:
+                    stop = outcome
+                    break
+            done += 1
+        if stop is None and not done:
+            stop = DeadlineError("the listener returned no outcome")
+        self.counts.delivered += delivered
+        is_gone = stop is not None and disposition(stop) is Disposition.GONE
+        try:
+            if done:
+                self._failures = 0
+                self._queue.settle(done)
+            if stop is not None and not is_gone:
+                self._fail(events[done], stop)
+        finally:
+            if is_gone:
+                with self._lock:
+                    self._is_enabled = False
+            self._is_pending = True
+            self._release()
+        if is_gone and stop is not None:
+            logger.warning("delivery to '%s': the listener is gone: %s; delivery stops", self.name, stop)
+            self._call(self._on_gone, stop)
+
+    def _release(self) -> None:
+        with self._lock:
+            self._is_busy = False
+            stopped, self._stopped = self._stopped, []
+        for each in stopped:
+            each.resolve(None)
+
+    def _fail(self, event: RemoteEvent, error: MessagingError) -> None:
+        """Try an event again later, or drop it."""
+        now = time.monotonic()
+        self._failures += 1
+        if self._failures == 1:
+            self._failing_since = now
+            logger.info("delivery to '%s' failed: %s; it is tried again", self.name, error)
+        if self._policy.is_exhausted(self._failures, now - self._failing_since):
+            logger.warning(
+                "delivery to '%s': event %d of %r failed %d times: %s; the event is dropped",
+                self.name, event.sequence_number, event.kind, self._failures, error,
+            )  # fmt: skip
+            self.counts.dropped += 1
+            self._failures = 0
+            self._queue.settle(1)
+            return
+        self.counts.retries += 1
+        self._wait(self._policy.delay_after(self._failures))
+
+    def _note_problem(self, error: Exception) -> None:
+        """Wait after the queue or the target failed."""
+        if isinstance(error, MessagingError):
+            logger.warning("delivery to '%s' failed: %s; it is tried again", self.name, error)
+        self._failures += 1
+        self._is_pending = True
+        self._wait(self._policy.delay_after(self._failures))
+
+    def _wait(self, delay: float) -> None:
+        with self._lock:
+            self._retry_at = time.monotonic() + delay
+        running = engine()
+        running.call(lambda: running.loop.call_later(delay, self._retry))
+
+    def _retry(self) -> None:
+        """Make the next attempt. On the loop of the engine."""
+        with self._lock:
+            if time.monotonic() + 0.001 >= self._retry_at:
+                self._retry_at = 0.0
+        self._start()
+
+    def _call(self, callback: Callable[[Any], Any] | None, argument: Any) -> None:
+        if callback is not None:
+            try:
+                callback(argument)
+            except Exception:
+                logger.exception("delivery to '%s': a callback failed", self.name)

@@ -1,0 +1,76 @@
+"""The listener of remote events (EV.2.3.1), and how senders pass events to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from messaging.calls import result_of
+from messaging.errors import MessagingError
+
+if TYPE_CHECKING:
+    from messaging.execution import Promise
+    from messaging.remoteevent.event import RemoteEvent
+
+#: the outcome of a notification: ``None`` if the listener returned, otherwise the failure
+Outcome = MessagingError | None
+
+
+@runtime_checkable
+class RemoteEventListener(Protocol):
+    """Receives notifications of events (EV.2.3.1)."""
+
+    def notify(self, event: RemoteEvent, /) -> Any:
+        """Note the event, and return soon (EV.2.3.2).
+
+        Returning acknowledges the notification. The same event may arrive again: source, id and sequence number tell.
+
+        Raises:
+            UnknownEventError: the listener has no interest in this kind of event: the sender drops the event, sends no
+                further ones of the kind, and may cancel the registration (EV.2.3.3).
+            ListenerGoneError: the listener does not exist any more: the sender stops the delivery.
+            ValueError, TypeError, DecodeError: the event itself is unusable: the sender drops it.
+            Exception: any other one: the sender tries again, as its policy says.
+        """
+
+
+@runtime_checkable
+class EventTarget(Protocol):
+    """Takes several events at a time: third parties and stubs of listeners (EV.3.4).
+
+    Events that are passed together travel in one request, and are stored with one sync of the disk.
+    """
+
+    def deliver(self, events: Sequence[RemoteEvent], /) -> Promise[list[Outcome]]:
+        """Notify of events, in order. It returns soon and does not raise. On any thread that may block for moments.
+
+        Callers have one batch of a stream under way at a time: with two, a failure of the first would change the order.
+
+        Args:
+            events: at least one.
+
+        Returns:
+            The promise of the outcomes of the first events, one for each. The list ends behind the first failure whose
+            disposition is ``RETRY`` or ``GONE``, and where the target takes no more at once: later events were not
+            tried. It has at least one outcome. The promise never fails, and has a deadline.
+        """
+
+
+class BatchListener:
+    """Base of listeners that take several events at a time: they define ``deliver``, and ``notify`` is made of it."""
+
+    def deliver(self, events: Sequence[RemoteEvent], /) -> Promise[list[Outcome]]:
+        """See :class:`EventTarget`."""
+        raise NotImplementedError
+
+    def notify(self, event: RemoteEvent, /) -> None:
+        """Notify of one event, and wait for its outcome.
+
+        Raises:
+            UnknownEventError, ListenerGoneError: see :class:`RemoteEventListener`.
+            MessagingError: the notification failed otherwise.
+            WouldBlockError: the thread runs an event loop: ``await`` :meth:`deliver`.
+        """
+        outcome = result_of(self.deliver([event]), "`await` deliver([event])")[0]
+        if outcome is not None:
+            raise outcome

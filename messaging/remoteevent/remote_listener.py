@@ -1,0 +1,331 @@
+"""Listeners of other processes: stubs that send notifications as requests, and servers that answer them.
+
+A notification is a call (:mod:`messaging.calls`) with the operation ``notify``: its argument ``listener`` names one of
+the listeners behind the channel, and its body has one line for each event (:mod:`messaging.remoteevent.layout`). The
+result is a list with ``null`` for each event that the listener took, and ``[class, text]`` of the error for others.
+
+**Threads.** A server passes one batch at a time to each listener; the batches of several senders wait in a queue. One
+that has waited longer than its sender does is not passed on.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from messaging.calls import CallServer, Operation, call, error_named
+from messaging.errors import (
+    ArgumentError,
+    BoundReachedError,
+    ConversionError,
+    DeadlineError,
+    DecodeError,
+    ListenerGoneError,
+    MessagingError,
+    ReplyError,
+)
+from messaging.execution import Promise, seconds, workers
+from messaging.model import check_name
+from messaging.remoteevent.layout import decode_event, encode_event
+from messaging.remoteevent.listener import BatchListener, EventTarget, Outcome
+from messaging.remoteevent.targets import as_target, settled
+
+if TYPE_CHECKING:
+    from messaging.instance import Messaging
+    from messaging.remoteevent.event import RemoteEvent
+
+#: bytes of the events of one request, unless one alone has more
+_BATCH_BYTES: Final = 128 * 2**10
+#: how long a stub waits for the outcomes, seconds
+TIMEOUT: Final = 10.0
+#: batches that wait for one listener
+_MAX_WAITING: Final = 1000
+#: bytes of the text of an error
+_REASON: Final = 500
+
+
+class ListenerReference(NamedTuple):
+    """Where a listener is reached, by any process that is connected to the same broker.
+
+    Attributes:
+        channel: of its server.
+        id: its name there.
+    """
+
+    channel: str
+    id: str = ""
+
+    def to_value(self) -> list[str]:
+        """Return the reference in portable form."""
+        return [self.channel, self.id]
+
+    @classmethod
+    def from_value(cls, value: object) -> Self:
+        """Return the reference of a portable form. Raises ``DecodeError``, ``InvalidChannelError``."""
+        if not isinstance(value, list) or len(value) != 2 or not all(isinstance(each, str) for each in value):
+            raise DecodeError(f"a reference to a listener must be [channel, id], not {value!r:.80}")
+        return cls(check_name(value[0]), value[1])
+
+
+class RemoteListener(BatchListener):
+    """A stub of a listener in another process. Thread safe.
+
+    Args:
+        messaging: an instance that is connected to the broker of the listener, with requests.
+        reference: of the listener; a text is the channel of a server with one listener.
+        timeout: seconds until a notification without an answer counts as failed.
+
+    Raises:
+        ArgumentError, InvalidChannelError: an argument is not as described.
+    """
+
+    def __init__(self, messaging: Messaging, reference: ListenerReference | str, *, timeout: float = TIMEOUT) -> None:
+        self.reference = ListenerReference(reference) if isinstance(reference, str) else reference
+        check_name(self.reference.channel)
+        self._messaging = messaging
+        self._timeout = seconds(timeout)
+        if self._timeout <= 0:
+            raise ArgumentError(f"timeout must be above 0 seconds, not {timeout!r:.80}")
+        self._arguments = {"listener": self.reference.id, "timeout": self._timeout}
+
+    def deliver(self, events: Sequence[RemoteEvent], /) -> Promise[list[Outcome]]:
+        """See :class:`~messaging.remoteevent.listener.EventTarget`: the events travel in one request."""
+        lines: list[bytes] = []
+        size = 0
+        for event in events:
+            try:
+                line = encode_event(event)
+            except (MessagingError, RecursionError) as error:
+                if not lines:
+                    return settled([_unencodable(error)])
+                break  # the next batch begins with it
+            size += len(line)
+            if lines and size > _BATCH_BYTES:
+                break
+            lines.append(line)
+        promise: Promise[list[Outcome]] = Promise(lambda: f"notify the listener at {self.reference.channel!r}")
+        try:
+            answer = call(
+                self._messaging, self.reference.channel, "notify", self._arguments, b"\n".join(lines),
+                timeout=self._timeout, convert=_outcomes,
+            )  # fmt: skip
+        except MessagingError as error:
+            return settled([error])
+
+        def settle() -> None:
+            error = answer.exception(0)
+            promise.resolve([error] if error is not None else answer.result(0))
+
+        answer.listen(settle)
+        return promise
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RemoteListener) and (self.reference, id(self._messaging)) == (
+            other.reference,
+            id(other._messaging),
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.reference)
+
+
+def _unencodable(error: BaseException) -> MessagingError:
+    return error if isinstance(error, MessagingError) else DecodeError("an event is nested too deeply")
+
+
+def _outcomes(result: Any) -> list[Outcome]:
+    if not isinstance(result, list) or not result:
+        raise TypeError("no list of outcomes")
+    return [None if each is None else error_named(str(each[0]), str(each[1])) for each in result]
+
+
+class NotifyOperation:
+    """The operation ``notify``: passes events to the listeners behind one channel. Thread safe.
+
+    Args:
+        find: returns the listener with an id; ``None`` if there is none.
+    """
+
+    def __init__(self, find: Callable[[str], EventTarget | None]) -> None:
+        self._find = find
+        self._lock = threading.Lock()  # guards the inboxes
+        self._inboxes: dict[str, _Inbox] = {}
+
+    def __call__(self, arguments: Mapping[str, Any], body: bytes) -> Promise[Any]:
+        """See :data:`~messaging.calls.Operation`."""
+        name = str(arguments.get("listener", ""))
+        target = self._find(name)
+        if target is None:
+            self.forget(name)
+            raise ListenerGoneError(f"there is no listener {name!r:.80}")
+        timeout = arguments.get("timeout", TIMEOUT)
+        timeout = float(timeout) if isinstance(timeout, (int, float)) else TIMEOUT
+        with self._lock:
+            inbox = self._inboxes.get(name)
+            if inbox is None or inbox.target is not target:
+                inbox = self._inboxes[name] = _Inbox(target)
+        return inbox.put(_Notification(body.split(b"\n"), time.monotonic() + timeout))
+
+    def forget(self, name: str) -> None:
+        """Forget a listener that was removed."""
+        with self._lock:
+            self._inboxes.pop(name, None)
+
+
+class _Notification:
+    """One request: its events, and the promise of the reply."""
+
+    __slots__ = ("deadline", "lines", "promise")
+
+    def __init__(self, lines: list[bytes], deadline: float) -> None:
+        self.lines = lines
+        self.deadline = deadline
+        self.promise: Promise[Any] = Promise("notify a listener")
+        self.promise.looked_at = True
+
+
+class _Inbox:
+    """The requests for one listener, which gets one at a time."""
+
+    def __init__(self, target: EventTarget) -> None:
+        self.target = target
+        self._lock = threading.Lock()  # guards the following
+        self._waiting: deque[_Notification] = deque()
+        self._is_busy = False
+
+    def put(self, notification: _Notification) -> Promise[Any]:
+        """Pass a request to the listener, after the earlier ones."""
+        with self._lock:
+            if len(self._waiting) >= _MAX_WAITING:
+                raise BoundReachedError(f"{_MAX_WAITING} notifications wait for the listener already")
+            self._waiting.append(notification)
+        self._next()
+        return notification.promise
+
+    def _next(self) -> None:
+        while True:
+            with self._lock:
+                if self._is_busy or not self._waiting:
+                    return
+                self._is_busy = True
+                notification = self._waiting.popleft()
+            if not self._pass_on(notification):
+                return
+            with self._lock:
+                self._is_busy = False
+
+    def _pass_on(self, notification: _Notification) -> bool:
+        """Notify the listener; return whether the request is answered already."""
+        promise = notification.promise
+        if time.monotonic() >= notification.deadline:
+            promise.reject(DeadlineError("the notification waited for earlier ones longer than its sender waits"))
+            return True
+        outcomes: list[Any] = []
+        events: list[RemoteEvent] = []
+        for line in notification.lines:
+            try:
+                events.append(decode_event(line))
+            except (DecodeError, ConversionError) as error:
+                if events:
+                    break  # first the events before it
+                outcomes.append(_described(error))
+        if not events:
+            promise.resolve(outcomes)
+            return True
+        try:
+            answer = self.target.deliver(events)
+        except Exception as error:  # noqa: BLE001  # a target of the application
+            promise.reject(ReplyError(type(error).__name__, str(error)[:_REASON]))
+            return True
+        if answer.done():
+            _settle(promise, outcomes, answer)
+            return True
+
+        def settle() -> None:
+            _settle(promise, outcomes, answer)
+            with self._lock:
+                self._is_busy = False
+                is_waiting = bool(self._waiting)
+            if is_waiting:
+                workers().submit(self._next)
+
+        answer.listen(settle)
+        return False
+
+
+def _settle(promise: Promise[Any], outcomes: list[Any], answer: Promise[list[Outcome]]) -> None:
+    error = answer.exception(0)
+    if error is not None:
+        promise.reject(error)
+    else:
+        promise.resolve([*outcomes, *map(_described, answer.result(0))])
+
+
+def _described(outcome: Outcome) -> list[str] | None:
+    if outcome is None:
+        return None
+    if isinstance(outcome, ReplyError):
+        return [outcome.kind, outcome.reason[:_REASON]]
+    return [type(outcome).__name__, str(outcome)[:_REASON]]
+
+
+class ListenerServer:
+    """Makes listeners of this process reachable for others. Thread safe; a context manager, which closes it.
+
+    Args:
+        messaging: an instance with requests.
+        channel: where the listeners are reached; ``None``: a generated one.
+
+    Raises:
+        ArgumentError, InvalidChannelError: the channel cannot be one of requests.
+        UnsupportedFeatureError: the instance has no requests.
+        SubscriptionRefusedError: the broker refused the subscription.
+    """
+
+    def __init__(self, messaging: Messaging, channel: str | None = None) -> None:
+        self.channel = f"listeners/{secrets.token_hex(8)}" if channel is None else check_name(channel)
+        self._targets: dict[str, EventTarget] = {}
+        self._notify = NotifyOperation(self._targets.get)
+        operations: dict[str, Operation] = {"notify": self._notify}
+        self._server = CallServer(messaging, self.channel, operations)
+
+    @property
+    def ready(self) -> Promise[None]:
+        """The promise that the broker has confirmed the subscription."""
+        return self._server.ready
+
+    def add(self, listener: Any, name: str | None = None) -> ListenerReference:
+        """Make a listener reachable, and return its reference.
+
+        Args:
+            listener: an object with ``notify`` or ``deliver``, or a function.
+            name: of the listener; the same one in a later run makes the same reference. ``None``: a generated one.
+
+        Raises:
+            ArgumentError: it is no listener, or the name is taken.
+        """
+        target = as_target(listener)
+        found = secrets.token_hex(8) if name is None else name
+        if self._targets.setdefault(found, target) is not target:
+            raise ArgumentError(f"{self.channel!r} has a listener {found!r:.80} already")
+        return ListenerReference(self.channel, found)
+
+    def remove(self, reference: ListenerReference) -> bool:
+        """Remove a listener, whose senders are told that it is gone; return whether there was one."""
+        found = self._targets.pop(reference.id, None) is not None
+        self._notify.forget(reference.id)
+        return found
+
+    def close(self) -> None:
+        """Answer no further notifications: to senders the listeners are unreachable. Idempotent."""
+        self._server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
