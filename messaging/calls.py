@@ -7,8 +7,8 @@ Leases, generators, agents and mailboxes of remote events are called with it. Th
     {"operation":"renew","leases":[["6f1c",30.0]]}\\n
     body, as the operation defines it
 
-The reply is JSON: the result in portable form, see :mod:`messaging.eventdata`. A failed operation makes the reply an
-error reply, which names the class of the error and has its text.
+The reply is JSON: ``{"result": …}``, in portable form (:mod:`messaging.eventdata`), or ``{"error": [class, text]}`` for
+an error that keeps its class on the way. Any other exception makes it an error reply of the instance.
 
 **Threads.** Operations run on worker threads, several at a time. An operation that has to wait returns a promise.
 """
@@ -86,21 +86,31 @@ class CallServer:
             self._registration.unregister()
 
     def _answer(self, request: Message) -> Any:
-        arguments, body = read_call(request.payload)
+        try:
+            arguments, body = read_call(request.payload)
+        except MessagingError as error:
+            return write_error(error)
         operation = self._operations.get(str(arguments.get("operation")))
         if operation is None:
-            raise ArgumentError(
-                f"{self.channel!r}: no operation {arguments.get('operation')!r:.80}; "
-                f"there are {', '.join(self._operations)}"
+            known = ", ".join(self._operations)
+            return write_error(
+                ArgumentError(f"{self.channel!r}: no operation {arguments.get('operation')!r:.80}; there are {known}")
             )
-        found = operation(arguments, body)
+        try:
+            found = operation(arguments, body)
+        except MessagingError as error:
+            return write_error(error)
         if isinstance(found, Promise):
-            return self._later(found)
+            return write_outcome(found) if found.done() else self._later(found)
         return write_result(found)
 
     @staticmethod
     async def _later(promise: Promise[Any]) -> bytes:
-        return write_result(await promise)
+        try:
+            await promise
+        except MessagingError as error:
+            return write_error(error)
+        return write_outcome(promise)
 
 
 def call(
@@ -138,10 +148,8 @@ def call(
 
     def settle() -> None:
         try:
-            result = from_portable(read_json(request.result(0).payload))
+            result = read_result(request.result(0).payload)
             promise.resolve(result if convert is None else convert(result))
-        except ReplyError as error:
-            promise.reject(revived(error, channel), error)
         except MessagingError as error:
             promise.reject(error)
         except Exception as error:  # noqa: BLE001  # of `convert`, for a reply that is not as it must be
@@ -165,12 +173,6 @@ def result_of(promise: Promise[Any], instead: str) -> Any:
         promise.looked_at = True
         raise errors.WouldBlockError(f"waiting for {promise.what} would block the event loop; {instead}")
     return promise.result()
-
-
-def revived(error: ReplyError, channel: str) -> MessagingError:
-    """Return the error of an operation as an object of its class, or ``error`` if the class is not known here."""
-    kind = _KEPT.get(error.kind)
-    return error if kind is None else kind(error.reason or f"{channel!r} reported {error.kind}")
 
 
 def error_named(kind: str, reason: str) -> MessagingError:
@@ -198,5 +200,35 @@ def read_call(payload: bytes) -> tuple[Mapping[str, Any], bytes]:
 
 
 def write_result(result: Any) -> bytes:
-    """Return the payload of a reply."""
-    return write_json(to_portable(result))
+    """Return the payload of a reply. Raises ``InvalidEventError`` for a result without a portable form."""
+    return write_json({"result": to_portable(result)})
+
+
+def write_outcome(promise: Promise[Any]) -> bytes:
+    """Return the payload of a reply, for a promise with an outcome. Raises as :func:`write_error`."""
+    error = promise.exception(0)
+    return write_result(promise.result(0)) if error is None else write_error(error)
+
+
+def write_error(error: MessagingError) -> bytes:
+    """Return the payload of a reply that reports ``error``; raise ``error`` if its class is not kept on the way."""
+    if type(error).__name__ not in _KEPT:
+        raise error
+    return write_json({"error": [type(error).__name__, str(error)]})
+
+
+def read_result(payload: bytes) -> Any:
+    """Return the result in the payload of a reply.
+
+    Raises:
+        MessagingError: the error in it.
+        DecodeError: it is no reply of a call.
+    """
+    value = read_json(payload)
+    if isinstance(value, dict):
+        if "result" in value:
+            return from_portable(value["result"])
+        match value.get("error"):
+            case [str(kind), str(reason)]:
+                raise error_named(kind, reason)
+    raise DecodeError("not the reply of a call: it must be a JSON object with a 'result' or an 'error'")

@@ -10,6 +10,7 @@
     entries      records on their way to the disk
     commit       group commit: records of many threads in one write and one sync
     retention    bounds, and what happens when there is no room
+    table        a small durable map on a journal
     cursors      named positions, each of which acknowledges for itself
     upkeep       storing positions, and deleting acknowledged segments
     segments     which offsets and bytes the files have
@@ -36,6 +37,7 @@ from messaging.journal.records import encode_message as encode_message
 from messaging.journal.records import encode_record as encode_record
 from messaging.journal.state import DeadLetter as DeadLetter
 from messaging.journal.state import State as State
+from messaging.journal.table import JournalTable as JournalTable
 from messaging.journal.verify import Damaged as Damaged
 from messaging.journal.verify import Verification as Verification
 from messaging.journal.verify import verify as verify

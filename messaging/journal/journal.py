@@ -304,14 +304,18 @@ class Journal(JournalView):
         """
         record = encode_record(channel, payload, properties, message_id, timestamp)
         self._cursors.refuse_closed()
-        waiting = self._commit.waiting
-        if self._commit.waiting_bytes + waiting * _ENTRY_BYTES + len(record) > _WAITING_BYTES:
+        if self.waiting_bytes + len(record) > _WAITING_BYTES:
             raise self.folder.error(
-                JournalFullError, f"{waiting} records wait to be written; await earlier promises first"
+                JournalFullError, f"{self._commit.waiting} records wait to be written; await earlier promises first"
             )
         promise: Promise[int] = Promise(f"append to the journal {self.folder.shown}")
         self._commit.put(Promised(record, _deadline(self._timeout if timeout is None else timeout), promise))
         return promise
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the records that wait to be written, with 400 more for each: the memory that they occupy."""
+        return self._commit.waiting_bytes + self._commit.waiting * _ENTRY_BYTES
 
     def put(self, entry: Append) -> None:
         """Append the record of ``entry``, which is told its outcome. From any thread.

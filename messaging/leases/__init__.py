@@ -1,1 +1,37 @@
-"""Leases: resources that are granted for a time, and renewed as long as they are needed (EV.2.1)."""
+"""Leases: resources that are granted for a time, and renewed as long as they are needed (EV.2.1).
+
+=================  =================================================================================================
+``lease``          Lease: the handle of the holder
+``landlord``       Landlord: grants leases, and ends them
+``batch``          several leases renewed or cancelled together
+``renewal``        LeaseRenewalManager: keeps leases alive
+``remote``         leases of landlords in other processes
+``stored_time``    the end of a lease over a restart
+``clock``          the clock of leases
+=================  =================================================================================================
+
+May import: ``calls``, ``execution``, ``errors``, ``forking``, ``text``, ``model``.
+"""
+
+from messaging.leases.batch import LeaseMap as LeaseMap
+from messaging.leases.batch import cancel_all as cancel_all
+from messaging.leases.batch import renew_all as renew_all
+from messaging.leases.clock import lease_time as lease_time
+from messaging.leases.landlord import GrantedLease as GrantedLease
+from messaging.leases.landlord import Landlord as Landlord
+from messaging.leases.landlord import LeaseEnd as LeaseEnd
+from messaging.leases.landlord import LeaseInfo as LeaseInfo
+from messaging.leases.lease import ANY as ANY
+from messaging.leases.lease import FOREVER as FOREVER
+from messaging.leases.lease import Grantor as Grantor
+from messaging.leases.lease import Lease as Lease
+from messaging.leases.remote import LeaseServer as LeaseServer
+from messaging.leases.remote import RemoteGrantor as RemoteGrantor
+from messaging.leases.remote import lease_from_value as lease_from_value
+from messaging.leases.remote import lease_operations as lease_operations
+from messaging.leases.remote import lease_to_value as lease_to_value
+from messaging.leases.remote import reference_of as reference_of
+from messaging.leases.remote import remote_leases as remote_leases
+from messaging.leases.remote import seconds_of as seconds_of
+from messaging.leases.remote import value_of as value_of
+from messaging.leases.stored_time import StoredTime as StoredTime

@@ -10,15 +10,16 @@ has deadlines of its own, so a batch always ends.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.errors import ArgumentError, DeadlineError, MessagingError
-from messaging.execution import Promise, Serial, engine, seconds
+from messaging.execution import Promise, Serial, engine, may_block, seconds
 from messaging.remoteevent.failures import Disposition, disposition
 from messaging.text import SafeLog
 
@@ -30,6 +31,8 @@ logger = SafeLog(__name__)
 
 #: events of one batch
 BATCH: Final = 256
+#: how long closing waits for the batches that are with listeners, seconds
+CLOSE_TIMEOUT: Final = 5.0
 #: each delay is this many times as long as the one before
 _GROWTH: Final = 2.0
 #: part of a delay that is random
@@ -363,3 +366,12 @@ class Delivery:
                 callback(argument)
             except Exception:
                 logger.exception("delivery to '%s': a callback failed", self.name)
+
+
+def wait_for_all(stopped: Iterable[Promise[None]], timeout: float = CLOSE_TIMEOUT) -> None:
+    """Wait until deliveries have stopped, for at most ``timeout`` seconds; in an event loop not at all."""
+    deadline = time.monotonic() + timeout
+    for each in stopped:
+        if may_block():
+            with contextlib.suppress(DeadlineError):
+                each.result(max(0.0, deadline - time.monotonic()))

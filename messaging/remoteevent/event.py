@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias
 
 from messaging.errors import InvalidEventError
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 #: identifies a kind of event within its source
 EventId: TypeAlias = int | str
+#: key of the encoded event among the attributes
+_LINE: Final = "_line"
 #: source and id: together they identify a kind of event everywhere
 EventKind: TypeAlias = tuple[str, EventId]
 
@@ -77,9 +79,32 @@ class RemoteEvent:
         """Name of the subclass; ``None`` of ``RemoteEvent`` itself."""
         return self.event_type
 
-    def with_handback(self, handback: Any) -> RemoteEvent:
+    def with_handback(self, handback: Any) -> Self:
         """Return the event with another handback."""
-        return dataclasses.replace(self, handback=handback)
+        return self._changed(handback=handback)
+
+    def renamed(self, event_id: EventId, sequence_number: int) -> Self:
+        """Return the event with another id and number."""
+        return self._changed(id=event_id, sequence_number=sequence_number)
+
+    def _changed(self, **changes: Any) -> Self:
+        """Return a copy with other attributes. The constructor, which may be the application's, does not run."""
+        changed = object.__new__(type(self))
+        changed.__dict__.update({key: value for key, value in vars(self).items() if key != _LINE}, **changes)
+        return changed
+
+    def number(self, sequence_number: int) -> None:
+        """Set the sequence number. For the generator, before any other code sees the event."""
+        self.__dict__["sequence_number"] = sequence_number
+
+    @property
+    def line(self) -> bytes | None:
+        """The event as it was read or written, see :mod:`messaging.remoteevent.layout`; ``None`` if it was not yet."""
+        return self.__dict__.get(_LINE)
+
+    def keep_line(self, line: bytes) -> None:
+        """Keep the encoded event, which never changes. For :mod:`messaging.remoteevent.layout`."""
+        self.__dict__[_LINE] = line
 
     @classmethod
     def class_named(cls, name: str) -> type[RemoteEvent] | None:

@@ -15,14 +15,11 @@ A line is encoded once: an event that was read from a line is written as the sam
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 from messaging.errors import ConversionError, DecodeError, InvalidEventError
 from messaging.eventdata import convert, from_portable, read_json, to_portable, write_json
 from messaging.remoteevent.event import ForeignEvent, RemoteEvent
-
-#: attribute of an event that holds its line
-_LINE: Final = "_line"
 
 
 def encode_event(event: RemoteEvent) -> bytes:
@@ -31,14 +28,18 @@ def encode_event(event: RemoteEvent) -> bytes:
     Raises:
         InvalidEventError: a value in it has no portable form.
     """
-    line: bytes | None = event.__dict__.get(_LINE)
+    line = event.line
     if line is None:
         line = _encode(event)
-        event.__dict__[_LINE] = line  # the event is immutable, and so is its line
+        event.keep_line(line)
     return line
 
 
 def _encode(event: RemoteEvent) -> bytes:
+    return write_json(_values(event))
+
+
+def _values(event: RemoteEvent) -> dict[str, Any]:
     value: dict[str, Any] = {"source": event.source, "id": event.id, "sequence": event.sequence_number}
     if event.handback is not None:
         value["handback"] = to_portable(event.handback)
@@ -46,7 +47,29 @@ def _encode(event: RemoteEvent) -> bytes:
     if name is not None:
         value["type"] = name
         value["data"] = event.foreign_data if isinstance(event, ForeignEvent) else to_portable(event.data)
-    return write_json(value)
+    return value
+
+
+class NumberedLine:
+    """The line of an event whose sequence number is not known yet: encoded once, numbered later.
+
+    Args:
+        event: its sequence number does not count.
+
+    Raises:
+        InvalidEventError: a value in it has no portable form.
+    """
+
+    __slots__ = ("_head", "_tail")
+
+    def __init__(self, event: RemoteEvent) -> None:
+        self._head = b'{"source":%b,"id":%b,"sequence":' % (write_json(event.source), write_json(event.id))
+        rest = {key: value for key, value in _values(event).items() if key not in ("source", "id", "sequence")}
+        self._tail = b"," + write_json(rest)[1:] if rest else b"}"
+
+    def numbered(self, number: int) -> bytes:
+        """Return the line with a sequence number."""
+        return b"%b%d%b" % (self._head, number, self._tail)
 
 
 def decode_event(line: bytes) -> RemoteEvent:
@@ -69,7 +92,7 @@ def decode_event(line: bytes) -> RemoteEvent:
         raise DecodeError(f"not a remote event: {type(error).__name__}: {error}") from None
     except InvalidEventError as error:
         raise DecodeError(f"not a remote event: {error}") from None
-    event.__dict__[_LINE] = line
+    event.keep_line(line)
     return event
 
 

@@ -1,0 +1,191 @@
+"""A small durable map on a journal: registrations, positions, decisions.
+
+Each change appends a record with the key as channel and the value as JSON; the last record of a key holds. When most
+records are out of date, all entries are appended again, and the records before them are deleted. A crash at any moment
+leaves records that say the same.
+
+**Threads.** Any thread may use a table. One lock guards the entries, and the records have the order of the changes.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from messaging.errors import ArgumentError, JournalCorruptError, MessagingError
+from messaging.journal.journal import Journal
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from messaging.execution import Promise
+    from messaging.journal.commit import Fsync
+
+logger = SafeLog(__name__)
+
+#: records beyond twice the entries from which on the journal is compacted
+_SLACK: Final = 1000
+_CURSOR: Final = "table"
+_READ: Final = 1000
+#: bytes of a key in UTF-8
+_MAX_KEY: Final = 10_000
+#: size from which on a file is closed: compaction deletes whole files
+_SEGMENT_BYTES: Final = 2**20
+
+
+class JournalTable:
+    """A map of texts to values with a form in JSON, on the local disk. Thread safe; a context manager.
+
+    All entries are in memory as well. One object at a time uses a folder.
+
+    Args:
+        path: its folder.
+        fsync, lock_timeout: see :meth:`Journal.open`.
+
+    Raises:
+        JournalError: the folder cannot be used.
+    """
+
+    def __init__(self, path: str | Path, *, fsync: Fsync = "always", lock_timeout: float = 0.0) -> None:
+        self._journal = Journal.open(path, fsync=fsync, lock_timeout=lock_timeout, segment_bytes=_SEGMENT_BYTES)
+        self._lock = threading.Lock()  # guards the following, and the order of the records
+        #: values as JSON
+        self._entries: dict[str, bytes] = {}
+        #: records since the last compaction
+        self._records = 0
+        try:
+            self._cursor = self._journal.cursor(_CURSOR)
+            while records := self._cursor.read(_READ, most_bytes=2**22):
+                for record in records:
+                    if record.payload:
+                        self._entries[record.channel] = record.payload
+                    else:
+                        self._entries.pop(record.channel, None)
+                self._records += len(records)
+        except BaseException:
+            self._journal.close()
+            raise
+
+    # --- reading
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key, a new object each time; ``default`` if there is none."""
+        found = self._entries.get(key)
+        return default if found is None else self._parsed(key, found)
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Return keys and values, the keys in the order in which they were first put."""
+        with self._lock:
+            found = [*self._entries.items()]
+        return [(key, self._parsed(key, value)) for key, value in found]
+
+    def keys(self) -> list[str]:
+        """Return the keys, in the order in which they were first put."""
+        with self._lock:
+            return [*self._entries]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _parsed(self, key: str, value: bytes) -> Any:
+        try:
+            return json.loads(value)
+        except ValueError:
+            raise JournalCorruptError(self._journal.path, f"the value of {key!r:.80} is no JSON") from None
+
+    # --- changing
+
+    def put(self, key: str, value: Any) -> None:
+        """Set the value of a key, and wait until it is stored.
+
+        Raises:
+            ArgumentError: the key is no text of 1 to 10,000 bytes, or the value has no form in JSON.
+            JournalError: it is not stored; the entry is as before, or as asked for, until the table is opened again.
+            ClosedError: the table is closed.
+            WouldBlockError: the thread runs an event loop: use :meth:`put_soon`.
+        """
+        self.put_soon(key, value).result()
+
+    def put_soon(self, key: str, value: Any) -> Promise[int]:
+        """Set the value of a key; return the promise that it is stored. Raises as :meth:`put`."""
+        _check_key(key)
+        try:
+            data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ArgumentError(f"the value of {key!r:.80} has no form in JSON: {error}") from None
+        with self._lock:
+            promise = self._journal.submit(key, data)
+            self._entries[key] = data
+            self._note_record()
+        return promise
+
+    def remove(self, key: str) -> bool:
+        """Remove a key, and wait until that is stored; return whether there was one. Raises as :meth:`put`."""
+        promise = self.remove_soon(key)
+        if promise is None:
+            return False
+        promise.result()
+        return True
+
+    def remove_soon(self, key: str) -> Promise[int] | None:
+        """Remove a key; return the promise that it is stored, ``None`` without such a key. Raises as :meth:`put`."""
+        _check_key(key)
+        with self._lock:
+            if key not in self._entries:
+                return None
+            promise = self._journal.submit(key, b"")
+            del self._entries[key]
+            self._note_record()
+        return promise
+
+    def _note_record(self) -> None:
+        """Count a record, and compact the journal if most are out of date. With the lock."""
+        self._records += 1
+        if self._records <= 2 * len(self._entries) + _SLACK:
+            return
+        self._records = len(self._entries)
+        entries = [*self._entries.items()] or [(_CURSOR, b"")]  # without entries, one record that removes nothing
+        promises = [self._journal.submit(key, data) for key, data in entries]
+        promises[-1].listen(lambda: self._trim(promises))
+
+    def _trim(self, promises: list[Promise[int]]) -> None:
+        """Delete the records before the entries that were appended again. On the thread of the journal, or the loop."""
+        errors = [each.exception(0) for each in promises]
+        if any(error is not None for error in errors):
+            return  # the older records hold; the next compaction tries again
+        try:
+            self._cursor.commit(promises[0].result(0), wait=False)
+        except MessagingError as error:
+            logger.warning(
+                "journal table %s: compaction failed: %s; it is tried again later", self._journal.path, error
+            )
+
+    # --- closing
+
+    def close(self) -> None:
+        """Close the journal. Idempotent. Raises ``JournalError``."""
+        self._journal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _check_key(key: object) -> None:
+    if isinstance(key, str) and key and len(key) <= _MAX_KEY:
+        try:
+            if len(key.encode()) <= _MAX_KEY:
+                return
+        except UnicodeEncodeError:
+            pass
+    raise ArgumentError(f"a key must be a text of 1 to {_MAX_KEY:,} bytes in UTF-8, not {key!r:.80}")

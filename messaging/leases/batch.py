@@ -1,0 +1,119 @@
+"""Batches of leases: renewed and cancelled together, with the failures of each (LeaseMap)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from messaging.errors import ArgumentError, LeaseMapError, MessagingError
+from messaging.execution import Promise
+from messaging.leases.lease import ANY, Lease, check_duration
+
+if TYPE_CHECKING:
+    from messaging.leases.lease import Grantor
+
+
+class LeaseMap(dict[Lease, float]):
+    """Leases of one grantor, and the seconds to ask for. Not thread safe.
+
+    Args:
+        leases: the first ones.
+
+    Raises:
+        ArgumentError: a lease has another grantor than the others, or a duration is not one of leases.
+    """
+
+    def __init__(self, leases: Mapping[Lease, float] | None = None) -> None:
+        super().__init__()
+        for lease, duration in (leases or {}).items():
+            self[lease] = duration
+
+    def can_contain(self, lease: Lease) -> bool:
+        """Return whether a lease has the grantor of the others."""
+        return all(each.grantor == lease.grantor for each in [*self][:1])
+
+    def __setitem__(self, lease: Lease, duration: float) -> None:
+        if not isinstance(lease, Lease):
+            raise ArgumentError(f"a lease is needed, not {type(lease).__name__}")
+        if not self.can_contain(lease):
+            raise ArgumentError("the leases of a map must have one grantor; renew_all() takes leases of several")
+        super().__setitem__(lease, check_duration(duration))
+
+    def renew_all(self) -> Promise[None]:
+        """Renew each lease for its duration; see :func:`renew_all`. Leases that fail are removed from the map."""
+        promise = renew_all(self)
+        promise.listen(lambda: self._drop_failed(promise))
+        return promise
+
+    def cancel_all(self) -> Promise[None]:
+        """Cancel each lease; see :func:`cancel_all`."""
+        return cancel_all(self)
+
+    def _drop_failed(self, promise: Promise[None]) -> None:
+        error = promise.exception(0)
+        promise.looked_at = False
+        if isinstance(error, LeaseMapError):
+            for lease in error.failures:
+                self.pop(lease, None)
+
+
+def renew_all(leases: Mapping[Lease, float] | Iterable[Lease]) -> Promise[None]:
+    """Renew leases, also of several grantors, with one request for each grantor.
+
+    Args:
+        leases: the seconds to ask for, by lease; of plain leases the grantors choose.
+
+    Returns:
+        The promise that all are renewed. It fails with ``LeaseMapError`` if some were not: ``failures`` has the error
+        of each; the others are renewed.
+
+    Raises:
+        ArgumentError: a lease or a duration is not as described.
+    """
+    pairs = [*leases.items()] if isinstance(leases, Mapping) else [(each, ANY) for each in leases]
+    asked = [(_checked(lease), check_duration(duration)) for lease, duration in pairs]
+    return _all(asked, lambda grantor, part: grantor.renew_all(part), "renewed")
+
+
+def cancel_all(leases: Iterable[Lease]) -> Promise[None]:
+    """Cancel leases, also of several grantors; otherwise as :func:`renew_all`."""
+    asked = [(_checked(lease), ANY) for lease in leases]
+    return _all(asked, lambda grantor, part: grantor.cancel_all([lease for lease, _ in part]), "cancelled")
+
+
+def _checked(lease: Any) -> Lease:
+    if not isinstance(lease, Lease):
+        raise ArgumentError(f"a lease is needed, not {type(lease).__name__}")
+    return lease
+
+
+def _all(asked: list[tuple[Lease, float]], ask: Any, done: str) -> Promise[None]:
+    groups: dict[Grantor, list[tuple[Lease, float]]] = {}
+    for lease, duration in asked:
+        groups.setdefault(lease.grantor, []).append((lease, duration))
+    promise: Promise[None] = Promise(f"{len(asked)} leases {done}")
+    answers = [(part, ask(grantor, part)) for grantor, part in groups.items()]
+    pending = {id(answer) for _, answer in answers}
+    failures: dict[Lease, MessagingError] = {}
+
+    def settle() -> None:
+        if failures:
+            promise.reject(LeaseMapError(f"{len(failures)} of {len(asked)} leases were not {done}", failures))
+        else:
+            promise.resolve(None)
+
+    def note(part: list[tuple[Lease, float]], answer: Promise[list[Any]]) -> None:
+        error = answer.exception(0)
+        outcomes = [error] * len(part) if error is not None else answer.result(0)
+        for (lease, _), outcome in zip(part, outcomes, strict=True):
+            if isinstance(outcome, MessagingError):
+                failures[lease] = outcome
+        pending.discard(id(answer))
+        if not pending:
+            settle()
+
+    if not answers:
+        settle()
+    for part, answer in answers:
+        answer.listen(lambda part=part, answer=answer: note(part, answer))
+    return promise

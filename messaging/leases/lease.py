@@ -1,0 +1,171 @@
+"""Leases as their holders see them: a resource for a time, that is renewed as long as it is needed (EV.2.1)."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
+
+from messaging.errors import ArgumentError, MessagingError
+from messaging.leases.clock import Clock, lease_time
+from messaging.text import tolerant
+
+if TYPE_CHECKING:
+    from messaging.execution import Promise
+
+#: the grantor chooses the duration
+ANY: Final = -1.0
+#: the lease does not expire
+FOREVER: Final = math.inf
+
+
+class Grantor(Protocol):
+    """Where leases are renewed and cancelled: a landlord of this process, or the way to another one. Thread safe.
+
+    It updates the leases that it gets.
+    """
+
+    def renew(self, lease: Lease, duration: float, /) -> Promise[float]:
+        """Renew one lease; see :meth:`Lease.renew`."""
+
+    def cancel(self, lease: Lease, /) -> Promise[None]:
+        """Cancel one lease; see :meth:`Lease.cancel`."""
+
+    def renew_all(self, requests: Sequence[tuple[Lease, float]], /) -> Promise[list[float | MessagingError]]:
+        """Renew leases of this grantor for so many seconds each; promise the granted seconds, or the error, of each."""
+
+    def cancel_all(self, leases: Sequence[Lease], /) -> Promise[list[MessagingError | None]]:
+        """Cancel leases of this grantor; promise ``None``, or the error, of each."""
+
+
+class Lease:
+    """A lease, as its holder sees it. Thread safe.
+
+    Attributes:
+        id: of the lease at its grantor.
+        grantor: renews and cancels it.
+        requested: seconds that were asked for last.
+        duration: seconds that were granted last, which may be fewer; infinite for ``FOREVER``.
+    """
+
+    ANY: ClassVar[float] = ANY
+    FOREVER: ClassVar[float] = FOREVER
+
+    __slots__ = ("__weakref__", "_clock", "_expires", "_is_cancelled", "duration", "grantor", "id", "requested")
+
+    def __init__(
+        self,
+        lease_id: str,
+        grantor: Grantor,
+        requested: float,
+        duration: float,
+        *,
+        asked_at: float | None = None,
+        clock: Clock = lease_time,
+    ) -> None:
+        """Make the handle of a granted lease. For grantors.
+
+        Args:
+            asked_at: time of the lease clock at which the lease was asked for: it ends ``duration`` after that at the
+                latest, whenever the grantor had it. ``None``: now.
+        """
+        self.id = lease_id
+        self.grantor = grantor
+        self._clock = clock
+        self._is_cancelled = False
+        self.note_granted(requested, duration, asked_at)
+
+    def note_granted(self, requested: float, duration: float, asked_at: float | None = None) -> None:
+        """Note that the lease was granted, or renewed. For grantors and batches."""
+        self.requested = requested
+        self.duration = duration
+        self._expires = (self._clock() if asked_at is None else asked_at) + duration
+
+    def note_cancelled(self) -> None:
+        """Note that the lease was cancelled. For grantors and batches."""
+        self._is_cancelled = True
+
+    @property
+    def now(self) -> float:
+        """The time of the clock of this lease, in seconds. For grantors and batches."""
+        return self._clock()
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the lease expires; 0 if it has expired or was cancelled, infinite for ``FOREVER``."""
+        return 0.0 if self._is_cancelled else max(0.0, self._expires - self._clock())
+
+    @property
+    def expiration(self) -> datetime.datetime | None:
+        """When the lease expires, by the wall clock as it is set now; ``None`` for ``FOREVER``.
+
+        It is for people. A wall clock that is set changes it, and does not change when the lease expires.
+        """
+        left = self._expires - self._clock()
+        if left == math.inf:
+            return None
+        try:
+            return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=left)
+        except OverflowError:
+            return None
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether its time is over."""
+        return self._clock() >= self._expires
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it is expired or was cancelled, as far as this process knows."""
+        return self._is_cancelled or self.is_expired
+
+    def renew(self, duration: float = ANY) -> Promise[float]:
+        """Ask the grantor to let the lease expire ``duration`` seconds from now.
+
+        Args:
+            duration: seconds; ``Lease.ANY``: the grantor chooses; ``Lease.FOREVER``: as long as possible.
+
+        Returns:
+            The promise of the granted seconds, which may be fewer. With a grantor in this process it has its outcome
+            already. With another one it fails with ``UnknownLeaseError`` if the lease has expired or was cancelled,
+            with ``LeaseDeniedError`` if the grantor refuses, and as requests do.
+
+        Raises:
+            ArgumentError: ``duration`` is not as described.
+            UnknownLeaseError, LeaseDeniedError: see above; with a grantor in this process.
+        """
+        check_duration(duration)
+        return self.grantor.renew(self, duration)
+
+    def cancel(self) -> Promise[None]:
+        """End the lease.
+
+        Returns:
+            The promise that the grantor has ended it. With a grantor in this process it has its outcome already.
+
+        Raises:
+            UnknownLeaseError: the lease has expired or was cancelled before; with a grantor in this process.
+        """
+        return self.grantor.cancel(self)
+
+    @tolerant
+    def __repr__(self) -> str:
+        state = "cancelled" if self._is_cancelled else "expired" if self.is_expired else f"{self.remaining:.1f} s left"
+        return f"<Lease {self.id}: {state}>"
+
+
+def check_duration(value: object) -> float:
+    """Return ``value`` if a lease can be asked for so many seconds.
+
+    Raises:
+        ArgumentError: it is neither a number above 0 nor ``Lease.ANY``.
+    """
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if value == ANY:
+            return ANY
+        if value > 0:
+            return float(min(value, 1e300)) if value != math.inf else math.inf
+    raise ArgumentError(
+        f"the duration of a lease must be a number of seconds above 0, Lease.ANY or Lease.FOREVER, not {value!r:.80}"
+    )

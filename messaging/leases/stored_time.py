@@ -1,0 +1,69 @@
+"""Moments of the lease clock that survive a restart of the process, or of the machine."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from messaging.errors import DecodeError
+from messaging.leases.clock import Clock, boot_id, lease_time
+
+_BOOT: Final = boot_id()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTime:
+    """A moment, as a durable party stores the end of a lease. Immutable.
+
+    As long as the machine runs, the moment is one of the lease clock, and a changed wall clock does not matter. After
+    the machine was started anew it is one of the wall clock.
+
+    Attributes:
+        boot: tells whether the machine was started anew since.
+        at: seconds of the lease clock; infinite for never.
+        wall: seconds since the epoch.
+    """
+
+    boot: str
+    at: float
+    wall: float
+
+    @classmethod
+    def after(
+        cls,
+        seconds: float,
+        *,
+        clock: Clock = lease_time,
+        wall_clock: Callable[[], float] = time.time,
+        boot: str = _BOOT,
+    ) -> Self:
+        """Return the moment that is ``seconds`` from now."""
+        return cls(boot, clock() + seconds, wall_clock() + seconds)
+
+    def remaining(
+        self, *, clock: Clock = lease_time, wall_clock: Callable[[], float] = time.time, boot: str = _BOOT
+    ) -> float:
+        """Return the seconds until the moment; 0 or less if it has passed."""
+        if self.at == math.inf:
+            return math.inf
+        if boot and self.boot == boot:
+            return self.at - clock()
+        return self.wall - wall_clock()
+
+    def to_value(self) -> list[Any]:
+        """Return the moment in portable form."""
+        return [self.boot, None, None] if self.at == math.inf else [self.boot, self.at, self.wall]
+
+    @classmethod
+    def from_value(cls, value: Any) -> Self:
+        """Return the moment of a portable form. Raises ``DecodeError``."""
+        try:
+            boot, at, wall = value
+            if at is None:
+                return cls(str(boot), math.inf, math.inf)
+            return cls(str(boot), float(at), float(wall))
+        except (TypeError, ValueError):
+            raise DecodeError(f"not a stored time: {value!r:.80}") from None

@@ -1,0 +1,388 @@
+"""Store-and-forward agents: they keep events on the disk until their listeners have them (EV.3.1).
+
+A folder holds the events and the registrations::
+
+    DIRECTORY/
+      events/     journal of events
+      state/      registrations, and what the agent has received
+
+**Acknowledgement.** An event is acknowledged to its sender when it is on the disk, as the fsync policy says; an agent
+that cannot store it fails the notification, and the sender tries again. An event that arrives twice is stored once.
+
+**Threads.** Each listener has a delivery of its own (:mod:`messaging.remoteevent.delivery`), so one that is away delays
+no other one. The lock of the agent guards its registrations and the received numbers; no code of the application runs
+under it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from messaging.errors import ArgumentError, ClosedError, MessagingError
+from messaging.eventdata import from_portable, to_portable
+from messaging.journal import JournalTable
+from messaging.leases import Landlord, Lease, LeaseEnd
+from messaging.remoteevent.delivery import Delivery, DeliveryCounts, RetryPolicy, wait_for_all
+from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent, check_event_id
+from messaging.remoteevent.event_journal import Checkpoint, EventJournal, StoredBatch, channel_of
+from messaging.remoteevent.kept_leases import KeptLeases
+from messaging.remoteevent.kept_listeners import KeptListeners
+from messaging.remoteevent.layout import decode_event, encode_event
+from messaging.remoteevent.listener import BatchListener
+from messaging.remoteevent.received import ReceivedEvents, stream_of
+from messaging.remoteevent.targets import as_target, settled
+from messaging.text import SafeLog, tolerant
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from messaging.execution import Promise
+    from messaging.instance import Messaging
+    from messaging.journal import Record
+    from messaging.journal.commit import Fsync
+    from messaging.journal.retention import Full
+    from messaging.remoteevent.listener import Outcome
+
+logger = SafeLog(__name__)
+
+#: bytes of the events that wait
+MAX_BYTES: Final = 2**30
+#: name of the position of the target that gets everything
+_TARGET: Final = "target"
+_REGISTRATION: Final = "registration "
+
+
+class Forwarding:
+    """One listener of an agent. Guarded by the lock of the agent."""
+
+    __slots__ = ("after", "delivery", "handback", "kind", "lease", "listener")
+
+    delivery: Delivery
+    lease: Lease
+
+    def __init__(self, kind: EventKind, handback: Any, listener: Any, after: int) -> None:
+        self.kind = kind
+        self.handback = handback
+        self.listener = listener
+        #: number of the last event before the registration
+        self.after = after
+
+
+class StoreAndForwardAgent(BatchListener):
+    """Keeps events on the disk and forwards them to its listeners (EV.3.1). A listener; thread safe; a context manager.
+
+    Used in one of two ways, or in both:
+
+    - as the listener of a registration at a generator, with ``target``: what arrives is forwarded unchanged;
+    - by a generator that leaves its registrations to the agent: see :meth:`register`.
+
+    Args:
+        path: its folder.
+        target: gets every event, unchanged; ``None``: only registered listeners get events.
+        retry: what happens after a notification failed; by default it is tried again until the lease ends.
+        messaging: reaches the listeners of other processes.
+        listeners: listeners of this process by name: registrations of these survive a restart.
+        landlord: grants the leases; ``None``: one of its own, which grants up to an hour.
+        fsync: when an event counts as stored, see :meth:`Journal.open <messaging.journal.Journal.open>`.
+        max_bytes: bytes of the events that wait; ``None``: unlimited.
+        full: what happens to an event that has no room: ``"block"`` and ``"reject"`` fail the notification, after 30 s
+            or at once; ``"drop_oldest"`` drops the oldest events, counted.
+        name: for the log.
+
+    Raises:
+        ArgumentError: an argument is not as described.
+        JournalError: the folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        target: Any = None,
+        retry: RetryPolicy | None = None,
+        messaging: Messaging | None = None,
+        listeners: Mapping[str, Any] | None = None,
+        landlord: Landlord | None = None,
+        fsync: Fsync = "always",
+        max_bytes: int | None = MAX_BYTES,
+        full: Full = "reject",
+        name: str = "agent",
+    ) -> None:
+        if not isinstance(name, str) or not name:
+            raise ArgumentError(f"name must be a non-empty text, not {name!r:.80}")
+        everything = None if target is None else as_target(target)
+        self.name = name
+        self._retry = retry or RetryPolicy()
+        self._kept = KeptListeners(messaging, listeners or {})
+        self.landlord = landlord or Landlord(name)
+        self._owns_landlord = landlord is None
+        self._lock = threading.Lock()  # guards the following three
+        self._forwardings: tuple[Forwarding, ...] = ()
+        self._received = ReceivedEvents()
+        self._until = 0
+        self._is_closed = False
+        #: numbers of events that were stored, and of events that had arrived before
+        self.stored = self.duplicates = 0
+        with contextlib.ExitStack() as resources:
+            self._state = JournalTable(Path(path).expanduser() / "state")
+            resources.callback(self._state.close)
+            self._events = EventJournal(Path(path).expanduser() / "events", fsync=fsync, max_bytes=max_bytes, full=full)
+            resources.callback(self._events.close)
+            self._leases = KeptLeases(self._state, self.landlord)
+            self._checkpoint = Checkpoint(self._events.journal, self._state, self._snapshot)
+            self._checkpoint.recover(self._received.restore, self._recover_record)
+            self._target: Delivery | None = None
+            if everything is not None:
+                queue = self._events.queue(_TARGET, lambda _channel: True, lambda event: event, start=self._begin())
+                self._target = Delivery(name, everything, queue, policy=self._retry)
+                self._target.wake()
+            self._recover_registrations()
+            resources.pop_all()
+
+    def _begin(self) -> int:
+        return self._events.journal.begin
+
+    # --- registering
+
+    def register(
+        self,
+        source: str,
+        event_id: int | str,
+        handback: Any,
+        listener: Any,
+        duration: float = Lease.ANY,
+        *,
+        upstream: Lease | None = None,
+        sequence_number: int | None = None,
+    ) -> EventRegistration:
+        """Forward the events of a kind to a listener, from the next one on.
+
+        Args:
+            source, event_id: the kind, as the registration at the generator has it.
+            handback: replaces that of the events; ``None``: none.
+            listener: see :meth:`EventGenerator.register <messaging.remoteevent.EventGenerator.register>`.
+            duration: seconds that are asked for. It may be longer than the lease of the agent at the generator.
+            upstream: lease of the agent at the generator. It is renewed as long as this registration lasts.
+            sequence_number: of the last event before the registration; ``None``: the last one that arrived.
+
+        Raises:
+            ArgumentError: an argument is not as described; or the registration could not be restored after a restart,
+                because the listener is neither in another process nor one of ``listeners``.
+            InvalidEventError: the handback has no form in JSON.
+            LeaseDeniedError, JournalError, ClosedError: it cannot be registered.
+        """
+        self._refuse_closed()
+        kind = (source, check_event_id(event_id))
+        form = None if handback is None else from_portable(to_portable(handback))
+        reference = self._kept.reference(listener)
+        after = self._received.last(kind) if sequence_number is None else sequence_number
+        forwarding = Forwarding(kind, form, listener, after)
+        lease = self.landlord.grant(duration, lambda end: self._end(forwarding, end), about=f"{self.name} {kind!r}")
+        forwarding.lease = lease
+        try:
+            self._start(forwarding, start=None)
+            self._leases.keep(
+                _REGISTRATION + lease.id,
+                lease,
+                {
+                    "source": source,
+                    "id": event_id,
+                    "handback": None if form is None else to_portable(form),
+                    "listener": reference,
+                    "after": after,
+                },
+            )
+        except BaseException:
+            lease.cancel()
+            raise
+        return EventRegistration(event_id, source, lease, after)
+
+    def _start(self, forwarding: Forwarding, start: int | None) -> None:
+        channel = channel_of(forwarding.kind)
+        queue = self._events.queue(
+            f"lease {forwarding.lease.id}",
+            lambda each: each == channel,
+            lambda event: _for(forwarding, event),
+            start=start,
+        )
+        forwarding.delivery = Delivery(
+            f"{self.name} {forwarding.kind}",
+            as_target(forwarding.listener),
+            queue,
+            policy=self._retry,
+            on_unknown_event=lambda _kind: forwarding.lease.cancel(),
+        )
+        with self._lock:
+            self._forwardings = (*self._forwardings, forwarding)
+        forwarding.delivery.wake()
+
+    def _end(self, forwarding: Forwarding, end: LeaseEnd) -> None:
+        """End a registration with its lease. On a worker thread."""
+        with self._lock:
+            self._forwardings = tuple(each for each in self._forwardings if each is not forwarding)
+        forwarding.delivery.close()
+        if end is not LeaseEnd.CLOSED:
+            with contextlib.suppress(ClosedError):
+                self._leases.forget(_REGISTRATION + forwarding.lease.id)
+                self._events.remove(f"lease {forwarding.lease.id}")
+
+    # --- receiving
+
+    def deliver(self, events: Sequence[RemoteEvent], /) -> Promise[list[Outcome]]:
+        """Store events; see :class:`~messaging.remoteevent.listener.EventTarget`."""
+        if self._is_closed:
+            return settled([ClosedError(f"agent '{self.name}': closed")])
+        lines: list[tuple[str, bytes]] = []
+        streams: list[str] = []
+        try:
+            for event in events:
+                lines.append((channel_of(event.kind), encode_event(event)))
+                streams.append(stream_of(event))
+        except MessagingError as error:
+            if not streams:
+                return settled([error])
+            events, lines = events[: len(streams)], lines[: len(streams)]  # the bad one begins the next batch
+        with self._lock:
+            is_known = [
+                self._received.has(stream, event.sequence_number) for stream, event in zip(streams, events, strict=True)
+            ]
+        if all(is_known):
+            self.duplicates += len(is_known)
+            return settled([None] * len(is_known))
+        batch: StoredBatch
+        batch = StoredBatch(len(events), lambda outcomes: self._stored(events, streams, is_known, outcomes, batch.last))
+        for index, (channel, line) in enumerate(lines):
+            if is_known[index]:
+                batch.note(index, None)
+            else:
+                self._events.store(batch, index, channel, line)
+        return batch.promise
+
+    def _stored(
+        self,
+        events: Sequence[RemoteEvent],
+        streams: list[str],
+        is_known: list[bool],
+        outcomes: list[Outcome],
+        last: int,
+    ) -> None:
+        """Note what is on the disk, and forward it. On the thread that wrote it."""
+        stored = 0
+        with self._lock:
+            for event, stream, known, outcome in zip(events, streams, is_known, outcomes, strict=True):
+                if outcome is None and not known:
+                    self._received.add(stream, event)
+                    stored += 1
+            self._until = max(self._until, last + 1)
+            forwardings = self._forwardings
+        self.stored += stored
+        self.duplicates += sum(is_known)
+        if self._target is not None:
+            self._target.wake()
+        for each in forwardings:
+            each.delivery.wake()
+        self._checkpoint.note(stored)
+
+    def _recover_record(self, record: Record) -> None:
+        try:
+            event = decode_event(record.payload)
+        except MessagingError as error:
+            logger.warning("agent '%s': record %d holds no event: %s", self.name, record.offset, error)
+            return
+        self._received.add(stream_of(event), event)
+
+    def _recover_registrations(self) -> None:
+        for key, lease_of, values in self._leases.kept(_REGISTRATION):
+            try:
+                kind = (str(values["source"]), check_event_id(values["id"]))
+                handback = None if values["handback"] is None else from_portable(values["handback"])
+                listener = self._kept.listener(values["listener"], self._events.journal.path)
+                forwarding = Forwarding(kind, handback, listener, int(values["after"]))
+            except (KeyError, TypeError, ValueError) as error:
+                logger.warning("agent '%s': %r is not a registration: %s", self.name, key, error)
+                continue
+            forwarding.lease = lease_of(lambda end, forwarding=forwarding: self._end(forwarding, end))
+            if forwarding.lease.is_ended:
+                self._events.remove(f"lease {forwarding.lease.id}")
+                continue
+            self._start(forwarding, start=None)
+        known = {f"lease {each.lease.id}" for each in self._forwardings}
+        for name in self._events.journal.cursors():
+            if name.startswith("lease ") and name not in known:  # a crash came between two steps of register()
+                self._events.remove(name)
+
+    def _snapshot(self) -> tuple[Any, int]:
+        with self._lock:
+            return self._received.to_value(), self._until
+
+    # --- state and life cycle
+
+    @property
+    def pending(self) -> int:
+        """Number of stored events that ``target``, or else the slowest registered listener, has not acknowledged."""
+        journal = self._events.journal
+        positions = [at for name, at in journal.cursors().items() if name == _TARGET or name.startswith("lease ")]
+        return journal.end - min(positions, default=journal.end)
+
+    @property
+    def dropped(self) -> int:
+        """Number of events that were dropped to make room, with ``full="drop_oldest"``."""
+        return self._events.journal.dropped
+
+    def counts(self, registration: EventRegistration | None = None) -> DeliveryCounts | None:
+        """Return the numbers of notifications of a registration, or of ``target``; ``None`` if there is none."""
+        if registration is None:
+            return None if self._target is None else self._target.counts
+        for each in self._forwardings:
+            if each.lease.id == registration.lease.id:
+                return each.delivery.counts
+        return None
+
+    def resume(self) -> None:
+        """Try again now, also where the listener was gone: it is back."""
+        for each in (self._target, *(each.delivery for each in self._forwardings)):
+            if each is not None:
+                each.enable()
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise ClosedError(f"agent '{self.name}': closed")
+
+    def close(self) -> None:
+        """Stop all deliveries, and keep what waits for the next run. Idempotent. Raises ``JournalError``."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            deliveries = [each.delivery for each in self._forwardings]
+        if self._target is not None:
+            deliveries.append(self._target)
+        wait_for_all([each.close() for each in deliveries])
+        if self._owns_landlord:
+            self.landlord.close()
+        try:
+            self._checkpoint.store()
+        finally:
+            self._state.close()
+            self._events.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @tolerant
+    def __repr__(self) -> str:
+        return f"<StoreAndForwardAgent {self.name!r}>"
+
+
+def _for(forwarding: Forwarding, event: RemoteEvent) -> RemoteEvent | None:
+    """Return an event as a registered listener gets it; ``None`` for one from before its registration."""
+    return event.with_handback(forwarding.handback) if event.sequence_number > forwarding.after else None

@@ -1,0 +1,70 @@
+"""New events made of several received ones (EV.3.2.2).
+
+**Threads.** The function of the application runs on worker threads: for one event of a sender at a time, and for
+several senders side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from messaging.errors import ArgumentError
+from messaging.remoteevent.listener import BatchListener
+from messaging.remoteevent.targets import LocalTarget
+from messaging.remoteevent.time_limits import TIME_LIMIT
+
+if TYPE_CHECKING:
+    from messaging.execution import Promise
+    from messaging.remoteevent.event import EventId, RemoteEvent
+    from messaging.remoteevent.generator import EventGenerator
+    from messaging.remoteevent.listener import Outcome
+
+
+class EventCorrelator(BatchListener):
+    """Generates an event when the received ones fit a pattern (EV.3.2.2). A listener; thread safe.
+
+    The program registers the correlator as the listener for all kinds that the pattern is about. A received event is
+    acknowledged when the events that it causes are generated: with a persistent generator, when they are on the disk.
+
+    Args:
+        match: called with each received event; returns the fields of each event to generate, as a list of dicts. It
+            keeps what it needs of earlier events. A duplicate is passed on as it arrives: wrap the correlator in
+            :class:`~messaging.remoteevent.IdempotentListener` if the pattern counts.
+        generator, event_id: generates the new events; the kind is declared.
+        event_type: class of the new events.
+        time_limit: seconds that one call of ``match`` may take.
+
+    Raises:
+        ArgumentError: an argument is not as described.
+        UnknownEventError: the generator has not declared the kind.
+    """
+
+    def __init__(
+        self,
+        match: Callable[[RemoteEvent], Iterable[dict[str, Any]] | None],
+        generator: EventGenerator,
+        event_id: EventId,
+        event_type: type[RemoteEvent] | None = None,
+        *,
+        time_limit: float = TIME_LIMIT,
+    ) -> None:
+        if not callable(match):
+            raise ArgumentError(f"a pattern must be callable, not {type(match).__name__}")
+        generator.sequence_number(event_id)
+        self._match = match
+        self._generator = generator
+        self._event_id = event_id
+        self._types = () if event_type is None else (event_type,)
+        self._target = LocalTarget(self._take, time_limit)
+
+    def deliver(self, events: Sequence[RemoteEvent], /) -> Promise[list[Outcome]]:
+        """See :class:`~messaging.remoteevent.listener.EventTarget`."""
+        return self._target.deliver(events)
+
+    def _take(self, event: RemoteEvent) -> None:
+        promises = [
+            self._generator.generate(self._event_id, *self._types, **fields) for fields in self._match(event) or ()
+        ]
+        for each in promises:
+            each.result()

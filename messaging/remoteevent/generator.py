@@ -1,0 +1,347 @@
+"""Event generators: they number the events of their kinds, and notify the listeners that registered (EV.2.3.4).
+
+**Sequence numbers** rise by one from event to event of a kind, in the order of the calls of
+:meth:`EventGenerator.generate`; none is skipped: they are fully ordered (EV.2.3.2). A receiver that misses a number
+missed an event. A generator with a path keeps its numbers, registrations and undelivered events over a restart.
+
+**Threads.** :meth:`EventGenerator.generate` runs on the calling thread and does not wait for listeners. Each registration
+has a delivery of its own (:mod:`messaging.remoteevent.delivery`), so a listener that fails or blocks delays no other
+one. The lock of a generator guards the numbers and the registrations; no code of the application runs under it.
+
+**Bounds.** Without a path, at most ``max_pending`` events wait for each listener; when more do, the oldest is dropped
+and counted, and its number is missing at the listener. With a path, the journal is bounded by ``max_bytes``.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+from messaging.errors import ArgumentError, ClosedError, InvalidEventError, UnknownEventError
+from messaging.eventdata import from_portable, to_portable
+from messaging.execution import Promise
+from messaging.leases import Landlord, Lease, LeaseEnd
+from messaging.remoteevent.delivery import SHORT, Delivery, DeliveryCounts, RetryPolicy
+from messaging.remoteevent.durable_storage import DurableStorage
+from messaging.remoteevent.event import EventId, EventRegistration, RemoteEvent, check_event_id
+from messaging.remoteevent.interests import Interest
+from messaging.remoteevent.storage import MemoryStorage, Storage
+from messaging.remoteevent.targets import as_target
+from messaging.remoteevent.transacted import TransactedEvents
+from messaging.text import SafeLog, tolerant
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from messaging.instance import Messaging
+    from messaging.remoteevent.transactions import Transaction, TransactionManager
+
+logger = SafeLog(__name__)
+
+E = TypeVar("E", bound=RemoteEvent)
+
+#: events that wait for one listener of a generator without a disk
+MAX_PENDING: Final = 10_000
+#: bytes of the undelivered events of a generator with a path
+MAX_BYTES: Final = 2**30
+
+
+class Kind:
+    """A kind of event of one generator."""
+
+    __slots__ = ("id", "interests", "sequence")
+
+    def __init__(self, event_id: EventId) -> None:
+        self.id = event_id
+        #: number of the last event; 0 before the first one
+        self.sequence = 0
+        #: replaced, never changed in place
+        self.interests: tuple[Interest, ...] = ()
+
+
+class EventGenerator:
+    """An object whose events others register for (EV.2.3.4). Thread safe; a context manager, which closes it.
+
+    A program declares the kinds of events, and calls :meth:`generate` when one occurs::
+
+        with EventGenerator("boiler", events=["overheated"]) as boiler:
+            registration = boiler.register("overheated", None, print, 60.0)
+            boiler.generate("overheated")
+
+    Args:
+        source: names the generator in its events; unique among the generators that a listener has to do with. ``None``:
+            generated; with a path it is kept.
+        events: the kinds that can be registered for; :meth:`declare` adds further ones.
+        path: folder of a persistent generator; ``None``: numbers, registrations and events are in memory.
+        messaging: reaches the listeners of other processes that are registered; needed again after a restart.
+        listeners: listeners of this process by name, with a path: registrations of these survive a restart.
+        landlord: grants the leases; ``None``: one of its own, which grants up to an hour.
+        retry: what happens after a notification failed; by default 5 attempts within a minute, with a path unlimited
+            ones until the lease ends.
+        max_pending: events that wait for one listener, without a path.
+        max_bytes: bytes of the events on the disk, with a path; when they are reached, ``generate`` fails.
+
+    Raises:
+        ArgumentError, InvalidEventError: an argument is not as described.
+        JournalError: the folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        source: str | None = None,
+        *,
+        events: Iterable[EventId] = (),
+        path: str | Path | None = None,
+        messaging: Messaging | None = None,
+        listeners: Mapping[str, Any] | None = None,
+        landlord: Landlord | None = None,
+        retry: RetryPolicy | None = None,
+        max_pending: int = MAX_PENDING,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        if source is not None and (not isinstance(source, str) or not 0 < len(source) <= 500):
+            raise ArgumentError(f"source must be a text of 1 to 500 characters, not {source!r:.80}")
+        for name, value in (("max_pending", max_pending), ("max_bytes", max_bytes)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ArgumentError(f"{name} must be an int from 1, not {value!r:.80}")
+        self._lock = threading.Lock()  # guards the kinds, their numbers and registrations
+        self._kinds: dict[EventId, Kind] = {}
+        self._is_closed = False
+        self.landlord = landlord or Landlord("events")
+        self._owns_landlord = landlord is None
+        self._storage: Storage
+        if path is None:
+            self.source = source or f"generator-{secrets.token_hex(8)}"
+            self._retry = retry or SHORT
+            self._storage = MemoryStorage(max_pending)
+        else:
+            self._retry = retry or RetryPolicy()
+            durable = DurableStorage(path, source, max_bytes, messaging, listeners or {}, self.landlord)
+            self._storage = durable
+            self.source = durable.source
+        try:
+            self.declare(*events)
+            self._storage.recover(self._recover_number, self._recover_interest)
+            self._transacted = TransactedEvents(self, self._storage)
+        except BaseException:
+            self._storage.close()
+            raise
+
+    # --- kinds of events
+
+    def declare(self, *event_ids: EventId) -> None:
+        """Make kinds of events known, so that they can be registered for and generated.
+
+        Raises:
+            InvalidEventError: an id is neither an int of 64 bits nor a text of 1 to 200 characters.
+        """
+        for each in event_ids:
+            check_event_id(each)
+        with self._lock:
+            for each in event_ids:
+                self._kinds.setdefault(each, Kind(each))
+
+    def sequence_number(self, event_id: EventId) -> int:
+        """Return the number of the last event of a kind; 0 before the first one. Raises ``UnknownEventError``."""
+        return self._kind(event_id).sequence
+
+    def _kind(self, event_id: EventId) -> Kind:
+        kind = self._kinds.get(event_id) if isinstance(event_id, (int, str)) else None
+        if kind is None or isinstance(event_id, bool):
+            known = ", ".join(repr(each) for each in [*self._kinds][:10]) or "none"
+            raise UnknownEventError(f"generator {self.source!r}: no event {event_id!r:.80}; declared are {known}")
+        return kind
+
+    # --- registering
+
+    def register(
+        self,
+        event_id: EventId,
+        handback: Any,
+        listener: Any,
+        duration: float = Lease.ANY,
+        *,
+        transaction: Transaction | None = None,
+    ) -> EventRegistration:
+        """Register interest in a kind of event (EV.2.3.4).
+
+        Args:
+            event_id: a declared kind.
+            handback: a value with a form in JSON, see :mod:`messaging.eventdata`, bytes included: it comes back with
+                each notification. ``None``: none.
+            listener: gets the notifications: an object with ``notify``, a function of one parameter, a third party such
+                as a mailbox, or a stub of a listener in another process. A coroutine function runs on the event loop
+                that runs where this is called.
+            duration: seconds that are asked for; fewer may be granted.
+            transaction: scopes the registration (EV.2.4): its events have an id of their own and numbers relative to
+                the transaction, and it ends with the transaction.
+
+        Returns:
+            The registration. Its number is that of the last event before it.
+
+        Raises:
+            UnknownEventError: the kind is not declared. No lease was granted.
+            ArgumentError: the duration or the listener is not as described; or the registration of a persistent
+                generator could not be restored after a restart, because the listener is neither in another process nor
+                one of ``listeners``.
+            InvalidEventError: the handback has no form in JSON.
+            CannotJoinError, UnknownTransactionError: the transaction has ended.
+            LeaseDeniedError, JournalError, ClosedError: it cannot be registered.
+        """
+        kind = self._kind(event_id)
+        form = None if handback is None else from_portable(to_portable(handback))
+        if transaction is not None:
+            return self._transacted.register(transaction, event_id, form, listener, duration)
+        self._refuse_closed()
+        interest = Interest(event_id, listener, form)
+        target = as_target(listener)
+        self._storage.check(interest)
+        lease = self.landlord.grant(duration, lambda end: self._end(interest, end), about=f"events {event_id!r}")
+        interest.lease = lease
+        try:
+            with self._lock:
+                interest.after = kind.sequence
+                self._start(interest, target)
+                kind.interests = (*kind.interests, interest)
+            self._storage.keep(interest)
+        except BaseException:
+            lease.cancel()
+            raise
+        interest.delivery.wake()
+        return EventRegistration(event_id, self.source, lease, interest.after, is_fully_ordered=True)
+
+    def _start(self, interest: Interest, target: Any) -> None:
+        interest.delivery = Delivery(
+            f"{self.source} {interest.event_id}",
+            target,
+            self._storage.queue(interest),
+            policy=self._retry,
+            on_unknown_event=lambda _kind: interest.lease.cancel(),
+            on_gone=lambda _error: interest.lease.cancel(),
+        )
+
+    def _end(self, interest: Interest, end: LeaseEnd) -> None:
+        """End a registration with its lease. On a worker thread."""
+        interest.delivery.close()
+        with self._lock:
+            kind = self._kinds[interest.event_id]
+            kind.interests = tuple(each for each in kind.interests if each is not interest)
+        if end is not LeaseEnd.CLOSED:
+            self._storage.forget(interest)
+
+    def _recover_number(self, event_id: EventId, number: int) -> None:
+        self._kinds.setdefault(event_id, Kind(event_id)).sequence = number
+
+    def _recover_interest(self, interest: Interest, grant: Grant) -> None:
+        kind = self._kinds.setdefault(interest.event_id, Kind(interest.event_id))
+        interest.lease = grant(lambda end: self._end(interest, end))
+        self._start(interest, as_target(interest.listener))
+        kind.interests = (*kind.interests, interest)
+        interest.delivery.wake()
+
+    # --- generating
+
+    def generate(
+        self,
+        event_id: EventId,
+        event_type: type[RemoteEvent] = RemoteEvent,
+        /,
+        *,
+        transaction: Transaction | None = None,
+        **fields: Any,
+    ) -> Promise[int]:
+        """Notify the registered listeners of an event; return without waiting for them.
+
+        Args:
+            event_id: a declared kind.
+            event_type: class of the event, with ``fields`` beyond those of ``RemoteEvent``.
+            transaction: hides the event from listeners outside of the transaction until it is committed (EV.2.4).
+            **fields: of the event.
+
+        Returns:
+            The promise of the sequence number. Without a path it has its outcome already. With a path it resolves when
+            the event is on the disk, from where on it is not lost. In a transaction it has the outcome already: 0.
+
+        Raises:
+            UnknownEventError: the kind is not declared.
+            InvalidEventError: the event has a value without a form in JSON, or does not fit its class.
+            CannotJoinError: the transaction is no longer active.
+            ClosedError: the generator is closed.
+        """
+        self._kind(event_id)
+        self._refuse_closed()
+        try:
+            event = event_type(self.source, event_id, 0, None, **fields)  # numbered by `publish`
+        except TypeError as error:
+            raise InvalidEventError(f"an event {event_id!r} is not made: {error}") from None
+        if transaction is not None:
+            return self._transacted.generate(transaction, event)
+        if self._transacted.is_active:
+            self._transacted.note_outside(event)
+        return self.publish(event)
+
+    def publish(self, event: RemoteEvent, message_id: str | None = None) -> Promise[int]:
+        """Number an event and notify of it. For the transactions of this generator. Raises as :meth:`generate`."""
+        kind = self._kind(event.id)
+        promise: Promise[int] = Promise("generate a remote event")
+        prepared = self._storage.prepare(event)
+        with self._lock:
+            kind.sequence += 1
+            event.number(kind.sequence)
+            interests = kind.interests
+            self._storage.add(event, prepared, interests, promise, message_id)
+        self._storage.added(interests, promise, event.sequence_number)
+        return promise
+
+    def recover_transactions(self, manager: TransactionManager) -> None:
+        """Complete the transactions that a persistent generator had prepared when its process ended.
+
+        Args:
+            manager: the manager of the transactions, or the way to it.
+        """
+        self._transacted.recover(manager)
+
+    # --- state and life cycle
+
+    def counts(self, registration: EventRegistration) -> DeliveryCounts | None:
+        """Return the numbers of notifications of a registration; ``None`` if it has ended."""
+        for each in self._kind(registration.id).interests:
+            if each.lease.id == registration.lease.id:
+                return each.delivery.counts
+        return None
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise ClosedError(f"generator {self.source!r}: closed")
+
+    def close(self) -> None:
+        """Stop all deliveries. Idempotent. With a path, registrations and undelivered events are kept for the next run.
+
+        Raises:
+            JournalError: the last state is not stored.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            kinds = [*self._kinds.values()]
+        stopped = [each.delivery.close() for kind in kinds for each in kind.interests]
+        self._transacted.close()
+        if self._owns_landlord:
+            self.landlord.close()
+        self._storage.close(stopped)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @tolerant
+    def __repr__(self) -> str:
+        return f"<EventGenerator {self.source!r}>"

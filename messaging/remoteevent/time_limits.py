@@ -1,0 +1,89 @@
+"""Time limits of calls to code of the application, which may never return.
+
+**Threads.** :meth:`TimeLimits.begin` and :meth:`TimeLimits.end` may be called on any thread; calls expire on the loop of
+the engine.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from messaging.errors import ArgumentError
+from messaging.execution import Deadlines, engine, seconds
+
+#: time limit of one notification, seconds
+TIME_LIMIT: Final = 30.0
+
+
+class LimitedCall:
+    """One call, or several calls one after the other, each with the time limit.
+
+    Args:
+        expire: called once if a call takes too long; it must be quick.
+    """
+
+    __slots__ = ("deadline", "expire", "is_expired")
+
+    def __init__(self, expire: Callable[[], object]) -> None:
+        self.expire = expire
+        #: monotonic time
+        self.deadline = 0.0
+        self.is_expired = False
+
+
+class TimeLimits:
+    """Watches the calls to one object. Thread safe.
+
+    Args:
+        limit: seconds that each call may take.
+
+    Raises:
+        ArgumentError: ``limit`` is no number above 0.
+    """
+
+    def __init__(self, limit: float = TIME_LIMIT) -> None:
+        self.limit = seconds(limit, "time_limit")
+        if self.limit <= 0:
+            raise ArgumentError(f"time_limit must be above 0 seconds, not {limit!r:.80}")
+        self._lock = threading.Lock()  # guards the following
+        self._calls: set[LimitedCall] = set()
+        self._stuck = 0
+        self._deadlines = Deadlines(engine(), self.limit, self._scan)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a call that exceeded its limit has not returned yet."""
+        return self._stuck > 0
+
+    def begin(self, call: LimitedCall) -> None:
+        """Watch a call that is about to be made."""
+        call.deadline = time.monotonic() + self.limit
+        with self._lock:
+            self._calls.add(call)
+        self._deadlines.watch(self.limit)
+
+    def go_on(self, call: LimitedCall) -> None:
+        """Begin the time limit anew: one call returned, and the next one follows."""
+        call.deadline = time.monotonic() + self.limit
+
+    def end(self, call: LimitedCall) -> None:
+        """Watch a call no more: it has returned."""
+        with self._lock:
+            self._calls.discard(call)
+            if call.is_expired:
+                self._stuck -= 1
+
+    def _scan(self, now: float) -> float | None:
+        with self._lock:
+            expired = [each for each in self._calls if each.deadline <= now]
+            for each in expired:
+                each.is_expired = True
+                self._calls.discard(each)
+            self._stuck += len(expired)
+            left = min((each.deadline - now for each in self._calls), default=None)
+        for each in expired:
+            each.expire()
+        return left

@@ -1,0 +1,278 @@
+"""Registrations and events within transactions (EV.2.4), for one generator.
+
+A registration within a transaction has an event id of its own, and numbers relative to the transaction. It gets the
+events of the transaction at once, and those outside of it as well, because they are visible inside. Registrations
+outside get the events of the transaction when it is committed, with numbers that they are given then.
+
+**Threads.** The generator is a participant of its transactions, see :mod:`messaging.remoteevent.transactions`: the
+manager calls it on worker threads. The lock guards the scopes; no code of the application runs under it.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from messaging.errors import BoundReachedError, CannotJoinError, MessagingError
+from messaging.execution import Promise
+from messaging.remoteevent.delivery import SHORT, Delivery, wait_for_all
+from messaging.remoteevent.event import EventId, EventRegistration, RemoteEvent
+from messaging.remoteevent.interests import Interest, MemoryQueue
+from messaging.remoteevent.targets import as_target
+from messaging.remoteevent.transactions import Vote
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from messaging.leases import Landlord, Lease, LeaseEnd
+    from messaging.remoteevent.transactions import Transaction, TransactionManager
+
+logger = SafeLog(__name__)
+
+#: events of one transaction, and events that wait for one listener within it
+MAX_EVENTS: Final = 10_000
+#: how long a commit waits for the disk, seconds
+_TIMEOUT: Final = 30.0
+
+
+class Publisher(Protocol):
+    """The generator, as its transactions see it."""
+
+    source: str
+    landlord: Landlord
+
+    def publish(self, event: RemoteEvent, message_id: str | None = None) -> Promise[int]:
+        """Number an event outside of transactions, and notify of it."""
+
+
+class PreparedEvents(Protocol):
+    """The storage of the generator, as its transactions see it."""
+
+    def keep_transaction(self, name: str, events: list[RemoteEvent] | None) -> None:
+        """Keep the events of a prepared transaction over a restart; ``None``: forget it. Raises ``JournalError``."""
+
+    def transactions(self) -> Mapping[str, list[RemoteEvent]]:
+        """Return the events of the prepared transactions of earlier runs."""
+
+    def is_stored(self, message_id: str) -> bool:
+        """Return whether an event of such a transaction is published already."""
+
+
+class _InnerKind:
+    """A kind of event within one transaction."""
+
+    __slots__ = ("id", "interests", "sequence")
+
+    def __init__(self, event_id: str) -> None:
+        self.id = event_id
+        self.sequence = 0
+        self.interests: tuple[Interest, ...] = ()
+
+
+class _Scope:
+    """The registrations and the events of one transaction."""
+
+    __slots__ = ("events", "is_ended", "kinds", "published")
+
+    def __init__(self, events: list[RemoteEvent]) -> None:
+        self.kinds: dict[EventId, _InnerKind] = {}
+        #: for listeners outside, in order
+        self.events = events
+        #: which of them an earlier call of `commit` has published
+        self.published: set[int] = set()
+        self.is_ended = False
+
+
+class TransactedEvents:
+    """The transactions of one generator; a ``TransactionParticipant``. Thread safe.
+
+    Args:
+        publisher: the generator.
+        prepared: keeps prepared transactions over a restart.
+    """
+
+    def __init__(self, publisher: Publisher, prepared: PreparedEvents) -> None:
+        self._publisher = publisher
+        self._prepared = prepared
+        self._lock = threading.Lock()  # guards the scopes and what is in them
+        self._scopes: dict[str, _Scope] = {}
+        for name, events in prepared.transactions().items():
+            self._scopes[name] = _Scope([*events])
+
+    @property
+    def name(self) -> str:
+        """Name of the participant; the same in each run of a persistent generator."""
+        return f"generator {self._publisher.source}"
+
+    @property
+    def is_active(self) -> bool:
+        """Whether there is a transaction."""
+        return bool(self._scopes)
+
+    def recover(self, manager: TransactionManager) -> None:
+        """Tell the manager that the generator is there again, to complete its prepared transactions."""
+        manager.recover(self.name, self)
+
+    def _join(self, transaction: Transaction) -> _Scope:
+        with self._lock:
+            scope = self._scopes.get(transaction.id)
+        if scope is None:
+            transaction.join(self, name=self.name)
+            with self._lock:
+                scope = self._scopes.setdefault(transaction.id, _Scope([]))
+            transaction.when_ended(lambda *_: self._end(transaction.id))
+        return scope
+
+    # --- registering and generating
+
+    def register(
+        self, transaction: Transaction, event_id: EventId, handback: Any, listener: Any, duration: float
+    ) -> EventRegistration:
+        """Register interest within a transaction; see ``EventGenerator.register``."""
+        target = as_target(listener)
+        scope = self._join(transaction)
+        inner_id = f"{event_id}@{transaction.id}"
+        interest = Interest(inner_id, listener, handback)
+        interest.queue = MemoryQueue(MAX_EVENTS, handback)
+        interest.delivery = Delivery(
+            f"{self._publisher.source} {inner_id}",
+            target,
+            interest.queue,
+            policy=SHORT,
+            on_unknown_event=lambda _kind: interest.lease.cancel(),
+            on_gone=lambda _error: interest.lease.cancel(),
+        )
+        lease = self._publisher.landlord.grant(
+            duration, lambda end: self._end_interest(scope, event_id, interest, end), about=f"events {inner_id!r}"
+        )
+        interest.lease = lease
+        with self._lock:
+            is_ended = scope.is_ended
+            if not is_ended:
+                kind = scope.kinds.setdefault(event_id, _InnerKind(inner_id))
+                kind.interests = (*kind.interests, interest)
+                number = kind.sequence
+        if is_ended:
+            lease.cancel()
+            raise CannotJoinError(f"transaction {transaction.id} has ended")
+        return EventRegistration(inner_id, self._publisher.source, lease, number, is_fully_ordered=True)
+
+    def _end_interest(self, scope: _Scope, event_id: EventId, interest: Interest, _end: LeaseEnd) -> None:
+        interest.delivery.close()
+        with self._lock:
+            kind = scope.kinds.get(event_id)
+            if kind is not None:
+                kind.interests = tuple(each for each in kind.interests if each is not interest)
+
+    def generate(self, transaction: Transaction, event: RemoteEvent) -> Promise[int]:
+        """Generate an event within a transaction; see ``EventGenerator.generate``."""
+        scope = self._join(transaction)
+        with self._lock:
+            if scope.is_ended:
+                raise CannotJoinError(f"transaction {transaction.id} has ended")
+            if len(scope.events) >= MAX_EVENTS:
+                raise BoundReachedError(f"transaction {transaction.id} has {MAX_EVENTS} events already")
+            scope.events.append(event)
+            interests = self._add(scope, event)
+        for each in interests:
+            each.delivery.wake()
+        promise: Promise[int] = Promise("generate a remote event")
+        promise.resolve(0)
+        return promise
+
+    def note_outside(self, event: RemoteEvent) -> None:
+        """Notify the registrations within transactions of an event outside of them, which they see."""
+        with self._lock:
+            interests = [interest for scope in self._scopes.values() for interest in self._add(scope, event)]
+        for each in interests:
+            each.delivery.wake()
+
+    @staticmethod
+    def _add(scope: _Scope, event: RemoteEvent) -> tuple[Interest, ...]:
+        """Queue an event for the registrations of a transaction, and return them. With the lock."""
+        kind = scope.kinds.get(event.id)
+        if kind is None:
+            return ()
+        kind.sequence += 1
+        inner = event.renamed(kind.id, kind.sequence)
+        for each in kind.interests:
+            if each.queue is not None:
+                each.queue.put(inner)
+        return kind.interests
+
+    # --- the participant
+
+    def prepare(self, transaction_id: str) -> Vote:
+        """Store the events of a transaction, so that :meth:`commit` cannot fail for good."""
+        with self._lock:
+            scope = self._scopes.get(transaction_id)
+            events = [] if scope is None else [*scope.events]
+            if scope is not None:
+                scope.is_ended = True  # no further events
+        if not events:
+            self._end(transaction_id)
+            return Vote.NOTCHANGED
+        self._prepared.keep_transaction(transaction_id, events)
+        return Vote.PREPARED
+
+    def commit(self, transaction_id: str) -> None:
+        """Publish the events of a transaction. Idempotent. Raises ``MessagingError``: call it again."""
+        with self._lock:
+            scope = self._scopes.get(transaction_id)
+            events = [] if scope is None else scope.events
+        promises: list[tuple[int, Promise[int]]] = []
+        for number, event in enumerate(events):
+            message_id = f"{transaction_id}/{number}"
+            if scope is not None and number not in scope.published and not self._prepared.is_stored(message_id):
+                promises.append((number, self._publisher.publish(event, message_id)))
+        failure: MessagingError | None = None
+        for number, promise in promises:
+            error = promise.exception(_TIMEOUT)
+            if error is None and scope is not None:
+                scope.published.add(number)
+            failure = failure or error
+        if failure is not None:
+            raise failure
+        self._prepared.keep_transaction(transaction_id, None)
+        self._end(transaction_id)
+
+    def prepare_and_commit(self, transaction_id: str) -> Vote:
+        """Prepare and commit; for a transaction without another participant."""
+        if self.prepare(transaction_id) is Vote.PREPARED:
+            self.commit(transaction_id)
+        return Vote.NOTCHANGED
+
+    def abort(self, transaction_id: str) -> None:
+        """Drop the events of a transaction. Idempotent."""
+        self._prepared.keep_transaction(transaction_id, None)
+        self._end(transaction_id)
+
+    def _end(self, transaction_id: str) -> None:
+        """End the registrations of a transaction (EV.2.4)."""
+        with self._lock:
+            scope = self._scopes.get(transaction_id)
+            if scope is None:
+                return
+            scope.is_ended = True
+            interests = [each for kind in scope.kinds.values() for each in kind.interests]
+        for each in interests:
+            _cancel(each.lease)
+        with self._lock:
+            if self._scopes.get(transaction_id) is scope:
+                del self._scopes[transaction_id]
+
+    def close(self) -> None:
+        """Stop all deliveries."""
+        with self._lock:
+            interests = [
+                each for scope in self._scopes.values() for kind in scope.kinds.values() for each in kind.interests
+            ]
+        wait_for_all([each.delivery.close() for each in interests])
+
+
+def _cancel(lease: Lease) -> None:
+    try:
+        lease.cancel()
+    except MessagingError:  # it has ended
+        return
