@@ -19,13 +19,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.errors import ArgumentError, ClosedError, MessagingError
 from messaging.eventdata import from_portable, to_portable
 from messaging.journal import JournalTable
-from messaging.leases import Landlord, Lease, LeaseEnd
+from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager
 from messaging.remoteevent.delivery import Delivery, DeliveryCounts, RetryPolicy, wait_for_all
 from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent, check_event_id
 from messaging.remoteevent.event_journal import Checkpoint, EventJournal, StoredBatch, channel_of
@@ -120,6 +121,7 @@ class StoreAndForwardAgent(BatchListener):
         self._kept = KeptListeners(messaging, listeners or {})
         self.landlord = landlord or Landlord(name)
         self._owns_landlord = landlord is None
+        self._renewals = LeaseRenewalManager()
         self._lock = threading.Lock()  # guards the following three
         self._forwardings: tuple[Forwarding, ...] = ()
         self._received = ReceivedEvents()
@@ -196,6 +198,9 @@ class StoreAndForwardAgent(BatchListener):
                     "after": after,
                 },
             )
+            if upstream is not None:
+                self._renewals.renew_until(upstream)
+                lease.when_ended(lambda _end: self._renewals.remove(upstream))
         except BaseException:
             lease.cancel()
             raise
@@ -305,7 +310,7 @@ class StoreAndForwardAgent(BatchListener):
             except (KeyError, TypeError, ValueError) as error:
                 logger.warning("agent '%s': %r is not a registration: %s", self.name, key, error)
                 continue
-            forwarding.lease = lease_of(lambda end, forwarding=forwarding: self._end(forwarding, end))
+            forwarding.lease = lease_of(partial(self._end, forwarding))
             if forwarding.lease.is_ended:
                 self._events.remove(f"lease {forwarding.lease.id}")
                 continue
@@ -361,6 +366,7 @@ class StoreAndForwardAgent(BatchListener):
             deliveries = [each.delivery for each in self._forwardings]
         if self._target is not None:
             deliveries.append(self._target)
+        self._renewals.close()
         wait_for_all([each.close() for each in deliveries])
         if self._owns_landlord:
             self.landlord.close()

@@ -172,6 +172,7 @@ class DurableStorage:
         interests: tuple[Interest, ...],
         promise: Promise[int],
         message_id: str | None,
+        /,
     ) -> None:
         """See ``Storage``."""
         channel, line = prepared
@@ -203,7 +204,7 @@ class DurableStorage:
         """See ``Storage``."""
         return self._prepared
 
-    def is_stored(self, message_id: str) -> bool:
+    def is_stored(self, message_id: str, /) -> bool:
         """See ``Storage``."""
         return message_id in self._committed
 

@@ -1,8 +1,8 @@
 """Notification filters: third parties between a sender and a listener (EV.3.2).
 
 **Threads.** The predicate runs on a worker thread, for one batch of a sender at a time. A filter stores nothing: it
-acknowledges an event when the next party has acknowledged it, or when the predicate has consumed it. So it loses nothing
-when its process is killed.
+acknowledges an event when the next party has acknowledged it, or when the predicate has consumed it. So it loses
+nothing when its process is killed.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@
 :meth:`EventGenerator.generate`; none is skipped: they are fully ordered (EV.2.3.2). A receiver that misses a number
 missed an event. A generator with a path keeps its numbers, registrations and undelivered events over a restart.
 
-**Threads.** :meth:`EventGenerator.generate` runs on the calling thread and does not wait for listeners. Each registration
-has a delivery of its own (:mod:`messaging.remoteevent.delivery`), so a listener that fails or blocks delays no other
-one. The lock of a generator guards the numbers and the registrations; no code of the application runs under it.
+**Threads.** :meth:`EventGenerator.generate` runs on the calling thread and does not wait for listeners. Each
+registration has a delivery of its own (:mod:`messaging.remoteevent.delivery`), so a listener that fails or blocks
+delays no other one. The lock of a generator guards the numbers and the registrations; no code of the application runs
+under it.
 
 **Bounds.** Without a path, at most ``max_pending`` events wait for each listener; when more do, the oldest is dropped
 and counted, and its number is missing at the listener. With a path, the journal is bounded by ``max_bytes``.
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from messaging.instance import Messaging
+    from messaging.remoteevent.storage import Grant
     from messaging.remoteevent.transactions import Transaction, TransactionManager
 
 logger = SafeLog(__name__)

@@ -1,8 +1,8 @@
 """Notification multiplexing: one registration at the source serves many listeners (EV.3.2.1).
 
 **Threads.** The listeners of a batch are notified side by side, each by its target. A multiplexer stores nothing: it
-acknowledges an event when each listener has acknowledged it, or has refused it for good. A listener that fails makes the
-sender try again; the listeners that have acknowledged the event do not get it again. A listener that is often away
+acknowledges an event when each listener has acknowledged it, or has refused it for good. A listener that fails makes
+the sender try again; the listeners that have acknowledged the event do not get it again. A listener that is often away
 belongs behind a :class:`~messaging.remoteevent.StoreAndForwardAgent`.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ArgumentError, UnknownEventError
@@ -181,7 +182,7 @@ class _FanOut:
             return
         for branch, parts in self._parts.items():
             answer = branch.target.deliver([event for _, event in parts])
-            answer.listen(lambda branch=branch, parts=parts, answer=answer: self._answered(note, branch, parts, answer))
+            answer.listen(partial(self._answered, note, branch, parts, answer))
 
     def _answered(
         self, note: Any, branch: _Branch, parts: list[tuple[int, RemoteEvent]], answer: Promise[list[Outcome]]

@@ -42,6 +42,7 @@ class Storage(Protocol):
         interests: tuple[Interest, ...],
         promise: Promise[int],
         message_id: str | None,
+        /,
     ) -> None:
         """Add a numbered event for these registrations. It must be quick, and does not raise."""
 
@@ -54,7 +55,7 @@ class Storage(Protocol):
     def transactions(self) -> Mapping[str, list[RemoteEvent]]:
         """Return the prepared transactions of earlier runs: their events that are not stored for listeners yet."""
 
-    def is_stored(self, message_id: str) -> bool:
+    def is_stored(self, message_id: str, /) -> bool:
         """Return whether an event of such a transaction was published already, by its message id."""
 
     def recover(
@@ -98,10 +99,11 @@ class MemoryStorage:
     def add(
         self,
         event: RemoteEvent,
-        prepared: Any,
+        _prepared: Any,
         interests: tuple[Interest, ...],
-        promise: Promise[int],
-        message_id: str | None,
+        _promise: Promise[int],
+        _message_id: str | None,
+        /,
     ) -> None:
         """See :class:`Storage`."""
         for each in interests:
@@ -121,7 +123,7 @@ class MemoryStorage:
         """See :class:`Storage`."""
         return {}
 
-    def is_stored(self, message_id: str) -> bool:
+    def is_stored(self, _message_id: str, /) -> bool:
         """See :class:`Storage`."""
         return False
 

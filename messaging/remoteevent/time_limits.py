@@ -1,7 +1,7 @@
 """Time limits of calls to code of the application, which may never return.
 
-**Threads.** :meth:`TimeLimits.begin` and :meth:`TimeLimits.end` may be called on any thread; calls expire on the loop of
-the engine.
+**Threads.** :meth:`TimeLimits.begin` and :meth:`TimeLimits.end` may be called on any thread; calls expire on the loop
+of the engine.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class PreparedEvents(Protocol):
     def transactions(self) -> Mapping[str, list[RemoteEvent]]:
         """Return the events of the prepared transactions of earlier runs."""
 
-    def is_stored(self, message_id: str) -> bool:
+    def is_stored(self, message_id: str, /) -> bool:
         """Return whether an event of such a transaction is published already."""
 
 
