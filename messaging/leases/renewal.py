@@ -210,6 +210,12 @@ class LeaseRenewalManager:
         with self._lock:
             return max(0.0, self._entry(lease).desired - lease.now)
 
+    def renew_now(self, lease: Lease) -> None:
+        """Renew a lease at once, beside its regular renewals. Raises ``UnknownLeaseError`` as :meth:`remaining`."""
+        with self._lock:
+            self._entry(lease).due = lease.now
+        self._set_timer(0.0)
+
     def remove(self, lease: Lease) -> bool:
         """Renew a lease no more, without cancelling it; return whether the manager renewed it."""
         with self._lock:

@@ -12,6 +12,12 @@ from messaging.remoteevent.event import RemoteEvent as RemoteEvent
 from messaging.remoteevent.filter import NotificationFilter as NotificationFilter
 from messaging.remoteevent.generator import EventGenerator as EventGenerator
 from messaging.remoteevent.listener import RemoteEventListener as RemoteEventListener
+from messaging.remoteevent.mailbox import EventMailbox as EventMailbox
+from messaging.remoteevent.mailbox import MailboxRegistration as MailboxRegistration
+from messaging.remoteevent.mailbox import MailboxServer as MailboxServer
+from messaging.remoteevent.mailbox import RemoteEventIterator as RemoteEventIterator
+from messaging.remoteevent.mailbox import RemoteMailbox as RemoteMailbox
+from messaging.remoteevent.mailbox import RemoteMailboxRegistration as RemoteMailboxRegistration
 from messaging.remoteevent.multiplexer import NotificationMultiplexer as NotificationMultiplexer
 from messaging.remoteevent.remote_listener import ListenerReference as ListenerReference
 from messaging.remoteevent.remote_listener import ListenerServer as ListenerServer

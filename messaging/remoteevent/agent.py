@@ -259,12 +259,15 @@ class StoreAndForwardAgent(BatchListener):
             self.duplicates += len(is_known)
             return settled([None] * len(is_known))
         batch: StoredBatch
-        batch = StoredBatch(len(events), lambda outcomes: self._stored(events, streams, is_known, outcomes, batch.last))
+        batch = StoredBatch(
+            len(events), lambda outcomes: self._stored(events, streams, is_known, outcomes, max(batch.offsets))
+        )
         for index, (channel, line) in enumerate(lines):
             if is_known[index]:
                 batch.note(index, None)
             else:
                 self._events.store(batch, index, channel, line)
+        batch.seal()
         return batch.promise
 
     def _stored(

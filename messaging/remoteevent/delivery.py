@@ -210,6 +210,11 @@ class Delivery:
         return self._is_enabled
 
     @property
+    def is_busy(self) -> bool:
+        """Whether a batch is with the listener."""
+        return self._is_busy
+
+    @property
     def is_failing(self) -> bool:
         """Whether the last notification failed, and is to be tried again."""
         return self._failures > 0

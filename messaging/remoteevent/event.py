@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 #: identifies a kind of event within its source
 EventId: TypeAlias = int | str
-#: key of the encoded event among the attributes
+#: keys of the encoded event, and of the number of suppressed ones, among the attributes
 _LINE: Final = "_line"
+_SUPPRESSED: Final = "_suppressed"
 #: source and id: together they identify a kind of event everywhere
 EventKind: TypeAlias = tuple[str, EventId]
 
@@ -92,6 +93,15 @@ class RemoteEvent:
         changed = object.__new__(type(self))
         changed.__dict__.update({key: value for key, value in vars(self).items() if key != _LINE}, **changes)
         return changed
+
+    @property
+    def suppressed(self) -> int:
+        """Number of older events of the kind that a mailbox dropped in favour of this one; see its ``keep``."""
+        return int(self.__dict__.get(_SUPPRESSED, 0))
+
+    def suppressing(self, count: int) -> Self:
+        """Return the event with a number of suppressed ones."""
+        return self._changed(**{_SUPPRESSED: count}) if count else self
 
     def number(self, sequence_number: int) -> None:
         """Set the sequence number. For the generator, before any other code sees the event."""

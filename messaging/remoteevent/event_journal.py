@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import DecodeError, JournalError, JournalFullError, MessagingError
+from messaging.errors import BoundReachedError, DecodeError, JournalError, JournalFullError, MessagingError
 from messaging.eventdata import write_json
 from messaging.execution import Promise, workers
 from messaging.journal import Journal, encode_record
@@ -58,28 +58,36 @@ class StoredBatch:
             wrote the last one. It must be quick, and must not raise.
     """
 
-    __slots__ = ("_finished", "_left", "_lock", "_outcomes", "last", "promise")
+    __slots__ = ("_finished", "_left", "_lock", "_outcomes", "offsets", "promise")
 
     def __init__(self, count: int, finished: Callable[[list[Outcome]], object]) -> None:
         self.promise: Promise[list[Outcome]] = Promise("store remote events")
         self._finished = finished
-        #: offset of the last record that was stored; -1 if none was
-        self.last = -1
+        #: offset of the record of each event; -1 if it has none
+        self.offsets = [-1] * count
         self._lock = threading.Lock()  # guards the following two
-        self._left = count
+        self._left = count + 1  # one for `seal`
         self._outcomes: list[Outcome] = [None] * count
 
     def note(self, index: int, outcome: Outcome) -> None:
         """Note the outcome of one event."""
         with self._lock:
             self._outcomes[index] = outcome
+        self._count_down()
+
+    def seal(self) -> None:
+        """Tell that all events were passed on: the batch may finish. Without the locks that ``finished`` takes."""
+        self._count_down()
+
+    def _count_down(self) -> None:
+        with self._lock:
             self._left -= 1
             if self._left:
                 return
         outcomes = self._outcomes
         self._finished(outcomes)
         for at, each in enumerate(outcomes):
-            if each is not None and isinstance(each, JournalError):
+            if isinstance(each, (JournalError, BoundReachedError)):
                 outcomes = outcomes[: at + 1]  # later events were stored perhaps: they arrive again, as duplicates
                 break
         self.promise.resolve(outcomes)
@@ -98,7 +106,7 @@ class _Entry:
 
     def note_stored(self, offset: int) -> None:
         """See ``Append``."""
-        self._batch.last = max(self._batch.last, offset)
+        self._batch.offsets[self._index] = offset
         self._batch.note(self._index, None)
 
     def note_refused(self, error: MessagingError) -> None:
@@ -237,9 +245,17 @@ class Checkpoint:
         table: holds the state.
         snapshot: returns the state in portable form, and the offset before which all records are part of it. It runs on
             a worker thread.
+        key: of the state in the table.
     """
 
-    def __init__(self, journal: Journal, table: JournalTable, snapshot: Callable[[], tuple[Any, int]]) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        table: JournalTable,
+        snapshot: Callable[[], tuple[Any, int]],
+        key: str = _CHECKPOINT,
+    ) -> None:
+        self._key = key
         self._cursor = journal.cursor(_CHECKPOINT)
         self._table = table
         self._snapshot = snapshot
@@ -249,7 +265,7 @@ class Checkpoint:
 
     def recover(self, restore: Callable[[Any], object], apply: Callable[[Record], object]) -> None:
         """Call ``restore`` with the stored state if there is one, then ``apply`` with each later record."""
-        state = self._table.get(_CHECKPOINT)
+        state = self._table.get(self._key)
         if state is not None:
             restore(state)
         while records := self._cursor.read(_READ, most_bytes=2**22):
@@ -280,7 +296,7 @@ class Checkpoint:
         with self._lock:
             count = self._count
         state, until = self._snapshot()
-        self._table.put(_CHECKPOINT, state)
+        self._table.put(self._key, state)
         if until > self._cursor.position:
             self._cursor.commit(until, wait=False)
         with self._lock:

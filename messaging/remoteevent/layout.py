@@ -7,6 +7,7 @@
 ``handback``   a portable value, see :mod:`messaging.eventdata`; missing for ``None``
 ``type``       name of the subclass of ``RemoteEvent``; missing for ``RemoteEvent`` itself
 ``data``       the fields of the subclass, portable; missing with ``type``
+``suppressed`` number of older events that a mailbox dropped in favour of this one; missing for 0
 =============  =====================================================================================================
 
 A line is encoded once: an event that was read from a line is written as the same line again.
@@ -19,7 +20,7 @@ from typing import Any
 
 from messaging.errors import ConversionError, DecodeError, InvalidEventError
 from messaging.eventdata import convert, from_portable, read_json, to_portable, write_json
-from messaging.remoteevent.event import ForeignEvent, RemoteEvent
+from messaging.remoteevent.event import ForeignEvent, RemoteEvent, check_sequence_number
 
 
 def encode_event(event: RemoteEvent) -> bytes:
@@ -43,6 +44,8 @@ def _values(event: RemoteEvent) -> dict[str, Any]:
     value: dict[str, Any] = {"source": event.source, "id": event.id, "sequence": event.sequence_number}
     if event.handback is not None:
         value["handback"] = to_portable(event.handback)
+    if event.suppressed:
+        value["suppressed"] = event.suppressed
     name = event.type_name
     if name is not None:
         value["type"] = name
@@ -88,6 +91,9 @@ def decode_event(line: bytes) -> RemoteEvent:
             event = RemoteEvent(value["source"], value["id"], value["sequence"], handback)
         else:
             event = _typed(value, str(name), handback)
+        suppressed = value.get("suppressed", 0)
+        if suppressed:
+            event = event.suppressing(check_sequence_number(suppressed))
     except (AttributeError, KeyError, TypeError) as error:
         raise DecodeError(f"not a remote event: {type(error).__name__}: {error}") from None
     except InvalidEventError as error:

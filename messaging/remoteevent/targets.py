@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from messaging.errors import ArgumentError, DeadlineError, MessagingError
+from messaging.errors import ArgumentError, DeadlineError, MessagingError, UnknownEventError
 from messaging.execution import (
     Promise,
     handlers_loop,
@@ -26,7 +26,7 @@ from messaging.remoteevent.failures import Disposition, as_failure, disposition
 from messaging.remoteevent.time_limits import TIME_LIMIT, LimitedCall, TimeLimits
 
 if TYPE_CHECKING:
-    from messaging.remoteevent.event import RemoteEvent
+    from messaging.remoteevent.event import EventKind, RemoteEvent
     from messaging.remoteevent.listener import EventTarget, Outcome, RemoteEventListener
 
 
@@ -66,14 +66,14 @@ class LocalTarget:
     def _call(self, batch: Batch, call: LimitedCall) -> None:
         try:
             for event in batch.events:
-                try:
-                    self._notify(event)
-                except Exception as error:  # noqa: BLE001  # of the listener
-                    if not batch.note(as_failure(error)):
-                        break
-                else:
-                    if not batch.note(None):
-                        break
+                outcome = batch.refusal(event)
+                if outcome is None:
+                    try:
+                        self._notify(event)
+                    except Exception as error:  # noqa: BLE001  # of the listener
+                        outcome = as_failure(error)
+                if not batch.note(outcome):
+                    break
                 self._limits.go_on(call)
         finally:
             self._limits.end(call)
@@ -82,14 +82,14 @@ class LocalTarget:
     async def _call_async(self, batch: Batch, call: LimitedCall) -> None:
         try:
             for event in batch.events:
-                try:
-                    await self._notify(event)
-                except Exception as error:  # noqa: BLE001  # of the listener
-                    if not batch.note(as_failure(error)):
-                        break
-                else:
-                    if not batch.note(None):
-                        break
+                outcome = batch.refusal(event)
+                if outcome is None:
+                    try:
+                        await self._notify(event)
+                    except Exception as error:  # noqa: BLE001  # of the listener
+                        outcome = as_failure(error)
+                if not batch.note(outcome):
+                    break
                 self._limits.go_on(call)
         finally:
             self._limits.end(call)
@@ -99,7 +99,7 @@ class LocalTarget:
 class Batch:
     """Events on their way to code of the application, and their outcomes so far. Thread safe."""
 
-    __slots__ = ("_lock", "_outcomes", "_task", "events", "is_settled", "promise")
+    __slots__ = ("_lock", "_outcomes", "_refused", "_task", "events", "is_settled", "promise")
 
     def __init__(self, events: Sequence[RemoteEvent]) -> None:
         self.events = events
@@ -107,17 +107,25 @@ class Batch:
         self.is_settled = False
         self._lock = threading.Lock()  # guards the outcomes and `is_settled`
         self._outcomes: list[Outcome] = []
+        #: kinds that the listener does not know
+        self._refused: dict[EventKind, Outcome] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop, coroutine: Any) -> None:
         """Run the calls as a task. On ``loop``."""
         self._task = loop.create_task(coroutine)
 
+    def refusal(self, event: RemoteEvent) -> Outcome:
+        """Return the refusal of an earlier event of this kind in the batch: the listener is not asked again."""
+        return self._refused.get(event.kind) if self._refused else None
+
     def note(self, outcome: Outcome) -> bool:
         """Add the outcome of the next event; return whether the one after it is to be tried."""
         with self._lock:
             if self.is_settled:
                 return False
+            if isinstance(outcome, UnknownEventError):
+                self._refused[self.events[len(self._outcomes)].kind] = outcome
             self._outcomes.append(outcome)
         return outcome is None or disposition(outcome) in (Disposition.UNKNOWN_EVENT, Disposition.BAD_EVENT)
 
