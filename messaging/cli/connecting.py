@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.cli import context_file, options
@@ -125,3 +125,20 @@ def warn_of_memory(m: Messaging) -> None:
     url = m.runtime.get_runtime_dto().connection_uri
     if url.startswith("memory://"):
         logger.warning("%s is a broker inside this process: no other process reaches it; use mqtt:// or amqp://", url)
+
+
+def split(broker: Broker, words: list[str]) -> tuple[Broker, list[str]]:
+    """Return the broker, and the arguments that follow it.
+
+    The first argument is the broker, unless ``--url`` or the environment names it and the argument is no URL.
+
+    Args:
+        broker: the options of the broker; its ``url`` is the first argument.
+        words: the other arguments.
+    """
+    first = broker.url
+    if first is None or "://" in first or first.startswith(PREFIX):
+        return broker, words
+    if broker.url_option is None and not os.environ.get(URL_VARIABLE):
+        return broker, words  # connecting reports the fault
+    return replace(broker, url=None), [first, *words]

@@ -16,8 +16,8 @@ import typer
 from typer import Argument, Option
 
 from messaging.cli import options
-from messaging.cli.connecting import Broker, identity, warn_of_memory
-from messaging.cli.events_options import Grammar, NetworkOptions, split
+from messaging.cli.connecting import Broker, identity, split, warn_of_memory
+from messaging.cli.events_options import Grammar, NetworkOptions
 from messaging.cli.output import LOOK, ExitCode, ReaderGoneError, is_reader_gone, write
 from messaging.errors import ArgumentError
 

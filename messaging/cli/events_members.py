@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from messaging.cli.events_member import Observer, joined, settings_of
-from messaging.cli.output import ExitCode, dump, one_line, show, wait_while_read, write
+from messaging.cli.output import ExitCode, dump, one_line, show_table, wait_while_read, write
 from messaging.distributedeventing.views import topics_of
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def show_topics(broker: Broker, network: NetworkOptions, *, json: bool) -> ExitC
         write(dump([dataclasses.asdict(each) for each in found]))
     elif found:
         rows = [[each.topic, _several(each.publishers), _several(each.consumers)] for each in found]
-        _table(["topic", "publishers", "consumers"], rows)
+        show_table(["topic", "publishers", "consumers"], rows)
     return ExitCode.OK
 
 
@@ -47,7 +47,7 @@ def show_members(broker: Broker, network: NetworkOptions, *, json: bool) -> Exit
             ]
             for each in members
         ]
-        _table(["name", "id", "state", "silent", "wants", "publishes", "qos"], rows)
+        show_table(["name", "id", "state", "silent", "wants", "publishes", "qos"], rows)
     return ExitCode.OK
 
 
@@ -130,13 +130,3 @@ def _state(member: MemberDTO) -> str:
 
 def _several(texts: Any) -> str:
     return ", ".join(map(str, texts)) or "-"
-
-
-def _table(columns: list[str], rows: list[list[str]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-    for row in rows:
-        table.add_row(*(Text(one_line(each), overflow="fold") for each in row))
-    show(table)

@@ -1,19 +1,12 @@
-"""Options that the commands of ``messaging events`` share, and the order of their arguments."""
+"""Options that the commands of ``messaging events`` share."""
 
 from __future__ import annotations
 
 import enum
-import os
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import Annotated
 
 from typer import Option
-
-from messaging.cli.context_file import PREFIX as SAVED
-from messaging.model.settings import URL_VARIABLE
-
-if TYPE_CHECKING:
-    from messaging.cli.connecting import Broker
 
 #: the panel of ``--help`` for the options of the network
 _PANEL = "Event network"
@@ -60,20 +53,3 @@ class NetworkOptions:
     def everything(self) -> str:
         """Return the topic filter that matches every public topic."""
         return "*" if self.grammar is Grammar.TYPED else "**"
-
-
-def split(broker: Broker, words: list[str]) -> tuple[Broker, list[str]]:
-    """Return the broker, and the arguments that follow it.
-
-    The first argument is the broker, unless ``--url`` or the environment names it and the argument is no URL.
-
-    Args:
-        broker: the options of the broker; its ``url`` is the first argument.
-        words: the other arguments.
-    """
-    first = broker.url
-    if first is None or "://" in first or first.startswith(SAVED):
-        return broker, words
-    if broker.url_option is None and not os.environ.get(URL_VARIABLE):
-        return broker, words  # connecting reports the fault
-    return replace(broker, url=None), [first, *words]

@@ -120,6 +120,17 @@ def show(*renderables: RenderableType) -> None:
     write((text + "\n").encode(console.encoding, "replace"))
 
 
+def show_table(columns: list[str], rows: list[list[str]]) -> None:
+    """Write a table to stdout, as :func:`show` does."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*(Text(one_line(each), overflow="fold") for each in row))
+    show(table)
+
+
 def dump(value: Any) -> bytes:
     """Return ``value`` as JSON on one line. Objects without a JSON form are written as text.
 

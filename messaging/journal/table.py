@@ -82,10 +82,10 @@ class JournalTable:
             found = [*self._entries.items()]
         return [(key, self._parsed(key, value)) for key, value in found]
 
-    def keys(self) -> list[str]:
-        """Return the keys, in the order in which they were first put."""
+    def keys_with(self, prefix: str) -> list[str]:
+        """Return the keys that begin with a text, in the order in which they were first put."""
         with self._lock:
-            return [*self._entries]
+            return [each for each in self._entries if each.startswith(prefix)]
 
     def __contains__(self, key: object) -> bool:
         return key in self._entries

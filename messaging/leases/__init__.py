@@ -5,7 +5,8 @@
 ``landlord``       Landlord: grants leases, and ends them
 ``batch``          several leases renewed or cancelled together
 ``renewal``        LeaseRenewalManager: keeps leases alive
-``remote``         leases of landlords in other processes
+``remote``         leases of landlords in other processes; ``serving`` makes those of this process available
+``directory``      finding the leases at a broker
 ``stored_time``    the end of a lease over a restart
 ``clock``          the clock of leases
 =================  =================================================================================================
@@ -17,6 +18,8 @@ from messaging.leases.batch import LeaseMap as LeaseMap
 from messaging.leases.batch import cancel_all as cancel_all
 from messaging.leases.batch import renew_all as renew_all
 from messaging.leases.clock import lease_time as lease_time
+from messaging.leases.directory import LeaseDirectory as LeaseDirectory
+from messaging.leases.directory import find_leases as find_leases
 from messaging.leases.landlord import GrantedLease as GrantedLease
 from messaging.leases.landlord import Landlord as Landlord
 from messaging.leases.landlord import LeaseEnd as LeaseEnd
@@ -25,7 +28,6 @@ from messaging.leases.lease import ANY as ANY
 from messaging.leases.lease import FOREVER as FOREVER
 from messaging.leases.lease import Grantor as Grantor
 from messaging.leases.lease import Lease as Lease
-from messaging.leases.remote import LeaseServer as LeaseServer
 from messaging.leases.remote import RemoteGrantor as RemoteGrantor
 from messaging.leases.remote import lease_from_value as lease_from_value
 from messaging.leases.remote import lease_operations as lease_operations
@@ -37,4 +39,5 @@ from messaging.leases.remote import value_of as value_of
 from messaging.leases.renewal import LeaseListener as LeaseListener
 from messaging.leases.renewal import LeaseRenewalEvent as LeaseRenewalEvent
 from messaging.leases.renewal import LeaseRenewalManager as LeaseRenewalManager
+from messaging.leases.serving import LeaseServer as LeaseServer
 from messaging.leases.stored_time import StoredTime as StoredTime

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
-from messaging.calls import CallServer, Operation, call, error_named
+from messaging.calls import Operation, call, error_named
 from messaging.errors import ArgumentError, DecodeError, MessagingError
 from messaging.execution import Promise
 from messaging.leases.clock import lease_time
@@ -87,37 +87,6 @@ def seconds_of(value: Any) -> float:
 
 def _described(error: MessagingError) -> list[str]:
     return [type(error).__name__, str(error)]
-
-
-class LeaseServer:
-    """Makes the leases of a landlord available to other processes. Thread safe; a context manager, which closes it.
-
-    Args:
-        messaging: an instance with requests.
-        channel: of the requests.
-        landlord: grants the leases, by its own way.
-
-    Raises:
-        InvalidChannelError, UnsupportedFeatureError, SubscriptionRefusedError: as ``CallServer``.
-    """
-
-    def __init__(self, messaging: Messaging, channel: str, landlord: Landlord) -> None:
-        self._server = CallServer(messaging, channel, lease_operations(landlord))
-
-    @property
-    def ready(self) -> Promise[None]:
-        """The promise that the broker has confirmed the subscription."""
-        return self._server.ready
-
-    def close(self) -> None:
-        """Answer no further requests. Idempotent."""
-        self._server.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class RemoteGrantor:
@@ -231,19 +200,17 @@ def remote_leases(messaging: Messaging, channel: str, *, timeout: float | None =
         timeout: seconds until the request fails; ``None``: the setting ``timeout`` of the instance.
     """
 
-    def convert(result: Any) -> list[LeaseInfo]:
-        return [
-            LeaseInfo(
-                each["id"],
-                each["about"],
-                seconds_of(each["duration"]),
-                seconds_of(each["remaining"]),
-                each["expiration"],
-            )
-            for each in result
-        ]
+    return call(messaging, channel, "leases", timeout=timeout, convert=infos_of)
 
-    return call(messaging, channel, "leases", timeout=timeout, convert=convert)
+
+def infos_of(result: Any) -> list[LeaseInfo]:
+    """Return the leases of a result of the operation ``leases``. Raises ``TypeError``, ``KeyError``."""
+    return [
+        LeaseInfo(
+            each["id"], each["about"], seconds_of(each["duration"]), seconds_of(each["remaining"]), each["expiration"]
+        )
+        for each in result
+    ]
 
 
 def lease_to_value(lease: Lease) -> list[Any]:

@@ -24,6 +24,7 @@ from messaging.errors import ArgumentError, DecodeError
 from messaging.eventdata import to_portable
 from messaging.leases import (
     Lease,
+    LeaseDirectory,
     lease_from_value,
     lease_operations,
     lease_time,
@@ -70,6 +71,7 @@ class EventServer:
         if not operations:
             raise ArgumentError(f"{type(party).__name__} is neither a generator nor a third party of remote events")
         self._server = CallServer(messaging, channel, operations)
+        self._directory = LeaseDirectory(messaging, channel, party.landlord) if "renew" in operations else None
 
     @property
     def ready(self) -> Promise[None]:
@@ -94,6 +96,8 @@ class EventServer:
     def close(self) -> None:
         """Answer no further requests. Idempotent."""
         self._server.close()
+        if self._directory is not None:
+            self._directory.close()
 
     def __enter__(self) -> Self:
         return self

@@ -106,11 +106,9 @@ class RemoteEventIterator:
 
     def _take(self, most: int, limit: float) -> list[RemoteEvent]:
         self._refuse_closed()
-        if self._acknowledge is not None and self._handed is not None:
-            handed, self._handed = self._handed, None
-            self._fetch(handed, 0, 0.0).result()  # it also tells whether the iterator is still valid
-        elif self._ready and self._acknowledge is not None:
-            self._fetch(None, 0, 0.0).result()
+        if self._acknowledge is not None and (self._handed is not None or self._ready):
+            last, self._handed = self._handed, None
+            self._fetch(last, 0, 0.0).result()  # it also tells whether the iterator is still valid
         while not self._ready:
             step = min(limit, self._longest)
             handed, self._handed = self._handed, None

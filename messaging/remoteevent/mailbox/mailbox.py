@@ -245,9 +245,8 @@ class EventMailbox:
         with self._lock:
             self._kept.pop(registration.id, None)
         with contextlib.suppress(ClosedError):
-            for key, _ in self._state.items():
-                if key.startswith(f"{_RENEWAL}{registration.id} "):
-                    self._state.remove(key)
+            for key in self._state.keys_with(f"{_RENEWAL}{registration.id} "):
+                self._state.remove(key)
             self._leases.forget(_REGISTRATION + registration.id)
             self._state.remove(f"box {registration.id}")
         if box is not None:

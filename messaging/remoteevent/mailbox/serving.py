@@ -28,6 +28,7 @@ from messaging.errors import ArgumentError, DecodeError, UnknownLeaseError
 from messaging.execution import Promise
 from messaging.leases import (
     Lease,
+    LeaseDirectory,
     RemoteGrantor,
     lease_from_value,
     lease_operations,
@@ -91,6 +92,7 @@ class MailboxServer:
             **lease_operations(mailbox.landlord),
         }
         self._server = CallServer(messaging, channel, operations)
+        self._directory = LeaseDirectory(messaging, channel, mailbox.landlord)
         mailbox.channels.add(self.channel)
 
     @property
@@ -131,7 +133,8 @@ class MailboxServer:
         self._of(arguments).add_unknown_events([tuple(each) for each in kinds])
 
     def _iterate(self, arguments: Mapping[str, Any], _body: bytes) -> int:
-        return self._of(arguments).begin_iterator()
+        number: int = self._of(arguments).begin_iterator()
+        return number
 
     def _fetch(self, arguments: Mapping[str, Any], _body: bytes) -> Promise[Any]:
         registration = self._of(arguments)
@@ -186,6 +189,7 @@ class MailboxServer:
     def close(self) -> None:
         """Answer no further requests. Idempotent."""
         self._server.close()
+        self._directory.close()
         self._mailbox.channels.discard(self.channel)
 
     def __enter__(self) -> Self:
@@ -299,19 +303,7 @@ class RemoteMailbox:
         """Return the promise of the registrations, for people."""
 
         def convert(result: Any) -> list[MailboxInfo]:
-            return [
-                MailboxInfo(
-                    each["id"],
-                    each["keep"],
-                    each["stored"],
-                    each["dropped"],
-                    _shown(each["target"]),
-                    tuple((source, event_id) for source, event_id in each["refused"]),
-                    seconds_of(each["remaining"]),
-                    each["expiration"],
-                )  # fmt: skip
-                for each in result
-            ]
+            return [_info(each) for each in result]
 
         return self.call("registrations", convert=convert)
 
@@ -336,6 +328,19 @@ class RemoteMailbox:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _info(value: Mapping[str, Any]) -> MailboxInfo:
+    return MailboxInfo(
+        value["id"],
+        value["keep"],
+        value["stored"],
+        value["dropped"],
+        _shown(value["target"]),
+        tuple((source, event_id) for source, event_id in value["refused"]),
+        seconds_of(value["remaining"]),
+        value["expiration"],
+    )
 
 
 def _shown(target: Any) -> str | None:

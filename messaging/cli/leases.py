@@ -1,0 +1,91 @@
+"""``messaging leases``: show the leases that are served at a broker.
+
+The modules behind it are imported when a command runs: help and completion must be fast.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from messaging.cli import options
+from messaging.cli.connecting import Broker, split
+from messaging.cli.output import ExitCode, dump, show_table, write
+from messaging.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from messaging.leases import LeaseInfo
+
+leases = typer.Typer(name="leases", add_completion=False, pretty_exceptions_enable=False)
+
+#: how long to wait for the answers of all objects, seconds
+WAIT = 1.0
+
+
+@leases.callback()
+def main() -> None:
+    """Show the leases that generators, agents, mailboxes and other objects at a broker have granted."""
+
+
+@leases.command("list")
+@options.command
+def list_leases(
+    broker: Broker,
+    channel: Annotated[
+        str | None,
+        Argument(metavar="CHANNEL", show_default=False, help="Of one object; default: ask all objects at the broker."),
+    ] = None,
+    timeout: Annotated[
+        float | None, options.timeout_option("How long to wait for answers; default: 1, of one object 10.")
+    ] = None,
+    json: Annotated[bool, Option("--json", help="Write JSON on one line.")] = False,
+) -> int:
+    """List the leases of all objects at a broker, or of one: id, what is leased, the time that is left.
+
+    Example: messaging leases list mqtt://localhost
+    """
+    from messaging.leases import find_leases, remote_leases
+
+    broker, words = split(broker, [] if channel is None else [channel])
+    if len(words) > 1:
+        raise ArgumentError("one argument more than CHANNEL")
+    options.check_timeout(timeout, most=3600.0)
+    with broker.connect("leases") as m:
+        if words:
+            found = [(words[0], remote_leases(m, words[0], timeout=10.0 if timeout is None else timeout).result())]
+        else:
+            found = find_leases(m, WAIT if timeout is None else timeout)
+    if json:
+        write(dump([{"channel": channel, "leases": [_fields(each) for each in infos]} for channel, infos in found]))
+        return ExitCode.OK
+    rows = [
+        [channel, each.id, each.about or "-", seconds_text(each.remaining), time_text(each)]
+        for channel, infos in found
+        for each in infos
+    ]
+    if rows:
+        show_table(["channel", "id", "about", "left", "expires"], rows)
+    return ExitCode.OK
+
+
+def seconds_text(seconds: float) -> str:
+    """Return seconds for people."""
+    return "for ever" if seconds == float("inf") else f"{seconds:.0f} s"
+
+
+def time_text(lease: Any) -> str:
+    """Return the expiration of a lease for people."""
+    return "-" if lease.expiration is None else lease.expiration.astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def _fields(lease: LeaseInfo) -> dict[str, Any]:
+    is_endless = lease.remaining == float("inf")
+    return {
+        "id": lease.id,
+        "about": lease.about,
+        "duration": None if lease.duration == float("inf") else lease.duration,
+        "remaining": None if is_endless else round(lease.remaining, 3),
+        "expiration": None if lease.expiration is None else lease.expiration.isoformat(),
+    }
