@@ -17,14 +17,15 @@ services is not defined.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
-from typing import Any, Final, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, Protocol, Self, TypeAlias, runtime_checkable
 
-from messaging.errors import ArgumentError, ClosedError
+from messaging.errors import ArgumentError, ClosedError, MessagingError
 from messaging.forking import hold_over_fork
 from messaging.services.filter import LdapFilter, as_filter
 from messaging.services.listening import Change, ListenerRegistration, ServiceEventKind, ServiceListener
@@ -49,18 +50,40 @@ Scope: TypeAlias = Literal["singleton", "prototype"]
 _Order: TypeAlias = tuple[int, int]
 
 
+@runtime_checkable
+class Term(Protocol):
+    """The lease of a service, as the registry sees it; see :class:`~messaging.leases.GrantedLease`."""
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it has expired, or was cancelled."""
+
+    def when_ended(self, callback: Callable[[Any], object], /) -> None:
+        """Call ``callback`` when it has ended, on a worker thread."""
+
+    def cancel(self) -> Any:
+        """End it. Raises ``MessagingError`` if it has ended."""
+
+
 class ServiceRegistration:
     """The registering side's handle of a service; also a context manager that unregisters it."""
 
-    __slots__ = ("_changes", "_deliverer", "_reference", "_registry", "_scope", "_service")
+    __slots__ = ("_changes", "_deliverer", "_lease", "_reference", "_registry", "_scope", "_service")
 
     def __init__(
-        self, registry: ServiceRegistry, service: Any, scope: Scope, names: tuple[str, ...], service_id: int
+        self,
+        registry: ServiceRegistry,
+        service: Any,
+        scope: Scope,
+        names: tuple[str, ...],
+        service_id: int,
+        lease: Term | None = None,
     ) -> None:
         self._registry = registry
         self._service = service
         self._scope = scope
         self._reference = ServiceReference(ServiceProperties({OBJECT_CLASS: names, SERVICE_ID: service_id}))
+        self._lease = lease
         self._changes: deque[Change] = deque()
         #: stands for the call that delivers the changes; ``None`` if there is none
         self._deliverer: object = None
@@ -85,7 +108,11 @@ class ServiceRegistration:
         Returns:
             ``True``; ``False`` if it was unregistered before.
         """
-        return self._registry._unregister(self)
+        is_unregistered = self._registry._unregister(self)
+        if is_unregistered and self._lease is not None:
+            with contextlib.suppress(MessagingError):  # it has ended by itself
+                self._lease.cancel()
+        return is_unregistered
 
     def __enter__(self) -> Self:
         return self
@@ -156,6 +183,7 @@ class ServiceRegistry:
         properties: Mapping[str, Any] | None = None,
         *,
         scope: Scope = "singleton",
+        lease: Term | None = None,
     ) -> ServiceRegistration:
         """Offer a service.
 
@@ -168,9 +196,11 @@ class ServiceRegistry:
                 0 by default) and ``service.scope``. Copied, but not deeply. Keys are non-empty str; keys that
                 differ only by case are the same.
             scope: ``prototype`` for a new object per :meth:`get`.
+            lease: a lease that a :class:`~messaging.leases.Landlord` of this process granted: the service is
+                unregistered when it ends, and the lease is cancelled when the service is unregistered.
 
         Raises:
-            ArgumentError: an argument is not as described.
+            ArgumentError: an argument is not as described, or the lease has ended.
             BaseException: raised by a signal handler meanwhile, such as ``KeyboardInterrupt``.
             After an exception nothing is registered.
         """
@@ -185,13 +215,19 @@ class ServiceRegistry:
             raise ArgumentError(f"scope must be 'singleton' or 'prototype', not {scope!r:.80}")
         if scope == "prototype" and not callable(service):
             raise ArgumentError(f"with scope 'prototype' the service must be callable, not {type(service).__name__}")
-        registration = ServiceRegistration(self, service, scope, names, next(self._ids))
+        if lease is not None and not isinstance(lease, Term):
+            raise ArgumentError(f"a lease must be one that a landlord of this process granted, not {lease!r:.80}")
+        if lease is not None and lease.is_ended:
+            raise ArgumentError(f"{lease!r} has ended")
+        registration = ServiceRegistration(self, service, scope, names, next(self._ids), lease)
         reference = registration._reference
         reference.properties = registration._complete(properties)
         try:
             with self._lock:
                 self._change(registration, ServiceEventKind.REGISTERED, None, reference.properties)
             self._deliver(registration)
+            if lease is not None:
+                lease.when_ended(lambda _end: registration.unregister())
             return registration
         except BaseException:  # an interrupt: the caller has no registration to unregister
             self._unregister(registration)

@@ -1,0 +1,80 @@
+"""Services with leases: a service is there as long as its lease."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from messaging.errors import ArgumentError, UnknownLeaseError
+from messaging.leases import Landlord
+from messaging.services import ServiceEventKind, ServiceRegistry
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def unregistered() -> threading.Event:
+    return threading.Event()
+
+
+@pytest.fixture
+def registry(unregistered: threading.Event) -> ServiceRegistry:
+    made = ServiceRegistry()
+    made.add_listener(lambda event: event.kind is ServiceEventKind.UNREGISTERING and unregistered.set())
+    return made
+
+
+def test_a_service_is_unregistered_when_its_lease_expires(
+    registry: ServiceRegistry, unregistered: threading.Event
+) -> None:
+    clock = Clock()
+    with Landlord(clock=clock) as landlord:
+        lease = landlord.grant(10.0)
+        registry.register("printer", object(), lease=lease)
+        clock.now += 9.0
+        lease.renew(10.0)
+        clock.now += 9.0
+        landlord.expire()
+        assert registry.find("printer")
+        clock.now += 2.0
+        landlord.expire()
+        assert unregistered.wait(5)
+        assert not registry.find("printer")
+
+
+def test_a_service_is_unregistered_when_its_lease_is_cancelled(
+    registry: ServiceRegistry, unregistered: threading.Event
+) -> None:
+    with Landlord() as landlord:
+        lease = landlord.grant(10.0)
+        registry.register("printer", object(), lease=lease)
+        lease.cancel()
+        assert unregistered.wait(5)
+
+
+def test_the_lease_is_cancelled_when_the_service_is_unregistered(registry: ServiceRegistry) -> None:
+    with Landlord() as landlord:
+        lease = landlord.grant(10.0)
+        registration = registry.register("printer", object(), lease=lease)
+        assert registration.unregister()
+        assert lease.is_ended
+        with pytest.raises(UnknownLeaseError):
+            lease.renew(10.0)
+        assert not registration.unregister()
+
+
+def test_a_lease_that_has_ended_is_refused(registry: ServiceRegistry) -> None:
+    with Landlord() as landlord:
+        lease = landlord.grant(10.0)
+        lease.cancel()
+        with pytest.raises(ArgumentError, match="ended"):
+            registry.register("printer", object(), lease=lease)
+        with pytest.raises(ArgumentError, match="landlord of this process"):
+            registry.register("printer", object(), lease="a lease")  # type: ignore[arg-type]
+    assert not registry.find("printer")
