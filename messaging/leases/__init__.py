@@ -36,6 +36,7 @@ from messaging.leases.remote import reference_of as reference_of
 from messaging.leases.remote import remote_leases as remote_leases
 from messaging.leases.remote import seconds_of as seconds_of
 from messaging.leases.remote import value_of as value_of
+from messaging.leases.renewal import DesiredExpirationListener as DesiredExpirationListener
 from messaging.leases.renewal import LeaseListener as LeaseListener
 from messaging.leases.renewal import LeaseRenewalEvent as LeaseRenewalEvent
 from messaging.leases.renewal import LeaseRenewalManager as LeaseRenewalManager

@@ -76,8 +76,12 @@ class LeaseListener(Protocol):
     def notify(self, event: LeaseRenewalEvent, /) -> Any:
         """Note that a lease was given up before its desired expiration: it expires soon, or has ended."""
 
+
+class DesiredExpirationListener(LeaseListener, Protocol):
+    """Is also told of leases whose desired expiration is reached."""
+
     def expiration_reached(self, event: LeaseRenewalEvent, /) -> Any:
-        """Note that the desired expiration of a lease is reached. Optional."""
+        """Note that the desired expiration of a lease is reached: it expires, as the program wanted."""
 
 
 class _Entry:
@@ -161,8 +165,8 @@ class LeaseRenewalManager:
             desired_expiration: seconds from now; ``Lease.FOREVER``: until it is removed.
             renew_duration: seconds to ask for each time, at most the time that is left; ``Lease.ANY``: the grantor
                 chooses if the desired expiration is ``FOREVER``, otherwise the time that is left.
-            listener: is told when the lease is not renewed any more. ``notify`` and, if it has that method,
-                ``expiration_reached`` are called with a :class:`LeaseRenewalEvent`.
+            listener: is told when the lease is not renewed any more; a :class:`DesiredExpirationListener` also when the
+                desired expiration is reached.
 
         Raises:
             ArgumentError: an argument is not as described.

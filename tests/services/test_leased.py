@@ -8,7 +8,7 @@ import pytest
 
 from messaging.errors import ArgumentError, UnknownLeaseError
 from messaging.leases import Landlord
-from messaging.services import ServiceEventKind, ServiceRegistry
+from messaging.services import ServiceEvent, ServiceEventKind, ServiceRegistry
 
 
 class Clock:
@@ -26,7 +26,12 @@ def unregistered() -> threading.Event:
 @pytest.fixture
 def registry(unregistered: threading.Event) -> ServiceRegistry:
     made = ServiceRegistry()
-    made.add_listener(lambda event: event.kind is ServiceEventKind.UNREGISTERING and unregistered.set())
+
+    def note(event: ServiceEvent) -> None:
+        if event.kind is ServiceEventKind.UNREGISTERING:
+            unregistered.set()
+
+    made.add_listener(note)
     return made
 
 

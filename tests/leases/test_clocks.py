@@ -1,0 +1,106 @@
+"""Leases and time: a wall clock that is set, a machine that starts anew, a process that is suspended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Final
+
+import pytest
+
+from messaging.errors import DecodeError
+from messaging.leases import Landlord, StoredTime, lease_time
+from tests.leases.clocks import FakeClock
+
+_DAY: Final = 86_400.0
+
+_SUSPENDED: Final = """
+import sys, time
+from messaging.leases import Landlord
+from messaging.errors import UnknownLeaseError
+ended = []
+landlord = Landlord()
+short, long = landlord.grant(0.5, ended.append), landlord.grant(60.0, ended.append)
+print("ready", flush=True)
+sys.stdin.readline()
+assert short.is_ended and not landlord.is_valid(short.id)
+try:
+    short.renew(10.0)
+except UnknownLeaseError:
+    pass
+else:
+    raise AssertionError("an expired lease was renewed")
+assert not long.is_ended and long.renew(60.0).result() == 60.0
+deadline = time.monotonic() + 10
+while not ended:
+    assert time.monotonic() < deadline
+    time.sleep(0.001)
+assert len(ended) == 1
+"""
+
+
+@pytest.mark.parametrize("shift", [_DAY, -_DAY])
+def test_a_wall_clock_that_is_set_changes_no_lease(monkeypatch: pytest.MonkeyPatch, shift: float) -> None:
+    """No lease expires early, and none lives on."""
+    clock = FakeClock()
+    with Landlord(clock=clock) as landlord:
+        lease = landlord.grant(100.0)
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() + shift)
+        clock.advance(99.0)
+        landlord.expire()
+        assert lease.remaining == 1.0
+        assert lease.renew(100.0).result() == 100.0
+        clock.advance(101.0)
+        assert lease.is_expired
+
+
+@pytest.mark.parametrize("shift", [_DAY, -_DAY])
+def test_a_stored_end_is_independent_of_the_wall_clock_until_the_machine_starts_anew(shift: float) -> None:
+    clock = FakeClock()
+    wall = 1e9
+    stored = StoredTime.from_value(
+        StoredTime.after(100.0, clock=clock, wall_clock=lambda: wall, boot="first").to_value()
+    )
+    clock.advance(40.0)
+    assert stored.remaining(clock=clock, wall_clock=lambda: wall + shift, boot="first") == 60.0
+    # after a start of the machine the lease clock begins anew, and the wall clock is all there is
+    assert stored.remaining(clock=lambda: 5.0, wall_clock=lambda: wall + 40.0, boot="second") == 60.0
+    endless = StoredTime.from_value(StoredTime.after(float("inf"), clock=clock).to_value())
+    assert endless.remaining(clock=clock) == float("inf")
+
+
+@pytest.mark.parametrize("value", [None, [], ["b", 1.0], ["b", "x", 1.0], "text", 5])
+def test_a_malformed_stored_time_is_refused(value: object) -> None:
+    with pytest.raises(DecodeError):
+        StoredTime.from_value(value)
+
+
+def test_the_lease_clock_never_goes_back() -> None:
+    before = lease_time()
+    assert lease_time() >= before
+
+
+def test_a_suspended_process_refuses_expired_leases_when_it_goes_on() -> None:
+    """Suspended and continued by signals; the first call after that comes before any timer."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SUSPENDED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "ready\n"
+        os.kill(process.pid, signal.SIGSTOP)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        time.sleep(0.7)  # the time for which it is suspended: longer than the lease
+        os.kill(process.pid, signal.SIGCONT)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()

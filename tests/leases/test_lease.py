@@ -1,0 +1,201 @@
+"""Leases of a landlord in this process: what is granted, renewed and refused."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import pickle
+import threading
+from typing import Any
+
+import pytest
+
+from messaging.errors import ArgumentError, ClosedError, LeaseDeniedError, UnknownLeaseError
+from messaging.leases import ANY, FOREVER, Landlord, Lease, LeaseEnd
+from tests.leases.clocks import FakeClock
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def landlord(clock: FakeClock) -> Any:
+    with Landlord(max_duration=100.0, default_duration=20.0, max_leases=3, clock=clock) as made:
+        yield made
+
+
+def test_the_granted_duration_may_be_shorter_and_the_lease_says_so(landlord: Landlord) -> None:
+    """Scenario 16."""
+    lease = landlord.grant(1000.0)
+    assert (lease.requested, lease.duration, lease.remaining) == (1000.0, 100.0, 100.0)
+    expiration = lease.expiration
+    assert expiration is not None
+    left = expiration - datetime.datetime.now(datetime.UTC)
+    assert datetime.timedelta(seconds=99) < left <= datetime.timedelta(seconds=100)
+
+
+@pytest.mark.parametrize(
+    "duration", [0, 0.0, -2, -0.5, -math.inf, math.nan, True, "60", None, datetime.timedelta(seconds=5)]
+)
+def test_a_duration_that_is_none_is_refused(landlord: Landlord, duration: Any) -> None:
+    """Scenario 17."""
+    with pytest.raises(ArgumentError):
+        landlord.grant(duration)
+    lease = landlord.grant(10.0)
+    with pytest.raises(ArgumentError):
+        lease.renew(duration)
+    assert len(landlord) == 1
+    assert lease.remaining == 10.0
+
+
+def test_any_and_forever_are_accepted(landlord: Landlord, clock: FakeClock) -> None:
+    """Scenario 17."""
+    assert (Lease.ANY, Lease.FOREVER) == (ANY, FOREVER) == (-1.0, math.inf)
+    assert landlord.grant(Lease.ANY).duration == 20.0
+    assert landlord.grant(Lease.FOREVER).duration == 100.0
+    with Landlord(max_duration=math.inf, clock=clock) as generous:
+        lease = generous.grant(Lease.FOREVER)
+        clock.advance(1e9)
+        assert lease.remaining == math.inf
+        assert lease.expiration is None
+        assert not lease.is_expired
+        assert lease.renew(5.0).result() == 5.0
+        clock.advance(6.0)
+        assert lease.is_expired
+
+
+def test_an_expired_lease_is_refused_before_any_timer_ran(landlord: Landlord, clock: FakeClock) -> None:
+    """Scenario 19; the timer has no part in it, so a process that was suspended refuses at once."""
+    lease = landlord.grant(10.0)
+    clock.advance(10.0)
+    assert lease.is_expired
+    assert lease.is_ended
+    assert not landlord.is_valid(lease.id)
+    assert landlord.leases() == []
+    with pytest.raises(UnknownLeaseError):
+        lease.renew(10.0)
+    with pytest.raises(UnknownLeaseError):
+        lease.cancel()
+
+
+def test_a_cancelled_lease_is_refused(landlord: Landlord) -> None:
+    """Scenario 19."""
+    lease = landlord.grant(10.0)
+    assert lease.cancel().result() is None
+    assert lease.is_ended
+    assert lease.remaining == 0.0
+    with pytest.raises(UnknownLeaseError):
+        lease.cancel()
+    with pytest.raises(UnknownLeaseError):
+        lease.renew(10.0)
+
+
+def test_renewing_moves_the_expiration_also_to_an_earlier_time(landlord: Landlord, clock: FakeClock) -> None:
+    """Scenario 20."""
+    ended = threading.Event()
+    lease = landlord.grant(10.0, lambda _end: ended.set())
+    clock.advance(9.0)
+    assert lease.renew(50.0).result() == 50.0
+    assert lease.remaining == 50.0
+    assert lease.renew(2.0).result() == 2.0
+    clock.advance(1.9)
+    landlord.expire()
+    assert landlord.is_valid(lease.id)
+    clock.advance(0.2)
+    landlord.expire()
+    assert ended.wait(5)
+
+
+@pytest.mark.parametrize("end", [*LeaseEnd])
+def test_the_callback_gets_the_reason_once(landlord: Landlord, clock: FakeClock, end: LeaseEnd) -> None:
+    found: list[LeaseEnd] = []
+    done = threading.Semaphore(0)
+
+    def note(reason: LeaseEnd) -> None:
+        found.append(reason)
+        done.release()
+
+    lease = landlord.grant(10.0, note)
+    if end is LeaseEnd.EXPIRED:
+        clock.advance(11.0)
+        landlord.expire()
+        landlord.expire()
+    elif end is LeaseEnd.CANCELLED:
+        lease.cancel()
+    else:
+        landlord.close()
+    assert done.acquire(timeout=5)
+    lease.when_ended(note)  # too late: it is called at once
+    assert done.acquire(timeout=5)
+    assert found == [end, end]
+
+
+def test_a_callback_that_raises_does_not_keep_others(landlord: Landlord, caplog: pytest.LogCaptureFixture) -> None:
+    done = threading.Event()
+    lease = landlord.grant(10.0, lambda _end: 1 / 0)
+    lease.when_ended(lambda _end: done.set())
+    lease.cancel()
+    assert done.wait(5)
+    assert "callback failed" in caplog.text
+
+
+def test_a_callback_may_use_the_landlord(landlord: Landlord) -> None:
+    found: list[Lease] = []
+    done = threading.Event()
+
+    def grant(_end: LeaseEnd) -> None:
+        found.append(landlord.grant(5.0))
+        done.set()
+
+    landlord.grant(10.0, grant).cancel()
+    assert done.wait(5)
+    assert not found[0].is_ended
+
+
+def test_leases_are_bounded(landlord: Landlord, clock: FakeClock) -> None:
+    leases = [landlord.grant(10.0) for _ in range(3)]
+    with pytest.raises(LeaseDeniedError, match="3 leases"):
+        landlord.grant(10.0)
+    leases[0].cancel()
+    landlord.grant(10.0)
+    clock.advance(11.0)
+    landlord.expire()
+    assert len(landlord) == 0
+
+
+def test_a_closed_landlord_grants_nothing(clock: FakeClock) -> None:
+    landlord = Landlord(clock=clock)
+    lease = landlord.grant(10.0)
+    landlord.close()
+    landlord.close()
+    assert lease.is_ended
+    with pytest.raises(ClosedError):
+        landlord.grant(10.0)
+
+
+def test_the_timer_ends_leases_without_help() -> None:
+    """The real clock."""
+    ended: list[str] = []
+    done = threading.Event()
+
+    def end_middle(_end: LeaseEnd) -> None:
+        ended.append("middle")
+        done.set()
+
+    with Landlord() as landlord:
+        landlord.grant(30.0, lambda _end: ended.append("late"))
+        landlord.grant(0.3, end_middle)
+        landlord.grant(0.1, lambda _end: ended.append("early"))
+        assert done.wait(10)
+        assert ended == ["early", "middle"]
+
+
+def test_a_lease_does_not_show_more_than_it_must(landlord: Landlord) -> None:
+    lease = landlord.grant(10.0, about="events 'hot'")
+    assert repr(lease) == f"<Lease {lease.id}: 10.0 s left>"
+    info = landlord.leases()[0]
+    assert (info.id, info.about, info.duration, info.remaining) == (lease.id, "events 'hot'", 10.0, 10.0)
+    with pytest.raises(TypeError):
+        pickle.dumps(lease)
