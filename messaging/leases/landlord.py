@@ -404,6 +404,10 @@ class Landlord:
     def __len__(self) -> int:
         return len(self._leases)
 
+    def __bool__(self) -> bool:
+        """Return ``True``, also when it is empty."""
+        return True
+
     def close(self) -> None:
         """End all leases, with ``LeaseEnd.CLOSED``, and grant no more. Idempotent."""
         with self._lock:

@@ -250,6 +250,10 @@ class LeaseRenewalManager:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __bool__(self) -> bool:
+        """Return ``True``, also when it is empty."""
+        return True
+
     def __contains__(self, lease: object) -> bool:
         return lease in self._entries
 

@@ -119,7 +119,7 @@ class StoreAndForwardAgent(BatchListener):
         self.name = name
         self._retry = retry or RetryPolicy()
         self._kept = KeptListeners(messaging, listeners or {})
-        self.landlord = landlord or Landlord(name)
+        self.landlord = Landlord(name) if landlord is None else landlord
         self._owns_landlord = landlord is None
         self._renewals = LeaseRenewalManager()
         self._lock = threading.Lock()  # guards the following three
@@ -251,10 +251,13 @@ class StoreAndForwardAgent(BatchListener):
             if not streams:
                 return settled([error])
             events, lines = events[: len(streams)], lines[: len(streams)]  # the bad one begins the next batch
+        is_known: list[bool] = []
+        coming: set[tuple[str, int]] = set()
         with self._lock:
-            is_known = [
-                self._received.has(stream, event.sequence_number) for stream, event in zip(streams, events, strict=True)
-            ]
+            for stream, event in zip(streams, events, strict=True):
+                key = stream, event.sequence_number
+                is_known.append(key in coming or self._received.has(*key))
+                coming.add(key)
         if all(is_known):
             self.duplicates += len(is_known)
             return settled([None] * len(is_known))

@@ -112,7 +112,7 @@ class EventGenerator:
         self._lock = threading.Lock()  # guards the kinds, their numbers and registrations
         self._kinds: dict[EventId, Kind] = {}
         self._is_closed = False
-        self.landlord = landlord or Landlord("events")
+        self.landlord = Landlord("events") if landlord is None else landlord
         self._owns_landlord = landlord is None
         self._storage: Storage
         if path is None:

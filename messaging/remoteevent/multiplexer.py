@@ -66,7 +66,7 @@ class NotificationMultiplexer(BatchListener):
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"name must be a non-empty text, not {name!r:.80}")
         self.name = name
-        self.landlord = landlord or Landlord(name)
+        self.landlord = Landlord(name) if landlord is None else landlord
         self._owns_landlord = landlord is None
         self._lock = threading.Lock()  # guards the following two
         self._branches: dict[EventKind, tuple[_Branch, ...]] = {}

@@ -145,12 +145,15 @@ class _BoxBase:
             if self._is_closed:
                 return settled([ClosedError("the mailbox is closed")])
             full = None
+            coming: set[tuple[str, int]] = set()
             for event, stream, _ in prepared:
-                if self._received.has(stream, event.sequence_number):
+                key = stream, event.sequence_number
+                if key in coming or self._received.has(*key):
                     self.duplicates += 1
                     plan.append(False)
-                elif self._make_room(event):
+                elif self._full == "drop_oldest" or self._has_room(event):
                     self._pending += 1
+                    coming.add(key)
                     plan.append(True)
                 elif self._full == "drop_newest":
                     self._dropped += 1
@@ -174,8 +177,12 @@ class _BoxBase:
         batch.seal()
         return batch.promise
 
-    def _make_room(self, event: RemoteEvent) -> bool:
+    def _has_room(self, event: RemoteEvent) -> bool:
         """Return whether there is room for an event. With the lock."""
+        raise NotImplementedError
+
+    def _drop_oldest(self, most: int) -> int:
+        """Drop events until there are at most ``most``; return how many were dropped. With the lock."""
         raise NotImplementedError
 
     def _message_id(self, _event: RemoteEvent) -> str | None:
@@ -203,6 +210,8 @@ class _BoxBase:
                         self._received.add(stream, event)
                     self._add(event, offsets[index] if is_stored else -1)
             self._until = max(self._until, max(offsets, default=-1) + 1)
+            if self._max_events is not None and self._full == "drop_oldest":
+                self._dropped += self._drop_oldest(self._max_events)
         self._checkpoint.note(sum(plan))
         self._changed()
 
@@ -236,15 +245,15 @@ class QueueBox(_BoxBase):
     def __len__(self) -> int:
         return self._cursor.behind
 
-    def _make_room(self, event: RemoteEvent) -> bool:  # noqa: ARG002
-        if self._max_events is None or self._cursor.behind + self._pending < self._max_events:
-            return True
-        if self._full != "drop_oldest":
-            return False
-        if self._cursor.behind:
-            self._cursor.commit(self._cursor.position + 1, wait=False)
-            self._dropped += 1
-        return True
+    def _has_room(self, event: RemoteEvent) -> bool:  # noqa: ARG002  # of a ``LatestBox`` it depends on the kind
+        return self._max_events is None or self._cursor.behind + self._pending < self._max_events
+
+    def _drop_oldest(self, most: int) -> int:
+        excess = self._cursor.behind - most
+        if excess <= 0:
+            return 0
+        self._cursor.commit(self._cursor.position + excess, wait=False)
+        return excess
 
     def first(self, most: int) -> list[Entry]:
         """See :class:`Box`."""
@@ -322,20 +331,20 @@ class LatestBox(_BoxBase):
     def __len__(self) -> int:
         return len(self._latest)
 
-    def _make_room(self, event: RemoteEvent) -> bool:
+    def _has_room(self, event: RemoteEvent) -> bool:
         kind = event.kind
-        if (
-            self._max_events is not None
-            and kind not in self._latest
-            and not self._coming[kind]
-            and len(self._latest) + len(+self._coming) >= self._max_events
-        ):
-            if self._full != "drop_oldest":
-                return False
-            if self._latest:
-                self._latest.popitem(last=False)
-                self._dropped += 1
-        return True
+        return (
+            self._max_events is None
+            or kind in self._latest
+            or kind in self._coming
+            or len(self._latest.keys() | self._coming.keys()) < self._max_events
+        )
+
+    def _drop_oldest(self, most: int) -> int:
+        excess = max(0, len(self._latest) - most)
+        for _ in range(excess):
+            self._latest.popitem(last=False)
+        return excess
 
     def _message_id(self, event: RemoteEvent) -> str:
         kind = event.kind

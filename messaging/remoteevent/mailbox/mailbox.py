@@ -125,7 +125,7 @@ class EventMailbox:
         self._full: BoxFull = full
         self._retry = retry or RetryPolicy()
         self._folder = Path(path).expanduser()
-        self.landlord = landlord or Landlord(name, max_duration=max_duration)
+        self.landlord = Landlord(name, max_duration=max_duration) if landlord is None else landlord
         self._owns_landlord = landlord is None
         #: channels at which this mailbox is reached by others
         self.channels: set[str] = set()
@@ -399,6 +399,10 @@ class EventMailbox:
     def __len__(self) -> int:
         """Return the number of registrations."""
         return len(self._kept)
+
+    def __bool__(self) -> bool:
+        """Return ``True``, also when it is empty."""
+        return True
 
     def __enter__(self) -> Self:
         return self

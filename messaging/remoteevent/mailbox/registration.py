@@ -328,6 +328,10 @@ class MailboxRegistration:
         """Return the number of stored events that were not taken or delivered yet."""
         return len(self.box)
 
+    def __bool__(self) -> bool:
+        """Return ``True``, also when it is empty."""
+        return True
+
     def _refuse_ended(self) -> None:
         if self._end is not None:
             raise self._end
