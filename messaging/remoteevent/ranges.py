@@ -1,88 +1,178 @@
-"""A set of sequence numbers, kept as ranges: a million numbers in a row cost as much as one."""
+"""Sets of sequence numbers in bounded memory (EV.2.3.2).
+
+Sequence numbers of one kind of event rise, and arrive mostly in order. A set keeps them as ranges, so numbers without
+gaps cost one range, however many there are. The lowest range begins at 0 and ends at the *floor*: every number up to
+the floor counts as contained.
+
+**Bound.** A set keeps at most ``max_ranges`` ranges above the floor. One more closes the lowest gap: the floor moves
+up to the end of the lowest range, and the numbers of the gap count as contained from then on. An event that arrives
+later than that is taken for a duplicate; no event is ever taken for new twice.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from typing import Any, Final, Self
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Any, Final
 
-#: ranges that are kept
+from messaging.errors import ArgumentError, DecodeError
+from messaging.remoteevent.event import check_sequence_number
+
+#: ranges above the floor, unless the caller sets another bound
 MAX_RANGES: Final = 1000
 
 
 class SequenceRanges:
-    """Numbers that were seen. Not thread safe.
+    """A set of sequence numbers, kept as ranges. The owner serialises the calls; reading is not safe meanwhile.
 
-    When there are more than ``limit`` ranges, the lowest one is forgotten: its numbers count as not seen.
+    Args:
+        floor: every number up to this one is contained from the start; -1 for an empty set.
+        max_ranges: ranges above the floor, at least 1.
+
+    Attributes:
+        floor: the highest number below which no number is missing; -1 if 0 is missing.
+        closed: numbers that were never added, and count as contained because of the bound.
+
+    Raises:
+        ArgumentError: ``floor`` is below -1, or ``max_ranges`` below 1.
     """
 
-    __slots__ = ("_begins", "_ends", "_limit")
+    __slots__ = ("_first", "_last", "closed", "floor", "max_ranges")
 
-    def __init__(self, limit: int = MAX_RANGES) -> None:
-        self._limit = limit
-        #: in order; no range touches another
-        self._begins: list[int] = []
-        #: behind the last number of each
-        self._ends: list[int] = []
-
-    def add(self, number: int) -> bool:
-        """Add a number; return whether it was not there."""
-        begins, ends = self._begins, self._ends
-        if ends and ends[-1] == number:  # the next one: by far the most frequent case
-            ends[-1] = number + 1
-            return True
-        at = bisect_right(begins, number) - 1
-        if at >= 0 and number < ends[at]:
-            return False
-        joins_left = at >= 0 and ends[at] == number
-        joins_right = at + 1 < len(begins) and begins[at + 1] == number + 1
-        if joins_left and joins_right:
-            ends[at] = ends.pop(at + 1)
-            begins.pop(at + 1)
-        elif joins_left:
-            ends[at] = number + 1
-        elif joins_right:
-            begins[at + 1] = number
-        else:
-            begins.insert(at + 1, number)
-            ends.insert(at + 1, number + 1)
-            if len(begins) > self._limit:
-                del begins[0], ends[0]
-        return True
+    def __init__(self, floor: int = -1, *, max_ranges: int = MAX_RANGES) -> None:
+        if not isinstance(max_ranges, int) or max_ranges < 1:
+            raise ArgumentError(f"max_ranges must be an int of at least 1, not {max_ranges!r:.80}")
+        self.floor = floor if floor == -1 else check_sequence_number(floor)
+        self.max_ranges = max_ranges
+        self.closed = 0
+        #: first and last number of each range above the floor, in rising order; at least one number is between two
+        self._first: list[int] = []
+        self._last: list[int] = []
 
     def __contains__(self, number: int) -> bool:
-        at = bisect_right(self._begins, number) - 1
-        return at >= 0 and number < self._ends[at]
+        if number <= self.floor:
+            return True
+        at = bisect_left(self._last, number)
+        return at < len(self._last) and self._first[at] <= number
 
-    def count_missing(self, first: int, last: int) -> int:
-        """Return how many of the numbers from ``first`` to ``last`` are not in the set."""
-        if last < first:
-            return 0
-        missing = last - first + 1
-        at = bisect_left(self._ends, first + 1)
-        while at < len(self._begins) and self._begins[at] <= last:
-            missing -= min(self._ends[at], last + 1) - max(self._begins[at], first)
-            at += 1
-        return missing
-
-    @property
-    def last(self) -> int | None:
-        """The highest number; ``None`` if there is none."""
-        return self._ends[-1] - 1 if self._ends else None
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Iterate over the ranges above the floor as (first, last), in rising order."""
+        return iter(list(zip(self._first, self._last, strict=True)))
 
     def __len__(self) -> int:
-        """Return the number of ranges."""
-        return len(self._begins)
+        """Return the number of ranges above the floor."""
+        return len(self._first)
 
-    def to_value(self) -> list[int]:
-        """Return the set in portable form."""
-        return [each for pair in zip(self._begins, self._ends, strict=True) for each in pair]
+    def __bool__(self) -> bool:
+        """Return whether the set holds a number."""
+        return self.highest >= 0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SequenceRanges):
+            return NotImplemented
+        return self.floor == other.floor and self._first == other._first and self._last == other._last
+
+    __hash__ = None  # type: ignore[assignment]  # the set is mutable
+
+    @property
+    def highest(self) -> int:
+        """The highest number in the set; -1 if it is empty."""
+        return self._last[-1] if self._last else self.floor
+
+    @property
+    def missing(self) -> int:
+        """How many numbers between the floor and the highest number are not in the set."""
+        return self.highest - self.floor - sum(self._last) + sum(self._first) - len(self._first)
+
+    def add(self, number: int) -> bool:
+        """Add a number; return whether it is new: ``False`` if the set contained it.
+
+        Args:
+            number: from 0 to 2**63-1, as :class:`~messaging.remoteevent.RemoteEvent` checks it.
+        """
+        last = self._last
+        if not last:
+            if number == self.floor + 1:  # the usual case: in order, without gaps
+                self.floor = number
+                return True
+        elif number == last[-1] + 1:  # in order, behind a gap
+            last[-1] = number
+            return True
+        if number in self:
+            return False
+        self._put(number, number)
+        return True
+
+    def add_range(self, first: int, last: int) -> None:
+        """Add the numbers from ``first`` to ``last``; none if ``last`` is lower."""
+        first = max(first, self.floor + 1)
+        if first <= last:
+            self._put(first, last)
+
+    def raise_floor(self, floor: int) -> None:
+        """Make every number up to ``floor`` contained. A lower one changes nothing."""
+        self.add_range(0, floor)
+
+    def clear(self, floor: int = -1) -> None:
+        """Make the set that of a new object with that floor."""
+        self.floor = floor
+        self.closed = 0
+        self._first.clear()
+        self._last.clear()
+
+    def _put(self, first: int, last: int) -> None:
+        """Add a range above the floor; join it with the ranges that it touches."""
+        begin = bisect_left(self._last, first - 1)  # the first range that ends at first - 1 or later
+        end = begin
+        while end < len(self._first) and self._first[end] <= last + 1:
+            end += 1
+        if begin < end:
+            first = min(first, self._first[begin])
+            last = max(last, self._last[end - 1])
+        self._first[begin:end] = [first]
+        self._last[begin:end] = [last]
+        if self._first[0] == self.floor + 1:
+            self._lift()
+        elif len(self._first) > self.max_ranges:
+            self.closed += self._first[0] - self.floor - 1
+            self._lift()
+
+    def _lift(self) -> None:
+        """Move the floor to the end of the lowest range."""
+        del self._first[0]
+        self.floor = self._last.pop(0)
+
+    def to_value(self) -> list[Any]:
+        """Return the set in portable form, for :meth:`from_value`: the floor, then first and last of each range."""
+        value = [self.floor]
+        for each in self:
+            value += each
+        return value
 
     @classmethod
-    def from_value(cls, value: Any) -> Self:
-        """Return the set of a portable form. Raises ``ValueError``, ``TypeError``."""
-        found = cls()
-        numbers = [int(each) for each in value]
-        if len(numbers) % 2 or numbers != sorted(set(numbers)):
-            raise ValueError("ranges must rise")
-        found._begins, found._ends = numbers[::2], numbers[1::2]
+    def from_value(cls, value: object, *, max_ranges: int = MAX_RANGES) -> SequenceRanges:
+        """Return the set that :meth:`to_value` returned.
+
+        Args:
+            value: the portable form.
+            max_ranges: the bound of the new set; the lowest gaps are closed if there are more ranges.
+
+        Raises:
+            DecodeError: the value is no such form.
+        """
+        if not isinstance(value, list | tuple) or len(value) % 2 == 0:
+            raise DecodeError("not a set of sequence numbers: it must be a list with an odd number of integers")
+        before = -2
+        for number in value:
+            if not isinstance(number, int) or isinstance(number, bool) or not -1 <= number < 2**63 or number < before:
+                raise DecodeError(f"not a set of sequence numbers: {number!r:.80} follows {before}")
+            before = number
+        found = cls(value[0], max_ranges=max_ranges)
+        for first, last in zip(value[1::2], value[2::2], strict=True):
+            found.add_range(first, last)
         return found
+
+    def __repr__(self) -> str:
+        ranges = ", ".join(f"{first}..{last}" for first, last in list(self)[:10])
+        more = f", and {len(self) - 10} ranges" if len(self) > 10 else ""
+        return f"<SequenceRanges up to {self.floor}{', ' if ranges else ''}{ranges}{more}>"
