@@ -1,0 +1,28 @@
+"""Transactions, as far as registrations and events need them (EV.2.4): two-phase commit with a durable decision.
+
+=====================  =============================================================================================
+``participant``        TransactionParticipant: what takes part; Vote, TransactionState
+``transaction``        Transaction: the state of one transaction, and its two phases
+``enlisted``           one participant within one transaction
+``manager``            TransactionManager: creates transactions, completes those of an earlier run
+``decisions``          the state of transactions on the disk
+``remote_participant`` participants in other processes
+``remote``             managers in other processes
+=====================  =============================================================================================
+"""
+
+from messaging.errors import CannotAbortError as CannotAbortError
+from messaging.errors import CannotCommitError as CannotCommitError
+from messaging.errors import CannotJoinError as CannotJoinError
+from messaging.errors import UnknownTransactionError as UnknownTransactionError
+from messaging.remoteevent.transactions.manager import TransactionInfo as TransactionInfo
+from messaging.remoteevent.transactions.manager import TransactionManager as TransactionManager
+from messaging.remoteevent.transactions.participant import TransactionParticipant as TransactionParticipant
+from messaging.remoteevent.transactions.participant import TransactionState as TransactionState
+from messaging.remoteevent.transactions.participant import Vote as Vote
+from messaging.remoteevent.transactions.remote import RemoteTransaction as RemoteTransaction
+from messaging.remoteevent.transactions.remote import RemoteTransactionManager as RemoteTransactionManager
+from messaging.remoteevent.transactions.remote import TransactionServer as TransactionServer
+from messaging.remoteevent.transactions.remote_participant import ParticipantServer as ParticipantServer
+from messaging.remoteevent.transactions.remote_participant import RemoteParticipant as RemoteParticipant
+from messaging.remoteevent.transactions.transaction import Transaction as Transaction

@@ -1,0 +1,128 @@
+"""One participant within one transaction: what it was asked, and what it answered.
+
+**Threads.** The lock of the transaction guards the attributes. :func:`ask` calls the participant on a worker thread.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.execution import Promise, workers
+from messaging.remoteevent.failures import as_failure
+from messaging.remoteevent.transactions.participant import TransactionState, Vote
+
+if TYPE_CHECKING:
+    from messaging.errors import MessagingError
+    from messaging.remoteevent.delivery import RetryPolicy
+
+#: how often a participant is told that a transaction was aborted
+ABORT_ATTEMPTS: Final = 5
+#: a timer may fire that much too early, seconds
+_EARLY: Final = 0.001
+
+
+class Enlisted:
+    """A participant of a transaction.
+
+    Attributes:
+        name: by which the participant is found again after a restart.
+        crash_count: a number that changes when the participant has lost its state.
+        reference: channel of a participant in another process; ``None`` for one of this process.
+        participant: ``None`` after a restart, until the participant is there again.
+        vote: its answer to ``prepare``; ``None`` before.
+        is_lasting: it may be there again after a restart, so it is stored.
+        is_busy: a call to it has not returned.
+        is_done: it has to be told no more.
+        was_told: a call with the outcome of the transaction has returned, or failed.
+        failures: failed calls since the last one that succeeded.
+        retry_at: monotonic time of the next attempt.
+    """
+
+    __slots__ = (
+        "crash_count", "failures", "is_busy", "is_done", "is_lasting", "name", "participant", "reference", "retry_at",
+        "vote", "was_told",
+    )  # fmt: skip
+
+    def __init__(
+        self, name: str, crash_count: int, participant: Any, reference: str | None, *, is_lasting: bool = True
+    ) -> None:
+        self.is_lasting = is_lasting
+        self.name = name
+        self.crash_count = crash_count
+        self.participant = participant
+        self.reference = reference
+        self.vote: Vote | None = None
+        self.is_busy = False
+        self.is_done = False
+        self.was_told = False
+        self.failures = 0
+        self.retry_at = 0.0
+
+    def next_operation(self, state: TransactionState) -> str | None:
+        """Return the call to make next; ``None`` if there is none, or its time has not come."""
+        if self.is_busy or self.is_done or self.participant is None or time.monotonic() + _EARLY < self.retry_at:
+            return None
+        if state is TransactionState.VOTING:
+            return "prepare" if self.vote is None else None
+        if state is TransactionState.COMMITTED:
+            return "commit"
+        return "abort" if state is TransactionState.ABORTED else None
+
+    def note_vote(self, vote: object, error: MessagingError | None) -> None:
+        """Note the answer to ``prepare``: an error, or what is no vote, counts as ``Vote.ABORTED``."""
+        if error is None and isinstance(vote, Vote):
+            self.vote = vote
+            # who has nothing to do, or has undone it already, is told no more
+            self.is_done = vote is not Vote.PREPARED
+        else:
+            self.vote = Vote.ABORTED
+
+    def note_failure(self, policy: RetryPolicy) -> None:
+        """Note that a call failed, and when to make it again."""
+        self.failures += 1
+        self.retry_at = time.monotonic() + policy.delay_after(self.failures)
+
+    def to_value(self) -> list[Any]:
+        """Return the participant in portable form, for :meth:`from_value`."""
+        return [self.name, self.crash_count, self.reference]
+
+    @classmethod
+    def from_value(cls, value: Any) -> Enlisted:
+        """Return the participant of a portable form. Raises ``ValueError``, ``TypeError``."""
+        name, crash_count, reference = value
+        return cls(str(name), int(crash_count), None, None if reference is None else str(reference))
+
+
+def ask(participant: Any, operation: str, transaction_id: str) -> Promise[Any]:
+    """Call a method of a participant on a worker thread; return the promise of its result.
+
+    The promise has no deadline: a call that does not return must not be repeated beside itself.
+    """
+    promise: Promise[Any] = Promise(lambda: f"{operation} of transaction {transaction_id}")
+    promise.looked_at = True
+
+    def run() -> None:
+        try:
+            found = getattr(participant, operation)(transaction_id)
+        except Exception as error:  # noqa: BLE001  # of the participant
+            promise.reject(as_failure(error))
+            return
+        if isinstance(found, Promise):
+            found.listen(lambda: _hand_on(found, promise))
+        else:
+            promise.resolve(found)
+
+    try:
+        workers().submit(run)
+    except RuntimeError as error:  # no thread can be started
+        promise.reject(as_failure(error))
+    return promise
+
+
+def _hand_on(found: Promise[Any], promise: Promise[Any]) -> None:
+    error = found.exception(0)
+    if error is None:
+        promise.resolve(found.result(0))
+    else:
+        promise.reject(error)

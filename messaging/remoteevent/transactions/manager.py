@@ -1,0 +1,281 @@
+"""The transaction manager: creates transactions, and completes those of an earlier run.
+
+**Restart.** A manager with a path knows, after its process was killed, which transactions were decided
+(:mod:`messaging.remoteevent.transactions.decisions`). It commits these and aborts the others, as soon as the
+participants are there: those of other processes by their channel, those of this process by :meth:`recover`. A
+transaction without a record was aborted.
+
+**Threads.** Any thread may use a manager. Its lock guards the table of transactions.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from messaging.errors import (
+    ArgumentError,
+    BoundReachedError,
+    ClosedError,
+    DeadlineError,
+    MessagingError,
+    UnknownTransactionError,
+)
+from messaging.execution import Promise, may_block, seconds
+from messaging.leases import Landlord, Lease, LeaseEnd
+from messaging.remoteevent.delivery import PATIENT, RetryPolicy
+from messaging.remoteevent.transactions.decisions import Decisions
+from messaging.remoteevent.transactions.remote_participant import RemoteParticipant
+from messaging.remoteevent.transactions.transaction import Transaction, check_participant_name
+from messaging.text import SafeLog, tolerant
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from messaging.instance import Messaging
+    from messaging.remoteevent.transactions.enlisted import Enlisted
+    from messaging.remoteevent.transactions.participant import TransactionState
+
+logger = SafeLog(__name__)
+
+#: how long a participant may take to prepare, seconds
+TIME_LIMIT: Final = 10.0
+#: transactions at a time
+MAX_TRANSACTIONS: Final = 100_000
+#: ended transactions whose outcome is remembered, for clients that ask again
+_REMEMBERED: Final = 10_000
+#: how long closing waits for participants, seconds
+_CLOSE_TIMEOUT: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionInfo:
+    """A transaction that is not completed, for people. Immutable.
+
+    Attributes:
+        id: of the transaction.
+        state: its state.
+        waiting_for: names of the participants that have not confirmed the outcome.
+    """
+
+    id: str
+    state: TransactionState
+    waiting_for: list[str]
+
+
+class TransactionManager:
+    """Creates transactions and completes them. Thread safe; a context manager, which closes it.
+
+    Args:
+        path: folder of the decisions, which survive a restart; ``None``: they are in memory.
+        name: for the log and in errors.
+        messaging: reaches participants of other processes again after a restart.
+        max_duration: longest lease of a transaction, seconds.
+        default_duration: lease for ``Lease.ANY``, seconds.
+        max_transactions: transactions at a time that are not completed.
+        time_limit: seconds that a participant may take to prepare.
+        retry: delays between the attempts to tell a participant the outcome. Committing is tried without end.
+
+    Raises:
+        ArgumentError: an argument is not as described.
+        JournalError, DecodeError: the folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        name: str = "transactions",
+        messaging: Messaging | None = None,
+        max_duration: float = 3600.0,
+        default_duration: float = 300.0,
+        max_transactions: int = MAX_TRANSACTIONS,
+        time_limit: float = TIME_LIMIT,
+        retry: RetryPolicy = PATIENT,
+    ) -> None:
+        if isinstance(time_limit, bool) or seconds(time_limit, "time_limit") <= 0:
+            raise ArgumentError(f"time_limit must be a number of seconds above 0, not {time_limit!r:.80}")
+        if not isinstance(retry, RetryPolicy):
+            raise ArgumentError(f"retry must be a RetryPolicy, not {type(retry).__name__}")
+        if path is not None and not isinstance(path, (str, Path)):
+            raise ArgumentError(f"path must be a text or a Path, not {type(path).__name__}")
+        self.landlord = Landlord(
+            name, max_duration=max_duration, default_duration=default_duration, max_leases=max_transactions
+        )
+        self.name = name
+        self.time_limit = float(time_limit)
+        self.retry = retry
+        self.is_closed = False
+        self._most = max_transactions
+        self._lock = threading.Lock()  # guards the following
+        self._transactions: dict[str, Transaction] = {}
+        self._ended: OrderedDict[str, TransactionState] = OrderedDict()
+        self.decisions = Decisions(path)
+        try:
+            found = self.decisions.load()
+        except BaseException:
+            self.decisions.close()
+            raise
+        for transaction_id, state, participants in found:
+            self._recover(Transaction(transaction_id, self, state, participants), participants, messaging)
+
+    def _recover(self, transaction: Transaction, participants: list[Enlisted], messaging: Messaging | None) -> None:
+        """Continue with a transaction of an earlier run."""
+        self._transactions[transaction.id] = transaction
+        for each in participants:
+            if each.reference is not None and messaging is not None:
+                each.participant = RemoteParticipant(messaging, each.reference, timeout=self.time_limit)
+        transaction.proceed()
+
+    # --- transactions
+
+    def create(self, duration: float = Lease.ANY) -> Transaction:
+        """Create a transaction.
+
+        Args:
+            duration: seconds that are asked for; when the lease ends, the transaction is aborted unless it is being
+                committed.
+
+        Raises:
+            ArgumentError: ``duration`` is not one of leases.
+            BoundReachedError, LeaseDeniedError: there are ``max_transactions`` transactions.
+            ClosedError: the manager is closed.
+        """
+        if self.is_closed:
+            raise ClosedError(f"transaction manager '{self.name}': closed")
+        transaction = Transaction(secrets.token_hex(12), self)
+        lease = self.landlord.grant(duration, _ender(transaction), about=f"transaction {transaction.id}")
+        transaction.lease = lease
+        with self._lock:
+            is_full = len(self._transactions) >= self._most
+            if not is_full:
+                self._transactions[transaction.id] = transaction
+        if is_full:
+            lease.cancel()
+            raise BoundReachedError(f"transaction manager '{self.name}': {self._most} transactions are not completed")
+        return transaction
+
+    def get(self, transaction_id: str) -> Transaction:
+        """Return a transaction that is not completed.
+
+        Raises:
+            UnknownTransactionError: there is none with this id, or it is completed.
+        """
+        found = self._transactions.get(transaction_id) if isinstance(transaction_id, str) else None
+        if found is None:
+            raise UnknownTransactionError(f"transaction manager '{self.name}': no transaction {transaction_id!r:.80}")
+        return found
+
+    def state(self, transaction_id: str) -> TransactionState:
+        """Return the state of a transaction, also of one of the last 10,000 that were completed.
+
+        Raises:
+            UnknownTransactionError: it is not known. A participant that has prepared it can take it for aborted.
+        """
+        with self._lock:
+            ended = self._ended.get(transaction_id) if isinstance(transaction_id, str) else None
+        return self.get(transaction_id).state if ended is None else ended
+
+    def transactions(self) -> list[TransactionInfo]:
+        """Return the transactions that are not completed, for people."""
+        with self._lock:
+            found = [*self._transactions.values()]
+        return [TransactionInfo(each.id, each.state, each.waiting_for) for each in found]
+
+    def recover(self, name: str, participant: Any, *, reference: str | None = None) -> list[str]:
+        """Tell a participant that is there again the outcomes of the transactions that it has joined.
+
+        Args:
+            name: under which it joined.
+            participant: as it is now.
+            reference: channel of a participant in another process.
+
+        Returns:
+            The ids of its transactions that are not completed. The participant can take any other transaction that it
+            has prepared for aborted.
+
+        Raises:
+            ArgumentError: an argument is not as described.
+            ClosedError: the manager is closed.
+        """
+        check_participant_name(name)
+        if self.is_closed:
+            raise ClosedError(f"transaction manager '{self.name}': closed")
+        with self._lock:
+            transactions = [*self._transactions.values()]
+        return [each.id for each in transactions if each.recover(name, participant, reference)]
+
+    def forget(self, transaction: Transaction) -> None:
+        """Note that all participants of a transaction know its outcome. For transactions."""
+        try:
+            self.decisions.forget(transaction.id)
+        except ClosedError:
+            pass  # the next run tells the participants again
+        except MessagingError as error:
+            logger.warning(
+                "transaction manager '%s': the record of %s is not removed: %s; the next run completes it again",
+                self.name, transaction.id, error,
+            )  # fmt: skip
+        with self._lock:
+            self._transactions.pop(transaction.id, None)
+            self._ended[transaction.id] = transaction.state
+            if len(self._ended) > _REMEMBERED:
+                self._ended.popitem(last=False)
+
+    # --- life cycle
+
+    def close(self) -> None:
+        """Abort the transactions without a decision, wait up to 5 s for the participants, and stop. Idempotent.
+
+        Participants that have not confirmed are told by the next run with the same path.
+
+        Raises:
+            JournalError: the last state is not stored.
+        """
+        with self._lock:
+            if self.is_closed:
+                return
+            transactions = [*self._transactions.values()]
+        aborts = [each.abort_soon() for each in transactions]
+        if may_block():
+            _wait_for(aborts)
+        with self._lock:
+            self.is_closed = True
+        self.landlord.close()
+        self.decisions.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @tolerant
+    def __repr__(self) -> str:
+        return f"<TransactionManager {self.name!r} of {len(self._transactions)} transactions>"
+
+
+def _ender(transaction: Transaction) -> Callable[[LeaseEnd], None]:
+    def end(reason: LeaseEnd) -> None:
+        if reason is not LeaseEnd.CLOSED:
+            transaction.end_with_lease()
+
+    return end
+
+
+def _wait_for(promises: list[Promise[None]]) -> None:
+    """Wait for promises, for at most 5 s in all."""
+    deadline = time.monotonic() + _CLOSE_TIMEOUT
+    for each in promises:
+        try:
+            each.exception(max(0.0, deadline - time.monotonic()))
+        except DeadlineError:
+            each.looked_at = True

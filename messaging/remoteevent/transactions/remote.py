@@ -1,0 +1,398 @@
+"""Managers in other processes: a server beside the manager, and the way to it.
+
+============  ======================================================  ==============================================
+operation     arguments                                               result
+============  ======================================================  ==============================================
+``create``    ``duration``                                            ``id``, ``lease``
+``join``      ``transaction``, ``name``, ``crash_count``, ``channel``  nothing
+``commit``    ``transaction``, ``timeout``                            whether all participants have confirmed
+``abort``     ``transaction``, ``timeout``                            whether all participants have confirmed
+``state``     ``transaction``                                         number of the state
+``recover``   ``name``, ``channel``                                   ids of the transactions that are not completed
+============  ======================================================  ==============================================
+
+The leases of the transactions are served on the same channel (:mod:`messaging.leases.remote`).
+
+**Threads.** Operations run on worker threads. A commit occupies none while it waits.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from messaging.calls import CallServer, Operation, call, result_of
+from messaging.errors import (
+    ArgumentError,
+    CannotAbortError,
+    CannotCommitError,
+    DeadlineError,
+    DecodeError,
+    UnknownTransactionError,
+)
+from messaging.execution import Promise, seconds, workers
+from messaging.leases import (
+    Lease,
+    lease_from_value,
+    lease_operations,
+    lease_time,
+    lease_to_value,
+    seconds_of,
+    value_of,
+)
+from messaging.leases.lease import check_duration
+from messaging.model import check_name
+from messaging.remoteevent.transactions.manager import TIME_LIMIT
+from messaging.remoteevent.transactions.participant import TransactionState
+from messaging.remoteevent.transactions.remote_participant import ParticipantServer, RemoteParticipant
+from messaging.remoteevent.transactions.transaction import check_join, check_participant_name
+from messaging.text import SafeLog, tolerant
+
+if TYPE_CHECKING:
+    from messaging.instance import Messaging
+    from messaging.remoteevent.transactions.manager import TransactionManager
+
+logger = SafeLog(__name__)
+
+#: a client waits longer than both phases of a manager with the default time limit, seconds
+_TIMEOUT: Final = 3 * TIME_LIMIT
+
+
+class TransactionServer:
+    """Makes a transaction manager available to other processes. Thread safe; a context manager, which closes it.
+
+    Args:
+        messaging: an instance with requests. It also reaches the participants.
+        channel: of the manager.
+        manager: stays as it is when the server is closed.
+
+    Raises:
+        InvalidChannelError, UnsupportedFeatureError, SubscriptionRefusedError: as ``CallServer``.
+    """
+
+    def __init__(self, messaging: Messaging, channel: str, manager: TransactionManager) -> None:
+        self._messaging = messaging
+        self._manager = manager
+        self.channel = check_name(channel)
+        operations: dict[str, Operation] = {
+            "create": self._create,
+            "join": self._join,
+            "commit": self._commit,
+            "abort": self._abort,
+            "state": lambda arguments, _body: int(manager.state(_id(arguments))),
+            "recover": self._recover,
+            **lease_operations(manager.landlord),
+        }
+        self._server = CallServer(messaging, channel, operations)
+
+    @property
+    def ready(self) -> Promise[None]:
+        """The promise that the broker has confirmed the subscription."""
+        return self._server.ready
+
+    def _create(self, arguments: Mapping[str, Any], _body: bytes) -> dict[str, Any]:
+        transaction = self._manager.create(seconds_of(arguments.get("duration", Lease.ANY)))
+        assert transaction.lease is not None  # noqa: S101  # it was created just now
+        return {"id": transaction.id, "lease": lease_to_value(transaction.lease)}
+
+    def _join(self, arguments: Mapping[str, Any], _body: bytes) -> None:
+        participant, channel = self._participant(arguments)
+        transaction = self._manager.get(_id(arguments))
+        transaction.join(
+            participant,
+            name=check_participant_name(arguments.get("name")),
+            crash_count=arguments.get("crash_count", 0),
+            reference=channel,
+        )
+
+    def _participant(self, arguments: Mapping[str, Any]) -> tuple[RemoteParticipant, str]:
+        channel = arguments.get("channel")
+        if not isinstance(channel, str):
+            raise DecodeError("`channel` must be the channel of a participant")
+        return RemoteParticipant(self._messaging, channel, timeout=self._manager.time_limit), channel
+
+    def _commit(self, arguments: Mapping[str, Any], _body: bytes) -> Any:
+        return self._end(arguments, TransactionState.COMMITTED)
+
+    def _abort(self, arguments: Mapping[str, Any], _body: bytes) -> Any:
+        return self._end(arguments, TransactionState.ABORTED)
+
+    def _end(self, arguments: Mapping[str, Any], wanted: TransactionState) -> Any:
+        transaction_id = _id(arguments)
+        try:
+            transaction = self._manager.get(transaction_id)
+        except UnknownTransactionError:
+            return self._ended(transaction_id, wanted)
+        timeout = arguments.get("timeout")
+        limit = None if timeout is None else seconds(timeout)
+        is_commit = wanted is TransactionState.COMMITTED
+        ended = transaction.commit_soon(limit) if is_commit else transaction.abort_soon(limit)
+        promise: Promise[bool] = Promise(f"end transaction {transaction_id}")
+
+        def settle() -> None:
+            error = ended.exception(0)
+            if type(error) is DeadlineError:
+                promise.resolve(False)
+            elif error is not None:
+                promise.reject(error)
+            else:
+                promise.resolve(True)
+
+        ended.listen(settle)
+        return promise
+
+    def _ended(self, transaction_id: str, wanted: TransactionState) -> bool:
+        """Answer a client that asks again, because the first answer was lost."""
+        state = self._manager.state(transaction_id)
+        if state is wanted:
+            return True
+        if wanted is TransactionState.COMMITTED:
+            raise CannotCommitError(f"transaction {transaction_id} is aborted")
+        raise CannotAbortError(f"transaction {transaction_id} is committed")
+
+    def _recover(self, arguments: Mapping[str, Any], _body: bytes) -> list[str]:
+        participant, channel = self._participant(arguments)
+        return self._manager.recover(check_participant_name(arguments.get("name")), participant, reference=channel)
+
+    def close(self) -> None:
+        """Answer no further requests. Idempotent."""
+        self._server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _id(arguments: Mapping[str, Any]) -> str:
+    found = arguments.get("transaction")
+    if not isinstance(found, str):
+        raise DecodeError("`transaction` must be the id of a transaction")
+    return found
+
+
+class RemoteTransactionManager:
+    """The way to a transaction manager in another process. Thread safe; a context manager, which closes it.
+
+    Args:
+        messaging: an instance that is connected to the broker of the manager, with requests.
+        channel: of its :class:`TransactionServer`.
+        timeout: seconds until a request fails; longer than the time limit of the participants.
+
+    Raises:
+        ArgumentError, InvalidChannelError: an argument is not as described.
+    """
+
+    def __init__(self, messaging: Messaging, channel: str, *, timeout: float = _TIMEOUT) -> None:
+        self._messaging = messaging
+        self.channel = check_name(channel)
+        self._timeout = seconds(timeout)
+        if self._timeout <= 0:
+            raise ArgumentError(f"timeout must be above 0 seconds, not {timeout!r:.80}")
+        self._lock = threading.Lock()  # guards the following
+        #: servers of participants of this process, by name
+        self._servers: dict[str, ParticipantServer] = {}
+
+    def create(self, duration: float = Lease.ANY) -> RemoteTransaction:
+        """Create a transaction, and wait for the answer; see ``TransactionManager.create``.
+
+        Raises:
+            ArgumentError: ``duration`` is not one of leases.
+            LeaseDeniedError, MessagingError: it is not created.
+            WouldBlockError: the thread runs an event loop: ``await`` :meth:`create_soon`.
+        """
+        found: RemoteTransaction = result_of(self.create_soon(duration), "`await` create_soon()")
+        return found
+
+    def create_soon(self, duration: float = Lease.ANY) -> Promise[RemoteTransaction]:
+        """Create a transaction; return the promise of it. Fails as :meth:`create` raises."""
+        asked = check_duration(duration)
+        asked_at = lease_time()
+
+        def convert(result: Any) -> RemoteTransaction:
+            lease = lease_from_value(
+                self._messaging, self.channel, result["lease"], asked, asked_at, timeout=self._timeout
+            )
+            return RemoteTransaction(str(result["id"]), lease, self)
+
+        return self.call("create", {"duration": value_of(asked)}, convert)
+
+    def transaction(self, transaction_id: str, lease: Lease | None = None) -> RemoteTransaction:
+        """Return the way to a transaction that another process created, by its id. It may be unknown or ended."""
+        if not isinstance(transaction_id, str) or not transaction_id:
+            raise ArgumentError(f"the id of a transaction must be a text, not {transaction_id!r:.80}")
+        return RemoteTransaction(transaction_id, lease, self)
+
+    def state(self, transaction_id: str) -> Promise[TransactionState]:
+        """Return the promise of the state of a transaction. Fails with ``UnknownTransactionError``."""
+        return self.call("state", {"transaction": transaction_id}, TransactionState)
+
+    def recover(self, name: str, participant: Any, *, channel: str | None = None) -> Promise[list[str]]:
+        """Make a participant reachable again, and have the manager tell it the outcomes.
+
+        Args:
+            name: under which it joined.
+            participant: of this process.
+            channel: on which a :class:`ParticipantServer` of the application serves it; ``None``: one is made.
+
+        Returns:
+            The promise of the ids of its transactions that are not completed, see ``TransactionManager.recover``.
+        """
+        check_participant_name(name)
+        arguments = {"name": name, "channel": channel or self.reach(name, participant)}
+        return self.call("recover", arguments)
+
+    def reach(self, name: str, participant: Any) -> str:
+        """Return a channel of a participant of this process, which is served until :meth:`close`."""
+        if isinstance(participant, RemoteParticipant):
+            return participant.channel
+        with self._lock:
+            server = self._servers.get(name)
+        if server is not None and server.participant is participant:
+            return server.channel
+        made = ParticipantServer(self._messaging, f"participants/{secrets.token_hex(8)}", participant)
+        result_of(made.ready, "serve the participant by a ParticipantServer, and give its channel")
+        with self._lock:
+            before = self._servers.get(name)
+            self._servers[name] = made
+        if before is not None:
+            before.close()
+        return made.channel
+
+    def call(
+        self, operation: str, arguments: Mapping[str, Any], convert: Callable[[Any], Any] | None = None
+    ) -> Promise[Any]:
+        """Call an operation of the manager. For transactions."""
+        return call(self._messaging, self.channel, operation, arguments, timeout=self._timeout, convert=convert)
+
+    def close(self) -> None:
+        """Make the participants of this process unreachable. Idempotent."""
+        with self._lock:
+            servers, self._servers = [*self._servers.values()], {}
+        for each in servers:
+            each.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class RemoteTransaction:
+    """A transaction of a manager in another process. Thread safe. ``RemoteTransactionManager`` makes it.
+
+    Attributes:
+        id: of the transaction.
+        lease: of the transaction; ``None`` if another process holds it.
+        state: as far as it is known here; :meth:`RemoteTransactionManager.state` asks the manager.
+    """
+
+    def __init__(self, transaction_id: str, lease: Lease | None, manager: RemoteTransactionManager) -> None:
+        self.id = transaction_id
+        self.lease = lease
+        self.state = TransactionState.ACTIVE
+        self._manager = manager
+        self._lock = threading.Lock()  # guards the callbacks
+        self._callbacks: list[Callable[[TransactionState], object]] | None = []
+
+    def join(
+        self, participant: Any, *, name: str | None = None, crash_count: int = 0, reference: str | None = None
+    ) -> None:
+        """Let a participant take part, and wait for the answer; see :meth:`Transaction.join`.
+
+        Args:
+            participant: of this process, or a :class:`RemoteParticipant`.
+            name, crash_count: see there.
+            reference: channel on which a :class:`ParticipantServer` of the application serves the participant;
+                ``None``: one is made.
+
+        Raises:
+            ArgumentError, CannotJoinError: see there.
+            UnknownTransactionError: the transaction has ended.
+            MessagingError: as requests do.
+            WouldBlockError: the thread runs an event loop.
+        """
+        found, count = check_join(participant, name, crash_count)
+        channel = reference or self._manager.reach(found, participant)
+        arguments = {"transaction": self.id, "name": found, "crash_count": count, "channel": channel}
+        result_of(self._manager.call("join", arguments), "join on a worker thread")
+
+    def commit(self, timeout: float | None = None) -> None:
+        """Commit, see :meth:`Transaction.commit`; also raises as requests do, and ``UnknownTransactionError``."""
+        result_of(self.commit_soon(timeout), "`await` commit_soon()")
+
+    def abort(self, timeout: float | None = None) -> None:
+        """Abort, see :meth:`Transaction.abort`; also raises as requests do, and ``UnknownTransactionError``."""
+        result_of(self.abort_soon(timeout), "`await` abort_soon()")
+
+    def commit_soon(self, timeout: float | None = None) -> Promise[None]:
+        """Commit; return the promise that :meth:`commit` has returned. It may be called again after a failure."""
+        return self._end("commit", timeout, TransactionState.COMMITTED)
+
+    def abort_soon(self, timeout: float | None = None) -> Promise[None]:
+        """Abort; return the promise that :meth:`abort` has returned."""
+        return self._end("abort", timeout, TransactionState.ABORTED)
+
+    def _end(self, operation: str, timeout: float | None, wanted: TransactionState) -> Promise[None]:
+        limit = None if timeout is None else seconds(timeout)
+        answer = self._manager.call(operation, {"transaction": self.id, "timeout": limit})
+        promise: Promise[None] = Promise(f"{operation} transaction {self.id}")
+
+        def settle() -> None:
+            error = answer.exception(0)
+            if error is None:
+                self._note(wanted)
+                if answer.result(0) is not True:
+                    promise.reject(
+                        DeadlineError(
+                            f"transaction {self.id} is {wanted.name.lower()}, and not confirmed by all participants "
+                            f"within {limit or 0:g} s"
+                        )
+                    )
+                else:
+                    promise.resolve(None)
+                return
+            if isinstance(error, CannotCommitError):
+                self._note(TransactionState.ABORTED)
+            elif isinstance(error, CannotAbortError):
+                self._note(TransactionState.COMMITTED)
+            promise.reject(error)
+
+        answer.listen(settle)
+        return promise
+
+    def when_ended(self, callback: Callable[[TransactionState], object]) -> None:
+        """Call ``callback`` on a worker thread when the outcome is known here: by :meth:`commit` or :meth:`abort`.
+
+        A participant of this process learns the outcome by its own methods, whichever process ends the transaction.
+        """
+        if not callable(callback):
+            raise ArgumentError(f"a callback must be callable, not {type(callback).__name__}")
+        with self._lock:
+            if self._callbacks is not None:
+                self._callbacks.append(callback)
+                return
+        workers().submit(lambda: self._call_back([callback]))
+
+    def _note(self, state: TransactionState) -> None:
+        """Note the outcome. On the loop of the engine."""
+        with self._lock:
+            self.state = state
+            callbacks, self._callbacks = self._callbacks, None
+        if callbacks:
+            workers().submit(lambda: self._call_back(callbacks))
+
+    def _call_back(self, callbacks: list[Callable[[TransactionState], object]]) -> None:
+        for each in callbacks:
+            try:
+                each(self.state)
+            except Exception:
+                logger.exception("a callback of transaction %s failed", self.id)
+
+    @tolerant
+    def __repr__(self) -> str:
+        return f"<RemoteTransaction {self.id} at {self._manager.channel!r}: {self.state.name}>"

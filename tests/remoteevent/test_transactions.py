@@ -1,0 +1,428 @@
+"""The transaction manager: two phases, leases, failures (EV.2.4; scenarios 26 to 28)."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from messaging.errors import (
+    ArgumentError,
+    BoundReachedError,
+    CannotAbortError,
+    CannotCommitError,
+    CannotJoinError,
+    ClosedError,
+    DeadlineError,
+    JournalError,
+    OutcomeUnknownError,
+    UnknownLeaseError,
+    UnknownTransactionError,
+)
+from messaging.execution import Promise, Waiters
+from messaging.journal import JournalTable
+from messaging.leases import Lease
+from messaging.remoteevent import RetryPolicy
+from messaging.remoteevent.transactions import TransactionManager, TransactionState, Vote
+from tests.remoteevent.participants import Recorder
+
+FAST = RetryPolicy(first_delay=0.01, max_delay=0.02)
+
+
+@pytest.fixture(params=["memory", "disk"])
+def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    path = None if request.param == "memory" else tmp_path / "transactions"
+    with TransactionManager(path, time_limit=5, retry=FAST) as found:
+        yield found
+
+
+def until(holds: Any, timeout: float = 20.0) -> None:
+    assert Waiters().wait_for(holds, timeout)
+
+
+def test_commit_asks_all_participants_to_prepare_before_it_tells_one_to_commit(manager: TransactionManager) -> None:
+    order: list[tuple[str, str]] = []
+    participants = {name: Recorder() for name in "abc"}
+    for name, each in participants.items():
+        each.before = lambda operation, name=name: order.append((operation, name))
+    transaction = manager.create()
+    for name, each in participants.items():
+        transaction.join(each, name=name)
+    assert transaction.state is TransactionState.ACTIVE
+    transaction.commit()
+    assert transaction.state is TransactionState.COMMITTED
+    assert {operation for operation, _ in order[:3]} == {"prepare"}
+    assert sorted(order[3:]) == [("commit", "a"), ("commit", "b"), ("commit", "c")]
+    with pytest.raises(CannotAbortError):
+        transaction.abort()
+    transaction.commit()  # again: it is committed
+    assert len(order) == 6
+
+
+def test_a_transaction_without_participants_commits(manager: TransactionManager) -> None:
+    transaction = manager.create()
+    transaction.commit(timeout=0)
+    assert manager.state(transaction.id) is TransactionState.COMMITTED
+    assert manager.transactions() == []
+
+
+@pytest.mark.parametrize("vote", [Vote.ABORTED, None, "prepared"])
+def test_one_vote_to_abort_aborts_all(manager: TransactionManager, vote: Any) -> None:
+    good, bad = Recorder(), Recorder(vote)
+    transaction = manager.create()
+    transaction.join(good, name="good")
+    transaction.join(bad, name="bad")
+    with pytest.raises(CannotCommitError, match="bad"):
+        transaction.commit(timeout=5)
+    until(lambda: not manager.transactions())
+    assert "commit" not in good.operations + bad.operations
+    assert good.operations == ["prepare", "abort"] or good.operations == ["abort"]
+    assert bad.operations == (["prepare"] if vote is Vote.ABORTED else ["prepare", "abort"])
+    assert manager.state(transaction.id) is TransactionState.ABORTED
+
+
+def test_an_exception_in_prepare_votes_to_abort(manager: TransactionManager) -> None:
+    bad = Recorder()
+    bad.failures["prepare"] = 1
+    transaction = manager.create()
+    transaction.join(bad, name="bad")
+    with pytest.raises(CannotCommitError, match="prepare fails"):
+        transaction.commit()
+    assert bad.operations == ["prepare", "abort"]
+
+
+def test_a_participant_that_changed_nothing_is_told_no_more(manager: TransactionManager) -> None:
+    reader, writer = Recorder(Vote.NOTCHANGED), Recorder()
+    transaction = manager.create()
+    transaction.join(reader, name="reader")
+    transaction.join(writer, name="writer")
+    transaction.commit(timeout=5)
+    assert reader.operations == ["prepare"]
+    assert writer.operations == ["prepare", "commit"]
+    second = manager.create()
+    second.join(reader, name="reader")
+    second.commit(timeout=5)
+    assert reader.operations == ["prepare"] * 2
+
+
+def test_commit_is_told_until_it_succeeds(manager: TransactionManager) -> None:
+    slow = Recorder()
+    slow.failures["commit"] = 3
+    transaction = manager.create()
+    transaction.join(slow, name="slow")
+    transaction.commit()  # told once: it failed
+    assert transaction.state is TransactionState.COMMITTED
+    transaction.commit(timeout=20)
+    assert slow.operations == ["prepare"] + ["commit"] * 4
+
+
+def test_a_deadline_after_the_decision_says_that_it_is_committed(manager: TransactionManager) -> None:
+    stuck, go_on = Recorder(), threading.Event()
+    stuck.before = lambda operation: go_on.wait(20) if operation == "commit" else None
+    transaction = manager.create()
+    transaction.join(stuck, name="stuck")
+    try:
+        with pytest.raises(DeadlineError, match=r"committed.*stuck"):
+            transaction.commit(timeout=0.05)
+        assert manager.transactions()[0].waiting_for == ["stuck"]
+    finally:
+        go_on.set()
+    transaction.commit(timeout=20)
+    assert stuck.operations == ["prepare", "commit"]  # a call that has not returned is not made twice
+
+
+def test_a_participant_that_does_not_answer_in_time_votes_to_abort() -> None:
+    stuck, go_on = Recorder(), threading.Event()
+    stuck.before = lambda operation: go_on.wait(20) if operation == "prepare" else None
+    with TransactionManager(time_limit=0.05, retry=FAST) as manager:
+        transaction = manager.create()
+        transaction.join(stuck, name="stuck")
+        try:
+            with pytest.raises(CannotCommitError, match=r"has not prepared within 0\.05 s"):
+                transaction.commit()
+            assert stuck.operations == ["prepare"]
+        finally:
+            go_on.set()
+        until(lambda: not manager.transactions())
+        assert stuck.operations == ["prepare", "abort"]  # one call at a time, in order
+
+
+def test_abort_tells_the_participants_a_few_times(manager: TransactionManager) -> None:
+    deaf = Recorder()
+    deaf.failures["abort"] = 100
+    transaction = manager.create()
+    transaction.join(deaf, name="deaf")
+    transaction.abort()
+    transaction.abort(timeout=20)
+    assert deaf.operations == ["abort"] * 5
+    with pytest.raises(CannotCommitError):
+        transaction.commit()
+
+
+def test_unknown_transaction_counts_as_confirmed(manager: TransactionManager) -> None:
+    class Forgetful(Recorder):
+        def commit(self, transaction_id: str) -> None:
+            super().commit(transaction_id)
+            raise UnknownTransactionError("done before")
+
+    forgetful = Forgetful()
+    transaction = manager.create()
+    transaction.join(forgetful, name="forgetful")
+    transaction.commit(timeout=5)
+    assert forgetful.operations == ["prepare", "commit"]
+
+
+def test_joining_again_changes_nothing_and_another_crash_count_is_refused(manager: TransactionManager) -> None:
+    one, other = Recorder(), Recorder()
+    transaction = manager.create()
+    transaction.join(one, name="one", crash_count=1)
+    transaction.join(one, name="one", crash_count=1)
+    with pytest.raises(CannotJoinError, match="crash count"):
+        transaction.join(one, name="one", crash_count=2)
+    transaction.join(other)
+    transaction.join(other)
+    transaction.commit(timeout=5)
+    assert one.operations == other.operations == ["prepare", "commit"]
+    with pytest.raises(CannotJoinError, match="committed"):
+        transaction.join(one, name="one", crash_count=1)
+
+
+def test_a_lease_that_ends_aborts_an_active_transaction(manager: TransactionManager) -> None:
+    """Scenario 28, for the transaction itself."""
+    participant = Recorder()
+    transaction = manager.create(0.05)
+    transaction.join(participant, name="one")
+    ended: list[TransactionState] = []
+    transaction.when_ended(ended.append)
+    until(lambda: ended)
+    assert ended == [TransactionState.ABORTED]
+    assert participant.operations == ["abort"]
+    with pytest.raises(CannotCommitError, match="lease"):
+        transaction.commit()
+    with pytest.raises(CannotJoinError):
+        transaction.join(participant)
+    cancelled = manager.create()
+    assert cancelled.lease is not None
+    cancelled.lease.cancel()
+    with pytest.raises(CannotJoinError):
+        cancelled.join(participant)
+
+
+def test_the_lease_of_an_ended_transaction_cannot_be_renewed(manager: TransactionManager) -> None:
+    """Scenario 27, for the transaction itself."""
+    for end in ("commit", "abort"):
+        transaction = manager.create(60)
+        getattr(transaction, end)()
+        assert transaction.lease is not None
+        with pytest.raises(UnknownLeaseError):
+            transaction.lease.renew(60)
+
+
+def test_a_renewed_lease_keeps_the_transaction_active(manager: TransactionManager) -> None:
+    transaction = manager.create(60)
+    assert transaction.lease is not None
+    assert transaction.lease.renew(120).result(0) == 120
+    transaction.commit()
+
+
+def test_callbacks_run_in_order_after_the_participants_were_told(manager: TransactionManager) -> None:
+    """Scenarios 26 and 27: what belongs to the transaction ends after the participants have its outcome."""
+    order: list[str] = []
+    done = threading.Event()
+    participant = Recorder()
+    participant.before = order.append
+    transaction = manager.create()
+    transaction.join(participant, name="one")
+
+    def fail(_state: TransactionState) -> None:
+        order.append("first")
+        raise RuntimeError("a callback fails")
+
+    transaction.when_ended(fail)
+    transaction.when_ended(lambda state: (order.append(state.name), done.set()))
+    transaction.commit(timeout=5)
+    assert done.wait(20)
+    assert order == ["prepare", "commit", "first", "COMMITTED"]
+    late = threading.Event()
+    transaction.when_ended(lambda _state: late.set())
+    assert late.wait(20)
+
+
+def test_many_commits_and_aborts_of_one_transaction_agree(manager: TransactionManager) -> None:
+    for _ in range(20):
+        participants = [Recorder() for _ in range(3)]
+        transaction = manager.create()
+        for number, each in enumerate(participants):
+            transaction.join(each, name=str(number))
+        outcomes: list[str] = []
+
+        def run(operation: str, transaction: Any = transaction, outcomes: list[str] = outcomes) -> None:
+            try:
+                getattr(transaction, operation)(timeout=20)
+                outcomes.append(operation)
+            except (CannotCommitError, CannotAbortError):
+                outcomes.append(f"not {operation}")
+
+        threads = [threading.Thread(target=run, args=(each,)) for each in ("commit", "abort", "commit", "abort")]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(30)
+        committed = transaction.state is TransactionState.COMMITTED
+        good, bad = ("commit", "not abort") if committed else ("abort", "not commit")
+        assert sorted(outcomes) == sorted([good, good, bad, bad])
+        for each in participants:
+            assert ("commit" in each.operations) is committed
+            assert ("abort" in each.operations) is not committed
+
+
+def test_participants_may_answer_with_promises(manager: TransactionManager) -> None:
+    class Later:
+        def _later(self, value: Any) -> Promise[Any]:
+            promise: Promise[Any] = Promise("later")
+            threading.Timer(0.01, promise.resolve, [value]).start()
+            return promise
+
+        def prepare(self, _id: str) -> Promise[Any]:
+            return self._later(Vote.PREPARED)
+
+        def commit(self, _id: str) -> Promise[Any]:
+            return self._later(None)
+
+        abort = commit
+
+    transaction = manager.create()
+    transaction.join(Later(), name="later")
+    transaction.commit(timeout=20)
+    assert manager.transactions() == []
+
+
+async def commit_in_a_loop(manager: TransactionManager) -> None:
+    transaction = manager.create()
+    transaction.join(Recorder(), name="one")
+    await transaction.commit_soon(5)
+    assert transaction.state is TransactionState.COMMITTED
+    await manager.create().abort_soon()
+
+
+def test_a_transaction_is_committed_on_an_event_loop(manager: TransactionManager) -> None:
+    import asyncio
+
+    asyncio.run(commit_in_a_loop(manager))
+
+
+def test_closing_aborts_what_is_not_decided(tmp_path: Path) -> None:
+    participant = Recorder()
+    manager = TransactionManager(tmp_path / "t", retry=FAST)
+    transaction = manager.create()
+    transaction.join(participant, name="one")
+    manager.close()
+    manager.close()
+    assert participant.operations == ["abort"]
+    with pytest.raises(ClosedError):
+        manager.create()
+    with pytest.raises(ClosedError):
+        manager.recover("one", participant)
+
+
+def test_the_decision_is_on_the_disk_before_the_first_participant_is_told(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    manager = TransactionManager(tmp_path / "t", retry=FAST)
+    participant = Recorder()
+    transaction = manager.create()
+    table: Any = manager.decisions
+    participant.before = lambda operation: seen.append((operation, table._table.get(transaction.id)["state"]))
+    transaction.join(participant, name="one")
+    transaction.commit(timeout=5)
+    assert seen == [("prepare", "voting"), ("commit", "committed")]
+    manager.close()
+    with JournalTable(tmp_path / "t") as records:
+        assert len(records) == 0
+
+
+def test_a_decision_that_cannot_be_stored_leaves_the_outcome_unknown_until_it_is(tmp_path: Path) -> None:
+    manager = TransactionManager(tmp_path / "t", retry=FAST)
+    participant = Recorder()
+    transaction = manager.create()
+    transaction.join(participant, name="one")
+    real = JournalTable.put_soon
+    failures = 3
+
+    def put_soon(table: JournalTable, key: str, value: Any) -> Any:
+        nonlocal failures
+        if value["state"] == "committed" and failures:
+            failures -= 1
+            raise JournalError("t", "the disk is full")
+        return real(table, key, value)
+
+    with mock.patch.object(JournalTable, "put_soon", put_soon):
+        with pytest.raises(OutcomeUnknownError, match="disk is full"):
+            transaction.commit()
+        until(lambda: not manager.transactions())
+    transaction.commit()
+    assert participant.operations == ["prepare", "commit"]
+    manager.close()
+
+
+def test_a_vote_record_that_cannot_be_stored_aborts(tmp_path: Path) -> None:
+    manager = TransactionManager(tmp_path / "t", retry=FAST)
+    participant = Recorder()
+    transaction = manager.create()
+    transaction.join(participant, name="one")
+    with (
+        mock.patch.object(JournalTable, "put_soon", side_effect=JournalError("t", "the disk is full")),
+        pytest.raises(CannotCommitError, match="disk is full"),
+    ):
+        transaction.commit()
+    assert participant.operations == ["abort"]
+    manager.close()
+
+
+def test_bounds() -> None:
+    with TransactionManager(max_transactions=2) as manager:
+        first = manager.create()
+        manager.create()
+        with pytest.raises(Exception, match="2"):
+            manager.create()
+        first.abort()
+        third = manager.create()
+        for number in range(1000):
+            third.join(Recorder(Vote.NOTCHANGED), name=str(number))
+        with pytest.raises(BoundReachedError):
+            third.join(Recorder(), name="one more")
+
+
+@pytest.mark.parametrize(
+    "options", [{"time_limit": 0}, {"time_limit": "x"}, {"retry": 3}, {"path": 4}, {"max_transactions": 0}]
+)
+def test_junk_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError):
+        TransactionManager(**options)
+
+
+def test_junk_arguments_are_refused(manager: TransactionManager) -> None:
+    transaction = manager.create()
+    for participant in (None, object(), Recorder):
+        with pytest.raises(ArgumentError):
+            transaction.join(participant)
+    for options in ({"name": ""}, {"name": 3}, {"crash_count": "x"}, {"crash_count": 2**63}):
+        with pytest.raises(ArgumentError):
+            transaction.join(Recorder(), **options)
+    for duration in (0, -2, "x", None):
+        with pytest.raises(ArgumentError):
+            manager.create(duration)  # type: ignore[arg-type]
+    for call in (transaction.commit, transaction.abort):
+        with pytest.raises(ArgumentError):
+            call("x")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError):
+        transaction.when_ended(3)  # type: ignore[arg-type]
+    for junk in (None, 3, "unknown", [], {}):
+        with pytest.raises(UnknownTransactionError):
+            manager.get(junk)  # type: ignore[arg-type]
+        with pytest.raises(UnknownTransactionError):
+            manager.state(junk)  # type: ignore[arg-type]
+    assert transaction.state is TransactionState.ACTIVE
+    assert Lease.ANY == -1
