@@ -1,0 +1,77 @@
+"""Local listeners for each kind of event: a method, a function or a Subject instead of one ``notify`` (EV.4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import reactivex as rx
+from reactivex.subject import Subject
+
+from messaging.errors import ArgumentError
+from messaging.remoteevent.demultiplexer import NotificationDemultiplexer
+from messaging.remoteevent.listener import BatchListener
+
+if TYPE_CHECKING:
+    from messaging.execution import Promise
+    from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent
+    from messaging.remoteevent.listener import Outcome
+
+
+class EventAdapter(BatchListener):
+    """Calls what is registered for source and id of an event. A listener; thread safe.
+
+    An event of another kind is refused with ``UnknownEventError``, which asks the sender to send no further ones. What
+    is called runs on a worker thread, or on its event loop if it is a coroutine function; its failure is the one of the
+    notification.
+
+    Example::
+
+        adapter = EventAdapter(panel)
+        adapter.add(("boiler", "overheated"), "show_alarm")  # panel.show_alarm(event)
+        adapter.add(registration, subject)  # subject.on_next(event)
+        generator.register("overheated", None, adapter)
+
+    Args:
+        owner: the object of the methods that :meth:`add` names.
+    """
+
+    def __init__(self, owner: Any = None) -> None:
+        self._owner = owner
+        self._targets = NotificationDemultiplexer()
+
+    def add(self, kind: EventRegistration | EventKind, target: Any) -> None:
+        """Call ``target`` with the events of a kind, instead of an earlier one.
+
+        Args:
+            kind: a registration, or source and id.
+            target: a function or coroutine function of one parameter, the name of a method of the owner, an observer
+                such as a Subject, whose ``on_next`` is called, or a listener.
+
+        Raises:
+            ArgumentError, InvalidEventError: an argument is not as described.
+        """
+        self._targets.add(kind, self._callable(target))
+
+    def subject(self, kind: EventRegistration | EventKind) -> rx.Observable[RemoteEvent]:
+        """Return a Subject of the events of a kind, instead of what was called before. Raises as :meth:`add`."""
+        subject: Subject[RemoteEvent] = Subject()
+        self.add(kind, subject)
+        return subject
+
+    def remove(self, kind: EventRegistration | EventKind) -> bool:
+        """Refuse the events of a kind from now on; return whether it was known. Raises as :meth:`add`."""
+        return self._targets.remove(kind)
+
+    def deliver(self, events: Sequence[RemoteEvent], /) -> Promise[list[Outcome]]:
+        """See :class:`~messaging.remoteevent.listener.EventTarget`."""
+        return self._targets.deliver(events)
+
+    def _callable(self, target: Any) -> Any:
+        if isinstance(target, str):
+            method: Callable[[RemoteEvent], Any] | None = getattr(self._owner, target, None)
+            if not callable(method):
+                raise ArgumentError(f"{type(self._owner).__name__} has no method {target!r:.80}")
+            return method
+        on_next = getattr(target, "on_next", None)
+        return on_next if callable(on_next) and not isinstance(target, type) else target

@@ -1,0 +1,87 @@
+"""Feeds: events of another kind of source become the remote events of a generator.
+
+**Threads.** A feed may be used by any thread. Its lock guards the known ids; no code of the application runs under it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.errors import ArgumentError, BoundReachedError
+from messaging.leases import Landlord, Lease
+from messaging.remoteevent.event import check_event_id
+from messaging.remoteevent.generator import EventGenerator
+
+if TYPE_CHECKING:
+    from messaging.execution import Promise
+    from messaging.remoteevent.event import EventId, RemoteEvent
+
+#: event ids that one feed makes of topics
+MAX_IDS: Final = 10_000
+
+
+class Feed:
+    """Makes remote events. Thread safe.
+
+    Args:
+        generator: numbers the events, and notifies its listeners; ``None``: one of its own.
+        listener: gets all events of the feed, such as the listener of a mailbox; needed without a generator.
+        event_id: id of all events, or a function that returns the id for a topic; ``None``: the topic is the id.
+
+    Raises:
+        ArgumentError, InvalidEventError: an argument is not as described.
+    """
+
+    def __init__(
+        self, generator: EventGenerator | None, listener: Any, event_id: EventId | Callable[[str], EventId] | None
+    ) -> None:
+        if generator is None and listener is None:
+            raise ArgumentError("a generator or a listener is needed")
+        if generator is not None and not isinstance(generator, EventGenerator):
+            raise ArgumentError(f"an EventGenerator is needed, not {type(generator).__name__}")
+        self._landlord = Landlord("feed", max_duration=math.inf) if generator is None else None
+        self.generator = generator or EventGenerator(landlord=self._landlord)
+        self._listener = listener
+        self._lock = threading.Lock()  # guards the ids
+        self._ids: set[EventId] = set()
+        self._id_of: Callable[[str], EventId]
+        try:
+            if event_id is None:
+                self._id_of = lambda topic: topic
+            elif callable(event_id):
+                self._id_of = event_id
+            else:
+                fixed = check_event_id(event_id)
+                self._id_of = lambda _topic: fixed
+                self._introduce(fixed)
+        except BaseException:
+            self.close()
+            raise
+
+    def generate(self, topic: str, event_type: type[RemoteEvent], **fields: Any) -> Promise[int]:
+        """Generate an event; see :meth:`EventGenerator.generate <messaging.remoteevent.EventGenerator.generate>`."""
+        event_id = check_event_id(self._id_of(topic))
+        if event_id not in self._ids:
+            self._introduce(event_id)
+        return self.generator.generate(event_id, event_type, **fields)
+
+    def _introduce(self, event_id: EventId) -> None:
+        """Declare a kind of events, and register the listener for it."""
+        with self._lock:
+            if event_id in self._ids:
+                return
+            if len(self._ids) >= MAX_IDS:
+                raise BoundReachedError(f"the feed has {MAX_IDS} kinds of events already")
+            self.generator.declare(event_id)
+            if self._listener is not None:
+                self.generator.register(event_id, None, self._listener, Lease.FOREVER)
+            self._ids.add(event_id)
+
+    def close(self) -> None:
+        """Close the generator and its leases, if they are of the feed itself. Idempotent."""
+        if self._landlord is not None:
+            self.generator.close()
+            self._landlord.close()

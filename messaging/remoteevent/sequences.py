@@ -1,0 +1,272 @@
+"""Sequence numbers at the receiver: each event acts once, and lost events are counted (EV.2.3.2).
+
+**Duplicates.** An event may arrive twice, since a sender that got no answer sends it again. Equal numbers of one source
+and id mean the same event.
+
+**Losses.** Only a registration that is fully ordered lets a gap tell something: then so many events were generated, and
+did not arrive. An event that arrives later takes itself out of the count. Otherwise a gap tells nothing, and no loss is
+reported.
+
+**Bounds.** A tracker remembers a bounded number of kinds; the one that was longest without an event is forgotten. Of a
+kind it remembers ranges of numbers (:mod:`messaging.remoteevent.ranges`): an event that is later than 1000 gaps counts
+as a duplicate.
+
+**Threads.** Any thread may use a tracker. One lock guards the kinds; no code of the application runs under it.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.errors import ArgumentError
+from messaging.execution import Promise
+from messaging.remoteevent.event import EventRegistration, RemoteEvent
+from messaging.remoteevent.failures import Disposition, disposition
+from messaging.remoteevent.listener import BatchListener
+from messaging.remoteevent.ranges import SequenceRanges
+from messaging.remoteevent.targets import as_target
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from messaging.remoteevent.event import EventKind
+    from messaging.remoteevent.listener import Outcome
+
+logger = SafeLog(__name__)
+
+#: kinds of events that a tracker remembers
+MAX_KINDS: Final = 10_000
+
+
+class ArrivalKind(enum.Enum):
+    """Whether an event arrived before."""
+
+    NEW = "new"
+    DUPLICATE = "duplicate"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What a tracker knows after an event arrived. Immutable.
+
+    Attributes:
+        kind: ``NEW`` or ``DUPLICATE``.
+        missed: events of the same source and id that are known to be lost so far; 0 unless it is fully ordered.
+        newly_missed: how many of them were not known to be lost before.
+    """
+
+    kind: ArrivalKind
+    missed: int = 0
+    newly_missed: int = 0
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the event arrived for the first time."""
+        return self.kind is ArrivalKind.NEW
+
+
+class _Numbers:
+    """The numbers of one source and id. Guarded by the lock of the tracker."""
+
+    __slots__ = ("highest", "is_fully_ordered", "missed", "seen", "uncounted")
+
+    def __init__(self, floor: int) -> None:
+        self.seen = SequenceRanges(floor, closes_gaps=True)
+        #: numbers up to this one are seen or missed
+        self.highest = floor
+        self.is_fully_ordered = False
+        self.missed = 0
+        #: numbers between two registrations: an event of them is new, and its absence is no loss
+        self.uncounted = SequenceRanges(closes_gaps=True)
+
+    def expect(self, number: int) -> None:
+        if number > self.highest:
+            self.uncounted.add_range(self.highest + 1, number)
+            self.highest = number
+
+    def note(self, number: int) -> Arrival:
+        if not self.seen.add(number):
+            return Arrival(ArrivalKind.DUPLICATE, self.missed)
+        gap = 0
+        if number > self.highest:
+            if self.is_fully_ordered:
+                gap = number - self.highest - 1
+                self.missed += gap
+            elif number > self.highest + 1:
+                self.uncounted.add_range(self.highest + 1, number - 1)
+            self.highest = number
+        elif self.missed and number not in self.uncounted:
+            self.missed -= 1
+        return Arrival(ArrivalKind.NEW, self.missed, gap)
+
+
+class SequenceTracker:
+    """Remembers which events arrived, by source, id and number. Thread safe.
+
+    Example::
+
+        tracker = SequenceTracker()
+        registration = generator.register("overheated", None, IdempotentListener(cool, tracker))
+        tracker.expect(registration)
+
+    Args:
+        max_kinds: kinds of events that are remembered.
+
+    Raises:
+        ArgumentError: ``max_kinds`` is no int from 1.
+    """
+
+    def __init__(self, *, max_kinds: int = MAX_KINDS) -> None:
+        if isinstance(max_kinds, bool) or not isinstance(max_kinds, int) or max_kinds < 1:
+            raise ArgumentError(f"max_kinds must be an int from 1, not {max_kinds!r:.80}")
+        self._most = max_kinds
+        self._lock = threading.Lock()  # guards the following
+        #: the kind with the latest event last
+        self._kinds: OrderedDict[EventKind, _Numbers] = OrderedDict()
+
+    def expect(self, registration: EventRegistration) -> None:
+        """Note the number from which on events of a registration arrive, and whether they are fully ordered.
+
+        It may be called after the first events have arrived. Numbers up to the one of the first registration of a kind
+        count as duplicates unless they have arrived before. Events between two registrations of one kind do not count
+        as lost.
+
+        Raises:
+            ArgumentError: it is no registration.
+        """
+        if not isinstance(registration, EventRegistration):
+            raise ArgumentError(f"a registration is needed, not {type(registration).__name__}")
+        with self._lock:
+            numbers = self._numbers(registration.kind, registration.sequence_number)
+            numbers.expect(registration.sequence_number)
+            numbers.is_fully_ordered = registration.is_fully_ordered
+
+    def note(self, event: RemoteEvent) -> Arrival:
+        """Note that an event has arrived; return whether it is new, and how many are known to be lost.
+
+        Raises:
+            ArgumentError: it is no remote event.
+        """
+        if not isinstance(event, RemoteEvent):
+            raise ArgumentError(f"a remote event is needed, not {type(event).__name__}")
+        with self._lock:
+            return self._numbers(event.kind, -1).note(event.sequence_number)
+
+    def has(self, event: RemoteEvent) -> bool:
+        """Return whether an event has arrived already, without noting it."""
+        with self._lock:
+            numbers = self._kinds.get(event.kind)
+            return numbers is not None and event.sequence_number in numbers.seen
+
+    def missed(self, kind: EventRegistration | EventKind) -> int:
+        """Return how many events of a kind are known to be lost; 0 for a kind that is not known, or not ordered."""
+        key = kind.kind if isinstance(kind, EventRegistration) else kind
+        with self._lock:
+            numbers = self._kinds.get(key)
+            return 0 if numbers is None else numbers.missed
+
+    def forget(self, kind: EventRegistration | EventKind) -> bool:
+        """Forget a kind, as of a generator that begins anew; return whether it was known."""
+        key = kind.kind if isinstance(kind, EventRegistration) else kind
+        with self._lock:
+            return self._kinds.pop(key, None) is not None
+
+    def __len__(self) -> int:
+        """Return the number of kinds that are remembered."""
+        return len(self._kinds)
+
+    def _numbers(self, kind: EventKind, floor: int) -> _Numbers:
+        """Return the numbers of a kind, new ones if there are none. With the lock."""
+        found = self._kinds.get(kind)
+        if found is None:
+            found = self._kinds[kind] = _Numbers(floor)
+            if len(self._kinds) > self._most:
+                self._kinds.popitem(last=False)
+        else:
+            self._kinds.move_to_end(kind)
+        return found
+
+
+class IdempotentListener(BatchListener):
+    """Passes each event to a listener once, however often it arrives. A listener; thread safe.
+
+    An event counts as arrived when the listener has taken it, or has refused the event itself; after another failure
+    the sender tries again, and the listener gets it again. Several senders of the same event at the same moment may
+    each get it to the listener.
+
+    Args:
+        listener: an object with ``notify`` or ``deliver``, or a function of one parameter.
+        tracker: remembers the events; several listeners may share one if each gets events of other kinds.
+        on_missed: called with the event and its :class:`Arrival` when events before it are found to be lost; it runs on
+            the thread that resolves the outcome, so it must be quick.
+
+    Raises:
+        ArgumentError: an argument is not as described.
+    """
+
+    def __init__(
+        self,
+        listener: Any,
+        tracker: SequenceTracker | None = None,
+        *,
+        on_missed: Callable[[RemoteEvent, Arrival], object] | None = None,
+    ) -> None:
+        if tracker is not None and not isinstance(tracker, SequenceTracker):
+            raise ArgumentError(f"a SequenceTracker is needed, not {type(tracker).__name__}")
+        if on_missed is not None and not callable(on_missed):
+            raise ArgumentError(f"on_missed must be callable, not {type(on_missed).__name__}")
+        self._target = as_target(listener)
+        self._on_missed = on_missed
+        self.tracker = tracker or SequenceTracker()
+
+    def deliver(self, events: Sequence[RemoteEvent], /) -> Promise[list[Outcome]]:
+        """See :class:`~messaging.remoteevent.listener.EventTarget`; acknowledges what has arrived before."""
+        fresh: list[RemoteEvent] = []
+        known: set[tuple[Any, int]] = set()
+        for each in events:
+            key = (each.kind, each.sequence_number)
+            if key not in known and not self.tracker.has(each):
+                known.add(key)
+                fresh.append(each)
+        promise: Promise[list[Outcome]] = Promise("notify an idempotent listener")
+        if not fresh:
+            promise.resolve([None] * len(events))
+            return promise
+        answer = self._target.deliver(fresh)
+        answer.listen(lambda: self._answered(events, fresh, answer, promise))
+        return promise
+
+    def _answered(
+        self,
+        events: Sequence[RemoteEvent],
+        fresh: list[RemoteEvent],
+        answer: Promise[list[Outcome]],
+        promise: Promise[list[Outcome]],
+    ) -> None:
+        """Give the outcome of each event, in order; that of a duplicate is the one of its first arrival."""
+        error = answer.exception(0)
+        found = [error] if error is not None else answer.result(0)
+        by_event = {(event.kind, event.sequence_number): outcome for event, outcome in zip(fresh, found, strict=False)}
+        asked = {(each.kind, each.sequence_number) for each in fresh}
+        outcomes: list[Outcome] = []
+        for each in events:
+            key = (each.kind, each.sequence_number)
+            if key in asked and key not in by_event:
+                break  # not tried
+            outcome = by_event.get(key)
+            outcomes.append(outcome)
+            if outcome is None or disposition(outcome) is Disposition.BAD_EVENT:
+                self._note(each)
+        promise.resolve(outcomes)
+
+    def _note(self, event: RemoteEvent) -> None:
+        arrival = self.tracker.note(event)
+        if arrival.newly_missed and self._on_missed is not None:
+            try:
+                self._on_missed(event, arrival)
+            except Exception:
+                logger.exception("a callback for lost events of %r failed", event.kind)
