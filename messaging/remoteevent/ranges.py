@@ -4,9 +4,11 @@ Sequence numbers of one kind of event rise, and arrive mostly in order. A set ke
 gaps cost one range, however many there are. The lowest range begins at 0 and ends at the *floor*: every number up to
 the floor counts as contained.
 
-**Bound.** A set keeps at most ``max_ranges`` ranges above the floor. One more closes the lowest gap: the floor moves
-up to the end of the lowest range, and the numbers of the gap count as contained from then on. An event that arrives
-later than that is taken for a duplicate; no event is ever taken for new twice.
+**Bound.** A set keeps at most ``max_ranges`` ranges above the floor. What happens with one more is up to the owner:
+
+- The lowest range is forgotten. Its events are taken for new if they arrive again: no event is ever lost by the bound.
+- With ``closes_gaps`` the floor moves up to the end of the lowest range. Events of the gap are taken for duplicates if
+  they still arrive: no event is ever taken for new twice.
 """
 
 from __future__ import annotations
@@ -28,23 +30,23 @@ class SequenceRanges:
     Args:
         floor: every number up to this one is contained from the start; -1 for an empty set.
         max_ranges: ranges above the floor, at least 1.
+        closes_gaps: whether one range more closes the lowest gap, instead of being forgotten.
 
     Attributes:
         floor: the highest number below which no number is missing; -1 if 0 is missing.
-        closed: numbers that were never added, and count as contained because of the bound.
 
     Raises:
         ArgumentError: ``floor`` is below -1, or ``max_ranges`` below 1.
     """
 
-    __slots__ = ("_first", "_last", "closed", "floor", "max_ranges")
+    __slots__ = ("_first", "_last", "closes_gaps", "floor", "max_ranges")
 
-    def __init__(self, floor: int = -1, *, max_ranges: int = MAX_RANGES) -> None:
+    def __init__(self, floor: int = -1, *, max_ranges: int = MAX_RANGES, closes_gaps: bool = False) -> None:
         if not isinstance(max_ranges, int) or max_ranges < 1:
             raise ArgumentError(f"max_ranges must be an int of at least 1, not {max_ranges!r:.80}")
         self.floor = floor if floor == -1 else check_sequence_number(floor)
         self.max_ranges = max_ranges
-        self.closed = 0
+        self.closes_gaps = closes_gaps
         #: first and last number of each range above the floor, in rising order; at least one number is between two
         self._first: list[int] = []
         self._last: list[int] = []
@@ -113,13 +115,6 @@ class SequenceRanges:
         """Make every number up to ``floor`` contained. A lower one changes nothing."""
         self.add_range(0, floor)
 
-    def clear(self, floor: int = -1) -> None:
-        """Make the set that of a new object with that floor."""
-        self.floor = floor
-        self.closed = 0
-        self._first.clear()
-        self._last.clear()
-
     def _put(self, first: int, last: int) -> None:
         """Add a range above the floor; join it with the ranges that it touches."""
         begin = bisect_left(self._last, first - 1)  # the first range that ends at first - 1 or later
@@ -134,8 +129,10 @@ class SequenceRanges:
         if self._first[0] == self.floor + 1:
             self._lift()
         elif len(self._first) > self.max_ranges:
-            self.closed += self._first[0] - self.floor - 1
-            self._lift()
+            if self.closes_gaps:
+                self._lift()
+            else:
+                del self._first[0], self._last[0]
 
     def _lift(self) -> None:
         """Move the floor to the end of the lowest range."""
@@ -150,12 +147,12 @@ class SequenceRanges:
         return value
 
     @classmethod
-    def from_value(cls, value: object, *, max_ranges: int = MAX_RANGES) -> SequenceRanges:
+    def from_value(cls, value: object, *, max_ranges: int = MAX_RANGES, closes_gaps: bool = False) -> SequenceRanges:
         """Return the set that :meth:`to_value` returned.
 
         Args:
             value: the portable form.
-            max_ranges: the bound of the new set; the lowest gaps are closed if there are more ranges.
+            max_ranges, closes_gaps: of the new set, see :class:`SequenceRanges`.
 
         Raises:
             DecodeError: the value is no such form.
@@ -167,7 +164,7 @@ class SequenceRanges:
             if not isinstance(number, int) or isinstance(number, bool) or not -1 <= number < 2**63 or number < before:
                 raise DecodeError(f"not a set of sequence numbers: {number!r:.80} follows {before}")
             before = number
-        found = cls(value[0], max_ranges=max_ranges)
+        found = cls(value[0], max_ranges=max_ranges, closes_gaps=closes_gaps)
         for first, last in zip(value[1::2], value[2::2], strict=True):
             found.add_range(first, last)
         return found
