@@ -220,6 +220,7 @@ class StoreAndForwardAgent(BatchListener):
             queue,
             policy=self._retry,
             on_unknown_event=lambda _kind: forwarding.lease.cancel(),
+            lease=forwarding.lease,
         )
         with self._lock:
             self._forwardings = (*self._forwardings, forwarding)
@@ -229,7 +230,9 @@ class StoreAndForwardAgent(BatchListener):
         """End a registration with its lease. On a worker thread."""
         with self._lock:
             self._forwardings = tuple(each for each in self._forwardings if each is not forwarding)
-        forwarding.delivery.close()
+        delivery: Delivery | None = getattr(forwarding, "delivery", None)  # the lease may end before it has begun
+        if delivery is not None:
+            delivery.close()
         if end is not LeaseEnd.CLOSED:
             with contextlib.suppress(ClosedError):
                 self._leases.forget(_REGISTRATION + forwarding.lease.id)

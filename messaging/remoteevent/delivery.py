@@ -24,6 +24,7 @@ from messaging.remoteevent.failures import Disposition, disposition
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
+    from messaging.leases import Lease
     from messaging.remoteevent.event import EventKind, RemoteEvent
     from messaging.remoteevent.listener import EventTarget, Outcome
 
@@ -130,6 +131,7 @@ class Delivery:
         policy: for indefinite failures.
         on_unknown_event: called with the kind when the listener does not know it.
         on_gone: called when the listener does not exist any more; delivery has stopped.
+        lease: of the registration: when it has expired nothing is delivered, also before its landlord has noticed.
         is_enabled: whether delivery begins at once.
     """
 
@@ -142,6 +144,7 @@ class Delivery:
         policy: RetryPolicy = PATIENT,
         on_unknown_event: Callable[[EventKind], Any] | None = None,
         on_gone: Callable[[MessagingError], Any] | None = None,
+        lease: Lease | None = None,
         is_enabled: bool = True,
     ) -> None:
         self.name = name
@@ -151,6 +154,7 @@ class Delivery:
         self._policy = policy
         self._on_unknown_event = on_unknown_event
         self._on_gone = on_gone
+        self._lease = lease
         self._lock = threading.Lock()  # guards the following five
         self._is_enabled = is_enabled
         self._is_closed = False
@@ -251,6 +255,8 @@ class Delivery:
 
     def _pass_on(self) -> None:
         self._is_pending = False
+        if self._lease is not None and self._lease.is_ended:
+            return
         events = self._queue.peek(BATCH)
         if not events:
             return

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from messaging.instance import Messaging
     from messaging.remoteevent.storage import Grant
-    from messaging.remoteevent.transactions import Transaction, TransactionManager
+    from messaging.remoteevent.transactions import Transaction
 
 logger = SafeLog(__name__)
 
@@ -223,11 +223,12 @@ class EventGenerator:
             policy=self._retry,
             on_unknown_event=lambda _kind: interest.lease.cancel(),
             on_gone=lambda _error: interest.lease.cancel(),
+            lease=interest.lease,
         )
 
     def _end(self, interest: Interest, end: LeaseEnd) -> None:
         """End a registration with its lease. On a worker thread."""
-        interest.delivery.close()
+        interest.stop()
         with self._lock:
             kind = self._kinds[interest.event_id]
             kind.interests = tuple(each for each in kind.interests if each is not interest)
@@ -298,13 +299,14 @@ class EventGenerator:
         self._storage.added(interests, promise, event.sequence_number)
         return promise
 
-    def recover_transactions(self, manager: TransactionManager) -> None:
-        """Complete the transactions that a persistent generator had prepared when its process ended.
+    @property
+    def participant(self) -> TransactedEvents:
+        """The generator as a participant of transactions.
 
-        Args:
-            manager: the manager of the transactions, or the way to it.
+        A persistent generator whose process ended between the two phases of a commit is told the outcome after the
+        restart: pass its participant to the manager, ``manager.recover(participant.name, participant)``.
         """
-        self._transacted.recover(manager)
+        return self._transacted
 
     # --- state and life cycle
 

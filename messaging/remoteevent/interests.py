@@ -87,3 +87,9 @@ class Interest:
         self.handback = handback
         self.after = after
         self.queue: MemoryQueue | None = None
+
+    def stop(self) -> None:
+        """Stop the delivery. A lease may end before its delivery has begun."""
+        delivery: Delivery | None = getattr(self, "delivery", None)
+        if delivery is not None:
+            delivery.close()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from messaging.leases import Landlord, Lease, LeaseEnd
-    from messaging.remoteevent.transactions import Transaction, TransactionManager
+    from messaging.remoteevent.transactions import Transaction
 
 logger = SafeLog(__name__)
 
@@ -110,10 +110,6 @@ class TransactedEvents:
         """Whether there is a transaction."""
         return bool(self._scopes)
 
-    def recover(self, manager: TransactionManager) -> None:
-        """Tell the manager that the generator is there again, to complete its prepared transactions."""
-        manager.recover(self.name, self)
-
     def _join(self, transaction: Transaction) -> _Scope:
         with self._lock:
             scope = self._scopes.get(transaction.id)
@@ -134,19 +130,20 @@ class TransactedEvents:
         scope = self._join(transaction)
         inner_id = f"{event_id}@{transaction.id}"
         interest = Interest(inner_id, listener, handback)
-        interest.queue = MemoryQueue(MAX_EVENTS, handback)
-        interest.delivery = Delivery(
-            f"{self._publisher.source} {inner_id}",
-            target,
-            interest.queue,
-            policy=SHORT,
-            on_unknown_event=lambda _kind: interest.lease.cancel(),
-            on_gone=lambda _error: interest.lease.cancel(),
-        )
+        interest.queue = queue = MemoryQueue(MAX_EVENTS, handback)
         lease = self._publisher.landlord.grant(
             duration, lambda end: self._end_interest(scope, event_id, interest, end), about=f"events {inner_id!r}"
         )
         interest.lease = lease
+        interest.delivery = Delivery(
+            f"{self._publisher.source} {inner_id}",
+            target,
+            queue,
+            policy=SHORT,
+            on_unknown_event=lambda _kind: lease.cancel(),
+            on_gone=lambda _error: lease.cancel(),
+            lease=lease,
+        )
         with self._lock:
             is_ended = scope.is_ended
             if not is_ended:
@@ -159,7 +156,7 @@ class TransactedEvents:
         return EventRegistration(inner_id, self._publisher.source, lease, number, is_fully_ordered=True)
 
     def _end_interest(self, scope: _Scope, event_id: EventId, interest: Interest, _end: LeaseEnd) -> None:
-        interest.delivery.close()
+        interest.stop()
         with self._lock:
             kind = scope.kinds.get(event_id)
             if kind is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from messaging.errors import ArgumentError, MessagingError
 from messaging.execution import Promise
-from messaging.model import Message, check_name  # noqa: TC001  # the annotation of `_handle` is evaluated
+from messaging.model import Message, check_name  # the annotation of `_handle` is evaluated
 from messaging.remoteevent.bridges.feed import Feed
 from messaging.remoteevent.event import RemoteEvent
 from messaging.remoteevent.failures import as_failure
