@@ -13,12 +13,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import BoundReachedError, DecodeError, JournalError, JournalFullError, MessagingError
 from messaging.eventdata import write_json
 from messaging.execution import Promise, workers
-from messaging.journal import Journal, encode_record
+from messaging.journal import Journal, RecordTemplate
 from messaging.remoteevent.layout import decode_event
 from messaging.text import SafeLog
 
@@ -42,11 +43,19 @@ _READ: Final = 1000
 #: records after which the state of the owner is stored again
 CHECKPOINT: Final = 10_000
 _CHECKPOINT: Final = "checkpoint"
+#: kinds of events whose channels are remembered
+_KINDS: Final = 4096
 
 
+@lru_cache(maxsize=_KINDS)
 def channel_of(kind: EventKind) -> str:
     """Return the channel of the records with events of a kind."""
     return write_json(list(kind)).decode()
+
+
+@lru_cache(maxsize=_KINDS)
+def _template(channel: str) -> RecordTemplate:
+    return RecordTemplate(channel, "")
 
 
 class StoredBatch:
@@ -152,7 +161,7 @@ class EventJournal:
     def store(self, batch: StoredBatch, index: int, channel: str, line: bytes, message_id: str | None = None) -> None:
         """Store one event of a batch, which is told the outcome. In the order of the calls of one thread."""
         try:
-            record = encode_record(channel, line, "", message_id)
+            record = _template(channel).encode(line, message_id or "")
             self.put(_Entry(record, time.monotonic() + WRITE_TIMEOUT, batch, index))
         except MessagingError as error:
             batch.note(index, error)

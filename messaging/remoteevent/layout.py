@@ -16,11 +16,18 @@ A line is encoded once: an event that was read from a line is written as the sam
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ConversionError, DecodeError, InvalidEventError
 from messaging.eventdata import convert, from_portable, read_json, to_portable, write_json
 from messaging.remoteevent.event import ForeignEvent, RemoteEvent, check_sequence_number
+
+if TYPE_CHECKING:
+    from messaging.remoteevent.event import EventId
+
+#: kinds of events whose common part of the line is remembered
+_HEADS: Final = 4096
 
 
 def encode_event(event: RemoteEvent) -> bytes:
@@ -37,11 +44,18 @@ def encode_event(event: RemoteEvent) -> bytes:
 
 
 def _encode(event: RemoteEvent) -> bytes:
-    return write_json(_values(event))
+    return b"%b%d%b" % (_head(event.source, event.id), event.sequence_number, _tail(event))
 
 
-def _values(event: RemoteEvent) -> dict[str, Any]:
-    value: dict[str, Any] = {"source": event.source, "id": event.id, "sequence": event.sequence_number}
+@lru_cache(maxsize=_HEADS)
+def _head(source: str, event_id: EventId) -> bytes:
+    """Return the line of an event up to its number. Events of a kind have it in common."""
+    return b'{"source":%b,"id":%b,"sequence":' % (write_json(source), write_json(event_id))
+
+
+def _tail(event: RemoteEvent) -> bytes:
+    """Return the line of an event behind its number."""
+    value: dict[str, Any] = {}
     if event.handback is not None:
         value["handback"] = to_portable(event.handback)
     if event.suppressed:
@@ -50,7 +64,7 @@ def _values(event: RemoteEvent) -> dict[str, Any]:
     if name is not None:
         value["type"] = name
         value["data"] = event.foreign_data if isinstance(event, ForeignEvent) else to_portable(event.data)
-    return value
+    return b"," + write_json(value)[1:] if value else b"}"
 
 
 class NumberedLine:
@@ -66,9 +80,8 @@ class NumberedLine:
     __slots__ = ("_head", "_tail")
 
     def __init__(self, event: RemoteEvent) -> None:
-        self._head = b'{"source":%b,"id":%b,"sequence":' % (write_json(event.source), write_json(event.id))
-        rest = {key: value for key, value in _values(event).items() if key not in ("source", "id", "sequence")}
-        self._tail = b"," + write_json(rest)[1:] if rest else b"}"
+        self._head = _head(event.source, event.id)
+        self._tail = _tail(event)
 
     def numbered(self, number: int) -> bytes:
         """Return the line with a sequence number."""
