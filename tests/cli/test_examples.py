@@ -101,11 +101,25 @@ EXPECTED = {
         "lamp: light/switch {'on': True}",
         "home: {'is_on': True, 'watts': 7}",
     ],
+    "16_a_device_that_sleeps": [
+        "awake",
+        "cellar: event 1",
+        "cellar: event 2",
+        "cellar: event 3",
+        "awake",
+        "cellar: event 4",
+        "cellar: event 5",
+        "cellar: event 6",
+    ],
+    "17_filter_agent_mailbox": [
+        "event 2 in the cellar: 95.5 °C",
+        "event 4 in the cellar: 99.0 °C",
+    ],
 }
 #: examples that never connect to a broker
 LOCAL = {"10_typed_events", "11_event_admin"}
 #: examples that need a broker which several processes or programs reach
-BETWEEN_PROCESSES = {"13_events_between_processes", "15_plain_mqtt_member"}
+BETWEEN_PROCESSES = {"13_events_between_processes", "15_plain_mqtt_member", "17_filter_agent_mailbox"}
 FILES = sorted((ROOT / "examples").glob("*.py"))
 
 
