@@ -9,7 +9,7 @@ BIN := .venv/bin
 # The tests start hundreds of processes: without this, each would compile the project anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-system test-lowest test-matrix lint types bench soak soak-tokens failover kills distributed venv clean
+.PHONY: help demo test test-system test-lowest test-matrix lint types bench soak soak-tokens failover kills distributed remote-events venv clean
 
 help:
 	@echo "make demo   the toolkit at work, in this process, without a broker"
@@ -24,6 +24,7 @@ help:
 	@echo "make failover   20 kills of the connected one of several brokers (FAILOVER_ARGS='--kills 5 --protocol mqtt')"
 	@echo "make kills  hundreds of random SIGKILLs with messages on the disk (KILLS_ARGS='--kills 50 --protocol amqp')"
 	@echo "make distributed   210 random faults under distributed events (DISTRIBUTED_ARGS='--faults 20 --protocol amqp')"
+	@echo "make remote-events   600 random SIGKILLs of a chain of remote events (REMOTE_ARGS='--kills 20 --protocol amqp')"
 	@echo "make venv   only .venv, with everything for development"
 	@echo "make clean  remove all that is generated, .venv too"
 
@@ -69,6 +70,10 @@ kills: .venv/.dev
 distributed: .venv/.dev
 	@.ci/setup brokers
 	@$(BIN)/python -m tests.faults.distributed $(DISTRIBUTED_ARGS)
+
+remote-events: .venv/.dev
+	@.ci/setup brokers
+	@$(BIN)/python -m tests.faults.remote $(REMOTE_ARGS)
 
 venv: .venv/.dev
 
