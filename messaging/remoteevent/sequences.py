@@ -221,7 +221,7 @@ class IdempotentListener(BatchListener):
             raise ArgumentError(f"on_missed must be callable, not {type(on_missed).__name__}")
         self._target = as_target(listener)
         self._on_missed = on_missed
-        self.tracker = tracker or SequenceTracker()
+        self.tracker = SequenceTracker() if tracker is None else tracker
 
     def deliver(self, events: Sequence[RemoteEvent], /) -> Promise[list[Outcome]]:
         """See :class:`~messaging.remoteevent.listener.EventTarget`; acknowledges what has arrived before."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import reactivex as rx
 from reactivex.subject import Subject
 
 from messaging.errors import ArgumentError
@@ -13,16 +12,18 @@ from messaging.remoteevent.demultiplexer import NotificationDemultiplexer
 from messaging.remoteevent.listener import BatchListener
 
 if TYPE_CHECKING:
+    import reactivex as rx
+
     from messaging.execution import Promise
     from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent
     from messaging.remoteevent.listener import Outcome
 
 
 class EventAdapter(BatchListener):
-    """Calls what is registered for source and id of an event. A listener; thread safe.
+    """Calls the target of source and id of an event. A listener; thread safe.
 
-    An event of another kind is refused with ``UnknownEventError``, which asks the sender to send no further ones. What
-    is called runs on a worker thread, or on its event loop if it is a coroutine function; its failure is the one of the
+    An event of another kind is refused with ``UnknownEventError``, which asks the sender to send no further ones. A
+    target runs on a worker thread, or on its event loop if it is a coroutine function; its failure is the one of the
     notification.
 
     Example::
@@ -54,7 +55,7 @@ class EventAdapter(BatchListener):
         self._targets.add(kind, self._callable(target))
 
     def subject(self, kind: EventRegistration | EventKind) -> rx.Observable[RemoteEvent]:
-        """Return a Subject of the events of a kind, instead of what was called before. Raises as :meth:`add`."""
+        """Return a Subject of the events of a kind, instead of an earlier target. Raises as :meth:`add`."""
         subject: Subject[RemoteEvent] = Subject()
         self.add(kind, subject)
         return subject

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from messaging.errors import ArgumentError, MessagingError
 from messaging.execution import Promise
-from messaging.model import Message, check_name  # the annotation of `_handle` is evaluated
+from messaging.model import Message, check_name
 from messaging.remoteevent.bridges.feed import Feed
 from messaging.remoteevent.event import RemoteEvent
 from messaging.remoteevent.failures import as_failure
@@ -97,7 +97,7 @@ class ChannelGenerator:
 
     def close(self) -> None:
         """Receive no further messages. Idempotent."""
-        self._registration.unregister()
+        self._registration.close()
         self._feed.close()
 
     def __enter__(self) -> Self:

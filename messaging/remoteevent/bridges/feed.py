@@ -61,7 +61,7 @@ class Feed:
             self.close()
             raise
 
-    def generate(self, topic: str, event_type: type[RemoteEvent], **fields: Any) -> Promise[int]:
+    def generate(self, topic: str, event_type: type[RemoteEvent], /, **fields: Any) -> Promise[int]:
         """Generate an event; see :meth:`EventGenerator.generate <messaging.remoteevent.EventGenerator.generate>`."""
         event_id = check_event_id(self._id_of(topic))
         if event_id not in self._ids:

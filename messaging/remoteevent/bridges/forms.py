@@ -13,12 +13,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from messaging.errors import DecodeError
 from messaging.eventdata import from_portable, read_json, to_portable, write_json
-from messaging.remoteevent.event import RemoteEvent
 from messaging.remoteevent.layout import decode_event, encode_event
+
+if TYPE_CHECKING:
+    from messaging.remoteevent.event import RemoteEvent
 
 
 def as_map(event: RemoteEvent) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Source and id of an event as a topic, and back: the mapping is injective.
 
-``remoteevent/SOURCE/tID`` for an id that is a text, ``remoteevent/SOURCE/iID`` for a number. Letters and digits of ASCII
-and ``-`` stand for themselves; each byte of any other character in UTF-8 is ``_`` and two hexadecimal digits::
+``remoteevent/SOURCE/tID`` for an id that is a text, ``remoteevent/SOURCE/iID`` for a number. Letters and digits of
+ASCII and ``-`` stand for themselves; each byte of any other character in UTF-8 is ``_`` and two hexadecimal digits::
 
     ("boiler 7", "overheated")   remoteevent/boiler_207/toverheated
     ("boiler", -3)               remoteevent/boiler/i-3

@@ -2,9 +2,11 @@
 
 =====================  =============================================================================================
 ``participant``        TransactionParticipant: what takes part; Vote, TransactionState
-``transaction``        Transaction: the state of one transaction, and its two phases
+``transaction``        Transaction: one transaction, as programs use it
+``two_phases``         its state, its participants, and the two phases
 ``enlisted``           one participant within one transaction
 ``manager``            TransactionManager: creates transactions, completes those of an earlier run
+``callbacks``          callbacks for the end of a transaction
 ``decisions``          the state of transactions on the disk
 ``remote_participant`` participants in other processes
 ``remote``             managers in other processes

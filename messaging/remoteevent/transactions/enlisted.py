@@ -70,7 +70,7 @@ class Enlisted:
         return "abort" if state is TransactionState.ABORTED else None
 
     def note_vote(self, vote: object, error: MessagingError | None) -> None:
-        """Note the answer to ``prepare``: an error, or what is no vote, counts as ``Vote.ABORTED``."""
+        """Note the answer to ``prepare``: an error, or any other value than a vote, counts as ``Vote.ABORTED``."""
         if error is None and isinstance(vote, Vote):
             self.vote = vote
             # who has nothing to do, or has undone it already, is told no more

@@ -27,12 +27,15 @@ from messaging.errors import (
     MessagingError,
     UnknownTransactionError,
 )
-from messaging.execution import Promise, may_block, seconds
+from messaging.execution import Deadlines, Promise, engine, may_block, seconds
+from messaging.forking import LiveObjects
 from messaging.leases import Landlord, Lease, LeaseEnd
 from messaging.remoteevent.delivery import PATIENT, RetryPolicy
 from messaging.remoteevent.transactions.decisions import Decisions
+from messaging.remoteevent.transactions.participant import TransactionState
 from messaging.remoteevent.transactions.remote_participant import RemoteParticipant
 from messaging.remoteevent.transactions.transaction import Transaction, check_participant_name
+from messaging.remoteevent.transactions.two_phases import TwoPhases
 from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
@@ -40,7 +43,6 @@ if TYPE_CHECKING:
 
     from messaging.instance import Messaging
     from messaging.remoteevent.transactions.enlisted import Enlisted
-    from messaging.remoteevent.transactions.participant import TransactionState
 
 logger = SafeLog(__name__)
 
@@ -114,24 +116,36 @@ class TransactionManager:
         self.is_closed = False
         self._most = max_transactions
         self._lock = threading.Lock()  # guards the following
-        self._transactions: dict[str, Transaction] = {}
+        self._transactions: dict[str, TwoPhases] = {}
         self._ended: OrderedDict[str, TransactionState] = OrderedDict()
+        #: transactions with a phase under way, and when it is to end in monotonic time; the earliest first
+        self._watched: OrderedDict[str, tuple[float, TwoPhases]] = OrderedDict()
+        self._deadlines = Deadlines(engine(), self.time_limit, self._expire)
         self.decisions = Decisions(path)
         try:
             found = self.decisions.load()
         except BaseException:
             self.decisions.close()
             raise
+        _managers.add(self)
         for transaction_id, state, participants in found:
-            self._recover(Transaction(transaction_id, self, state, participants), participants, messaging)
+            self._recover(TwoPhases(transaction_id, self, state, participants), participants, messaging)
 
-    def _recover(self, transaction: Transaction, participants: list[Enlisted], messaging: Messaging | None) -> None:
+    def after_fork(self) -> None:
+        """See ``Forkable``: the transactions stay in the parent; the manager of the child is closed."""
+        self._lock = threading.Lock()
+        self._transactions = {}
+        self._ended = OrderedDict()
+        self._watched = OrderedDict()
+        self.is_closed = True
+
+    def _recover(self, phases: TwoPhases, participants: list[Enlisted], messaging: Messaging | None) -> None:
         """Continue with a transaction of an earlier run."""
-        self._transactions[transaction.id] = transaction
+        self._transactions[phases.id] = phases
         for each in participants:
             if each.reference is not None and messaging is not None:
                 each.participant = RemoteParticipant(messaging, each.reference, timeout=self.time_limit)
-        transaction.proceed()
+        phases.proceed()
 
     # --- transactions
 
@@ -149,17 +163,17 @@ class TransactionManager:
         """
         if self.is_closed:
             raise ClosedError(f"transaction manager '{self.name}': closed")
-        transaction = Transaction(secrets.token_hex(12), self)
-        lease = self.landlord.grant(duration, _ender(transaction), about=f"transaction {transaction.id}")
-        transaction.lease = lease
+        phases = TwoPhases(secrets.token_hex(12), self, TransactionState.ACTIVE, [])
+        lease = self.landlord.grant(duration, _ender(phases), about=f"transaction {phases.id}")
+        phases.lease = lease
         with self._lock:
             is_full = len(self._transactions) >= self._most
             if not is_full:
-                self._transactions[transaction.id] = transaction
+                self._transactions[phases.id] = phases
         if is_full:
             lease.cancel()
             raise BoundReachedError(f"transaction manager '{self.name}': {self._most} transactions are not completed")
-        return transaction
+        return Transaction(phases)
 
     def get(self, transaction_id: str) -> Transaction:
         """Return a transaction that is not completed.
@@ -170,7 +184,7 @@ class TransactionManager:
         found = self._transactions.get(transaction_id) if isinstance(transaction_id, str) else None
         if found is None:
             raise UnknownTransactionError(f"transaction manager '{self.name}': no transaction {transaction_id!r:.80}")
-        return found
+        return Transaction(found)
 
     def state(self, transaction_id: str) -> TransactionState:
         """Return the state of a transaction, also of one of the last 10,000 that were completed.
@@ -211,22 +225,46 @@ class TransactionManager:
             transactions = [*self._transactions.values()]
         return [each.id for each in transactions if each.recover(name, participant, reference)]
 
-    def forget(self, transaction: Transaction) -> None:
+    def forget(self, transaction_id: str, state: TransactionState) -> None:
         """Note that all participants of a transaction know its outcome. For transactions."""
         try:
-            self.decisions.forget(transaction.id)
+            self.decisions.forget(transaction_id)
         except ClosedError:
             pass  # the next run tells the participants again
         except MessagingError as error:
             logger.warning(
                 "transaction manager '%s': the record of %s is not removed: %s; the next run completes it again",
-                self.name, transaction.id, error,
+                self.name, transaction_id, error,
             )  # fmt: skip
         with self._lock:
-            self._transactions.pop(transaction.id, None)
-            self._ended[transaction.id] = transaction.state
+            self._transactions.pop(transaction_id, None)
+            self._watched.pop(transaction_id, None)
+            self._ended[transaction_id] = state
             if len(self._ended) > _REMEMBERED:
                 self._ended.popitem(last=False)
+
+    def watch(self, phases: TwoPhases) -> None:
+        """End a phase of a transaction after the time limit. For transactions."""
+        with self._lock:
+            self._watched.pop(phases.id, None)
+            self._watched[phases.id] = (time.monotonic() + self.time_limit, phases)
+        self._deadlines.watch(self.time_limit)
+
+    def _expire(self, now: float) -> float | None:
+        """End the phases whose time is over; return the seconds until the next one. On the loop of the engine."""
+        late: list[TwoPhases] = []
+        left: float | None = None
+        with self._lock:
+            while self._watched:
+                transaction_id, (due, phases) = next(iter(self._watched.items()))
+                if due > now:
+                    left = due - now
+                    break
+                del self._watched[transaction_id]
+                late.append(phases)
+        for each in late:
+            each.expire()
+        return left
 
     # --- life cycle
 
@@ -242,7 +280,9 @@ class TransactionManager:
             if self.is_closed:
                 return
             transactions = [*self._transactions.values()]
-        aborts = [each.abort_soon() for each in transactions]
+        aborts = [Transaction(each).abort_soon() for each in transactions]
+        for each in aborts:
+            each.looked_at = True
         if may_block():
             _wait_for(aborts)
         with self._lock:
@@ -263,10 +303,13 @@ class TransactionManager:
         return f"<TransactionManager {self.name!r} of {len(self._transactions)} transactions>"
 
 
-def _ender(transaction: Transaction) -> Callable[[LeaseEnd], None]:
+_managers: Final = LiveObjects[TransactionManager]()
+
+
+def _ender(phases: TwoPhases) -> Callable[[LeaseEnd], None]:
     def end(reason: LeaseEnd) -> None:
         if reason is not LeaseEnd.CLOSED:
-            transaction.end_with_lease()
+            phases.end_with_lease()
 
     return end
 
@@ -278,4 +321,4 @@ def _wait_for(promises: list[Promise[None]]) -> None:
         try:
             each.exception(max(0.0, deadline - time.monotonic()))
         except DeadlineError:
-            each.looked_at = True
+            continue

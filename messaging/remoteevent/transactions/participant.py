@@ -48,7 +48,7 @@ class TransactionParticipant(Protocol):
         """
 
     def commit(self, transaction_id: str, /) -> Any:
-        """Make permanent what was prepared.
+        """Make the prepared changes permanent.
 
         Raises:
             UnknownTransactionError: it was committed already; counts as success.
@@ -56,7 +56,7 @@ class TransactionParticipant(Protocol):
         """
 
     def abort(self, transaction_id: str, /) -> Any:
-        """Undo what was done within the transaction.
+        """Undo the changes of the transaction.
 
         Raises:
             UnknownTransactionError: it was undone already; counts as success.

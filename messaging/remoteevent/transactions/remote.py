@@ -32,7 +32,7 @@ from messaging.errors import (
     DecodeError,
     UnknownTransactionError,
 )
-from messaging.execution import Promise, seconds, workers
+from messaging.execution import Promise, seconds
 from messaging.leases import (
     Lease,
     lease_from_value,
@@ -44,17 +44,16 @@ from messaging.leases import (
 )
 from messaging.leases.lease import check_duration
 from messaging.model import check_name
+from messaging.remoteevent.transactions.callbacks import EndCallbacks
 from messaging.remoteevent.transactions.manager import TIME_LIMIT
 from messaging.remoteevent.transactions.participant import TransactionState
 from messaging.remoteevent.transactions.remote_participant import ParticipantServer, RemoteParticipant
 from messaging.remoteevent.transactions.transaction import check_join, check_participant_name
-from messaging.text import SafeLog, tolerant
+from messaging.text import tolerant
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
     from messaging.remoteevent.transactions.manager import TransactionManager
-
-logger = SafeLog(__name__)
 
 #: a client waits longer than both phases of a manager with the default time limit, seconds
 _TIMEOUT: Final = 3 * TIME_LIMIT
@@ -296,8 +295,7 @@ class RemoteTransaction:
         self.lease = lease
         self.state = TransactionState.ACTIVE
         self._manager = manager
-        self._lock = threading.Lock()  # guards the callbacks
-        self._callbacks: list[Callable[[TransactionState], object]] | None = []
+        self._callbacks = EndCallbacks(transaction_id)
 
     def join(
         self, participant: Any, *, name: str | None = None, crash_count: int = 0, reference: str | None = None
@@ -370,28 +368,12 @@ class RemoteTransaction:
 
         A participant of this process learns the outcome by its own methods, whichever process ends the transaction.
         """
-        if not callable(callback):
-            raise ArgumentError(f"a callback must be callable, not {type(callback).__name__}")
-        with self._lock:
-            if self._callbacks is not None:
-                self._callbacks.append(callback)
-                return
-        workers().submit(lambda: self._call_back([callback]))
+        self._callbacks.add(callback)
 
     def _note(self, state: TransactionState) -> None:
         """Note the outcome. On the loop of the engine."""
-        with self._lock:
-            self.state = state
-            callbacks, self._callbacks = self._callbacks, None
-        if callbacks:
-            workers().submit(lambda: self._call_back(callbacks))
-
-    def _call_back(self, callbacks: list[Callable[[TransactionState], object]]) -> None:
-        for each in callbacks:
-            try:
-                each(self.state)
-            except Exception:
-                logger.exception("a callback of transaction %s failed", self.id)
+        self.state = state
+        self._callbacks.run(state)
 
     @tolerant
     def __repr__(self) -> str:

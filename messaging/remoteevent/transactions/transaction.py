@@ -1,62 +1,30 @@
-"""One transaction: its state, and its two phases.
-
-**Commit.** The participants are asked to prepare, side by side. One that votes ``ABORTED``, fails, or does not answer
-within the time limit aborts the transaction. When all have prepared, the decision is stored; only then the
-participants are told to commit, until each has confirmed.
-
-**Threads.** Any thread may use a transaction. Its lock guards the state and the participants. Participants and
-callbacks run on worker threads, without the lock. Answers may arrive on the loop of the engine, which does no more than
-to take the next step.
-"""
+"""A transaction, as programs use it."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any
 
 from messaging.calls import result_of
 from messaging.errors import (
     ArgumentError,
-    BoundReachedError,
     CannotAbortError,
     CannotCommitError,
-    CannotJoinError,
     DeadlineError,
     MessagingError,
     OutcomeUnknownError,
-    UnknownTransactionError,
 )
-from messaging.execution import Promise, engine, seconds, workers
-from messaging.remoteevent.transactions.enlisted import ABORT_ATTEMPTS, Enlisted, ask
-from messaging.remoteevent.transactions.participant import TransactionState, Vote
-from messaging.text import SafeLog, tolerant
+from messaging.execution import Promise, seconds
+from messaging.remoteevent.transactions.enlisted import Enlisted
+from messaging.remoteevent.transactions.participant import TransactionState
+from messaging.remoteevent.transactions.two_phases import after
+from messaging.text import tolerant
 
 if TYPE_CHECKING:
     from messaging.leases import Lease
-    from messaging.remoteevent.delivery import RetryPolicy
-    from messaging.remoteevent.transactions.decisions import Decisions
+    from messaging.remoteevent.transactions.two_phases import TwoPhases
 
-logger = SafeLog(__name__)
-
-#: participants of one transaction
-MAX_PARTICIPANTS: Final = 1000
-_ACTIVE, _VOTING = TransactionState.ACTIVE, TransactionState.VOTING
 _COMMITTED, _ABORTED = TransactionState.COMMITTED, TransactionState.ABORTED
-
-
-class Keeper(Protocol):
-    """The manager, as its transactions see it."""
-
-    name: str
-    time_limit: float
-    retry: RetryPolicy
-    decisions: Decisions
-    is_closed: bool
-
-    def forget(self, transaction: Transaction) -> None:
-        """Note that all participants of a transaction know its outcome."""
 
 
 class Transaction:
@@ -68,47 +36,24 @@ class Transaction:
             transaction of an earlier run, whose outcome is decided.
     """
 
-    def __init__(
-        self,
-        transaction_id: str,
-        keeper: Keeper,
-        state: TransactionState = _ACTIVE,
-        participants: list[Enlisted] | None = None,
-    ) -> None:
-        self.id = transaction_id
-        self.lease: Lease | None = None
-        self._keeper = keeper
-        self._lock = threading.Lock()  # guards the following
-        self._state = state
-        self._participants = participants or []
-        #: why it was aborted
-        self._reason = "it was aborted"
-        #: resolves when the outcome is decided, and each participant was told once
-        self._outcome: Promise[None] = self._promise("end")
-        #: resolves when all participants have confirmed
-        self._completed: Promise[None] = self._promise("complete")
-        self._callbacks: list[Callable[[TransactionState], object]] = []
-        self._is_finished = False
-        #: how often the decision could not be stored
-        self._doubts = 0
+    def __init__(self, phases: TwoPhases) -> None:
+        self.id = phases.id
+        self._phases = phases
 
-    def _promise(self, what: str) -> Promise[None]:
-        promise: Promise[None] = Promise(f"{what} transaction {self.id}")
-        promise.looked_at = True
-        return promise
+    @property
+    def lease(self) -> Lease | None:
+        """The lease, see above."""
+        return self._phases.lease
 
     @property
     def state(self) -> TransactionState:
         """The state now."""
-        if self._state is _ACTIVE and self.lease is not None and self.lease.is_ended:
-            return _ABORTED  # its lease has ended, and the callback is about to run
-        return self._state
+        return self._phases.state
 
     @property
     def waiting_for(self) -> list[str]:
         """Names of the participants that have not confirmed the outcome."""
-        with self._lock:
-            return [each.name for each in self._participants if not each.is_done]
+        return self._phases.waiting_for
 
     # --- joining
 
@@ -130,21 +75,9 @@ class Transaction:
             BoundReachedError: the transaction has 1000 participants.
         """
         found, count = check_join(participant, name, crash_count)
-        with self._lock:
-            if self.state is not _ACTIVE:
-                raise CannotJoinError(f"transaction {self.id} is no longer active: {self.state.name.lower()}")
-            for each in self._participants:
-                if (each.participant is participant) if name is None else (each.name == name):
-                    if each.crash_count != count:
-                        raise CannotJoinError(
-                            f"transaction {self.id}: participant {each.name!r:.80} joined with crash count "
-                            f"{each.crash_count}, and has {count} now: it has lost what it did"
-                        )
-                    return
-            if len(self._participants) >= MAX_PARTICIPANTS:
-                raise BoundReachedError(f"transaction {self.id} has {MAX_PARTICIPANTS} participants already")
-            is_lasting = name is not None or reference is not None
-            self._participants.append(Enlisted(found, count, participant, reference, is_lasting=is_lasting))
+        is_lasting = name is not None or reference is not None
+        enlisted = Enlisted(found, count, participant, reference, is_lasting=is_lasting)
+        self._phases.add(enlisted, is_named=name is not None)
 
     def when_ended(self, callback: Callable[[TransactionState], object]) -> None:
         """Call ``callback`` with ``COMMITTED`` or ``ABORTED`` after all participants have confirmed; at once if so.
@@ -152,13 +85,7 @@ class Transaction:
         Callbacks run on a worker thread, in the order in which they were added, once each. Their exceptions are
         logged. Of a transaction that is not completed when its manager is closed they are not called.
         """
-        if not callable(callback):
-            raise ArgumentError(f"a callback must be callable, not {type(callback).__name__}")
-        with self._lock:
-            if not self._is_finished:
-                self._callbacks.append(callback)
-                return
-        workers().submit(lambda: self._call_back([callback]))
+        self._phases.callbacks.add(callback)
 
     # --- ending
 
@@ -183,12 +110,7 @@ class Transaction:
     def commit_soon(self, timeout: float | None = None) -> Promise[None]:
         """Commit the transaction; return the promise that :meth:`commit` has returned. It fails as that raises."""
         limit = None if timeout is None else seconds(timeout)
-        with self._lock:
-            begins = self._state is _ACTIVE
-            if begins:
-                self._state = _VOTING
-        if begins:
-            self._begin_commit()
+        self._phases.begin_commit()
         return self._awaited(limit, _COMMITTED)
 
     def abort(self, timeout: float | None = None) -> None:
@@ -208,18 +130,12 @@ class Transaction:
     def abort_soon(self, timeout: float | None = None) -> Promise[None]:
         """Abort the transaction; return the promise that :meth:`abort` has returned. It fails as that raises."""
         limit = None if timeout is None else seconds(timeout)
-        self._abort("it was aborted by a client")
+        self._phases.abort("it was aborted by a client")
         return self._awaited(limit, _ABORTED)
-
-    def end_with_lease(self) -> None:
-        """Abort the transaction if it is active: its lease has ended. For the manager."""
-        with self._lock:
-            if self._state is not _ACTIVE:
-                return
-        self._abort("its lease has ended")
 
     def _awaited(self, limit: float | None, wanted: TransactionState) -> Promise[None]:
         """Return a promise of the outcome, for one caller."""
+        phases = self._phases
         promise: Promise[None] = Promise(f"{'commit' if wanted is _COMMITTED else 'abort'} transaction {self.id}")
 
         def completed() -> None:
@@ -234,236 +150,29 @@ class Transaction:
             )
 
         def decided() -> None:
-            error = self._outcome.exception(0) if self._state is not wanted else None
-            if self._state not in (wanted, _COMMITTED, _ABORTED):
+            error = phases.outcome.exception(0)
+            if self.state not in (wanted, _COMMITTED, _ABORTED):
                 promise.reject(error or OutcomeUnknownError(f"transaction {self.id}: the outcome is not known"))
-            elif self._state is not wanted:
+            elif self.state is not wanted:
                 promise.reject(self._refusal(wanted))
             elif limit is None:
                 promise.resolve(None)
             else:
-                self._completed.listen(completed)
+                phases.completed.listen(completed)
                 if not promise.done():
                     after(limit, expired)
 
-        self._outcome.listen(decided)
+        phases.outcome.listen(decided)
         return promise
 
     def _refusal(self, wanted: TransactionState) -> MessagingError:
         if wanted is _COMMITTED:
-            return CannotCommitError(f"transaction {self.id} is aborted: {self._reason}")
+            return CannotCommitError(f"transaction {self.id} is aborted: {self._phases.reason}")
         return CannotAbortError(f"transaction {self.id} is committed")
-
-    # --- the first phase
-
-    def _begin_commit(self) -> None:
-        keeper = self._keeper
-        if not self._end_lease():
-            self._abort("its lease has ended")
-            return
-        if not self._participants:
-            self._set_committed()
-            return
-        try:
-            stored = keeper.decisions.store(self.id, _VOTING, self._participants)
-        except MessagingError as error:
-            self._abort(f"its state cannot be stored: {error}")
-            return
-
-        def ask_all() -> None:
-            stored.looked_at = True
-            error = stored.exception(0)
-            if error is not None:
-                self._abort(f"its state cannot be stored: {error}")
-                return
-            after(keeper.time_limit, self._end_voting)
-            self.proceed()
-
-        stored.listen(ask_all)
-
-    def _end_voting(self) -> None:
-        """Abort the transaction if a participant has not voted in time. On the loop of the engine."""
-        with self._lock:
-            late = [each.name for each in self._participants if each.vote is None]
-        if late and self._state is _VOTING:
-            self._abort(f"{late[0]!r:.80} has not prepared within {self._keeper.time_limit:g} s")
-
-    def _voted(self, enlisted: Enlisted, vote: Any, error: MessagingError | None) -> None:
-        with self._lock:
-            enlisted.note_vote(vote, error)
-            is_voting = self._state is _VOTING
-            votes = [each.vote for each in self._participants]
-            if is_voting and None not in votes and Vote.ABORTED not in votes:
-                self._state = TransactionState.PREPARED
-        if not is_voting:
-            self.proceed()  # too late: it is told to abort unless it has
-        elif enlisted.vote is Vote.ABORTED:
-            self._abort(f"participant {enlisted.name!r:.80} voted to abort" + (f": {error}" if error else ""))
-        elif self._state is TransactionState.PREPARED:
-            self._decide()
-
-    def _decide(self) -> None:
-        """Store the decision to commit, and tell it."""
-        if all(each.is_done for each in self._participants):
-            self._set_committed()  # none has changed anything: nothing has to survive
-            return
-        try:
-            stored = self._keeper.decisions.store(self.id, _COMMITTED, self._participants)
-        except MessagingError as error:
-            self._doubt(error)
-            return
-
-        def told() -> None:
-            stored.looked_at = True
-            error = stored.exception(0)
-            if error is None:
-                self._set_committed()
-            else:
-                self._doubt(error)
-
-        stored.listen(told)
-
-    def _doubt(self, error: MessagingError) -> None:
-        """Try again to store the decision: whether it is on the disk is unknown, so it cannot be changed any more."""
-        logger.error(
-            "transaction manager '%s': the decision to commit %s is not stored: %s; storing it is tried again",
-            self._keeper.name, self.id, error,
-        )  # fmt: skip
-        self._outcome.reject(
-            OutcomeUnknownError(f"transaction {self.id}: the decision to commit is not stored: {error}")
-        )
-        self._doubts += 1
-        if not self._keeper.is_closed:
-            after(self._keeper.retry.delay_after(self._doubts), lambda: workers().submit(self._decide))
-
-    # --- the second phase
-
-    def _set_committed(self) -> None:
-        with self._lock:
-            self._state = _COMMITTED
-        self._begin_telling()
-
-    def _abort(self, reason: str) -> None:
-        """Abort, unless the decision to commit is taken or it is aborted already."""
-        with self._lock:
-            if self._state not in (_ACTIVE, _VOTING):
-                return
-            self._state = _ABORTED
-            self._reason = reason
-        self._end_lease()
-        self._begin_telling()
-
-    def _end_lease(self) -> bool:
-        """Cancel the lease; return ``False`` if it has ended before."""
-        try:
-            if self.lease is not None:
-                self.lease.cancel()
-        except MessagingError:
-            return False
-        return True
-
-    def _begin_telling(self) -> None:
-        self.proceed()
-        if not self._outcome.done():
-            after(self._keeper.time_limit, lambda: self._outcome.resolve(None))
-
-    def proceed(self) -> None:
-        """Make the calls that can be made now. On any thread."""
-        with self._lock:
-            calls = []
-            for each in self._participants:
-                operation = None if self._keeper.is_closed else each.next_operation(self._state)
-                if operation is not None:
-                    each.is_busy = True
-                    calls.append((each, operation))
-            is_decided = self._state in (_COMMITTED, _ABORTED)
-            was_told = all(each.is_done or each.was_told or each.participant is None for each in self._participants)
-            is_finished = is_decided and all(each.is_done for each in self._participants) and not self._is_finished
-            if is_finished:
-                self._is_finished = True
-        if is_finished:
-            self._finish()
-        elif is_decided and was_told:
-            self._outcome.resolve(None)
-        for each, operation in calls:
-            self._call(each, operation)
-
-    def _call(self, enlisted: Enlisted, operation: str) -> None:
-        answer = ask(enlisted.participant, operation, self.id)
-
-        def answered() -> None:
-            error = answer.exception(0)
-            with self._lock:
-                enlisted.is_busy = False
-            if operation == "prepare":
-                self._voted(enlisted, None if error is not None else answer.result(0), error)
-            else:
-                self._told(enlisted, operation, error)
-
-        answer.listen(answered)
-
-    def _told(self, enlisted: Enlisted, operation: str, error: MessagingError | None) -> None:
-        delay: float | None = None
-        with self._lock:
-            enlisted.was_told = True
-            if error is None or isinstance(error, UnknownTransactionError):
-                enlisted.is_done = True
-            else:
-                enlisted.note_failure(self._keeper.retry)
-                if operation == "abort" and enlisted.failures >= ABORT_ATTEMPTS:
-                    enlisted.is_done = True
-                else:
-                    delay = max(0.0, enlisted.retry_at - time.monotonic())
-        if error is not None and not isinstance(error, UnknownTransactionError):
-            logger.warning(
-                "transaction manager '%s': %s of %s at participant '%s' failed: %s; %s",
-                self._keeper.name, operation, self.id, enlisted.name, error,
-                "it is told no more" if delay is None else f"it is told again in {delay:.1f} s",
-            )  # fmt: skip
-        if delay is not None and not self._keeper.is_closed:
-            after(delay, self.proceed)
-        self.proceed()
-
-    def _finish(self) -> None:
-        """Forget the transaction: all participants know its outcome."""
-        self._keeper.forget(self)
-        with self._lock:
-            callbacks, self._callbacks = self._callbacks, []
-        if callbacks:
-            workers().submit(lambda: self._call_back(callbacks))
-        self._outcome.resolve(None)
-        self._completed.resolve(None)
-
-    def _call_back(self, callbacks: list[Callable[[TransactionState], object]]) -> None:
-        for each in callbacks:
-            try:
-                each(self._state)
-            except Exception:
-                logger.exception("transaction manager '%s': a callback of %s failed", self._keeper.name, self.id)
-
-    # --- recovery, for the manager
-
-    def recover(self, name: str, participant: Any, reference: str | None) -> bool:
-        """Tell the outcome to a participant that is there again; return whether it takes part."""
-        with self._lock:
-            found = [each for each in self._participants if each.name == name and not each.is_done]
-            for each in found:
-                if self._state in (_COMMITTED, _ABORTED):
-                    each.participant = participant
-                    each.reference = reference
-                    each.retry_at = 0.0
-        self.proceed()
-        return bool(found)
 
     @tolerant
     def __repr__(self) -> str:
         return f"<Transaction {self.id}: {self.state.name}>"
-
-
-def after(delay: float, run: Callable[[], object]) -> None:
-    """Call ``run`` on the loop of the engine after ``delay`` seconds. It must be quick."""
-    running = engine()
-    running.call(lambda: running.loop.call_later(delay, run))
 
 
 def check_join(participant: object, name: object, crash_count: object) -> tuple[str, int]:

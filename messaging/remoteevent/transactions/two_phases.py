@@ -1,0 +1,338 @@
+"""The two phases of a transaction.
+
+**Commit.** The participants are asked to prepare, side by side. One that votes ``ABORTED``, fails, or does not answer
+within the time limit aborts the transaction. When all have prepared, the decision is stored; only then the
+participants are told to commit, until each has confirmed.
+
+**Threads.** Any thread may call the methods. The lock guards the state and the participants. Participants are called
+on worker threads, without the lock. Answers may arrive on the loop of the engine, which does no more than to take the
+next step.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from messaging.errors import (
+    BoundReachedError,
+    CannotJoinError,
+    MessagingError,
+    OutcomeUnknownError,
+    UnknownTransactionError,
+)
+from messaging.execution import Promise, engine, workers
+from messaging.remoteevent.transactions.callbacks import EndCallbacks
+from messaging.remoteevent.transactions.enlisted import ABORT_ATTEMPTS, Enlisted, ask
+from messaging.remoteevent.transactions.participant import TransactionState, Vote
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from messaging.leases import Lease
+    from messaging.remoteevent.delivery import RetryPolicy
+    from messaging.remoteevent.transactions.decisions import Decisions
+
+logger = SafeLog(__name__)
+
+#: participants of one transaction
+MAX_PARTICIPANTS: Final = 1000
+_ACTIVE, _VOTING = TransactionState.ACTIVE, TransactionState.VOTING
+_COMMITTED, _ABORTED = TransactionState.COMMITTED, TransactionState.ABORTED
+
+
+class Keeper(Protocol):
+    """The manager, as its transactions see it."""
+
+    name: str
+    time_limit: float
+    retry: RetryPolicy
+    decisions: Decisions
+    is_closed: bool
+
+    def watch(self, phases: TwoPhases) -> None:
+        """Call ``phases.expire`` after the time limit, instead of an earlier time."""
+
+    def forget(self, transaction_id: str, state: TransactionState) -> None:
+        """Note that all participants of a transaction know its outcome."""
+
+
+class TwoPhases:
+    """State and participants of one transaction. Thread safe.
+
+    Attributes:
+        id: of the transaction.
+        lease: of the transaction, or ``None``.
+        reason: why it was aborted.
+        outcome: promise that the outcome is decided, and each participant was told once. It fails with
+            ``OutcomeUnknownError`` if the decision could not be stored yet.
+        completed: promise that all participants have confirmed.
+        callbacks: run when all participants have confirmed.
+    """
+
+    def __init__(
+        self, transaction_id: str, keeper: Keeper, state: TransactionState, participants: list[Enlisted]
+    ) -> None:
+        self.id = transaction_id
+        self.lease: Lease | None = None
+        self.reason = "it was aborted"
+        self.outcome: Promise[None] = Promise(f"end transaction {transaction_id}")
+        self.completed: Promise[None] = Promise(f"complete transaction {transaction_id}")
+        self.outcome.looked_at = self.completed.looked_at = True
+        self.callbacks = EndCallbacks(transaction_id)
+        self._keeper = keeper
+        self._lock = threading.Lock()  # guards the following
+        self._state = state
+        self._participants = participants
+        self._is_finished = False
+        #: how often the decision could not be stored
+        self._doubts = 0
+
+    @property
+    def state(self) -> TransactionState:
+        """The state now."""
+        if self._state is _ACTIVE and self.lease is not None and self.lease.is_ended:
+            return _ABORTED  # its lease has ended, and the callback is about to run
+        return self._state
+
+    @property
+    def waiting_for(self) -> list[str]:
+        """Names of the participants that have not confirmed the outcome."""
+        with self._lock:
+            return [each.name for each in self._participants if not each.is_done]
+
+    def add(self, enlisted: Enlisted, *, is_named: bool) -> None:
+        """Let a participant take part; see ``Transaction.join``."""
+        with self._lock:
+            if self.state is not _ACTIVE:
+                raise CannotJoinError(f"transaction {self.id} is no longer active: {self.state.name.lower()}")
+            for each in self._participants:
+                is_same = each.name == enlisted.name if is_named else each.participant is enlisted.participant
+                if is_same and each.crash_count != enlisted.crash_count:
+                    raise CannotJoinError(
+                        f"transaction {self.id}: participant {each.name!r:.80} joined with crash count "
+                        f"{each.crash_count}, and has {enlisted.crash_count} now: it has lost what it did"
+                    )
+                if is_same:
+                    return
+            if len(self._participants) >= MAX_PARTICIPANTS:
+                raise BoundReachedError(f"transaction {self.id} has {MAX_PARTICIPANTS} participants already")
+            self._participants.append(enlisted)
+
+    def end_with_lease(self) -> None:
+        """Abort the transaction if it is active: its lease has ended. For the manager."""
+        with self._lock:
+            if self._state is not _ACTIVE:
+                return
+        self.abort("its lease has ended")
+
+    # --- the first phase
+
+    def begin_commit(self) -> None:
+        """Ask the participants to prepare, if the transaction is active."""
+        with self._lock:
+            if self._state is not _ACTIVE:
+                return
+            self._state = _VOTING
+        keeper = self._keeper
+        if not self._end_lease():
+            self.abort("its lease has ended")
+            return
+        if not self._participants:
+            self._set_committed()
+            return
+        try:
+            stored = keeper.decisions.store(self.id, _VOTING, self._participants)
+        except MessagingError as error:
+            self.abort(f"its state cannot be stored: {error}")
+            return
+
+        def ask_all() -> None:
+            stored.looked_at = True
+            error = stored.exception(0)
+            if error is not None:
+                self.abort(f"its state cannot be stored: {error}")
+                return
+            keeper.watch(self)
+            self.proceed()
+
+        stored.listen(ask_all)
+
+    def expire(self) -> None:
+        """End the phase that took longer than the time limit. For the manager, on the loop of the engine.
+
+        A participant that has not voted aborts the transaction. One that has not returned after the decision is waited
+        for no longer.
+        """
+        if self._state in (_COMMITTED, _ABORTED):
+            self.outcome.resolve(None)
+            return
+        with self._lock:
+            late = [each.name for each in self._participants if each.vote is None]
+        if late and self._state is _VOTING:
+            self.abort(f"{late[0]!r:.80} has not prepared within {self._keeper.time_limit:g} s")
+
+    def _voted(self, enlisted: Enlisted, vote: Any, error: MessagingError | None) -> None:
+        with self._lock:
+            enlisted.note_vote(vote, error)
+            is_voting = self._state is _VOTING
+            votes = [each.vote for each in self._participants]
+            decides = is_voting and None not in votes and Vote.ABORTED not in votes
+            if decides:
+                self._state = TransactionState.PREPARED
+        if not is_voting:
+            self.proceed()  # too late: it is told to abort unless it has
+        elif enlisted.vote is Vote.ABORTED:
+            self.abort(f"participant {enlisted.name!r:.80} voted to abort" + (f": {error}" if error else ""))
+        elif decides:
+            self._decide()
+
+    def _decide(self) -> None:
+        """Store the decision to commit, and tell it."""
+        if all(each.is_done for each in self._participants):
+            self._set_committed()  # none has changed anything: nothing has to survive
+            return
+        try:
+            stored = self._keeper.decisions.store(self.id, _COMMITTED, self._participants)
+        except MessagingError as error:
+            self._doubt(error)
+            return
+
+        def told() -> None:
+            stored.looked_at = True
+            error = stored.exception(0)
+            if error is None:
+                self._set_committed()
+            else:
+                self._doubt(error)
+
+        stored.listen(told)
+
+    def _doubt(self, error: MessagingError) -> None:
+        """Try again to store the decision: whether it is on the disk is unknown, so it cannot be changed any more."""
+        logger.error(
+            "transaction manager '%s': the decision to commit %s is not stored: %s; storing it is tried again",
+            self._keeper.name, self.id, error,
+        )  # fmt: skip
+        self.outcome.reject(
+            OutcomeUnknownError(f"transaction {self.id}: the decision to commit is not stored: {error}")
+        )
+        self._doubts += 1
+        if not self._keeper.is_closed:
+            after(self._keeper.retry.delay_after(self._doubts), lambda: workers().submit(self._decide))
+
+    # --- the second phase
+
+    def _set_committed(self) -> None:
+        with self._lock:
+            self._state = _COMMITTED
+        self._begin_telling()
+
+    def abort(self, reason: str) -> None:
+        """Abort, unless the decision to commit is taken or it is aborted already."""
+        with self._lock:
+            if self._state not in (_ACTIVE, _VOTING):
+                return
+            self._state = _ABORTED
+            self.reason = reason
+        self._end_lease()
+        self._begin_telling()
+
+    def _end_lease(self) -> bool:
+        """Cancel the lease; return ``False`` if it has ended before."""
+        try:
+            if self.lease is not None:
+                self.lease.cancel()
+        except MessagingError:
+            return False
+        return True
+
+    def _begin_telling(self) -> None:
+        self.proceed()
+        if not self.outcome.done():
+            self._keeper.watch(self)
+
+    def proceed(self) -> None:
+        """Make the calls that can be made now. On any thread."""
+        with self._lock:
+            calls = []
+            for each in self._participants:
+                operation = None if self._keeper.is_closed else each.next_operation(self._state)
+                if operation is not None:
+                    each.is_busy = True
+                    calls.append((each, operation))
+            is_decided = self._state in (_COMMITTED, _ABORTED)
+            was_told = all(each.is_done or each.was_told or each.participant is None for each in self._participants)
+            is_finished = is_decided and all(each.is_done for each in self._participants) and not self._is_finished
+            if is_finished:
+                self._is_finished = True
+        if is_finished:
+            self._finish()
+        elif is_decided and was_told:
+            self.outcome.resolve(None)
+        for each, operation in calls:
+            self._call(each, operation)
+
+    def _call(self, enlisted: Enlisted, operation: str) -> None:
+        answer = ask(enlisted.participant, operation, self.id)
+
+        def answered() -> None:
+            error = answer.exception(0)
+            with self._lock:
+                enlisted.is_busy = False
+            if operation == "prepare":
+                self._voted(enlisted, None if error is not None else answer.result(0), error)
+            else:
+                self._told(enlisted, operation, error)
+
+        answer.listen(answered)
+
+    def _told(self, enlisted: Enlisted, operation: str, error: MessagingError | None) -> None:
+        delay: float | None = None
+        with self._lock:
+            enlisted.was_told = True
+            if error is None or isinstance(error, UnknownTransactionError):
+                enlisted.is_done = True
+            else:
+                enlisted.note_failure(self._keeper.retry)
+                if operation == "abort" and enlisted.failures >= ABORT_ATTEMPTS:
+                    enlisted.is_done = True
+                else:
+                    delay = max(0.0, enlisted.retry_at - time.monotonic())
+        if error is not None and not isinstance(error, UnknownTransactionError):
+            logger.warning(
+                "transaction manager '%s': %s of %s at participant '%s' failed: %s; %s",
+                self._keeper.name, operation, self.id, enlisted.name, error,
+                "it is told no more" if delay is None else f"it is told again in {delay:.1f} s",
+            )  # fmt: skip
+        if delay is not None and not self._keeper.is_closed:
+            after(delay, self.proceed)
+        self.proceed()
+
+    def _finish(self) -> None:
+        """Forget the transaction: all participants know its outcome."""
+        self._keeper.forget(self.id, self._state)
+        self.callbacks.run(self._state)
+        self.outcome.resolve(None)
+        self.completed.resolve(None)
+
+    # --- recovery
+
+    def recover(self, name: str, participant: Any, reference: str | None) -> bool:
+        """Tell the outcome to a participant that is there again; return whether it takes part."""
+        with self._lock:
+            found = [each for each in self._participants if each.name == name and not each.is_done]
+            for each in found:
+                if self._state in (_COMMITTED, _ABORTED):
+                    each.participant = participant
+                    each.reference = reference
+                    each.retry_at = 0.0
+        self.proceed()
+        return bool(found)
+
+
+def after(delay: float, run: Callable[[], object]) -> None:
+    """Call ``run`` on the loop of the engine after ``delay`` seconds. It must be quick."""
+    running = engine()
+    running.call(lambda: running.loop.call_later(delay, run))

@@ -1,0 +1,150 @@
+"""Lease renewal sets (scenario 23)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from messaging.errors import ArgumentError, UnknownLeaseError
+from messaging.execution import Waiters
+from messaging.leases import Landlord, LeaseRenewalManager
+from messaging.remoteevent.renewal_set import (
+    EXPIRATION_WARNING,
+    RENEWAL_FAILURE,
+    ExpirationWarningEvent,
+    LeaseRenewalSet,
+    RenewalFailureEvent,
+)
+
+
+def until(holds: Any, timeout: float = 20.0) -> None:
+    assert Waiters().wait_for(holds, timeout)
+
+
+def test_leases_in_a_set_are_renewed_as_long_as_the_set_lives() -> None:
+    with Landlord() as landlord, LeaseRenewalSet(60) as renewals:
+        lease, granted = landlord.grant(0.3), []
+        landlord.when_renewed(granted.append)
+        renewals.renew_for(lease, renew_duration=0.3)
+        assert renewals.leases() == [lease]
+        until(lambda: len(granted) >= 3)
+        assert renewals.remove(lease)
+        assert not renewals.remove(lease)
+        until(lambda: lease.is_expired)
+
+
+def test_a_lease_leaves_the_set_after_its_membership() -> None:
+    with Landlord() as landlord, LeaseRenewalSet(60) as renewals:
+        failures: list[Any] = []
+        renewals.set_renewal_failure_listener(failures.append)
+        renewals.renew_for(landlord.grant(60), 0.05)
+        until(lambda: not renewals.leases())
+        assert failures == []
+
+
+def test_nothing_is_renewed_after_the_end_of_the_set() -> None:
+    with Landlord() as landlord, LeaseRenewalManager() as manager:
+        renewals = LeaseRenewalSet(0.1, manager=manager)
+        lease = landlord.grant(60)
+        renewals.renew_for(lease)
+        assert lease in manager
+        until(lambda: lease not in manager)
+        assert not lease.is_ended  # it is not cancelled
+        for call in (
+            renewals.leases,
+            lambda: renewals.remove(lease),
+            lambda: renewals.renew_for(lease),
+            lambda: renewals.set_renewal_failure_listener(print),
+            lambda: renewals.set_expiration_warning_listener(print, 1),
+            renewals.clear_renewal_failure_listener,
+            renewals.clear_expiration_warning_listener,
+        ):
+            with pytest.raises(UnknownLeaseError):
+                call()
+        renewals.close()
+
+
+def test_failures_have_one_id_and_rising_numbers() -> None:
+    """Scenario 23, for failures."""
+    with Landlord() as landlord, LeaseRenewalSet(60, source="norm") as renewals:
+        events: list[RenewalFailureEvent] = []
+        found = renewals.set_renewal_failure_listener(events.append, {"why": 1})
+        assert (found.id, found.source, found.sequence_number) == (RENEWAL_FAILURE, "norm", 0)
+        assert found.lease is renewals.lease
+        for _ in range(3):
+            lease = landlord.grant(0.2)
+            renewals.renew_for(lease)
+            lease.cancel()
+        until(lambda: len(events) == 3)
+        assert [each.sequence_number for each in events] == [1, 2, 3]
+        assert {each.kind for each in events} == {found.kind}
+        assert {each.error for each in events} == {"UnknownLeaseError"}
+        assert events[0].handback == {"why": 1}
+        assert renewals.leases() == []
+        later: list[RenewalFailureEvent] = []
+        again = renewals.set_renewal_failure_listener(later.append)
+        assert (again.id, again.sequence_number) == (found.id, 3)
+        lease = landlord.grant(0.2)
+        renewals.renew_for(lease)
+        lease.cancel()
+        until(lambda: later)
+        assert later[0].sequence_number == 4
+        assert len(events) == 3  # the earlier listener is told no more
+        assert renewals.clear_renewal_failure_listener()
+        assert not renewals.clear_renewal_failure_listener()
+
+
+def test_warnings_have_one_id_and_rising_numbers() -> None:
+    """Scenario 23, for warnings: one for each time that the set is about to end."""
+    with LeaseRenewalSet(60, source="norm") as renewals:
+        events: list[ExpirationWarningEvent] = []
+        found = renewals.set_expiration_warning_listener(events.append, 59.9)
+        assert (found.id, found.source) == (EXPIRATION_WARNING, "norm")
+        until(lambda: len(events) == 1)
+        assert 0 < events[0].remaining <= 59.9
+        assert events[0].lease_id == renewals.lease.id
+        renewals.lease.renew(60)
+        until(lambda: len(events) == 2)
+        renewals.lease.renew(30)
+        until(lambda: len(events) == 3)
+        assert [each.sequence_number for each in events] == [1, 2, 3]
+        assert {each.kind for each in events} == {found.kind}
+        renewals.lease.renew(3600)
+        again = renewals.set_expiration_warning_listener(events.append, 1)
+        assert again.sequence_number == 3
+        assert renewals.clear_expiration_warning_listener()
+
+
+def test_sets_share_a_landlord() -> None:
+    with Landlord() as landlord:
+        events: dict[int, list[Any]] = {0: [], 1: []}
+        sets = [LeaseRenewalSet(60, landlord=landlord) for _ in range(2)]
+        for number, each in enumerate(sets):
+            each.set_expiration_warning_listener(events[number].append, 59.95)
+        until(lambda: all(events.values()))
+        sets[1].lease.renew(60)
+        until(lambda: len(events[1]) == 2)
+        assert len(events[0]) == 1
+        assert len(landlord) == 2
+        for each in sets:
+            each.close()
+        assert len(landlord) == 0
+
+
+def test_junk_is_refused() -> None:
+    with Landlord() as landlord, LeaseRenewalSet() as renewals:
+        for junk in (None, 3, "x"):
+            with pytest.raises(ArgumentError):
+                renewals.renew_for(junk)  # type: ignore[arg-type]
+            with pytest.raises(ArgumentError):
+                renewals.set_renewal_failure_listener(junk)
+        for warning in (-1, "x", None, True, float("nan"), float("inf")):
+            with pytest.raises(ArgumentError):
+                renewals.set_expiration_warning_listener(print, warning)  # type: ignore[arg-type]
+        for duration in (0, -3, "x"):
+            with pytest.raises(ArgumentError):
+                renewals.renew_for(landlord.grant(), duration)  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError):
+            renewals.renew_for(renewals.lease)
+        assert renewals.leases() == []
