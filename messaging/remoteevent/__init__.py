@@ -1,5 +1,29 @@
-"""Remote events: the Jini distributed events specification on any messaging instance (EV)."""
+"""Remote events: the Jini distributed events specification on any messaging instance (EV).
 
+A listener registers with a generator, under a lease, and gets numbered events. Third parties store, filter and spread
+them on the way. Each party takes any listener, of this process or of another one.
+
+===================  ===============================================================================================
+``event``            RemoteEvent, EventRegistration (EV.2.3.2, EV.2.3.5); ``layout``: an event as one line of JSON
+``listener``         RemoteEventListener (EV.2.3.1); ``targets``, ``remote_listener``: listeners here and elsewhere
+``failures``         what the failure of a notification means
+``delivery``         the events for one listener, in order, with retries
+``generator``        EventGenerator (EV.2.3.4), with ``interests``, ``storage``, ``durable_storage``, ``transacted``
+``agent``            StoreAndForwardAgent (EV.3.1)
+``filter``           NotificationFilter (EV.3.2)
+``multiplexer``      NotificationMultiplexer (EV.3.2.1)
+``demultiplexer``    NotificationDemultiplexer; ``correlator``: new events made of several (EV.3.2.2)
+``mailbox``          EventMailbox (EV.3.3)
+``serving``          generators and third parties for other processes
+``sequences``        duplicates and losses; ``ranges``, ``received``: sets of numbers
+``event_journal``    events on the disk; ``kept_leases``, ``kept_listeners``: registrations on the disk
+``renewal_set``      leases that are renewed for a client
+``transactions``     two-phase commit for registrations and events (EV.2.4)
+``bridges``          remote events and typed events, channels and distributed events (EV.4)
+===================  ===============================================================================================
+"""
+
+from messaging.errors import InvalidIteratorError as InvalidIteratorError
 from messaging.errors import ListenerGoneError as ListenerGoneError
 from messaging.errors import UnknownEventError as UnknownEventError
 from messaging.remoteevent.agent import StoreAndForwardAgent as StoreAndForwardAgent
@@ -11,8 +35,11 @@ from messaging.remoteevent.event import EventRegistration as EventRegistration
 from messaging.remoteevent.event import RemoteEvent as RemoteEvent
 from messaging.remoteevent.filter import NotificationFilter as NotificationFilter
 from messaging.remoteevent.generator import EventGenerator as EventGenerator
+from messaging.remoteevent.listener import BatchListener as BatchListener
+from messaging.remoteevent.listener import EventTarget as EventTarget
 from messaging.remoteevent.listener import RemoteEventListener as RemoteEventListener
 from messaging.remoteevent.mailbox import EventMailbox as EventMailbox
+from messaging.remoteevent.mailbox import MailboxInfo as MailboxInfo
 from messaging.remoteevent.mailbox import MailboxRegistration as MailboxRegistration
 from messaging.remoteevent.mailbox import MailboxServer as MailboxServer
 from messaging.remoteevent.mailbox import RemoteEventIterator as RemoteEventIterator
@@ -22,5 +49,12 @@ from messaging.remoteevent.multiplexer import NotificationMultiplexer as Notific
 from messaging.remoteevent.remote_listener import ListenerReference as ListenerReference
 from messaging.remoteevent.remote_listener import ListenerServer as ListenerServer
 from messaging.remoteevent.remote_listener import RemoteListener as RemoteListener
+from messaging.remoteevent.renewal_set import ExpirationWarningEvent as ExpirationWarningEvent
+from messaging.remoteevent.renewal_set import LeaseRenewalSet as LeaseRenewalSet
+from messaging.remoteevent.renewal_set import RenewalFailureEvent as RenewalFailureEvent
+from messaging.remoteevent.sequences import Arrival as Arrival
+from messaging.remoteevent.sequences import ArrivalKind as ArrivalKind
+from messaging.remoteevent.sequences import IdempotentListener as IdempotentListener
+from messaging.remoteevent.sequences import SequenceTracker as SequenceTracker
 from messaging.remoteevent.serving import EventServer as EventServer
 from messaging.remoteevent.serving import RemoteGenerator as RemoteGenerator

@@ -267,7 +267,7 @@ def test_an_adapter_refuses_an_unknown_kind() -> None:
     adapter.add(("boiler", "hot"), got.append)
     for kind in (("boiler", "cold"), ("pump", "hot"), ("boiler", 1)):
         with pytest.raises(UnknownEventError):
-            adapter.notify(RemoteEvent(*kind, 1))
+            adapter.notify(RemoteEvent(kind[0], kind[1], 1))
     with EventGenerator("boiler", events=["hot", "cold"]) as boiler:
         hot = boiler.register("hot", None, adapter)
         cold = boiler.register("cold", None, adapter)

@@ -8,7 +8,7 @@ import pytest
 
 from messaging.errors import ArgumentError, UnknownLeaseError
 from messaging.execution import Waiters
-from messaging.leases import Landlord, LeaseRenewalManager
+from messaging.leases import Landlord, Lease, LeaseRenewalManager
 from messaging.remoteevent.renewal_set import (
     EXPIRATION_WARNING,
     RENEWAL_FAILURE,
@@ -24,7 +24,8 @@ def until(holds: Any, timeout: float = 20.0) -> None:
 
 def test_leases_in_a_set_are_renewed_as_long_as_the_set_lives() -> None:
     with Landlord() as landlord, LeaseRenewalSet(60) as renewals:
-        lease, granted = landlord.grant(0.3), []
+        lease = landlord.grant(0.3)
+        granted: list[Lease] = []
         landlord.when_renewed(granted.append)
         renewals.renew_for(lease, renew_duration=0.3)
         assert renewals.leases() == [lease]

