@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from messaging.errors import ArgumentError, DecodeError
 from messaging.remoteevent.event import check_sequence_number
+from messaging.text import tolerant
 
 #: ranges above the floor, unless the caller sets another bound
 MAX_RANGES: Final = 1000
@@ -169,6 +170,7 @@ class SequenceRanges:
             found.add_range(first, last)
         return found
 
+    @tolerant
     def __repr__(self) -> str:
         ranges = ", ".join(f"{first}..{last}" for first, last in list(self)[:10])
         more = f", and {len(self) - 10} ranges" if len(self) > 10 else ""
