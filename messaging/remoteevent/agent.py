@@ -28,7 +28,7 @@ from messaging.eventdata import from_portable, to_portable
 from messaging.journal import JournalTable
 from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager
 from messaging.remoteevent.delivery import Delivery, DeliveryCounts, RetryPolicy, wait_for_all
-from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent, check_event_id
+from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent, check_kind
 from messaging.remoteevent.event_journal import Checkpoint, EventJournal, StoredBatch, channel_of
 from messaging.remoteevent.kept_leases import KeptLeases
 from messaging.remoteevent.kept_listeners import KeptListeners
@@ -178,7 +178,7 @@ class StoreAndForwardAgent(BatchListener):
             LeaseDeniedError, JournalError, ClosedError: it cannot be registered.
         """
         self._refuse_closed()
-        kind = (source, check_event_id(event_id))
+        kind = check_kind(source, event_id)
         form = None if handback is None else from_portable(to_portable(handback))
         reference = self._kept.reference(listener)
         after = self._received.last(kind) if sequence_number is None else sequence_number
@@ -312,7 +312,7 @@ class StoreAndForwardAgent(BatchListener):
     def _recover_registrations(self) -> None:
         for key, lease_of, values in self._leases.kept(_REGISTRATION):
             try:
-                kind = (str(values["source"]), check_event_id(values["id"]))
+                kind = check_kind(values["source"], values["id"])
                 handback = None if values["handback"] is None else from_portable(values["handback"])
                 listener = self._kept.listener(values["listener"], self._events.journal.path)
                 forwarding = Forwarding(kind, handback, listener, int(values["after"]))

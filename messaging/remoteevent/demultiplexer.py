@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from messaging.errors import ArgumentError, UnknownEventError
-from messaging.remoteevent.event import EventRegistration, RemoteEvent, check_event_id
+from messaging.remoteevent.event import EventRegistration, RemoteEvent, check_kind
 from messaging.remoteevent.listener import BatchListener
 from messaging.remoteevent.targets import as_target, settled
 
@@ -60,6 +60,6 @@ class NotificationDemultiplexer(BatchListener):
 def _kind(kind: object) -> EventKind:
     if isinstance(kind, EventRegistration):
         return kind.kind
-    if isinstance(kind, tuple) and len(kind) == 2 and isinstance(kind[0], str) and kind[0]:
-        return kind[0], check_event_id(kind[1])
+    if isinstance(kind, tuple) and len(kind) == 2:
+        return check_kind(*kind)
     raise ArgumentError(f"a kind of event must be a registration, or (source, id), not {kind!r:.80}")

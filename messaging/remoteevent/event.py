@@ -60,9 +60,7 @@ class RemoteEvent:
         RemoteEvent._known[str(cls.event_type)] = cls
 
     def __post_init__(self) -> None:
-        if not isinstance(self.source, str) or not self.source:
-            raise InvalidEventError(f"the source of a remote event must be a non-empty text, not {self.source!r:.80}")
-        check_event_id(self.id)
+        check_kind(self.source, self.id)
         check_sequence_number(self.sequence_number)
 
     @property
@@ -177,6 +175,13 @@ def check_event_id(value: object) -> EventId:
     elif isinstance(value, int) and not isinstance(value, bool) and value in _LONG:
         return value
     raise InvalidEventError(f"an event id must be an int of 64 bits, or a text of 1 to 200 characters: {value!r:.80}")
+
+
+def check_kind(source: object, event_id: object) -> EventKind:
+    """Return source and id if they can identify a kind of event everywhere; raise ``InvalidEventError``."""
+    if not isinstance(source, str) or not source:
+        raise InvalidEventError(f"the source of a remote event must be a non-empty text, not {source!r:.80}")
+    return source, check_event_id(event_id)
 
 
 def check_sequence_number(value: object) -> int:

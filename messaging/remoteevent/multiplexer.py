@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging.errors import ArgumentError, UnknownEventError
 from messaging.eventdata import from_portable, to_portable
 from messaging.leases import Landlord, Lease, LeaseEnd
-from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent, check_event_id
+from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent, check_kind
 from messaging.remoteevent.failures import Disposition, disposition
 from messaging.remoteevent.listener import BatchListener
 from messaging.remoteevent.targets import Batch, as_target
@@ -88,7 +88,7 @@ class NotificationMultiplexer(BatchListener):
             ArgumentError, InvalidEventError: an argument is not as described.
             LeaseDeniedError: the landlord refuses.
         """
-        kind = (source, check_event_id(event_id))
+        kind = check_kind(source, event_id)
         form = None if handback is None else from_portable(to_portable(handback))
         branch = _Branch(kind, form, as_target(listener))
         branch.lease = self.landlord.grant(duration, lambda end: self._end(branch, end), about=f"{self.name} {kind!r}")

@@ -149,7 +149,7 @@ class Batch:
 
 def notifier_of(listener: Any) -> Callable[[RemoteEvent], Any]:
     """Return the function that notifies ``listener``; raise ``ArgumentError`` if it is none."""
-    notify = getattr(listener, "notify", None)
+    notify = None if isinstance(listener, type) else getattr(listener, "notify", None)
     if callable(notify):
         return notify  # type: ignore[no-any-return]
     if callable(listener) and not isinstance(listener, type):

@@ -24,7 +24,7 @@ from messaging.errors import (
 )
 from messaging.execution import Serial
 from messaging.remoteevent.delivery import Delivery, DeliveryCounts, RetryPolicy
-from messaging.remoteevent.event import EventRegistration, check_event_id
+from messaging.remoteevent.event import EventRegistration, check_kind
 from messaging.remoteevent.listener import BatchListener
 from messaging.remoteevent.mailbox.iterator import Fetches, RemoteEventIterator
 from messaging.remoteevent.targets import as_target, settled
@@ -394,6 +394,6 @@ class _BoxQueue:
 
 
 def _kind(value: object) -> EventKind:
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str) and value[0]:
-        return value[0], check_event_id(value[1])
+    if isinstance(value, tuple) and len(value) == 2:
+        return check_kind(*value)
     raise ArgumentError(f"a kind of event must be a registration, or (source, id), not {value!r:.80}")

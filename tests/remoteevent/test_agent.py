@@ -1,0 +1,251 @@
+"""Store-and-forward agents (EV.3.1)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from messaging.errors import ArgumentError, ClosedError, InvalidEventError, JournalFullError, ListenerGoneError
+from messaging.leases import Landlord
+from messaging.remoteevent import EventGenerator, RetryPolicy, StoreAndForwardAgent
+from tests.remoteevent.helpers import Recorder, event, events, wait_until
+
+FAST = RetryPolicy(first_delay=0.01, max_delay=0.05)
+
+
+@pytest.fixture
+def target() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def other() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def reopen(tmp_path: Path, target: Recorder, other: Recorder) -> Iterator[Callable[..., StoreAndForwardAgent]]:
+    opened: list[StoreAndForwardAgent] = []
+
+    def make(**options: Any) -> StoreAndForwardAgent:
+        for each in opened:
+            each.close()
+        options = {"retry": FAST, "listeners": {"target": target, "other": other}, **options}
+        opened.append(StoreAndForwardAgent(tmp_path / "agent", **options))
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def test_events_for_an_unreachable_listener_are_kept_and_tried_again(
+    reopen: Callable[..., StoreAndForwardAgent], target: Recorder
+) -> None:
+    """Scenarios 30 and 32: the call of the generator has long returned, and the events come in order."""
+    target.error = OSError("unreachable")
+    agent = reopen(target=target)
+    for each in events(1, 5):
+        agent.notify(each)
+    assert agent.pending == 5
+    wait_until(lambda: len(target.calls) >= 3)
+    target.error = None
+    wait_until(lambda: target.numbers == [1, 2, 3, 4, 5])
+    wait_until(lambda: agent.pending == 0)
+
+
+def test_the_chain_is_invisible(reopen: Callable[..., StoreAndForwardAgent], target: Recorder) -> None:
+    """Scenario 31."""
+    agent = reopen(target=target)
+    with EventGenerator("boiler", events=["hot"]) as generator:
+        registration = generator.register("hot", {"h": b"\x00"}, agent, 60.0)
+        generator.generate("hot")
+        wait_until(lambda: target.events)
+    (received,) = target.events
+    assert (received.source, received.id, received.sequence_number) == ("boiler", "hot", 1)
+    assert received.handback == {"h": b"\x00"}
+    assert received.kind == registration.kind
+
+
+def test_delivery_to_a_listener_that_is_gone_stops_and_the_events_stay(
+    reopen: Callable[..., StoreAndForwardAgent], target: Recorder
+) -> None:
+    """Scenario 33: a definite failure."""
+    target.error = ListenerGoneError("gone")
+    agent = reopen(target=target)
+    assert agent.deliver(events(1, 5)).result(10) == [None] * 5
+    wait_until(lambda: target.calls)
+    agent.notify(event(6))
+    assert agent.pending == 6
+    assert len(target.calls) == 1
+    target.error = None
+    agent.resume()
+    wait_until(lambda: target.numbers == [*range(1, 7)])
+
+
+def test_an_indefinite_failure_is_tried_again_up_to_a_bound(
+    reopen: Callable[..., StoreAndForwardAgent], target: Recorder
+) -> None:
+    """Scenario 33."""
+    target.error = OSError("away")
+    agent = reopen(target=target, retry=RetryPolicy(attempts=5, first_delay=0.005, max_delay=0.01))
+    agent.notify(event(1))
+    counts = agent.counts()
+    assert counts is not None
+    wait_until(lambda: counts.dropped == 1)
+    assert len(target.calls) == 5
+    target.error = None
+    agent.notify(event(2))
+    wait_until(lambda: target.numbers == [2])
+
+
+def test_an_event_is_given_up_after_a_time(reopen: Callable[..., StoreAndForwardAgent], target: Recorder) -> None:
+    """Scenario 33."""
+    target.error = OSError("away")
+    agent = reopen(target=target, retry=RetryPolicy(max_age=0.1, first_delay=0.01, max_delay=0.02))
+    agent.notify(event(1))
+    wait_until(lambda: agent.pending == 0)
+    assert len(target.calls) >= 3
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), TypeError("bad")])
+def test_an_event_that_the_listener_refuses_is_dropped_and_the_next_one_tried(
+    reopen: Callable[..., StoreAndForwardAgent], target: Recorder, error: Exception
+) -> None:
+    """Scenario 33: a bad argument."""
+
+    def refuse_the_second(received: Any) -> None:
+        if received.sequence_number == 2:
+            raise error
+        target.notify(received)
+
+    agent = reopen(target=refuse_the_second)
+    assert agent.deliver(events(1, 3)).result(10) == [None] * 3
+    wait_until(lambda: target.numbers == [1, 3])
+    counts = agent.counts()
+    assert counts is not None
+    assert counts.invalid == 1
+
+
+def test_the_agent_issues_longer_leases_and_renews_the_shorter_one_upstream(
+    reopen: Callable[..., StoreAndForwardAgent], target: Recorder
+) -> None:
+    """Scenario 34."""
+    agent = reopen()
+    with Landlord(max_duration=0.5) as landlord, EventGenerator("s", events=[1], landlord=landlord) as generator:
+        upstream = generator.register(1, None, agent, 60.0)
+        registration = agent.register("s", 1, "h", target, 600.0, upstream=upstream.lease)
+        assert upstream.lease.duration == 0.5
+        assert registration.lease.duration == 600.0
+        until = time.monotonic() + 1.2
+        wait_until(lambda: time.monotonic() > until)
+        generator.generate(1)
+        wait_until(lambda: target.events)
+        assert target.events[0].handback == "h"
+        registration.lease.cancel()
+        wait_until(lambda: upstream.lease.is_ended)
+
+
+def test_nothing_accepted_is_lost_by_a_restart(
+    reopen: Callable[..., StoreAndForwardAgent], target: Recorder, other: Recorder
+) -> None:
+    """Scenario 35."""
+    target.error = other.error = OSError("away")
+    agent = reopen(target=target)
+    registration = agent.register("source", 1, "other", other, 100.0)
+    assert agent.deliver(events(1, 300)).result(10) == [None] * 300
+    agent = reopen(target=target)
+    agent.notify(event(301))
+    assert [each.id for each in agent.landlord.leases()] == [registration.lease.id]
+    target.error = other.error = None
+    wait_until(lambda: target.numbers == [*range(1, 302)])
+    wait_until(lambda: other.numbers == [*range(1, 302)])
+    assert {each.handback for each in other.events} == {"other"}
+
+
+def test_a_duplicate_is_acknowledged_and_forwarded_once(
+    reopen: Callable[..., StoreAndForwardAgent], target: Recorder
+) -> None:
+    """Scenario 6."""
+    agent = reopen(target=target)
+    agent.deliver(events(1, 50)).result(10)
+    assert agent.deliver(events(40, 60)).result(10) == [None] * 21
+    agent = reopen(target=target)
+    assert agent.deliver(events(55, 70)).result(10) == [None] * 16
+    wait_until(lambda: target.numbers and target.numbers[-1] == 70)
+    assert target.numbers == [*range(1, 71)]
+
+
+def test_a_registration_gets_only_events_of_its_kind_and_after_it(
+    reopen: Callable[..., StoreAndForwardAgent], target: Recorder, other: Recorder
+) -> None:
+    agent = reopen()
+    agent.deliver(events(1, 10)).result(10)
+    registration = agent.register("source", 1, None, target, 100.0)
+    assert registration.sequence_number == 10
+    agent.register("source", 2, None, other, 100.0)
+    agent.deliver([*events(11, 12), event(1, 2), event(1, 1, "another")]).result(10)
+    wait_until(lambda: target.numbers == [11, 12])
+    wait_until(lambda: other.numbers == [1])
+
+
+def test_what_cannot_be_stored_is_not_acknowledged(
+    reopen: Callable[..., StoreAndForwardAgent], target: Recorder
+) -> None:
+    target.error = OSError("away")
+    agent = reopen(target=target, max_bytes=64 * 1024)
+    refused = None
+    for number in range(1, 3000):
+        outcome = agent.deliver([event(number, handback="x" * 200)]).result(40)[0]
+        if outcome is not None:
+            refused = number
+            break
+    assert isinstance(outcome, JournalFullError)
+    assert refused is not None
+    target.error = None
+    wait_until(lambda: target.numbers == [*range(1, refused)])
+
+
+def test_what_is_dropped_to_make_room_is_counted(reopen: Callable[..., StoreAndForwardAgent], target: Recorder) -> None:
+    target.error = OSError("away")
+    agent = reopen(target=target, max_bytes=64 * 1024, full="drop_oldest")
+    for first in range(1, 2001, 100):
+        given = [event(number, handback="x" * 200) for number in range(first, first + 100)]
+        assert agent.deliver(given).result(40) == [None] * 100
+    assert agent.dropped > 0
+    target.error = None
+    wait_until(lambda: target.numbers and target.numbers[-1] == 2000)
+    assert target.numbers == sorted(target.numbers)
+
+
+def test_bad_arguments_are_refused(reopen: Callable[..., StoreAndForwardAgent], tmp_path: Path) -> None:
+    agent = reopen()
+    junk: tuple[tuple[Any, Any, Any], ...] = (("", 1, Recorder()), ("s", True, Recorder()), ("s", 1, "x"))
+    for source, event_id, listener in junk:
+        with pytest.raises((ArgumentError, InvalidEventError)):
+            agent.register(source, event_id, None, listener, 60.0)
+    with pytest.raises(ArgumentError, match="after a restart"):
+        agent.register("s", 1, None, Recorder(), 60.0)
+    assert len(agent.landlord) == 0
+    with pytest.raises(ArgumentError):
+        StoreAndForwardAgent(tmp_path / "b", target="x")
+    with pytest.raises(ArgumentError):
+        StoreAndForwardAgent(tmp_path / "b", name="")
+    agent.close()
+    agent.close()
+    with pytest.raises(ClosedError):
+        agent.notify(event(1))
+    with pytest.raises(ClosedError):
+        agent.register("s", 1, None, Recorder(), 60.0)
+
+
+@pytest.mark.parametrize(
+    "options", [{"attempts": 0}, {"attempts": True}, {"max_age": 0}, {"first_delay": -1}, {"max_delay": "x"}]
+)
+def test_a_policy_without_sense_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError):
+        RetryPolicy(**options)
