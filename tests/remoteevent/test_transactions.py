@@ -430,3 +430,13 @@ def test_junk_arguments_are_refused(manager: TransactionManager) -> None:
             manager.state(junk)
     assert transaction.state is TransactionState.ACTIVE
     assert Lease.ANY == -1
+
+
+def test_each_participant_is_called_once_for_each_step_while_others_answer(manager: TransactionManager) -> None:
+    for _ in range(20):
+        participants = [Recorder() for _ in range(20)]
+        transaction = manager.create()
+        for number, each in enumerate(participants):
+            transaction.join(each, name=str(number))
+        transaction.commit(timeout=20)
+        assert [each.operations for each in participants] == [["prepare", "commit"]] * 20

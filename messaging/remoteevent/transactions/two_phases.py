@@ -175,6 +175,7 @@ class TwoPhases:
 
     def _voted(self, enlisted: Enlisted, vote: Any, error: MessagingError | None) -> None:
         with self._lock:
+            enlisted.is_busy = False  # together with the vote, or another thread would ask again
             enlisted.note_vote(vote, error)
             is_voting = self._state is _VOTING
             votes = [each.vote for each in self._participants]
@@ -279,8 +280,6 @@ class TwoPhases:
 
         def answered() -> None:
             error = answer.exception(0)
-            with self._lock:
-                enlisted.is_busy = False
             if operation == "prepare":
                 self._voted(enlisted, None if error is not None else answer.result(0), error)
             else:
@@ -291,6 +290,7 @@ class TwoPhases:
     def _told(self, enlisted: Enlisted, operation: str, error: MessagingError | None) -> None:
         delay: float | None = None
         with self._lock:
+            enlisted.is_busy = False  # together with the outcome, or another thread would call again
             enlisted.was_told = True
             if error is None or isinstance(error, UnknownTransactionError):
                 enlisted.is_done = True
