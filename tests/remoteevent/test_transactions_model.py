@@ -56,6 +56,8 @@ class Model:
         self.transaction = transaction
         self.state = TransactionState.ACTIVE
         self.joined: dict[str, tuple[int, Vote | None]] = {}
+        #: seconds to wait for all participants; a closed manager tells them nothing further
+        self.timeout: float | None = 20
 
 
 class Machine(RuleBasedStateMachine):
@@ -103,18 +105,18 @@ class Machine(RuleBasedStateMachine):
             model.state = TransactionState.ABORTED if refuses else TransactionState.COMMITTED
         if model.state is TransactionState.ABORTED:
             with pytest.raises(CannotCommitError):
-                model.transaction.commit(20)
+                model.transaction.commit(model.timeout)
         else:
-            model.transaction.commit(20)
+            model.transaction.commit(model.timeout)
 
     @rule(model=transactions)
     def abort(self, model: Model) -> None:
         if model.state is TransactionState.COMMITTED:
             with pytest.raises(CannotAbortError):
-                model.transaction.abort(20)
+                model.transaction.abort(model.timeout)
             return
         model.state = TransactionState.ABORTED
-        model.transaction.abort(20)
+        model.transaction.abort(model.timeout)
 
     @rule(model=transactions)
     def end_lease(self, model: Model) -> None:
@@ -137,6 +139,8 @@ class Machine(RuleBasedStateMachine):
             if model.state is TransactionState.ACTIVE:
                 model.state = TransactionState.ABORTED
         self.settle()
+        for model in self.models:
+            model.timeout = None
         self.manager.close()
         self.manager = TransactionManager(self.path, retry=FAST)
         for name, ledger in self.ledgers.items():
