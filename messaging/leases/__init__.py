@@ -28,6 +28,7 @@ from messaging.leases.lease import ANY as ANY
 from messaging.leases.lease import FOREVER as FOREVER
 from messaging.leases.lease import Grantor as Grantor
 from messaging.leases.lease import Lease as Lease
+from messaging.leases.lease import release as release
 from messaging.leases.remote import RemoteGrantor as RemoteGrantor
 from messaging.leases.remote import lease_from_value as lease_from_value
 from messaging.leases.remote import lease_operations as lease_operations

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
-from messaging.errors import ArgumentError, MessagingError
+from messaging.errors import ArgumentError, MessagingError, UnknownLeaseError
 from messaging.leases.clock import Clock, lease_time
 from messaging.text import tolerant
 
@@ -153,6 +154,12 @@ class Lease:
     def __repr__(self) -> str:
         state = "cancelled" if self._is_cancelled else "expired" if self.is_expired else f"{self.remaining:.1f} s left"
         return f"<Lease {self.id}: {state}>"
+
+
+def release(lease: Lease) -> None:
+    """Cancel a lease of this process, unless it has ended."""
+    with contextlib.suppress(UnknownLeaseError):
+        lease.cancel()
 
 
 def check_duration(value: object) -> float:

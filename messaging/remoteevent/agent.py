@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from messaging.errors import ArgumentError, ClosedError, MessagingError
 from messaging.eventdata import from_portable, to_portable
 from messaging.journal import JournalTable
-from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager
+from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, release
 from messaging.remoteevent.delivery import Delivery, DeliveryCounts, RetryPolicy, wait_for_all
 from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent, check_kind
 from messaging.remoteevent.event_journal import Checkpoint, EventJournal, StoredBatch, channel_of
@@ -202,7 +202,7 @@ class StoreAndForwardAgent(BatchListener):
                 self._renewals.renew_until(upstream)
                 lease.when_ended(lambda _end: self._renewals.remove(upstream))
         except BaseException:
-            lease.cancel()
+            release(lease)
             raise
         return EventRegistration(event_id, source, lease, after)
 
@@ -219,7 +219,7 @@ class StoreAndForwardAgent(BatchListener):
             as_target(forwarding.listener),
             queue,
             policy=self._retry,
-            on_unknown_event=lambda _kind: forwarding.lease.cancel(),
+            on_unknown_event=lambda _kind: release(forwarding.lease),
             lease=forwarding.lease,
         )
         with self._lock:

@@ -63,6 +63,10 @@ class RemoteEvent:
         check_kind(self.source, self.id)
         check_sequence_number(self.sequence_number)
 
+    def __hash__(self) -> int:
+        # a handback may be a map, which has no hash
+        return hash((self.source, self.id, self.sequence_number))
+
     @property
     def kind(self) -> EventKind:
         """Source and id, which together identify the kind of event."""

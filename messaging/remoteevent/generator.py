@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from messaging.errors import ArgumentError, ClosedError, InvalidEventError, UnknownEventError
 from messaging.eventdata import from_portable, to_portable
 from messaging.execution import Promise
-from messaging.leases import Landlord, Lease, LeaseEnd
+from messaging.leases import Landlord, Lease, LeaseEnd, release
 from messaging.remoteevent.delivery import SHORT, Delivery, DeliveryCounts, RetryPolicy
 from messaging.remoteevent.durable_storage import DurableStorage
 from messaging.remoteevent.event import EventId, EventRegistration, RemoteEvent, check_event_id
@@ -210,7 +210,7 @@ class EventGenerator:
                 kind.interests = (*kind.interests, interest)
             self._storage.keep(interest)
         except BaseException:
-            lease.cancel()
+            release(lease)
             raise
         interest.delivery.wake()
         return EventRegistration(event_id, self.source, lease, interest.after, is_fully_ordered=True)
@@ -221,8 +221,8 @@ class EventGenerator:
             target,
             self._storage.queue(interest),
             policy=self._retry,
-            on_unknown_event=lambda _kind: interest.lease.cancel(),
-            on_gone=lambda _error: interest.lease.cancel(),
+            on_unknown_event=lambda _kind: release(interest.lease),
+            on_gone=lambda _error: release(interest.lease),
             lease=interest.lease,
         )
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ArgumentError, UnknownEventError
 from messaging.eventdata import from_portable, to_portable
-from messaging.leases import Landlord, Lease, LeaseEnd
+from messaging.leases import Landlord, Lease, LeaseEnd, release
 from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent, check_kind
 from messaging.remoteevent.failures import Disposition, disposition
 from messaging.remoteevent.listener import BatchListener
@@ -131,7 +131,7 @@ class NotificationMultiplexer(BatchListener):
                 seen.append(outcome)
                 break
             if found in (Disposition.UNKNOWN_EVENT, Disposition.GONE):
-                branch.lease.cancel()
+                release(branch.lease)
             elif found is Disposition.BAD_EVENT:
                 logger.warning(
                     "multiplexer '%s': a listener refused event %d of %r: %s; the event is dropped",

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from messaging.calls import CallServer, Operation, call
 from messaging.errors import ArgumentError, DecodeError
-from messaging.eventdata import to_portable
 from messaging.leases import (
     Lease,
     LeaseDirectory,
@@ -153,7 +152,7 @@ class RemoteGenerator:
         reference = self._reference(listener)
         arguments: dict[str, Any] = {
             "id": event_id,
-            "handback": None if handback is None else to_portable(handback),
+            "handback": handback,
             "listener": reference.to_value(),
             "duration": value_of(asked),
         }

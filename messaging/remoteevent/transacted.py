@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.errors import BoundReachedError, CannotJoinError, MessagingError
 from messaging.execution import Promise
+from messaging.leases import release
 from messaging.remoteevent.delivery import SHORT, Delivery, wait_for_all
 from messaging.remoteevent.event import EventId, EventRegistration, RemoteEvent
 from messaging.remoteevent.interests import Interest, MemoryQueue
@@ -25,7 +26,7 @@ from messaging.text import SafeLog
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from messaging.leases import Landlord, Lease, LeaseEnd
+    from messaging.leases import Landlord, LeaseEnd
     from messaging.remoteevent.transactions import Transaction
 
 logger = SafeLog(__name__)
@@ -140,8 +141,8 @@ class TransactedEvents:
             target,
             queue,
             policy=SHORT,
-            on_unknown_event=lambda _kind: lease.cancel(),
-            on_gone=lambda _error: lease.cancel(),
+            on_unknown_event=lambda _kind: release(lease),
+            on_gone=lambda _error: release(lease),
             lease=lease,
         )
         with self._lock:
@@ -151,7 +152,7 @@ class TransactedEvents:
                 kind.interests = (*kind.interests, interest)
                 number = kind.sequence
         if is_ended:
-            lease.cancel()
+            release(lease)
             raise CannotJoinError(f"transaction {transaction.id} has ended")
         return EventRegistration(inner_id, self._publisher.source, lease, number, is_fully_ordered=True)
 
@@ -254,7 +255,7 @@ class TransactedEvents:
             scope.is_ended = True
             interests = [each for kind in scope.kinds.values() for each in kind.interests]
         for each in interests:
-            _cancel(each.lease)
+            release(each.lease)
         with self._lock:
             if self._scopes.get(transaction_id) is scope:
                 del self._scopes[transaction_id]
@@ -266,10 +267,3 @@ class TransactedEvents:
                 each for scope in self._scopes.values() for kind in scope.kinds.values() for each in kind.interests
             ]
         wait_for_all([each.delivery.close() for each in interests])
-
-
-def _cancel(lease: Lease) -> None:
-    try:
-        lease.cancel()
-    except MessagingError:  # it has ended
-        return

@@ -32,6 +32,7 @@ from messaging.leases import (
     RemoteGrantor,
     StoredTime,
     reference_of,
+    release,
     seconds_of,
     value_of,
 )
@@ -182,7 +183,7 @@ class EventMailbox:
         try:
             self._persist(registration)
         except BaseException:
-            registration.lease.cancel()
+            release(registration.lease)
             raise
         return registration
 

@@ -23,9 +23,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from messaging.calls import CallServer, Operation, call, result_of
+from messaging.calls import CallServer, Operation, call
 from messaging.errors import ArgumentError, DecodeError, UnknownLeaseError
-from messaging.execution import Promise
+from messaging.execution import Promise, refuse_in_loop
 from messaging.leases import (
     Lease,
     LeaseDirectory,
@@ -413,8 +413,9 @@ class RemoteMailboxRegistration:
         Raises:
             WouldBlockError: the thread runs an event loop: ``await`` :meth:`remote_events`.
         """
+        refuse_in_loop("the events of a mailbox", "`await` remote_events()")
         found: list[RemoteEvent] = []
-        with result_of(self.remote_events(), "`await` remote_events()") as iterator:
+        with self.remote_events().result() as iterator:
             while (left := _MOST if most is None else most - len(found)) > 0:
                 batch = iterator.batch(min(left, _MOST))
                 if not batch:
