@@ -250,5 +250,15 @@ def test_every_requirement_of_distributed_eventing_names_a_test_that_exists() ->
     assert len(named_tests(page)) > 35
 
 
+def test_every_section_and_scenario_of_remote_events_names_a_test_that_exists() -> None:
+    page = ROOT / "docs" / "remote-event-requirements.md"
+    text = page.read_text()
+    for section in ("2.1", "2.3.1", "2.3.2", "2.3.3", "2.3.4", "2.3.5", "2.4", "2.5", "3.1", "3.2", "3.3", "3.4", "4"):
+        assert f"| EV.{section} |" in text
+    for scenario in range(1, 59):
+        assert re.search(rf"^\| {scenario} \| .*`tests/", text, re.MULTILINE), scenario
+    assert len(named_tests(page)) > 90
+
+
 def test_every_requirement_of_the_event_services_names_a_test_that_exists() -> None:
     assert len(named_tests(ROOT / "docs" / "event-requirements.md")) > 220
