@@ -2,7 +2,7 @@
 
 Adapters and the core's bookkeeping run on the engine's loop; user code never does. The loop starts with the first
 instance and keeps running: an idle loop costs nothing, and stopping it would race with the next ``connect()``. A forked
-child gets an engine of its own.
+child gets an engine of its own. The loop stops when the process ends, after all instances are closed.
 
 A coroutine function as callback of the application runs on the loop that was running when it was registered. Callbacks
 registered without a running loop share :func:`handlers_loop`.
@@ -14,6 +14,7 @@ registered without a running loop share :func:`handlers_loop`.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import contextlib
 import inspect
@@ -21,6 +22,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
+from messaging import forking
 from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
 from messaging.execution.promise import Promise
 from messaging.execution.threads import start_thread, workers
@@ -32,6 +34,8 @@ logger = SafeLog(__name__)
 T = TypeVar("T")
 
 THREAD_NAME: Final = "messaging-engine"
+#: how long the end of the process waits for the engine's thread, seconds
+_PARK_TIMEOUT: Final = 1.0
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -54,6 +58,8 @@ class Engine:
         self.loop = _new_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ident: int | None = None
+        self._generation = forking.generation
+        self._is_parked = threading.Event()
         try:
             self._thread = start_thread(self._run, THREAD_NAME)
         except RuntimeError:
@@ -64,6 +70,18 @@ class Engine:
         self._ident = threading.get_ident()
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+        self._is_parked.set()
+        threading.Event().wait()  # the thread keeps the loop alive: late calls are accepted, and do not run
+
+    def park(self) -> None:
+        """Stop the loop for good, at the end of the process. The thread then waits for ever.
+
+        uvloop runs without the interpreter lock. A timer or a socket that wakes it after the interpreter was finalized
+        would crash the process.
+        """
+        if self._generation == forking.generation:  # otherwise the thread is the parent's
+            self.call(self.loop.stop)
+            self._is_parked.wait(_PARK_TIMEOUT)
 
     def is_current_thread(self) -> bool:
         """Return whether the calling thread is the engine's."""
@@ -116,10 +134,22 @@ class Engine:
         return promise
 
 
+#: the engine of this process, behind those of its parents
+_engines: Final[list[Engine]] = []
+
+
 @per_process
 def engine() -> Engine:
     """Return the engine of the process, started on first use. Thread safe."""
-    return Engine()
+    made = Engine()
+    _engines.append(made)
+    return made
+
+
+@atexit.register  # before those of instances and event services, which therefore run first
+def _park_at_exit() -> None:
+    for each in _engines:
+        each.park()
 
 
 @per_process

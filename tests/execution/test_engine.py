@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -481,3 +483,23 @@ promises = [m.publish("a", b"x") for _ in range(500)]
     done = run_script(script)
     assert done.stdout.split() == ["500", "1"], done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="on_exit is a function of glibc")
+def test_a_timer_that_fires_after_the_end_of_the_interpreter_does_not_crash_the_process() -> None:
+    script = """
+import ctypes, sys
+from messaging.execution import engine
+
+async def set_timer():
+    engine().loop.call_later(1.0, print, "the timer fired")
+
+engine().run(set_timer(), "set a timer").result(5)
+libc = ctypes.CDLL(None)
+libc.on_exit(ctypes.cast(libc.sleep, ctypes.c_void_p), None)  # called with the status: seconds after the interpreter
+sys.exit(2)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
