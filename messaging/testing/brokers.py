@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 HOST: Final = "127.0.0.1"
+#: in the log of Mosquitto
+_RELOADING: Final = "Reloading config"
 STOP_TIMEOUT: Final = 30.0
 CTL_TIMEOUT: Final = 60.0
 
@@ -317,6 +319,22 @@ class Mosquitto(Broker):
         # Another process may have the port; the log tells that it is this broker.
         is_running = re.search(r"version \S+ running", self.log(self.log_start)) is not None
         return is_running and self._serves()
+
+    def reload(self, timeout: float = 10.0) -> None:
+        """Have the broker read its configuration again, and wait up to ``timeout`` seconds until it has.
+
+        Raises:
+            BrokerError: time is up.
+        """
+        before = self.log().count(_RELOADING)
+        os.kill(self.pid, signal.SIGHUP)
+        deadline = time.monotonic() + timeout
+        while self.log().count(_RELOADING) <= before:
+            if time.monotonic() > deadline:
+                raise self._error(f"did not reload its configuration within {timeout:g} s")
+            time.sleep(0.01)
+        # the line is written first; the next SIGHUP would be lost until the broker is back in its loop
+        self.wait_ready(timeout)
 
     def _serves(self) -> bool:
         """Return whether the broker is in its loop.

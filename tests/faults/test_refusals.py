@@ -6,9 +6,7 @@ Counted is what arrives: connections at a proxy, requests in the broker's log or
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +58,7 @@ def test_a_wrong_password_is_an_error_and_no_storm_mqtt(version: str, tmp_path: 
 
         def change(password: str) -> None:
             set_password(passwords, password)
-            os.kill(broker.pid, signal.SIGHUP)
+            broker.reload()
 
         check_password(broker, wrong_url, wrong_url.replace("wrong", "right"), change)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -63,9 +61,7 @@ def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     plain = free_port()
     lines = [f"certfile {certificate}", f"keyfile {key}", f"listener {plain} 127.0.0.1"]
     with Mosquitto(lines) as mosquitto:
-        yield Endpoint(
-            "mqtts", mosquitto, mosquitto.port, plain, authority, lambda: os.kill(mosquitto.pid, signal.SIGHUP)
-        )
+        yield Endpoint("mqtts", mosquitto, mosquitto.port, plain, authority, mosquitto.reload)
 
 
 @pytest.mark.parametrize(

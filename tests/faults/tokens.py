@@ -24,9 +24,7 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
 import secrets
-import signal
 import sys
 import tempfile
 import threading
@@ -83,7 +81,7 @@ class TokenMosquitto(Mosquitto):
         with self._lock:
             self._users[name] = line, time.monotonic() + valid_for
             self._write()
-            self._reload()
+            self.reload()
         return Credentials(name, password, valid_for=valid_for)
 
     def _remove(self) -> None:
@@ -95,19 +93,12 @@ class TokenMosquitto(Mosquitto):
                     del self._users[name]
                 if expired and self.running:
                     self._write()
-                    self._reload()
+                    self.reload()
 
     def _write(self) -> None:
         new = self.directory / "users.new"
         new.write_text("".join(f"{line}\n" for line, _ in self._users.values()))
         new.rename(self.directory / "users")
-
-    def _reload(self) -> None:
-        before = self.log().count("Reloading config")
-        os.kill(self.pid, signal.SIGHUP)
-        eventually(lambda: self.log().count("Reloading config") > before, "the new users")
-        # it has read the file when it has said so; to be sure that this is over, it answers a client
-        self.wait_ready()
 
 
 class Issuer(Protocol):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import shutil
-import signal
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -507,9 +505,7 @@ def users(needs_mosquitto: None, tmp_path: Path) -> Iterator[tuple[Mosquitto, Ca
         subprocess.run(["mosquitto_passwd", "-U", str(new)], check=True, timeout=30)
         new.rename(file)
         if broker is not None:
-            before = broker.log().count("Reloading config")
-            os.kill(broker.pid, signal.SIGHUP)
-            until(lambda: broker.log().count("Reloading config") > before, "the new users")
+            broker.reload()
 
     set_users(None, me="p1")
     with Mosquitto(["allow_anonymous false", f"password_file {file}"]) as broker:
