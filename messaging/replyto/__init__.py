@@ -21,6 +21,7 @@ from messaging.replyto.publisher import ReplyToPublisher as ReplyToPublisher
 from messaging.replyto.registration import ReplyRegistration as ReplyRegistration
 from messaging.replyto.replies import Replies as Replies
 from messaging.replyto.requests import Requests as Requests
+from messaging.replyto.served_request import DeferredReply
 from messaging.replyto.terms import channel_list as channel_list
 from messaging.replyto.typed import TypedHandler as TypedHandler
 from messaging.replyto.whiteboard import ReplyToWhiteboard as ReplyToWhiteboard
@@ -31,6 +32,7 @@ __all__ = [
     "EXTENSIONS",
     "REPLY_CHANNEL",
     "TARGET",
+    "DeferredReply",
     "ReplyToManySubscriptionHandler",
     "ReplyToSingleSubscriptionHandler",
     "ReplyToSubscriptionHandler",

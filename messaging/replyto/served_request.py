@@ -30,6 +30,7 @@ from messaging.replyto.replies import NO_EXTENSIONS
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
+    from messaging.execution import Promise
     from messaging.model import Message, ReplyRoute
     from messaging.publishing import Publication
     from messaging.replyto.replies import Replies
@@ -53,6 +54,30 @@ class Content(NamedTuple):
 
     payload: bytes
     content_type: str | None
+
+
+class DeferredReply:
+    """The result of a request handler that replies later, and takes further requests meanwhile.
+
+    The request is acknowledged at once, so it occupies neither the concurrency of the handler nor the credit of its
+    subscription while it waits. It is lost if the responder dies before it has replied. For waits that may be long:
+    a promise that a handler returns by itself keeps its place until the reply is confirmed.
+
+    Args:
+        promise: its result is the reply.
+        read: returns the reply of the settled promise; it raises what is reported to the requester. ``None``: the
+            result of the promise. It is called on a worker thread.
+    """
+
+    __slots__ = ("_read", "promise")
+
+    def __init__(self, promise: Promise[Any], read: Callable[[Promise[Any]], Any] | None = None) -> None:
+        self.promise = promise
+        self._read = read
+
+    def reply(self) -> Any:
+        """Return the reply of the settled promise; raise what is reported to the requester."""
+        return self.promise.result(0) if self._read is None else self._read(self.promise)
 
 
 class ServedRequest:
@@ -212,6 +237,18 @@ class ServedRequest:
         else:
             self._send(message, None, last=True)
             self._is_answered = True
+
+    def defer(self, found: DeferredReply, checked: Callable[[Any], Message | Content]) -> None:
+        """Acknowledge the request now, and send its reply when there is one. From any thread."""
+
+        def send(_: Promise[Any]) -> None:
+            try:
+                self.reply(checked(found.reply()))
+            except BaseException as error:  # noqa: BLE001  # whatever a handler raises, its requester is told
+                self.failed(error)
+
+        self.finish(_ACCEPT)
+        found.promise.add_done_callback(send)
 
     def begin(self, stopper: Callable[[], object] | None = None) -> None:
         """Prepare for many replies.

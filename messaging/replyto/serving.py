@@ -11,7 +11,7 @@ from messaging.execution import is_coroutine
 from messaging.model import Message, MessageContextBuilder
 from messaging.receiving import Handler
 from messaging.replyto import streaming
-from messaging.replyto.served_request import Content
+from messaging.replyto.served_request import Content, DeferredReply
 
 if TYPE_CHECKING:
     from messaging.replyto.served_request import ServedRequest
@@ -64,6 +64,8 @@ class RequestHandler(Handler):
             task.done()
         elif self.kind == MANY:
             streaming.send_all(task, found)
+        elif isinstance(found, DeferredReply):
+            task.defer(found, streaming.checked)
         else:
             task.reply(streaming.checked(found))
 
@@ -73,6 +75,8 @@ class RequestHandler(Handler):
             task.done()
         elif self.kind == MANY:
             await streaming.send_all_async(task, found)
+        elif isinstance(found, DeferredReply):
+            task.defer(found, streaming.checked)
         else:
             reply = streaming.checked(found)
             await streaming.with_room(lambda: task.reply(reply))

@@ -14,7 +14,7 @@ from messaging.errors import ArgumentError
 from messaging.execution import is_coroutine
 from messaging.model import Message
 from messaging.receiving import NOT_ANNOTATED, MessageParameter, evaluated, is_awaitable, parameter_of
-from messaging.replyto.served_request import Content
+from messaging.replyto.served_request import Content, DeferredReply
 
 
 class TypedHandler:
@@ -24,7 +24,7 @@ class TypedHandler:
     A function without a parameter gets nothing. The result is encoded by its type (``str`` as text, objects as JSON,
     bytes as they are), or by ``content_type``; a ``Message`` is sent as it is. A generator function, sync or async,
     answers with many replies; so does one whose return annotation is an iterator or an ``Observable``, or with
-    ``many``.
+    ``many``. The result may also be a promise or a :class:`~messaging.replyto.DeferredReply` of such a value.
 
     Raises:
         ArgumentError: not callable with at most one argument, or the annotation is a type that pydantic cannot
@@ -59,6 +59,11 @@ class TypedHandler:
             return (takes.argument(request),)
         return (request.value(takes),)
 
+    def _reply(self, found: Any) -> Message | Content | DeferredReply:
+        if isinstance(found, DeferredReply):
+            return DeferredReply(found.promise, lambda _: self._content(found.reply()))
+        return self._content(found)
+
     def _content(self, found: Any) -> Message | Content:
         if isinstance(found, Message):
             return found
@@ -69,12 +74,12 @@ class TypedHandler:
         found = self.function(*self._arguments(request))
         if is_awaitable(found):
             return self._answer(found)
-        return self._content(found)
+        return self._reply(found)
 
     async def _answer(self, found: Any) -> Any:
         while is_awaitable(found):
             found = await found
-        return self._content(found)
+        return self._reply(found)
 
     def handle_responses(self, request: Message) -> Any:
         """Answer with many replies."""

@@ -28,6 +28,7 @@ from messaging.replyto import (
     EXTENSIONS,
     REPLY_CHANNEL,
     TARGET,
+    DeferredReply,
     ReplyToManySubscriptionHandler,
     ReplyToSingleSubscriptionHandler,
     ReplyToSubscriptionHandler,
@@ -212,6 +213,57 @@ def test_a_plain_handler_answers_nothing(backend: Backend, m: Messaging, respond
         eventually(lambda: got == [b"1", b"2"], "both are handled")
         m.publish(replies, b"sentinel", qos=1).result(PATIENCE)
         assert stream.receive(PATIENCE).payload == b"sentinel"
+
+
+@reply_to
+@pytest.mark.parametrize("is_async", [False, True])
+def test_deferred_replies_delay_no_other_request(backend: Backend, is_async: bool) -> None:
+    """More requests wait than the handler, the prefetch and the window of the broker allow at a time."""
+    m, responder = backend.connect(), backend.connect()
+    channel = backend.channel()
+    waiting: list[Promise[bytes]] = []
+
+    def answer(request: bytes) -> bytes | DeferredReply:
+        if request == b"now":
+            return b"at once"
+        waiting.append(Promise("a reply"))
+        return DeferredReply(waiting[-1])
+
+    async def answer_async(request: bytes) -> bytes | DeferredReply:
+        return answer(request)
+
+    responder.reply(channel, answer_async if is_async else answer, concurrency=1, prefetch=4)
+    promises = [m.request(channel, b"later", bytes, qos=1, timeout=PATIENCE) for _ in range(150)]
+    eventually(lambda: len(waiting) == 150, "all requests wait")
+    assert m.request(channel, b"now", bytes, qos=1).result(PATIENCE) == b"at once"
+    for number, each in enumerate(waiting):
+        each.resolve(b"%d" % number)
+    assert sorted(int(each.result(PATIENCE)) for each in promises) == [*range(150)]
+
+
+@reply_to
+def test_a_deferred_reply_may_fail_or_be_of_the_wrong_type(m: Messaging, channel: str) -> None:
+    failing: Promise[bytes] = Promise("a reply")
+    failing.looked_at = True
+
+    def read(_: Promise[Any]) -> bytes:
+        raise LookupError("nothing found")
+
+    found = {
+        b"promise": DeferredReply(failing),
+        b"read": DeferredReply(failing, read),
+        b"type": DeferredReply(failing, lambda _: object()),
+    }
+    m.reply(channel, lambda request: found[request])
+    promises = {what: m.request(channel, what, qos=1, timeout=PATIENCE) for what in found}
+    failing.reject(ArgumentError("no such order"))
+    kinds = {}
+    for what, promise in promises.items():
+        error = promise.exception(PATIENCE)
+        assert isinstance(error, ReplyError)
+        kinds[what] = error.kind
+    assert (kinds[b"promise"], kinds[b"read"]) == ("ArgumentError", "LookupError")
+    assert kinds[b"type"]
 
 
 class Shouter:
