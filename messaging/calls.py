@@ -10,7 +10,8 @@ Leases, generators, agents and mailboxes of remote events are called with it. Th
 The reply is JSON: ``{"result": …}``, in portable form (:mod:`messaging.eventdata`), or ``{"error": [class, text]}`` for
 an error that keeps its class on the way. Any other exception makes it an error reply of the instance.
 
-**Threads.** Operations run on worker threads, several at a time. An operation that has to wait returns a promise.
+**Threads.** Operations run on worker threads, several at a time. An operation that has to wait returns a promise: it
+occupies none of these threads, and no credit of the subscription, so waiting calls delay no others.
 """
 
 from __future__ import annotations
@@ -20,16 +21,18 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from messaging import errors
-from messaging.errors import ArgumentError, ClosedError, DecodeError, MessagingError, ReplyError
+from messaging.errors import ArgumentError, BoundReachedError, ClosedError, DecodeError, MessagingError, ReplyError
 from messaging.eventdata import from_portable, read_json, to_portable, write_json
 from messaging.execution import Promise, may_block
 from messaging.model import Message  # noqa: TC001  # the annotation of `_answer` is evaluated
+from messaging.replyto import DeferredReply
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
 
-#: operations of one object that run at a time
+#: operations of one object that run at a time, and calls whose results are pending at a time
 CONCURRENCY: Final = 64
+MAX_PENDING: Final = 10_000
 #: errors that keep their class on the way to the caller; others become ``ReplyError``
 _KEPT: Final[Mapping[str, type[MessagingError]]] = {
     each.__name__: each
@@ -64,7 +67,8 @@ class CallServer:
     Args:
         messaging: the instance that the requests arrive at.
         channel: of the requests. Two servers of one channel would share its requests.
-        operations: the operations by name. They run on worker threads, up to 64 at a time.
+        operations: the operations by name. They run on worker threads, up to 64 at a time. While 10,000 of the promises
+            that they have returned are pending, further calls fail with ``BoundReachedError``.
 
     Raises:
         ArgumentError, InvalidChannelError: the channel cannot be one of requests.
@@ -76,6 +80,8 @@ class CallServer:
         self.messaging = messaging
         self.channel = channel
         self._operations = dict(operations)
+        #: changed by any thread
+        self._pending: set[Promise[Any]] = set()
         self._registration = messaging.reply(channel, self._answer, concurrency=CONCURRENCY)
 
     @property
@@ -99,21 +105,19 @@ class CallServer:
             return write_error(
                 ArgumentError(f"{self.channel!r}: no operation {arguments.get('operation')!r:.80}; there are {known}")
             )
+        if len(self._pending) >= MAX_PENDING:
+            return write_error(BoundReachedError(f"{self.channel!r}: {MAX_PENDING} calls are pending already"))
         try:
             found = operation(arguments, body)
         except MessagingError as error:
             return write_error(error)
-        if isinstance(found, Promise):
-            return write_outcome(found) if found.done() else self._later(found)
-        return write_result(found)
-
-    @staticmethod
-    async def _later(promise: Promise[Any]) -> bytes:
-        try:
-            await promise
-        except MessagingError as error:
-            return write_error(error)
-        return write_outcome(promise)
+        if not isinstance(found, Promise):
+            return write_result(found)
+        if found.done():
+            return write_outcome(found)
+        self._pending.add(found)
+        found.listen(lambda: self._pending.discard(found))
+        return DeferredReply(found, write_outcome)
 
 
 def call(
