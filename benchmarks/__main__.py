@@ -15,6 +15,7 @@ BENCHMARKS = {
     "amqp": "publishing with confirms, consuming with acknowledgements, both, against other clients",
     "events": "event buses within a process: dispatch and latency, against other buses",
     "distributed": "events between two processes, against messages on the same adapter and iPOPO's MQTT bridge",
+    "remote": "remote events, directly and through agent and mailbox, against requests and the journal's appends",
     "latency": "from due to received, idle and under load, against other clients",
     "requests": "request to reply, at several concurrencies, against other clients",
     "footprint": "memory and processor time of publisher and subscriber, against other clients",
@@ -54,7 +55,7 @@ def main() -> None:
     parser.add_argument("--versions", nargs="+", choices=["3.1.1", "5"], help="of MQTT")
     parser.add_argument("--operations", nargs="+", choices=["publish", "consume", "both"], help="of 'amqp'")
     parser.add_argument("--protocols", nargs="+", choices=["mqtt", "amqp"], default=["mqtt", "amqp"],
-                        help="of 'latency', 'requests' and 'footprint'")  # fmt: skip
+                        help="of 'latency', 'requests', 'footprint', 'distributed' and 'remote'")  # fmt: skip
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 10, 100], help="of 'requests'")
     parser.add_argument("--rate", type=float, default=1000.0, help="load of 'latency', messages a second")
     parser.add_argument("--instructions", action="store_true",

@@ -191,6 +191,16 @@ DISTRIBUTED_AMQP: Final = (
     Contender("raw", "ours", "messaging", _RAW, "amqp"),
 )
 
+#: remote events, within a process and between two
+REMOTE: Final = (
+    Contender(OURS, "remote", "messaging", "EventGenerator.generate, and a listener", "events"),
+    Contender("requests", "remote", "messaging", "promises with callbacks, from one thread; m.reply", "requests"),
+)
+REMOTE_DURABLE: Final = (
+    *REMOTE,
+    Contender("journal", "remote", "messaging", "Journal.append from 64 threads, fsync always", "journal"),
+)
+
 #: durable appends
 JOURNAL: Final = (
     Contender(OURS, "journal", "messaging", "Journal.append, fsync always: group commit", "ours"),
@@ -225,7 +235,8 @@ def names() -> set[str]:
     spark = (*SPARK_BATCH, *SPARK_MQTT)
     return {
         each.name
-        for each in (*MQTT, *AMQP, *REQUESTS_MQTT, *REQUESTS_AMQP, *EVENTS, *DISTRIBUTED_MQTT, *JOURNAL, *spark)
+        for part in (MQTT, AMQP, REQUESTS_MQTT, REQUESTS_AMQP, EVENTS, DISTRIBUTED_MQTT, REMOTE_DURABLE, JOURNAL, spark)
+        for each in part
     }
 
 

@@ -59,6 +59,10 @@ def _distributed(protocol: str, peer: str, factor: float) -> Target:
     return Target("distributed", (("protocol", protocol), ("load", "as fast as possible")), peer, factor)
 
 
+def _remote(between: str, peer: str, factor: float, **options: Any) -> Target:
+    return Target("remote", (("between", between),), peer, factor, **options)
+
+
 _PAYLOAD: Final = ("payload", "100")
 TARGETS: Final = (
     *(_mqtt(qos, "paho", factor) for qos, factor in zip("012", (1.5, 2, 1.5), strict=True)),
@@ -92,6 +96,12 @@ TARGETS: Final = (
     Target("events", (("handlers", "1"), ("topics", "10000")), OURS, 1 / 1.3, beside=(("topics", "1"),)),
     *(_distributed(protocol, "raw", 0.6) for protocol in ("MQTT 3.1.1", "MQTT 5", "AMQP")),
     *(_distributed(protocol, "ipopo", 5) for protocol in ("MQTT 3.1.1", "MQTT 5")),
+    _remote("nothing", "requests", 0.7),
+    *(
+        # the journal is measured in one process only
+        _remote(between, "journal", 0.5, beside=(("where", "one process"),))
+        for between in ("agent", "mailbox", "agent, mailbox")
+    ),
     _spark("journal", "arrow", 0.7, enough=500_000),
     _spark("mosquitto", "adapter", 0.8),
     _spark("mosquitto", "simple", 5),

@@ -65,6 +65,8 @@ class Job:
     handlers: int = 1
     topics: int = 1
     kind: str = "typed"
+    #: of remote events: the parties between generator and listener
+    between: str = "nothing"
     #: of Spark: where rows come from (``journal``, ``mqtt``, ``backlog``, ``queue``, ``stream``), and where they go
     source: str = "mqtt"
     sink: str = "noop"
@@ -320,13 +322,14 @@ def run(roles: Mapping[str, Callable[[Job], None]], *libraries: str) -> None:
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--size", type=int, default=100)
     parser.add_argument("--qos", type=int, default=0)
-    parser.add_argument("--version", default="3.1.1", choices=["3.1.1", "5"])
+    parser.add_argument("--version", default="3.1.1", choices=["3.1.1", "5", "amqp"])
     parser.add_argument("--window", type=int, default=100)
     parser.add_argument("--rate", type=float)
     parser.add_argument("--style", default="")
     parser.add_argument("--handlers", type=int, default=1)
     parser.add_argument("--topics", type=int, default=1)
     parser.add_argument("--kind", default="typed", choices=["typed", "untyped"])
+    parser.add_argument("--between", default="nothing", choices=["nothing", "agent", "mailbox", "agent, mailbox"])
     parser.add_argument("--source", default="mqtt", choices=["journal", "mqtt", "backlog", "queue", "stream"])
     parser.add_argument("--sink", default="noop", choices=["noop", "parquet", "foreachBatch"])
     parser.add_argument("--folder", default="")
