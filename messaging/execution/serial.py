@@ -26,14 +26,20 @@ class Serial:
         #: the right to run: :meth:`wake` acquires it, and the worker releases it when no work is left
         self._busy = threading.Lock()
 
-    def wake(self) -> None:
-        """Start a worker unless one is running. To be called after work was added.
+    def wake(self) -> bool:
+        """Start a worker unless one is running; return whether one was started. To be called after work was added.
 
         Raises:
-            RuntimeError: no thread can be started.
+            RuntimeError: no thread can be started. The next call tries again.
         """
-        if self._busy.acquire(blocking=False):
+        if not self._busy.acquire(blocking=False):
+            return False
+        try:
             workers().submit(self._run)
+        except RuntimeError:  # the job is not queued: an interrupt, which is no RuntimeError, may leave it queued
+            self._busy.release()
+            raise
+        return True
 
     def _run(self) -> None:
         while True:
