@@ -4,10 +4,12 @@
 callbacks called. So a process that was suspended refuses expired leases at once when it goes on.
 
 **Threads.** Any thread may use a landlord. Its lock guards the table and is never held while a callback runs. Callbacks
-run on a worker thread, one after the other.
+run on worker threads, those of several leases on up to four at a time: a slow callback delays only callbacks of other
+leases that found all four occupied.
 
 **Cost.** A lease has one entry in the table and one in a heap. Renewing changes the lease only: its entry in the heap
-is put right when its old time comes. A million renewals cost no timer.
+is put right when its old time comes. Renewing it for a shorter time adds an entry; the heap is made anew when most of
+its entries are out of date. A million renewals cost no timer.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import heapq
 import math
 import secrets
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,7 +29,7 @@ from messaging.errors import ArgumentError, ClosedError, LeaseDeniedError, Messa
 from messaging.execution import Promise, Serial, engine, seconds
 from messaging.forking import LiveObjects
 from messaging.leases.clock import Clock, lease_time
-from messaging.leases.lease import ANY, Lease, check_duration
+from messaging.leases.lease import ANY, Lease, brief, check_duration
 from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
@@ -36,9 +39,13 @@ if TYPE_CHECKING:
 logger = SafeLog(__name__)
 
 #: longest sleep of the timer, seconds: the lease clock and that of the event loop differ while a machine is suspended
-_LONGEST: Final = 60.0
-#: entries of the heap from which on those of ended leases are removed, if they are most of it
+_LONGEST: Final = 5.0
+#: entries of the heap from which on it is made anew, if most of them are out of date
 _LEAST_HEAP: Final = 1000
+#: callbacks of ended leases that run at a time
+_CALLBACKS: Final = 4
+#: delay after which callbacks are tried again if no thread could be started, seconds
+_NO_THREAD_DELAY: Final = 1.0
 
 
 class LeaseEnd(enum.Enum):
@@ -46,7 +53,7 @@ class LeaseEnd(enum.Enum):
 
     EXPIRED = "expired"
     CANCELLED = "cancelled"
-    #: its landlord was closed, perhaps to go on in another process
+    #: its landlord was closed, or suspended the lease, perhaps to go on in another process
     CLOSED = "closed"
 
 
@@ -72,7 +79,7 @@ class LeaseInfo:
 class GrantedLease(Lease):
     """A lease with its landlord in this process."""
 
-    __slots__ = ("_callbacks", "about", "end")
+    __slots__ = ("_callbacks", "about", "end", "watched_at")
 
     def __init__(self, lease_id: str, landlord: Landlord, requested: float, duration: float, about: str) -> None:
         super().__init__(lease_id, landlord, requested, duration, clock=landlord.clock)
@@ -80,11 +87,8 @@ class GrantedLease(Lease):
         #: why it has ended; ``None`` before. Guarded by the lock of the landlord
         self.end: LeaseEnd | None = None
         self._callbacks: tuple[Callable[[LeaseEnd], object], ...] = ()
-
-    @property
-    def expires(self) -> float:
-        """When it expires, in seconds of the lease clock."""
-        return self._expires
+        #: time of its valid entry in the heap of the landlord; infinite without one. Guarded by the same lock
+        self.watched_at = math.inf
 
     def when_ended(self, callback: Callable[[LeaseEnd], object]) -> None:
         """Call ``callback`` with the reason when the lease has ended, at once if it has; on a worker thread."""
@@ -128,21 +132,22 @@ class Landlord:
             raise ArgumentError(f"name must be a non-empty text, not {name!r:.80}")
         for option, value in (("max_duration", max_duration), ("default_duration", default_duration)):
             if isinstance(value, bool) or seconds(value, option) <= 0:
-                raise ArgumentError(f"{option} must be a number of seconds above 0, not {value!r:.80}")
+                raise ArgumentError(f"{option} must be a number of seconds above 0, not {brief(value)}")
         if isinstance(max_leases, bool) or not isinstance(max_leases, int) or max_leases < 1:
-            raise ArgumentError(f"max_leases must be an int from 1, not {max_leases!r:.80}")
+            raise ArgumentError(f"max_leases must be an int from 1, not {brief(max_leases)}")
         self.name = name
         self.clock = clock
-        self._longest = float(max_duration)
-        self._default = min(float(default_duration), self._longest)
+        self._longest = seconds(max_duration)
+        self._default = min(seconds(default_duration), self._longest)
         self._most = max_leases
         self._leases: dict[str, GrantedLease] = {}
         #: when to look at a lease: not after it expires
         self._heap: list[tuple[float, str]] = []
-        #: entries of the heap whose lease has ended
-        self._stale = 0
+        #: when suspended leases would have expired, by id
+        self._suspended: dict[str, float] = {}
         self._is_closed = False
-        self._renewed: tuple[Callable[[Lease], object], ...] = ()
+        #: each returns its callback; ``None`` if that is gone
+        self._renewed: tuple[Callable[[], Callable[[Lease], object] | None], ...] = ()
         self._ended: deque[tuple[GrantedLease, LeaseEnd]] = deque()
         self.after_fork()
         _landlords.add(self)
@@ -152,9 +157,9 @@ class Landlord:
         self._lock = threading.Lock()  # guards everything but the callbacks
         self._leases = {}
         self._heap = []
-        self._stale = 0
+        self._suspended = {}
         self._ended = deque()
-        self._callbacks = Serial(self._call_back, lambda: self._ended)
+        self._callbacks = [Serial(self._call_back, lambda: self._ended) for _ in range(_CALLBACKS)]
         self._timer: asyncio.TimerHandle | None = None
         #: when the timer fires, in seconds of the lease clock; infinite without a timer
         self._due = math.inf
@@ -173,11 +178,12 @@ class Landlord:
         Args:
             duration: seconds that are asked for, ``Lease.ANY`` or ``Lease.FOREVER``. At most ``max_duration`` is
                 granted.
-            on_end: called with the reason when the lease has ended, once, on a worker thread.
+            on_end: called with the reason when the lease has ended, once, on a worker thread. Those of up to four
+                leases run at a time, so it must be quick, or pass its work on.
             about: the leased resource, for people.
 
         Raises:
-            ArgumentError: ``duration`` is not as described.
+            ArgumentError: an argument is not as described.
             LeaseDeniedError: there are ``max_leases`` leases.
             ClosedError: the landlord is closed.
         """
@@ -202,12 +208,35 @@ class Landlord:
             on_end, about: see :meth:`grant`.
 
         Raises:
-            ArgumentError: there is a lease with this id.
+            ArgumentError: there is a lease with this id, or an argument is not as described.
             LeaseDeniedError, ClosedError: as :meth:`grant`.
         """
-        lease = self._add(lease_id, duration, max(0.0, remaining), on_end, about)
-        lease.duration = duration
+        left, granted = seconds(remaining, "remaining"), seconds(duration, "duration")
+        lease = self._add(lease_id, granted, max(0.0, left), on_end, about)
+        lease.duration = granted
         return lease
+
+    def suspend(self, lease_ids: Iterable[str]) -> None:
+        """End leases with ``LeaseEnd.CLOSED``, because their party closes and may :meth:`restore` them later.
+
+        Until they would have expired, renewing and cancelling them fails with ``ClosedError``, so that their holders
+        try again. Unknown ids are ignored.
+        """
+        with self._lock:
+            now = self.clock()
+            self._suspended = {each: expires for each, expires in self._suspended.items() if expires > now}
+            for lease_id in lease_ids:
+                lease = self._leases.get(lease_id)
+                if lease is not None:
+                    self._suspended[lease_id] = lease.expires
+                    lease.note_cancelled()
+                    self._remove(lease, LeaseEnd.CLOSED)
+        self._wake()
+
+    def lease(self, lease_id: str) -> GrantedLease | None:
+        """Return the lease with this id; ``None`` if there is none, or its time is over."""
+        lease = self._leases.get(lease_id)
+        return None if lease is None or lease.is_expired else lease
 
     def _granted(self, asked: float) -> float:
         return self._default if asked == ANY else min(asked, self._longest)
@@ -217,7 +246,7 @@ class Landlord:
     ) -> GrantedLease:
         lease = GrantedLease(lease_id, self, asked, granted, about)
         if on_end is not None:
-            lease.add(on_end)
+            lease.add(_checked(on_end, "on_end"))
         with self._lock:
             if self._is_closed:
                 raise ClosedError(f"landlord '{self.name}': closed")
@@ -226,14 +255,17 @@ class Landlord:
             if lease_id in self._leases:
                 raise ArgumentError(f"landlord '{self.name}': there is a lease {lease_id!r:.80}")
             self._leases[lease_id] = lease
+            self._suspended.pop(lease_id, None)
             self._watch(lease)
         return lease
 
     def _watch(self, lease: GrantedLease) -> None:
-        """Look at a lease when it expires. With the lock."""
-        if lease.expires == math.inf:
+        """Look at a lease when it expires, unless it is looked at before. With the lock."""
+        if lease.expires >= lease.watched_at:
             return
+        lease.watched_at = lease.expires
         heapq.heappush(self._heap, (lease.expires, lease.id))
+        self._compact()
         if lease.expires < self._due:
             self._due = lease.expires
             engine().call(self._start_timer)
@@ -290,15 +322,12 @@ class Landlord:
             lease = self._leases.get(lease_id)
             if lease is None or lease.is_expired:
                 return self._unknown(lease_id)
-            before = lease.expires
             lease.note_granted(asked, granted)
-            if lease.expires < before:
-                self._stale += before != math.inf
-                self._watch(lease)
-            elif before == math.inf:
-                self._watch(lease)
+            self._watch(lease)
         for each in self._renewed:
-            self._contained(each, lease)
+            callback = each()
+            if callback is not None:
+                self._contained(callback, lease)
         return granted
 
     def _cancel(self, lease_id: str) -> MessagingError | None:
@@ -308,7 +337,7 @@ class Landlord:
                 return self._unknown(lease_id)
             lease.note_cancelled()
             self._remove(lease, LeaseEnd.CANCELLED)
-        self._callbacks.wake()
+        self._wake()
         return None
 
     def _remove(self, lease: GrantedLease, end: LeaseEnd) -> None:
@@ -316,39 +345,85 @@ class Landlord:
         del self._leases[lease.id]
         lease.end = end
         self._ended.append((lease, end))
-        self._stale += 1
-        if len(self._heap) > _LEAST_HEAP and self._stale > len(self._heap) // 2:
-            self._heap = [(each.expires, each.id) for each in self._leases.values() if each.expires != math.inf]
-            heapq.heapify(self._heap)
-            self._stale = 0
+        self._compact()
 
-    def _unknown(self, lease_id: str) -> UnknownLeaseError:
+    def _compact(self) -> None:
+        """Make the heap anew if most of its entries are out of date. With the lock."""
+        if len(self._heap) <= max(_LEAST_HEAP, 2 * len(self._leases)):
+            return
+        for each in self._leases.values():
+            each.watched_at = each.expires
+        self._heap[:] = [(each.expires, each.id) for each in self._leases.values() if each.expires != math.inf]
+        heapq.heapify(self._heap)
+
+    def _unknown(self, lease_id: str) -> MessagingError:
+        """Return the error for a lease that does not exist. With the lock."""
+        if self._is_closed or self._suspended.get(lease_id, -math.inf) > self.clock():
+            # not definite: the lease may go on, in this process or in another one
+            return ClosedError(f"landlord '{self.name}': closed; the lease {lease_id!r:.80} may continue later")
         return UnknownLeaseError(
             f"landlord '{self.name}': no lease {lease_id!r:.80}: it has expired, or was cancelled, or is of another one"
         )
 
     # --- the end of leases
 
-    def when_renewed(self, callback: Callable[[Lease], object]) -> None:
-        """Call ``callback`` with each lease that is renewed, on the renewing thread. It must be quick."""
+    def when_renewed(self, callback: Callable[[Lease], object], *, is_weak: bool = False) -> Callable[[], None]:
+        """Call ``callback`` with each lease that is renewed, on the renewing thread. It must be quick.
+
+        Args:
+            callback: the function.
+            is_weak: it is a bound method, whose object is not kept alive.
+
+        Returns:
+            A function that ends the calls.
+        """
+        found: Callable[[], Callable[[Lease], object] | None]
+        found = weakref.WeakMethod(callback) if is_weak else lambda: callback
+
+        def stop() -> None:
+            with self._lock:
+                self._renewed = tuple(each for each in self._renewed if each is not found)
+
+        gone = [each for each in self._renewed if each() is None]
         with self._lock:
-            self._renewed = (*self._renewed, callback)
+            self._renewed = (*(each for each in self._renewed if each not in gone), found)
+        return stop
 
     def add_callback(self, lease: GrantedLease, callback: Callable[[LeaseEnd], object]) -> None:
         """See :meth:`GrantedLease.when_ended`."""
         with self._lock:
-            lease.add(callback)
+            lease.add(_checked(callback, "callback"))
             end = lease.end
             if end is not None:
                 self._ended.append((lease, end))
         if end is not None:
-            self._callbacks.wake()
+            self._wake()
+
+    def _wake(self) -> None:
+        """Have the callbacks of ended leases called, on one thread more than before."""
+        if not self._ended:
+            return
+        try:
+            any(each.wake() for each in self._callbacks)
+        except RuntimeError as error:
+            logger.error(
+                "landlord '%s': cannot start a thread for callbacks: %s; retrying in %g s",
+                self.name, error, _NO_THREAD_DELAY,
+            )  # fmt: skip
+            running = engine()
+            running.call(lambda: running.loop.call_later(_NO_THREAD_DELAY, self._wake))
 
     def _call_back(self) -> None:
-        """Call the callbacks of ended leases. On a worker thread."""
-        while self._ended:
-            lease, end = self._ended.popleft()
-            for each in lease.take_callbacks():
+        """Call the callbacks of ended leases. On a worker thread, several at a time."""
+        while True:
+            try:
+                lease, end = self._ended.popleft()
+            except IndexError:
+                return
+            self._wake()  # others do not wait for these callbacks
+            with self._lock:
+                callbacks = lease.take_callbacks()
+            for each in callbacks:
                 self._contained(each, end)
 
     def _contained(self, callback: Callable[[Any], object], argument: Any) -> None:
@@ -373,19 +448,20 @@ class Landlord:
         with self._lock:
             now = self.clock()
             heap = self._heap
+            self._due = -math.inf  # until the heap is put right
             while heap and heap[0][0] <= now:
-                _, lease_id = heapq.heappop(heap)
+                at, lease_id = heapq.heappop(heap)
                 lease = self._leases.get(lease_id)
-                if lease is None:
-                    self._stale = max(0, self._stale - 1)
-                elif lease.expires <= now:
+                if lease is None or lease.watched_at != at:
+                    continue  # out of date
+                lease.watched_at = math.inf
+                if lease.expires <= now:
                     self._remove(lease, LeaseEnd.EXPIRED)
-                elif lease.expires != math.inf:
-                    heapq.heappush(heap, (lease.expires, lease_id))
+                else:
+                    self._watch(lease)
             self._due = heap[0][0] if heap else math.inf
-        if self._ended:
-            self._callbacks.wake()
         engine().call(self._start_timer)
+        self._wake()
 
     # --- state and life cycle
 
@@ -418,8 +494,9 @@ class Landlord:
                 lease.note_cancelled()
                 self._remove(lease, LeaseEnd.CLOSED)
             self._heap = []
-        self._callbacks.wake()
+            self._suspended = {}
         engine().call(self._start_timer)
+        self._wake()
 
     def __enter__(self) -> Self:
         return self
@@ -430,6 +507,12 @@ class Landlord:
     @tolerant
     def __repr__(self) -> str:
         return f"<Landlord {self.name!r} of {len(self._leases)} leases>"
+
+
+def _checked(callback: Callable[[LeaseEnd], object], name: str) -> Callable[[LeaseEnd], object]:
+    if not callable(callback):
+        raise ArgumentError(f"{name} must be callable, not {type(callback).__name__}")
+    return callback
 
 
 _landlords: Final = LiveObjects[Landlord]()

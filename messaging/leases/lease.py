@@ -5,10 +5,19 @@ from __future__ import annotations
 import contextlib
 import datetime
 import math
+import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
-from messaging.errors import ArgumentError, MessagingError, UnknownLeaseError
+from messaging import forking
+from messaging.errors import (
+    ArgumentError,
+    ClosedError,
+    LeaseDeniedError,
+    ListenerGoneError,
+    MessagingError,
+    UnknownLeaseError,
+)
 from messaging.leases.clock import Clock, lease_time
 from messaging.text import tolerant
 
@@ -19,6 +28,10 @@ if TYPE_CHECKING:
 ANY: Final = -1.0
 #: the lease does not expire
 FOREVER: Final = math.inf
+
+#: guards the pending renewals of all leases of other processes; held for moments only
+_renewals_lock = threading.Lock()
+forking.hold_over_fork(_renewals_lock)
 
 
 class Grantor(Protocol):
@@ -40,6 +53,30 @@ class Grantor(Protocol):
         """Cancel leases of this grantor; promise ``None``, or the error, of each."""
 
 
+class Renewal:
+    """A renewal of a lease that was asked for, and is not answered yet. For grantors of other processes.
+
+    Args:
+        asked_at: time of the lease clock.
+        duration: seconds that were asked for.
+    """
+
+    __slots__ = ("asked_at", "duration", "is_overtaken", "shortest")
+
+    def __init__(self, asked_at: float, duration: float) -> None:
+        self.asked_at = asked_at
+        self.duration = duration
+        #: fewest seconds of the other renewals that the grantor may have answered after this one
+        self.shortest = math.inf
+        #: whether a renewal that was asked for meanwhile has succeeded
+        self.is_overtaken = False
+
+    def meet(self, other: Renewal) -> None:
+        """Note that the grantor may answer ``other`` after this one."""
+        if other.duration != ANY:
+            self.shortest = min(self.shortest, other.duration)
+
+
 class Lease:
     """A lease, as its holder sees it. Thread safe.
 
@@ -53,7 +90,9 @@ class Lease:
     ANY: ClassVar[float] = ANY
     FOREVER: ClassVar[float] = FOREVER
 
-    __slots__ = ("__weakref__", "_clock", "_expires", "_is_cancelled", "duration", "grantor", "id", "requested")
+    __slots__ = (
+        "__weakref__", "_clock", "_expires", "_is_cancelled", "_renewals", "duration", "grantor", "id", "requested",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -75,6 +114,8 @@ class Lease:
         self.grantor = grantor
         self._clock = clock
         self._is_cancelled = False
+        #: those without an answer
+        self._renewals: tuple[Renewal, ...] = ()
         self.note_granted(requested, duration, asked_at)
 
     def note_granted(self, requested: float, duration: float, asked_at: float | None = None) -> None:
@@ -87,10 +128,53 @@ class Lease:
         """Note that the lease was cancelled. For grantors and batches."""
         self._is_cancelled = True
 
+    def note_asked(self, duration: float, asked_at: float) -> Renewal:
+        """Note that a grantor in another process is asked to renew the lease; see :meth:`note_answered`."""
+        renewal = Renewal(asked_at, duration)
+        with _renewals_lock:
+            for each in self._renewals:
+                each.meet(renewal)
+                renewal.meet(each)
+            self._renewals = (*self._renewals, renewal)
+        return renewal
+
+    def note_answered(self, renewal: Renewal, outcome: float | MessagingError) -> None:
+        """Note the granted seconds, or the error, of a renewal.
+
+        The lease never lasts longer than at its grantor: after a failure that is not definite it may have been renewed
+        for the seconds that were asked for, and of renewals that overlap any may have come last.
+        """
+        with _renewals_lock:
+            self._renewals = tuple(each for each in self._renewals if each is not renewal)
+            if not isinstance(outcome, MessagingError):
+                end = renewal.asked_at + min(outcome, renewal.shortest)
+                self.requested = renewal.duration
+                self.duration = outcome
+                self._expires = max(end, self._expires) if renewal.is_overtaken else end
+                for each in self._renewals:
+                    each.is_overtaken = True
+            elif not (is_definite(outcome) or renewal.is_overtaken or renewal.duration == ANY):
+                self._expires = min(self._expires, renewal.asked_at + renewal.duration)
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of this lease. For grantors and managers."""
+        return self._clock
+
     @property
     def now(self) -> float:
         """The time of the clock of this lease, in seconds. For grantors and batches."""
         return self._clock()
+
+    @property
+    def expires(self) -> float:
+        """When it expires, in seconds of its clock; infinite for ``FOREVER``."""
+        return self._expires
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether it was cancelled, as far as this process knows."""
+        return self._is_cancelled
 
     @property
     def remaining(self) -> float:
@@ -135,6 +219,7 @@ class Lease:
         Raises:
             ArgumentError: ``duration`` is not as described.
             UnknownLeaseError, LeaseDeniedError: see above; with a grantor in this process.
+            ClosedError: the grantor is closed; with a grantor in this process.
         """
         check_duration(duration)
         return self.grantor.renew(self, duration)
@@ -147,6 +232,7 @@ class Lease:
 
         Raises:
             UnknownLeaseError: the lease has expired or was cancelled before; with a grantor in this process.
+            ClosedError: the grantor is closed; with a grantor in this process.
         """
         return self.grantor.cancel(self)
 
@@ -158,8 +244,21 @@ class Lease:
 
 def release(lease: Lease) -> None:
     """Cancel a lease of this process, unless it has ended."""
-    with contextlib.suppress(UnknownLeaseError):
+    with contextlib.suppress(UnknownLeaseError, ClosedError):
         lease.cancel()
+
+
+def is_definite(error: MessagingError) -> bool:
+    """Return whether a grantor said with ``error`` that it will not renew the lease, also if it is asked again."""
+    return isinstance(error, (UnknownLeaseError, LeaseDeniedError, ListenerGoneError)) or type(error) is ArgumentError
+
+
+def brief(value: Any) -> str:
+    """Return the beginning of the representation of any value, for errors."""
+    try:
+        return f"{value!r:.80}"
+    except Exception:  # noqa: BLE001  # an int of thousands of digits has no text; values may raise anything
+        return f"a value of type {type(value).__name__}"
 
 
 def check_duration(value: object) -> float:
@@ -174,5 +273,5 @@ def check_duration(value: object) -> float:
         if value > 0:
             return float(min(value, 1e300)) if value != math.inf else math.inf
     raise ArgumentError(
-        f"the duration of a lease must be a number of seconds above 0, Lease.ANY or Lease.FOREVER, not {value!r:.80}"
+        f"the duration of a lease must be a number of seconds above 0, Lease.ANY or Lease.FOREVER, not {brief(value)}"
     )

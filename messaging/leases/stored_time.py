@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 
 from messaging.errors import DecodeError
 from messaging.leases.clock import Clock, boot_id, lease_time
+from messaging.leases.lease import brief
 
 _BOOT: Final = boot_id()
 
@@ -64,6 +65,9 @@ class StoredTime:
             boot, at, wall = value
             if at is None:
                 return cls(str(boot), math.inf, math.inf)
-            return cls(str(boot), float(at), float(wall))
-        except (TypeError, ValueError):
-            raise DecodeError(f"not a stored time: {value!r:.80}") from None
+            found = cls(str(boot), float(at), float(wall))
+        except (OverflowError, TypeError, ValueError):
+            raise DecodeError(f"not a stored time: {brief(value)}") from None
+        if math.isnan(found.at) or math.isnan(found.wall):
+            raise DecodeError(f"not a stored time: {brief(value)}")
+        return found

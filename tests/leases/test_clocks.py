@@ -73,7 +73,9 @@ def test_a_stored_end_is_independent_of_the_wall_clock_until_the_machine_starts_
     assert endless.remaining(clock=clock) == float("inf")
 
 
-@pytest.mark.parametrize("value", [None, [], ["b", 1.0], ["b", "x", 1.0], "text", 5])
+@pytest.mark.parametrize(
+    "value", [None, [], ["b", 1.0], ["b", "x", 1.0], "text", 5, ["b", 10**400, 0], ["b", 1.0, "nan"]]
+)
 def test_a_malformed_stored_time_is_refused(value: object) -> None:
     with pytest.raises(DecodeError):
         StoredTime.from_value(value)

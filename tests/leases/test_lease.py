@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import math
 import pickle
 import threading
+import tracemalloc
+import weakref
 from typing import Any
 
 import pytest
 
 from messaging.errors import ArgumentError, ClosedError, LeaseDeniedError, UnknownLeaseError
-from messaging.leases import ANY, FOREVER, Landlord, Lease, LeaseEnd
+from messaging.execution import serial
+from messaging.leases import ANY, FOREVER, Landlord, Lease, LeaseEnd, release
 from tests.leases.clocks import FakeClock
 
 
@@ -199,3 +203,157 @@ def test_a_lease_does_not_show_more_than_it_must(landlord: Landlord) -> None:
     assert (info.id, info.about, info.duration, info.remaining) == (lease.id, "events 'hot'", 10.0, 10.0)
     with pytest.raises(TypeError):
         pickle.dumps(lease)
+
+
+def test_a_closed_landlord_is_no_definite_answer(landlord: Landlord) -> None:
+    """The lease may go on in the next run: its holder has to try again."""
+    lease = landlord.grant(10.0)
+    landlord.close()
+    assert [type(each) for each in landlord.renew_ids([(lease.id, 10.0)])] == [ClosedError]
+    assert [type(each) for each in landlord.cancel_ids([lease.id])] == [ClosedError]
+    with pytest.raises(ClosedError):
+        lease.renew(10.0)
+    with pytest.raises(ClosedError):
+        lease.cancel()
+    release(lease)
+
+
+def test_a_suspended_lease_is_continued(landlord: Landlord, clock: FakeClock) -> None:
+    found: list[LeaseEnd] = []
+    ended = threading.Semaphore(0)
+
+    def note(end: LeaseEnd) -> None:
+        found.append(end)
+        ended.release()
+
+    lease, other = landlord.grant(10.0, note), landlord.grant(10.0)
+    landlord.suspend([lease.id, other.id, "unknown"])
+    assert ended.acquire(timeout=5)
+    assert found == [LeaseEnd.CLOSED]
+    assert landlord.lease(lease.id) is None
+    assert [type(each) for each in landlord.renew_ids([(lease.id, 10.0)])] == [ClosedError]
+    again = landlord.restore(lease.id, 5.0, 10.0, note)
+    assert landlord.lease(lease.id) is again
+    assert landlord.renew_ids([(lease.id, 10.0)]) == [10.0]
+    clock.advance(10.0)
+    landlord.expire()
+    assert [type(each) for each in landlord.renew_ids([(lease.id, 10.0), (other.id, 10.0)])] == [UnknownLeaseError] * 2
+
+
+def test_shortened_renewals_cost_no_memory() -> None:
+    with Landlord() as landlord:
+        leases = [landlord.grant(1000.0) for _ in range(2)]
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            for number in range(20_000):
+                leases[0].renew(200.0)
+                leases[0].renew(100.0)
+                leases[1].renew(1000.0 - number / 100)
+            assert tracemalloc.get_traced_memory()[0] - before < 300_000
+        finally:
+            tracemalloc.stop()
+
+
+def test_a_lease_that_was_shortened_and_renewed_again_ends_when_its_time_is_over(
+    landlord: Landlord, clock: FakeClock
+) -> None:
+    ended = threading.Event()
+    lease = landlord.grant(50.0, lambda _end: ended.set())
+    for seconds in (10.0, 60.0, 20.0, 40.0):
+        lease.renew(seconds)
+    clock.advance(39.0)
+    landlord.expire()
+    assert landlord.is_valid(lease.id)
+    clock.advance(1.0)
+    landlord.expire()
+    assert ended.wait(5)
+    assert len(landlord) == 0
+
+
+def test_a_callback_that_blocks_delays_no_callback_of_another_lease(landlord: Landlord) -> None:
+    go_on, begun, done = threading.Event(), threading.Event(), threading.Event()
+
+    def block(_end: LeaseEnd) -> None:
+        begun.set()
+        go_on.wait(10)
+
+    try:
+        landlord.grant(10.0, block).cancel()
+        assert begun.wait(5)
+        landlord.grant(10.0, lambda _end: done.set()).cancel()
+        assert done.wait(5)
+    finally:
+        go_on.set()
+
+
+def test_callbacks_are_called_later_if_no_thread_can_be_started(
+    landlord: Landlord, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class NoWorkers:
+        def submit(self, _job: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+    done = threading.Event()
+    lease = landlord.grant(10.0, lambda _end: done.set())
+    with monkeypatch.context() as patched:
+        patched.setattr(serial, "workers", NoWorkers)
+        lease.cancel()
+    assert "cannot start a thread" in caplog.text
+    assert done.wait(10)
+
+
+def test_renewals_are_told_until_that_is_stopped_or_the_object_is_gone(landlord: Landlord) -> None:
+    class Watcher:
+        def __init__(self) -> None:
+            self.found: list[Lease] = []
+
+        def note(self, lease: Lease) -> None:
+            self.found.append(lease)
+
+    kept, gone = Watcher(), Watcher()
+    stop = landlord.when_renewed(kept.note, is_weak=True)
+    landlord.when_renewed(gone.note, is_weak=True)
+    found = weakref.ref(gone)
+    del gone
+    gc.collect()
+    assert found() is None
+    lease = landlord.grant(10.0)
+    lease.renew(10.0)
+    stop()
+    lease.renew(10.0)
+    assert kept.found == [lease]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [10**400, -(10**400), -(10**5000), math.nan, True, "5"],
+    ids=["big", "low", "long", "nan", "bool", "text"],
+)
+def test_numbers_beyond_the_range_of_floats_raise_no_other_errors(value: Any) -> None:
+    for option in ("max_duration", "default_duration"):
+        if value == 10**400:
+            with Landlord(**{option: value}) as landlord:
+                assert landlord.grant(10.0).duration == 10.0
+        else:
+            with pytest.raises(ArgumentError):
+                Landlord(**{option: value})
+    with pytest.raises(ArgumentError):
+        Landlord(max_leases=-(10**5000))
+    with Landlord() as landlord:
+        if value == 10**400:
+            assert landlord.grant(value).duration == 3600.0
+        else:
+            with pytest.raises(ArgumentError):
+                landlord.grant(value)
+        with pytest.raises(ArgumentError):
+            landlord.restore("id", math.nan, 5.0)
+
+
+def test_a_callback_that_cannot_be_called_is_refused(landlord: Landlord) -> None:
+    bad: Any = 5
+    with pytest.raises(ArgumentError, match="on_end"):
+        landlord.grant(5.0, bad)
+    assert len(landlord) == 0
+    with pytest.raises(ArgumentError):
+        landlord.grant(5.0).when_ended(bad)
