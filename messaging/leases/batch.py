@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from messaging.errors import ArgumentError, LeaseMapError, MessagingError
+from messaging.errors import ArgumentError, DecodeError, LeaseMapError, MessagingError
 from messaging.execution import Promise
 from messaging.leases.lease import ANY, Lease, check_duration
+from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.leases.lease import Grantor
+
+logger = SafeLog(__name__)
 
 
 class LeaseMap(dict[Lease, float]):
@@ -65,7 +70,7 @@ def renew_all(leases: Mapping[Lease, float] | Iterable[Lease]) -> Promise[None]:
 
     Returns:
         The promise that all are renewed. It fails with ``LeaseMapError`` if some were not: ``failures`` has the error
-        of each; the others are renewed.
+        of each; the others are renewed, also if a grantor is closed or cannot be reached.
 
     Raises:
         ArgumentError: a lease or a duration is not as described.
@@ -87,33 +92,63 @@ def _checked(lease: Any) -> Lease:
     return lease
 
 
+def ask_each(ask: Callable[[], Any], count: int, note: Callable[[list[Any], bool], object]) -> None:
+    """Make one request to a grantor, and have one outcome noted for each of its leases.
+
+    Args:
+        ask: makes the request; returns the promise of the outcomes. Whatever the grantor raises becomes the outcome of
+            each lease, and does not reach the caller.
+        count: leases in the request.
+        note: called once with the outcomes, on this thread or on that of the answer, and with whether the request as
+            a whole failed. It must be quick and must not raise.
+    """
+    try:
+        answer = ask()
+        if not isinstance(answer, Promise):
+            raise TypeError(f"the grantor returned no promise, but {type(answer).__name__}")
+    except MessagingError as error:
+        note([error] * count, True)
+        return
+    except Exception as error:
+        logger.exception("leases: a grantor raised an unexpected error; its %d leases are not renewed or ended", count)
+        note([MessagingError(f"the grantor raised {type(error).__name__}")] * count, True)
+        return
+
+    def settle() -> None:
+        error = answer.exception(0)
+        outcomes: Any = None if error is not None else answer.result(0)
+        if error is None and not (isinstance(outcomes, (list, tuple)) and len(outcomes) == count):
+            error = DecodeError(f"the grantor did not answer with one outcome for each of {count} leases")
+        note([error] * count if error is not None else [*outcomes], error is not None)
+
+    answer.listen(settle)
+
+
 def _all(asked: list[tuple[Lease, float]], ask: Any, done: str) -> Promise[None]:
     groups: dict[Grantor, list[tuple[Lease, float]]] = {}
     for lease, duration in asked:
         groups.setdefault(lease.grantor, []).append((lease, duration))
     promise: Promise[None] = Promise(f"{len(asked)} leases {done}")
-    answers = [(part, ask(grantor, part)) for grantor, part in groups.items()]
-    pending = {id(answer) for _, answer in answers}
+    pending = len(groups) + 1
     failures: dict[Lease, MessagingError] = {}
+    lock = threading.Lock()  # guards the two: grantors answer on several threads
 
-    def settle() -> None:
+    def note(part: list[tuple[Lease, float]], outcomes: list[Any], _is_whole: bool = False) -> None:
+        nonlocal pending
+        with lock:
+            for (lease, _), outcome in zip(part, outcomes, strict=True):
+                if isinstance(outcome, MessagingError):
+                    failures[lease] = outcome
+            pending -= 1
+            is_last = not pending
+        if not is_last:
+            return
         if failures:
             promise.reject(LeaseMapError(f"{len(failures)} of {len(asked)} leases were not {done}", failures))
         else:
             promise.resolve(None)
 
-    def note(part: list[tuple[Lease, float]], answer: Promise[list[Any]]) -> None:
-        error = answer.exception(0)
-        outcomes = [error] * len(part) if error is not None else answer.result(0)
-        for (lease, _), outcome in zip(part, outcomes, strict=True):
-            if isinstance(outcome, MessagingError):
-                failures[lease] = outcome
-        pending.discard(id(answer))
-        if not pending:
-            settle()
-
-    if not answers:
-        settle()
-    for part, answer in answers:
-        answer.listen(lambda part=part, answer=answer: note(part, answer))
+    for grantor, part in groups.items():
+        ask_each(partial(ask, grantor, part), len(part), partial(note, part))
+    note([], [])
     return promise

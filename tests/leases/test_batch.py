@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from messaging.errors import ArgumentError, LeaseMapError, UnknownLeaseError
-from messaging.leases import Landlord, LeaseMap, cancel_all, renew_all
+from messaging.errors import ArgumentError, ClosedError, LeaseMapError, UnknownLeaseError
+from messaging.execution import Promise
+from messaging.leases import Landlord, Lease, LeaseMap, cancel_all, renew_all
 from tests.leases.clocks import FakeClock
 
 
@@ -71,3 +74,31 @@ def test_a_hundred_thousand_leases_cost_little() -> None:
             assert (tracemalloc.get_traced_memory()[0] - before) / 2000 <= 1024
         finally:
             tracemalloc.stop()
+
+
+def test_a_grantor_that_raises_keeps_no_other_one_from_being_asked() -> None:
+    """Scenario 20: nor one that answers with too few outcomes; the promise has its outcome in any case."""
+
+    class Bad(Landlord):
+        def renew_all(self, requests: Sequence[tuple[Lease, float]]) -> Any:
+            if self.name == "closed":
+                raise ClosedError("the instance is closed")
+            if self.name == "defect":
+                raise RuntimeError("a defect")
+            promise: Promise[list[Any]] = Promise("renew")
+            promise.resolve([])
+            return promise
+
+    clock = FakeClock()
+    landlords = [Bad("closed", clock=clock), Bad("defect", clock=clock), Bad("short", clock=clock)]
+    with Landlord(clock=clock) as good:
+        bad = [each.grant(10.0) for each in landlords]
+        alive = [good.grant(10.0), good.grant(10.0)]
+        clock.advance(5.0)
+        with pytest.raises(LeaseMapError, match="3 of 5") as caught:
+            renew_all(dict.fromkeys([alive[0], *bad, alive[1]], 10.0)).result(5)
+        assert [each.remaining for each in alive] == [10.0, 10.0]
+        assert isinstance(caught.value.failures[bad[0]], ClosedError)
+        assert set(caught.value.failures) == set(bad)
+    for each in landlords:
+        each.close()
