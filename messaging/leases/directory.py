@@ -10,24 +10,31 @@ operation ``leases`` (:mod:`messaging.leases.remote`).
 from __future__ import annotations
 
 import contextlib
-import logging
 import secrets
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import ClosedError, MessagingError
+from messaging.errors import ArgumentError, ClosedError, DecodeError, MessagingError
 from messaging.eventdata import from_portable, read_json, to_portable, write_json
+from messaging.execution import seconds
+from messaging.leases.lease import brief
 from messaging.leases.remote import infos_of, lease_operations
 from messaging.model import Message  # noqa: TC001  # the annotation of `_answer` is evaluated
+from messaging.text import SafeLog, printable
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
     from messaging.leases.landlord import Landlord, LeaseInfo
 
-logger = logging.getLogger(__name__)
+logger = SafeLog(__name__)
 
 QUERY: Final = "leases/query"
 ANSWERS: Final = "leases/answers/"
+#: longest wait for answers, seconds
+_MOST_WAIT: Final = 3600.0
+#: bounds of what answers are kept
+_MOST_OBJECTS: Final = 10_000
+_MOST_LEASES: Final = 1_000_000
 
 
 class LeaseDirectory:
@@ -46,13 +53,15 @@ class LeaseDirectory:
         self._registration = messaging.on(QUERY, self._answer)
 
     def _answer(self, query: Message) -> None:
-        value = read_json(query.payload)
-        answer = value.get("answer") if isinstance(value, dict) else None
-        if not isinstance(answer, str) or not answer.startswith(ANSWERS):
-            logger.warning("leases at %r: malformed query, not answered", self._channel)
-            return
-        found = {"channel": self._channel, "leases": to_portable(self._leases({}, b""))}
-        self._messaging.publish(answer, write_json(found)).result()
+        try:
+            value = read_json(query.payload)
+            answer = value.get("answer") if isinstance(value, dict) else None
+            if not isinstance(answer, str) or not answer.startswith(ANSWERS):
+                raise DecodeError("no channel for the answer")
+            found = {"channel": self._channel, "leases": to_portable(self._leases({}, b""))}
+            self._messaging.publish(answer, write_json(found)).result()
+        except MessagingError as error:
+            logger.warning("leases at '%s': a query is not answered: %s", self._channel, error)
 
     def close(self) -> None:
         """Answer no further queries. Idempotent."""
@@ -65,27 +74,47 @@ def find_leases(messaging: Messaging, wait: float = 1.0) -> list[tuple[str, list
 
     Args:
         messaging: an instance that is connected to the broker.
-        wait: seconds after which no further answers are expected.
+        wait: seconds after which no further answers are expected, up to 3600.
 
     Returns:
-        The channel of each object that answered, and its leases.
+        The channel of each object that answered, and its leases; at most 10,000 objects, and a million leases.
+        Malformed answers are logged and left out.
 
     Raises:
+        ArgumentError: ``wait`` is not as described.
         MessagingError: the query cannot be sent.
     """
+    patience = seconds(wait, "wait")
+    if isinstance(wait, bool) or not 0 <= patience <= _MOST_WAIT:
+        raise ArgumentError(f"wait must be a number of seconds from 0 to {_MOST_WAIT:g}, not {brief(wait)}")
     answers = ANSWERS + secrets.token_hex(8)
     found: dict[str, list[LeaseInfo]] = {}
+    room = _MOST_LEASES
     with messaging.subscribe(answers) as stream:
         messaging.publish(QUERY, write_json({"answer": answers})).result()
-        deadline = time.monotonic() + wait
+        deadline = time.monotonic() + patience
         while (left := deadline - time.monotonic()) > 0:
             try:
                 message = stream.receive(timeout=left)
             except TimeoutError:
                 break
             try:
-                value: Any = from_portable(read_json(message.payload))
-                found[str(value["channel"])] = infos_of(value["leases"])
-            except (MessagingError, KeyError, TypeError) as error:
-                logger.warning("leases: malformed answer: %s", error)
+                channel, leases = _read_answer(message.payload)
+            except MessagingError as error:
+                logger.warning("leases: malformed answer, left out: %s", error)
+                continue
+            room += len(found.pop(channel, ()))
+            if len(leases) > room or len(found) >= _MOST_OBJECTS:
+                logger.warning("leases: too many answers: the leases of '%s' are left out", printable(channel))
+                continue
+            room -= len(leases)
+            found[channel] = leases
     return sorted(found.items())
+
+
+def _read_answer(payload: bytes) -> tuple[str, list[LeaseInfo]]:
+    """Return the channel of an object and its leases. Raises ``DecodeError``."""
+    value: Any = from_portable(read_json(payload))
+    if not isinstance(value, dict) or not isinstance(value.get("channel"), str):
+        raise DecodeError("the answer names no channel")
+    return value["channel"], infos_of(value.get("leases"))

@@ -16,22 +16,24 @@ Seconds are a number, or ``null`` for ever.
 
 from __future__ import annotations
 
+import datetime
 import math
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.calls import Operation, call, error_named
-from messaging.errors import ArgumentError, DecodeError, MessagingError
+from messaging.errors import ArgumentError, DecodeError, MessagingError, PayloadTooLargeError, ReplyError
 from messaging.execution import Promise
 from messaging.leases.clock import lease_time
 from messaging.leases.landlord import Landlord, LeaseInfo
-from messaging.leases.lease import Lease, check_duration
+from messaging.leases.lease import Lease, brief, check_duration
 from messaging.model import check_name
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
 
-#: leases in one request
+#: most leases in one request
 _BATCH: Final = 1000
 
 
@@ -39,14 +41,14 @@ def lease_operations(landlord: Landlord) -> dict[str, Operation]:
     """Return the operations that make the leases of ``landlord`` available to other processes."""
 
     def renew(arguments: Mapping[str, Any], _body: bytes) -> list[Any]:
-        requests = [(str(lease_id), seconds_of(asked)) for lease_id, asked in _list(arguments)]
+        requests = [_request(each) for each in _list(arguments)]
         return [
             _described(each) if isinstance(each, MessagingError) else value_of(each)
             for each in landlord.renew_ids(requests)
         ]
 
     def cancel(arguments: Mapping[str, Any], _body: bytes) -> list[Any]:
-        ids = [str(each) for each in _list(arguments)]
+        ids = [_id(each) for each in _list(arguments)]
         return [None if each is None else _described(each) for each in landlord.cancel_ids(ids)]
 
     def leases(_arguments: Mapping[str, Any], _body: bytes) -> list[dict[str, Any]]:
@@ -71,6 +73,18 @@ def _list(arguments: Mapping[str, Any]) -> list[Any]:
     return found
 
 
+def _request(value: Any) -> tuple[str, float]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise DecodeError(f"`leases` must be a list of [id, seconds], not of {brief(value)}")
+    return _id(value[0]), seconds_of(value[1])
+
+
+def _id(value: Any) -> str:
+    if not isinstance(value, str):
+        raise DecodeError(f"the id of a lease must be a text, not {brief(value)}")
+    return value
+
+
 def value_of(duration: float) -> float | None:
     """Return seconds as they travel."""
     return None if duration == math.inf else duration
@@ -80,9 +94,12 @@ def seconds_of(value: Any) -> float:
     """Return seconds that have travelled. Raises ``DecodeError``."""
     if value is None:
         return math.inf
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise DecodeError(f"seconds must be a number, or null for ever, not {value!r:.80}")
-    return float(value)
+    try:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
+            return float(value)
+    except OverflowError:
+        pass
+    raise DecodeError(f"seconds must be a number, or null for ever, not {brief(value)}")
 
 
 def _described(error: MessagingError) -> list[str]:
@@ -113,15 +130,15 @@ class RemoteGrantor:
 
     def renew_all(self, requests: Sequence[tuple[Lease, float]]) -> Promise[list[float | MessagingError]]:
         """See :class:`~messaging.leases.Grantor`."""
-        asked_at = lease_time()  # the grantor counts from later on, so the holder never has a lease longer
         asked = [[lease.id, value_of(check_duration(duration))] for lease, duration in requests]
+        asked_at = lease_time()  # the grantor counts from later on, so the holder never has a lease longer
+        renewals = [lease.note_asked(duration, asked_at) for lease, duration in requests]
 
         def note(outcomes: list[Any]) -> None:
-            for (lease, duration), granted in zip(requests, outcomes, strict=True):
-                if not isinstance(granted, MessagingError):
-                    lease.note_granted(duration, granted, asked_at)
+            for (lease, _), renewal, outcome in zip(requests, renewals, outcomes, strict=True):
+                lease.note_answered(renewal, outcome)
 
-        return self._call("renew", asked, lambda each: seconds_of(each), note)
+        return _Batch(self, "renew", asked, seconds_of, note).send()
 
     def cancel_all(self, leases: Sequence[Lease]) -> Promise[list[MessagingError | None]]:
         """See :class:`~messaging.leases.Grantor`."""
@@ -131,39 +148,11 @@ class RemoteGrantor:
                 if error is None:
                     lease.note_cancelled()
 
-        return self._call("cancel", [each.id for each in leases], lambda _each: None, note)
+        return _Batch(self, "cancel", [each.id for each in leases], lambda _each: None, note).send()
 
-    def _call(self, operation: str, asked: list[Any], read: Any, note: Any) -> Promise[Any]:
-        promise: Promise[Any] = Promise(f"{operation} {len(asked)} leases at {self.channel!r}")
-        parts = [asked[at : at + _BATCH] for at in range(0, len(asked), _BATCH)] or [[]]
-
-        def convert(result: Any) -> list[Any]:
-            return [_error(each) if isinstance(each, list) else read(each) for each in result]
-
-        answers = [
-            call(self._messaging, self.channel, operation, {"leases": part}, timeout=self._timeout, convert=convert)
-            for part in parts
-        ]
-        left = len(answers)
-
-        def settle() -> None:  # on the loop of the engine, one after the other
-            nonlocal left
-            left -= 1
-            if left:
-                return
-            outcomes: list[Any] = []
-            for part, answer in zip(parts, answers, strict=True):
-                error = answer.exception(0)
-                found = [error] * len(part) if error is not None else answer.result(0)
-                if len(found) != len(part):
-                    found = [DecodeError(f"{operation} at {self.channel!r}: malformed reply")] * len(part)
-                outcomes += found
-            note(outcomes)
-            promise.resolve(outcomes)
-
-        for answer in answers:
-            answer.listen(settle)
-        return promise
+    def call(self, operation: str, asked: list[Any], convert: Callable[[Any], list[Any]]) -> Promise[list[Any]]:
+        """Make one request for several leases. Raises as ``messaging.calls.call``."""
+        return call(self._messaging, self.channel, operation, {"leases": asked}, timeout=self._timeout, convert=convert)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RemoteGrantor) and (self.channel, self._messaging) == (other.channel, other._messaging)
@@ -172,8 +161,94 @@ class RemoteGrantor:
         return hash(self.channel)
 
 
+class _Batch:
+    """One operation on leases of one grantor, in as many requests as it takes. Thread safe.
+
+    Args:
+        grantor: the way to the landlord.
+        operation: its name.
+        asked: the arguments, one for each lease.
+        read: makes the outcome of a part of the answer.
+        note: called with the outcomes, before the promise has them.
+    """
+
+    def __init__(
+        self,
+        grantor: RemoteGrantor,
+        operation: str,
+        asked: list[Any],
+        read: Callable[[Any], Any],
+        note: Callable[[list[Any]], object],
+    ) -> None:
+        self._grantor = grantor
+        self._operation = operation
+        self._asked = asked
+        self._read = read
+        self._note = note
+        self._promise: Promise[list[Any]] = Promise(f"{operation} {len(asked)} leases at {grantor.channel!r}")
+        self._outcomes: list[Any] = [None] * len(asked)
+        self._lock = threading.Lock()  # guards the number: requests fail on this thread, and are answered on another
+        self._pending = 1
+
+    def send(self) -> Promise[list[Any]]:
+        """Make the requests; return the promise of the outcomes."""
+        for at in range(0, len(self._asked), _BATCH):
+            self._send(at, min(at + _BATCH, len(self._asked)))
+        self._finish()
+        return self._promise
+
+    def _send(self, begin: int, end: int) -> None:
+        """Make the request for a part of the leases."""
+        with self._lock:
+            self._pending += 1
+        try:
+            answer = self._grantor.call(self._operation, self._asked[begin:end], self._convert)
+        except MessagingError as error:
+            self._fail(begin, end, error)
+        else:
+            answer.listen(lambda: self._settle(begin, end, answer))
+
+    def _convert(self, result: Any) -> list[Any]:
+        return [_error(each) if isinstance(each, list) else self._read(each) for each in result]
+
+    def _settle(self, begin: int, end: int, answer: Promise[list[Any]]) -> None:
+        error = answer.exception(0)
+        outcomes = [] if error is not None else answer.result(0)
+        if error is None and len(outcomes) != end - begin:
+            error = DecodeError(f"{self._operation} at {self._grantor.channel!r}: malformed reply")
+        if error is not None:
+            # an ArgumentError in the list is about one lease, and definite; this one is about the request
+            whole = ReplyError(type(error).__name__, str(error)) if type(error) is ArgumentError else error
+            self._fail(begin, end, whole)
+            return
+        self._outcomes[begin:end] = outcomes
+        self._finish()
+
+    def _fail(self, begin: int, end: int, error: MessagingError) -> None:
+        """Note that a request failed as a whole; halve it if it is larger than the broker takes."""
+        if isinstance(error, PayloadTooLargeError) and end - begin > 1:
+            middle = (begin + end) // 2
+            self._send(begin, middle)
+            self._send(middle, end)
+        else:
+            self._outcomes[begin:end] = [error] * (end - begin)
+        self._finish()
+
+    def _finish(self) -> None:
+        """Note that one request is done; after the last one, settle the promise."""
+        with self._lock:
+            self._pending -= 1
+            is_last = not self._pending
+        if is_last:
+            self._note(self._outcomes)
+            self._promise.resolve(self._outcomes)
+
+
 def _error(value: list[Any]) -> MessagingError:
-    return error_named(str(value[0]), str(value[1]))
+    match value:
+        case [str(kind), str(reason)]:
+            return error_named(kind, reason)
+    raise DecodeError(f"not an error of a lease: {brief(value)}")
 
 
 def _single(batch: Promise[list[Any]], what: str) -> Promise[Any]:
@@ -204,13 +279,20 @@ def remote_leases(messaging: Messaging, channel: str, *, timeout: float | None =
 
 
 def infos_of(result: Any) -> list[LeaseInfo]:
-    """Return the leases of a result of the operation ``leases``. Raises ``TypeError``, ``KeyError``."""
-    return [
-        LeaseInfo(
-            each["id"], each["about"], seconds_of(each["duration"]), seconds_of(each["remaining"]), each["expiration"]
-        )
-        for each in result
-    ]
+    """Return the leases of a result of the operation ``leases``. Raises ``DecodeError``."""
+    if not isinstance(result, list):
+        raise DecodeError(f"leases must be a list, not {brief(result)}")
+    return [_info(each) for each in result]
+
+
+def _info(value: Any) -> LeaseInfo:
+    match value:
+        case {
+            "id": str(lease_id), "about": str(about), "duration": duration, "remaining": remaining,
+            "expiration": None | datetime.datetime() as expiration,
+        }:  # fmt: skip
+            return LeaseInfo(lease_id, about, seconds_of(duration), seconds_of(remaining), expiration)
+    raise DecodeError(f"not a lease: {brief(value)}")
 
 
 def lease_to_value(lease: Lease) -> list[Any]:
@@ -234,7 +316,7 @@ def lease_from_value(
         DecodeError: it is no lease.
     """
     if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str):
-        raise DecodeError(f"not a lease: {value!r:.80}")
+        raise DecodeError(f"not a lease: {brief(value)}")
     grantor = RemoteGrantor(messaging, channel, timeout=timeout)
     return Lease(value[0], grantor, requested, seconds_of(value[1]), asked_at=asked_at)
 

@@ -28,7 +28,11 @@ class LeaseServer:
 
     def __init__(self, messaging: Messaging, channel: str, landlord: Landlord) -> None:
         self._server = CallServer(messaging, channel, lease_operations(landlord))
-        self._directory = LeaseDirectory(messaging, channel, landlord)
+        try:
+            self._directory = LeaseDirectory(messaging, channel, landlord)
+        except BaseException:
+            self._server.close()
+            raise
 
     @property
     def ready(self) -> Promise[None]:

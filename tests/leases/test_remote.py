@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,22 +13,36 @@ from typing import Any
 import pytest
 
 import messaging
-from messaging.errors import ArgumentError, DecodeError, LeaseMapError, OutcomeUnknownError, UnknownLeaseError
+from messaging.calls import CallServer, call
+from messaging.errors import (
+    ArgumentError,
+    ClosedError,
+    DecodeError,
+    LeaseMapError,
+    MessagingError,
+    OutcomeUnknownError,
+    UnknownLeaseError,
+)
+from messaging.execution import Promise, Waiters, engine
 from messaging.leases import (
     Landlord,
     Lease,
     LeaseRenewalManager,
     LeaseServer,
+    cancel_all,
+    directory,
     find_leases,
     lease_from_value,
+    lease_operations,
     lease_time,
     lease_to_value,
     reference_of,
     remote_leases,
     renew_all,
 )
+from messaging.leases import serving as serving_module
 
-Connect = Callable[[], messaging.Messaging]
+Connect = Callable[..., messaging.Messaging]
 
 
 @pytest.fixture(params=["memory", "mqtt", "amqp"])
@@ -162,3 +178,261 @@ def test_only_a_lease_of_another_process_has_a_reference() -> None:
         with pytest.raises(ArgumentError):
             reference_of(granted)
         assert reference_of(remote(client, "a", granted)) == ["a", granted.id]
+
+
+@pytest.fixture
+def memory() -> Iterator[Connect]:
+    """Connects instances to one in-process broker; with options of the URL."""
+    url = f"memory://{uuid.uuid4().hex}"
+    instances: list[messaging.Messaging] = []
+
+    def make(options: str = "") -> messaging.Messaging:
+        instances.append(messaging.connect(url + options))
+        return instances[-1]
+
+    yield make
+    for each in instances:
+        each.close()
+
+
+class LossyServer:
+    """Serves leases, and keeps the answers to renewals back until the test lets them go."""
+
+    def __init__(self, instance: messaging.Messaging, channel: str, landlord: Landlord) -> None:
+        operations = dict(lease_operations(landlord))
+        self._renew = operations["renew"]
+        operations["renew"] = self.renew
+        self.answers: list[Promise[Any]] = []
+        self.results: list[Any] = []
+        self.server = CallServer(instance, channel, operations)
+        self.server.ready.result(10)
+
+    def renew(self, arguments: Any, body: bytes) -> Promise[Any]:
+        self.results.append(self._renew(arguments, body))
+        self.answers.append(Promise("an answer"))
+        return self.answers[-1]
+
+    def wait_for(self, count: int) -> None:
+        assert Waiters().wait_for(lambda: len(self.answers) == count, 10)
+
+    def answer(self, number: int) -> None:
+        engine().call(self.answers[number].resolve, self.results[number])
+
+
+def test_a_lost_answer_to_a_shortening_renewal_shortens_the_lease(memory: Connect, channel: str) -> None:
+    """The holder never takes a lease for longer than its grantor does."""
+    with Landlord() as landlord:
+        server = LossyServer(memory(), channel, landlord)
+        granted = landlord.grant(1000.0)
+        lease = lease_from_value(memory(), channel, lease_to_value(granted), 1000.0, lease_time(), timeout=0.3)
+        promise = lease.renew(50.0)
+        server.wait_for(1)
+        assert isinstance(promise.exception(10), OutcomeUnknownError)
+        assert granted.remaining <= 50.0
+        assert lease.remaining <= granted.remaining
+        unknown = lease.renew(Lease.ANY)
+        assert isinstance(unknown.exception(10), OutcomeUnknownError)
+        assert 0.0 < lease.remaining <= 50.0
+
+
+def test_overlapping_renewals_leave_the_shorter_one(memory: Connect, channel: str) -> None:
+    """The grantor may take them in any order, and answer them in any order."""
+    for first, second in ((0, 1), (1, 0)):
+        with Landlord() as landlord:
+            server = LossyServer(memory(), f"{channel}/{first}", landlord)
+            granted = landlord.grant(1000.0)
+            lease = lease_from_value(memory(), server.server.channel, lease_to_value(granted), 1000.0, lease_time())
+            promises = [lease.renew(1000.0), lease.renew(50.0)]
+            server.wait_for(2)
+            server.answer(first)
+            server.answer(second)
+            for each in promises:
+                each.result(10)
+            assert lease.remaining <= 50.0
+            later = lease.renew(900.0)
+            server.wait_for(3)
+            server.answer(2)
+            later.result(10)
+            assert 890.0 < lease.remaining <= 900.0
+
+
+def test_a_lost_answer_does_not_shorten_a_lease_that_was_renewed_meanwhile(memory: Connect, channel: str) -> None:
+    with Landlord() as landlord:
+        server = LossyServer(memory(), channel, landlord)
+        granted = landlord.grant(1000.0)
+        holder = memory()
+        lease = lease_from_value(holder, channel, lease_to_value(granted), 1000.0, lease_time(), timeout=0.5)
+        lost = lease.renew(100.0)
+        server.wait_for(1)
+        later = lease.renew(100.0)
+        server.wait_for(2)
+        server.answer(1)
+        later.result(10)
+        remaining = lease.remaining + lease.now
+        assert isinstance(lost.exception(10), OutcomeUnknownError)
+        assert lease.remaining + lease.now == pytest.approx(remaining)
+
+
+def test_the_manager_survives_a_lost_answer(memory: Connect, channel: str) -> None:
+    """Scenario 21: the request waits for the timeout of the instance, which is longer than the lease."""
+    with Landlord(max_duration=3.0) as landlord, LeaseRenewalManager() as manager:
+        server = LossyServer(memory(), channel, landlord)
+        granted = landlord.grant(3.0)
+        lease = lease_from_value(memory(), channel, lease_to_value(granted), 3.0, lease_time())
+        manager.renew_until(lease)
+        server.wait_for(2)  # the first one is not answered
+        server.answer(1)
+        server.wait_for(3)
+        assert lease in manager
+        assert not granted.is_ended
+
+
+@pytest.mark.parametrize(
+    "leases", [[["x"]], [5], [[5, 1.0]], [["id", "1"]], [["id", 10**400]], [["id", True]], "x", None, [["id", 1.0, 2]]]
+)
+def test_malformed_requests_are_answered_without_a_traceback(
+    memory: Connect, channel: str, leases: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Landlord() as landlord, LeaseServer(memory(), channel, landlord) as serving:
+        serving.ready.result(10)
+        client = memory()
+        with pytest.raises(DecodeError):
+            call(client, channel, "renew", {"leases": leases}, timeout=10).result()
+        with pytest.raises(DecodeError):
+            call(client, channel, "cancel", {"leases": [["x"]] if leases else leases}, timeout=10).result()
+    assert "Traceback" not in caplog.text
+
+
+def info(**changed: Any) -> dict[str, Any]:
+    return {"id": "id", "about": "", "duration": 1.0, "remaining": 1.0, "expiration": None, **changed}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"channel": "bad", "leases": [info(duration=10**400)]},
+        {"channel": "bad", "leases": [info(remaining="1")]},
+        {"channel": "bad", "leases": [info(id=["i"])]},
+        {"channel": "bad", "leases": [info(about=5)]},
+        {"channel": "bad", "leases": [info(expiration="tomorrow")]},
+        {"channel": "bad", "leases": [5]},
+        {"channel": "bad", "leases": {}},
+        {"channel": 5, "leases": []},
+        {"channel": "bad"},
+        [],
+    ],
+)
+def test_a_malformed_answer_hides_no_other_one(
+    memory: Connect, channel: str, answer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, client = memory(), memory()
+    with Landlord() as landlord, LeaseServer(server, channel, landlord) as serving:
+        serving.ready.result(10)
+        landlord.grant(10.0, about="a printer")
+        answered = threading.Event()
+
+        def answer_badly(query: messaging.Message) -> None:
+            server.publish(json.loads(query.payload)["answer"], json.dumps(answer).encode()).result()
+            answered.set()
+
+        server.on("leases/query", answer_badly).ready.result(10)
+        found = find_leases(client, 0.5)
+        assert answered.wait(10)
+    assert [(each, leases[0].about) for each, leases in found] == [(channel, "a printer")]
+    assert "malformed answer" in caplog.text
+
+
+def test_a_malformed_list_of_leases_is_refused(memory: Connect, channel: str) -> None:
+    server = CallServer(memory(), channel, {"leases": lambda _arguments, _body: [info(expiration="tomorrow")]})
+    server.ready.result(10)
+    with pytest.raises(DecodeError):
+        remote_leases(memory(), channel, timeout=10).result()
+
+
+@pytest.mark.parametrize("payload", [b"{", b"[]", b"{}", b'{"answer":"a"}', b'{"answer":"leases/answers/#"}'])
+def test_a_malformed_query_is_logged_in_one_line(
+    memory: Connect, channel: str, payload: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, client = memory(), memory()
+    with Landlord() as landlord, LeaseServer(server, channel, landlord) as serving:
+        serving.ready.result(10)
+        client.publish("leases/query", payload).result()
+        assert Waiters().wait_for(lambda: "a query is not answered" in caplog.text, 10)
+        assert [each for each, _ in find_leases(client, 0.5)] == [channel]
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("wait", [-1, math.nan, math.inf, 3601, True, "1", None, 10**400])
+def test_a_wait_that_is_no_number_of_seconds_is_refused(memory: Connect, wait: Any) -> None:
+    with pytest.raises(ArgumentError, match="wait"):
+        find_leases(memory(), wait)
+
+
+def test_the_kept_answers_are_bounded(
+    memory: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, client = memory(), memory()
+    monkeypatch.setattr(directory, "_MOST_LEASES", 3)
+    monkeypatch.setattr(directory, "_MOST_OBJECTS", 2)
+    answers = [("a", 2), ("a", 3), ("b", 1), ("c", 0), ("d", 0)]
+
+    def answer(query: messaging.Message) -> None:
+        channel = json.loads(query.payload)["answer"]
+        for name, count in answers:
+            server.publish(channel, json.dumps({"channel": name, "leases": [info()] * count}).encode()).result()
+
+    server.on("leases/query", answer).ready.result(10)
+    assert [(name, len(leases)) for name, leases in find_leases(client, 0.5)] == [("a", 3), ("c", 0)]
+    assert "too many answers" in caplog.text
+
+
+def test_a_batch_that_is_larger_than_a_message_is_split(memory: Connect, channel: str) -> None:
+    server, client = memory(), memory("?max_message_size=1000")
+    with Landlord() as landlord, LeaseServer(server, channel, landlord) as serving:
+        serving.ready.result(10)
+        granted = [landlord.grant(10.0) for _ in range(100)]
+        leases = [remote(client, channel, each) for each in granted]
+        granted[7].cancel()
+        with pytest.raises(LeaseMapError, match="1 of 100"):
+            renew_all(dict.fromkeys(leases, 60.0)).result(10)
+        assert all(each.remaining > 50.0 for each in granted if each is not granted[7])
+        assert all(each.remaining > 50.0 for each in leases if each is not leases[7])
+
+
+def test_a_closed_instance_keeps_no_other_one_from_being_asked(memory: Connect, channel: str) -> None:
+    server, closed, client = memory(), memory(), memory()
+    with Landlord() as landlord, LeaseServer(server, channel, landlord) as serving:
+        serving.ready.result(10)
+        dead, alive = (remote(each, channel, landlord.grant(10.0)) for each in (closed, client))
+        local = landlord.grant(10.0)
+        closed.close()
+        with pytest.raises(LeaseMapError) as caught:
+            renew_all(dict.fromkeys((dead, alive, local), 60.0)).result(10)
+        assert [*caught.value.failures] == [dead]
+        assert alive.duration == local.duration == 60.0
+        assert isinstance(dead.renew(10.0).exception(10), ClosedError)
+        assert isinstance(dead.cancel().exception(10), ClosedError)
+        with pytest.raises(LeaseMapError):
+            cancel_all((dead, alive, local)).result(10)
+        assert alive.is_ended
+        assert local.is_ended
+
+
+def test_the_leases_of_a_server_that_could_not_be_made_are_not_served(
+    memory: Connect, channel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = memory(), memory()
+
+    def refuse(*_: object) -> None:
+        raise ArgumentError("refused")
+
+    with Landlord() as landlord:
+        with monkeypatch.context() as patched:
+            patched.setattr(serving_module, "LeaseDirectory", refuse)
+            with pytest.raises(ArgumentError, match="refused"):
+                LeaseServer(server, channel, landlord)
+        with LeaseServer(server, channel, landlord) as serving:  # the channel is free again
+            serving.ready.result(10)
+            assert remote_leases(client, channel, timeout=5).result() == []
+        error = remote_leases(client, channel, timeout=0.3).exception()
+        assert isinstance(error, MessagingError)
