@@ -5,7 +5,11 @@ duration: time for one request, and for another one after a failure. Leases of o
 of their time are renewed with one request.
 
 **Failures.** ``UnknownLeaseError``, ``LeaseDeniedError`` and refused arguments are definite: the lease is given up and
-its listener is told. Any other failure is tried again, at ever longer intervals, until the lease expires.
+its listener is told. Any other failure is tried again, at ever longer intervals, until the lease expires. A request
+without an answer within half of the time that is left, at least 0.5 s, counts as such a failure and is made again. A
+late success of it counts as well.
+
+**Ends.** The end of a lease and its desired expiration are told in time, also while a request is under way.
 
 **Threads.** The timer runs on the loop of the engine; requests are made on a worker thread. Listeners are called on
 another worker thread, one after the other, without a lock, so that they may use the manager. One lock guards the
@@ -17,21 +21,23 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from messaging.errors import (
     ArgumentError,
     ClosedError,
+    DeadlineError,
     LeaseDeniedError,
-    ListenerGoneError,
     MessagingError,
     UnknownLeaseError,
 )
 from messaging.execution import Serial, engine, seconds
 from messaging.forking import LiveObjects
-from messaging.leases.lease import ANY, Lease, check_duration
+from messaging.leases.batch import ask_each
+from messaging.leases.lease import ANY, Lease, brief, check_duration, is_definite
+from messaging.leases.schedule import Schedule
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -46,11 +52,19 @@ logger = SafeLog(__name__)
 MARGIN: Final = 2.0
 #: part of the duration that is left when a lease is renewed
 _PART: Final = 0.1
+#: least time for the answer to one request, seconds
+_LEAST_ANSWER: Final = 0.5
 #: delays after indefinite failures, seconds
 _FIRST_DELAY: Final = 0.2
 _MAX_DELAY: Final = 30.0
+#: a lease that ends so little before its desired expiration has lasted, seconds: sums of times are rounded
+_ROUNDING: Final = 1e-3
 #: longest sleep of the timer, seconds: the lease clock and that of the event loop differ while a machine is suspended
-_LONGEST: Final = 60.0
+_LONGEST: Final = 5.0
+#: least time between two looks at the leases, seconds
+_STEP: Final = 0.01
+#: delay after which the leases are looked at if no thread could be started, seconds
+_NO_THREAD_DELAY: Final = 1.0
 #: leases of one manager
 MAX_LEASES: Final = 1_000_000
 
@@ -87,33 +101,80 @@ class DesiredExpirationListener(LeaseListener, Protocol):
 class _Entry:
     """A lease of a manager. Guarded by its lock."""
 
-    __slots__ = ("delay", "desired", "due", "error", "is_asked", "lease", "listener", "renew_duration")
+    __slots__ = (
+        "answer_until", "attempt", "attempts", "delay", "desired", "due", "early", "error", "lease", "listener", "next",
+        "number", "owner", "renew_duration", "schedule", "succeeded",
+    )  # fmt: skip
 
-    def __init__(self, lease: Lease, desired: float, renew_duration: float, listener: Any) -> None:
+    def __init__(
+        self, lease: Lease, desired: float, renew_duration: float, listener: Any, owner: object, schedule: _Leases
+    ) -> None:
         self.lease = lease
         #: time of the clock of the lease
         self.desired = desired
         self.renew_duration = renew_duration
         self.listener = listener
-        #: time of the clock of the lease at which something is to be done
-        self.due = 0.0
-        #: a request is under way
-        self.is_asked = False
+        self.owner = owner
+        #: another entry of the same lease, of another owner
+        self.next: _Entry | None = None
+        self.schedule = schedule
+        #: see ``Scheduled``
+        self.number = 0
+        self.due = self.early = math.inf
+        #: requests so far
+        self.attempts = 0
+        #: number of the request whose answer is awaited; 0 for none
+        self.attempt = 0
+        #: number of the last request that has succeeded
+        self.succeeded = 0
+        #: until when the answer is awaited, time of the clock of the lease
+        self.answer_until = 0.0
         #: of the next attempt after a failure; 0 after a success
         self.delay = 0.0
         self.error: MessagingError | None = None
 
+    @property
+    def is_lasting(self) -> bool:
+        """Whether the lease lasts until its desired expiration."""
+        return not self.lease.is_cancelled and self.lease.expires >= self.desired - _ROUNDING
+
     def plan(self) -> None:
-        """Set when the lease is to be renewed, or looked at for the last time."""
-        now = self.lease.now
-        if self.delay:
-            self.due = now + self.delay
-            return
-        left = self.lease.remaining
-        if left == math.inf or now + left >= self.desired:
+        """Set when the lease is to be renewed, or looked at again."""
+        lease = self.lease
+        now = lease.now
+        end = min(lease.expires, self.desired)
+        self.early = math.inf
+        if lease.is_cancelled:
+            self.due = now
+        elif self.attempt:
+            self.due = min(self.answer_until, end)
+        elif self.delay:
+            self.due = min(now + self.delay, end)
+            self.early = self.due - self.delay * _PART
+        elif self.is_lasting:
             self.due = self.desired
-            return
-        self.due = now + left - margin_of(self.lease.duration)
+        else:
+            self.due = lease.expires - margin_of(lease.duration)
+            # the time at which a tenth of what is left of the lease is left until it is due
+            self.early = (self.due - lease.expires * _PART) / (1 - _PART)
+
+    def begin(self) -> int:
+        """Begin a request; return its number."""
+        left = self.lease.remaining
+        self.attempts += 1
+        self.attempt = self.attempts
+        self.answer_until = self.lease.now + max(_LEAST_ANSWER, _MAX_DELAY if left == math.inf else left / 2)
+        return self.attempt
+
+    def wanted(self) -> float:
+        """Return the seconds to ask for."""
+        asked = min(self.desired - self.lease.now, math.inf if self.renew_duration == ANY else self.renew_duration)
+        return ANY if asked == math.inf and self.renew_duration == ANY else asked
+
+
+_Leases = Schedule[_Entry]
+#: requests of one grantor: entry, seconds to ask for, number of the request
+_Part = list[tuple[_Entry, float, int]]
 
 
 def margin_of(duration: float) -> float:
@@ -139,15 +200,20 @@ class LeaseRenewalManager:
 
     def after_fork(self) -> None:
         """See ``Forkable``: the parent goes on renewing; the child has no leases."""
-        self._lock = threading.Lock()  # guards the entries and the timer
+        self._lock = threading.Lock()  # guards the entries, their schedules and the events
+        #: the first entry of each lease; the others follow it
         self._entries: dict[Lease, _Entry] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        #: when the timer fires, in seconds of the loop of the engine
-        self._fires_at = math.inf
-        self._is_woken = False
+        #: schedules by the identity of their clocks, of which there is one except in tests
+        self._schedules: dict[int, _Leases] = {}
         self._events: deque[tuple[Any, str, LeaseRenewalEvent]] = deque()
+        self._is_woken = False
         self._worker = Serial(self._work, lambda: self._is_woken)
         self._teller = Serial(self._tell, lambda: self._events)
+        # --- of the loop of the engine
+        self._timer: asyncio.TimerHandle | None = None
+        #: when the timer fires, and when it last fired, in seconds of the loop
+        self._fires_at = math.inf
+        self._fired_at = -math.inf
 
     # --- leases
 
@@ -157,6 +223,8 @@ class LeaseRenewalManager:
         desired_expiration: float = Lease.FOREVER,
         renew_duration: float = ANY,
         listener: LeaseListener | None = None,
+        *,
+        owner: object = None,
     ) -> None:
         """Renew a lease until it has lasted ``desired_expiration`` seconds from now; replaces an earlier call for it.
 
@@ -167,6 +235,8 @@ class LeaseRenewalManager:
                 chooses if the desired expiration is ``FOREVER``, otherwise the time that is left.
             listener: is told when the lease is not renewed any more; a :class:`DesiredExpirationListener` also when the
                 desired expiration is reached.
+            owner: one of several users of the manager that renew the same lease, each for itself: an earlier call is
+                replaced only if it has the same owner.
 
         Raises:
             ArgumentError: an argument is not as described.
@@ -174,20 +244,27 @@ class LeaseRenewalManager:
         """
         if not isinstance(lease, Lease):
             raise ArgumentError(f"a lease is needed, not {type(lease).__name__}")
-        if isinstance(desired_expiration, bool) or seconds(desired_expiration, "desired_expiration") <= 0:
-            raise ArgumentError(f"desired_expiration must be above 0 seconds, not {desired_expiration!r:.80}")
+        wanted = _check_expiration(desired_expiration)
         asked = check_duration(renew_duration)
         if listener is not None and not callable(getattr(listener, "notify", None)):
             raise ArgumentError(f"a listener must have a method `notify`, not {type(listener).__name__}")
-        entry = _Entry(lease, lease.now + float(desired_expiration), asked, listener)
-        entry.plan()
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the lease renewal manager is closed")
             if len(self._entries) >= MAX_LEASES and lease not in self._entries:
                 raise LeaseDeniedError(f"the lease renewal manager has {MAX_LEASES} leases already")
+            before = self._find(lease, owner)
+            if before is not None:
+                self._unlink(before)
+            clock = lease.clock
+            schedule = self._schedules.setdefault(id(clock), Schedule(clock))
+            entry = _Entry(lease, lease.now + wanted, asked, listener, owner, schedule)
+            entry.next = self._entries.get(lease)
             self._entries[lease] = entry
-        self._look_at(entry)
+            entry.plan()
+            schedule.add(entry)
+            left = self._left_for(entry)
+        self._set_timer(left)
 
     def renew_for(
         self, lease: Lease, duration: float, renew_duration: float = ANY, listener: LeaseListener | None = None
@@ -197,13 +274,14 @@ class LeaseRenewalManager:
 
     def set_expiration(self, lease: Lease, desired_expiration: float) -> None:
         """Change the desired expiration, in seconds from now. Raises ``UnknownLeaseError``: see :meth:`remaining`."""
-        if isinstance(desired_expiration, bool) or seconds(desired_expiration, "desired_expiration") <= 0:
-            raise ArgumentError(f"desired_expiration must be above 0 seconds, not {desired_expiration!r:.80}")
+        wanted = _check_expiration(desired_expiration)
         with self._lock:
             entry = self._entry(lease)
-            entry.desired = lease.now + float(desired_expiration)
+            entry.desired = lease.now + wanted
             entry.plan()
-        self._look_at(entry)
+            entry.schedule.move(entry)
+            left = self._left_for(entry)
+        self._set_timer(left)
 
     def remaining(self, lease: Lease) -> float:
         """Return the seconds until the desired expiration of a lease.
@@ -217,13 +295,28 @@ class LeaseRenewalManager:
     def renew_now(self, lease: Lease) -> None:
         """Renew a lease at once, beside its regular renewals. Raises ``UnknownLeaseError`` as :meth:`remaining`."""
         with self._lock:
-            self._entry(lease).due = lease.now
+            entry = self._entry(lease)
+            if entry.attempt:  # it is being renewed
+                return
+            entry.due, entry.early = lease.now, math.inf
+            entry.schedule.move(entry)
         self._set_timer(0.0)
 
-    def remove(self, lease: Lease) -> bool:
-        """Renew a lease no more, without cancelling it; return whether the manager renewed it."""
+    def remove(self, lease: Lease, *, owner: object = None) -> bool:
+        """Renew a lease no more, without cancelling it; return whether the manager renewed it.
+
+        Args:
+            lease: the lease.
+            owner: see :meth:`renew_until`; for other owners it is still renewed. ``None`` removes any.
+        """
         with self._lock:
-            return self._entries.pop(lease, None) is not None
+            entry = self._entries.get(lease) if owner is None else self._find(lease, owner)
+            if entry is None:
+                return False
+            self._unlink(entry)
+            while owner is None and (rest := self._entries.get(lease)) is not None:
+                self._unlink(rest)
+            return True
 
     def cancel(self, lease: Lease) -> Promise[None]:
         """Renew a lease no more, and cancel it.
@@ -233,19 +326,43 @@ class LeaseRenewalManager:
         """
         with self._lock:
             self._entry(lease)
-            del self._entries[lease]
+        self.remove(lease)
         return lease.cancel()
 
     def clear(self) -> None:
         """Renew no lease any more, without cancelling them."""
         with self._lock:
             self._entries.clear()
+            self._schedules.clear()
+
+    def _find(self, lease: Lease, owner: object) -> _Entry | None:
+        """Return the entry of a lease and an owner. With the lock."""
+        entry = self._entries.get(lease)
+        while entry is not None and entry.owner is not owner:
+            entry = entry.next
+        return entry
 
     def _entry(self, lease: Lease) -> _Entry:
-        entry = self._entries.get(lease)
+        """Return the entry that the program made, or else the latest one. With the lock."""
+        entry = self._find(lease, None) or self._entries.get(lease)
         if entry is None:
             raise UnknownLeaseError(f"the lease renewal manager does not renew {lease!r}")
         return entry
+
+    def _unlink(self, entry: _Entry) -> None:
+        """Remove an entry. With the lock."""
+        entry.schedule.remove(entry)
+        if not len(entry.schedule):
+            self._schedules.pop(id(entry.schedule.clock), None)
+        first = self._entries[entry.lease]
+        if first is not entry:
+            while first.next is not None and first.next is not entry:
+                first = first.next
+            first.next = entry.next
+        elif entry.next is not None:
+            self._entries[entry.lease] = entry.next
+        else:
+            del self._entries[entry.lease]
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -259,16 +376,24 @@ class LeaseRenewalManager:
 
     # --- renewing
 
-    def _look_at(self, entry: _Entry) -> None:
-        """Have the timer fire in time for an entry."""
-        self._set_timer(entry.due - entry.lease.now)
+    def _left(self) -> float | None:
+        """Return the seconds until the first lease is due; ``None`` without one. With the lock."""
+        return min(
+            (each for schedule in self._schedules.values() if (each := schedule.left()) is not None), default=None
+        )
 
-    def _set_timer(self, delay: float) -> None:
-        """Have the timer fire in ``delay`` seconds, unless it fires before."""
+    def _left_for(self, entry: _Entry) -> float | None:
+        """Return the seconds until an entry is due; ``None`` if another one is due before. With the lock."""
+        return entry.due - entry.lease.now if entry.schedule.is_first(entry) else None
+
+    def _set_timer(self, delay: float | None) -> None:
+        """Have the timer fire in ``delay`` seconds, unless it fires before. ``None``: it fires in time."""
+        if delay is None:
+            return
         running = engine()
 
         def start() -> None:
-            at = running.loop.time() + min(max(delay, 0.0), _LONGEST)
+            at = max(running.loop.time() + min(max(delay, 0.0), _LONGEST), self._fired_at + _STEP)
             if self._timer is not None:
                 if self._fires_at <= at:
                     return
@@ -281,94 +406,106 @@ class LeaseRenewalManager:
     def _wake(self) -> None:
         """Look at the leases. On the loop of the engine."""
         self._timer = None
+        self._fired_at = engine().loop.time()
+        self.look()
+
+    def look(self) -> None:
+        """Have a worker thread renew the leases that are due. The timer calls it; more calls do no harm."""
         self._is_woken = True
-        self._worker.wake()
+        self._start(self._worker)
+
+    def _start(self, serial: Serial) -> None:
+        try:
+            serial.wake()
+        except RuntimeError as error:
+            logger.error("lease renewal manager: cannot start a thread: %s; retrying in %g s", error, _NO_THREAD_DELAY)
+            self._set_timer(_NO_THREAD_DELAY)
 
     def _work(self) -> None:
         """Renew the leases that are due. On a worker thread."""
         self._is_woken = False
-        groups: dict[Grantor, list[tuple[_Entry, float]]] = {}
+        groups: dict[Grantor, _Part] = {}
         with self._lock:
-            due = [each for each in self._entries.values() if not each.is_asked and self._is_due(each)]
-            for entry in due:
-                self._decide(entry, groups)
-        self._teller.wake()
+            for schedule in [*self._schedules.values()]:
+                for entry in schedule.take():
+                    self._decide(entry, groups)
+        if self._events:
+            self._start(self._teller)
         for grantor, part in groups.items():
-            self._ask(grantor, part)
+            pairs = [(entry.lease, asked) for entry, asked, _ in part]
+            ask_each(partial(grantor.renew_all, pairs), len(part), partial(self._note, part))
         with self._lock:
-            waiting = [each for each in self._entries.values() if not each.is_asked]
-            left = min((each.due - each.lease.now for each in waiting), default=None)
-        if left is not None:
-            self._set_timer(left)
+            left = self._left()
+        self._set_timer(left)
 
-    @staticmethod
-    def _is_due(entry: _Entry) -> bool:
-        """Return whether it is time, or so nearly that one request may do for several leases."""
-        left = entry.due - entry.lease.now
-        return left <= 0 or (not entry.delay and entry.due != entry.desired and left <= entry.lease.remaining * _PART)
-
-    def _decide(self, entry: _Entry, groups: dict[Grantor, list[tuple[_Entry, float]]]) -> None:
+    def _decide(self, entry: _Entry, groups: dict[Grantor, _Part]) -> None:
         """Renew a lease that is due, or give it up. With the lock."""
         lease = entry.lease
-        wanted = entry.desired - lease.now
-        if wanted <= 0:
-            self._drop(entry, None)
-        elif lease.is_ended:
-            self._drop(entry, entry.error or UnknownLeaseError(f"{lease!r} ended before it was renewed"))
-        else:
-            asked = min(wanted, math.inf if entry.renew_duration == ANY else entry.renew_duration)
-            if asked == math.inf and entry.renew_duration == ANY:
-                asked = ANY
-            entry.is_asked = True
-            groups.setdefault(lease.grantor, []).append((entry, asked))
+        is_reached = lease.now >= entry.desired
+        is_waiting = bool(entry.attempt) and lease.now < entry.answer_until
+        if entry.attempt and not is_waiting:
+            entry.error = DeadlineError(f"{lease!r}: the grantor did not answer in time")
+        if lease.is_ended or is_reached:
+            if is_reached and entry.is_lasting:
+                self._drop(entry, None)
+            elif is_waiting and entry.error is None:
+                self._drop(entry, DeadlineError(f"{lease!r} ended before the grantor answered"))
+            else:
+                self._drop(entry, entry.error or UnknownLeaseError(f"{lease!r} ended before it was renewed"))
+            return
+        if not is_waiting:
+            groups.setdefault(lease.grantor, []).append((entry, entry.wanted(), entry.begin()))
+        entry.plan()
+        entry.schedule.move(entry)
 
     def _drop(self, entry: _Entry, error: MessagingError | None) -> None:
-        """Give a lease up, and tell its listener. With the lock."""
-        if self._entries.get(entry.lease) is entry:
-            del self._entries[entry.lease]
-            if entry.listener is not None:
-                event = LeaseRenewalEvent(entry.lease, entry.desired - entry.lease.now, error)
-                self._events.append((entry.listener, "expiration_reached" if error is None else "notify", event))
-            elif error is not None:
-                logger.warning("%r is not renewed any more: %s", entry.lease, error)
+        """Give a lease up, and have its listener told. With the lock."""
+        self._unlink(entry)
+        event = LeaseRenewalEvent(entry.lease, entry.desired - entry.lease.now, error)
+        self._events.append((entry.listener, "expiration_reached" if error is None else "notify", event))
 
-    def _ask(self, grantor: Grantor, part: list[tuple[_Entry, float]]) -> None:
-        try:
-            answer = grantor.renew_all([(entry.lease, asked) for entry, asked in part])
-        except MessagingError as error:
-            self._note(part, [error] * len(part))
-            return
-        answer.listen(lambda: self._answered(part, answer))
-
-    def _answered(self, part: list[tuple[_Entry, float]], answer: Promise[list[Any]]) -> None:
-        error = answer.exception(0)
-        self._note(part, [error] * len(part) if error is not None else answer.result(0))
-
-    def _note(self, part: list[tuple[_Entry, float]], outcomes: Iterable[Any]) -> None:
+    def _note(self, part: _Part, outcomes: list[Any], is_whole: bool) -> None:
         """Note the outcomes of a request. On a worker thread, or on the loop of the engine."""
         with self._lock:
-            for (entry, _), outcome in zip(part, outcomes, strict=True):
-                entry.is_asked = False
-                if not isinstance(outcome, MessagingError):
-                    entry.delay = 0.0
-                    entry.error = None
-                    entry.plan()
-                elif isinstance(outcome, (UnknownLeaseError, LeaseDeniedError, ListenerGoneError, ArgumentError)):
-                    self._drop(entry, outcome)
-                else:
-                    entry.error = outcome
-                    entry.delay = min(
-                        max(entry.delay * 2, _FIRST_DELAY), _MAX_DELAY, max(entry.lease.remaining / 2, 0.05)
-                    )
-                    entry.plan()
-            left = min((entry.due - entry.lease.now for entry, _ in part), default=_LONGEST)
-        self._teller.wake()
+            for (entry, _, attempt), outcome in zip(part, outcomes, strict=True):
+                if entry.number and entry.schedule is self._schedules.get(id(entry.schedule.clock)):
+                    self._note_one(entry, attempt, outcome, is_whole)
+            left = self._left()
+        if self._events:
+            self._start(self._teller)
         self._set_timer(left)
+
+    def _note_one(self, entry: _Entry, attempt: int, outcome: Any, is_whole: bool) -> None:
+        """Note the outcome of one request for one lease. With the lock."""
+        if not isinstance(outcome, MessagingError):
+            entry.succeeded = max(entry.succeeded, attempt)
+            entry.attempt = 0
+            entry.delay = 0.0
+            entry.error = None
+        elif is_definite(outcome) and not (is_whole and isinstance(outcome, ArgumentError)):
+            if attempt > entry.succeeded:
+                self._drop(entry, outcome)
+            return
+        elif attempt != entry.attempt:
+            return  # it was made again
+        else:
+            entry.attempt = 0
+            entry.error = outcome
+            entry.delay = min(max(entry.delay * 2, _FIRST_DELAY), _MAX_DELAY, max(entry.lease.remaining / 2, 0.05))
+        entry.plan()
+        entry.schedule.move(entry)
 
     def _tell(self) -> None:
         """Call the listeners. On a worker thread."""
-        while self._events:
-            listener, method, event = self._events.popleft()
+        while True:
+            try:
+                listener, method, event = self._events.popleft()
+            except IndexError:  # the manager was closed
+                return
+            if listener is None:
+                if event.error is not None:
+                    logger.warning("%r is not renewed any more: %s", event.lease, event.error)
+                continue
             function = getattr(listener, method, None)
             if callable(function):
                 try:
@@ -383,6 +520,7 @@ class LeaseRenewalManager:
         with self._lock:
             self._is_closed = True
             self._entries.clear()
+            self._schedules.clear()
             self._events.clear()
 
     def __enter__(self) -> Self:
@@ -390,6 +528,12 @@ class LeaseRenewalManager:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_expiration(value: float) -> float:
+    if isinstance(value, bool) or (found := seconds(value, "desired_expiration")) <= 0:
+        raise ArgumentError(f"desired_expiration must be above 0 seconds, not {brief(value)}")
+    return found
 
 
 _managers: Final = LiveObjects[LeaseRenewalManager]()

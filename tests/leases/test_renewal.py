@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,12 +14,15 @@ from messaging.errors import (
     ArgumentError,
     ClosedError,
     ConnectionLostError,
+    DeadlineError,
     LeaseDeniedError,
     MessagingError,
+    OutcomeUnknownError,
     UnknownLeaseError,
 )
 from messaging.execution import Promise
 from messaging.leases import Landlord, Lease, LeaseRenewalEvent, LeaseRenewalManager, lease_time
+from tests.leases.clocks import FakeClock
 
 
 def wait_until(holds: Callable[[], Any], timeout: float = 10.0) -> None:
@@ -240,3 +244,252 @@ def test_a_closed_manager_renews_nothing(grantor: Grantor) -> None:
     wait_until(lambda: lease_time() > until)
     assert not grantor.requests
     assert not told.failed
+
+
+class SilentGrantor(Grantor):
+    """Answers when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[Promise[list[float | MessagingError]]] = []
+
+    def renew_all(self, requests: Sequence[tuple[Lease, float]], /) -> Promise[list[float | MessagingError]]:
+        promise: Promise[list[float | MessagingError]] = Promise("renew")
+        self.answers.append(promise)
+        self.requests.append([*requests])
+        return promise
+
+    def grant_at(self, clock: FakeClock, duration: float) -> Lease:
+        return Lease("silent", self, duration, duration, clock=clock)
+
+    def succeed(self, number: int, duration: float) -> None:
+        for lease, asked in self.requests[number]:
+            lease.note_granted(asked, duration)
+        self.answers[number].resolve([duration] * len(self.requests[number]))
+
+    def lose(self, number: int) -> None:
+        self.answers[number].resolve([OutcomeUnknownError("no reply")] * len(self.requests[number]))
+
+
+class Clocked:
+    """A manager with one lease of a silent grantor, and time that passes when the test says so."""
+
+    def __init__(self, manager: LeaseRenewalManager, desired: float = Lease.FOREVER, duration: float = 10.0) -> None:
+        self.manager = manager
+        self.clock = FakeClock()
+        self.grantor = SilentGrantor()
+        self.told = Told()
+        self.lease = self.grantor.grant_at(self.clock, duration)
+        manager.renew_until(self.lease, desired, listener=self.told)
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.manager.look()
+
+    def wait_for_requests(self, count: int) -> None:
+        wait_until(lambda: len(self.grantor.answers) == count)
+
+    def look_twice(self) -> None:
+        """Wait until the manager has looked at the leases."""
+        other = Told()
+        lease = Lease("other", Grantor(), 1.0, 1.0, clock=self.clock)
+        lease.note_cancelled()
+        self.manager.renew_until(lease, listener=other)
+        self.manager.look()
+        wait_until(lambda: other.failed)
+
+
+def test_a_request_without_an_answer_is_made_again_before_the_lease_expires(manager: LeaseRenewalManager) -> None:
+    """Scenario 21: one lost reply does not cost the lease."""
+    it = Clocked(manager)
+    it.pass_time(8.1)
+    it.wait_for_requests(1)
+    it.pass_time(0.9)  # less than half of what was left
+    it.look_twice()
+    assert len(it.grantor.answers) == 1
+    it.pass_time(0.1)
+    it.wait_for_requests(2)
+    it.grantor.succeed(1, 10.0)
+    it.grantor.lose(0)  # a late failure of the first request is ignored
+    it.pass_time(5.0)
+    it.look_twice()
+    assert len(it.grantor.answers) == 2
+    assert it.lease in manager
+    assert not it.told.failed
+    it.pass_time(3.1)
+    it.wait_for_requests(3)
+
+
+def test_a_late_success_of_an_earlier_request_counts(manager: LeaseRenewalManager) -> None:
+    it = Clocked(manager)
+    it.pass_time(8.1)
+    it.wait_for_requests(1)
+    it.pass_time(1.0)
+    it.wait_for_requests(2)
+    it.grantor.succeed(0, 10.0)
+    it.grantor.lose(1)
+    it.pass_time(1.0)
+    it.look_twice()
+    assert len(it.grantor.answers) == 2
+    assert not it.told.failed
+
+
+def test_the_end_of_a_lease_is_told_while_a_request_is_under_way(manager: LeaseRenewalManager) -> None:
+    it = Clocked(manager)
+    it.pass_time(9.8)
+    it.wait_for_requests(1)
+    it.pass_time(0.2)
+    wait_until(lambda: it.told.failed)
+    assert isinstance(it.told.failed[0].error, DeadlineError)
+    assert it.lease not in manager
+    it.grantor.succeed(0, 10.0)  # too late, and ignored
+    assert len(it.told.failed) == 1
+
+
+def test_the_desired_expiration_is_told_while_a_request_is_under_way(manager: LeaseRenewalManager) -> None:
+    """Scenario 22."""
+    it = Clocked(manager, 11.0)
+    it.pass_time(8.1)
+    it.wait_for_requests(1)
+    it.lease.note_granted(100.0, 100.0)  # renewed by the program
+    it.pass_time(2.9)
+    wait_until(lambda: it.told.reached)
+    assert not it.told.failed
+
+
+def test_a_lease_that_expired_before_its_desired_expiration_has_failed(manager: LeaseRenewalManager) -> None:
+    """Scenario 22, after the machine was suspended beyond both."""
+    it = Clocked(manager, 20.0)
+    it.pass_time(30.0)
+    wait_until(lambda: it.told.failed or it.told.reached)
+    assert not it.told.reached
+    assert isinstance(it.told.failed[0].error, UnknownLeaseError)
+
+
+def test_a_lease_that_was_cancelled_before_its_desired_expiration_has_failed(manager: LeaseRenewalManager) -> None:
+    """Scenario 22."""
+    it = Clocked(manager, 5.0)
+    it.lease.note_cancelled()
+    it.pass_time(5.0)
+    wait_until(lambda: it.told.failed or it.told.reached)
+    assert not it.told.reached
+
+
+def test_rounding_does_not_keep_a_lease_from_its_desired_expiration(manager: LeaseRenewalManager) -> None:
+    """Scenario 22: the grantor granted what was asked for."""
+    it = Clocked(manager, 1000.1)
+    it.pass_time(9.9)
+    it.wait_for_requests(1)
+    asked = it.grantor.requests[0][0][1]
+    it.grantor.succeed(0, asked - 1e-9)
+    it.pass_time(asked)
+    wait_until(lambda: it.told.failed or it.told.reached)
+    assert not it.told.failed
+    assert len(it.grantor.answers) == 1
+
+
+@pytest.mark.parametrize("answer", ["raises", "short", "long", "no promise"])
+def test_a_grantor_that_misbehaves_costs_no_lease_of_another_one(
+    manager: LeaseRenewalManager, answer: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Bad(Grantor):
+        def renew_all(self, requests: Sequence[tuple[Lease, float]], /) -> Any:
+            self.requests.append([*requests])
+            if answer == "raises":
+                raise RuntimeError("a defect")
+            promise: Promise[list[float | MessagingError]] = Promise("renew")
+            promise.resolve([] if answer == "short" else [1.0, 1.0, 1.0])
+            return None if answer == "no promise" else promise
+
+    clock = FakeClock()
+    bad, good = Bad(), Grantor()
+    lost, kept = Told(), Told()
+    leases = [Lease(name, grantor, 10.0, 10.0, clock=clock) for name, grantor in (("bad", bad), ("good", good))]
+    manager.renew_until(leases[0], listener=lost)
+    manager.renew_until(leases[1], renew_duration=10.0, listener=kept)
+    clock.advance(9.0)
+    manager.look()
+    wait_until(lambda: bad.requests and leases[1].remaining == 10.0)
+    clock.advance(0.9)
+    manager.look()
+    wait_until(lambda: len(bad.requests) >= 2)  # tried again
+    assert leases[1] in manager
+    clock.advance(0.2)
+    manager.look()
+    wait_until(lambda: lost.failed)
+    assert not kept.failed
+    assert "grantor" in str(lost.failed[0].error)
+
+
+def test_a_refused_argument_of_a_whole_request_is_tried_again(manager: LeaseRenewalManager) -> None:
+    it = Clocked(manager)
+    it.pass_time(8.1)
+    it.wait_for_requests(1)
+    it.grantor.answers[0].reject(ArgumentError("no such operation"))
+    it.pass_time(1.0)
+    it.wait_for_requests(2)
+    assert not it.told.failed
+
+
+def test_a_log_handler_may_use_the_manager(manager: LeaseRenewalManager, grantor: Grantor) -> None:
+    """A lease without a listener that is given up is logged without a lock."""
+    done = threading.Event()
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            manager.clear()
+            done.set()
+
+    handler = Handler()
+    logging.getLogger("messaging.leases.renewal").addHandler(handler)
+    try:
+        lease = grantor.grant(100.0)
+        lease.note_cancelled()
+        manager.renew_until(lease)
+        assert done.wait(10)
+    finally:
+        logging.getLogger("messaging.leases.renewal").removeHandler(handler)
+
+
+def test_owners_of_one_lease_renew_it_each_for_itself(manager: LeaseRenewalManager, grantor: Grantor) -> None:
+    lease = grantor.grant(100.0)
+    one, two = object(), object()
+    manager.renew_until(lease, owner=one)
+    manager.renew_until(lease, owner=two)
+    manager.renew_until(lease, 50.0, owner=two)
+    assert manager.remaining(lease) <= 50.0
+    assert manager.remove(lease, owner=two)
+    assert not manager.remove(lease, owner=two)
+    assert lease in manager
+    assert manager.remaining(lease) == float("inf")
+    assert manager.remove(lease)
+    assert lease not in manager
+
+
+def test_an_expiration_beyond_the_range_of_floats_is_never(manager: LeaseRenewalManager, grantor: Grantor) -> None:
+    lease = grantor.grant(100.0)
+    manager.renew_until(lease, 10**400)
+    assert manager.remaining(lease) == float("inf")
+    manager.set_expiration(lease, 5.0)
+    manager.set_expiration(lease, 10**400)
+    assert manager.remaining(lease) == float("inf")
+    for bad in (-(10**400), -(10**5000)):
+        with pytest.raises(ArgumentError):
+            manager.renew_until(lease, bad)
+
+
+def test_many_desired_expirations_cost_little(grantor: Grantor) -> None:
+    """A look at the leases costs no more for those that are not due."""
+    clock = FakeClock()
+    count = 20_000
+    with LeaseRenewalManager() as manager:
+        told = Told()
+        for number in range(count):
+            manager.renew_until(Lease(str(number), grantor, 1e6, 1e6, clock=clock), 10.0 + number, listener=told)
+        begun = time.process_time()
+        for number in range(200):
+            clock.now = 1010.5 + number
+            manager.look()
+            wait_until(lambda number=number: len(told.reached) == number + 1)  # type: ignore[misc]
+        assert time.process_time() - begun < 1.5
+        assert len(manager) == count - 200
