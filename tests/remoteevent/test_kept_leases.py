@@ -1,0 +1,191 @@
+"""Registrations with leases on the disk: renewals, changes and ends that overlap; landlords that outlive parties."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from messaging.errors import ClosedError
+from messaging.execution import Waiters
+from messaging.journal import JournalTable
+from messaging.leases import GrantedLease, Landlord, LeaseEnd
+from messaging.remoteevent import EventGenerator
+from messaging.remoteevent.kept_leases import KeptLeases
+
+Kept = tuple[GrantedLease, dict[str, Any]]
+
+
+class SlowTable(JournalTable):
+    """A table whose reader of a value can be stopped before it goes on."""
+
+    reads: threading.Semaphore | None = None
+    may_go_on: threading.Event
+
+    def get(self, key: str, default: Any = None) -> Any:
+        found = super().get(key, default)
+        if self.reads is not None:
+            self.reads.release()
+            assert self.may_go_on.wait(10)
+        return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def landlord() -> Iterator[Landlord]:
+    with Landlord() as made:
+        yield made
+
+
+def recovered(folder: Path, landlord: Landlord | None = None) -> list[dict[str, Any]]:
+    """Return the registrations that a later run finds."""
+    with JournalTable(folder) as table, Landlord() as other:
+        return [values for _, _, values in KeptLeases(table, landlord or other).kept("r ")]
+
+
+def overlapped(table: SlowTable, lease: GrantedLease, change: Any) -> None:
+    """Make a change while the renewal of a lease is being stored."""
+    table.may_go_on = threading.Event()
+    table.reads = threading.Semaphore(0)
+    renewing = threading.Thread(target=lambda: lease.renew(500.0))
+    changing = threading.Thread(target=change)
+    renewing.start()
+    assert table.reads.acquire(timeout=10)
+    changing.start()
+    changing.join(0.1)  # it waits for the renewal, or has come in between
+    table.may_go_on.set()
+    renewing.join(10)
+    changing.join(10)
+    table.reads = None
+
+
+def test_a_renewal_does_not_bring_a_cancelled_registration_back(folder: Path, landlord: Landlord) -> None:
+    with SlowTable(folder) as table:
+        kept = KeptLeases(table, landlord)
+        forgotten = threading.Event()
+
+        def end(_end: LeaseEnd) -> None:
+            kept.forget("r 1")
+            forgotten.set()
+
+        lease = landlord.grant(1000.0, end)
+        kept.keep("r 1", lease, {"target": "old"})
+        overlapped(table, lease, lambda: (lease.cancel(), forgotten.wait(10)))
+        assert "r 1" not in table
+    assert recovered(folder) == []
+
+
+def test_a_renewal_does_not_undo_a_change_of_the_registration(folder: Path, landlord: Landlord) -> None:
+    with SlowTable(folder) as table:
+        kept = KeptLeases(table, landlord)
+        lease = landlord.grant(1000.0)
+        kept.keep("r 1", lease, {"target": None})
+        overlapped(table, lease, lambda: kept.keep("r 1", lease, {"target": "new"}))
+        assert table.get("r 1")["target"] == "new"
+        assert table.get("r 1")["lease"][1] == 500.0
+    assert [each["target"] for each in recovered(folder)] == ["new"]
+
+
+def test_a_registration_whose_lease_has_ended_is_not_stored(folder: Path, landlord: Landlord) -> None:
+    with JournalTable(folder) as table:
+        kept = KeptLeases(table, landlord)
+        lease = landlord.grant(1000.0)
+        lease.cancel()
+        kept.keep("r 1", lease, {})
+        assert "r 1" not in table
+
+
+def test_forgetting_costs_the_same_among_many_registrations(folder: Path, landlord: Landlord) -> None:
+    class NoDisk:
+        """Stores nothing, and knows every key."""
+
+        def put_soon(self, _key: str, _value: Any) -> Any:
+            return self
+
+        def result(self) -> None:
+            """Be stored."""
+
+        def remove_soon(self, _key: str) -> None:
+            return None
+
+    table: Any = NoDisk()
+    kept = KeptLeases(table, landlord)
+    count = 20_000
+    for number in range(count):
+        kept.keep(f"r {number}", landlord.grant(1000.0), {})
+    begun = time.process_time()
+    for number in range(count):
+        kept.forget(f"r {number}")
+    assert time.process_time() - begun < 1.0
+
+
+def test_a_landlord_keeps_no_closed_party_alive(folder: Path, landlord: Landlord) -> None:
+    with JournalTable(folder) as table:
+        kept = KeptLeases(table, landlord)
+        found = weakref.ref(kept)
+        del kept
+        gc.collect()
+        assert found() is None
+    landlord.grant(10.0).renew(10.0)
+
+
+def test_closing_ends_the_leases_and_a_later_party_continues_them(folder: Path, landlord: Landlord) -> None:
+    ends: list[LeaseEnd] = []
+    with JournalTable(folder) as table:
+        kept = KeptLeases(table, landlord)
+        lease, foreign = landlord.grant(1000.0, ends.append), landlord.grant(1000.0)
+        kept.keep("r 1", lease, {"target": 1})
+        kept.close()
+        kept.close()
+        assert Waiters().wait_for(lambda: ends == [LeaseEnd.CLOSED], 10)
+        assert not foreign.is_ended
+        with pytest.raises(ClosedError):
+            lease.renew(10.0)
+    with JournalTable(folder) as table:
+        kept = KeptLeases(table, landlord)
+        [(key, grant, values)] = kept.kept("r ")
+        assert (key, values["target"]) == ("r 1", 1)
+        again = grant(ends.append)
+        assert again.id == lease.id
+        assert again.remaining > 990.0
+        again.renew(100.0)
+        assert table.get("r 1")["lease"][1] == 100.0
+        kept.close()
+
+
+def test_a_lease_that_its_party_left_at_the_landlord_is_continued(folder: Path, landlord: Landlord) -> None:
+    ends: list[LeaseEnd] = []
+    with JournalTable(folder) as table:
+        kept = KeptLeases(table, landlord)
+        lease = landlord.grant(1000.0, ends.append)
+        kept.keep("r 1", lease, {})
+        del kept
+    lease.renew(500.0)  # it cannot be stored any more
+    with JournalTable(folder) as table:
+        [(_, grant, _)] = KeptLeases(table, landlord).kept("r ")
+        again = grant(lambda _end: None)
+        assert 490.0 < again.remaining <= 500.0
+        assert Waiters().wait_for(lambda: ends == [LeaseEnd.CLOSED], 10)
+
+
+def test_a_generator_can_be_opened_again_with_the_same_landlord(tmp_path: Path, landlord: Landlord) -> None:
+    def listener(_event: Any) -> None:
+        """Take an event."""
+
+    for _ in range(2):
+        generator = EventGenerator(
+            "norm", events=[1], landlord=landlord, path=tmp_path, listeners={"listener": listener}
+        )
+        if not landlord.leases():
+            generator.register(1, None, listener, 1000.0)
+        generator.close()
