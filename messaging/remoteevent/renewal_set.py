@@ -13,6 +13,7 @@ thread. Listeners are notified by the generator of the set, see :mod:`messaging.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import secrets
 import threading
@@ -39,7 +40,7 @@ EXPIRATION_WARNING: Final = 1
 #: id of the events that tell that a lease was not renewed
 RENEWAL_FAILURE: Final = 2
 #: longest sleep of the timer, seconds: the lease clock and that of the event loop differ while a machine is suspended
-_LONGEST: Final = 60.0
+_LONGEST: Final = 5.0
 #: longest warning, seconds
 _MOST: Final = 1e9
 
@@ -85,7 +86,7 @@ class LeaseRenewalSet:
     Args:
         duration: seconds that are asked for the lease of the set.
         landlord: grants the lease of the set; ``None``: one of its own, which grants up to an hour.
-        manager: renews the leases; ``None``: one of its own. Several sets may share one.
+        manager: renews the leases; ``None``: one of its own. Several sets may share one, also with the same leases.
         source: of the events; ``None``: a generated one.
         retry: for the notifications; ``None``: 5 attempts within a minute.
 
@@ -107,25 +108,35 @@ class LeaseRenewalSet:
         source: str | None = None,
         retry: RetryPolicy | None = None,
     ) -> None:
-        self._interests = Landlord("lease renewal set", max_duration=math.inf)
-        self._generator = EventGenerator(
-            source or f"renewal-set-{secrets.token_hex(8)}",
-            events=[EXPIRATION_WARNING, RENEWAL_FAILURE],
-            landlord=self._interests,
-            retry=retry,
-        )
-        self.source = self._generator.source
-        self._manager = LeaseRenewalManager() if manager is None else manager
-        self._owns_manager = manager is None
-        self._landlord = Landlord("lease renewal sets") if landlord is None else landlord
-        self._owns_landlord = landlord is None
         self._lock = threading.Lock()  # guards the following
         self._leases: dict[Lease, None] = {}
         self._registered: dict[int, Lease] = {}
         self._is_closed = False
-        self.lease: Lease = self._landlord.grant(duration, self._ended, about=f"lease renewal set {self.source}")
-        self._warning = _Warning(self.lease, self._warn)
-        _warnings_of(self._landlord)[self.lease.id] = self._warning
+        self._owns_manager = manager is None
+        self._owns_landlord = landlord is None
+        with contextlib.ExitStack() as resources:
+            self._interests = resources.enter_context(Landlord("lease renewal set", max_duration=math.inf))
+            self._generator = resources.enter_context(
+                EventGenerator(
+                    source or f"renewal-set-{secrets.token_hex(8)}",
+                    events=[EXPIRATION_WARNING, RENEWAL_FAILURE],
+                    landlord=self._interests,
+                    retry=retry,
+                    begin=None if source else 0,
+                )
+            )
+            self.source = self._generator.source
+            self._watcher = _Watcher(self)
+            self._manager = resources.enter_context(LeaseRenewalManager()) if manager is None else manager
+            made = resources.enter_context(Landlord("lease renewal sets")) if landlord is None else landlord
+            self._landlord = made
+            granted = made.grant(duration, about=f"lease renewal set {self.source}")
+            resources.callback(_cancel, granted)
+            self.lease: Lease = granted
+            self._warning = _Warning(self.lease, self._warn)
+            _warnings_of(self._landlord)[self.lease.id] = self._warning
+            granted.when_ended(self._ended)  # last: a short lease may have ended
+            resources.pop_all()
 
     # --- leases
 
@@ -146,14 +157,21 @@ class LeaseRenewalSet:
         """
         if lease is self.lease:
             raise ArgumentError("a lease renewal set cannot renew its own lease")
+        if not isinstance(lease, Lease):
+            raise ArgumentError(f"a lease is needed, not {type(lease).__name__}")
         self._refuse_ended()
-        self._manager.renew_until(lease, membership_duration, renew_duration, _Watcher(self))
-        with self._lock:
-            is_closed = self._is_closed
-            if not is_closed:
-                self._leases[lease] = None
-        if is_closed:
-            self._manager.remove(lease)
+        with self._lock:  # first: the manager may tell of a failure at once
+            is_known = lease in self._leases
+            self._leases[lease] = None
+        try:
+            self._manager.renew_until(lease, membership_duration, renew_duration, self._watcher, owner=self._watcher)
+        except BaseException:
+            if not is_known:  # otherwise the earlier call is still valid
+                self.forget(lease)
+            raise
+        if self._is_closed:  # perhaps before the manager was asked
+            self.forget(lease)
+            self._manager.remove(lease, owner=self._watcher)
             self._refuse_ended()
 
     def remove(self, lease: Lease) -> bool:
@@ -163,7 +181,7 @@ class LeaseRenewalSet:
             found = lease in self._leases
             self._leases.pop(lease, None)
         if found:
-            self._manager.remove(lease)
+            self._manager.remove(lease, owner=self._watcher)
         return found
 
     def leases(self) -> list[Lease]:
@@ -279,7 +297,7 @@ class LeaseRenewalSet:
             leases = [*self._leases]
             self._leases.clear()
         for each in leases:
-            self._manager.remove(each)
+            self._manager.remove(each, owner=self._watcher)
         if self._owns_manager:
             self._manager.close()
         self._generator.close()

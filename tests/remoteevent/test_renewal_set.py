@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from messaging.errors import ArgumentError, UnknownLeaseError
+from messaging.errors import ArgumentError, ClosedError, LeaseDeniedError, UnknownLeaseError
 from messaging.execution import Waiters
-from messaging.leases import Landlord, Lease, LeaseRenewalManager
+from messaging.leases import Landlord, Lease, LeaseRenewalEvent, LeaseRenewalManager
+from messaging.remoteevent import EventGenerator, renewal_set
 from messaging.remoteevent.renewal_set import (
     EXPIRATION_WARNING,
     RENEWAL_FAILURE,
@@ -149,3 +150,97 @@ def test_junk_is_refused() -> None:
         with pytest.raises(ArgumentError):
             renewals.renew_for(renewals.lease)
         assert renewals.leases() == []
+
+
+class TellsAtOnce(LeaseRenewalManager):
+    """A manager whose events are told before the call that caused them returns."""
+
+    def renew_until(self, lease: Lease, *arguments: Any, **options: Any) -> None:
+        super().renew_until(lease, *arguments, **options)
+        if lease.is_ended:
+            until(lambda: lease not in self)
+            listener: Any = arguments[2]
+            listener.notify(LeaseRenewalEvent(lease, 1.0, UnknownLeaseError("gone")))
+
+
+def test_a_failure_that_is_told_at_once_leaves_no_dead_lease_in_the_set() -> None:
+    with Landlord() as landlord, TellsAtOnce() as manager, LeaseRenewalSet(60, manager=manager) as renewals:
+        events: list[RenewalFailureEvent] = []
+        renewals.set_renewal_failure_listener(events.append)
+        lease = landlord.grant(50)
+        lease.cancel()
+        renewals.renew_for(lease)
+        until(lambda: events)
+        assert renewals.leases() == []
+
+
+def test_a_refused_lease_is_not_in_the_set() -> None:
+    with Landlord() as landlord, LeaseRenewalManager() as manager, LeaseRenewalSet(60, manager=manager) as renewals:
+        lease, other = landlord.grant(50), landlord.grant(50)
+        renewals.renew_for(lease)
+        for each in (lease, other):
+            with pytest.raises(ArgumentError):
+                renewals.renew_for(each, -5)
+        assert renewals.leases() == [lease]  # the earlier call is still valid
+        assert lease in manager
+        manager.close()
+        with pytest.raises(ClosedError):
+            renewals.renew_for(other)
+        assert renewals.leases() == [lease]
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_sets_that_share_a_manager_renew_a_lease_each_for_itself(last: int) -> None:
+    with Landlord() as landlord, LeaseRenewalManager() as manager:
+        sets = [LeaseRenewalSet(60, manager=manager) for _ in range(2)]
+        lease = landlord.grant(50)
+        for each in sets:
+            each.renew_for(lease)
+        sets[1 - last].close()
+        assert sets[last].leases() == [lease]
+        assert lease in manager
+        assert sets[last].remove(lease)
+        assert lease not in manager
+        sets[last].close()
+
+
+def test_a_failure_is_told_to_each_set_that_has_the_lease() -> None:
+    with Landlord() as landlord, LeaseRenewalManager() as manager:
+        sets = [LeaseRenewalSet(60, manager=manager) for _ in range(2)]
+        events: list[Any] = []
+        for each in sets:
+            each.set_renewal_failure_listener(events.append)
+        lease = landlord.grant(0.2)
+        for each in sets:
+            each.renew_for(lease)
+        lease.cancel()
+        until(lambda: len(events) == 2)
+        for each in sets:
+            assert each.leases() == []
+            each.close()
+
+
+def test_a_set_without_a_lease_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Noted(EventGenerator):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    monkeypatch.setattr(renewal_set, "EventGenerator", Noted)
+    with Landlord(max_leases=1) as landlord:
+        landlord.grant()
+        with pytest.raises(LeaseDeniedError):
+            LeaseRenewalSet(60, landlord=landlord)
+    with pytest.raises(ClosedError):
+        made[0].register(RENEWAL_FAILURE, None, print)
+    with pytest.raises(ClosedError):
+        made[0].landlord.grant()
+
+
+def test_a_set_whose_lease_ends_at_once_is_closed() -> None:
+    renewals = LeaseRenewalSet(1e-9)
+    with pytest.raises(UnknownLeaseError):
+        renewals.leases()
+    renewals.close()
