@@ -13,6 +13,8 @@ from typing import Final
 
 from messaging.errors import ArgumentError
 from messaging.execution import Deadlines, engine, seconds
+from messaging.forking import LiveObjects
+from messaging.leases.lease import brief
 
 #: time limit of one notification, seconds
 TIME_LIMIT: Final = 30.0
@@ -46,24 +48,32 @@ class TimeLimits:
 
     def __init__(self, limit: float = TIME_LIMIT) -> None:
         self.limit = seconds(limit, "time_limit")
-        if self.limit <= 0:
-            raise ArgumentError(f"time_limit must be above 0 seconds, not {limit!r:.80}")
+        if isinstance(limit, bool) or self.limit <= 0:
+            raise ArgumentError(f"time_limit must be a number of seconds above 0, not {brief(limit)}")
+        self.after_fork()
+        _time_limits.add(self)
+
+    def after_fork(self) -> None:
+        """See ``Forkable``: the calls are made by threads of the parent; the child has an engine of its own."""
         self._lock = threading.Lock()  # guards the following
         self._calls: set[LimitedCall] = set()
-        self._stuck = 0
-        self._deadlines = Deadlines(engine(), self.limit, self._scan)
+        self._stuck: set[LimitedCall] = set()
+        self._deadlines: Deadlines | None = None
 
     @property
     def is_stuck(self) -> bool:
         """Whether a call that exceeded its limit has not returned yet."""
-        return self._stuck > 0
+        return bool(self._stuck)
 
     def begin(self, call: LimitedCall) -> None:
         """Watch a call that is about to be made."""
         call.deadline = time.monotonic() + self.limit
         with self._lock:
             self._calls.add(call)
-        self._deadlines.watch(self.limit)
+            if self._deadlines is None:
+                self._deadlines = Deadlines(engine(), self.limit, self._scan)
+            deadlines = self._deadlines
+        deadlines.watch(self.limit)
 
     def go_on(self, call: LimitedCall) -> None:
         """Begin the time limit anew: one call returned, and the next one follows."""
@@ -73,8 +83,7 @@ class TimeLimits:
         """Watch a call no more: it has returned."""
         with self._lock:
             self._calls.discard(call)
-            if call.is_expired:
-                self._stuck -= 1
+            self._stuck.discard(call)
 
     def _scan(self, now: float) -> float | None:
         with self._lock:
@@ -82,8 +91,11 @@ class TimeLimits:
             for each in expired:
                 each.is_expired = True
                 self._calls.discard(each)
-            self._stuck += len(expired)
+                self._stuck.add(each)
             left = min((each.deadline - now for each in self._calls), default=None)
         for each in expired:
             each.expire()
         return left
+
+
+_time_limits: Final = LiveObjects[TimeLimits]()
