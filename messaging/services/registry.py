@@ -114,6 +114,10 @@ class ServiceRegistration:
                 self._lease.cancel()
         return is_unregistered
 
+    def _has_lapsed(self) -> bool:
+        """Return whether the lease has ended: the service is about to be unregistered, when a thread comes to it."""
+        return self._lease is not None and self._lease.is_ended
+
     def __enter__(self) -> Self:
         return self
 
@@ -173,6 +177,8 @@ class ServiceRegistry:
         #: the preferred first; under ``None`` every service
         self._index: dict[str | None, tuple[ServiceReference, ...]] = {}
         self._listeners: tuple[ListenerRegistration, ...] = ()
+        #: whether a service was registered with a lease: searching need not look for ended ones before
+        self._has_leases = False
 
     # --- offering services
 
@@ -196,8 +202,9 @@ class ServiceRegistry:
                 0 by default) and ``service.scope``. Copied, but not deeply. Keys are non-empty str; keys that
                 differ only by case are the same.
             scope: ``prototype`` for a new object per :meth:`get`.
-            lease: a lease that a :class:`~messaging.leases.Landlord` of this process granted: the service is
-                unregistered when it ends, and the lease is cancelled when the service is unregistered.
+            lease: a lease that a :class:`~messaging.leases.Landlord` of this process granted: the service is not found
+                any more when it has ended, and is unregistered soon after. The lease is cancelled when the service is
+                unregistered.
 
         Raises:
             ArgumentError: an argument is not as described, or the lease has ended.
@@ -224,6 +231,7 @@ class ServiceRegistry:
         reference.properties = registration._complete(properties)
         try:
             with self._lock:
+                self._has_leases = self._has_leases or lease is not None
                 self._change(registration, ServiceEventKind.REGISTERED, None, reference.properties)
             self._deliver(registration)
             if lease is not None:
@@ -376,13 +384,15 @@ class ServiceRegistry:
         return next(iter(self._found(interface, filter)), None)
 
     def get(self, reference: ServiceReference) -> Any:
-        """Return the service, or a new one with scope ``prototype``; ``None`` if it is not registered here (any more).
+        """Return the service, or a new one with scope ``prototype``.
+
+        ``None`` if it is not registered here (any more), or its lease has ended.
 
         Raises:
             Exception: raised by the factory of a prototype.
         """
         registration = self._services.get(reference)
-        if registration is None:
+        if registration is None or registration._has_lapsed():
             return None
         return registration._service() if registration._scope == "prototype" else registration._service
 
@@ -405,6 +415,9 @@ class ServiceRegistry:
     def _found(self, interface: Interface | None, filter_: str | LdapFilter | None) -> Iterable[ServiceReference]:
         wanted = as_filter(filter_)
         entry = self._index.get(None if interface is None else interface_name(interface), ())
+        if self._has_leases:
+            services = self._services
+            entry = tuple(each for each in entry if (found := services.get(each)) and not found._has_lapsed())
         if wanted is None:
             return entry
         return (reference for reference in entry if wanted.matches(reference.properties))

@@ -83,3 +83,26 @@ def test_a_lease_that_has_ended_is_refused(registry: ServiceRegistry) -> None:
         with pytest.raises(ArgumentError, match="landlord of this process"):
             registry.register("printer", object(), lease="a lease")  # type: ignore[arg-type]
     assert not registry.find("printer")
+
+
+def test_a_service_is_not_found_when_its_lease_has_ended_although_a_callback_blocks() -> None:
+    """The threads that unregister services are occupied; what is found and got does not depend on them."""
+    registry = ServiceRegistry()
+    clock = Clock()
+    go_on = threading.Event()
+    try:
+        with Landlord(clock=clock) as landlord:
+            for _ in range(8):
+                landlord.grant(10.0, lambda _end: go_on.wait(10))
+            reference = registry.register("printer", "slow", {"size": 3}, lease=landlord.grant(11.0)).reference
+            other = registry.register("printer", "other").reference
+            assert registry.find("printer") == [reference, other]
+            clock.now += 11.0
+            landlord.expire()
+            assert registry.find("printer") == [other]
+            assert registry.find("printer", "(size=3)") == []
+            assert registry.find_one("printer") is other
+            assert registry.service("printer") == "other"
+            assert registry.get(reference) is None
+    finally:
+        go_on.set()
