@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from messaging.errors import ArgumentError, DeadlineError, MessagingError
 from messaging.execution import Promise, Serial, engine, may_block, seconds
 from messaging.remoteevent.failures import Disposition, disposition
+from messaging.remoteevent.listener import outcomes_of
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class DeliveryCounts:
         invalid: dropped, because the listener refused the event itself.
         dropped: dropped, because the retry policy was exhausted.
         retries: notifications after a failed one.
+        overflowed: dropped, because too many events waited in memory.
     """
 
     delivered: int = 0
@@ -119,6 +121,7 @@ class DeliveryCounts:
     invalid: int = 0
     dropped: int = 0
     retries: int = 0
+    overflowed: int = 0
 
 
 class Delivery:
@@ -165,10 +168,14 @@ class Delivery:
         self._stopped: list[Promise[None]] = []
         # --- of the worker
         self._batch: list[RemoteEvent] = []
+        #: the target that has the batch
+        self._asked: EventTarget = target
         self._outcomes: list[Outcome] | None = None
         #: failed notifications of the first event, and when the first one was
         self._failures = 0
         self._failing_since = 0.0
+        #: failures of the queue, and of the target to answer as it must, in a row
+        self._problems = 0
         #: whether events may wait that the worker has not seen
         self._is_pending = True
         self._serial = Serial(self._work, self._has_work)
@@ -181,7 +188,12 @@ class Delivery:
         self._start()
 
     def enable(self, target: EventTarget | None = None) -> None:
-        """Deliver from now on; the next attempt is made at once. Call it on a stopped delivery to change the target."""
+        """Deliver from now on; the next attempt is made at once.
+
+        Args:
+            target: takes the place of the present one; ``None``: the present one. What the present one acknowledges of
+                the batch that it has counts; the rest of the batch is passed to the new target.
+        """
         with self._lock:
             if target is not None:
                 self._target = target
@@ -218,11 +230,6 @@ class Delivery:
         """Whether a batch is with the listener."""
         return self._is_busy
 
-    @property
-    def is_failing(self) -> bool:
-        """Whether the last notification failed, and is to be tried again."""
-        return self._failures > 0
-
     # --- worker threads
 
     def _start(self) -> None:
@@ -253,9 +260,13 @@ class Delivery:
                 logger.exception("delivery to '%s' failed; it is tried again", self.name)
                 self._note_problem(error)
 
+    @property
+    def _has_ended(self) -> bool:
+        return self._lease is not None and self._lease.is_ended
+
     def _pass_on(self) -> None:
         self._is_pending = False
-        if self._lease is not None and self._lease.is_ended:
+        if self._has_ended:
             return
         events = self._queue.peek(BATCH)
         if not events:
@@ -265,30 +276,34 @@ class Delivery:
                 self._is_pending = True
                 return
             self._is_busy = True
-            target = self._target
+            self._asked = self._target
         self._batch = events
         try:
-            promise = target.deliver(events)
+            promise = self._asked.deliver(events)
+            promise.listen(lambda: self._answered(promise))
         except BaseException:
             self._release()
             raise
-        promise.listen(lambda: self._answered(promise))
 
     def _answered(self, promise: Promise[list[Outcome]]) -> None:
         """Hand the outcomes to the worker. On the resolving thread, also the engine's."""
         promise.looked_at = True
-        error = promise.exception(0)
-        self._outcomes = promise.result(0) if error is None else [error]
+        self._outcomes = outcomes_of(promise)
         self._serial.wake()
 
     def _settle(self, outcomes: list[Outcome]) -> None:
         events, self._batch = self._batch, []
+        self._problems = 0
+        with self._lock:
+            is_replaced = self._asked is not self._target
         done = 0
         stop: MessagingError | None = None
         delivered = 0
         for event, outcome in zip(events, outcomes, strict=False):
             if outcome is None:
                 delivered += 1
+            elif is_replaced:
+                break  # the failure is one of the earlier target
             else:
                 found = disposition(outcome)
                 if found is Disposition.UNKNOWN_EVENT:
@@ -304,8 +319,6 @@ class Delivery:
                     stop = outcome
                     break
             done += 1
-        if stop is None and not done:
-            stop = DeadlineError("the listener returned no outcome")
         self.counts.delivered += delivered
         is_gone = stop is not None and disposition(stop) is Disposition.GONE
         try:
@@ -335,6 +348,8 @@ class Delivery:
         """Try an event again later, or drop it."""
         now = time.monotonic()
         self._failures += 1
+        if self._has_ended:
+            return
         if self._failures == 1:
             self._failing_since = now
             logger.info("delivery to '%s' failed: %s; it is tried again", self.name, error)
@@ -354,21 +369,26 @@ class Delivery:
         """Wait after the queue or the target failed."""
         if isinstance(error, MessagingError):
             logger.warning("delivery to '%s' failed: %s; it is tried again", self.name, error)
-        self._failures += 1
+        self._problems += 1
         self._is_pending = True
-        self._wait(self._policy.delay_after(self._failures))
+        self._wait(self._policy.delay_after(self._problems))
 
     def _wait(self, delay: float) -> None:
+        at = time.monotonic() + delay
         with self._lock:
-            self._retry_at = time.monotonic() + delay
+            self._retry_at = at
         running = engine()
-        running.call(lambda: running.loop.call_later(delay, self._retry))
+        running.call(lambda: running.loop.call_later(delay, self._retry, at))
 
-    def _retry(self) -> None:
-        """Make the next attempt. On the loop of the engine."""
+    def _retry(self, at: float) -> None:
+        """Make the attempt that was planned for a time, unless another plan took its place. On the engine's loop.
+
+        The time is not looked at again: timers fire up to some milliseconds early.
+        """
         with self._lock:
-            if time.monotonic() + 0.001 >= self._retry_at:
-                self._retry_at = 0.0
+            if self._retry_at != at:
+                return
+            self._retry_at = 0.0
         self._start()
 
     def _call(self, callback: Callable[[Any], Any] | None, argument: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from messaging.calls import result_of
-from messaging.errors import MessagingError
+from messaging.errors import DeadlineError, MessagingError
 
 if TYPE_CHECKING:
     from messaging.execution import Promise
@@ -54,6 +54,17 @@ class EventTarget(Protocol):
             disposition is ``RETRY`` or ``GONE``, and where the target takes no more at once: later events were not
             tried. It has at least one outcome. The promise never fails, and has a deadline.
         """
+
+
+def outcomes_of(promise: Promise[list[Outcome]]) -> list[Outcome]:
+    """Return the outcomes that a target promised: at least one, also if its answer is not as it must be."""
+    error = promise.exception(0)
+    if error is not None:
+        return [error]
+    outcomes = promise.result(0)
+    if not isinstance(outcomes, list) or not outcomes:
+        return [DeadlineError("the listener returned no outcome")]
+    return outcomes
 
 
 class BatchListener:

@@ -1,0 +1,139 @@
+"""Delivery to one listener: retries, targets that take another's place, targets that do not keep the contract."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from messaging.errors import BoundReachedError, JournalError, ListenerGoneError, ReplyError, UnknownEventError
+from messaging.execution import Promise
+from messaging.remoteevent import RemoteEvent, RetryPolicy
+from messaging.remoteevent import delivery as module
+from messaging.remoteevent.delivery import Delivery
+from messaging.remoteevent.interests import MemoryQueue
+from messaging.remoteevent.listener import Outcome
+from messaging.remoteevent.targets import settled
+from tests.remoteevent.helpers import event, wait_until
+
+FAST = RetryPolicy(first_delay=0.01, max_delay=0.02)
+
+
+class Target:
+    """Answers with the outcomes that it is given, one list for each batch; then it acknowledges everything."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = [*answers]
+        self.batches: list[list[int]] = []
+
+    def deliver(self, events: Sequence[RemoteEvent]) -> Any:
+        self.batches.append([each.sequence_number for each in events])
+        answer = self.answers.pop(0) if self.answers else [None] * len(events)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if answer is None or isinstance(answer, Promise) else settled(answer)
+
+
+class Queue(MemoryQueue):
+    """A queue that cannot be read for some time."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__(100)
+        self.failures = failures
+
+    def peek(self, most: int) -> list[RemoteEvent]:
+        if self.failures:
+            self.failures -= 1
+            raise JournalError("journal", "the disk is away")
+        return super().peek(most)
+
+
+def queue_of(*numbers: int, failures: int = 0) -> Queue:
+    queue = Queue(failures)
+    for number in numbers:
+        queue.put(event(number))
+    return queue
+
+
+@pytest.fixture
+def closing() -> Iterator[list[Delivery]]:
+    deliveries: list[Delivery] = []
+    yield deliveries
+    for each in deliveries:
+        each.close().result(10)
+
+
+def test_a_timer_that_fires_early_makes_the_attempt(closing: list[Delivery], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timers of uvloop do, by some milliseconds; to this clock each one is early."""
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    target = Target([ReplyError("OSError", "away")], [ReplyError("OSError", "away")])
+    closing.append(Delivery("d", target, queue_of(1), policy=FAST))
+    closing[0].wake()
+    wait_until(lambda: len(target.batches) == 3)
+
+
+def test_failures_of_the_queue_do_not_count_against_the_event(closing: list[Delivery]) -> None:
+    target = Target([ReplyError("OSError", "away")])
+    policy = RetryPolicy(attempts=2, max_age=60.0, first_delay=0.01, max_delay=0.02)
+    closing.append(Delivery("d", target, queue_of(1, failures=3), policy=policy))
+    closing[0].wake()
+    wait_until(lambda: closing[0].counts.delivered == 1)
+    assert closing[0].counts.dropped == 0
+
+
+@pytest.mark.parametrize("answer", [None, [], RuntimeError("broken")], ids=["no promise", "no outcome", "raises"])
+def test_a_target_that_does_not_keep_the_contract_is_tried_again(closing: list[Delivery], answer: Any) -> None:
+    target = Target(answer)
+    closing.append(Delivery("d", target, queue_of(1), policy=FAST))
+    closing[0].wake()
+    wait_until(lambda: closing[0].counts.delivered == 1)
+    assert target.batches == [[1], [1]]
+
+
+@pytest.mark.parametrize("failure", [UnknownEventError("no"), ListenerGoneError("gone"), ReplyError("ValueError", "")])
+def test_a_late_failure_of_a_replaced_target_concerns_the_new_one_in_no_way(
+    closing: list[Delivery], failure: Exception
+) -> None:
+    held: Promise[list[Outcome]] = Promise("the first target")
+    first, second = Target(held), Target()
+    called: list[Any] = []
+    queue = queue_of(1, 2, 3)
+    delivery = Delivery("d", first, queue, policy=FAST, on_unknown_event=called.append, on_gone=called.append)
+    closing.append(delivery)
+    delivery.wake()
+    wait_until(lambda: first.batches)
+    delivery.enable(second)
+    held.resolve([None, failure])
+    wait_until(lambda: delivery.counts.delivered == 3)
+    assert second.batches == [[2, 3]]
+    assert not called
+    assert delivery.is_enabled
+    queue.put(event(4))
+    delivery.wake()
+    wait_until(lambda: second.batches == [[2, 3], [4]])
+
+
+def test_an_event_that_the_target_has_no_room_for_is_tried_again_from_there_on(closing: list[Delivery]) -> None:
+    target = Target([None, BoundReachedError("full")], [None])
+    closing.append(Delivery("d", target, queue_of(1, 2, 3), policy=FAST))
+    closing[0].wake()
+    wait_until(lambda: closing[0].counts.delivered == 3)
+    assert target.batches == [[1, 2, 3], [2, 3], [3]]
+
+
+def test_closing_waits_for_the_batch_and_no_longer(closing: list[Delivery]) -> None:
+    held: Promise[list[Outcome]] = Promise("the target")
+    delivery = Delivery("d", Target(held), queue_of(1, 2))
+    delivery.wake()
+    wait_until(lambda: delivery.is_busy)
+    stopped = delivery.close()
+    assert not stopped.done()
+    threading.Thread(target=held.resolve, args=([None, None],)).start()
+    began = time.monotonic()
+    stopped.result(10)
+    assert time.monotonic() - began < 5
+    assert not delivery.is_busy
