@@ -112,7 +112,7 @@ class GroupCommit:
         try:
             # `acquire(blocking=False)` would leave the lock acquired if a signal interrupts the statement
             with self._committing:
-                if self._waiting or self._is_closed or not self._retention.fitting([len(entry.record)]):
+                if self._waiting or self._is_closed or not self._retention.fitting([len(entry.record)], [entry.count]):
                     return False
                 return self._write([entry]) is None
         finally:
@@ -206,7 +206,9 @@ class GroupCommit:
         if not batch:
             return False
         try:
-            fitting = self._retention.fitting([len(entry.record) for entry in batch])
+            fitting = self._retention.fitting(
+                [len(entry.record) for entry in batch], [entry.count for entry in batch]
+            )
         except Exception:
             self._waiting.put_back(batch)
             raise
@@ -254,8 +256,9 @@ class GroupCommit:
     def _write(self, batch: Sequence[Append]) -> JournalFullError | None:
         """Write ``batch``; return the error if the disk is full: then it was not written, and has no outcome."""
         sync = self._fsync == "always"
+        count = sum([entry.count for entry in batch])
         try:
-            first = self._log.append_frame(len(batch), [b"".join([entry.record for entry in batch])], sync=sync)
+            first = self._log.append_frame(count, [b"".join([entry.record for entry in batch])], sync=sync)
         except JournalFullError as error:
             self._log.shrink_segments()
             return error
@@ -263,18 +266,20 @@ class GroupCommit:
             self._refuse(batch, error)
             return None
         except Exception as error:  # a defect, or no memory: no caller must wait for ever
-            logger.exception("journal %s: failed to write %d records", self._log.folder.shown, len(batch))
+            logger.exception("journal %s: failed to write %d records", self._log.folder.shown, count)
             failure = self._log.folder.error(JournalError, f"cannot write: {type(error).__name__}: {error}")
             self._refuse(batch, failure)
             return None
         if not sync and self._dirty_since is None and self._fsync == "interval":
             self._dirty_since = time.monotonic()
             self.wake()
-        for offset, entry in enumerate(batch, first):
+        offset = first
+        for entry in batch:
             try:
                 entry.note_stored(offset)
             except Exception:  # the others have to be told all the same
                 logger.exception("journal %s: failed to report a stored record", self._log.folder.shown)
+            offset += entry.count
         self._after_batch()
         return None
 

@@ -25,15 +25,21 @@ _STEP: Final = 0.5
 
 
 class Append(Protocol):
-    """A record on its way to the disk."""
+    """A record on its way to the disk; or several, which are stored together or not at all."""
 
-    #: of ``encode_record``
+    #: of ``encode_record``; of several records, one behind the other
     record: bytes
+    #: number of records in it
+    count: int
     #: when to give up waiting for room, in seconds of the monotonic clock
     deadline: float
 
     def note_stored(self, offset: int) -> None:
-        """Succeed: the record is stored as the fsync policy says. On the committing thread; must not raise."""
+        """Succeed: the record is stored as the fsync policy says. On the committing thread; must not raise.
+
+        Args:
+            offset: of the first record; the others follow it.
+        """
 
     def note_refused(self, error: MessagingError) -> None:
         """Fail: the record is not in the journal. On the committing thread; must not raise."""
@@ -81,6 +87,7 @@ class Blocking:
     """
 
     __slots__ = ("_batch", "_done", "_error", "_offset", "_turns", "deadline", "record")
+    count = 1
 
     def __init__(self, record: bytes, deadline: float, turns: Turns) -> None:
         self.record = record
@@ -120,6 +127,7 @@ class Promised:
     """A record with a promise."""
 
     __slots__ = ("deadline", "promise", "record")
+    count = 1
 
     def __init__(self, record: bytes, deadline: float, promise: Promise[int]) -> None:
         self.record = record

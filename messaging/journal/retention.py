@@ -74,18 +74,28 @@ class Retention:
 
     # --- room
 
-    def fitting(self, sizes: Sequence[int]) -> int:
-        """Return how many of the records with these sizes have room, from the first on."""
+    def fitting(self, sizes: Sequence[int], counts: Sequence[int]) -> int:
+        """Return how many appends have room, from the first on.
+
+        Args:
+            sizes: bytes of each.
+            counts: records of each.
+        """
         if self._max_bytes is None and self._max_records is None:
             return len(sizes)
         begin = self._cursors.slowest()
         room = len(sizes)
         if self._max_records is not None:
-            room = max(0, min(room, self._max_records - (self._log.end - begin)))
+            left = self._max_records - (self._log.end - begin)
+            for number, count in enumerate(counts):
+                left -= count
+                if left < 0:
+                    room = number
+                    break
         if self._max_bytes is not None:
             left = self._max_bytes - self._log.bytes_from(begin)
-            # a record larger than the bound goes in alone
-            is_empty = begin >= self._log.end
+            # a record larger than the bound goes in alone; of several that are stored together it is not known
+            is_empty = begin >= self._log.end and counts[0] == 1
             for number, size in enumerate(sizes[:room]):
                 left -= size + (_FRAME_BYTES if number == 0 else 0)
                 if left < 0 and not (is_empty and number == 0):
@@ -130,7 +140,7 @@ class Retention:
         return True
 
     def _fits_beside(self, size: int) -> bool:
-        return self.fitting([size]) == 1
+        return self.fitting([size], [1]) == 1
 
     def _drop_before(self, offset: int, why: str) -> bool:
         first = max(self._cursors.slowest(), self._log.begin)

@@ -56,6 +56,7 @@ class StoredPublication(IdentifiedPublication):
     """A message of a durable outbox; for the journal an ``Append``."""
 
     __slots__ = ("_expires", "_stored", "arrivals", "is_arriving", "is_stored", "offset", "record", "store_error")
+    count = 1
 
     def __init__(
         self, outbox: Publications, arrivals: Arrivals, payload: bytes, plan: PublishPlan, deadline: float

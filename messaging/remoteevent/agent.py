@@ -10,32 +10,30 @@ A folder holds the events and the registrations::
 that cannot store it fails the notification, and the sender tries again. An event that arrives twice is stored once.
 
 **Threads.** Each listener has a delivery of its own (:mod:`messaging.remoteevent.delivery`), so one that is away delays
-no other one. The lock of the agent guards its registrations and the received numbers; no code of the application runs
-under it.
+no other one. The lock of the agent guards its registrations; no code of the application runs under it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.errors import ArgumentError, ClosedError, MessagingError
+from messaging.errors import ArgumentError, ClosedError
 from messaging.eventdata import from_portable, to_portable
 from messaging.journal import JournalTable
 from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, release
 from messaging.remoteevent.delivery import Delivery, DeliveryCounts, RetryPolicy, wait_for_all
-from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent, check_kind
-from messaging.remoteevent.event_journal import Checkpoint, EventJournal, StoredBatch, channel_of
+from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent, check_kind, check_sequence_number
+from messaging.remoteevent.event_journal import EventJournal, channel_of
+from messaging.remoteevent.intake import EventIntake
 from messaging.remoteevent.kept_leases import KeptLeases
 from messaging.remoteevent.kept_listeners import KeptListeners
-from messaging.remoteevent.layout import decode_event, encode_event
 from messaging.remoteevent.listener import BatchListener
-from messaging.remoteevent.received import ReceivedEvents, stream_of
-from messaging.remoteevent.targets import as_target, settled
+from messaging.remoteevent.targets import as_target
 from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
 
     from messaging.execution import Promise
     from messaging.instance import Messaging
-    from messaging.journal import Record
     from messaging.journal.commit import Fsync
     from messaging.journal.retention import Full
     from messaging.remoteevent.listener import Outcome
@@ -55,6 +52,8 @@ MAX_BYTES: Final = 2**30
 #: name of the position of the target that gets everything
 _TARGET: Final = "target"
 _REGISTRATION: Final = "registration "
+#: beginning of the names of the positions of registrations
+_POSITION: Final = "lease "
 
 
 class Forwarding:
@@ -71,6 +70,18 @@ class Forwarding:
         self.listener = listener
         #: number of the last event before the registration
         self.after = after
+
+
+class _Intake(EventIntake):
+    """The events of an agent: all are stored, and forwarded."""
+
+    def __init__(self, *args: Any, forward: Callable[[Sequence[str]], object]) -> None:
+        super().__init__(*args)
+        self._forward = forward
+
+    def stored_all(self, channels: Sequence[str]) -> None:
+        """See ``EventIntake``."""
+        self._forward(channels)
 
 
 class StoreAndForwardAgent(BatchListener):
@@ -122,31 +133,32 @@ class StoreAndForwardAgent(BatchListener):
         self.landlord = Landlord(name) if landlord is None else landlord
         self._owns_landlord = landlord is None
         self._renewals = LeaseRenewalManager()
-        self._lock = threading.Lock()  # guards the following three
-        self._forwardings: tuple[Forwarding, ...] = ()
-        self._received = ReceivedEvents()
-        self._until = 0
+        self._lock = threading.Lock()  # guards the following two
+        #: by the channel of their kind
+        self._forwardings: dict[str, tuple[Forwarding, ...]] = {}
         self._is_closed = False
-        #: numbers of events that were stored, and of events that had arrived before
-        self.stored = self.duplicates = 0
         with contextlib.ExitStack() as resources:
+            if self._owns_landlord:
+                resources.callback(self.landlord.close)
             self._state = JournalTable(Path(path).expanduser() / "state")
             resources.callback(self._state.close)
             self._events = EventJournal(Path(path).expanduser() / "events", fsync=fsync, max_bytes=max_bytes, full=full)
             resources.callback(self._events.close)
             self._leases = KeptLeases(self._state, self.landlord)
-            self._checkpoint = Checkpoint(self._events.journal, self._state, self._snapshot)
-            self._checkpoint.recover(self._received.restore, self._recover_record)
+            resources.callback(self._leases.close)
+            self._intake = _Intake(self._events, self._state, "checkpoint", f"agent '{name}'", forward=self._forward)
+            self._intake.recover()
             self._target: Delivery | None = None
-            if everything is not None:
-                queue = self._events.queue(_TARGET, lambda _channel: True, lambda event: event, start=self._begin())
+            if everything is None:
+                self._events.remove(_TARGET)  # of an earlier run: it would keep all events
+            else:
+                begin = self._events.journal.begin
+                queue = self._events.queue(_TARGET, None, lambda event: event, start=begin)
                 self._target = Delivery(name, everything, queue, policy=self._retry)
-                self._target.wake()
             self._recover_registrations()
             resources.pop_all()
-
-    def _begin(self) -> int:
-        return self._events.journal.begin
+        for each in self._deliveries():  # last: nothing is delivered by an agent that could not be opened
+            each.wake()
 
     # --- registering
 
@@ -181,12 +193,12 @@ class StoreAndForwardAgent(BatchListener):
         kind = check_kind(source, event_id)
         form = None if handback is None else from_portable(to_portable(handback))
         reference = self._kept.reference(listener)
-        after = self._received.last(kind) if sequence_number is None else sequence_number
+        after = self._intake.last(*kind) if sequence_number is None else check_sequence_number(sequence_number)
         forwarding = Forwarding(kind, form, listener, after)
-        lease = self.landlord.grant(duration, lambda end: self._end(forwarding, end), about=f"{self.name} {kind!r}")
-        forwarding.lease = lease
+        lease = forwarding.lease = self.landlord.grant(duration, about=f"{self.name} {kind!r}")
         try:
-            self._start(forwarding, start=None)
+            # events since the number may be stored already
+            self._add(forwarding, None if sequence_number is None else self._events.journal.begin)
             self._leases.keep(
                 _REGISTRATION + lease.id,
                 lease,
@@ -203,16 +215,23 @@ class StoreAndForwardAgent(BatchListener):
                 lease.when_ended(lambda _end: self._renewals.remove(upstream))
         except BaseException:
             release(lease)
+            self._end(forwarding, LeaseEnd.CANCELLED)
             raise
+        # last: it is called at once if the lease has ended meanwhile
+        lease.when_ended(lambda end: self._end(forwarding, end))
+        forwarding.delivery.wake()
         return EventRegistration(event_id, source, lease, after)
 
-    def _start(self, forwarding: Forwarding, start: int | None) -> None:
+    def _add(self, forwarding: Forwarding, start: int | None) -> None:
+        """Add a registration, whose delivery is not begun.
+
+        Args:
+            forwarding: with its lease.
+            start: offset of the first record that it may want, if it has no position yet; ``None``: the next record.
+        """
         channel = channel_of(forwarding.kind)
         queue = self._events.queue(
-            f"lease {forwarding.lease.id}",
-            lambda each: each == channel,
-            lambda event: _for(forwarding, event),
-            start=start,
+            _position_of(forwarding), channel, lambda event: _for(forwarding, event), start=start
         )
         forwarding.delivery = Delivery(
             f"{self.name} {forwarding.kind}",
@@ -223,91 +242,39 @@ class StoreAndForwardAgent(BatchListener):
             lease=forwarding.lease,
         )
         with self._lock:
-            self._forwardings = (*self._forwardings, forwarding)
-        forwarding.delivery.wake()
+            self._forwardings[channel] = (*self._forwardings.get(channel, ()), forwarding)
 
     def _end(self, forwarding: Forwarding, end: LeaseEnd) -> None:
-        """End a registration with its lease. On a worker thread."""
+        """End a registration with its lease. On a worker thread, or of one that failed."""
+        channel = channel_of(forwarding.kind)
         with self._lock:
-            self._forwardings = tuple(each for each in self._forwardings if each is not forwarding)
+            left = tuple(each for each in self._forwardings.get(channel, ()) if each is not forwarding)
+            if left:
+                self._forwardings[channel] = left
+            else:
+                self._forwardings.pop(channel, None)
         delivery: Delivery | None = getattr(forwarding, "delivery", None)  # the lease may end before it has begun
         if delivery is not None:
             delivery.close()
         if end is not LeaseEnd.CLOSED:
             with contextlib.suppress(ClosedError):
                 self._leases.forget(_REGISTRATION + forwarding.lease.id)
-                self._events.remove(f"lease {forwarding.lease.id}")
+                self._events.remove(_position_of(forwarding))
 
     # --- receiving
 
     def deliver(self, events: Sequence[RemoteEvent], /) -> Promise[list[Outcome]]:
         """Store events; see :class:`~messaging.remoteevent.listener.EventTarget`."""
-        if self._is_closed:
-            return settled([ClosedError(f"agent '{self.name}': closed")])
-        lines: list[tuple[str, bytes]] = []
-        streams: list[str] = []
-        try:
-            for event in events:
-                lines.append((channel_of(event.kind), encode_event(event)))
-                streams.append(stream_of(event))
-        except MessagingError as error:
-            if not streams:
-                return settled([error])
-            events, lines = events[: len(streams)], lines[: len(streams)]  # the bad one begins the next batch
-        is_known: list[bool] = []
-        coming: set[tuple[str, int]] = set()
-        with self._lock:
-            for stream, event in zip(streams, events, strict=True):
-                key = stream, event.sequence_number
-                is_known.append(key in coming or self._received.has(*key))
-                coming.add(key)
-        if all(is_known):
-            self.duplicates += len(is_known)
-            return settled([None] * len(is_known))
-        batch: StoredBatch
-        batch = StoredBatch(
-            len(events), lambda outcomes: self._stored(events, streams, is_known, outcomes, max(batch.offsets))
-        )
-        for index, (channel, line) in enumerate(lines):
-            if is_known[index]:
-                batch.note(index, None)
-            else:
-                self._events.store(batch, index, channel, line)
-        batch.seal()
-        return batch.promise
+        return self._intake.store(events)
 
-    def _stored(
-        self,
-        events: Sequence[RemoteEvent],
-        streams: list[str],
-        is_known: list[bool],
-        outcomes: list[Outcome],
-        last: int,
-    ) -> None:
-        """Note what is on the disk, and forward it. On the thread that wrote it."""
-        stored = 0
-        with self._lock:
-            for event, stream, known, outcome in zip(events, streams, is_known, outcomes, strict=True):
-                if outcome is None and not known:
-                    self._received.add(stream, event)
-                    stored += 1
-            self._until = max(self._until, last + 1)
-            forwardings = self._forwardings
-        self.stored += stored
-        self.duplicates += sum(is_known)
+    def _forward(self, channels: Sequence[str]) -> None:
+        """Forward stored events of these channels. On the thread that wrote them."""
         if self._target is not None:
             self._target.wake()
-        for each in forwardings:
-            each.delivery.wake()
-        self._checkpoint.note(stored)
-
-    def _recover_record(self, record: Record) -> None:
-        try:
-            event = decode_event(record.payload)
-        except MessagingError as error:
-            logger.warning("agent '%s': record %d holds no event: %s", self.name, record.offset, error)
-            return
-        self._received.add(stream_of(event), event)
+        if self._forwardings:
+            for channel in dict.fromkeys(channels):
+                for each in self._forwardings.get(channel, ()):
+                    each.delivery.wake()
 
     def _recover_registrations(self) -> None:
         for key, lease_of, values in self._leases.kept(_REGISTRATION):
@@ -319,27 +286,29 @@ class StoreAndForwardAgent(BatchListener):
             except (KeyError, TypeError, ValueError) as error:
                 logger.warning("agent '%s': %r is not a registration: %s", self.name, key, error)
                 continue
-            forwarding.lease = lease_of(partial(self._end, forwarding))
-            if forwarding.lease.is_ended:
-                self._events.remove(f"lease {forwarding.lease.id}")
-                continue
-            self._start(forwarding, start=None)
-        known = {f"lease {each.lease.id}" for each in self._forwardings}
-        for name in self._events.journal.cursors():
-            if name.startswith("lease ") and name not in known:  # a crash came between two steps of register()
-                self._events.remove(name)
-
-    def _snapshot(self) -> tuple[Any, int]:
-        with self._lock:
-            return self._received.to_value(), self._until
+            forwarding.lease = lease_of(lambda _end: None)
+            self._add(forwarding, None)
+            forwarding.lease.when_ended(partial(self._end, forwarding))
+        # a crash may have come between two steps of register()
+        self._events.remove_others(_POSITION, map(_position_of, self._all_forwardings()))
 
     # --- state and life cycle
+
+    @property
+    def stored(self) -> int:
+        """Number of events that were stored since the agent was opened."""
+        return self._intake.stored
+
+    @property
+    def duplicates(self) -> int:
+        """Number of events that had arrived before."""
+        return self._intake.duplicates
 
     @property
     def pending(self) -> int:
         """Number of stored events that ``target``, or else the slowest registered listener, has not acknowledged."""
         journal = self._events.journal
-        positions = [at for name, at in journal.cursors().items() if name == _TARGET or name.startswith("lease ")]
+        positions = [at for name, at in journal.cursors().items() if name == _TARGET or name.startswith(_POSITION)]
         return journal.end - min(positions, default=journal.end)
 
     @property
@@ -351,16 +320,23 @@ class StoreAndForwardAgent(BatchListener):
         """Return the numbers of notifications of a registration, or of ``target``; ``None`` if there is none."""
         if registration is None:
             return None if self._target is None else self._target.counts
-        for each in self._forwardings:
+        for each in self._forwardings.get(channel_of(registration.kind), ()):
             if each.lease.id == registration.lease.id:
                 return each.delivery.counts
         return None
 
     def resume(self) -> None:
         """Try again now, also where the listener was gone: it is back."""
-        for each in (self._target, *(each.delivery for each in self._forwardings)):
-            if each is not None:
-                each.enable()
+        for each in self._deliveries():
+            each.enable()
+
+    def _all_forwardings(self) -> list[Forwarding]:
+        with self._lock:
+            return [each for several in self._forwardings.values() for each in several]
+
+    def _deliveries(self) -> list[Delivery]:
+        deliveries = [each.delivery for each in self._all_forwardings()]
+        return deliveries if self._target is None else [self._target, *deliveries]
 
     def _refuse_closed(self) -> None:
         if self._is_closed:
@@ -372,15 +348,14 @@ class StoreAndForwardAgent(BatchListener):
             if self._is_closed:
                 return
             self._is_closed = True
-            deliveries = [each.delivery for each in self._forwardings]
-        if self._target is not None:
-            deliveries.append(self._target)
+        self._intake.refuse_further()
         self._renewals.close()
-        wait_for_all([each.close() for each in deliveries])
+        wait_for_all([each.close() for each in self._deliveries()])
+        self._leases.close()
         if self._owns_landlord:
             self.landlord.close()
         try:
-            self._checkpoint.store()
+            self._intake.store_checkpoint()
         finally:
             self._state.close()
             self._events.close()
@@ -396,6 +371,10 @@ class StoreAndForwardAgent(BatchListener):
     @tolerant
     def __repr__(self) -> str:
         return f"<StoreAndForwardAgent {self.name!r}>"
+
+
+def _position_of(forwarding: Forwarding) -> str:
+    return f"{_POSITION}{forwarding.lease.id}"
 
 
 def _for(forwarding: Forwarding, event: RemoteEvent) -> RemoteEvent | None:

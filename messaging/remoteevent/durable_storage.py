@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import ClosedError, DecodeError, JournalUnreadableError, MessagingError
+from messaging.errors import ClosedError, DecodeError, JournalFullError, JournalUnreadableError, MessagingError
 from messaging.eventdata import from_portable, to_portable
-from messaging.journal import JournalTable, encode_record
+from messaging.journal import JournalTable
 from messaging.remoteevent.delivery import wait_for_all
 from messaging.remoteevent.event import check_event_id
-from messaging.remoteevent.event_journal import WRITE_TIMEOUT, Checkpoint, EventJournal, channel_of
+from messaging.remoteevent.event_journal import WRITE_TIMEOUT, Checkpoint, EventJournal, channel_of, record_of
 from messaging.remoteevent.interests import Interest
 from messaging.remoteevent.kept_leases import KeptLeases
 from messaging.remoteevent.kept_listeners import KeptListeners
@@ -50,17 +50,22 @@ _TRANSACTION: Final = "transaction "
 class _Stored:
     """An event on its way to the disk; an ``Append`` of the journal."""
 
-    __slots__ = ("_interests", "_number", "_promise", "_storage", "deadline", "record")
+    __slots__ = ("_interests", "_number", "_promise", "_storage", "channel", "deadline", "message_id", "record")
+    count = 1
 
     def __init__(
         self,
         storage: DurableStorage,
+        channel: str,
         record: bytes,
+        message_id: str | None,
         number: int,
         interests: tuple[Interest, ...],
         promise: Promise[int],
     ) -> None:
+        self.channel = channel
         self.record = record
+        self.message_id = message_id
         self.deadline = time.monotonic() + WRITE_TIMEOUT
         self._storage = storage
         self._number = number
@@ -69,13 +74,15 @@ class _Stored:
 
     def note_stored(self, offset: int) -> None:
         """See ``Append``."""
-        self._storage.note_stored(offset)
+        self._storage.note_stored(self, offset)
         self._promise.resolve(self._number)
         for each in self._interests:
             each.delivery.wake()
 
     def note_refused(self, error: MessagingError) -> None:
         """See ``Append``."""
+        if isinstance(error, JournalFullError):
+            self._storage.note_full()
         self._promise.reject(error)
 
 
@@ -124,7 +131,7 @@ class DurableStorage:
             self._events = EventJournal(folder / "events", max_bytes=max_bytes, full="reject")
             resources.callback(self._events.close)
             self._leases = KeptLeases(self._state, landlord)
-            self._checkpoint = Checkpoint(self._events.journal, self._state, self._snapshot)
+            self._checkpoint = Checkpoint(self._events, self._state, self._snapshot)
             resources.pop_all()
 
     # --- registrations
@@ -136,9 +143,7 @@ class DurableStorage:
     def queue(self, interest: Interest) -> EventQueue:
         """See ``Storage``."""
         channel = channel_of((self.source, interest.event_id))
-        return self._events.queue(
-            f"lease {interest.lease.id}", lambda each: each == channel, lambda event: _for(interest, event)
-        )
+        return self._events.queue(_position_of(interest.lease.id), channel, lambda event: _for(interest, event))
 
     def keep(self, interest: Interest) -> None:
         """See ``Storage``."""
@@ -157,7 +162,7 @@ class DurableStorage:
         """See ``Storage``."""
         with contextlib.suppress(ClosedError):
             self._leases.forget(_REGISTRATION + interest.lease.id)
-            self._events.remove(f"lease {interest.lease.id}")
+            self._events.remove(_position_of(interest.lease.id))
 
     # --- events
 
@@ -176,20 +181,31 @@ class DurableStorage:
     ) -> None:
         """See ``Storage``."""
         channel, line = prepared
-        self._numbers[event.id] = event.sequence_number
+        number = event.sequence_number
+        record = record_of(channel, line.numbered(number), message_id or "")
+        self._numbers[event.id] = number  # first: a checkpoint that has the record has the number
         try:
-            record = encode_record(channel, line.numbered(event.sequence_number), "", message_id)
-            self._events.put(_Stored(self, record, event.sequence_number, interests, promise))
+            self._events.put(_Stored(self, channel, record, message_id, number, interests, promise))
         except MessagingError as error:
-            promise.reject(error)
+            self._numbers[event.id] = number - 1
+            if isinstance(error, JournalFullError):
+                self.note_full()
+            raise
 
     def added(self, interests: tuple[Interest, ...], promise: Promise[int], number: int) -> None:
         """See ``Storage``."""
 
-    def note_stored(self, offset: int) -> None:
+    def note_stored(self, stored: _Stored, offset: int) -> None:
         """Note that a record is on the disk. On the thread of the journal."""
+        self._events.note((stored.channel,), offset)
+        if stored.message_id is not None:
+            self._committed.add(stored.message_id)
         self._until = offset + 1
-        self._checkpoint.note(1)
+        self._checkpoint.note(1, len(stored.record))
+
+    def note_full(self) -> None:
+        """Make room if it is kept without need. On any thread; quick."""
+        self._checkpoint.note_full()
 
     # --- transactions
 
@@ -224,10 +240,9 @@ class DurableStorage:
                 logger.warning("generator '%s': %r is not a registration: %s", self.source, key, error)
                 continue
             interest(found, grant)
-        known = {f"lease {key.removeprefix(_REGISTRATION)}" for key, _ in self._state.items()}
-        for name in self._events.journal.cursors():
-            if name.startswith("lease ") and name not in known:  # a crash came between two steps of registering
-                self._events.remove(name)
+        # a crash may have come between two steps of registering
+        known = [_position_of(key.removeprefix(_REGISTRATION)) for key in self._state.keys_with(_REGISTRATION)]
+        self._events.remove_others(_position_of(""), known)
         for key, lines in self._state.items():
             if key.startswith(_TRANSACTION):
                 self._prepared[key.removeprefix(_TRANSACTION)] = [decode_event(line.encode()) for line in lines]
@@ -242,18 +257,20 @@ class DurableStorage:
     def _recover_record(self, record: Record) -> None:
         if record.message_id is not None:
             self._committed.add(record.message_id)
+        self._until = record.offset + 1
         try:
             event = decode_event(record.payload)
         except DecodeError as error:
             logger.warning("generator '%s': record %d holds no event: %s", self.source, record.offset, error)
             return
         self._numbers[event.id] = max(self._numbers.get(event.id, 0), event.sequence_number)
-        self._until = record.offset + 1
 
     def _snapshot(self) -> tuple[Any, int]:
         until = self._until  # first: a number may belong to a later record, which does no harm
-        prepared = {key.removeprefix(_TRANSACTION) for key, _ in self._state.items() if key.startswith(_TRANSACTION)}
-        self._committed = {each for each in self._committed if each.split("/")[0] in prepared}
+        prepared = {each.removeprefix(_TRANSACTION) for each in self._state.keys_with(_TRANSACTION)}
+        for each in [*self._committed]:
+            if each.split("/")[0] not in prepared:
+                self._committed.discard(each)
         return {"numbers": [[*each] for each in self._numbers.copy().items()], "committed": [*self._committed]}, until
 
     def close(self, stopped: Iterable[Promise[None]] = ()) -> None:
@@ -266,6 +283,11 @@ class DurableStorage:
         finally:
             self._state.close()
             self._events.close()
+
+
+def _position_of(lease_id: str) -> str:
+    """Return the name of the position of a registration."""
+    return f"lease {lease_id}"
 
 
 def _for(interest: Interest, event: RemoteEvent) -> RemoteEvent | None:

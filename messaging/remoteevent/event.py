@@ -34,7 +34,7 @@ class RemoteEvent:
     :attr:`event_type` and :attr:`data` have the name and the fields.
 
     Attributes:
-        source: names the generator; the same text for all its events.
+        source: names the generator; the same text for all its events, of at most 500 characters.
         id: the kind of the event, relative to the source: an int of 64 bits or a text.
         sequence_number: rises from event to event of one source and id. Equal numbers mean the same event.
         handback: the value that was given when interest was registered, in the form in which it travels: of a value
@@ -58,13 +58,16 @@ class RemoteEvent:
         if "event_type" not in vars(cls):
             cls.event_type = f"{cls.__module__}.{cls.__qualname__}"
         RemoteEvent._known[str(cls.event_type)] = cls
+        # the decorator `dataclass` leaves a method that the class itself defines
+        if "__hash__" not in vars(cls):
+            cls.__hash__ = RemoteEvent.__hash__  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
         check_kind(self.source, self.id)
         check_sequence_number(self.sequence_number)
 
     def __hash__(self) -> int:
-        # a handback may be a map, which has no hash
+        # a handback, or a field of a subclass, may be a map, which has no hash
         return hash((self.source, self.id, self.sequence_number))
 
     @property
@@ -168,7 +171,8 @@ class EventRegistration:
         return self.source, self.id
 
 
-_LONG = range(-(2**63), 2**63)
+_LONG: Final = range(-(2**63), 2**63)
+_LONGEST_SOURCE: Final = 500
 
 
 def check_event_id(value: object) -> EventId:
@@ -183,8 +187,10 @@ def check_event_id(value: object) -> EventId:
 
 def check_kind(source: object, event_id: object) -> EventKind:
     """Return source and id if they can identify a kind of event everywhere; raise ``InvalidEventError``."""
-    if not isinstance(source, str) or not source:
-        raise InvalidEventError(f"the source of a remote event must be a non-empty text, not {source!r:.80}")
+    if not isinstance(source, str) or not 0 < len(source) <= _LONGEST_SOURCE:
+        raise InvalidEventError(
+            f"the source of a remote event must be a text of 1 to {_LONGEST_SOURCE} characters, not {source!r:.80}"
+        )
     return source, check_event_id(event_id)
 
 

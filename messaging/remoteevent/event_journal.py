@@ -3,8 +3,12 @@
 A record holds one event as a line (:mod:`messaging.remoteevent.layout`). Its channel names the kind of the event, so
 that readers pass over kinds that they do not want without decoding them.
 
-**Threads.** Any thread stores events. The outcomes of a batch are noted on the thread that wrote its last record, which
-must not be kept: callbacks there are quick. A queue is read by one thread at a time, its delivery's.
+**Bound.** The journal keeps the records from the slowest position on, and ``max_bytes`` bounds them. So no position may
+stay behind without need: each queue passes the records that its listener does not want, and the :class:`Checkpoint`
+moves on after a number of records or bytes, and when the journal is full.
+
+**Threads.** Any thread stores events. Outcomes are noted on the thread that wrote the records, which must not be kept:
+callbacks there are quick. A queue is read by one thread at a time, its delivery's.
 """
 
 from __future__ import annotations
@@ -12,13 +16,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import BoundReachedError, DecodeError, JournalError, JournalFullError, MessagingError
+from messaging.errors import ClosedError, DecodeError, JournalFullError, MessagingError
 from messaging.eventdata import write_json
-from messaging.execution import Promise, workers
+from messaging.execution import may_block, workers
 from messaging.journal import Journal, RecordTemplate
 from messaging.remoteevent.layout import decode_event
 from messaging.text import SafeLog
@@ -30,7 +34,6 @@ if TYPE_CHECKING:
     from messaging.journal.commit import Fsync
     from messaging.journal.retention import Full
     from messaging.remoteevent.event import EventKind, RemoteEvent
-    from messaging.remoteevent.listener import Outcome
 
 logger = SafeLog(__name__)
 
@@ -38,13 +41,22 @@ logger = SafeLog(__name__)
 WRITE_TIMEOUT: Final = 30.0
 #: bytes of records that may wait to be written
 _WAITING_BYTES: Final = 32 * 2**20
+#: bytes of the records of one append, unless one alone has more
+_APPEND_BYTES: Final = 2**20
 #: records that are read at a time
 _READ: Final = 1000
 #: records after which the state of the owner is stored again
 CHECKPOINT: Final = 10_000
+#: bytes after which it is stored again: at most this part of the bound of the journal
+_CHECKPOINT_PART: Final = 8
+_CHECKPOINT_BYTES: Final = 16 * 2**20
 _CHECKPOINT: Final = "checkpoint"
 #: kinds of events whose channels are remembered
 _KINDS: Final = 4096
+
+#: is told how many of the events are stored, from the first on; the offset of the first one; and why the next one is
+#: not. On the thread that wrote them: quick, and without raising
+Stored = Callable[[int, int, MessagingError | None], object]
 
 
 @lru_cache(maxsize=_KINDS)
@@ -58,69 +70,49 @@ def _template(channel: str) -> RecordTemplate:
     return RecordTemplate(channel, "")
 
 
-class StoredBatch:
-    """Events on their way to the disk. Thread safe.
+def record_of(channel: str, line: bytes, message_id: str = "") -> bytes:
+    """Return the record of an event. Raises ``ArgumentError``: it is too large."""
+    return _template(channel).encode(line, message_id)
 
-    Args:
-        count: number of the events.
-        finished: called with the outcomes when all events have one, before the promise is resolved; on the thread that
-            wrote the last one. It must be quick, and must not raise.
+
+class _Records:
+    """Records that are stored together, or not at all; an ``Append`` of the journal.
+
+    So no later event of a sender is stored without an earlier one. If they have no room together, the first half of
+    them is tried.
     """
 
-    __slots__ = ("_finished", "_left", "_lock", "_outcomes", "offsets", "promise")
+    __slots__ = ("_channels", "_done", "_events", "_parts", "count", "deadline", "record")
 
-    def __init__(self, count: int, finished: Callable[[list[Outcome]], object]) -> None:
-        self.promise: Promise[list[Outcome]] = Promise("store remote events")
-        self._finished = finished
-        #: offset of the record of each event; -1 if it has none
-        self.offsets = [-1] * count
-        self._lock = threading.Lock()  # guards the following two
-        self._left = count + 1  # one for `seal`
-        self._outcomes: list[Outcome] = [None] * count
-
-    def note(self, index: int, outcome: Outcome) -> None:
-        """Note the outcome of one event."""
-        with self._lock:
-            self._outcomes[index] = outcome
-        self._count_down()
-
-    def seal(self) -> None:
-        """Tell that all events were passed on: the batch may finish. Without the locks that ``finished`` takes."""
-        self._count_down()
-
-    def _count_down(self) -> None:
-        with self._lock:
-            self._left -= 1
-            if self._left:
-                return
-        outcomes = self._outcomes
-        self._finished(outcomes)
-        for at, each in enumerate(outcomes):
-            if isinstance(each, (JournalError, BoundReachedError)):
-                outcomes = outcomes[: at + 1]  # later events were stored perhaps: they arrive again, as duplicates
-                break
-        self.promise.resolve(outcomes)
-
-
-class _Entry:
-    """One record of a batch; an ``Append`` of the journal."""
-
-    __slots__ = ("_batch", "_index", "deadline", "record")
-
-    def __init__(self, record: bytes, deadline: float, batch: StoredBatch, index: int) -> None:
-        self.record = record
+    def __init__(
+        self, events: EventJournal, channels: Sequence[str], parts: Sequence[bytes], deadline: float, done: Stored
+    ) -> None:
+        self._events = events
+        self._channels = channels
+        self._parts = parts
+        self._done = done
+        self.record = b"".join(parts)
+        self.count = len(parts)
         self.deadline = deadline
-        self._batch = batch
-        self._index = index
 
     def note_stored(self, offset: int) -> None:
         """See ``Append``."""
-        self._batch.offsets[self._index] = offset
-        self._batch.note(self._index, None)
+        self._events.note(self._channels, offset)
+        self._done(self.count, offset, None)
 
     def note_refused(self, error: MessagingError) -> None:
         """See ``Append``."""
-        self._batch.note(self._index, error)
+        half = self.count // 2
+        if half and isinstance(error, JournalFullError):
+            try:
+                self._events.put(
+                    _Records(self._events, self._channels[:half], self._parts[:half], self.deadline, self._done)
+                )
+            except MessagingError as failure:
+                error = failure
+            else:
+                return
+        self._done(0, -1, error)
 
 
 class EventJournal:
@@ -128,7 +120,7 @@ class EventJournal:
 
     Args:
         path: folder of the journal.
-        fsync, max_bytes, full, lock_timeout: see :meth:`Journal.open <messaging.journal.Journal.open>`.
+        fsync, max_bytes, full: see :meth:`Journal.open <messaging.journal.Journal.open>`.
 
     Raises:
         JournalError: the journal cannot be opened.
@@ -141,11 +133,18 @@ class EventJournal:
         fsync: Fsync = "always",
         max_bytes: int | None = None,
         full: Full = "block",
-        lock_timeout: float = 0.0,
     ) -> None:
-        self.journal = Journal.open(
-            path, fsync=fsync, max_bytes=max_bytes, full=full, lock_timeout=lock_timeout, timeout=WRITE_TIMEOUT
-        )
+        self.max_bytes = max_bytes
+        self.journal = Journal.open(path, fsync=fsync, max_bytes=max_bytes, full=full, timeout=WRITE_TIMEOUT)
+        #: by the name of its position
+        self._queues: dict[str, JournalQueue] = {}
+        self._lock = threading.Lock()  # guards the following two
+        #: offset of the last record of each channel that has a queue, or a higher one
+        self._last: dict[str, int] = {}
+        #: offset behind the last record that was noted
+        self._end = self.journal.end
+
+    # --- storing
 
     def put(self, entry: Append) -> None:
         """Append a record, which is told its outcome.
@@ -158,18 +157,42 @@ class EventJournal:
             raise JournalFullError(self.journal.path, "too many events wait to be written")
         self.journal.put(entry)
 
-    def store(self, batch: StoredBatch, index: int, channel: str, line: bytes, message_id: str | None = None) -> None:
-        """Store one event of a batch, which is told the outcome. In the order of the calls of one thread."""
-        try:
-            record = _template(channel).encode(line, message_id or "")
-            self.put(_Entry(record, time.monotonic() + WRITE_TIMEOUT, batch, index))
-        except MessagingError as error:
-            batch.note(index, error)
+    def store(self, channels: Sequence[str], records: Sequence[bytes], done: Stored) -> None:
+        """Store the first events of a batch: up to 1 MiB, and as many as there is room for, in their order.
+
+        Batches are stored in the order of the calls.
+
+        Args:
+            channels: of the records.
+            records: of :func:`record_of`, at least one.
+            done: is told the outcome.
+
+        Raises:
+            JournalFullError, ClosedError: as :meth:`put`; ``done`` is not called.
+        """
+        size = 0
+        for count, each in enumerate(records):
+            size += len(each)
+            if count and size > _APPEND_BYTES:
+                channels, records = channels[:count], records[:count]
+                break
+        self.put(_Records(self, channels, records, time.monotonic() + WRITE_TIMEOUT, done))
+
+    def note(self, channels: Sequence[str], first: int) -> None:
+        """Note the channels of stored records, the first of which has the offset ``first``. On the writing thread."""
+        with self._lock:
+            last = self._last
+            for offset, channel in enumerate(channels, first):
+                if channel in last:
+                    last[channel] = offset
+            self._end = first + len(channels)
+
+    # --- reading
 
     def queue(
         self,
         name: str,
-        wants: Callable[[str], bool],
+        channel: str | None,
         prepare: Callable[[RemoteEvent], RemoteEvent | None],
         *,
         start: int | None = None,
@@ -178,15 +201,41 @@ class EventJournal:
 
         Args:
             name: of the position.
-            wants: returns whether the listener gets events with a channel.
+            channel: of the events for the listener; ``None``: it gets all.
             prepare: returns the event as the listener gets it; ``None`` to pass over it.
             start: offset at which a new position begins; ``None``: behind the last record.
         """
-        return JournalQueue(self.journal.cursor(name, "latest" if start is None else start), wants, prepare)
+        if channel is not None:
+            with self._lock:
+                # any record so far may be of this channel: the queue has to read it
+                self._last.setdefault(channel, self.journal.end - 1)
+        queue = JournalQueue(self.journal.cursor(name, "latest" if start is None else start), channel, prepare)
+        self._queues[name] = queue
+        return queue
 
     def remove(self, name: str) -> None:
         """Forget a position, so that it keeps no events."""
+        self._queues.pop(name, None)
         self.journal.remove_cursor(name)
+
+    def remove_others(self, prefix: str, known: Iterable[str]) -> None:
+        """Forget the positions whose names begin with ``prefix``, but those that are ``known``."""
+        kept = set(known)
+        for name in self.journal.cursors():
+            if name.startswith(prefix) and name not in kept:
+                self.remove(name)
+
+    def advance(self) -> None:
+        """Move the queues whose kinds have not occurred of late behind the records of other kinds.
+
+        Raises:
+            JournalError, ClosedError: a position cannot be moved.
+        """
+        with self._lock:
+            end, last = self._end, self._last.copy()
+        for queue in [*self._queues.values()]:
+            if queue.channel is not None:
+                queue.pass_over(end, last.get(queue.channel, end))
 
     def close(self) -> None:
         """Close the journal. Idempotent. Raises ``JournalError``."""
@@ -194,63 +243,85 @@ class EventJournal:
 
 
 class JournalQueue:
-    """The events of a journal for one listener; an ``EventQueue``."""
+    """The events of a journal for one listener; an ``EventQueue``. Thread safe."""
 
     def __init__(
-        self, cursor: Cursor, wants: Callable[[str], bool], prepare: Callable[[RemoteEvent], RemoteEvent | None]
+        self, cursor: Cursor, channel: str | None, prepare: Callable[[RemoteEvent], RemoteEvent | None]
     ) -> None:
+        self.channel = channel
         self._cursor = cursor
-        self._wants = wants
         self._prepare = prepare
+        self._lock = threading.Lock()  # guards the following, and the order of reading
         #: events that were read, with their offsets
         self._ready: deque[tuple[int, RemoteEvent]] = deque()
-        #: number of records that hold no event
-        self.damaged = 0
-
-    @property
-    def behind(self) -> int:
-        """Number of records that this listener has not passed."""
-        return self._cursor.behind
+        #: offset behind the last record that was read
+        self._read_until = cursor.position
 
     def peek(self, most: int) -> list[RemoteEvent]:
         """See ``EventQueue``."""
-        ready = self._ready
-        while len(ready) < most:
-            records = self._cursor.read(_READ)
-            if not records:
-                break
-            for record in records:
-                if self._wants(record.channel):
-                    event = self._decode(record)
-                    if event is not None:
-                        ready.append((record.offset, event))
-            if not ready:
-                self._cursor.commit(records[-1].offset + 1, wait=False)
-        return [event for _, event in (ready if len(ready) <= most else list(ready)[:most])]
+        with self._lock:
+            ready = self._ready
+            position = self._cursor.position  # records before it were dropped to make room
+            while ready and ready[0][0] < position:
+                ready.popleft()
+            while len(ready) < most:
+                records = self._cursor.read(_READ)
+                if not records:
+                    break
+                self._read_until = records[-1].offset + 1
+                for record in records:
+                    if self.channel is None or record.channel == self.channel:
+                        event = self._decode(record)
+                        if event is not None:
+                            ready.append((record.offset, event))
+                self._pass_unwanted()
+            return [event for _, event in (ready if len(ready) <= most else list(ready)[:most])]
 
     def _decode(self, record: Record) -> RemoteEvent | None:
         try:
             return self._prepare(decode_event(record.payload))
         except DecodeError as error:
-            self.damaged += 1
             logger.warning("journal of remote events: record %d is skipped: %s", record.offset, error)
             return None
 
     def settle(self, count: int) -> None:
         """See ``EventQueue``."""
-        offset = -1
-        for _ in range(count):
-            offset, _event = self._ready.popleft()
-        self._cursor.commit(offset + 1, wait=False)
+        with self._lock:
+            offset = -1
+            for _ in range(min(count, len(self._ready))):
+                offset, _event = self._ready.popleft()
+            if self._ready:
+                self._cursor.commit(offset + 1, wait=False)
+            else:
+                self._pass_unwanted()
+
+    def _pass_unwanted(self) -> None:
+        """Move the position behind the records that were read, if no event of them waits. With the lock."""
+        if not self._ready and self._read_until > self._cursor.position:
+            self._cursor.commit(self._read_until, wait=False)
+
+    def pass_over(self, end: int, last: int) -> None:
+        """Move the position to ``end`` without reading, if no event waits.
+
+        Args:
+            end: an offset.
+            last: offset of the last record of the channel before ``end``, or a higher one.
+        """
+        with self._lock:
+            if not self._ready and last < self._cursor.position < end:
+                self._cursor.commit(end, wait=False)
+                self._cursor.rewind()  # to the position
+                self._read_until = end
 
 
 class Checkpoint:
     """Keeps the state of an owner that follows from the records, so that opening reads only the last ones. Thread safe.
 
-    A position of the journal marks where the stored state ends. Records behind it stay until the state is stored anew.
+    A position of the journal marks where the stored state ends. Records behind it stay until the state is stored anew:
+    after 10,000 records, after an eighth of the bytes that the journal may hold, and when it is full.
 
     Args:
-        journal: the records.
+        events: the records.
         table: holds the state.
         snapshot: returns the state in portable form, and the offset before which all records are part of it. It runs on
             a worker thread.
@@ -259,18 +330,24 @@ class Checkpoint:
 
     def __init__(
         self,
-        journal: Journal,
+        events: EventJournal,
         table: JournalTable,
         snapshot: Callable[[], tuple[Any, int]],
         key: str = _CHECKPOINT,
     ) -> None:
         self._key = key
-        self._cursor = journal.cursor(_CHECKPOINT)
+        self._events = events
+        self._cursor = events.journal.cursor(_CHECKPOINT)
         self._table = table
         self._snapshot = snapshot
+        self._most_bytes = _CHECKPOINT_BYTES
+        if events.max_bytes is not None:
+            self._most_bytes = min(_CHECKPOINT_BYTES, max(1, events.max_bytes // _CHECKPOINT_PART))
+        #: held while the state is stored: an older one must not take the place of a newer one
+        self._storing = threading.Lock()
         self._lock = threading.Lock()  # guards the following
-        self._count = 0
-        self._is_storing = False
+        self._count = self._bytes = 0
+        self._is_requested = False
 
     def recover(self, restore: Callable[[Any], object], apply: Callable[[Record], object]) -> None:
         """Call ``restore`` with the stored state if there is one, then ``apply`` with each later record."""
@@ -280,33 +357,53 @@ class Checkpoint:
         while records := self._cursor.read(_READ, most_bytes=2**22):
             for record in records:
                 apply(record)
+                self._bytes += len(record.payload)
             self._count += len(records)
 
-    def note(self, count: int) -> None:
-        """Count records that were stored; after 10,000 the state is stored."""
+    def note(self, count: int, size: int) -> None:
+        """Count records that were stored, and their bytes; store the state if they are many. On any thread; quick."""
         with self._lock:
             self._count += count
-            if self._count < CHECKPOINT or self._is_storing:
+            self._bytes += size
+            if self._is_requested or (self._count < CHECKPOINT and self._bytes < self._most_bytes):
                 return
-            self._is_storing = True
+            self._is_requested = True
+        self._request()
+
+    def note_full(self) -> None:
+        """Store the state soon: the journal refused a record for want of room. On any thread; quick."""
+        with self._lock:
+            if self._is_requested:
+                return
+            self._is_requested = True
+        self._request()
+
+    def _request(self) -> None:
         workers().submit(self._store_soon)
 
     def _store_soon(self) -> None:
+        with self._lock:
+            self._is_requested = False  # first: what is noted from here on may not be part of the state
         try:
+            self._events.advance()
             self.store()
+        except ClosedError:
+            pass  # closing has stored the state
         except MessagingError as error:
             logger.warning("checkpoint of remote events failed: %s; it is tried again", error)
-        finally:
-            with self._lock:
-                self._is_storing = False
 
     def store(self) -> None:
-        """Store the state now. Raises ``JournalError``."""
-        with self._lock:
-            count = self._count
-        state, until = self._snapshot()
-        self._table.put(self._key, state)
-        if until > self._cursor.position:
-            self._cursor.commit(until, wait=False)
-        with self._lock:
-            self._count -= count
+        """Store the state now. It does not wait for the disk on an event loop. Raises ``JournalError``."""
+        with self._storing:
+            with self._lock:
+                count, size = self._count, self._bytes
+            state, until = self._snapshot()
+            stored = self._table.put_soon(self._key, state)
+            if may_block():
+                stored.result()
+                if until > self._cursor.position:
+                    self._cursor.commit(until, wait=False)
+            # on an event loop the position stays: the next run reads some records again
+            with self._lock:
+                self._count -= count
+                self._bytes -= size

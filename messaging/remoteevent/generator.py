@@ -2,7 +2,8 @@
 
 **Sequence numbers** rise by one from event to event of a kind, in the order of the calls of
 :meth:`EventGenerator.generate`; none is skipped: they are fully ordered (EV.2.3.2). A receiver that misses a number
-missed an event. A generator with a path keeps its numbers, registrations and undelivered events over a restart.
+missed an event. A generator with a path keeps its numbers, registrations and undelivered events over a restart. An
+event whose write failed has a number that no listener gets: it is lost, and the gap says so.
 
 **Threads.** :meth:`EventGenerator.generate` runs on the calling thread and does not wait for listeners. Each
 registration has a delivery of its own (:mod:`messaging.remoteevent.delivery`), so a listener that fails or blocks
@@ -17,16 +18,23 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from messaging.errors import ArgumentError, ClosedError, InvalidEventError, UnknownEventError
+from messaging.errors import ArgumentError, ClosedError, InvalidEventError, MessagingError, UnknownEventError
 from messaging.eventdata import from_portable, to_portable
 from messaging.execution import Promise
 from messaging.leases import Landlord, Lease, LeaseEnd, release
 from messaging.remoteevent.delivery import SHORT, Delivery, DeliveryCounts, RetryPolicy
 from messaging.remoteevent.durable_storage import DurableStorage
-from messaging.remoteevent.event import EventId, EventRegistration, RemoteEvent, check_event_id
+from messaging.remoteevent.event import (
+    EventId,
+    EventRegistration,
+    RemoteEvent,
+    check_event_id,
+    check_sequence_number,
+)
 from messaging.remoteevent.interests import Interest
 from messaging.remoteevent.storage import MemoryStorage, Storage
 from messaging.remoteevent.targets import as_target
@@ -56,10 +64,10 @@ class Kind:
 
     __slots__ = ("id", "interests", "sequence")
 
-    def __init__(self, event_id: EventId) -> None:
+    def __init__(self, event_id: EventId, sequence: int = 0) -> None:
         self.id = event_id
-        #: number of the last event; 0 before the first one
-        self.sequence = 0
+        #: number of the last event
+        self.sequence = sequence
         #: replaced, never changed in place
         self.interests: tuple[Interest, ...] = ()
 
@@ -81,9 +89,12 @@ class EventGenerator:
         messaging: reaches the listeners of other processes that are registered; needed again after a restart.
         listeners: listeners of this process by name, with a path: registrations of these survive a restart.
         landlord: grants the leases; ``None``: one of its own, which grants up to an hour.
-        retry: what happens after a notification failed; by default 5 attempts within a minute, with a path unlimited
-            ones until the lease ends.
+        retry: what happens after a notification failed; by default 5 attempts, the last one some 1.5 s after the first;
+            with a path unlimited ones until the lease ends.
         max_pending: events that wait for one listener, without a path.
+        begin: sequence number of each kind before its first event. ``None``: 0 for a generated source or a new path;
+            otherwise, without a path, the microseconds since the epoch: a durable party that has received events of an
+            earlier run would take lower numbers for duplicates.
         max_bytes: bytes of the events on the disk, with a path; when they are reached, ``generate`` fails.
 
     Raises:
@@ -103,12 +114,16 @@ class EventGenerator:
         retry: RetryPolicy | None = None,
         max_pending: int = MAX_PENDING,
         max_bytes: int = MAX_BYTES,
+        begin: int | None = None,
     ) -> None:
         if source is not None and (not isinstance(source, str) or not 0 < len(source) <= 500):
             raise ArgumentError(f"source must be a text of 1 to 500 characters, not {source!r:.80}")
         for name, value in (("max_pending", max_pending), ("max_bytes", max_bytes)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ArgumentError(f"{name} must be an int from 1, not {value!r:.80}")
+        if begin is None:
+            begin = 0 if source is None or path is not None else time.time_ns() // 1000
+        self._begin = check_sequence_number(begin)
         self._lock = threading.Lock()  # guards the kinds, their numbers and registrations
         self._kinds: dict[EventId, Kind] = {}
         self._is_closed = False
@@ -130,7 +145,12 @@ class EventGenerator:
             self._transacted = TransactedEvents(self, self._storage)
         except BaseException:
             self._storage.close()
+            if self._owns_landlord:
+                self.landlord.close()
             raise
+        for kind in [*self._kinds.values()]:
+            for each in kind.interests:
+                each.delivery.wake()
 
     # --- kinds of events
 
@@ -144,10 +164,10 @@ class EventGenerator:
             check_event_id(each)
         with self._lock:
             for each in event_ids:
-                self._kinds.setdefault(each, Kind(each))
+                self._kinds.setdefault(each, Kind(each, self._begin))
 
     def sequence_number(self, event_id: EventId) -> int:
-        """Return the number of the last event of a kind; 0 before the first one. Raises ``UnknownEventError``."""
+        """Return the number of the last event of a kind; ``begin`` before it. Raises ``UnknownEventError``."""
         return self._kind(event_id).sequence
 
     def _kind(self, event_id: EventId) -> Kind:
@@ -201,17 +221,19 @@ class EventGenerator:
         interest = Interest(event_id, listener, form)
         target = as_target(listener)
         self._storage.check(interest)
-        lease = self.landlord.grant(duration, lambda end: self._end(interest, end), about=f"events {event_id!r}")
-        interest.lease = lease
+        lease = interest.lease = self.landlord.grant(duration, about=f"events {event_id!r}")
         try:
+            self._start(interest, target)
             with self._lock:
                 interest.after = kind.sequence
-                self._start(interest, target)
                 kind.interests = (*kind.interests, interest)
             self._storage.keep(interest)
         except BaseException:
             release(lease)
+            self._end(interest, LeaseEnd.CANCELLED)
             raise
+        # last: it is called at once if the lease has ended meanwhile
+        lease.when_ended(lambda end: self._end(interest, end))
         interest.delivery.wake()
         return EventRegistration(event_id, self.source, lease, interest.after, is_fully_ordered=True)
 
@@ -227,7 +249,7 @@ class EventGenerator:
         )
 
     def _end(self, interest: Interest, end: LeaseEnd) -> None:
-        """End a registration with its lease. On a worker thread."""
+        """End a registration with its lease. On a worker thread, or of one that failed."""
         interest.stop()
         with self._lock:
             kind = self._kinds[interest.event_id]
@@ -240,10 +262,12 @@ class EventGenerator:
 
     def _recover_interest(self, interest: Interest, grant: Grant) -> None:
         kind = self._kinds.setdefault(interest.event_id, Kind(interest.event_id))
-        interest.lease = grant(lambda end: self._end(interest, end))
+        # numbers of events that were lost with the earlier run, before they were stored, are not given again
+        kind.sequence = max(kind.sequence, interest.after)
+        lease = interest.lease = grant(lambda _end: None)
         self._start(interest, as_target(interest.listener))
         kind.interests = (*kind.interests, interest)
-        interest.delivery.wake()
+        lease.when_ended(lambda end: self._end(interest, end))
 
     # --- generating
 
@@ -292,11 +316,16 @@ class EventGenerator:
         promise: Promise[int] = Promise("generate a remote event")
         prepared = self._storage.prepare(event)
         with self._lock:
-            kind.sequence += 1
-            event.number(kind.sequence)
+            number = kind.sequence + 1
+            event.number(number)
             interests = kind.interests
-            self._storage.add(event, prepared, interests, promise, message_id)
-        self._storage.added(interests, promise, event.sequence_number)
+            try:
+                self._storage.add(event, prepared, interests, promise, message_id)
+            except MessagingError as error:
+                promise.reject(error)
+                return promise
+            kind.sequence = number
+        self._storage.added(interests, promise, number)
         return promise
 
     @property

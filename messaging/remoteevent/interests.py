@@ -30,17 +30,16 @@ class MemoryQueue:
         self._events: deque[RemoteEvent] = deque()
         #: numbers of events that left the queue, and that had left it when the last peek, or settled part of it, ended
         self._left = self._read = 0
-        #: events that were dropped because the queue was full
-        self.dropped = 0
 
-    def put(self, event: RemoteEvent) -> None:
-        """Add an event."""
+    def put(self, event: RemoteEvent) -> bool:
+        """Add an event; return whether the oldest one was dropped for it."""
         with self._lock:
-            if len(self._events) >= self._limit:
+            is_full = len(self._events) >= self._limit
+            if is_full:
                 self._events.popleft()
                 self._left += 1
-                self.dropped += 1
             self._events.append(event)
+        return is_full
 
     def peek(self, most: int) -> list[RemoteEvent]:
         """See ``EventQueue``."""

@@ -15,16 +15,18 @@ A line is encoded once: an event that was read from a line is written as the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ConversionError, DecodeError, InvalidEventError
 from messaging.eventdata import convert, from_portable, read_json, to_portable, write_json
 from messaging.remoteevent.event import ForeignEvent, RemoteEvent, check_sequence_number
+from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.remoteevent.event import EventId
+
+logger = SafeLog(__name__)
 
 #: kinds of events whose common part of the line is remembered
 _HEADS: Final = 4096
@@ -89,7 +91,9 @@ class NumberedLine:
 
 
 def decode_event(line: bytes) -> RemoteEvent:
-    """Return the event of a line: of its subclass if that is known here.
+    """Return the event of a line: of its subclass if that is known here, and the event fits it.
+
+    Otherwise it has its ``type_name`` and ``data``, and travels on unchanged.
 
     Raises:
         DecodeError: the line holds no event.
@@ -129,10 +133,6 @@ def _typed(value: dict[str, Any], name: str, handback: Any) -> RemoteEvent:
         try:
             return convert({**fields, **base}, kind)  # type: ignore[no-any-return]
         except ConversionError as error:
-            raise DecodeError(f"not a {name}: {error}") from None
+            # of another version of the class: it must not be lost on the way
+            logger.warning("event %r of %r is not a %s: %s", value["id"], value["source"], name, error)
     return ForeignEvent(value["source"], value["id"], value["sequence"], handback, foreign_type=name, foreign_data=data)
-
-
-def encode_events(events: Iterable[RemoteEvent]) -> bytes:
-    """Return events as lines. Raises ``InvalidEventError``."""
-    return b"\n".join(map(encode_event, events))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import DecodeError
 from messaging.eventdata import to_portable, write_json
+from messaging.remoteevent.event_journal import channel_of
 from messaging.remoteevent.ranges import SequenceRanges
 
 if TYPE_CHECKING:
@@ -14,17 +16,22 @@ if TYPE_CHECKING:
 
 #: streams that are remembered: kinds of events, counted for each handback
 _MAX_STREAMS: Final = 10_000
+#: bytes of a handback that is part of the name of a stream as it is
+_LONGEST: Final = 64
 
 
 def stream_of(event: RemoteEvent) -> str:
     """Return the stream of an event: events of one stream with equal numbers are the same notification.
 
     Two registrations at one generator may have one listener. Their notifications of one event have equal numbers and
-    differ by the handback (EV.2.3.2); neither is a duplicate of the other.
+    differ by the handback (EV.2.3.2); neither is a duplicate of the other. A long handback is represented by its hash.
     """
     if event.handback is None:
-        return f"{event.id!r} {event.source}"
-    return f"{event.id!r} {event.source} {write_json(to_portable(event.handback)).decode()}"
+        return channel_of(event.kind)
+    handback = write_json(to_portable(event.handback))
+    if len(handback) > _LONGEST:
+        handback = blake2b(handback, digest_size=_LONGEST // 2).hexdigest().encode()
+    return f"{channel_of(event.kind)} {handback.decode()}"
 
 
 class ReceivedEvents:

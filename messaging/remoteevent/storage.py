@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from messaging.remoteevent.interests import Interest, MemoryQueue
+from messaging.remoteevent.layout import NumberedLine
 
 if TYPE_CHECKING:
     from messaging.execution import Promise
-    from messaging.leases import Lease, LeaseEnd
+    from messaging.leases import GrantedLease, LeaseEnd
     from messaging.remoteevent.delivery import EventQueue
     from messaging.remoteevent.event import EventId, RemoteEvent
 
 #: continues the lease of a registration of an earlier run, with the callback for its end
-Grant = Callable[[Callable[["LeaseEnd"], Any]], "Lease"]
+Grant = Callable[[Callable[["LeaseEnd"], Any]], "GrantedLease"]
 
 
 class Storage(Protocol):
@@ -44,7 +45,11 @@ class Storage(Protocol):
         message_id: str | None,
         /,
     ) -> None:
-        """Add a numbered event for these registrations. It must be quick, and does not raise."""
+        """Add a numbered event for these registrations. It must be quick.
+
+        Raises:
+            JournalFullError, ClosedError: it is not added; its number is free.
+        """
 
     def added(self, interests: tuple[Interest, ...], promise: Promise[int], number: int) -> None:
         """Continue after :meth:`add`, without the lock."""
@@ -93,22 +98,25 @@ class MemoryStorage:
     def forget(self, interest: Interest) -> None:
         """See :class:`Storage`."""
 
-    def prepare(self, event: RemoteEvent) -> None:
+    def prepare(self, event: RemoteEvent) -> NumberedLine | None:
         """See :class:`Storage`."""
+        return NumberedLine(event) if event.type_name is not None else None
 
     def add(
         self,
         event: RemoteEvent,
-        _prepared: Any,
+        prepared: Any,
         interests: tuple[Interest, ...],
         _promise: Promise[int],
         _message_id: str | None,
         /,
     ) -> None:
         """See :class:`Storage`."""
+        if prepared is not None:
+            event.keep_line(prepared.numbered(event.sequence_number))
         for each in interests:
-            if each.queue is not None:
-                each.queue.put(event)
+            if each.queue is not None and each.queue.put(event):
+                each.delivery.counts.overflowed += 1
 
     def added(self, interests: tuple[Interest, ...], promise: Promise[int], number: int) -> None:
         """See :class:`Storage`."""

@@ -59,6 +59,7 @@ class BatchEntry:
     """
 
     __slots__ = ("_batch", "deadline", "record")
+    count = 1
 
     def __init__(self, record: bytes, deadline: float, batch: Batch) -> None:
         self.record = record

@@ -413,6 +413,7 @@ def test_an_entry_whose_callback_fails_keeps_no_other_from_its_outcome(
 ) -> None:
     class Broken:
         record = encode_record("a", b"x")
+        count = 1
         deadline = float("inf")
 
         def note_stored(self, offset: int) -> None:

@@ -61,7 +61,7 @@ def test_events_for_an_unreachable_listener_are_kept_and_tried_again(
 def test_the_chain_is_invisible(reopen: Callable[..., StoreAndForwardAgent], target: Recorder) -> None:
     """Scenario 31."""
     agent = reopen(target=target)
-    with EventGenerator("boiler", events=["hot"]) as generator:
+    with EventGenerator("boiler", events=["hot"], begin=0) as generator:
         registration = generator.register("hot", {"h": b"\x00"}, agent, 60.0)
         generator.generate("hot")
         wait_until(lambda: target.events)
@@ -136,7 +136,10 @@ def test_the_agent_issues_longer_leases_and_renews_the_shorter_one_upstream(
 ) -> None:
     """Scenario 34."""
     agent = reopen()
-    with Landlord(max_duration=0.5) as landlord, EventGenerator("s", events=[1], landlord=landlord) as generator:
+    with (
+        Landlord(max_duration=0.5) as landlord,
+        EventGenerator("s", events=[1], begin=0, landlord=landlord) as generator,
+    ):
         upstream = generator.register(1, None, agent, 60.0)
         registration = agent.register("s", 1, "h", target, 600.0, upstream=upstream.lease)
         assert upstream.lease.duration == 0.5

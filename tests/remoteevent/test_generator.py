@@ -38,7 +38,7 @@ def listener() -> Recorder:
 
 @pytest.fixture
 def generator() -> Iterator[EventGenerator]:
-    with EventGenerator("source", events=["hot", "cold", 5], retry=FAST) as made:
+    with EventGenerator("source", events=["hot", "cold", 5], begin=0, retry=FAST) as made:
         yield made
 
 
@@ -200,7 +200,7 @@ def test_a_failing_listener_is_tried_again_and_then_misses_the_event(generator: 
 
 def test_a_slow_listener_of_a_full_queue_misses_the_oldest_events() -> None:
     listener = Recorder()
-    with EventGenerator("source", events=[1], max_pending=10) as generator:
+    with EventGenerator("source", events=[1], begin=0, max_pending=10) as generator:
         with listener.gate:
             generator.register(1, None, listener, 60.0)
             generator.generate(1)
@@ -333,7 +333,7 @@ def test_an_ended_registration_is_not_back_after_a_restart(tmp_path: Path, liste
 _KILLED: Final = """
 import os, sys
 from messaging.remoteevent import EventGenerator
-with EventGenerator("source", events=[1, "b"], path=sys.argv[1]) as generator:
+with EventGenerator("source", events=[1, "b"], begin=0, path=sys.argv[1]) as generator:
     for at in range(100_000):
         number = generator.generate(1 if at % 2 else "b").result(10)
         os.write(1, f"{number}\\n".encode())
@@ -353,7 +353,7 @@ def test_numbers_are_fully_ordered_over_a_kill(tmp_path: Path) -> None:
         process.wait()
         process.stdout.close()
         confirmed = [int(each) for each in (line + rest).splitlines(keepends=True) if each.endswith(b"\n")]
-        with EventGenerator("source", events=[1, "b"], path=tmp_path / "g") as generator:
+        with EventGenerator("source", events=[1, "b"], begin=0, path=tmp_path / "g") as generator:
             numbers = generator.sequence_number(1), generator.sequence_number("b")
             assert max(confirmed) <= max(numbers) <= max(confirmed) + 1  # one may be on the disk unconfirmed
             assert abs(numbers[0] - numbers[1]) <= 1

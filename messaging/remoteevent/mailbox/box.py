@@ -9,24 +9,26 @@ the order of the events. So any reader may follow on another one.
 
 from __future__ import annotations
 
+import heapq
 import threading
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from messaging.errors import BoundReachedError, ClosedError, DecodeError, MessagingError
-from messaging.execution import Promise, workers
-from messaging.remoteevent.event_journal import Checkpoint, EventJournal, StoredBatch, channel_of
+from messaging.execution import workers
+from messaging.remoteevent.event_journal import EventJournal, channel_of, record_of
+from messaging.remoteevent.intake import EventIntake
 from messaging.remoteevent.layout import decode_event, encode_event
-from messaging.remoteevent.received import ReceivedEvents, stream_of
-from messaging.remoteevent.targets import settled
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from messaging.journal import JournalTable, Record
+    from messaging.execution import Promise
+    from messaging.journal import JournalTable
     from messaging.remoteevent.event import EventKind, RemoteEvent
     from messaging.remoteevent.listener import Outcome
 
@@ -39,6 +41,8 @@ BOX_FULL: Final = ("refuse", "drop_oldest", "drop_newest")
 _READ: Final = 1000
 #: records beyond twice the entries from which on the journal of a ``LatestBox`` is compacted
 _SLACK: Final = 1000
+#: bytes beyond twice those of the entries from which on it is compacted
+_SLACK_BYTES: Final = 2**20
 _CURSOR: Final = "box"
 
 #: a ticket, and its event
@@ -55,7 +59,7 @@ class Box(Protocol):
 
     @property
     def dropped(self) -> int:
-        """Number of events that were dropped because the box was full, since it was made or, of some, opened."""
+        """Number of events that were dropped because the box was full, since it was opened."""
 
     def store(self, events: Sequence[RemoteEvent]) -> Promise[list[Outcome]]:
         """Store events; see :class:`~messaging.remoteevent.listener.EventTarget`."""
@@ -75,8 +79,18 @@ class Box(Protocol):
         """Close the files without storing a state: they are about to be deleted."""
 
 
-class _BoxBase:
-    """What both boxes have in common: the journal, the bound, and the events that arrive again."""
+class _BoxBase(EventIntake):
+    """What both boxes have in common: the journal, the bound, and the events that arrive again.
+
+    Args:
+        path: folder of the journal.
+        state: the table of the mailbox.
+        name: of the registration.
+        max_events: bound of the stored events.
+        max_bytes: bound of the journal.
+        full: what happens to an event that has no room.
+        changed: called when events were stored, on the writing thread; quick.
+    """
 
     def __init__(
         self,
@@ -92,145 +106,80 @@ class _BoxBase:
         self._max_events = max_events
         self._full = full
         self._changed = changed
-        self._lock = threading.Lock()  # guards the following, and the entries of the subclass
-        self._received = ReceivedEvents()
-        self._until = 0
         #: events on their way to the disk
         self._pending = 0
-        self._is_closed = False
-        self.stored = self.duplicates = self.damaged = 0
         self._dropped = 0
-        self._events = EventJournal(
-            path, max_bytes=max_bytes, full="drop_oldest" if full == "drop_oldest" else "reject"
-        )
+        self.damaged = 0
+        events = EventJournal(path, max_bytes=max_bytes, full="drop_oldest" if full == "drop_oldest" else "reject")
         try:
-            self._cursor = self._events.journal.cursor(_CURSOR)
-            self._checkpoint = Checkpoint(self._events.journal, state, self._snapshot, f"box {name}")
-            self._checkpoint.recover(self._received.restore, self._recover_record)
+            self._cursor = events.journal.cursor(_CURSOR)
+            super().__init__(events, state, f"box {name}", f"mailbox, registration {name}")
+            self.recover()
         except BaseException:
-            self._events.close()
+            events.close()
             raise
 
     @property
     def dropped(self) -> int:
-        """Number of events that were dropped because the box was full."""
-        return self._dropped + self._events.journal.dropped
-
-    def _recover_record(self, record: Record) -> None:
-        try:
-            event = decode_event(record.payload)
-        except DecodeError:
-            return  # reading the box counts it
-        self._received.add(stream_of(event), event)
-        self._until = record.offset + 1
-
-    def _snapshot(self) -> tuple[Any, int]:
-        with self._lock:
-            return self._received.to_value(), self._until
-
-    def store(self, events: Sequence[RemoteEvent]) -> Promise[list[Outcome]]:
         """See :class:`Box`."""
-        prepared: list[tuple[RemoteEvent, str, bytes]] = []
-        failure: MessagingError | None = None
-        for event in events:
-            try:
-                prepared.append((event, stream_of(event), encode_event(event)))
-            except MessagingError as error:
-                failure = error
-                break
-        if failure is not None and not prepared:
-            return settled([failure])
-        plan: list[bool] = []  # whether each event is stored; otherwise it is acknowledged only
-        with self._lock:
-            if self._is_closed:
-                return settled([ClosedError("the mailbox is closed")])
-            full = None
-            coming: set[tuple[str, int]] = set()
-            for event, stream, _ in prepared:
-                key = stream, event.sequence_number
-                if key in coming or self._received.has(*key):
-                    self.duplicates += 1
-                    plan.append(False)
-                elif self._full == "drop_oldest" or self._has_room(event):
-                    self._pending += 1
-                    coming.add(key)
-                    plan.append(True)
-                elif self._full == "drop_newest":
-                    self._dropped += 1
-                    self._received.add(stream, event)
-                    plan.append(False)
-                else:
-                    full = BoundReachedError(f"the mailbox is full: {self._max_events} events are stored")
-                    break
-            prepared = prepared[: len(plan)]
-            count = len(prepared) + (full is not None)
-            batch: StoredBatch
-            batch = StoredBatch(count, lambda outcomes: self._note_stored(prepared, plan, outcomes, batch.offsets))
-            for index, ((event, _, line), is_stored) in enumerate(zip(prepared, plan, strict=True)):
-                if is_stored:
-                    self._events.store(batch, index, channel_of(event.kind), line, self._message_id(event))
-        for index, is_stored in enumerate(plan):
-            if not is_stored:
-                batch.note(index, None)
-        if full is not None:
-            batch.note(len(plan), full)
-        batch.seal()
-        return batch.promise
+        return self._dropped + self.events.journal.dropped
 
-    def _has_room(self, event: RemoteEvent) -> bool:
+    def admit(self, event: RemoteEvent, size: int) -> MessagingError | bool:
+        """See ``EventIntake``."""
+        if self._full == "drop_oldest" or self.has_room(event, size):
+            self._pending += 1
+            return True
+        if self._full == "drop_newest":
+            self._dropped += 1
+            return False
+        return BoundReachedError(f"the mailbox is full: {self._describe()} are stored")
+
+    def drops(self, _event: RemoteEvent) -> bool:
+        """See ``EventIntake``."""
+        if self._full != "drop_newest":
+            return False
+        self._dropped += 1
+        return True
+
+    def has_room(self, event: RemoteEvent, size: int) -> bool:
         """Return whether there is room for an event. With the lock."""
         raise NotImplementedError
 
-    def _drop_oldest(self, most: int) -> int:
-        """Drop events until there are at most ``most``; return how many were dropped. With the lock."""
-        raise NotImplementedError
+    def _describe(self) -> str:
+        return f"{self._max_events} events"
 
-    def _message_id(self, _event: RemoteEvent) -> str | None:
-        """Return the message id of the record of an event. With the lock."""
-        return None
+    def note(self, event: RemoteEvent, offset: int, size: int) -> None:
+        """See ``EventIntake``."""
+        self._pending -= 1
+        self.keep(event, offset, size)
+        if self._full == "drop_oldest" and offset >= 0:
+            self._dropped += self.drop_oldest()
 
-    def _add(self, event: RemoteEvent, offset: int) -> None:
+    def keep(self, event: RemoteEvent, offset: int, size: int) -> None:
         """Add a stored event to the entries; offset -1: it could not be stored. With the lock."""
 
-    def _note_stored(
-        self,
-        prepared: list[tuple[RemoteEvent, str, bytes]],
-        plan: list[bool],
-        outcomes: list[Outcome],
-        offsets: list[int],
-    ) -> None:
-        """Note what is on the disk. On the thread that wrote it, or on the caller's."""
-        with self._lock:
-            for index, (event, stream, _) in enumerate(prepared):
-                if plan[index]:
-                    self._pending -= 1
-                    is_stored = outcomes[index] is None
-                    if is_stored:
-                        self.stored += 1
-                        self._received.add(stream, event)
-                    self._add(event, offsets[index] if is_stored else -1)
-            self._until = max(self._until, max(offsets, default=-1) + 1)
-            if self._max_events is not None and self._full == "drop_oldest":
-                self._dropped += self._drop_oldest(self._max_events)
-        self._checkpoint.note(sum(plan))
+    def drop_oldest(self) -> int:
+        """Drop events beyond the bound; return how many. With the lock."""
+        raise NotImplementedError
+
+    def stored_all(self, _channels: Sequence[str]) -> None:
+        """See ``EventIntake``."""
         self._changed()
 
     def close(self) -> None:
         """See :class:`Box`."""
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
+        if self._is_closed:
+            return
+        self.refuse_further()
         try:
-            self._checkpoint.store()
+            self.store_checkpoint()
         finally:
-            self._events.close()
+            self.events.close()
 
     def abandon(self) -> None:
         """See :class:`Box`."""
-        with self._lock:
-            self._is_closed = True
-        self._events.close()
+        self.refuse_further()
+        self.events.close()
 
 
 class QueueBox(_BoxBase):
@@ -245,11 +194,13 @@ class QueueBox(_BoxBase):
     def __len__(self) -> int:
         return self._cursor.behind
 
-    def _has_room(self, event: RemoteEvent) -> bool:  # noqa: ARG002  # of a ``LatestBox`` it depends on the kind
+    def has_room(self, _event: RemoteEvent, _size: int) -> bool:
+        """See ``_BoxBase``."""
         return self._max_events is None or self._cursor.behind + self._pending < self._max_events
 
-    def _drop_oldest(self, most: int) -> int:
-        excess = self._cursor.behind - most
+    def drop_oldest(self) -> int:
+        """See ``_BoxBase``."""
+        excess = 0 if self._max_events is None else self._cursor.behind - self._max_events
         if excess <= 0:
             return 0
         self._cursor.commit(self._cursor.position + excess, wait=False)
@@ -289,94 +240,156 @@ class QueueBox(_BoxBase):
 class _Latest:
     """The newest event of a kind."""
 
-    __slots__ = ("event", "offset", "suppressed", "ticket")
+    __slots__ = ("event", "offset", "size", "suppressed", "ticket")
 
-    def __init__(self, event: RemoteEvent, suppressed: int, ticket: int, offset: int) -> None:
+    def __init__(self, event: RemoteEvent, suppressed: int, ticket: int, offset: int, size: int) -> None:
         self.event = event
         #: older events of the kind that were dropped for this one
         self.suppressed = suppressed
         self.ticket = ticket
         #: of its record
         self.offset = offset
+        #: bytes of its line
+        self.size = size
 
 
 class LatestBox(_BoxBase):
     """Keeps the newest event of each kind, with the number of the older ones that it took the place of.
 
-    The entries are in memory; the journal has them as well, and older ones until it is compacted. The message id of a
-    record is the number of suppressed events.
+    The entries are in memory; the journal has them as well, and older ones until it is compacted: it then has at most
+    twice the bytes of the entries, and some more. The message id of a record is the number of suppressed events.
 
     Args:
+        max_bytes: bound of the lines of the entries.
         is_counting: whether events carry that number.
     """
 
-    def __init__(self, *args: Any, is_counting: bool, **options: Any) -> None:
+    def __init__(self, *args: Any, is_counting: bool, max_bytes: int | None, **options: Any) -> None:
         self._is_counting = is_counting
+        self._max_bytes = max_bytes
+        #: bytes of the lines of the entries, and of those on their way to the disk
+        self._size = self._coming_size = 0
         self._tickets = 0
-        #: in the order of their tickets, which is that of their records
+        #: in the order of their tickets
         self._latest: OrderedDict[EventKind, _Latest] = OrderedDict()
         #: events of each kind on their way to the disk
-        self._coming: Counter[EventKind] = Counter()
-        super().__init__(*args, **options)
+        self._coming_kinds: Counter[EventKind] = Counter()
+        #: offsets of the records of the entries, the lowest first, and others that are out of date
+        self._offsets: list[tuple[int, EventKind]] = []
+        #: bytes of the records since the last compaction
+        self._written = 0
+        self._is_compacting = False
+        super().__init__(*args, max_bytes=None, **options)
+        # tickets of an earlier run are lower than those of this one
+        self._tickets = time.time_ns()
         while records := self._cursor.read(_READ, most_bytes=2**22):
             for record in records:
+                self._written += len(record.payload)
                 try:
                     event = decode_event(record.payload)
                 except DecodeError as error:
                     self.damaged += 1
-                    logger.warning("mailbox: record %d is skipped: %s", record.offset, error)
+                    logger.warning("%s: record %d is skipped: %s", self.name, record.offset, error)
                 else:
-                    self._put(event, int(record.message_id or 0), record.offset)
+                    self._put(event, int(record.message_id or 0), record.offset, len(record.payload))
 
     def __len__(self) -> int:
         return len(self._latest)
 
-    def _has_room(self, event: RemoteEvent) -> bool:
+    def has_room(self, event: RemoteEvent, size: int) -> bool:
+        """See ``_BoxBase``."""
         kind = event.kind
+        found = self._latest.get(kind)
+        if self._max_bytes is not None:
+            rest = self._size - (0 if found is None else found.size)
+            if rest + self._coming_size + size > self._max_bytes and (rest or self._coming_size):
+                return False
         return (
             self._max_events is None
-            or kind in self._latest
-            or kind in self._coming
-            or len(self._latest.keys() | self._coming.keys()) < self._max_events
+            or found is not None
+            or kind in self._coming_kinds
+            or len(self._latest.keys() | self._coming_kinds.keys()) < self._max_events
         )
 
-    def _drop_oldest(self, most: int) -> int:
-        excess = max(0, len(self._latest) - most)
-        for _ in range(excess):
-            self._latest.popitem(last=False)
-        return excess
+    def _describe(self) -> str:
+        return f"{len(self._latest)} events ({self._size} bytes)"
 
-    def _message_id(self, event: RemoteEvent) -> str:
+    def drop_oldest(self) -> int:
+        """See ``_BoxBase``."""
+        count = 0
+        while len(self._latest) > 1 and (
+            (self._max_events is not None and len(self._latest) > self._max_events)
+            or (self._max_bytes is not None and self._size > self._max_bytes)
+        ):
+            _, dropped = self._latest.popitem(last=False)
+            self._size -= dropped.size
+            count += 1
+        if count:
+            self._advance()
+        return count
+
+    def message_id(self, event: RemoteEvent) -> str:
+        """See ``EventIntake``."""
         kind = event.kind
         found = self._latest.get(kind)
-        suppressed = (0 if found is None else found.suppressed + 1) + self._coming[kind]
-        self._coming[kind] += 1
+        suppressed = (0 if found is None else found.suppressed + 1) + self._coming_kinds[kind]
+        self._coming_kinds[kind] += 1
+        self._coming_size += len(encode_event(event))
         return str(suppressed)
 
-    def _add(self, event: RemoteEvent, offset: int) -> None:
+    def keep(self, event: RemoteEvent, offset: int, size: int) -> None:
+        """See ``_BoxBase``."""
         kind = event.kind
-        self._coming[kind] -= 1
-        if not self._coming[kind]:
-            del self._coming[kind]
+        if self._coming_kinds[kind]:  # it was passed to the journal
+            self._coming_kinds[kind] -= 1
+            self._coming_size -= size
+        if not self._coming_kinds[kind]:
+            del self._coming_kinds[kind]
         if offset >= 0:
+            self._written += size
             found = self._latest.get(kind)
-            self._put(event, 0 if found is None else found.suppressed + 1, offset)
+            self._put(event, 0 if found is None else found.suppressed + 1, offset, size)
 
-    def _put(self, event: RemoteEvent, suppressed: int, offset: int) -> None:
-        """Make an event the newest one of its kind, unless that has a higher number. With the lock."""
+    def _put(self, event: RemoteEvent, suppressed: int, offset: int, size: int) -> None:
+        """Make an event the newest one of its kind, unless there was one with a higher number. With the lock."""
         kind = event.kind
         found = self._latest.get(kind)
-        if found is not None and found.event.sequence_number > event.sequence_number:
-            event = found.event  # it arrived late: its record is passed with that of the newest one
+        if event.sequence_number < self._received.last(kind):  # it arrived late: behind one that may be taken already
+            if found is not None:
+                found.suppressed = max(found.suppressed, suppressed)
+            return
+        if found is not None:
+            self._size -= found.size
+            suppressed = max(found.suppressed, suppressed)
+        self._size += size
         self._tickets += 1
-        self._latest[kind] = _Latest(event, suppressed, self._tickets, offset)
+        self._latest[kind] = _Latest(event, suppressed, self._tickets, offset, size)
         self._latest.move_to_end(kind)
+        self._note_offset(kind, offset)
+
+    def _note_offset(self, kind: EventKind, offset: int) -> None:
+        heapq.heappush(self._offsets, (offset, kind))
+        if len(self._offsets) > 2 * len(self._latest) + _SLACK:
+            self._offsets = [(each.offset, kind) for kind, each in self._latest.items()]
+            heapq.heapify(self._offsets)
+
+    def _advance(self) -> None:
+        """Move the position of the box to the first record of an entry. With the lock."""
+        while self._offsets:
+            offset, kind = self._offsets[0]
+            found = self._latest.get(kind)
+            if found is not None and found.offset == offset:
+                break
+            heapq.heappop(self._offsets)
+        end = self._until if not self._offsets else min(self._until, self._offsets[0][0])
+        if end > self._cursor.position:
+            self._cursor.commit(end, wait=False)
 
     def first(self, most: int) -> list[Entry]:
         """See :class:`Box`."""
         with self._lock:
             if self._is_closed:
-                raise ClosedError("the mailbox is closed")
+                raise ClosedError(f"{self.name}: closed")
             found = [*islice(self._latest.values(), most)]
             if self._is_counting:
                 return [(each.ticket, each.event.suppressing(each.suppressed)) for each in found]
@@ -386,43 +399,62 @@ class LatestBox(_BoxBase):
         """See :class:`Box`."""
         with self._lock:
             if self._is_closed:
-                raise ClosedError("the mailbox is closed")
-            offset = -1
+                raise ClosedError(f"{self.name}: closed")
             while self._latest:
                 kind, first = next(iter(self._latest.items()))
                 if first.ticket > ticket:
                     break
                 del self._latest[kind]
-                offset = first.offset
-            if offset >= 0:
-                self._cursor.commit(offset + 1, wait=False)
+                self._size -= first.size
+            self._advance()
 
     def compact(self) -> None:
-        """Append the entries again if most records are out of date, and pass over the records before them."""
+        """Append the entries again, and pass over the records before them. On a worker thread."""
         with self._lock:
-            if self._is_closed or self._pending or self._cursor.behind <= 2 * len(self._latest) + _SLACK:
+            self._advance()
+            if self._is_closed or self._is_compacting or not self._needs_compaction():
                 return
             entries = [*self._latest.items()]
             if not entries:
-                self._cursor.commit(self._events.journal.end, wait=False)
+                self._written = 0
                 return
-            batch: StoredBatch
-            batch = StoredBatch(len(entries), lambda outcomes: self._compacted(entries, outcomes, batch.offsets))
-            for index, (kind, each) in enumerate(entries):
-                line = encode_event(each.event)
-                self._events.store(batch, index, channel_of(kind), line, str(each.suppressed))
-        batch.seal()
+            self._is_compacting = True
+            self._written = 0
+            self._append(entries)
 
-    def _compacted(self, entries: list[tuple[EventKind, _Latest]], outcomes: list[Outcome], offsets: list[int]) -> None:
-        if any(each is not None for each in outcomes):
-            return  # the older records hold; the next compaction tries again
+    def _append(self, entries: list[tuple[EventKind, _Latest]]) -> None:
+        """Append entries again. With the lock."""
+        lines = [encode_event(each.event) for _, each in entries]
+        channels = [channel_of(kind) for kind, _ in entries]
+        records = [
+            record_of(channel, line, str(each.suppressed))
+            for channel, line, (_, each) in zip(channels, lines, entries, strict=True)
+        ]
+        try:
+            self.events.store(channels, records, lambda count, first, _: self._compacted(entries, count, first))
+        except MessagingError:
+            self._is_compacting = False  # the older records hold; the next compaction tries again
+
+    def _compacted(self, entries: list[tuple[EventKind, _Latest]], count: int, first: int) -> None:
+        """Note the new records of entries, and go on with the others. On the writing thread."""
         with self._lock:
-            for (_, each), offset in zip(entries, offsets, strict=True):
-                each.offset = offset
-            alive = [each.offset for kind, each in entries if self._latest.get(kind) is each]
-            self._cursor.commit(min(alive, default=max(offsets) + 1), wait=False)
+            for offset, (kind, each) in enumerate(entries[:count], first):
+                if self._latest.get(kind) is each:
+                    each.offset = offset
+                    self._note_offset(kind, offset)
+            self._until = max(self._until, first + count)
+            rest = [(kind, each) for kind, each in entries[count:] if self._latest.get(kind) is each]
+            if count and rest:
+                self._append(rest)
+            else:
+                self._is_compacting = False
+                self._advance()
 
-    def _note_stored(self, *args: Any) -> None:
-        super()._note_stored(*args)
-        if self._cursor.behind > 2 * len(self._latest) + _SLACK:
+    def _needs_compaction(self) -> bool:
+        return self._cursor.behind > 2 * len(self._latest) + _SLACK or self._written > 2 * self._size + _SLACK_BYTES
+
+    def stored_all(self, channels: Sequence[str]) -> None:
+        """See ``EventIntake``."""
+        super().stored_all(channels)
+        if not self._is_compacting and self._needs_compaction():
             workers().submit(self.compact)
