@@ -17,7 +17,7 @@ from messaging.errors import (
 )
 
 #: exceptions of listeners in other processes that refuse the value, not the time
-_REFUSALS: Final = frozenset({"ValueError", "TypeError", "ValidationError", "KeyError"})
+_REFUSALS: Final = frozenset({"ValueError", "TypeError"})
 
 
 class Disposition(enum.Enum):
@@ -48,4 +48,9 @@ def disposition(error: MessagingError) -> Disposition:
 
 def as_failure(error: BaseException) -> MessagingError:
     """Return the exception of a listener as a failure of the notification."""
-    return error if isinstance(error, MessagingError) else ReplyError(type(error).__name__, str(error)[:500])
+    if isinstance(error, MessagingError):
+        return error
+    # classes of subclasses are not known to senders in other processes
+    name = type(error).__name__
+    kind = next((each.__name__ for each in (ValueError, TypeError) if isinstance(error, each)), name)
+    return ReplyError(kind, f"{'' if kind == name else f'{name}: '}{error}"[:500])

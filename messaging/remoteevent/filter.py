@@ -15,7 +15,7 @@ from messaging.errors import ArgumentError, DeadlineError
 from messaging.execution import Promise, workers
 from messaging.remoteevent.event import RemoteEvent
 from messaging.remoteevent.failures import as_failure
-from messaging.remoteevent.listener import BatchListener
+from messaging.remoteevent.listener import BatchListener, outcomes_of
 from messaging.remoteevent.targets import Batch, as_target, settled
 from messaging.remoteevent.time_limits import TIME_LIMIT, LimitedCall, TimeLimits
 from messaging.text import SafeLog
@@ -69,29 +69,27 @@ class NotificationFilter(BatchListener):
         #: for each event that was decided on, whether it is passed on
         is_wanted: list[bool] = []
         failure: Outcome = None
-        for event in batch.events:
-            try:
+        try:
+            for event in batch.events:
                 found = self._predicate(event)
-            except Exception as error:  # noqa: BLE001  # of the application
-                failure = as_failure(error)
-                break
-            is_wanted.append(bool(found))
-            if found:
-                wanted.append(found if isinstance(found, RemoteEvent) else event)
-            self._limits.go_on(call)
-        self._limits.end(call)
+                is_wanted.append(bool(found))
+                if found:
+                    wanted.append(found if isinstance(found, RemoteEvent) else event)
+                self._limits.go_on(call)
+        except BaseException as error:  # noqa: BLE001  # of the application
+            failure = as_failure(error)
+        finally:
+            self._limits.end(call)
         if batch.is_settled:
             return
         if not wanted:
             self._settle(batch, is_wanted, [], failure)
             return
-        answer = self._target.deliver(wanted)
-
-        def settle() -> None:
-            error = answer.exception(0)
-            self._settle(batch, is_wanted, [error] if error is not None else answer.result(0), failure)
-
-        answer.listen(settle)
+        try:
+            answer = self._target.deliver(wanted)
+            answer.listen(lambda: self._settle(batch, is_wanted, outcomes_of(answer), failure))
+        except Exception as error:  # noqa: BLE001  # a target of the application
+            self._settle(batch, is_wanted, [as_failure(error)], None)
 
     def _settle(self, batch: Batch, is_wanted: list[bool], passed: list[Outcome], failure: Outcome) -> None:
         outcomes = self._merged(is_wanted, passed, failure)

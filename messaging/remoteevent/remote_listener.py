@@ -4,8 +4,8 @@ A notification is a call (:mod:`messaging.calls`) with the operation ``notify``:
 the listeners behind the channel, and its body has one line for each event (:mod:`messaging.remoteevent.layout`). The
 result is a list with ``null`` for each event that the listener took, and ``[class, text]`` of the error for others.
 
-**Threads.** A server passes one batch at a time to each listener; the batches of several senders wait in a queue. One
-that has waited longer than its sender does is not passed on.
+**Threads.** A server passes one batch at a time to each listener; the batches of several senders wait in a queue, which
+is bounded by their number and their bytes. One that has waited longer than its sender does is not passed on.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from messaging.errors import (
     DecodeError,
     ListenerGoneError,
     MessagingError,
+    PayloadTooLargeError,
     ReplyError,
 )
 from messaging.execution import Promise, seconds, workers
 from messaging.model import check_name
+from messaging.remoteevent.failures import Disposition, disposition
 from messaging.remoteevent.layout import decode_event, encode_event
-from messaging.remoteevent.listener import BatchListener, EventTarget, Outcome
+from messaging.remoteevent.listener import BatchListener, EventTarget, Outcome, outcomes_of
 from messaging.remoteevent.targets import as_target, settled
 
 if TYPE_CHECKING:
@@ -42,8 +44,11 @@ if TYPE_CHECKING:
 _BATCH_BYTES: Final = 128 * 2**10
 #: how long a stub waits for the outcomes, seconds
 TIMEOUT: Final = 10.0
-#: batches that wait for one listener
+#: longest wait that a sender can ask for, seconds
+_MAX_TIMEOUT: Final = 300.0
+#: batches that wait for one listener, and bytes of those that wait for all listeners of a channel
 _MAX_WAITING: Final = 1000
+_MAX_WAITING_BYTES: Final = 64 * 2**20
 #: bytes of the text of an error
 _REASON: Final = 500
 
@@ -109,19 +114,31 @@ class RemoteListener(BatchListener):
             lines.append(line)
         promise: Promise[list[Outcome]] = Promise(lambda: f"notify the listener at {self.reference.channel!r}")
         try:
-            answer = call(
-                self._messaging, self.reference.channel, "notify", self._arguments, b"\n".join(lines),
-                timeout=self._timeout, convert=_outcomes,
-            )  # fmt: skip
+            answer = self._call(lines)
+        except PayloadTooLargeError as error:
+            return settled([error])  # the first event is too large
         except MessagingError as error:
-            return settled([error])
+            return settled([_of_call(error)])
 
         def settle() -> None:
             error = answer.exception(0)
-            promise.resolve([error] if error is not None else answer.result(0))
+            promise.resolve(answer.result(0) if error is None else [_of_call(error)])
 
         answer.listen(settle)
         return promise
+
+    def _call(self, lines: list[bytes]) -> Promise[list[Outcome]]:
+        """Send the first events: as many as the broker takes in one message. Raises ``MessagingError``."""
+        while True:
+            try:
+                return call(
+                    self._messaging, self.reference.channel, "notify", self._arguments, b"\n".join(lines),
+                    timeout=self._timeout, convert=_outcomes,
+                )  # fmt: skip
+            except PayloadTooLargeError:
+                if len(lines) == 1:
+                    raise
+                lines = lines[: len(lines) // 2]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RemoteListener) and (self.reference, id(self._messaging)) == (
@@ -131,6 +148,13 @@ class RemoteListener(BatchListener):
 
     def __hash__(self) -> int:
         return hash(self.reference)
+
+
+def _of_call(error: MessagingError) -> MessagingError:
+    """Return the failure of a call as an outcome: it says nothing against the events."""
+    if disposition(error) is Disposition.BAD_EVENT:
+        return ReplyError(type(error).__name__, str(error))
+    return error
 
 
 def _unencodable(error: BaseException) -> MessagingError:
@@ -152,117 +176,108 @@ class NotifyOperation:
 
     def __init__(self, find: Callable[[str], EventTarget | None]) -> None:
         self._find = find
-        self._lock = threading.Lock()  # guards the inboxes
-        self._inboxes: dict[str, _Inbox] = {}
+        self._lock = threading.Lock()  # guards the following two
+        #: the notifications that wait behind the one that a listener has; of listeners that have one
+        self._waiting: dict[str, deque[_Notification]] = {}
+        self._bytes = 0
 
     def __call__(self, arguments: Mapping[str, Any], body: bytes) -> Promise[Any]:
         """See :data:`~messaging.calls.Operation`."""
         name = str(arguments.get("listener", ""))
-        target = self._find(name)
-        if target is None:
-            self.forget(name)
-            raise ListenerGoneError(f"there is no listener {name!r:.80}")
+        if self._find(name) is None:
+            raise _gone(name)
         timeout = arguments.get("timeout", TIMEOUT)
-        timeout = float(timeout) if isinstance(timeout, (int, float)) else TIMEOUT
+        timeout = min(timeout, _MAX_TIMEOUT) if isinstance(timeout, (int, float)) else TIMEOUT
+        notification = _Notification(name, body, time.monotonic() + timeout)
         with self._lock:
-            inbox = self._inboxes.get(name)
-            if inbox is None or inbox.target is not target:
-                inbox = self._inboxes[name] = _Inbox(target)
-        return inbox.put(_Notification(body.split(b"\n"), time.monotonic() + timeout))
+            waiting = self._waiting.get(name)
+            if waiting is not None:
+                if len(waiting) >= _MAX_WAITING or self._bytes + len(body) > _MAX_WAITING_BYTES:
+                    raise BoundReachedError(f"{len(waiting)} notifications wait for the listener already")
+                waiting.append(notification)
+                self._bytes += len(body)
+                return notification.promise
+            self._waiting[name] = deque()
+        self._work(notification)
+        return notification.promise
 
-    def forget(self, name: str) -> None:
-        """Forget a listener that was removed."""
+    def _work(self, notification: _Notification | None) -> None:
+        """Pass notifications to a listener, as long as it answers at once."""
+        while notification is not None and self._pass_on(notification):
+            notification = self._next(notification.name)
+
+    def _next(self, name: str) -> _Notification | None:
         with self._lock:
-            self._inboxes.pop(name, None)
+            waiting = self._waiting[name]
+            if not waiting:
+                del self._waiting[name]
+                return None
+            found = waiting.popleft()
+            self._bytes -= len(found.body)
+        return found
+
+    def _pass_on(self, notification: _Notification) -> bool:
+        """Notify the listener; return whether the request is answered already."""
+        promise = notification.promise
+        try:
+            if time.monotonic() >= notification.deadline:
+                raise DeadlineError("the notification waited for earlier ones longer than its sender waits")
+            target = self._find(notification.name)
+            if target is None:
+                raise _gone(notification.name)
+            events, refused = _decoded(notification.body)
+            if not events:
+                promise.resolve(refused)
+                return True
+            answer = target.deliver(events)
+            if not answer.done():
+                answer.listen(lambda: self._settle_later(notification, refused, answer))
+                return False
+            promise.resolve([*refused, *map(_described, outcomes_of(answer))])
+        except MessagingError as error:
+            promise.reject(error)
+        except Exception as error:  # noqa: BLE001  # a target of the application
+            promise.reject(ReplyError(type(error).__name__, str(error)[:_REASON]))
+        return True
+
+    def _settle_later(self, notification: _Notification, refused: list[Any], answer: Promise[list[Outcome]]) -> None:
+        """Answer the request, and go on with the next one. On the thread that resolved the outcomes."""
+        notification.promise.resolve([*refused, *map(_described, outcomes_of(answer))])
+        following = self._next(notification.name)
+        if following is not None:
+            workers().submit(lambda: self._work(following))
 
 
 class _Notification:
     """One request: its events, and the promise of the reply."""
 
-    __slots__ = ("deadline", "lines", "promise")
+    __slots__ = ("body", "deadline", "name", "promise")
 
-    def __init__(self, lines: list[bytes], deadline: float) -> None:
-        self.lines = lines
+    def __init__(self, name: str, body: bytes, deadline: float) -> None:
+        #: id of the listener
+        self.name = name
+        self.body = body
         self.deadline = deadline
         self.promise: Promise[Any] = Promise("notify a listener")
         self.promise.looked_at = True
 
 
-class _Inbox:
-    """The requests for one listener, which gets one at a time."""
-
-    def __init__(self, target: EventTarget) -> None:
-        self.target = target
-        self._lock = threading.Lock()  # guards the following
-        self._waiting: deque[_Notification] = deque()
-        self._is_busy = False
-
-    def put(self, notification: _Notification) -> Promise[Any]:
-        """Pass a request to the listener, after the earlier ones."""
-        with self._lock:
-            if len(self._waiting) >= _MAX_WAITING:
-                raise BoundReachedError(f"{_MAX_WAITING} notifications wait for the listener already")
-            self._waiting.append(notification)
-        self._next()
-        return notification.promise
-
-    def _next(self) -> None:
-        while True:
-            with self._lock:
-                if self._is_busy or not self._waiting:
-                    return
-                self._is_busy = True
-                notification = self._waiting.popleft()
-            if not self._pass_on(notification):
-                return
-            with self._lock:
-                self._is_busy = False
-
-    def _pass_on(self, notification: _Notification) -> bool:
-        """Notify the listener; return whether the request is answered already."""
-        promise = notification.promise
-        if time.monotonic() >= notification.deadline:
-            promise.reject(DeadlineError("the notification waited for earlier ones longer than its sender waits"))
-            return True
-        outcomes: list[Any] = []
-        events: list[RemoteEvent] = []
-        for line in notification.lines:
-            try:
-                events.append(decode_event(line))
-            except (DecodeError, ConversionError) as error:
-                if events:
-                    break  # first the events before it
-                outcomes.append(_described(error))
-        if not events:
-            promise.resolve(outcomes)
-            return True
+def _decoded(body: bytes) -> tuple[list[RemoteEvent], list[Any]]:
+    """Return the first events of a body that can be decoded, and the outcomes of those before them."""
+    events: list[RemoteEvent] = []
+    refused: list[Any] = []
+    for line in body.split(b"\n"):
         try:
-            answer = self.target.deliver(events)
-        except Exception as error:  # noqa: BLE001  # a target of the application
-            promise.reject(ReplyError(type(error).__name__, str(error)[:_REASON]))
-            return True
-        if answer.done():
-            _settle(promise, outcomes, answer)
-            return True
-
-        def settle() -> None:
-            _settle(promise, outcomes, answer)
-            with self._lock:
-                self._is_busy = False
-                is_waiting = bool(self._waiting)
-            if is_waiting:
-                workers().submit(self._next)
-
-        answer.listen(settle)
-        return False
+            events.append(decode_event(line))
+        except (DecodeError, ConversionError) as error:
+            if events:
+                break  # first the events before it
+            refused.append(_described(error))
+    return events, refused
 
 
-def _settle(promise: Promise[Any], outcomes: list[Any], answer: Promise[list[Outcome]]) -> None:
-    error = answer.exception(0)
-    if error is not None:
-        promise.reject(error)
-    else:
-        promise.resolve([*outcomes, *map(_described, answer.result(0))])
+def _gone(name: str) -> ListenerGoneError:
+    return ListenerGoneError(f"there is no listener {name!r:.80}")
 
 
 def _described(outcome: Outcome) -> list[str] | None:
@@ -289,8 +304,7 @@ class ListenerServer:
     def __init__(self, messaging: Messaging, channel: str | None = None) -> None:
         self.channel = f"listeners/{secrets.token_hex(8)}" if channel is None else check_name(channel)
         self._targets: dict[str, EventTarget] = {}
-        self._notify = NotifyOperation(self._targets.get)
-        operations: dict[str, Operation] = {"notify": self._notify}
+        operations: dict[str, Operation] = {"notify": NotifyOperation(self._targets.get)}
         self._server = CallServer(messaging, self.channel, operations)
 
     @property
@@ -316,9 +330,7 @@ class ListenerServer:
 
     def remove(self, reference: ListenerReference) -> bool:
         """Remove a listener, whose senders are told that it is gone; return whether there was one."""
-        found = self._targets.pop(reference.id, None) is not None
-        self._notify.forget(reference.id)
-        return found
+        return self._targets.pop(reference.id, None) is not None
 
     def close(self) -> None:
         """Answer no further notifications: to senders the listeners are unreachable. Idempotent."""

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ArgumentError
-from messaging.execution import Promise
+from messaging.execution import Promise, workers
 from messaging.remoteevent.event import EventRegistration, RemoteEvent
 from messaging.remoteevent.failures import Disposition, disposition
-from messaging.remoteevent.listener import BatchListener
+from messaging.remoteevent.listener import BatchListener, outcomes_of
 from messaging.remoteevent.ranges import SequenceRanges
 from messaging.remoteevent.targets import as_target
 from messaging.text import SafeLog
@@ -237,7 +237,10 @@ class IdempotentListener(BatchListener):
             promise.resolve([None] * len(events))
             return promise
         answer = self._target.deliver(fresh)
-        answer.listen(lambda: self._answered(events, fresh, answer, promise))
+        if self._on_missed is None:
+            answer.listen(lambda: self._answered(events, fresh, answer, promise))
+        else:  # the callback must not run on the event loop of the engine
+            answer.listen(lambda: workers().submit(lambda: self._answered(events, fresh, answer, promise)))
         return promise
 
     def _answered(
@@ -248,8 +251,7 @@ class IdempotentListener(BatchListener):
         promise: Promise[list[Outcome]],
     ) -> None:
         """Give the outcome of each event, in order; that of a duplicate is the one of its first arrival."""
-        error = answer.exception(0)
-        found = [error] if error is not None else answer.result(0)
+        found = outcomes_of(answer)
         by_event = {(event.kind, event.sequence_number): outcome for event, outcome in zip(fresh, found, strict=False)}
         asked = {(each.kind, each.sequence_number) for each in fresh}
         outcomes: list[Outcome] = []

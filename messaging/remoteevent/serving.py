@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from messaging.calls import CallServer, Operation, call
-from messaging.errors import ArgumentError, DecodeError
+from messaging.errors import ArgumentError, DecodeError, OutcomeUnknownError
 from messaging.leases import (
     Lease,
     LeaseDirectory,
@@ -149,7 +149,7 @@ class RemoteGenerator:
         """
         check_event_id(event_id)
         asked = check_duration(duration)
-        reference = self._reference(listener)
+        server, reference = self._reference(listener)
         arguments: dict[str, Any] = {
             "id": event_id,
             "handback": handback,
@@ -174,18 +174,27 @@ class RemoteGenerator:
                 is_fully_ordered=result["fully_ordered"] is True,
             )
 
-        return call(self._messaging, self.channel, "register", arguments, timeout=self._timeout, convert=convert)
+        try:
+            promise = call(self._messaging, self.channel, "register", arguments, timeout=self._timeout, convert=convert)
+        except BaseException:
+            if server is not None:
+                server.remove(reference)
+            raise
+        if server is not None:
+            promise.listen(lambda: _remove_refused(promise, server, reference))
+        return promise
 
-    def _reference(self, listener: Any) -> ListenerReference:
+    def _reference(self, listener: Any) -> tuple[ListenerServer | None, ListenerReference]:
+        """Return where a listener is reached, and the server here that it was added to for this registration."""
         if isinstance(listener, ListenerReference):
-            return listener
+            return None, listener
         if isinstance(listener, RemoteListener):
-            return listener.reference
+            return None, listener.reference
         with self._lock:
             if self._listeners is None:
                 self._listeners = ListenerServer(self._messaging)
             server = self._listeners
-        return server.add(listener)
+        return server, server.add(listener)
 
     def close(self) -> None:
         """Make the listeners of this process unreachable. Registrations stay until their leases end. Idempotent."""
@@ -199,3 +208,13 @@ class RemoteGenerator:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _remove_refused(promise: Promise[EventRegistration], server: ListenerServer, reference: ListenerReference) -> None:
+    """Remove the listener of a registration that failed: nothing will be sent to it."""
+    was_looked_at = promise.looked_at
+    error = promise.exception(0)
+    promise.looked_at = was_looked_at  # by the application
+    # if the outcome is not known there may be a registration, whose events are taken until its lease ends
+    if error is not None and not isinstance(error, OutcomeUnknownError):
+        server.remove(reference)

@@ -165,7 +165,8 @@ def as_target(listener: RemoteEventListener | EventTarget | Callable[[RemoteEven
     Raises:
         ArgumentError: it is no listener.
     """
-    if not isinstance(listener, type) and callable(getattr(listener, "deliver", None)):
+    deliver = None if isinstance(listener, type) else getattr(listener, "deliver", None)
+    if callable(deliver) and not is_coroutine(deliver):
         return listener  # type: ignore[return-value]
     return LocalTarget(listener)
 

@@ -144,7 +144,7 @@ def test_junk_in_a_notification_is_refused_and_harms_no_other_event(memory: mess
 
 def test_an_event_without_a_form_is_dropped_and_the_next_one_sent(memory: messaging.Messaging) -> None:
     listener = Recorder()
-    with ListenerServer(memory) as server, EventGenerator("s", events=[1]) as generator:
+    with ListenerServer(memory) as server, EventGenerator("s", events=[1], begin=0) as generator:
         stub = RemoteListener(memory, server.add(listener))
         generator.register(1, None, stub, 60.0)
         outcomes = stub.deliver([event(1, handback=object()), event(2)]).result(5)
@@ -172,7 +172,7 @@ def test_a_listener_registers_with_a_generator_of_another_process(connect: Conne
     listener = Recorder()
     here, there = connect(), connect()
     with (
-        EventGenerator("boiler", events=["hot"], retry=FAST) as generator,
+        EventGenerator("boiler", events=["hot"], begin=0, retry=FAST) as generator,
         EventServer(there, channel, generator) as server,
         RemoteGenerator(here, channel) as remote,
     ):
@@ -328,7 +328,7 @@ def test_a_mailbox_renews_leases_of_other_processes_also_after_a_restart(
     here, there = connect(), connect()
     with (
         Landlord(max_duration=1.0) as landlord,
-        EventGenerator("s", events=[1], landlord=landlord, retry=FAST) as generator,
+        EventGenerator("s", events=[1], begin=0, landlord=landlord, retry=FAST) as generator,
         EventServer(there, f"{channel}/g", generator) as server,
     ):
         server.ready.result(10)

@@ -181,7 +181,7 @@ def test_events_of_a_generator_are_new_once_and_none_is_missed() -> None:
         if len(got) == 100:
             done.set()
 
-    with EventGenerator("boiler", events=["hot"]) as boiler:
+    with EventGenerator("boiler", events=["hot"], begin=0) as boiler:
         boiler.generate("hot")
         tracker = SequenceTracker()
         found = boiler.register("hot", None, IdempotentListener(notify, tracker))
