@@ -2,25 +2,31 @@
 
 **Threads.** The listeners of a batch are notified side by side, each by its target. A multiplexer stores nothing: it
 acknowledges an event when each listener has acknowledged it, or has refused it for good. A listener that fails makes
-the sender try again; the listeners that have acknowledged the event do not get it again. A listener that is often away
-belongs behind a :class:`~messaging.remoteevent.StoreAndForwardAgent`.
+the sender try again; the listeners that have acknowledged the event do not get it again.
+
+**Listeners that are away** hold up the others for as long as the retry policy says. From then on their events are
+dropped and counted, and the listener is tried again every ``max_delay`` seconds. A listener that is often away belongs
+behind a :class:`~messaging.remoteevent.StoreAndForwardAgent`.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ArgumentError, UnknownEventError
 from messaging.eventdata import from_portable, to_portable
 from messaging.leases import Landlord, Lease, LeaseEnd, release
+from messaging.remoteevent.delivery import SHORT, DeliveryCounts, RetryPolicy
 from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent, check_kind
-from messaging.remoteevent.failures import Disposition, disposition
-from messaging.remoteevent.listener import BatchListener
+from messaging.remoteevent.failures import Disposition, as_failure, disposition
+from messaging.remoteevent.listener import BatchListener, outcomes_of
 from messaging.remoteevent.targets import Batch, as_target
+from messaging.remoteevent.targets import settled as settled_with
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -36,7 +42,7 @@ _MAX_AHEAD: Final = 10_000
 class _Branch:
     """One listener of a multiplexer. Guarded by the lock of the multiplexer."""
 
-    __slots__ = ("ahead", "handback", "kind", "lease", "target")
+    __slots__ = ("ahead", "counts", "failing_since", "failures", "handback", "kind", "lease", "retry_at", "target")
 
     lease: Lease
 
@@ -44,8 +50,14 @@ class _Branch:
         self.kind = kind
         self.handback = handback
         self.target = target
-        #: numbers of the events that it has acknowledged while another listener failed
+        #: numbers of the events that it has acknowledged, and its sender has not been told of
         self.ahead: OrderedDict[int, None] = OrderedDict()
+        self.counts = DeliveryCounts()
+        #: failed notifications in a row, and when the first one was
+        self.failures = 0
+        self.failing_since = 0.0
+        #: monotonic time until which its events are dropped; 0: they are not
+        self.retry_at = 0.0
 
     def acknowledge(self, number: int) -> None:
         """Remember that the listener has an event."""
@@ -60,14 +72,18 @@ class NotificationMultiplexer(BatchListener):
     Args:
         name: for the log and for the view of the leases.
         landlord: grants the leases; ``None``: one of its own.
+        retry: how long a listener that fails holds up the others; by default 5 attempts of the sender, within a minute.
     """
 
-    def __init__(self, name: str = "multiplexer", *, landlord: Landlord | None = None) -> None:
+    def __init__(
+        self, name: str = "multiplexer", *, landlord: Landlord | None = None, retry: RetryPolicy | None = None
+    ) -> None:
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"name must be a non-empty text, not {name!r:.80}")
         self.name = name
         self.landlord = Landlord(name) if landlord is None else landlord
         self._owns_landlord = landlord is None
+        self._retry = retry or SHORT
         self._lock = threading.Lock()  # guards the following two
         self._branches: dict[EventKind, tuple[_Branch, ...]] = {}
         #: number of the last event of each kind
@@ -91,11 +107,20 @@ class NotificationMultiplexer(BatchListener):
         kind = check_kind(source, event_id)
         form = None if handback is None else from_portable(to_portable(handback))
         branch = _Branch(kind, form, as_target(listener))
-        branch.lease = self.landlord.grant(duration, lambda end: self._end(branch, end), about=f"{self.name} {kind!r}")
+        lease = branch.lease = self.landlord.grant(duration, about=f"{self.name} {kind!r}")
         with self._lock:
             self._branches[kind] = (*self._branches.get(kind, ()), branch)
             number = self._numbers.get(kind, 0)
-        return EventRegistration(event_id, source, branch.lease, number)
+        # last: it is called at once if the lease has ended meanwhile
+        lease.when_ended(lambda end: self._end(branch, end))
+        return EventRegistration(event_id, source, lease, number)
+
+    def counts(self, registration: EventRegistration) -> DeliveryCounts | None:
+        """Return the numbers of notifications of a registration; ``None`` if it has ended."""
+        for each in self._branches.get(registration.kind, ()):
+            if each.lease.id == registration.lease.id:
+                return each.counts
+        return None
 
     def _end(self, branch: _Branch, _end: LeaseEnd) -> None:
         with self._lock:
@@ -109,6 +134,7 @@ class NotificationMultiplexer(BatchListener):
     def deliver(self, events: Sequence[RemoteEvent], /) -> Promise[list[Outcome]]:
         """See :class:`~messaging.remoteevent.listener.EventTarget`."""
         fan_out = _FanOut(events)
+        now = time.monotonic()
         with self._lock:
             for index, event in enumerate(events):
                 branches = [each for each in self._branches.get(event.kind, ()) if not each.lease.is_ended]
@@ -117,10 +143,21 @@ class NotificationMultiplexer(BatchListener):
                     continue
                 self._numbers[event.kind] = max(self._numbers.get(event.kind, 0), event.sequence_number)
                 for branch in branches:
-                    if event.sequence_number not in branch.ahead:
+                    if event.sequence_number in branch.ahead:
+                        continue
+                    if branch.retry_at > now:
+                        branch.counts.dropped += 1
+                    else:
                         fan_out.add(index, branch, event)
-        fan_out.start(self._note)
+        fan_out.start(self._note, self._settled)
         return fan_out.promise
+
+    def _settled(self, events: Sequence[RemoteEvent]) -> None:
+        """Forget events that are acknowledged to the sender: it does not pass them again."""
+        with self._lock:
+            for event in events:
+                for branch in self._branches.get(event.kind, ()):
+                    branch.ahead.pop(event.sequence_number, None)
 
     def _note(self, branch: _Branch, parts: list[tuple[int, RemoteEvent]], outcomes: list[Outcome]) -> list[Outcome]:
         """Return the outcomes of one listener as its sender sees them, and note what follows from them."""
@@ -128,9 +165,20 @@ class NotificationMultiplexer(BatchListener):
         for (_index, event), outcome in zip(parts, outcomes, strict=False):
             found = None if outcome is None else disposition(outcome)
             if found is Disposition.RETRY:
-                seen.append(outcome)
+                if not self._is_given_up(branch):
+                    seen.append(outcome)
+                    break
+                logger.warning(
+                    "multiplexer '%s': a listener of %r fails: %s; its events are dropped for %g s",
+                    self.name, event.kind, outcome, self._retry.max_delay,
+                )  # fmt: skip
+                branch.counts.dropped += len(parts) - len(seen)
+                seen += [None] * (len(parts) - len(seen))
                 break
-            if found in (Disposition.UNKNOWN_EVENT, Disposition.GONE):
+            branch.failures = 0
+            if found is None:
+                branch.counts.delivered += 1
+            elif found in (Disposition.UNKNOWN_EVENT, Disposition.GONE):
                 release(branch.lease)
             elif found is Disposition.BAD_EVENT:
                 logger.warning(
@@ -144,6 +192,18 @@ class NotificationMultiplexer(BatchListener):
                 seen += [None] * (len(parts) - len(seen))
                 break
         return seen
+
+    def _is_given_up(self, branch: _Branch) -> bool:
+        """Return whether a listener that failed once more holds up the others no longer."""
+        now = time.monotonic()
+        branch.failures += 1
+        if branch.failures == 1:
+            branch.failing_since = now
+        branch.counts.retries += 1
+        if not self._retry.is_exhausted(branch.failures, now - branch.failing_since):
+            return False
+        branch.retry_at = now + self._retry.max_delay
+        return True
 
     def close(self) -> None:
         """End all registrations. Idempotent."""
@@ -174,21 +234,30 @@ class _FanOut:
         """Pass an event to a listener."""
         self._parts.setdefault(branch, []).append((index, event.with_handback(branch.handback)))
 
-    def start(self, note: Any) -> None:
+    def start(self, note: Any, settled: Callable[[Sequence[RemoteEvent]], object]) -> None:
         """Notify the listeners, and resolve the promise when all have outcomes."""
+        self._settled = settled
         self._left = len(self._parts)
         if not self._parts:
-            self._batch.settle_with(self._failures)
+            self._settle()
             return
         for branch, parts in self._parts.items():
-            answer = branch.target.deliver([event for _, event in parts])
+            try:
+                answer = branch.target.deliver([event for _, event in parts])
+            except Exception as error:  # noqa: BLE001  # a target of the application
+                answer = settled_with([as_failure(error)])
             answer.listen(partial(self._answered, note, branch, parts, answer))
+
+    def _settle(self) -> None:
+        outcomes = self._failures[: self._until]
+        passed = next((at for at, each in enumerate(outcomes) if each is not None), len(outcomes))
+        self._settled(self._batch.events[:passed])
+        self._batch.settle_with(outcomes)
 
     def _answered(
         self, note: Any, branch: _Branch, parts: list[tuple[int, RemoteEvent]], answer: Promise[list[Outcome]]
     ) -> None:
-        error = answer.exception(0)
-        outcomes = note(branch, parts, [error] if error is not None else answer.result(0))
+        outcomes = note(branch, parts, outcomes_of(answer))
         with self._lock:
             for (index, _), outcome in zip(parts, outcomes, strict=False):
                 if outcome is not None:
@@ -199,4 +268,4 @@ class _FanOut:
             self._left -= 1
             if self._left:
                 return
-        self._batch.settle_with(self._failures[: self._until])
+        self._settle()

@@ -184,7 +184,7 @@ def test_typed_events_become_remote_events_and_back_without_loss(bus: TypedEvent
 
 def test_typed_events_are_events_of_a_generator(bus: TypedEventBus) -> None:
     got: list[Any] = []
-    with EventGenerator("shop", events=["order"]) as shop:
+    with EventGenerator("shop", events=["order"], begin=0) as shop:
         registration = shop.register("order", {"h": 1}, got.append)
         with from_typed(bus, "orders/*", generator=shop, event_id="order") as bridge:
             assert bridge.generator is shop
@@ -268,7 +268,7 @@ def test_an_adapter_refuses_an_unknown_kind() -> None:
     for kind in (("boiler", "cold"), ("pump", "hot"), ("boiler", 1)):
         with pytest.raises(UnknownEventError):
             adapter.notify(RemoteEvent(kind[0], kind[1], 1))
-    with EventGenerator("boiler", events=["hot", "cold"]) as boiler:
+    with EventGenerator("boiler", events=["hot", "cold"], begin=0) as boiler:
         hot = boiler.register("hot", None, adapter)
         cold = boiler.register("cold", None, adapter)
         boiler.generate("cold")
@@ -321,7 +321,7 @@ def test_messages_of_a_channel_are_events_of_a_generator(instance: Messaging) ->
     """Scenario 58 in the sense of EV.4: a channel of a broker as a generator."""
     got: list[ChannelMessage] = []
     channel = f"bridges/{uuid.uuid4().hex}"
-    with EventGenerator("broker", events=["message"]) as broker:
+    with EventGenerator("broker", events=["message"], begin=0) as broker:
         broker.register("message", None, got.append)
         with ChannelGenerator(instance, channel, generator=broker, event_id="message") as bridge:
             bridge.ready.result(20)

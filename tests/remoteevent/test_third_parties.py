@@ -99,7 +99,7 @@ def test_a_predicate_that_raises_or_hangs_fails_the_notification(target: Recorde
 def test_one_registration_at_the_source_serves_many_listeners() -> None:
     """Scenario 36: each with its own handback, put in by the agent."""
     listeners = {name: Recorder() for name in ("a", "b", "c")}
-    with EventGenerator("source", events=[1]) as generator:
+    with EventGenerator("source", events=[1], begin=0) as generator:
         spread = NotificationMultiplexer()
         generator.register(1, "of the source", spread, 60.0)
         for name, each in listeners.items():
@@ -118,7 +118,7 @@ def test_one_registration_at_the_source_serves_many_listeners() -> None:
 def test_a_listener_that_fails_is_tried_again_and_the_others_get_nothing_twice() -> None:
     good, bad = Recorder(), Recorder()
     bad.error = OSError("away")
-    with EventGenerator("source", events=[1], retry=FAST) as generator:
+    with EventGenerator("source", events=[1], begin=0, retry=FAST) as generator:
         spread = NotificationMultiplexer()
         spread.register("source", 1, None, good, 60.0)
         spread.register("source", 1, None, bad, 60.0)
@@ -155,7 +155,7 @@ def test_notifications_are_spread_by_source_and_id() -> None:
     spread = NotificationDemultiplexer()
     for kind, each in listeners.items():
         spread.add(kind, each)
-    with EventGenerator("a", events=[1, 2]) as first, EventGenerator("b", events=[1, 2]) as second:
+    with EventGenerator("a", events=[1, 2], begin=0) as first, EventGenerator("b", events=[1, 2], begin=0) as second:
         for generator in (first, second):
             for event_id in (1, 2):
                 generator.register(event_id, None, spread, 60.0)
@@ -171,7 +171,7 @@ def test_notifications_are_spread_by_source_and_id() -> None:
 def test_an_event_for_no_local_listener_is_refused_to_the_sender(target: Recorder) -> None:
     """Scenario 38."""
     spread = NotificationDemultiplexer()
-    with EventGenerator("source", events=[1, 2]) as generator:
+    with EventGenerator("source", events=[1, 2], begin=0) as generator:
         known = generator.register(1, None, spread, 60.0)
         unknown = generator.register(2, None, spread, 60.0)
         spread.add(known, target)
@@ -206,7 +206,7 @@ def test_a_pattern_of_events_makes_a_new_event(target: Recorder, tmp_path: Path)
         seen.append(received.sequence_number)
         return [{"size": len(seen)}] if len(seen) % 3 == 0 else []
 
-    with EventGenerator("bursts", events=["burst"], path=tmp_path / "g", listeners={"t": target}) as generator:
+    with EventGenerator("bursts", events=["burst"], begin=0, path=tmp_path / "g", listeners={"t": target}) as generator:
         generator.register("burst", None, target, 60.0)
         correlator = EventCorrelator(match, generator, "burst", Burst)
         assert correlator.deliver(events(1, 7)).result(10) == [None] * 7
@@ -261,7 +261,7 @@ def test_chains_in_any_order_obey_each_policy(order: tuple[str, ...], target: Re
         first: Any = target
         for name in reversed([*order, "multiplexer"]):
             first = getattr(party, name)(first)
-        generator = stack.enter_context(EventGenerator("source", events=[1], retry=FAST))
+        generator = stack.enter_context(EventGenerator("source", events=[1], begin=0, retry=FAST))
         generator.register(1, "h", first, 60.0)
         for _ in range(100):
             generator.generate(1)
@@ -294,7 +294,7 @@ def test_a_chain_over_a_broker(
             server = stack.enter_context(EventServer(there, f"{channel}/{name}", party))
             server.ready.result(10)
             before = RemoteListener(here, ListenerReference(f"{channel}/{name}"))
-        generator = stack.enter_context(EventGenerator("source", events=[1]))
+        generator = stack.enter_context(EventGenerator("source", events=[1], begin=0))
         generator.register(1, {"h": 1}, before, 60.0)
         for _ in range(30):
             generator.generate(1)

@@ -110,7 +110,8 @@ class ChannelGenerator:
 class ChannelListener(BatchListener):
     """Publishes the events that it is notified of to a channel, as JSON. A listener; thread safe.
 
-    The payload is the line of :mod:`messaging.remoteevent.layout`; ``decode_event`` returns the event.
+    The payload is the line of :mod:`messaging.remoteevent.layout`; ``decode_event`` returns the event. The events of a
+    batch are published without waiting for each: one that fails may be published again behind later ones.
 
     Args:
         messaging: publishes the messages.

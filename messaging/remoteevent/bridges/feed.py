@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ArgumentError, BoundReachedError
-from messaging.leases import Landlord, Lease
+from messaging.leases import Landlord, Lease, LeaseRenewalManager, release
 from messaging.remoteevent.event import check_event_id
 from messaging.remoteevent.generator import EventGenerator
 
@@ -45,8 +45,10 @@ class Feed:
         self._landlord = Landlord("feed", max_duration=math.inf) if generator is None else None
         self.generator = generator or EventGenerator(landlord=self._landlord)
         self._listener = listener
-        self._lock = threading.Lock()  # guards the ids
+        self._renewals = LeaseRenewalManager()
+        self._lock = threading.Lock()  # guards the following two
         self._ids: set[EventId] = set()
+        self._leases: list[Lease] = []
         self._id_of: Callable[[str], EventId]
         try:
             if event_id is None:
@@ -77,11 +79,18 @@ class Feed:
                 raise BoundReachedError(f"the feed has {MAX_IDS} kinds of events already")
             self.generator.declare(event_id)
             if self._listener is not None:
-                self.generator.register(event_id, None, self._listener, Lease.FOREVER)
+                lease = self.generator.register(event_id, None, self._listener, Lease.FOREVER).lease
+                self._leases.append(lease)
+                self._renewals.renew_until(lease)
             self._ids.add(event_id)
 
     def close(self) -> None:
-        """Close the generator and its leases, if they are of the feed itself. Idempotent."""
+        """End the registrations of the listener, and close the generator if it is the feed's own. Idempotent."""
+        self._renewals.close()
+        with self._lock:
+            leases, self._leases = self._leases, []
+        for lease in leases:
+            release(lease)
         if self._landlord is not None:
             self.generator.close()
             self._landlord.close()
