@@ -77,7 +77,12 @@ def seconds_text(seconds: float) -> str:
 
 def time_text(lease: Any) -> str:
     """Return the expiration of a lease for people."""
-    return "-" if lease.expiration is None else lease.expiration.astimezone().isoformat(sep=" ", timespec="seconds")
+    if lease.expiration is None:
+        return "-"
+    try:
+        return str(lease.expiration.astimezone().isoformat(sep=" ", timespec="seconds"))
+    except (OSError, OverflowError, ValueError):  # beyond the years that the local time zone has
+        return str(lease.expiration)
 
 
 def _fields(lease: LeaseInfo) -> dict[str, Any]:

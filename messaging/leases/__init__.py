@@ -4,7 +4,7 @@
 ``lease``          Lease: the handle of the holder
 ``landlord``       Landlord: grants leases, and ends them
 ``batch``          several leases renewed or cancelled together
-``renewal``        LeaseRenewalManager: keeps leases alive
+``renewal``        LeaseRenewalManager: keeps leases alive; ``schedule``: which of them are due
 ``remote``         leases of landlords in other processes; ``serving`` makes those of this process available
 ``directory``      finding the leases at a broker
 ``stored_time``    the end of a lease over a restart
