@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from messaging.errors import ArgumentError, ClosedError, InvalidEventError, JournalFullError, ListenerGoneError
+from messaging.errors import (
+    ArgumentError,
+    ClosedError,
+    InvalidEventError,
+    JournalError,
+    JournalFullError,
+    ListenerGoneError,
+)
 from messaging.leases import Landlord
 from messaging.remoteevent import EventGenerator, RetryPolicy, StoreAndForwardAgent
 from tests.remoteevent.helpers import Recorder, event, events, wait_until
@@ -252,3 +260,79 @@ def test_bad_arguments_are_refused(reopen: Callable[..., StoreAndForwardAgent], 
 def test_a_policy_without_sense_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         RetryPolicy(**options)
+
+
+def test_events_since_a_given_number_are_forwarded_also_if_they_are_stored_already(
+    reopen: Callable[..., StoreAndForwardAgent], other: Recorder
+) -> None:
+    """EV.3.1: the registration promises all events behind its number."""
+    agent = reopen()
+    for each in events(1, 4):
+        agent.notify(each)
+    registration = agent.register("source", 1, "h", other, 60.0, sequence_number=1)
+    assert registration.sequence_number == 1
+    agent.notify(event(5))
+    wait_until(lambda: other.numbers == [2, 3, 4, 5])
+    with pytest.raises(InvalidEventError):
+        agent.register("source", 1, None, other, 60.0, sequence_number=-1)
+
+
+def test_a_registration_whose_lease_ends_while_it_is_made_leaves_nothing(
+    reopen: Callable[..., StoreAndForwardAgent], other: Recorder
+) -> None:
+    agent = reopen()
+    for _ in range(20):
+        agent.register("source", 1, None, other, 1e-6)
+    wait_until(lambda: not agent._all_forwardings())
+    wait_until(lambda: [*agent._events.journal.cursors()] == ["checkpoint"])
+    assert not agent._state.keys_with("registration")
+
+
+def test_no_later_event_of_a_batch_is_stored_without_an_earlier_one(
+    reopen: Callable[..., StoreAndForwardAgent], target: Recorder
+) -> None:
+    """The smaller events behind one without room must not overtake it."""
+    target.error = OSError("away")
+    agent = reopen(target=target, max_bytes=100_000)
+    assert agent.deliver([event(1, handback="x" * 60_000)]).result(10) == [None]
+    batch = [event(2, handback="x" * 50_000), event(3), event(4)]
+    (refused,) = agent.deliver(batch).result(10)
+    assert isinstance(refused, JournalFullError)
+    target.error = None
+    wait_until(lambda: target.numbers == [1])
+    wait_until(lambda: agent.deliver(batch).result(10)[0] is None)
+    agent.deliver(batch).result(10)
+    wait_until(lambda: target.numbers == [1, 2, 3, 4])
+
+
+def test_nothing_is_delivered_by_an_agent_that_cannot_be_opened(
+    reopen: Callable[..., StoreAndForwardAgent], tmp_path: Path, target: Recorder, other: Recorder
+) -> None:
+    agent = reopen()
+    agent.register("source", 1, None, other, 60.0)
+    agent.close()
+    target.error = OSError("away")
+    with pytest.raises(JournalError, match="`listeners` lacks"):
+        StoreAndForwardAgent(tmp_path / "agent", target=target)
+    reopen(target=target)
+    assert not target.calls
+
+
+def test_an_agent_without_its_target_keeps_no_events_for_it(
+    reopen: Callable[..., StoreAndForwardAgent], target: Recorder
+) -> None:
+    target.error = OSError("away")
+    reopen(target=target).notify(event(1))
+    assert reopen().pending == 0
+
+
+def test_an_agent_can_be_closed_on_an_event_loop(tmp_path: Path) -> None:
+    async def main() -> None:
+        agent = StoreAndForwardAgent(tmp_path / "loop")
+        assert await agent.deliver(events(1, 3)) == [None] * 3
+        agent.close()
+
+    asyncio.run(main())
+    with StoreAndForwardAgent(tmp_path / "loop") as agent:
+        assert agent.deliver(events(1, 3)).result(10) == [None] * 3
+        assert agent.duplicates == 3

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from messaging.errors import (
     ClosedError,
     InvalidEventError,
     JournalError,
+    JournalFullError,
     JournalLockedError,
     JournalUnreadableError,
     LeaseDeniedError,
@@ -359,3 +361,107 @@ def test_numbers_are_fully_ordered_over_a_kill(tmp_path: Path) -> None:
             assert abs(numbers[0] - numbers[1]) <= 1
             assert max(numbers) > last
             last = max(numbers)
+
+
+def test_events_after_a_registration_arrive_whatever_was_lost_by_a_kill_before_it(
+    tmp_path: Path, listener: Recorder
+) -> None:
+    """The numbers of events that never reached the disk are part of the number of the registration."""
+    options: dict[str, Any] = {"events": [1], "path": tmp_path / "g", "listeners": {"l": listener}}
+    with EventGenerator(**options) as generator:
+        generator.generate(1).result(10)
+        generator._kind(1).sequence += 100  # events on their way to the disk, which the kill loses
+        assert generator.register(1, None, listener, 60.0).sequence_number == 101
+        generator._kind(1).sequence -= 100
+    with EventGenerator(**options) as generator:
+        numbers = [generator.generate(1).result(10) for _ in range(3)]
+        assert numbers == [102, 103, 104]
+        wait_until(lambda: listener.numbers == numbers)
+
+
+def test_a_generator_without_a_disk_repeats_no_number_in_its_next_run(listener: Recorder) -> None:
+    """EV.2.3.2: a durable party would take the events of the next run for duplicates."""
+    last = 0
+    for _ in range(3):
+        with EventGenerator("source", events=[1]) as generator:
+            assert generator.register(1, None, listener, 60.0).sequence_number > last
+            last = [generator.generate(1).result(0) for _ in range(1000)][-1]
+            wait_until(lambda: listener.numbers[-1:] == [last])  # noqa: B023
+    assert listener.numbers == sorted(set(listener.numbers))
+
+
+def test_a_number_is_free_if_its_event_was_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with EventGenerator(events=[1], path=tmp_path / "g") as generator:
+        assert generator.generate(1).result(10) == 1
+        with monkeypatch.context() as patched:
+            patched.setattr("messaging.remoteevent.event_journal._WAITING_BYTES", -1)
+            assert isinstance(generator.generate(1).exception(10), JournalFullError)
+        assert generator.generate(1).result(10) == 2
+    with EventGenerator(path=tmp_path / "g") as generator:
+        assert generator.sequence_number(1) == 2
+
+
+def test_a_registration_whose_lease_ends_while_it_is_made_leaves_nothing(tmp_path: Path, listener: Recorder) -> None:
+    for path in (None, tmp_path / "g"):
+        with EventGenerator(events=[1], path=path, listeners={"l": listener}) as generator:
+            for _ in range(20):
+                generator.register(1, None, listener, 1e-6)
+            wait_until(lambda: not len(generator.landlord))
+            wait_until(lambda: not generator._kind(1).interests)
+
+
+def test_events_of_another_version_of_their_class_are_not_lost_by_a_restart(tmp_path: Path) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Hot(RemoteEvent):
+        event_type = "versioned"
+        celsius: float
+
+    with EventGenerator(events=[1], path=tmp_path / "g", max_bytes=10**6) as generator:
+        for _ in range(3):
+            generator.generate(1, Hot, celsius=99.5).result(10)
+        generator._storage._checkpoint.store = lambda: None  # type: ignore[attr-defined]  # as if it was killed
+
+    @dataclass(frozen=True, kw_only=True)
+    class Hotter(RemoteEvent):
+        event_type = "versioned"
+        celsius: float
+        sensor: str
+
+    with EventGenerator(path=tmp_path / "g") as generator:
+        assert generator.sequence_number(1) == 3
+        assert generator.generate(1, Hotter, celsius=1.0, sensor="a").result(10) == 4
+
+
+def test_events_that_wait_too_long_in_memory_are_counted(listener: Recorder) -> None:
+    with EventGenerator("source", events=[1], max_pending=10) as generator, listener.gate:
+        registration = generator.register(1, None, listener, 60.0)
+        for _ in range(100):
+            generator.generate(1)
+        counts = generator.counts(registration)
+        assert counts is not None
+        assert counts.overflowed >= 80
+
+
+async def _close_in_a_loop(path: Path) -> None:
+    generator = await asyncio.to_thread(EventGenerator, "source", events=[1], path=path)
+    await generator.generate(1)
+    generator.close()
+
+
+def test_a_persistent_generator_can_be_closed_on_an_event_loop(tmp_path: Path) -> None:
+    asyncio.run(_close_in_a_loop(tmp_path / "g"))
+    with EventGenerator(path=tmp_path / "g") as generator:
+        assert generator.sequence_number(1) == 1
+
+
+def test_an_event_with_a_value_without_a_form_is_refused_also_without_a_disk() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Odd(RemoteEvent):
+        value: Any
+
+    with EventGenerator("source", events=[1]) as generator:
+        before = generator.sequence_number(1)
+        with pytest.raises(InvalidEventError):
+            generator.generate(1, Odd, value=object())
+        assert generator.sequence_number(1) == before
+        assert hash(Odd("a", 1, 1, {"map": []}, value=[])) == hash(Odd("a", 1, 1, {"map": []}, value=[]))

@@ -16,11 +16,13 @@ import messaging
 from messaging.calls import CallServer, call, read_result
 from messaging.errors import (
     ArgumentError,
+    BoundReachedError,
     DecodeError,
     InvalidEventError,
     InvalidIteratorError,
     ListenerGoneError,
     MessagingError,
+    PayloadTooLargeError,
     ReplyError,
     UnknownEventError,
     UnknownLeaseError,
@@ -39,6 +41,7 @@ from messaging.remoteevent import (
     RemoteMailbox,
     RetryPolicy,
 )
+from messaging.remoteevent.layout import decode_event
 from tests.remoteevent.helpers import Recorder, event, events, wait_until
 
 Connect = Callable[[], messaging.Messaging]
@@ -234,9 +237,9 @@ def test_a_mailbox_of_another_process_stores_pushes_and_is_pulled(served: Any) -
     iterator = box.remote_events().result(10)
     assert iterator.next(5) == event(1)
     newer = box.remote_events().result(10)
-    iterator.batch(1000)  # those that it had fetched before
-    with pytest.raises(InvalidIteratorError):
-        iterator.batch(1000, 1)
+    for _ in range(2):  # also of those that it had fetched before
+        with pytest.raises(InvalidIteratorError):
+            iterator.batch(1000, 1)
     taken = [event(1), *newer.batch(1000, 5)]
     assert taken[-1].sequence_number == stored
     newer.close()
@@ -372,3 +375,83 @@ def test_errors_of_operations_keep_their_class(memory: messaging.Messaging, chan
             call(other, channel, "echo", {"x": object()})
         server.close()
         server.close()
+
+
+# --- notifications that fail on their way
+
+
+def test_a_garbled_reply_says_nothing_against_the_event(memory: messaging.Messaging, channel: str) -> None:
+    listener = Recorder()
+    garbled = [b"garbage", b'{"result": 7}', b'{"result": []}', b'{"error": ["ValueError"]}']
+
+    def answer(request: messaging.Message) -> bytes:
+        if garbled:
+            return garbled.pop(0)
+        for line in request.payload.split(b"\n")[1:]:
+            listener.notify(decode_event(line))
+        return b'{"result": [null]}'
+
+    memory.reply(channel, answer)
+    with EventGenerator("s", events=[1], begin=0, retry=RetryPolicy(first_delay=0.01, max_delay=0.02)) as generator:
+        registration = generator.register(1, None, RemoteListener(memory, channel), 60.0)
+        generator.generate(1)
+        wait_until(lambda: listener.numbers == [1])
+        counts = generator.counts(registration)
+        assert counts is not None
+        assert (counts.invalid, counts.retries) == (0, 4)
+
+
+def test_a_batch_that_is_too_large_for_the_broker_travels_in_parts() -> None:
+    listener = Recorder()
+    with messaging.connect(f"memory://{uuid.uuid4().hex}?max_message_size=2000") as m, ListenerServer(m) as server:
+        reference = server.add(listener)
+        with EventGenerator("s", events=[1], begin=0, retry=FAST) as generator:
+            generator.register(1, "h" * 300, RemoteListener(m, reference), 60.0)
+            for _ in range(50):
+                generator.generate(1)
+            wait_until(lambda: listener.numbers == [*range(1, 51)])
+        (outcome,) = RemoteListener(m, reference).deliver([event(1, handback="h" * 3000)]).result(10)
+        assert isinstance(outcome, PayloadTooLargeError)
+
+
+def test_a_listener_that_hangs_delays_no_other_behind_its_channel(connect: Connect) -> None:
+    """Scenario 13: more notifications wait than the server works on at a time."""
+    hanging, other = Recorder(), Recorder()
+    with ListenerServer(connect()) as server:
+        server.ready.result(10)
+        m = connect()
+        first = RemoteListener(m, server.add(hanging), timeout=20)
+        with hanging.gate:
+            waiting = [first.deliver([event(number)]) for number in range(1, 101)]
+            assert RemoteListener(m, server.add(other)).deliver([event(1)]).result(5) == [None]
+            assert not any(each.done() for each in waiting)
+        assert [each.result(20) for each in waiting] == [[None]] * 100
+    assert sorted(hanging.numbers) == [*range(1, 101)]
+
+
+def test_notifications_that_wait_for_a_listener_are_bounded(
+    memory: messaging.Messaging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("messaging.remoteevent.remote_listener._MAX_WAITING_BYTES", 10_000)
+    listener = Recorder()
+    with ListenerServer(memory) as server, listener.gate:
+        stub = RemoteListener(memory, server.add(listener), timeout=20)
+        stub.deliver([event(1)])
+        stub.deliver([event(2, handback="h" * 9_000)])
+        (refused,) = stub.deliver([event(3, handback="h" * 9_000)]).result(10)
+        assert isinstance(refused, BoundReachedError)
+
+
+def test_the_listener_of_a_refused_registration_is_forgotten(memory: messaging.Messaging, channel: str) -> None:
+    with (
+        EventGenerator("s", events=[1]) as generator,
+        EventServer(memory, channel, generator) as server,
+        RemoteGenerator(memory, channel) as remote,
+    ):
+        server.ready.result(10)
+        for _ in range(5):
+            with pytest.raises(UnknownEventError):
+                remote.register(2, None, Recorder()).result(10)
+        remote.register(1, None, Recorder()).result(10)
+        assert remote._listeners is not None
+        wait_until(lambda: len(remote._listeners._targets) == 1)  # type: ignore[union-attr]

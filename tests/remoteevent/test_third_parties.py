@@ -131,6 +131,50 @@ def test_a_listener_that_fails_is_tried_again_and_the_others_get_nothing_twice()
         wait_until(lambda: good.numbers == [1, 2, 3, 4, 5])
 
 
+def test_a_listener_that_stays_away_holds_up_the_others_for_a_bounded_time() -> None:
+    good, bad = Recorder(), Recorder()
+    bad.error = OSError("away")
+    retry = RetryPolicy(attempts=3, first_delay=0.01, max_delay=0.2)
+    with EventGenerator(
+        "source", events=[1], begin=0, retry=RetryPolicy(first_delay=0.01, max_delay=0.02)
+    ) as generator:
+        spread = NotificationMultiplexer(retry=retry)
+        spread.register("source", 1, None, good, 60.0)
+        failing = spread.register("source", 1, None, bad, 60.0)
+        generator.register(1, None, spread, 60.0)
+        for _ in range(1000):
+            generator.generate(1)
+        wait_until(lambda: good.numbers == [*range(1, 1001)])
+        counts = spread.counts(failing)
+        assert counts is not None
+        assert counts.dropped > 0
+        bad.error = None
+
+        def is_back() -> bool:
+            generator.generate(1)
+            return bool(bad.events)
+
+        wait_until(is_back)  # it is tried again from time to time
+    assert good.numbers == [*range(1, good.numbers[-1] + 1)]
+
+
+def test_a_predicate_that_ends_its_thread_ends_no_filter() -> None:
+    target = Recorder()
+    calls: list[int] = []
+
+    def predicate(event: RemoteEvent) -> bool:
+        calls.append(event.sequence_number)
+        if len(calls) == 1:
+            raise SystemExit
+        return True
+
+    party = NotificationFilter(predicate, target)
+    (outcome,) = party.deliver(events(1, 2)).result(10)
+    assert outcome is not None
+    assert party.deliver(events(1, 2)).result(10) == [None, None]
+    assert target.numbers == [1, 2]
+
+
 def test_a_multiplexer_forgets_listeners_that_are_gone_or_do_not_know_the_kind() -> None:
     listeners = [Recorder() for _ in range(3)]
     listeners[0].go()
