@@ -1,0 +1,241 @@
+"""Leases that a durable party renews for its owners, also after a restart (EV.3.1, EV.3.3).
+
+A record of the table has a key ``renewal [OWNER, CHANNEL, LEASE]`` and a value with the granted seconds, the end of the
+lease, and the time until which it is renewed. The end is stored when the party closes. After a crash it is not known:
+the lease is renewed at once, and again after failures, until its grantor says that it has ended, or until the granted
+seconds have passed since the start.
+
+**Threads.** Any thread may use the object. Its lock guards the leases, and the order of the records of one lease. It is
+not held while the disk is waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.errors import ArgumentError, ClosedError, DecodeError, MessagingError
+from messaging.leases import Lease, LeaseRenewalManager, RemoteGrantor, StoredTime, reference_of, seconds_of, value_of
+from messaging.leases.lease import check_duration
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from messaging.execution import Promise
+    from messaging.instance import Messaging
+    from messaging.journal import JournalTable
+    from messaging.leases import LeaseRenewalEvent
+
+logger = SafeLog(__name__)
+
+_PREFIX: Final = "renewal "
+#: what a lease is kept under: its owner, its channel (empty for a landlord of this process), and its id
+_Key = tuple[str, str, str]
+
+
+class _Kept:
+    """A lease that is renewed for an owner; it listens to the end of the renewals (``DesiredExpirationListener``)."""
+
+    __slots__ = ("_renewals", "key", "lease", "until")
+
+    def __init__(self, renewals: KeptRenewals, key: _Key, lease: Lease, until: StoredTime) -> None:
+        self._renewals = renewals
+        self.key = key
+        self.lease = lease
+        #: end of the renewals
+        self.until = until
+
+    def notify(self, event: LeaseRenewalEvent) -> None:
+        """See ``LeaseListener``."""
+        self._renewals.note_ended(self, event.error)
+
+    def expiration_reached(self, _event: LeaseRenewalEvent) -> None:
+        """See ``DesiredExpirationListener``."""
+        self._renewals.note_ended(self, None)
+
+
+class KeptRenewals:
+    """The leases that one party renews for its owners. Thread safe.
+
+    Args:
+        table: holds the records, beside others of the party.
+        messaging: reaches the grantors of an earlier run; ``None``: their leases are not renewed in this run.
+        manager: renews the leases. The party closes it.
+        name: of the party, for the log.
+    """
+
+    def __init__(
+        self, table: JournalTable, messaging: Messaging | None, manager: LeaseRenewalManager, name: str
+    ) -> None:
+        self._table = table
+        self._messaging = messaging
+        self._manager = manager
+        self._name = name
+        self._lock = threading.Lock()  # guards the following
+        self._leases: dict[_Key, _Kept] = {}
+
+    def __len__(self) -> int:
+        """Return the number of leases."""
+        return len(self._leases)
+
+    def keep(self, owner: str, lease: Lease, duration: float = Lease.FOREVER) -> None:
+        """Renew a lease for an owner; replaces an earlier call for the same owner and lease.
+
+        A lease of another process is renewed again after a restart.
+
+        Args:
+            owner: identifies the owner within the party.
+            lease: such as that of a registration at a generator.
+            duration: seconds from now until which it is renewed.
+
+        Raises:
+            ArgumentError: an argument is not as described.
+            JournalError: it is not stored; it is renewed until the party closes.
+            ClosedError: the party is closed.
+            WouldBlockError: the thread runs an event loop: use :meth:`keep_soon`.
+        """
+        stored = self.keep_soon(owner, lease, duration)
+        if stored is not None:
+            stored.result()
+
+    def keep_soon(self, owner: str, lease: Lease, duration: float = Lease.FOREVER) -> Promise[int] | None:
+        """As :meth:`keep`; return the promise that it is stored, ``None`` for a lease of this process."""
+        if not isinstance(lease, Lease):
+            raise ArgumentError(f"a lease is needed, not {type(lease).__name__}")
+        if check_duration(duration) == Lease.ANY:
+            raise ArgumentError("the duration of renewing must be a number of seconds above 0, or Lease.FOREVER")
+        try:
+            channel, lease_id = reference_of(lease)
+        except ArgumentError:
+            channel, lease_id = "", lease.id  # its landlord ends with this process
+        key = owner, channel, lease_id
+        until = StoredTime.after(duration)
+        stored: Promise[int] | None = None
+        with self._lock:
+            kept = _Kept(self, key, lease, until)
+            if channel:
+                stored = self._put(kept, None)
+            try:
+                self._manager.renew_until(lease, duration, listener=kept, owner=kept)
+            except BaseException:
+                if channel and key not in self._leases:
+                    self._remove(_text(key))
+                raise
+            self._replace(kept)
+        return stored
+
+    def _replace(self, kept: _Kept) -> None:
+        """Note a lease that is renewed, and renew an earlier handle of it no more. With the lock."""
+        before = self._leases.get(kept.key)
+        self._leases[kept.key] = kept
+        if before is not None:
+            self._manager.remove(before.lease, owner=before)
+
+    def forget(self, owner: str) -> None:
+        """Renew the leases of an owner no more. Does not wait for the disk; raises nothing."""
+        with self._lock:
+            for key in [each for each in self._leases if each[0] == owner]:
+                kept = self._leases.pop(key)
+                self._manager.remove(kept.lease, owner=kept)
+                self._remove(_text(key))
+
+    def note_ended(self, kept: _Kept, error: MessagingError | None) -> None:
+        """Forget a lease that is not renewed any more. For its listener."""
+        with self._lock:
+            if self._leases.get(kept.key) is not kept:
+                return  # another handle of it is renewed
+            del self._leases[kept.key]
+            self._remove(_text(kept.key))
+        if error is not None:
+            _, channel, lease_id = kept.key
+            logger.warning("%s: lease %s at '%s' is not renewed any more: %s", self._name, lease_id, channel, error)
+
+    # --- restart
+
+    def recover(self, owners: Iterable[str]) -> None:
+        """Renew the leases of an earlier run, at once.
+
+        Args:
+            owners: those that are there in this run. The records of others are removed.
+
+        Raises:
+            JournalError, ClosedError: the table cannot be used.
+        """
+        known = {*owners}
+        for text in self._table.keys_with(_PREFIX):
+            try:
+                key = _key(text)
+                granted, end, until = _read(self._table.get(text))
+            except (MessagingError, TypeError, ValueError) as error:
+                logger.warning("%s: %r is not a lease to renew: %s; it is not renewed", self._name, text, error)
+                continue
+            if key[0] not in known or until.remaining() <= 0:
+                self._remove(text)
+                continue
+            left = granted if end is None else end.remaining()
+            if left <= 0:
+                logger.warning("%s: lease %s at '%s' ended while this was closed", self._name, key[2], key[1])
+                self._remove(text)
+            elif self._messaging is not None:
+                self._recover(key, granted, left, until)
+
+    def _recover(self, key: _Key, granted: float, left: float, until: StoredTime) -> None:
+        _, channel, lease_id = key
+        assert self._messaging is not None  # noqa: S101  # checked by the caller
+        lease = Lease(lease_id, RemoteGrantor(self._messaging, channel), granted, left)
+        lease.duration = granted
+        kept = _Kept(self, key, lease, until)
+        with self._lock:
+            self._manager.renew_until(lease, until.remaining(), listener=kept, owner=kept)
+            self._replace(kept)
+            self._put(kept, None)  # from now on the stored end may be out of date
+        self._manager.renew_now(lease)
+
+    def close(self) -> None:
+        """Store when the leases end, for the next run. The party calls it before it closes the table."""
+        with self._lock:
+            for kept in self._leases.values():
+                if kept.key[1]:
+                    try:
+                        self._put(kept, StoredTime.after(kept.lease.remaining))
+                    except MessagingError as error:
+                        logger.warning("%s: the ends of renewed leases are not stored: %s", self._name, error)
+                        break
+            self._leases.clear()
+
+    # --- records
+
+    def _put(self, kept: _Kept, end: StoredTime | None) -> Promise[int]:
+        """Store a record. With the lock."""
+        value = [value_of(kept.lease.duration), None if end is None else end.to_value(), kept.until.to_value()]
+        promise = self._table.put_soon(_text(kept.key), value)
+        promise.looked_at = True
+        return promise
+
+    def _remove(self, text: str) -> None:
+        try:
+            promise = self._table.remove_soon(text)
+            if promise is not None:
+                promise.looked_at = True
+        except ClosedError:
+            pass  # the next run removes it
+        except MessagingError as error:
+            logger.warning("%s: the record of a renewed lease is not removed: %s", self._name, error)
+
+
+def _text(key: _Key) -> str:
+    return _PREFIX + json.dumps(key)
+
+
+def _key(text: str) -> _Key:
+    value = json.loads(text.removeprefix(_PREFIX))
+    if not isinstance(value, list) or len(value) != 3 or not all(isinstance(each, str) for each in value):
+        raise DecodeError("its key must be [owner, channel, lease]")
+    owner, channel, lease_id = value
+    return owner, channel, lease_id
+
+
+def _read(value: Any) -> tuple[float, StoredTime | None, StoredTime]:
+    granted, end, until = value
+    return seconds_of(granted), None if end is None else StoredTime.from_value(end), StoredTime.from_value(until)

@@ -1,0 +1,227 @@
+"""Leases that a durable party renews for its owners, also after a restart (EV.3.1, EV.3.3)."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import messaging
+from messaging.errors import ArgumentError, ClosedError
+from messaging.journal import JournalTable
+from messaging.leases import (
+    Landlord,
+    Lease,
+    LeaseRenewalManager,
+    LeaseServer,
+    RemoteGrantor,
+    StoredTime,
+)
+from messaging.remoteevent.kept_renewals import KeptRenewals
+from tests.remoteevent.helpers import wait_until
+
+CHANNEL = "leases/here"
+
+
+@pytest.fixture
+def m() -> Iterator[messaging.Messaging]:
+    with messaging.connect(f"memory://{uuid.uuid4().hex}", timeout=5.0) as made:
+        yield made
+
+
+@pytest.fixture
+def landlord() -> Iterator[Landlord]:
+    with Landlord(max_duration=200.0) as made:
+        yield made
+
+
+@pytest.fixture
+def lease(m: messaging.Messaging, landlord: Landlord) -> Lease:
+    granted = landlord.grant(100.0)
+    return Lease(granted.id, RemoteGrantor(m, CHANNEL), 100.0, granted.remaining)
+
+
+class Party:
+    """A party with kept renewals, which can be opened again."""
+
+    def __init__(self, path: Path, m: messaging.Messaging | None) -> None:
+        self.table = JournalTable(path)
+        self.manager = LeaseRenewalManager()
+        self.renewals = KeptRenewals(self.table, m, self.manager, "party")
+
+    @property
+    def records(self) -> list[str]:
+        return self.table.keys_with("renewal ")
+
+    def close(self) -> None:
+        self.renewals.close()
+        self.kill()
+
+    def kill(self) -> None:
+        self.manager.close()
+        self.table.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+def test_the_same_lease_is_renewed_once_however_often_it_is_kept(
+    path: Path, m: messaging.Messaging, landlord: Landlord
+) -> None:
+    party = Party(path, m)
+    granted = landlord.grant(100.0)
+    for _ in range(20):  # a handle each, as requests of other processes make them
+        party.renewals.keep("owner", Lease(granted.id, RemoteGrantor(m, CHANNEL), 100.0, 100.0), 1000.0)
+    assert (len(party.renewals), len(party.manager), len(party.records)) == (1, 1, 1)
+    local = landlord.grant(100.0)
+    for _ in range(5):
+        party.renewals.keep("owner", local)
+    assert (len(party.renewals), len(party.manager), len(party.records)) == (2, 2, 1)
+    party.close()
+
+
+def test_a_later_call_may_shorten_the_renewals(path: Path, m: messaging.Messaging, lease: Lease) -> None:
+    party = Party(path, m)
+    party.renewals.keep("owner", lease)
+    assert party.manager.remaining(lease) == float("inf")
+    party.renewals.keep("owner", lease, 50.0)
+    assert party.manager.remaining(lease) <= 50.0
+    (record,) = party.records
+    assert StoredTime.from_value(party.table.get(record)[2]).remaining() <= 50.0
+    party.close()
+
+
+def test_each_owner_keeps_a_lease_for_itself(path: Path, m: messaging.Messaging, lease: Lease) -> None:
+    party = Party(path, m)
+    party.renewals.keep("a", lease, 50.0)
+    party.renewals.keep("b", lease, 80.0)
+    party.renewals.forget("b")
+    assert lease in party.manager
+    assert len(party.records) == 1
+    party.renewals.forget("a")
+    assert lease not in party.manager
+    assert party.records == []
+    party.close()
+
+
+@pytest.mark.parametrize("duration", [0, -1, -0.5, Lease.ANY, True, "x", float("nan")])
+def test_a_duration_is_a_number_of_seconds_above_0(
+    path: Path, m: messaging.Messaging, lease: Lease, duration: float
+) -> None:
+    party = Party(path, m)
+    with pytest.raises(ArgumentError):
+        party.renewals.keep("owner", lease, duration)
+    with pytest.raises(ArgumentError):
+        party.renewals.keep("owner", "a lease")  # type: ignore[arg-type]
+    assert (len(party.renewals), len(party.manager), party.records) == (0, 0, [])
+    party.close()
+
+
+def test_a_lease_whose_id_is_too_long_is_not_renewed(path: Path, m: messaging.Messaging) -> None:
+    party = Party(path, m)
+    with pytest.raises(ArgumentError):
+        party.renewals.keep("owner", Lease("x" * 20_000, RemoteGrantor(m, CHANNEL), 5.0, 5.0))
+    assert (len(party.renewals), len(party.manager)) == (0, 0)
+    party.close()
+    with pytest.raises(ClosedError):
+        party.renewals.keep("owner", Lease("x", RemoteGrantor(m, CHANNEL), 5.0, 5.0))
+
+
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_a_lease_is_renewed_at_once_after_a_restart(
+    path: Path, m: messaging.Messaging, landlord: Landlord, lease: Lease, end: str
+) -> None:
+    """Scenario 54."""
+    party = Party(path, m)
+    party.renewals.keep("owner", lease)
+    getattr(party, end)()
+    renewed = threading.Event()
+    landlord.when_renewed(lambda _lease: renewed.set())
+    with LeaseServer(m, CHANNEL, landlord) as server:
+        server.ready.result(10)
+        party = Party(path, m)
+        party.renewals.recover(["owner"])
+        assert renewed.wait(10)
+        party.close()
+
+
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_a_grantor_that_is_away_after_a_restart_is_asked_until_the_lease_ends(
+    path: Path, m: messaging.Messaging, landlord: Landlord, lease: Lease, end: str
+) -> None:
+    """The lease has 100 s left: its renewals are given up no earlier."""
+    party = Party(path, m)
+    party.renewals.keep("owner", lease)
+    getattr(party, end)()
+    party = Party(path, m)
+    party.renewals.recover(["owner"])
+    (found,) = [kept.lease for kept in party.renewals._leases.values()]
+    assert 90.0 < found.remaining <= 100.0
+    assert found in party.manager
+    party.close()
+
+
+def test_the_end_of_a_lease_is_that_of_its_last_renewal(
+    path: Path, m: messaging.Messaging, landlord: Landlord, lease: Lease
+) -> None:
+    with LeaseServer(m, CHANNEL, landlord) as server:
+        server.ready.result(10)
+        party = Party(path, m)
+        party.renewals.keep("owner", lease)
+        lease.renew(180.0).result(10)
+        party.close()
+    party = Party(path, m)
+    party.renewals.recover(["owner"])
+    (found,) = [kept.lease for kept in party.renewals._leases.values()]
+    assert 170.0 < found.remaining <= 180.0
+    party.close()
+
+
+def test_a_lease_that_has_ended_is_forgotten(
+    path: Path, m: messaging.Messaging, landlord: Landlord, lease: Lease, caplog: pytest.LogCaptureFixture
+) -> None:
+    party = Party(path, m)
+    party.renewals.keep("owner", lease)
+    party.kill()
+    landlord.cancel_ids([lease.id])
+    with LeaseServer(m, CHANNEL, landlord) as server:
+        server.ready.result(10)
+        party = Party(path, m)
+        party.renewals.recover(["owner"])
+        wait_until(lambda: not party.records)
+    assert len(party.renewals) == 0
+    assert "is not renewed any more" in caplog.text
+    party.close()
+
+
+def test_records_of_owners_that_are_gone_and_of_passed_times_are_removed(
+    path: Path, m: messaging.Messaging, landlord: Landlord, caplog: pytest.LogCaptureFixture
+) -> None:
+    party = Party(path, m)
+
+    for owner in ("here", "gone", "late"):
+        lease = Lease(landlord.grant(100.0).id, RemoteGrantor(m, CHANNEL), 100.0, 100.0)
+        party.renewals.keep(owner, lease)
+    party.close()
+    with JournalTable(path) as table:
+        for key in table.keys_with("renewal "):
+            if '"late"' in key:
+                granted, end, _ = table.get(key)
+                table.put(key, [granted, end, StoredTime.after(-1.0).to_value()])
+        table.put("renewal junk", 5)
+        table.put('renewal ["here", "a", "b"]', [5])
+    party = Party(path, m)
+    party.renewals.recover(["here", "late"])
+    assert len(party.renewals) == 1
+    assert len(party.records) == 3  # malformed ones stay, for people
+    assert "'renewal junk' is not a lease to renew" in caplog.text
+    party.close()
+    party = Party(path, None)
+    party.renewals.recover(["here"])
+    assert (len(party.renewals), len(party.records)) == (0, 3)  # for a run with an instance
+    party.close()
