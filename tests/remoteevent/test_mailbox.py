@@ -67,7 +67,10 @@ def box(mailbox: EventMailbox) -> MailboxRegistration:
 
 
 def store(box: MailboxRegistration, given: list[RemoteEvent]) -> None:
-    assert box.listener.deliver(given).result(10) == [None] * len(given)
+    while given:  # a sender passes the events without an outcome again
+        outcomes = box.listener.deliver(given).result(10)
+        assert outcomes == [None] * len(outcomes)
+        given = given[len(outcomes) :]
 
 
 def taken(found: list[RemoteEvent]) -> list[int]:
@@ -270,7 +273,7 @@ def test_a_registration_ends_with_its_lease(mailbox: EventMailbox, tmp_path: Pat
 def test_a_generator_stops_sending_to_a_registration_that_has_ended(mailbox: EventMailbox) -> None:
     """Scenario 48."""
     box = mailbox.register(100.0)
-    with EventGenerator("source", events=[1]) as generator:
+    with EventGenerator("source", events=[1], begin=0) as generator:
         registration = generator.register(1, None, box.listener, 100.0)
         box.lease.cancel()
         generator.generate(1)
@@ -589,7 +592,7 @@ def test_what_happens_to_an_event_without_room_is_explicit_and_counted(mailbox: 
 def test_the_sender_of_a_full_mailbox_tries_again(mailbox: EventMailbox) -> None:
     """Scenario 56."""
     box = mailbox.register(100.0, max_events=5)
-    with EventGenerator("source", events=[1], retry=FAST) as generator:
+    with EventGenerator("source", events=[1], begin=0, retry=FAST) as generator:
         generator.register(1, None, box.listener, 100.0)
         for _ in range(12):
             generator.generate(1)
@@ -643,7 +646,10 @@ def test_a_closed_mailbox_refuses_everything(mailbox: EventMailbox, box: Mailbox
 
 def test_leases_are_renewed_for_the_owner(mailbox: EventMailbox, box: MailboxRegistration) -> None:
     """EV.3.3: the mailbox can be made responsible for renewing leases while an object is inactive."""
-    with Landlord(max_duration=0.5) as landlord, EventGenerator("source", events=[1], landlord=landlord) as generator:
+    with (
+        Landlord(max_duration=0.5) as landlord,
+        EventGenerator("source", events=[1], begin=0, landlord=landlord) as generator,
+    ):
         registration = generator.register(1, None, box.listener, 0.5)
         mailbox.renew_lease(box, registration.lease)
         until = time.monotonic() + 1.2

@@ -3,26 +3,36 @@
 **Taking.** An event that was handed out counts as taken with the next call: of ``next``, ``batch`` or ``close``. A
 program that is killed before gets it again, from its next iterator. Over the network, events travel and are
 acknowledged up to 256 at a time, so a killed program may get as many again; their numbers tell.
+
+**Switching.** When another reader takes the place of an iterator, the iterator hands out nothing further: events that
+it has read ahead stay in the mailbox for the other reader. The events that it has handed out are acknowledged.
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
-from messaging.errors import ArgumentError, InvalidIteratorError, MessagingError
+from messaging.errors import ArgumentError, DeadlineError, InvalidIteratorError, MessagingError
 from messaging.execution import Promise, engine, may_block, refuse_in_loop, seconds
+from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.remoteevent.event import RemoteEvent
     from messaging.remoteevent.mailbox.box import Entry
 
+logger = SafeLog(__name__)
+
 #: events that are taken from the box at a time
 READ_AHEAD: Final = 256
 #: longest wait of one call to a mailbox in another process, seconds
 LONG_POLL: Final = 10.0
+#: how long a call without a timeout waits for the target that has the events of the last delivery, seconds
+BATCH_WAIT: Final = 5.0
 
 
 class Fetch(Protocol):
@@ -30,6 +40,11 @@ class Fetch(Protocol):
 
     def __call__(self, ticket: int | None, most: int, timeout: float, /) -> Promise[list[Entry]]:
         """Acknowledge the events up to a ticket, and promise the next ones: none after ``timeout`` seconds."""
+
+
+def new_token() -> str:
+    """Return a token for an iterator, which no other iterator of any run has."""
+    return secrets.token_hex(8)
 
 
 class RemoteEventIterator:
@@ -41,23 +56,33 @@ class RemoteEventIterator:
         fetch: gets the events.
         acknowledge: acknowledges at once, where that costs no request.
         longest: longest wait of one fetch, seconds.
+        token: identifies the iterator at its mailbox.
     """
 
     def __init__(
-        self, fetch: Fetch, acknowledge: Callable[[int], object] | None = None, longest: float = LONG_POLL
+        self,
+        fetch: Fetch,
+        acknowledge: Callable[[int], object] | None = None,
+        longest: float = LONG_POLL,
+        token: str = "",
     ) -> None:
+        self.token = token
         self._fetch = fetch
         self._acknowledge = acknowledge
         self._longest = longest
         self._using = threading.Lock()  # held by the thread that takes events
+        self._lock = threading.Lock()  # guards the following; acquired after the lock of the registration
         self._ready: deque[Entry] = deque()
         #: of the last event that was handed out, and was not acknowledged
         self._handed: int | None = None
-        self._error: MessagingError | None = None
+        #: another reader takes over: nothing is handed out
+        self._is_over = False
         self._is_closed = False
 
     def next(self, timeout: float = 0.0) -> RemoteEvent | None:
         """Return the next event, or ``None`` if there is none within ``timeout`` seconds; may be called again then.
+
+        A failed call changes nothing: the next one returns the next event.
 
         Raises:
             ArgumentError: ``timeout`` is negative, or no number.
@@ -65,6 +90,8 @@ class RemoteEventIterator:
                 waiting.
             UnknownLeaseError: the registration has ended; also while waiting.
             ClosedError: the mailbox or the iterator is closed; also while waiting.
+            DeadlineError: without a timeout: a target still has the last batch of the delivery, and has not answered
+                within 5 s.
             WouldBlockError: the thread runs an event loop: ``await`` :meth:`next_soon`.
         """
         limit = _checked(timeout)
@@ -87,48 +114,87 @@ class RemoteEventIterator:
     async def next_soon(self, timeout: float = 0.0) -> RemoteEvent | None:
         """As :meth:`next`, for event loops."""
         limit = _checked(timeout)
-        self._refuse_closed()
-        while not self._ready:
-            step = min(limit, self._longest)
-            handed, self._handed = self._handed, None
-            self._ready.extend(await self._fetch(handed, READ_AHEAD, step))
-            limit -= step
-            if limit <= 0 or self._ready:
-                break
-        return self._hand_out(1)[0] if self._ready else None
-
-    def surrender(self) -> None:
-        """Acknowledge the last event that was handed out: another reader takes over. On any thread."""
-        handed, self._handed = self._handed, None
-        if handed is not None and self._acknowledge is not None:
-            self._acknowledge(handed)
-        self._ready.clear()
+        for handed, step in self._steps(limit):
+            entries = await self._fetch(handed, READ_AHEAD if step is not None else 0, step or 0.0)
+            self._note(handed, entries)
+        found = self._hand_out(1)
+        return found[0] if found else None
 
     def _take(self, most: int, limit: float) -> list[RemoteEvent]:
-        self._refuse_closed()
-        if self._acknowledge is not None and (self._handed is not None or self._ready):
-            last, self._handed = self._handed, None
-            self._fetch(last, 0, 0.0).result()  # it also tells whether the iterator is still valid
-        while not self._ready:
-            step = min(limit, self._longest)
-            handed, self._handed = self._handed, None
-            self._ready.extend(self._fetch(handed, max(most, READ_AHEAD), step).result())
-            limit -= step
-            if limit <= 0:
-                break
+        for handed, step in self._steps(limit):
+            promise = self._fetch(handed, max(most, READ_AHEAD) if step is not None else 0, step or 0.0)
+            promise.looked_at = True  # an interrupt may end the wait
+            self._note(handed, promise.result())
         return self._hand_out(most)
+
+    def _steps(self, limit: float) -> Iterator[tuple[int | None, float | None]]:
+        """Yield the fetches that it takes to have events: the ticket to acknowledge, and the seconds to wait.
+
+        Without a time, the fetch only acknowledges, and tells whether the iterator is still valid.
+        """
+        if self._is_closed:
+            raise InvalidIteratorError("the iterator is closed")
+        if self._is_over or (self._acknowledge is not None and (self._handed is not None or self._ready)):
+            yield (None if self._is_over else self._handed), None
+        self._refuse_over()
+        deadline = time.monotonic() + limit
+        step = min(limit, self._longest)
+        while not self._ready:
+            yield self._handed, step
+            self._refuse_over()
+            step = min(deadline - time.monotonic(), self._longest)
+            if step <= 0:
+                return
+
+    def _note(self, handed: int | None, entries: list[Entry]) -> None:
+        """Note the events of a fetch that has acknowledged ``handed``."""
+        with self._lock:
+            if handed is not None and self._handed == handed:
+                self._handed = None
+            if not self._is_over:
+                self._ready.extend(entries)
 
     def _hand_out(self, most: int) -> list[RemoteEvent]:
         found: list[RemoteEvent] = []
-        while self._ready and len(found) < most:
-            ticket, event = self._ready.popleft()
-            self._handed = ticket
-            found.append(event)
+        with self._lock:
+            self._refuse_over()
+            while self._ready and len(found) < most:
+                ticket, event = self._ready.popleft()
+                self._handed = ticket
+                found.append(event)
         return found
 
-    def _refuse_closed(self) -> None:
-        if self._is_closed:
-            raise InvalidIteratorError("the iterator is closed")
+    def _refuse_over(self) -> None:
+        if self._is_over:
+            raise InvalidIteratorError("another reader took the place of this iterator")
+
+    # --- for registrations
+
+    def surrender(self) -> None:
+        """Acknowledge the last event that was handed out: another reader takes over. On any thread."""
+        handed = self.suspend()
+        if handed is not None and self._acknowledge is not None:
+            try:
+                self._acknowledge(handed)
+            except MessagingError as error:
+                logger.warning(
+                    "mailbox iterator %s: the events that it has handed out are not acknowledged: %s; "
+                    "the next reader gets them again", self.token, error,
+                )  # fmt: skip
+
+    def suspend(self) -> int | None:
+        """Hand out nothing further until :meth:`resume`; return the ticket to acknowledge. On any thread."""
+        with self._lock:
+            self._is_over = True
+            self._ready.clear()
+            return self._handed
+
+    def resume(self) -> None:
+        """Go on after :meth:`suspend`, because no other reader may have taken over: the mailbox tells."""
+        with self._lock:
+            self._is_over = False
+
+    # --- iterating and closing
 
     def __iter__(self) -> Iterator[RemoteEvent]:
         while True:
@@ -141,9 +207,12 @@ class RemoteEventIterator:
         with self._using:
             if self._is_closed:
                 return
+            with self._lock:
+                handed = None if self._is_over else self._handed
+            promise = self._fetch(handed, 0, 0.0)
+            promise.looked_at = True
+            self._note(handed, promise.result())
             self._is_closed = True
-            handed, self._handed = self._handed, None
-        self._fetch(handed, 0, 0.0).result()
 
     def __enter__(self) -> Self:
         return self
@@ -152,60 +221,91 @@ class RemoteEventIterator:
         self.close()
 
 
+class Reader(Protocol):
+    """The registration, as its fetches see it. Thread safe."""
+
+    def accept(self, token: str, ticket: int | None, /) -> None:
+        """Acknowledge the events up to a ticket, if the iterator is valid; otherwise raise its error."""
+
+    def refusal(self, token: str, /) -> MessagingError | None:
+        """Return why an iterator gets no more events; ``None`` if it does."""
+
+    def read(self, token: str, most: int, /) -> list[Entry] | None:
+        """Return the first events, for an iterator; ``None`` while a target may acknowledge some of them."""
+
+
+class _Waiting:
+    """A fetch that waits for events."""
+
+    __slots__ = ("is_patient", "most", "promise", "token")
+
+    def __init__(self, token: str, most: int, promise: Promise[list[Entry]], *, is_patient: bool) -> None:
+        self.token = token
+        self.most = most
+        self.promise = promise
+        #: whether it waits for events; otherwise only for the outcomes of the last batch of the delivery
+        self.is_patient = is_patient
+
+
 class Fetches:
-    """The fetches that wait for events of one box. Thread safe.
+    """The fetches that wait for events of one box: at most one of each iterator. Thread safe.
 
     Args:
-        read: returns the first events.
-        acknowledge: removes the events up to a ticket.
-        refusal: returns why an iterator, by its number, gets no more events; ``None`` if it does.
+        reader: the registration.
     """
 
-    def __init__(
-        self,
-        read: Callable[[int], list[Entry]],
-        acknowledge: Callable[[int], object],
-        refusal: Callable[[int], MessagingError | None],
-    ) -> None:
-        self._read = read
-        self._acknowledge = acknowledge
-        self._refusal = refusal
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
         self._lock = threading.Lock()  # guards the following
-        self._waiting: list[tuple[int, int, Promise[list[Any]]]] = []
+        #: by token
+        self._waiting: dict[str, _Waiting] = {}
 
-    def fetch(self, number: int, ticket: int | None, most: int, timeout: float) -> Promise[list[Entry]]:
-        """See :class:`Fetch`, for the iterator with a number. On a thread that may block for the disk."""
+    def fetch(self, token: str, ticket: int | None, most: int, timeout: float) -> Promise[list[Entry]]:
+        """See :class:`Fetch`, for the iterator with a token. On a thread that may wait for the disk.
+
+        An earlier fetch of the iterator that still waits gets no events.
+        """
         promise: Promise[list[Entry]] = Promise("fetch events of a mailbox")
         promise.looked_at = True
+        found: list[Entry] | None = []
         try:
-            error = self._refusal(number)
-            if error is not None:
-                raise error
-            if ticket is not None:
-                self._acknowledge(ticket)
-            found = self._read(most) if most else []
+            self._reader.accept(token, ticket)
+            if most:
+                found = self._reader.read(token, most)
         except MessagingError as error:
             promise.reject(error)
             return promise
-        if found or not most or timeout <= 0:
-            promise.resolve(found)
+        if found or not most or (timeout <= 0 and found is not None):
+            promise.resolve(found or [])
             return promise
-        entry = (number, most, promise)
+        entry = _Waiting(token, most, promise, is_patient=timeout > 0)
         with self._lock:
-            self._waiting.append(entry)
+            earlier = self._waiting.get(token)
+            self._waiting[token] = entry
+        if earlier is not None:
+            earlier.promise.resolve([])
         running = engine()
-        running.call(lambda: running.loop.call_later(timeout, self._expire, entry))
+        running.call(lambda: running.loop.call_later(timeout if timeout > 0 else BATCH_WAIT, self._expire, entry))
         self.wake()  # an event may have been stored in between
         return promise
 
-    def _expire(self, entry: tuple[int, int, Promise[list[Any]]]) -> None:
+    def _expire(self, entry: _Waiting) -> None:
+        """End the wait of a fetch. On the loop of the engine."""
         if self._remove(entry):
-            entry[2].resolve([])
+            if entry.is_patient:
+                entry.promise.resolve([])
+            else:
+                entry.promise.reject(
+                    DeadlineError(
+                        "the target that the delivery had has not answered for its last events: they, and those behind "
+                        "them, can be taken when it has"
+                    )
+                )
 
-    def _remove(self, entry: tuple[int, int, Promise[list[Any]]]) -> bool:
+    def _remove(self, entry: _Waiting) -> bool:
         with self._lock:
-            if entry in self._waiting:
-                self._waiting.remove(entry)
+            if self._waiting.get(entry.token) is entry:
+                del self._waiting[entry.token]
                 return True
         return False
 
@@ -214,22 +314,34 @@ class Fetches:
         """Whether a fetch waits."""
         return bool(self._waiting)
 
+    def __len__(self) -> int:
+        """Return the number of fetches that wait."""
+        return len(self._waiting)
+
     def wake(self) -> None:
         """Look again: events were stored, or an iterator gets no more of them. On a thread that may block."""
-        for entry in [*self._waiting]:
-            number, most, promise = entry
-            error = self._refusal(number)
-            found: list[Entry] = []
+        with self._lock:
+            entries = [*self._waiting.values()]
+        for entry in entries:
+            error = self._reader.refusal(entry.token)
+            found: list[Entry] | None = None
             if error is None:
                 try:
-                    found = self._read(most)
+                    found = self._reader.read(entry.token, entry.most)
                 except MessagingError as failure:
                     error = failure
-            if (error is not None or found) and self._remove(entry):
+            is_answered = bool(found) or (found is not None and not entry.is_patient)
+            if (error is not None or is_answered) and self._remove(entry):
                 if error is not None:
-                    promise.reject(error)
+                    entry.promise.reject(error)
                 else:
-                    promise.resolve(found)
+                    entry.promise.resolve(found or [])
+
+
+def checked_most(most: int | None) -> None:
+    """Raise ``ArgumentError`` unless ``most`` is a number of events from 0, or ``None``."""
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 0):
+        raise ArgumentError(f"most must be an int from 0, or None, not {most!r:.80}")
 
 
 def _checked(timeout: float) -> float:

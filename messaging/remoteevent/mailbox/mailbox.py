@@ -5,9 +5,12 @@ A folder holds the registrations, and the events of each in a folder of its own:
     DIRECTORY/
       state/         registrations: leases, targets, refused kinds, leases to renew
       boxes/ID/      journal of the events of one registration
+      damaged/ID/    the same, of a registration whose record in ``state`` is malformed: for people
 
 **Acknowledgement.** An event is acknowledged to its sender when it is on the disk. It is removed when the target has
 acknowledged it, or when the owner has taken it.
+
+**Open boxes.** Of the boxes, a bounded number is open at a time (:mod:`messaging.remoteevent.mailbox.open_boxes`).
 
 **Threads.** Any thread may use a mailbox. Its lock guards the registrations; no code of the application runs under it.
 """
@@ -18,28 +21,28 @@ import contextlib
 import shutil
 import threading
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.errors import ArgumentError, ClosedError, JournalError, MessagingError, UnknownLeaseError
-from messaging.journal import JournalTable
-from messaging.leases import (
-    Landlord,
-    Lease,
-    LeaseEnd,
-    LeaseRenewalManager,
-    RemoteGrantor,
-    StoredTime,
-    reference_of,
-    release,
-    seconds_of,
-    value_of,
+from messaging.errors import (
+    ArgumentError,
+    ClosedError,
+    DecodeError,
+    JournalError,
+    JournalLockedError,
+    MessagingError,
+    UnknownLeaseError,
 )
+from messaging.execution import refuse_in_loop, workers
+from messaging.journal import JournalTable
+from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, StoredTime, release, seconds_of
 from messaging.remoteevent.delivery import RetryPolicy, wait_for_all
+from messaging.remoteevent.event import check_kind
 from messaging.remoteevent.kept_leases import KeptLeases
 from messaging.remoteevent.kept_listeners import KeptListeners
+from messaging.remoteevent.kept_renewals import KeptRenewals
 from messaging.remoteevent.mailbox.box import BOX_FULL, Box, BoxFull, LatestBox, QueueBox
+from messaging.remoteevent.mailbox.open_boxes import OpenBoxes, default_most
 from messaging.remoteevent.mailbox.registration import KEEP, Keep, MailboxListener, MailboxRegistration
 from messaging.remoteevent.remote_listener import RemoteListener
 from messaging.text import SafeLog, tolerant
@@ -49,13 +52,14 @@ if TYPE_CHECKING:
 
     from messaging.instance import Messaging
     from messaging.leases import GrantedLease
+    from messaging.remoteevent.event import EventKind
 
 logger = SafeLog(__name__)
 
 #: bytes of the events of one registration
 MAX_BYTES: Final = 2**30
 _REGISTRATION: Final = "registration "
-_RENEWAL: Final = "renewal "
+_BOX: Final = "box "
 
 
 class _Kept:
@@ -92,10 +96,13 @@ class EventMailbox:
         full: what happens to an event that has no room: ``"refuse"``: its sender is told, and tries again;
             ``"drop_oldest"``, ``"drop_newest"``: an event is dropped and counted.
         retry: what happens after a notification of a target failed; by default it is tried again without end.
+        max_open_boxes: boxes that stay open while they are idle; each uses about ten file descriptors. ``None``: as
+            many as a quarter of the file descriptors of the process allow.
         name: for the log.
 
     Raises:
         ArgumentError: an argument is not as described.
+        JournalLockedError: another mailbox uses the folder.
         JournalError: the folder cannot be used.
     """
 
@@ -111,13 +118,17 @@ class EventMailbox:
         max_bytes: int | None = MAX_BYTES,
         full: BoxFull = "refuse",
         retry: RetryPolicy | None = None,
+        max_open_boxes: int | None = None,
         name: str = "mailbox",
     ) -> None:
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"name must be a non-empty text, not {name!r:.80}")
         _check_bound("max_events", max_events)
         _check_bound("max_bytes", max_bytes)
+        _check_bound("max_open_boxes", max_open_boxes)
         _check_choice("full", full, BOX_FULL)
+        if not isinstance(path, (str, Path)) or not str(path):
+            raise ArgumentError(f"path must be the path of a folder, not {path!r:.80}")
         self.name = name
         self._messaging = messaging
         self._kept_listeners = KeptListeners(messaging, listeners or {})
@@ -130,17 +141,33 @@ class EventMailbox:
         self._owns_landlord = landlord is None
         #: channels at which this mailbox is reached by others
         self.channels: set[str] = set()
-        self._renewals = LeaseRenewalManager()
-        self._lock = threading.Lock()  # guards the following two
+        self._boxes = OpenBoxes(max_open_boxes or default_most(), name)
+        self._manager = LeaseRenewalManager()
+        self._lock = threading.Lock()  # guards the following three
         self._kept: dict[str, _Kept] = {}
+        #: registrations that have ended, and whose targets may have events
+        self._ending: set[MailboxRegistration] = set()
         self._is_closed = False
-        self._state = JournalTable(self._folder / "state")
-        try:
+        with contextlib.ExitStack() as resources:
+            resources.callback(self._manager.close)
+            if self._owns_landlord:
+                resources.callback(self.landlord.close)
+            self._state = self._open_state()
+            resources.callback(self._state.close)
             self._leases = KeptLeases(self._state, self.landlord)
-            self._recover()
-        except BaseException:
-            self._state.close()
-            raise
+            resources.callback(self._leases.close)
+            self._renewals = KeptRenewals(self._state, messaging, self._manager, f"mailbox '{name}'")
+            restored = self._recover()
+            resources.pop_all()
+        for registration, refused, target in restored:  # last: a mailbox that cannot be opened delivers nothing
+            registration.restore(refused, target)
+
+    def _open_state(self) -> JournalTable:
+        path = self._folder / "state"
+        try:
+            return JournalTable(path)
+        except JournalLockedError as error:
+            raise JournalLockedError(str(self._folder), f"another mailbox uses the folder: {error}") from None
 
     # --- registering
 
@@ -166,13 +193,14 @@ class EventMailbox:
         Raises:
             ArgumentError: an argument is not as described.
             LeaseDeniedError, JournalError, ClosedError: it cannot be registered.
+            WouldBlockError: the thread runs an event loop: use ``asyncio.to_thread``.
         """
         _check_choice("keep", keep, KEEP)
         _check_bound("max_events", max_events)
         if full is not None:
             _check_choice("full", full, BOX_FULL)
-        if self._is_closed:
-            raise ClosedError(f"mailbox '{self.name}': closed")
+        self._refuse_closed()
+        refuse_in_loop("the disk of a mailbox", "`await asyncio.to_thread(mailbox.register, ...)`")
         kept = _Kept(self._made(keep), self._max_events if max_events is None else max_events, full or self._full)
         registration = kept.registration
         registration.lease = self.landlord.grant(
@@ -181,16 +209,24 @@ class EventMailbox:
         with self._lock:
             self._kept[registration.id] = kept
         try:
-            self._persist(registration)
+            self._persist(registration, None, frozenset())
         except BaseException:
             release(registration.lease)
             raise
         return registration
 
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise ClosedError(f"mailbox '{self.name}': closed")
+
     def _made(self, keep: Keep) -> MailboxRegistration:
         return MailboxRegistration(
-            keep, self._open_box, self._persist, self._refuse_loop, self._retry, f"mailbox '{self.name}'"
-        )
+            keep, self._boxes, self._open_box, self._path, self._persist, self._refuse_loop, self._retry,
+            f"mailbox '{self.name}'",
+        )  # fmt: skip
+
+    def _path(self, registration: MailboxRegistration) -> Path:
+        return self._folder / "boxes" / registration.id
 
     def _open_box(self, registration: MailboxRegistration) -> Box:
         kept = self._kept[registration.id]
@@ -200,26 +236,26 @@ class EventMailbox:
             "full": kept.full,
             "changed": registration.note_stored,
         }
-        path = self._folder / "boxes" / registration.id
+        path = self._path(registration)
         if registration.keep == "all":
             return QueueBox(path, self._state, registration.id, **options)
         is_counting = registration.keep == "latest_and_count"
         return LatestBox(path, self._state, registration.id, is_counting=is_counting, **options)
 
     def _refuse_loop(self, target: Any) -> None:
-        """Raise ``ArgumentError`` if events of this mailbox would come back to it, or the target cannot be kept."""
-        is_own = isinstance(target, MailboxListener) and any(
-            each.registration is target.registration for each in self._kept.values()
-        )
+        """Raise ``ArgumentError`` if events of this mailbox would come back to it."""
+        is_own = False
+        if isinstance(target, MailboxListener):
+            kept = self._kept.get(target.registration.id)
+            is_own = kept is not None and kept.registration is target.registration
         if is_own or (isinstance(target, RemoteListener) and target.reference.channel in self.channels):
             raise ArgumentError("a listener of the mailbox itself cannot be a target: its events would go round")
 
-    def _persist(self, registration: MailboxRegistration) -> None:
-        """Store the state of a registration. Raises ``JournalError``."""
+    def _persist(self, registration: MailboxRegistration, target: Any, refused: frozenset[EventKind]) -> None:
+        """Store the state of a registration. Raises ``JournalError``, ``ClosedError``."""
         kept = self._kept.get(registration.id)
         if kept is None:
             return
-        target = registration.target
         try:
             reference = None if target is None else self._kept_listeners.reference(target)
         except ArgumentError:
@@ -232,34 +268,52 @@ class EventMailbox:
                 "max_events": kept.max_events,
                 "full": kept.full,
                 "target": reference,
-                "refused": [list(each) for each in registration.refused],
+                "refused": [list(each) for each in refused],
             },
         )
 
     def _end(self, registration: MailboxRegistration, end: LeaseEnd) -> None:
-        """End a registration with its lease. On a worker thread."""
+        """End a registration with its lease. On a worker thread of the landlord: waits for no target."""
         if end is LeaseEnd.CLOSED:
             return
+        with self._lock:
+            if self._is_closed:
+                return  # the folder may belong to another run
+            self._ending.add(registration)
         error = UnknownLeaseError(f"mailbox '{self.name}': the registration {registration.id} has ended: {end.value}")
-        box, stopped = registration.end(error)
-        wait_for_all(stopped)
+        stopped = registration.end(error)
+        self._forget(registration)
+        if stopped is None:
+            self._remove(registration)
+        else:
+            stopped.listen(lambda: workers().submit(lambda: self._remove(registration)))
+
+    def _forget(self, registration: MailboxRegistration) -> None:
+        """Remove the records of a registration that has ended."""
         with self._lock:
             self._kept.pop(registration.id, None)
+        self._renewals.forget(registration.id)
         with contextlib.suppress(ClosedError):
-            for key in self._state.keys_with(f"{_RENEWAL}{registration.id} "):
-                self._state.remove(key)
             self._leases.forget(_REGISTRATION + registration.id)
-            self._state.remove(f"box {registration.id}")
-        if box is not None:
-            box.abandon()
-        shutil.rmtree(self._folder / "boxes" / registration.id, ignore_errors=True)
+
+    def _remove(self, registration: MailboxRegistration) -> None:
+        """Delete the events of a registration that has ended."""
+        with self._lock:
+            if registration not in self._ending:
+                return  # the mailbox was closed meanwhile: the next run deletes them
+            self._ending.discard(registration)
+        registration.slot.abandon()
+        with contextlib.suppress(ClosedError):
+            self._state.remove(_BOX + registration.id)
+        shutil.rmtree(self._path(registration), ignore_errors=True)
 
     # --- leases of the owners
 
     def renew_lease(self, registration: MailboxRegistration, lease: Lease, duration: float = Lease.FOREVER) -> None:
         """Renew a lease for an owner that is away, as long as its registration lasts (EV.3.3).
 
-        A lease of another process is renewed again after a restart of the mailbox.
+        A lease of another process is renewed again after a restart of the mailbox. A later call for the same lease
+        takes the place of an earlier one.
 
         Args:
             registration: of the owner.
@@ -270,84 +324,80 @@ class EventMailbox:
             ArgumentError: an argument is not as described.
             UnknownLeaseError: the registration has ended.
             JournalError, ClosedError: it cannot be stored.
+            WouldBlockError: the thread runs an event loop: use ``asyncio.to_thread``.
         """
         if registration.lease.is_ended:
             raise UnknownLeaseError(f"mailbox '{self.name}': the registration {registration.id} has ended")
-        self._renewals.renew_for(lease, duration)
-        registration.lease.when_ended(partial(self._forget_renewal, lease))
-        try:
-            reference = reference_of(lease)
-        except ArgumentError:
-            return  # its landlord ends with this process
-        self._state.put(
-            f"{_RENEWAL}{registration.id} {lease.id}",
-            [*reference, value_of(lease.duration), StoredTime.after(duration).to_value()],
-        )
+        refuse_in_loop("the disk of a mailbox", "`await asyncio.to_thread(mailbox.renew_lease, ...)`")
+        self._renewals.keep(registration.id, lease, duration)
+        if registration.id not in self._kept:  # it has ended meanwhile
+            self._renewals.forget(registration.id)
 
     # --- restart
 
-    def _recover(self) -> None:
+    def _recover(self) -> list[tuple[MailboxRegistration, frozenset[EventKind], Any]]:
+        """Continue with the registrations of an earlier run; return them with their refused kinds and targets."""
+        restored: list[tuple[MailboxRegistration, frozenset[EventKind], Any]] = []
+        malformed = self._malformed()
         for key, grant, values in self._leases.kept(_REGISTRATION):
-            try:
-                keep, full = values["keep"], values["full"]
-                _check_choice("keep", keep, KEEP)
-                _check_choice("full", full, BOX_FULL)
-                refused = [(str(source), event_id) for source, event_id in values["refused"]]
-                kept = _Kept(self._made(keep), values["max_events"], full)
-            except (ArgumentError, KeyError, TypeError, ValueError) as error:
-                logger.warning("mailbox '%s': %r is not a registration: %s", self.name, key, error)
+            if key.removeprefix(_REGISTRATION) in malformed:
                 continue
+            kept = _Kept(self._made(values["keep"]), values["max_events"], values["full"])
             registration = kept.registration
             registration.lease = self._granted(grant, registration)
             with self._lock:
                 self._kept[registration.id] = kept
-            self._resume(registration, values.get("target"), refused)
-        self._recover_renewals()
+            restored.append((registration, _kinds(values["refused"]), self._target(values.get("target"))))
+        self._renewals.recover(self._kept)
         boxes = self._folder / "boxes"
         if boxes.is_dir():
             for folder in boxes.iterdir():
-                if folder.name not in self._kept:  # the lease has ended, before or while the mailbox was closed
+                if folder.name in malformed:
+                    self._set_aside(folder)
+                elif folder.name not in self._kept:  # the lease has ended, before or while the mailbox was closed
                     shutil.rmtree(folder, ignore_errors=True)
-                    self._state.remove(f"box {folder.name}")
+                    self._state.remove(_BOX + folder.name)
+        return restored
+
+    def _malformed(self) -> set[str]:
+        """Return the ids of the registrations whose records are malformed."""
+        found: set[str] = set()
+        for key in self._state.keys_with(_REGISTRATION):
+            try:
+                _check_record(self._state.get(key))
+            except (MessagingError, KeyError, TypeError, ValueError) as error:
+                name = key.removeprefix(_REGISTRATION)
+                logger.warning("mailbox '%s': the record of registration %r is malformed: %s", self.name, name, error)
+                found.add(name)
+        return found
+
+    def _set_aside(self, folder: Path) -> None:
+        """Keep the events of a registration whose record is malformed."""
+        place = self._folder / "damaged" / folder.name
+        try:
+            place.parent.mkdir(exist_ok=True)
+            folder.rename(place)
+        except OSError as error:
+            place = folder
+            logger.warning("mailbox '%s': %s is not moved: %s", self.name, folder, error)
+        logger.warning(
+            "mailbox '%s': the events of registration %r are kept in %s; read them with `messaging journal`",
+            self.name, folder.name, place,
+        )  # fmt: skip
 
     def _granted(self, grant: Any, registration: MailboxRegistration) -> GrantedLease:
         lease: GrantedLease = grant(lambda end: self._end(registration, end))
         return lease
 
-    def _resume(self, registration: MailboxRegistration, reference: Any, refused: list[tuple[str, Any]]) -> None:
-        target = None
-        if reference is not None:
-            try:
-                target = self._kept_listeners.listener(reference, str(self._folder))
-            except MessagingError as error:
-                logger.warning("mailbox '%s': delivery does not resume: %s; events are stored", self.name, error)
-        registration.restore(refused, target)
-
-    def _recover_renewals(self) -> None:
-        for key, value in self._state.items():
-            if not key.startswith(_RENEWAL):
-                continue
-            owner = key.split(" ")[1]
-            kept = self._kept.get(owner)
-            try:
-                channel, lease_id, duration, end = value
-                left = StoredTime.from_value(end).remaining()
-                if kept is None or left <= 0 or self._messaging is None:
-                    if kept is None or left <= 0:
-                        self._state.remove(key)
-                    continue
-                granted = seconds_of(duration)
-            except (MessagingError, TypeError, ValueError) as error:
-                logger.warning("mailbox '%s': %r is no lease to renew: %s", self.name, key, error)
-                continue
-            # what is left of it is not known: it is renewed at once, and given up if the grantor does not know it
-            lease = Lease(lease_id, RemoteGrantor(self._messaging, channel), granted, min(granted, 60.0))
-            self._renewals.renew_for(lease, left)
-            self._renewals.renew_now(lease)
-            kept.registration.lease.when_ended(partial(self._forget_renewal, lease))
-
-    def _forget_renewal(self, lease: Lease, _end: LeaseEnd) -> None:
-        self._renewals.remove(lease)
+    def _target(self, reference: Any) -> Any:
+        """Return the target of a stored reference; ``None`` if it is not there in this run."""
+        if reference is None:
+            return None
+        try:
+            return self._kept_listeners.listener(reference, str(self._folder))
+        except MessagingError as error:
+            logger.warning("mailbox '%s': delivery does not resume: %s; events are stored", self.name, error)
+            return None
 
     # --- state and life cycle
 
@@ -367,6 +417,11 @@ class EventMailbox:
         with self._lock:
             return [each.registration for each in self._kept.values() if not each.registration.lease.is_ended]
 
+    @property
+    def open_boxes(self) -> int:
+        """Number of boxes that are open now."""
+        return len(self._boxes)
+
     def close(self) -> None:
         """Close the mailbox: deliveries stop, waits end with ``ClosedError``, and all is kept for the next run.
 
@@ -381,18 +436,26 @@ class EventMailbox:
             self._is_closed = True
             kept = [*self._kept.values()]
         self._renewals.close()
+        self._manager.close()
         error = ClosedError(f"mailbox '{self.name}': closed")
-        ended = [each.registration.end(error) for each in kept]
-        wait_for_all([each for _, stopped in ended for each in stopped])
+        stopped = [each.registration.end(error) for each in kept]
+        wait_for_all([each for each in stopped if each is not None])
+        for each in kept:
+            if each.registration.lease.end in (LeaseEnd.CANCELLED, LeaseEnd.EXPIRED):
+                self._forget(each.registration)  # its callback came too late
+        self._leases.close()
         if self._owns_landlord:
             self.landlord.close()
+        with self._lock:
+            ending, self._ending = [*self._ending], set()
+        for registration in ending:
+            registration.slot.abandon()
         failure: JournalError | None = None
-        for box, _ in ended:
-            if box is not None:
-                try:
-                    box.close()
-                except JournalError as problem:
-                    failure = failure or problem
+        for each in kept:
+            try:
+                each.registration.slot.close()
+            except JournalError as problem:
+                failure = failure or problem
         self._state.close()
         if failure is not None:
             raise failure
@@ -426,3 +489,20 @@ def _check_bound(name: str, value: object) -> None:
 def _check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
     if not isinstance(value, str) or value not in known:
         raise ArgumentError(f"{name} must be one of {', '.join(known)}, not {value!r:.80}")
+
+
+def _check_record(values: Any) -> None:
+    """Raise an error if the record of a registration is malformed."""
+    lease_id, duration, end = values["lease"]
+    if not isinstance(lease_id, str):
+        raise DecodeError("the id of its lease is no text")
+    seconds_of(duration)
+    StoredTime.from_value(end)
+    _check_choice("keep", values["keep"], KEEP)
+    _check_choice("full", values["full"], BOX_FULL)
+    _check_bound("max_events", values["max_events"])
+    _kinds(values["refused"])
+
+
+def _kinds(value: Any) -> frozenset[EventKind]:
+    return frozenset(check_kind(*each) for each in value)

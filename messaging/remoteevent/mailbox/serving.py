@@ -6,25 +6,31 @@ Operations beside ``notify`` and those of leases (:mod:`messaging.calls`); ``id`
 operation          arguments                                                            result
 =================  ===================================================================  =============================
 ``register``       ``duration``, ``keep``, ``max_events``, ``full``                     ``lease``
-``enable``         ``id``, ``target``: a reference                                      ``null``
-``disable``        ``id``                                                               ``null``
+``enable``         ``id``, ``target``: a reference, ``taken``                           ``null``
+``disable``        ``id``, ``taken``                                                    ``null``
 ``refuse``         ``id``, ``kinds``                                                    ``null``
-``iterate``        ``id``                                                               number of the iterator
+``iterate``        ``id``, ``taken``                                                    token of the iterator, and the
+                                                                                        number of stored events
 ``fetch``          ``id``, ``iterator``, ``ticket``, ``most``, ``timeout``              list of ``[ticket, event]``
 ``renew_lease``    ``id``, ``lease``: ``[channel, id, seconds]``, ``duration``          ``null``
 ``registrations``  none                                                                 list of objects, for people
+``mailbox``        none: asks whether there is a mailbox                                number of registrations
 =================  ===================================================================  =============================
+
+``taken`` is ``[iterator, ticket]`` of the earlier iterator of the same owner, or missing: events up to the ticket are
+acknowledged before the mode changes.
 
 **Threads.** Operations run on worker threads. A fetch that waits for events holds none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from messaging.calls import CallServer, Operation, call
-from messaging.errors import ArgumentError, DecodeError, UnknownLeaseError
+from messaging.errors import ArgumentError, DecodeError, InvalidChannelError, MessagingError, UnknownLeaseError
 from messaging.execution import Promise, refuse_in_loop
 from messaging.leases import (
     Lease,
@@ -40,10 +46,11 @@ from messaging.leases import (
 )
 from messaging.leases.lease import check_duration
 from messaging.model import check_name
-from messaging.remoteevent.event import EventRegistration
+from messaging.remoteevent.event import EventRegistration, check_kind
 from messaging.remoteevent.layout import decode_event, encode_event
-from messaging.remoteevent.mailbox.iterator import LONG_POLL, RemoteEventIterator
+from messaging.remoteevent.mailbox.iterator import LONG_POLL, RemoteEventIterator, checked_most
 from messaging.remoteevent.remote_listener import ListenerReference, ListenerServer, NotifyOperation, RemoteListener
+from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     import datetime
@@ -53,7 +60,9 @@ if TYPE_CHECKING:
     from messaging.remoteevent.listener import EventTarget
     from messaging.remoteevent.mailbox.box import BoxFull, Entry
     from messaging.remoteevent.mailbox.mailbox import EventMailbox
-    from messaging.remoteevent.mailbox.registration import Keep
+    from messaging.remoteevent.mailbox.registration import Keep, MailboxRegistration
+
+logger = SafeLog(__name__)
 
 #: events of one reply
 _MOST: Final = 1000
@@ -68,7 +77,7 @@ class MailboxServer:
 
     Args:
         messaging: an instance with requests. It also reaches the targets and the leases to renew.
-        channel: of the mailbox.
+        channel: of the mailbox. One channel has one mailbox: two would each execute every request.
         mailbox: stays open when the server is closed.
 
     Raises:
@@ -89,6 +98,7 @@ class MailboxServer:
             "fetch": self._fetch,
             "renew_lease": self._renew_lease,
             "registrations": self._registrations,
+            "mailbox": lambda _arguments, _body: len(mailbox),
             **lease_operations(mailbox.landlord),
         }
         self._server = CallServer(messaging, channel, operations)
@@ -120,29 +130,45 @@ class MailboxServer:
         return lease_to_value(registration.lease)
 
     def _enable(self, arguments: Mapping[str, Any], _body: bytes) -> None:
-        target = RemoteListener(self._messaging, ListenerReference.from_value(arguments.get("target")))
-        self._of(arguments).enable_delivery(target)
+        try:
+            target = RemoteListener(self._messaging, ListenerReference.from_value(arguments.get("target")))
+        except InvalidChannelError as error:
+            raise ArgumentError(f"the target cannot be reached: {error}") from None
+        registration = self._taken(arguments)
+        registration.enable_delivery(target)
 
     def _disable(self, arguments: Mapping[str, Any], _body: bytes) -> None:
-        self._of(arguments).disable_delivery()
+        self._taken(arguments).disable_delivery()
 
     def _refuse(self, arguments: Mapping[str, Any], _body: bytes) -> None:
         kinds = arguments.get("kinds")
-        if not isinstance(kinds, list):
+        if not isinstance(kinds, list) or not all(isinstance(each, list) and len(each) == 2 for each in kinds):
             raise DecodeError("`kinds` must be a list of [source, id]")
-        self._of(arguments).add_unknown_events([tuple(each) for each in kinds])
+        self._of(arguments).add_unknown_events([(source, event_id) for source, event_id in kinds])
 
-    def _iterate(self, arguments: Mapping[str, Any], _body: bytes) -> int:
-        number: int = self._of(arguments).begin_iterator()
-        return number
+    def _iterate(self, arguments: Mapping[str, Any], _body: bytes) -> list[Any]:
+        registration = self._taken(arguments)
+        return [registration.begin_iterator(), len(registration)]
+
+    def _taken(self, arguments: Mapping[str, Any]) -> MailboxRegistration:
+        """Return the registration, after acknowledging the events that the owner took with an earlier iterator."""
+        registration = self._of(arguments)
+        match arguments.get("taken"):
+            case None:
+                pass
+            case [str(token), int(ticket)]:
+                registration.note_taken(token, ticket)
+            case _:
+                raise DecodeError("`taken` must be [iterator, ticket]")
+        return registration
 
     def _fetch(self, arguments: Mapping[str, Any], _body: bytes) -> Promise[Any]:
         registration = self._of(arguments)
-        number, ticket, most = arguments.get("iterator"), arguments.get("ticket"), arguments.get("most", 0)
-        if not isinstance(number, int) or not isinstance(most, int) or not isinstance(ticket, int | None):
-            raise DecodeError("`iterator`, `ticket` and `most` must be integers")
+        token, ticket, most = arguments.get("iterator"), arguments.get("ticket"), arguments.get("most", 0)
+        if not isinstance(token, str) or not _is_count(most) or not (ticket is None or _is_count(ticket)):
+            raise DecodeError("`iterator` must be a text, `ticket` and `most` integers from 0")
         timeout = min(max(seconds_of(arguments.get("timeout", 0.0)), 0.0), LONG_POLL)
-        found = registration.fetch(number, ticket, min(most, _MOST), timeout)
+        found = registration.fetch(token, ticket, min(most, _MOST), timeout)
         promise: Promise[Any] = Promise("fetch events of a mailbox")
         promise.looked_at = True
 
@@ -162,7 +188,12 @@ class MailboxServer:
                 granted = seconds_of(duration)
             case _:
                 raise DecodeError("`lease` must be [channel, id, seconds]")
-        lease = Lease(lease_id, RemoteGrantor(self._messaging, channel), granted, granted)
+        if granted <= 0:
+            raise ArgumentError(f"a lease to renew must have more than 0 seconds left, not {granted:g}")
+        try:
+            lease = Lease(lease_id, RemoteGrantor(self._messaging, channel), granted, granted)
+        except InvalidChannelError as error:
+            raise ArgumentError(f"the grantor of the lease cannot be reached: {error}") from None
         self._mailbox.renew_lease(self._of(arguments), lease, seconds_of(arguments.get("duration")))
 
     def _registrations(self, _arguments: Mapping[str, Any], _body: bytes) -> list[dict[str, Any]]:
@@ -174,7 +205,7 @@ class MailboxServer:
                     "id": each.id,
                     "keep": each.keep,
                     "stored": len(each),
-                    "dropped": each.box.dropped,
+                    "dropped": each.dropped,
                     "target": list(target.reference) if isinstance(target, RemoteListener) else target and repr(target),
                     "refused": [list(kind) for kind in each.refused],
                     "remaining": value_of(each.lease.remaining),
@@ -183,7 +214,7 @@ class MailboxServer:
             )
         return found
 
-    def _of(self, arguments: Mapping[str, Any]) -> Any:
+    def _of(self, arguments: Mapping[str, Any]) -> MailboxRegistration:
         return self._mailbox.registration(str(arguments.get("id")))
 
     def close(self) -> None:
@@ -197,6 +228,10 @@ class MailboxServer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _page(entries: list[Entry]) -> list[Any]:
@@ -256,6 +291,7 @@ class RemoteMailbox:
         self.messaging = messaging
         self.channel = check_name(channel)
         self.timeout = timeout
+        self._lock = threading.Lock()  # guards the following
         self._listeners: ListenerServer | None = None
 
     def call(self, operation: str, arguments: Mapping[str, Any] | None = None, **options: Any) -> Promise[Any]:
@@ -313,13 +349,16 @@ class RemoteMailbox:
             return listener
         if isinstance(listener, RemoteListener):
             return listener.reference
-        if self._listeners is None:
-            self._listeners = ListenerServer(self.messaging)
-        return self._listeners.add(listener)
+        with self._lock:
+            if self._listeners is None:
+                self._listeners = ListenerServer(self.messaging)
+            server = self._listeners
+        return server.add(listener)
 
     def close(self) -> None:
         """Make the targets of this process unreachable. Registrations stay. Idempotent."""
-        server, self._listeners = self._listeners, None
+        with self._lock:
+            server, self._listeners = self._listeners, None
         if server is not None:
             server.close()
 
@@ -361,6 +400,9 @@ class RemoteMailboxRegistration:
         self._mailbox = mailbox
         self.lease = lease
         self.listener = RemoteListener(mailbox.messaging, ListenerReference(mailbox.channel, lease.id))
+        self._lock = threading.Lock()  # guards the following
+        #: the newest iterator of this object
+        self._iterator: RemoteEventIterator | None = None
 
     @property
     def id(self) -> str:
@@ -379,48 +421,96 @@ class RemoteMailboxRegistration:
         reference = self._mailbox.reference_of(target)
         if reference.channel == self._mailbox.channel:
             raise ArgumentError("a listener of the mailbox itself cannot be a target: its events would go round")
-        return self._mailbox.call("enable", {"id": self.id, "target": reference.to_value()})
+        return self._switch("enable", {"target": reference.to_value()})
 
     def disable_delivery(self) -> Promise[None]:
         """Store events only; see :meth:`MailboxRegistration.disable_delivery`."""
         return self._mailbox.call("disable", {"id": self.id})
 
+    def _switch(
+        self, operation: str, arguments: Mapping[str, Any], convert: Callable[[Any], Any] | None = None
+    ) -> Promise[Any]:
+        """Call an operation that ends the newest iterator of this object, and acknowledge what that has handed out.
+
+        The iterator hands out nothing meanwhile. After a failure it goes on, unless the mailbox refuses it.
+        """
+        with self._lock:
+            iterator = self._iterator
+        taken: dict[str, Any] = {}
+        if iterator is not None:
+            ticket = iterator.suspend()
+            if ticket is not None:
+                taken["taken"] = [iterator.token, ticket]
+        try:
+            promise = self._mailbox.call(operation, {"id": self.id, **arguments, **taken}, convert=convert)
+        except BaseException:
+            if iterator is not None:
+                iterator.resume()
+            raise
+        if iterator is not None:
+            promise.listen(lambda: iterator.resume() if promise.exception(0) is not None else None)
+        return promise
+
     def add_unknown_events(self, kinds: Iterable[EventRegistration | EventKind]) -> Promise[None]:
         """Refuse kinds of events; see :meth:`MailboxRegistration.add_unknown_events`."""
-        found = [list(each.kind if isinstance(each, EventRegistration) else each) for each in kinds]
+        found = [[*(each.kind if isinstance(each, EventRegistration) else check_kind(*each))] for each in kinds]
         return self._mailbox.call("refuse", {"id": self.id, "kinds": found})
 
     def remote_events(self) -> Promise[RemoteEventIterator]:
-        """Return the promise of an iterator; see :meth:`MailboxRegistration.remote_events`."""
+        """Return the promise of an iterator; see :meth:`MailboxRegistration.remote_events`.
 
-        def convert(number: Any) -> RemoteEventIterator:
-            def fetch(ticket: int | None, most: int, timeout: float) -> Promise[list[Entry]]:
-                arguments = {"id": self.id, "iterator": number, "ticket": ticket, "most": most, "timeout": timeout}
-                return self._mailbox.call(
-                    "fetch", arguments, timeout=timeout + (self._mailbox.timeout or _SLACK), convert=_entries
-                )
+        An earlier iterator of this object becomes invalid at once: the events that it has handed out are acknowledged,
+        and the others come from the new one.
+        """
+        return self._switch("iterate", {}, lambda result: self._begun(result)[0])
 
-            return RemoteEventIterator(fetch)
+    def _begun(self, result: Any) -> tuple[RemoteEventIterator, int]:
+        """Return the iterator of a result of ``iterate``, and the number of stored events."""
+        token, stored = str(result[0]), int(result[1])
 
-        return self._mailbox.call("iterate", {"id": self.id}, convert=convert)
+        def fetch(ticket: int | None, most: int, timeout: float) -> Promise[list[Entry]]:
+            arguments = {"id": self.id, "iterator": token, "ticket": ticket, "most": most, "timeout": timeout}
+            limit = timeout + (self._mailbox.timeout or _SLACK)
+            return self._mailbox.call("fetch", arguments, timeout=limit, convert=_entries)
+
+        iterator = RemoteEventIterator(fetch, token=token)
+        with self._lock:
+            self._iterator = iterator
+        return iterator, stored
 
     def drain(self, most: int | None = None) -> list[RemoteEvent]:
         """Return the stored events, and remove them; see :meth:`MailboxRegistration.drain`.
 
-        The events are removed when they have arrived: if the connection is lost meanwhile, some may arrive again with
-        the next call.
+        The events travel in pages of up to 1000. A page is removed when it has arrived. If an error ends the draining,
+        the events that have arrived are returned, and the last page of them may arrive again with the next call; the
+        error is raised if none has arrived.
+
+        Args:
+            most: number of events, at most; ``None``: as many as are stored now.
 
         Raises:
+            ArgumentError: ``most`` is negative, or no number.
+            DeadlineError: the target that the delivery had has not answered for its last events; or the mailbox has not
+                answered.
+            MessagingError: as requests do, and as :meth:`RemoteEventIterator.next`.
             WouldBlockError: the thread runs an event loop: ``await`` :meth:`remote_events`.
         """
+        checked_most(most)
         refuse_in_loop("the events of a mailbox", "`await` remote_events()")
+        iterator, stored = self._switch("iterate", {}, self._begun).result()
+        most = stored if most is None else most
         found: list[RemoteEvent] = []
-        with self.remote_events().result() as iterator:
-            while (left := _MOST if most is None else most - len(found)) > 0:
-                batch = iterator.batch(min(left, _MOST))
-                if not batch:
-                    break
+        try:
+            while len(found) < most and (batch := iterator.batch(min(most - len(found), _MOST))):
                 found += batch
+            iterator.close()
+        except MessagingError as error:
+            if not found:
+                raise
+            logger.warning(
+                "mailbox at '%s': draining registration %s ended after %d events: %s; the last ones may arrive again",
+                self._mailbox.channel, self.id, len(found), error,
+            )  # fmt: skip
         return found
 
     def renew_lease(self, lease: Lease, duration: float = Lease.FOREVER) -> Promise[None]:
@@ -431,8 +521,10 @@ class RemoteMailboxRegistration:
             duration: seconds from now.
 
         Raises:
-            ArgumentError: the landlord of the lease is in this process.
+            ArgumentError: the landlord of the lease is in this process, or the duration is not as described.
         """
+        if check_duration(duration) == Lease.ANY:
+            raise ArgumentError("the duration of renewing must be a number of seconds above 0, or Lease.FOREVER")
         arguments = {
             "id": self.id,
             "lease": [*reference_of(lease), value_of(lease.remaining)],

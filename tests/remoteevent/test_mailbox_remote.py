@@ -1,0 +1,326 @@
+"""Mailboxes of other processes: switching, draining, junk and repeated requests (EV.3.3)."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import messaging
+from messaging.calls import call
+from messaging.errors import (
+    ArgumentError,
+    BoundReachedError,
+    DeadlineError,
+    DecodeError,
+    InvalidIteratorError,
+    MessagingError,
+    OutcomeUnknownError,
+)
+from messaging.execution import Promise
+from messaging.leases import Landlord, Lease, LeaseServer, RemoteGrantor
+from messaging.remoteevent import (
+    EventMailbox,
+    MailboxServer,
+    RemoteEvent,
+    RemoteMailbox,
+    RemoteMailboxRegistration,
+    RetryPolicy,
+)
+from tests.remoteevent.helpers import Recorder, event, events, wait_until
+
+CHANNEL = "mailboxes/field"
+
+
+@pytest.fixture
+def m() -> Iterator[messaging.Messaging]:
+    with messaging.connect(f"memory://{uuid.uuid4().hex}") as made:
+        yield made
+
+
+@pytest.fixture
+def mailbox(m: messaging.Messaging, tmp_path: Path) -> Iterator[EventMailbox]:
+    policy = RetryPolicy(first_delay=0.01, max_delay=0.05)
+    with (
+        EventMailbox(tmp_path / "mailbox", messaging=m, retry=policy) as made,
+        MailboxServer(m, CHANNEL, made) as server,
+    ):
+        server.ready.result(10)
+        yield made
+
+
+@pytest.fixture
+def remote(m: messaging.Messaging, mailbox: EventMailbox) -> Iterator[RemoteMailbox]:  # it is served
+    with RemoteMailbox(m, CHANNEL) as made:
+        yield made
+
+
+@pytest.fixture
+def box(remote: RemoteMailbox) -> RemoteMailboxRegistration:
+    return remote.register(100.0).result(10)
+
+
+def store(mailbox: EventMailbox, box: RemoteMailboxRegistration, given: list[RemoteEvent]) -> None:
+    while given:
+        outcomes = mailbox.registration(box.id).listener.deliver(given).result(10)
+        assert outcomes == [None] * len(outcomes)
+        given = given[len(outcomes) :]
+
+
+def taken(found: list[RemoteEvent]) -> list[int]:
+    return [each.sequence_number for each in found]
+
+
+# --- switching
+
+
+def test_what_was_pulled_is_not_pushed(mailbox: EventMailbox, box: RemoteMailboxRegistration) -> None:
+    """Scenario 51."""
+    target = Recorder()
+    store(mailbox, box, events(1, 20))
+    iterator = box.remote_events().result(10)
+    assert taken(iterator.batch(10)) == [*range(1, 11)]
+    box.enable_delivery(target).result(10)
+    wait_until(lambda: len(target.events) >= 10)
+    for call_ in (iterator.next, iterator.batch, iterator.close):
+        with pytest.raises(InvalidIteratorError):
+            call_()
+    wait_until(lambda: len(mailbox.registration(box.id)) == 0)
+    assert target.numbers == [*range(11, 21)]
+
+
+def test_a_newer_iterator_goes_on_where_the_older_was(mailbox: EventMailbox, box: RemoteMailboxRegistration) -> None:
+    """Scenario 51."""
+    store(mailbox, box, events(1, 20))
+    first = box.remote_events().result(10)
+    assert taken(first.batch(5)) == [1, 2, 3, 4, 5]
+    second = box.remote_events().result(10)
+    with pytest.raises(InvalidIteratorError):
+        first.next()
+    assert taken(second.batch(100)) == [*range(6, 21)]
+    second.close()
+    assert len(mailbox.registration(box.id)) == 0
+
+
+def test_an_iterator_goes_on_after_a_switch_that_failed(
+    mailbox: EventMailbox, box: RemoteMailboxRegistration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(mailbox, box, events(1, 20))
+    iterator = box.remote_events().result(10)
+    assert taken(iterator.batch(5)) == [1, 2, 3, 4, 5]
+
+    def fail(*_: Any) -> None:
+        raise BoundReachedError("the disk is full")
+
+    monkeypatch.setattr(mailbox.registration(box.id), "_persist", fail)
+    with pytest.raises(BoundReachedError):
+        box.enable_delivery(Recorder()).result(10)
+    assert taken(iterator.batch(100)) == [*range(6, 21)]
+
+
+def test_a_wait_ends_when_the_same_owner_switches(mailbox: EventMailbox, box: RemoteMailboxRegistration) -> None:
+    """Scenario 50."""
+    iterator = box.remote_events().result(10)
+    found: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            iterator.next(30)
+        except MessagingError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    wait_until(lambda: len(mailbox.registration(box.id)._fetches) == 1)
+    box.remote_events().result(10)
+    thread.join(10)
+    assert isinstance(found[0], InvalidIteratorError)
+
+
+def test_taken_events_of_an_older_iterator_acknowledge_nothing(
+    m: messaging.Messaging, mailbox: EventMailbox, box: RemoteMailboxRegistration
+) -> None:
+    store(mailbox, box, events(1, 5))
+    old, _ = call(m, CHANNEL, "iterate", {"id": box.id}).result(10)
+    new, stored = call(m, CHANNEL, "iterate", {"id": box.id, "taken": [old, 1]}).result(10)
+    assert stored == 3
+    call(m, CHANNEL, "iterate", {"id": box.id, "taken": [old, 4]}).result(10)
+    assert (len(mailbox.registration(box.id)), new != old) == (3, True)
+
+
+# --- draining
+
+
+def test_a_drain_that_is_interrupted_returns_what_has_arrived(
+    mailbox: EventMailbox, box: RemoteMailboxRegistration, remote: RemoteMailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scenario 42: what was acknowledged is not lost."""
+    store(mailbox, box, events(1, 2500))
+    request = remote.call
+    fetches: list[Any] = []
+
+    def failing(operation: str, arguments: Any = None, **options: Any) -> Promise[Any]:
+        if operation == "fetch":
+            fetches.append(arguments)
+            if len(fetches) == 2:
+                request(operation, arguments, **options).result(10)  # it arrives; the reply is lost
+                lost: Promise[Any] = Promise("fetch")
+                lost.reject(OutcomeUnknownError("the connection was lost"))
+                return lost
+        return request(operation, arguments, **options)
+
+    monkeypatch.setattr(remote, "call", failing)
+    first = taken(box.drain())
+    assert first == [*range(1, len(first) + 1)]
+    assert 0 < len(first) < 2500
+    second = taken(box.drain())
+    assert sorted({*first, *second}) == [*range(1, 2501)]
+    assert len(mailbox.registration(box.id)) == 0
+
+
+def test_a_drain_whose_first_request_fails_raises(
+    mailbox: EventMailbox, box: RemoteMailboxRegistration, remote: RemoteMailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(mailbox, box, events(1, 5))
+    request = remote.call
+
+    def failing(operation: str, arguments: Any = None, **options: Any) -> Promise[Any]:
+        if operation == "fetch":
+            raise OutcomeUnknownError("the connection was lost")
+        return request(operation, arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remote, "call", failing)
+        with pytest.raises(OutcomeUnknownError):
+            box.drain()
+    assert taken(box.drain()) == [1, 2, 3, 4, 5]
+
+
+def test_a_drain_ends_although_events_keep_arriving(
+    mailbox: EventMailbox, box: RemoteMailboxRegistration, remote: RemoteMailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes as many events as were stored when it began."""
+    store(mailbox, box, events(1, 10))
+    request = remote.call
+    numbers = iter(range(11, 100_000))
+
+    def arriving(operation: str, arguments: Any = None, **options: Any) -> Promise[Any]:
+        if operation == "fetch":
+            store(mailbox, box, [event(next(numbers))])
+        return request(operation, arguments, **options)
+
+    monkeypatch.setattr(remote, "call", arriving)
+    assert taken(box.drain()) == [*range(1, 11)]
+    assert taken(box.drain(3)) == [11, 12, 13]
+    for junk in (-5, True, "x"):
+        with pytest.raises(ArgumentError):
+            box.drain(junk)  # type: ignore[arg-type]
+
+
+def test_a_drain_waits_for_the_target_that_has_the_events(
+    mailbox: EventMailbox, box: RemoteMailboxRegistration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Recorder()
+    with target.gate:
+        store(mailbox, box, events(1, 5))
+        mailbox.registration(box.id).enable_delivery(target)
+        delivery = mailbox.registration(box.id)._delivery
+        assert delivery is not None
+        wait_until(lambda: delivery.is_busy)
+        with monkeypatch.context() as patch:
+            patch.setattr("messaging.remoteevent.mailbox.iterator.BATCH_WAIT", 0.05)
+            with pytest.raises(DeadlineError, match="target"):
+                box.drain()
+    target.events.clear()
+    assert taken(box.drain()) + target.numbers in ([], [*range(1, 6)])
+
+
+# --- junk
+
+
+@pytest.mark.parametrize(
+    ("operation", "arguments", "error"),
+    [
+        ("fetch", {"iterator": "TOKEN", "ticket": None, "most": -5}, DecodeError),
+        ("fetch", {"iterator": "TOKEN", "ticket": -1, "most": 5}, DecodeError),
+        ("fetch", {"iterator": "TOKEN", "ticket": None, "most": True}, DecodeError),
+        ("fetch", {"iterator": "TOKEN", "ticket": None, "most": 1, "timeout": "x"}, DecodeError),
+        ("fetch", {"iterator": 1, "ticket": None, "most": 5}, DecodeError),
+        ("fetch", {"iterator": "other", "ticket": None, "most": 5}, InvalidIteratorError),
+        ("refuse", {"kinds": [5]}, DecodeError),
+        ("refuse", {"kinds": ["ab"]}, DecodeError),
+        ("refuse", {"kinds": [["a", 1, 2]]}, DecodeError),
+        ("refuse", {"kinds": [[5, 1]]}, ArgumentError),
+        ("refuse", {"kinds": [["a", [1]]]}, ArgumentError),
+        ("refuse", {"kinds": "ab"}, DecodeError),
+        ("enable", {"target": ["a/#", ""]}, ArgumentError),
+        ("enable", {"target": 5}, DecodeError),
+        ("enable", {"target": ["a", ""], "taken": 5}, DecodeError),
+        ("enable", {"target": [CHANNEL, "x"]}, ArgumentError),
+        ("iterate", {"taken": ["x", "y"]}, DecodeError),
+        ("renew_lease", {"lease": ["a", "b", -5.0], "duration": 5.0}, ArgumentError),
+        ("renew_lease", {"lease": ["a", "b", 5.0], "duration": -1.0}, ArgumentError),
+        ("renew_lease", {"lease": ["a", "b", 5.0], "duration": -5.0}, ArgumentError),
+        ("renew_lease", {"lease": ["a/#", "b", 5.0], "duration": 5.0}, ArgumentError),
+        ("renew_lease", {"lease": ["a", "b" * 20_000, 5.0], "duration": 5.0}, ArgumentError),
+        ("renew_lease", {"lease": 5, "duration": 5.0}, DecodeError),
+        ("register", {"duration": 5.0, "keep": ["all"]}, ArgumentError),
+        ("register", {"duration": 5.0, "max_events": True}, ArgumentError),
+        ("register", {"duration": "x"}, DecodeError),
+    ],
+)
+def test_junk_in_a_request_is_refused_with_an_error_of_its_class(
+    m: messaging.Messaging,
+    mailbox: EventMailbox,
+    box: RemoteMailboxRegistration,
+    operation: str,
+    arguments: dict[str, Any],
+    error: type[MessagingError],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store(mailbox, box, events(1, 3))
+    token = mailbox.registration(box.id).begin_iterator()
+    given = {key: token if value == "TOKEN" else value for key, value in arguments.items()}
+    with pytest.raises(MessagingError) as caught:
+        call(m, CHANNEL, operation, {"id": box.id, **given}).result(10)
+    assert isinstance(caught.value, error), caught.value
+    assert "Traceback" not in caplog.text
+    assert [record for record in caplog.records if record.exc_info] == []
+    assert len(mailbox.registration(box.id)) == 3
+    assert mailbox.registration(box.id).refused == frozenset()
+    assert len(mailbox) == 1
+
+
+def test_a_stub_refuses_junk_before_it_asks(box: RemoteMailboxRegistration) -> None:
+    for junk in ([("", 1)], [("a", None)]):
+        with pytest.raises(ArgumentError):
+            box.add_unknown_events(junk)  # type: ignore[arg-type]
+
+
+# --- leases
+
+
+def test_a_lease_is_renewed_once_however_often_its_owner_asks(
+    m: messaging.Messaging, mailbox: EventMailbox, box: RemoteMailboxRegistration
+) -> None:
+    with Landlord() as landlord, LeaseServer(m, "leases/here", landlord) as server:
+        server.ready.result(10)
+        granted = landlord.grant(100.0)
+        lease = Lease(granted.id, RemoteGrantor(m, "leases/here"), 100.0, 100.0)
+        for duration in (1000.0, 1000.0, 500.0):
+            box.renew_lease(lease, duration).result(10)
+        assert len(mailbox._manager) == 1
+        for junk in (0, -1, -3.0):
+            with pytest.raises(ArgumentError):
+                box.renew_lease(lease, junk)
+        box.lease.cancel().result(10)
+        wait_until(lambda: len(mailbox._manager) == 0)
+
+
+def test_a_mailbox_tells_that_it_is_there(m: messaging.Messaging, box: RemoteMailboxRegistration) -> None:
+    assert box.id
+    assert call(m, CHANNEL, "mailbox").result(10) == 1
