@@ -26,10 +26,11 @@ BENCHMARKS = {
     "spark_flat": "Spark reads MQTT for minutes: memory of the driver, size of the journal",
     "flat": "a slow subscriber with a million messages behind it: memory of the process",
     "journal_flat": "a million records behind a cursor: memory; opening a journal of 2 GB",
+    "remote_flat": "a million events in a mailbox that was killed: opening it; 100,000 leases: renewing them",
     "report": "writes the figures of docs/performance.md anew, from the reference results",
 }
 #: not part of a run of everything
-_BY_NAME = ("spark_flat", "flat", "journal_flat", "report")
+_BY_NAME = ("spark_flat", "flat", "journal_flat", "remote_flat", "report")
 
 
 def _names(text: str) -> list[str]:

@@ -255,6 +255,23 @@ def test_requests_make_tables_and_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_remote_events_make_tables_and_files(tmp_path: Path) -> None:
+    tiny = ["--quick", "--runs", "1", "--messages", "100", "--protocols", "mqtt", "--results", str(tmp_path)]
+    out = benchmark("remote", "remote_flat", *tiny)
+    cases = saved(tmp_path, "remote")["cases"]
+    assert {case["labels"]["where"] for case in cases} == {"one process", "MQTT 5"}
+    assert {case["labels"]["between"] for case in cases} == {"nothing", "agent", "mailbox", "agent, mailbox"}
+    for case in cases:
+        for row in case["rows"]:
+            assert row["figures"]["rate"]["median"] > 0
+            assert row["lost"] == [0]
+    assert "0.7x requests, is" in out
+    assert "0.5x journal one process, is" in out
+    assert "target met     mailbox of 100 events" in out
+    assert "target met     bytes of a lease" in out
+
+
+@pytest.mark.slow
 def test_spark_reads_a_journal_and_makes_a_table(tmp_path: Path) -> None:
     require_java()
     tiny = ["--quick", "--runs", "1", "--messages", "20000", "--peers", "ours", "--parts", "journal"]

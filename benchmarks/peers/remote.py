@@ -83,7 +83,7 @@ def _generate(job: Job, stack: ExitStack, folder: Path, listener: Any) -> Callab
     agent = None
     if "agent" in job.between:
         agent = stack.enter_context(StoreAndForwardAgent(folder / "agent", target=listener))
-    generator = stack.enter_context(EventGenerator("benchmark", events=[KIND], max_pending=max(1, job.count)))
+    generator = stack.enter_context(EventGenerator("benchmark", events=[KIND], max_pending=max(1, job.count), begin=0))
     registration = generator.register(KIND, None, agent or listener, 3600.0)
     counts = generator.counts(registration) if agent is None else agent.counts()
     assert counts is not None
