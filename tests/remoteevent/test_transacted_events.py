@@ -21,7 +21,7 @@ def manager() -> Iterator[TransactionManager]:
 
 @pytest.fixture
 def generator() -> Iterator[EventGenerator]:
-    with EventGenerator("source", events=["hot", "cold"]) as made:
+    with EventGenerator("source", events=["hot", "cold"], begin=0) as made:
         yield made
 
 
@@ -156,7 +156,9 @@ def test_a_prepared_transaction_of_a_persistent_generator_is_completed_once_afte
     """The generator and the manager end between the two phases."""
 
     def open_generator() -> EventGenerator:
-        return EventGenerator("source", events=["hot"], path=tmp_path / "generator", listeners={"out": outside})
+        return EventGenerator(
+            "source", events=["hot"], begin=0, path=tmp_path / "generator", listeners={"out": outside}
+        )
 
     with TransactionManager() as manager, open_generator() as generator:
         generator.register("hot", None, outside, 60.0)
@@ -188,7 +190,7 @@ def test_the_events_of_a_transaction_are_bounded(
 
 
 def test_generators_of_one_transaction_commit_together(manager: TransactionManager, outside: Recorder) -> None:
-    with EventGenerator("a", events=[1]) as first, EventGenerator("b", events=[1]) as second:
+    with EventGenerator("a", events=[1], begin=0) as first, EventGenerator("b", events=[1], begin=0) as second:
         for each in (first, second):
             each.register(1, None, outside, 60.0)
         transaction = manager.create(60.0)

@@ -182,7 +182,7 @@ def test_a_generator_takes_part_in_a_transaction_of_another_process(remote: Remo
     """Scenarios 24 to 27, with a manager in another process."""
     inside: list[Any] = []
     outside: list[Any] = []
-    with EventGenerator("boiler", events=["hot"]) as boiler:
+    with EventGenerator("boiler", events=["hot"], begin=0) as boiler:
         boiler.register("hot", None, outside.append)
         transaction: Any = remote.create()
         inner = boiler.register("hot", None, inside.append, transaction=transaction)
