@@ -10,10 +10,11 @@ manager calls it on worker threads. The lock guards the scopes; no code of the a
 
 from __future__ import annotations
 
+import secrets
 import threading
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from messaging.errors import BoundReachedError, CannotJoinError, MessagingError
+from messaging.errors import BoundReachedError, CannotJoinError, MessagingError, UnknownTransactionError
 from messaging.execution import Promise
 from messaging.leases import release
 from messaging.remoteevent.delivery import SHORT, Delivery, wait_for_all
@@ -74,14 +75,17 @@ class _InnerKind:
 class _Scope:
     """The registrations and the events of one transaction."""
 
-    __slots__ = ("events", "is_ended", "kinds", "published")
+    __slots__ = ("events", "is_ended", "is_joined", "joining", "kinds", "published")
 
-    def __init__(self, events: list[RemoteEvent]) -> None:
+    def __init__(self, events: list[RemoteEvent], *, is_joined: bool = False) -> None:
         self.kinds: dict[EventId, _InnerKind] = {}
         #: for listeners outside, in order
         self.events = events
         #: which of them an earlier call of `commit` has published
         self.published: set[int] = set()
+        #: calls that join the transaction now, and whether one has succeeded
+        self.joining = 0
+        self.is_joined = is_joined
         self.is_ended = False
 
 
@@ -99,7 +103,9 @@ class TransactedEvents:
         self._lock = threading.Lock()  # guards the scopes and what is in them
         self._scopes: dict[str, _Scope] = {}
         for name, events in prepared.transactions().items():
-            self._scopes[name] = _Scope([*events])
+            self._scopes[name] = _Scope([*events], is_joined=True)
+        #: another one in each run: what was not prepared is lost with the process
+        self._crash_count = secrets.randbits(62)
 
     @property
     def name(self) -> str:
@@ -112,12 +118,28 @@ class TransactedEvents:
         return bool(self._scopes)
 
     def _join(self, transaction: Transaction) -> _Scope:
+        """Return the scope of a transaction, after joining it. The scope is there before: a commit may follow at once.
+
+        Threads that join side by side each ask the manager, which notes the first one.
+        """
         with self._lock:
-            scope = self._scopes.get(transaction.id)
-        if scope is None:
-            transaction.join(self, name=self.name)
+            scope = self._scopes.setdefault(transaction.id, _Scope([]))
+            if scope.is_joined:
+                return scope
+            scope.joining += 1
+        try:
+            transaction.join(self, name=self.name, crash_count=self._crash_count)
+        except BaseException:
             with self._lock:
-                scope = self._scopes.setdefault(transaction.id, _Scope([]))
+                scope.joining -= 1
+                if not scope.joining and not scope.is_joined and self._scopes.get(transaction.id) is scope:
+                    del self._scopes[transaction.id]
+            raise
+        with self._lock:
+            scope.joining -= 1
+            is_first = not scope.is_joined
+            scope.is_joined = True
+        if is_first:
             transaction.when_ended(lambda *_: self._end(transaction.id))
         return scope
 
@@ -202,12 +224,21 @@ class TransactedEvents:
     # --- the participant
 
     def prepare(self, transaction_id: str) -> Vote:
-        """Store the events of a transaction, so that :meth:`commit` cannot fail for good."""
+        """Store the events of a transaction, so that :meth:`commit` cannot fail for good.
+
+        Raises:
+            UnknownTransactionError: the generator has joined it in an earlier run, and lost its events.
+            JournalError: the events are not stored.
+        """
         with self._lock:
             scope = self._scopes.get(transaction_id)
-            events = [] if scope is None else [*scope.events]
-            if scope is not None:
-                scope.is_ended = True  # no further events
+            if scope is None:
+                raise UnknownTransactionError(
+                    f"generator {self._publisher.source!r}: the events of transaction {transaction_id} are not known; "
+                    "they were lost with an earlier run"
+                )
+            events = [*scope.events]
+            scope.is_ended = True  # no further events
         if not events:
             self._end(transaction_id)
             return Vote.NOTCHANGED
