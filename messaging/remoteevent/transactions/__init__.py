@@ -9,6 +9,7 @@
 ``callbacks``          callbacks for the end of a transaction
 ``decisions``          the state of transactions on the disk
 ``remote_participant`` participants in other processes
+``reach``              the servers of participants of this process
 ``remote``             managers in other processes
 =====================  =============================================================================================
 """

@@ -18,21 +18,21 @@ The leases of the transactions are served on the same channel (:mod:`messaging.l
 
 from __future__ import annotations
 
-import secrets
-import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.calls import CallServer, Operation, call, result_of
 from messaging.errors import (
     ArgumentError,
+    BoundReachedError,
     CannotAbortError,
     CannotCommitError,
+    CannotJoinError,
     DeadlineError,
     DecodeError,
     UnknownTransactionError,
 )
-from messaging.execution import Promise, seconds
+from messaging.execution import Promise, refuse_in_loop, seconds, workers
 from messaging.leases import (
     Lease,
     lease_from_value,
@@ -47,7 +47,8 @@ from messaging.model import check_name
 from messaging.remoteevent.transactions.callbacks import EndCallbacks
 from messaging.remoteevent.transactions.manager import TIME_LIMIT
 from messaging.remoteevent.transactions.participant import TransactionState
-from messaging.remoteevent.transactions.remote_participant import ParticipantServer, RemoteParticipant
+from messaging.remoteevent.transactions.reach import Reach
+from messaging.remoteevent.transactions.remote_participant import RemoteParticipant
 from messaging.remoteevent.transactions.transaction import check_join, check_participant_name
 from messaging.text import tolerant
 
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
 
 #: a client waits longer than both phases of a manager with the default time limit, seconds
 _TIMEOUT: Final = 3 * TIME_LIMIT
+#: longest wait of one request for the participants, seconds
+_LONGEST: Final = 1e9
 
 
 class TransactionServer:
@@ -191,9 +194,8 @@ class RemoteTransactionManager:
         self._timeout = seconds(timeout)
         if self._timeout <= 0:
             raise ArgumentError(f"timeout must be above 0 seconds, not {timeout!r:.80}")
-        self._lock = threading.Lock()  # guards the following
-        #: servers of participants of this process, by name
-        self._servers: dict[str, ParticipantServer] = {}
+        #: the servers of the participants of this process. For transactions
+        self.servers = Reach(messaging)
 
     def create(self, duration: float = Lease.ANY) -> RemoteTransaction:
         """Create a transaction, and wait for the answer; see ``TransactionManager.create``.
@@ -246,33 +248,23 @@ class RemoteTransactionManager:
 
     def reach(self, name: str, participant: Any) -> str:
         """Return a channel of a participant of this process, which is served until :meth:`close`."""
-        if isinstance(participant, RemoteParticipant):
-            return participant.channel
-        with self._lock:
-            server = self._servers.get(name)
-        if server is not None and server.participant is participant:
-            return server.channel
-        made = ParticipantServer(self._messaging, f"participants/{secrets.token_hex(8)}", participant)
-        result_of(made.ready, "serve the participant by a ParticipantServer, and give its channel")
-        with self._lock:
-            before = self._servers.get(name)
-            self._servers[name] = made
-        if before is not None:
-            before.close()
-        return made.channel
+        return self.servers.named(name, participant)
 
     def call(
-        self, operation: str, arguments: Mapping[str, Any], convert: Callable[[Any], Any] | None = None
+        self,
+        operation: str,
+        arguments: Mapping[str, Any],
+        convert: Callable[[Any], Any] | None = None,
+        *,
+        wait: float = 0.0,
     ) -> Promise[Any]:
-        """Call an operation of the manager. For transactions."""
-        return call(self._messaging, self.channel, operation, arguments, timeout=self._timeout, convert=convert)
+        """Call an operation of the manager, which waits up to ``wait`` seconds. For transactions."""
+        timeout = self._timeout + min(max(wait, 0.0), _LONGEST)
+        return call(self._messaging, self.channel, operation, arguments, timeout=timeout, convert=convert)
 
     def close(self) -> None:
         """Make the participants of this process unreachable. Idempotent."""
-        with self._lock:
-            servers, self._servers = [*self._servers.values()], {}
-        for each in servers:
-            each.close()
+        self.servers.close()
 
     def __enter__(self) -> Self:
         return self
@@ -306,7 +298,8 @@ class RemoteTransaction:
             participant: of this process, or a :class:`RemoteParticipant`.
             name, crash_count: see there.
             reference: channel on which a :class:`ParticipantServer` of the application serves the participant;
-                ``None``: one is made.
+                ``None``: one is made. It is closed with the manager; without a name, when the participant knows the
+                outcome of the transaction.
 
         Raises:
             ArgumentError, CannotJoinError: see there.
@@ -315,12 +308,26 @@ class RemoteTransaction:
             WouldBlockError: the thread runs an event loop.
         """
         found, count = check_join(participant, name, crash_count)
-        channel = reference or self._manager.reach(found, participant)
+        refuse_in_loop("the answer of the manager", "join on a worker thread")
+        servers = self._manager.servers
+        if reference is not None:
+            channel = reference
+        elif name is not None:
+            channel = servers.named(found, participant)
+        else:
+            channel = servers.unnamed(self.id, found, participant)
         arguments = {"transaction": self.id, "name": found, "crash_count": count, "channel": channel}
-        result_of(self._manager.call("join", arguments), "join on a worker thread")
+        try:
+            result_of(self._manager.call("join", arguments), "join on a worker thread")
+        except (CannotJoinError, UnknownTransactionError, ArgumentError, BoundReachedError):
+            servers.abandon(self.id, found)
+            raise
 
     def commit(self, timeout: float | None = None) -> None:
-        """Commit, see :meth:`Transaction.commit`; also raises as requests do, and ``UnknownTransactionError``."""
+        """Commit, see :meth:`Transaction.commit`; also raises as requests do, and ``UnknownTransactionError``.
+
+        The request has ``timeout`` seconds beyond the timeout of the manager.
+        """
         result_of(self.commit_soon(timeout), "`await` commit_soon()")
 
     def abort(self, timeout: float | None = None) -> None:
@@ -337,7 +344,7 @@ class RemoteTransaction:
 
     def _end(self, operation: str, timeout: float | None, wanted: TransactionState) -> Promise[None]:
         limit = None if timeout is None else seconds(timeout)
-        answer = self._manager.call(operation, {"transaction": self.id, "timeout": limit})
+        answer = self._manager.call(operation, {"transaction": self.id, "timeout": limit}, wait=limit or 0.0)
         promise: Promise[None] = Promise(f"{operation} transaction {self.id}")
 
         def settle() -> None:
@@ -358,6 +365,8 @@ class RemoteTransaction:
                 self._note(TransactionState.ABORTED)
             elif isinstance(error, CannotAbortError):
                 self._note(TransactionState.COMMITTED)
+            elif isinstance(error, UnknownTransactionError):
+                workers().submit(lambda: self._manager.servers.end(self.id))
             promise.reject(error)
 
         answer.listen(settle)
@@ -374,6 +383,7 @@ class RemoteTransaction:
         """Note the outcome. On the loop of the engine."""
         self.state = state
         self._callbacks.run(state)
+        workers().submit(lambda: self._manager.servers.end(self.id))
 
     @tolerant
     def __repr__(self) -> str:

@@ -1,0 +1,176 @@
+"""Participants of this process that managers of other processes reach: a server for each.
+
+A participant with a name is served until the way to its manager is closed: it may take part in further transactions.
+One without a name takes part in one transaction. Its server is closed when the participant knows the outcome.
+
+**Threads.** Any thread may use the object. Its lock guards the servers.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.calls import result_of
+from messaging.errors import UnknownTransactionError
+from messaging.execution import Promise, workers
+from messaging.remoteevent.transactions.participant import Vote
+from messaging.remoteevent.transactions.remote_participant import ParticipantServer, RemoteParticipant
+from messaging.remoteevent.transactions.two_phases import after
+
+if TYPE_CHECKING:
+    from messaging.instance import Messaging
+
+#: how long a participant that knows the outcome stays reachable, seconds: if its answer is lost it is told again
+GRACE: Final = 60.0
+
+
+class Reach:
+    """The servers of the participants of this process. Thread safe.
+
+    Args:
+        messaging: an instance with requests.
+    """
+
+    def __init__(self, messaging: Messaging) -> None:
+        self._messaging = messaging
+        self._lock = threading.Lock()  # guards the following
+        self._named: dict[str, ParticipantServer] = {}
+        #: of participants without a name, by id of the transaction and generated name
+        self._unnamed: dict[tuple[str, str], _Unnamed] = {}
+
+    def __len__(self) -> int:
+        """Return the number of servers."""
+        return len(self._named) + len(self._unnamed)
+
+    def named(self, name: str, participant: Any) -> str:
+        """Return the channel of a participant with a name. Raises as ``ParticipantServer``, and ``WouldBlockError``."""
+        if isinstance(participant, RemoteParticipant):
+            return participant.channel
+        with self._lock:
+            server = self._named.get(name)
+        if server is not None and server.participant is participant:
+            return server.channel
+        made = self._serve(participant)
+        with self._lock:
+            before = self._named.get(name)
+            self._named[name] = made
+        if before is not None:
+            before.close()
+        return made.channel
+
+    def unnamed(self, transaction_id: str, name: str, participant: Any) -> str:
+        """Return the channel of a participant of one transaction. Raises as :meth:`named`."""
+        if isinstance(participant, RemoteParticipant):
+            return participant.channel
+        key = transaction_id, name
+        with self._lock:
+            found = self._unnamed.get(key)
+        if found is not None:
+            return found.server.channel
+        told = _Told(participant, lambda: self._note_told(key))
+        made = _Unnamed(self._serve(told), told)
+        with self._lock:
+            self._unnamed[key] = made
+        return made.server.channel
+
+    def _serve(self, participant: Any) -> ParticipantServer:
+        made = ParticipantServer(self._messaging, f"participants/{secrets.token_hex(8)}", participant)
+        try:
+            result_of(made.ready, "serve the participant by a ParticipantServer, and give its channel")
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def abandon(self, transaction_id: str, name: str) -> None:
+        """Close the server of a participant that has not joined."""
+        self._close((transaction_id, name))
+
+    def end(self, transaction_id: str) -> None:
+        """Close the servers of the participants of a transaction that has ended, and of which they know the outcome."""
+        with self._lock:
+            keys = [key for key, each in self._unnamed.items() if key[0] == transaction_id and each.told.is_told]
+        for key in keys:
+            self._close(key)
+
+    def _note_told(self, key: tuple[str, str]) -> None:
+        """Close a server some time after its participant was told the outcome. On a worker thread, or on the loop."""
+        after(GRACE, lambda: workers().submit(lambda: self._close(key)))
+
+    def _close(self, key: tuple[str, str]) -> None:
+        with self._lock:
+            found = self._unnamed.pop(key, None)
+        if found is not None:
+            found.server.close()
+
+    def close(self) -> None:
+        """Close all servers. Idempotent."""
+        with self._lock:
+            servers = [*self._named.values(), *(each.server for each in self._unnamed.values())]
+            self._named, self._unnamed = {}, {}
+        for each in servers:
+            each.close()
+
+
+class _Unnamed:
+    """The server of a participant without a name."""
+
+    __slots__ = ("server", "told")
+
+    def __init__(self, server: ParticipantServer, told: _Told) -> None:
+        self.server = server
+        self.told = told
+
+
+class _Told:
+    """Passes calls to a participant of one transaction, and notes when it knows the outcome.
+
+    Args:
+        participant: the participant.
+        note: called once when it knows the outcome.
+    """
+
+    def __init__(self, participant: Any, note: Callable[[], object]) -> None:
+        self._participant = participant
+        self._note = note
+        self.is_told = False
+
+    def prepare(self, transaction_id: str) -> Any:
+        """See ``TransactionParticipant``."""
+        return self._call("prepare", transaction_id)
+
+    def commit(self, transaction_id: str) -> Any:
+        """See ``TransactionParticipant``."""
+        return self._call("commit", transaction_id)
+
+    def abort(self, transaction_id: str) -> Any:
+        """See ``TransactionParticipant``."""
+        return self._call("abort", transaction_id)
+
+    def _call(self, operation: str, transaction_id: str) -> Any:
+        try:
+            found = getattr(self._participant, operation)(transaction_id)
+        except UnknownTransactionError:
+            self._answered(operation, None)
+            raise
+        if isinstance(found, Promise):
+            found.listen(lambda: self._settled(operation, found))
+        else:
+            self._answered(operation, found)
+        return found
+
+    def _settled(self, operation: str, found: Promise[Any]) -> None:
+        error = found.exception(0)
+        if error is None:
+            self._answered(operation, found.result(0))
+        elif isinstance(error, UnknownTransactionError):
+            self._answered(operation, None)
+
+    def _answered(self, operation: str, answer: Any) -> None:
+        if self.is_told or (operation == "prepare" and answer is Vote.PREPARED):
+            return
+        self.is_told = True
+        self._note()

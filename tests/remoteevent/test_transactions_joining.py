@@ -1,0 +1,291 @@
+"""Joining transactions, and leaving them behind: generators that are late, restarted, or without a name (EV.2.4)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import messaging
+from messaging.errors import (
+    BoundReachedError,
+    CannotCommitError,
+    CannotJoinError,
+    DeadlineError,
+    LeaseDeniedError,
+    MessagingError,
+    OutcomeUnknownError,
+    UnknownTransactionError,
+    WouldBlockError,
+)
+from messaging.remoteevent import EventGenerator, RetryPolicy
+from messaging.remoteevent.transactions import (
+    RemoteTransactionManager,
+    Transaction,
+    TransactionManager,
+    TransactionServer,
+    TransactionState,
+    Vote,
+)
+from tests.remoteevent.helpers import Recorder, wait_until
+from tests.remoteevent.participants import Recorder as Participant
+
+FAST = RetryPolicy(first_delay=0.02, max_delay=0.05)
+
+
+@pytest.fixture
+def manager() -> Iterator[TransactionManager]:
+    with TransactionManager(time_limit=10, retry=FAST) as made:
+        yield made
+
+
+@pytest.fixture
+def generator() -> Iterator[EventGenerator]:
+    with EventGenerator("source", events=["hot"]) as made:
+        yield made
+
+
+@pytest.fixture
+def m() -> Iterator[messaging.Messaging]:
+    with messaging.connect(f"memory://{uuid.uuid4().hex}") as made:
+        yield made
+
+
+@pytest.fixture
+def remote(m: messaging.Messaging, manager: TransactionManager) -> Iterator[RemoteTransactionManager]:
+    with TransactionServer(m, "transactions/here", manager) as server:
+        server.ready.result(10)
+        with RemoteTransactionManager(m, "transactions/here") as made:
+            yield made
+
+
+class Interrupted:
+    """A transaction that another thread ends just after it was joined."""
+
+    def __init__(self, transaction: Transaction, end: Any) -> None:
+        self.id = transaction.id
+        self._transaction = transaction
+        self._end = end
+
+    def join(self, *given: Any, **options: Any) -> None:
+        self._transaction.join(*given, **options)
+        self._end()
+
+    def when_ended(self, callback: Any) -> None:
+        self._transaction.when_ended(callback)
+
+
+# --- generators
+
+
+def test_an_event_is_refused_if_the_transaction_commits_while_its_generator_joins(
+    manager: TransactionManager, generator: EventGenerator
+) -> None:
+    """The commit succeeds without the event, and the caller of ``generate`` is told."""
+    outside = Recorder()
+    generator.register("hot", None, outside, 60.0)
+    transaction: Any = manager.create(60.0)
+    with pytest.raises(CannotJoinError):
+        generator.generate("hot", transaction=Interrupted(transaction, lambda: transaction.commit(10)))
+    assert transaction.state is TransactionState.COMMITTED
+    generator.generate("hot")
+    wait_until(lambda: outside.events)
+    assert len(outside.events) == 1
+
+
+def test_a_generator_that_lost_the_events_of_a_transaction_aborts_it(
+    manager: TransactionManager, tmp_path: Path
+) -> None:
+    """Its process ended between joining and preparing."""
+
+    def open_generator() -> EventGenerator:
+        return EventGenerator("source", events=["hot"], path=tmp_path)
+
+    other = Participant()
+    transaction = manager.create(60.0)
+    transaction.join(other, name="other")
+    present: list[EventGenerator] = []
+
+    class Process:
+        """The generator, as it is now, behind a stub."""
+
+        def prepare(self, transaction_id: str) -> Any:
+            return present[-1].participant.prepare(transaction_id)
+
+        def commit(self, transaction_id: str) -> Any:
+            return present[-1].participant.commit(transaction_id)
+
+        def abort(self, transaction_id: str) -> Any:
+            return present[-1].participant.abort(transaction_id)
+
+    class Stub(Interrupted):
+        def join(self, _participant: Any, **options: Any) -> None:
+            self._transaction.join(Process(), **options)
+
+    with open_generator() as generator:
+        present.append(generator)
+        generator.generate("hot", transaction=Stub(transaction, None))
+    with open_generator() as generator:
+        present.append(generator)
+        with pytest.raises(CannotJoinError, match="crash count"):
+            generator.generate("hot", transaction=Stub(transaction, None))  # half of the events would be missing
+        with pytest.raises(CannotCommitError, match="lost with an earlier run"):
+            transaction.commit(10)
+    assert "commit" not in other.operations
+
+
+def test_a_transaction_that_cannot_be_joined_leaves_nothing_behind(
+    manager: TransactionManager, generator: EventGenerator
+) -> None:
+    transaction = manager.create(60.0)
+    transaction.abort(10)
+    with pytest.raises(MessagingError):
+        generator.generate("hot", transaction=transaction)
+    assert not generator.participant.is_active
+    with pytest.raises(UnknownTransactionError):
+        generator.participant.prepare(transaction.id)
+
+
+def test_a_thread_does_not_add_events_to_a_transaction_that_another_one_failed_to_join(
+    manager: TransactionManager, generator: EventGenerator
+) -> None:
+    outside = Recorder()
+    generator.register("hot", None, outside, 60.0)
+    transaction = manager.create(60.0)
+    is_joining, go_on = threading.Event(), threading.Event()
+
+    def fail() -> None:
+        is_joining.set()
+        assert go_on.wait(10)
+        raise OutcomeUnknownError("the connection was lost")
+
+    failures: list[MessagingError] = []
+
+    def generate() -> None:
+        try:
+            generator.generate("hot", transaction=Interrupted(transaction, fail))
+        except MessagingError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    assert is_joining.wait(10)
+    generator.generate("hot", transaction=transaction)  # joins for itself
+    go_on.set()
+    thread.join(10)
+    assert len(failures) == 1
+    transaction.commit(10)
+    wait_until(lambda: outside.events)
+    assert len(outside.events) == 1
+
+
+# --- transactions
+
+
+def test_transactions_whose_leases_end_at_once_are_completed(manager: TransactionManager) -> None:
+    for _ in range(500):
+        manager.create(1e-9)
+    wait_until(lambda: not manager.transactions())
+
+
+def test_a_transaction_without_a_lease_is_not_there() -> None:
+    with TransactionManager(max_transactions=1) as manager:
+        manager.create(60.0)
+        with pytest.raises((BoundReachedError, LeaseDeniedError)):
+            manager.create(60.0)
+        assert len(manager.transactions()) == 1
+
+
+# --- participants without a name, of other processes
+
+
+@pytest.mark.parametrize("vote", [Vote.PREPARED, Vote.NOTCHANGED])
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_participants_without_a_name_are_reachable_as_long_as_their_transaction(
+    remote: RemoteTransactionManager, vote: Vote, end: str
+) -> None:
+    for _ in range(5):
+        transaction = remote.create(60.0)
+        participant = Participant(vote)
+        transaction.join(participant)
+        transaction.join(participant)
+        transaction.join(Participant(vote))
+        assert len(remote.servers) == 2
+        getattr(transaction, end)(10)
+        wait_until(lambda: len(remote.servers) == 0)
+        expected = {"abort": ["abort"], "commit": ["prepare", "commit"] if vote is Vote.PREPARED else ["prepare"]}
+        assert participant.operations == expected[end]
+
+
+def test_a_participant_without_a_name_is_reachable_until_it_knows_the_outcome(
+    remote: RemoteTransactionManager, manager: TransactionManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("messaging.remoteevent.transactions.reach.GRACE", 0.05)
+    transaction = remote.create(60.0)
+    participant = Participant()
+    participant.failures["commit"] = 3
+    transaction.join(participant)
+    transaction.commit()  # told once, without success
+    wait_until(lambda: not manager.transactions())
+    assert participant.operations == ["prepare", *["commit"] * 4]
+    wait_until(lambda: len(remote.servers) == 0)
+
+
+def test_a_participant_that_cannot_join_is_not_reachable(remote: RemoteTransactionManager) -> None:
+    transaction = remote.create(60.0)
+    transaction.abort(10)
+    with pytest.raises((CannotJoinError, UnknownTransactionError)):
+        transaction.join(Participant())
+    assert len(remote.servers) == 0
+
+
+def test_joining_in_an_event_loop_leaves_nothing_behind(remote: RemoteTransactionManager) -> None:
+    async def main() -> None:
+        transaction = await remote.create_soon(60.0)
+        with pytest.raises(WouldBlockError):
+            transaction.join(Participant())
+
+    asyncio.run(main())
+    assert len(remote.servers) == 0
+
+
+def test_named_participants_stay_reachable(remote: RemoteTransactionManager) -> None:
+    participant = Participant()
+    for _ in range(3):
+        transaction = remote.create(60.0)
+        transaction.join(participant, name="stock")
+        transaction.commit(10)
+    assert len(remote.servers) == 1
+    remote.close()
+    assert len(remote.servers) == 0
+
+
+# --- timeouts
+
+
+def test_a_commit_waits_for_the_participants_beyond_the_timeout_of_requests(
+    m: messaging.Messaging, manager: TransactionManager
+) -> None:
+    go_on = threading.Event()
+    participant = Participant()
+    participant.before = lambda operation: operation == "commit" and go_on.wait(20)
+    with (
+        TransactionServer(m, "transactions/here", manager) as server,
+        RemoteTransactionManager(m, "transactions/here", timeout=0.5) as remote,
+    ):
+        server.ready.result(10)
+        transaction = remote.create(60.0)
+        transaction.join(participant, name="slow")
+        promise = transaction.commit_soon(8.0)
+        with pytest.raises(DeadlineError) as caught:
+            promise.result(1.5)  # the request goes on
+        assert not isinstance(caught.value, OutcomeUnknownError)
+        assert not promise.done()
+        go_on.set()
+        promise.result(10)
+        assert transaction.state is TransactionState.COMMITTED
