@@ -164,15 +164,18 @@ class TransactionManager:
         if self.is_closed:
             raise ClosedError(f"transaction manager '{self.name}': closed")
         phases = TwoPhases(secrets.token_hex(12), self, TransactionState.ACTIVE, [])
-        lease = self.landlord.grant(duration, _ender(phases), about=f"transaction {phases.id}")
-        phases.lease = lease
         with self._lock:
             is_full = len(self._transactions) >= self._most
             if not is_full:
-                self._transactions[phases.id] = phases
+                self._transactions[phases.id] = phases  # before its lease, which may end at once
         if is_full:
-            lease.cancel()
             raise BoundReachedError(f"transaction manager '{self.name}': {self._most} transactions are not completed")
+        try:
+            phases.lease = self.landlord.grant(duration, _ender(phases), about=f"transaction {phases.id}")
+        except BaseException:
+            with self._lock:
+                self._transactions.pop(phases.id, None)
+            raise
         return Transaction(phases)
 
     def get(self, transaction_id: str) -> Transaction:
