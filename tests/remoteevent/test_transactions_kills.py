@@ -59,8 +59,7 @@ def stored(self, transaction_id, state, participants):
         die()
     promise = store(self, transaction_id, state, participants)
     if step == f"after {name}":
-        promise.exception(20)
-        die()
+        promise.listen(die)  # the thread of the journal may be the one that votes were counted on
     return promise
 
 def forgotten(self, transaction_id):
