@@ -32,6 +32,7 @@ from messaging.remoteevent.event_journal import EventJournal, channel_of
 from messaging.remoteevent.intake import EventIntake
 from messaging.remoteevent.kept_leases import KeptLeases
 from messaging.remoteevent.kept_listeners import KeptListeners
+from messaging.remoteevent.kept_renewals import KeptRenewals
 from messaging.remoteevent.listener import BatchListener
 from messaging.remoteevent.targets import as_target
 from messaging.text import SafeLog, tolerant
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from messaging.instance import Messaging
     from messaging.journal.commit import Fsync
     from messaging.journal.retention import Full
+    from messaging.leases import GrantedLease
     from messaging.remoteevent.listener import Outcome
 
 logger = SafeLog(__name__)
@@ -62,7 +64,7 @@ class Forwarding:
     __slots__ = ("after", "delivery", "handback", "kind", "lease", "listener")
 
     delivery: Delivery
-    lease: Lease
+    lease: GrantedLease
 
     def __init__(self, kind: EventKind, handback: Any, listener: Any, after: int) -> None:
         self.kind = kind
@@ -132,7 +134,7 @@ class StoreAndForwardAgent(BatchListener):
         self._kept = KeptListeners(messaging, listeners or {})
         self.landlord = Landlord(name) if landlord is None else landlord
         self._owns_landlord = landlord is None
-        self._renewals = LeaseRenewalManager()
+        self._manager = LeaseRenewalManager()
         self._lock = threading.Lock()  # guards the following two
         #: by the channel of their kind
         self._forwardings: dict[str, tuple[Forwarding, ...]] = {}
@@ -146,6 +148,8 @@ class StoreAndForwardAgent(BatchListener):
             resources.callback(self._events.close)
             self._leases = KeptLeases(self._state, self.landlord)
             resources.callback(self._leases.close)
+            resources.callback(self._manager.close)
+            self._renewals = KeptRenewals(self._state, messaging, self._manager, f"agent '{name}'")
             self._intake = _Intake(self._events, self._state, "checkpoint", f"agent '{name}'", forward=self._forward)
             self._intake.recover()
             self._target: Delivery | None = None
@@ -180,7 +184,8 @@ class StoreAndForwardAgent(BatchListener):
             handback: replaces that of the events; ``None``: none.
             listener: see :meth:`EventGenerator.register <messaging.remoteevent.EventGenerator.register>`.
             duration: seconds that are asked for. It may be longer than the lease of the agent at the generator.
-            upstream: lease of the agent at the generator. It is renewed as long as this registration lasts.
+            upstream: lease of the agent at the generator. It is renewed as long as this registration lasts; one of
+                another process also after a restart.
             sequence_number: of the last event before the registration; ``None``: the last one that arrived.
 
         Raises:
@@ -211,8 +216,7 @@ class StoreAndForwardAgent(BatchListener):
                 },
             )
             if upstream is not None:
-                self._renewals.renew_until(upstream)
-                lease.when_ended(lambda _end: self._renewals.remove(upstream))
+                self._renewals.keep(lease.id, upstream)
         except BaseException:
             release(lease)
             self._end(forwarding, LeaseEnd.CANCELLED)
@@ -246,20 +250,25 @@ class StoreAndForwardAgent(BatchListener):
 
     def _end(self, forwarding: Forwarding, end: LeaseEnd) -> None:
         """End a registration with its lease. On a worker thread, or of one that failed."""
+        delivery: Delivery | None = getattr(forwarding, "delivery", None)  # the lease may end before it has begun
+        if delivery is not None:
+            delivery.close()
+        if end is not LeaseEnd.CLOSED:
+            self._forget(forwarding)
         channel = channel_of(forwarding.kind)
-        with self._lock:
+        with self._lock:  # last: closing looks for registrations that are not forgotten yet
             left = tuple(each for each in self._forwardings.get(channel, ()) if each is not forwarding)
             if left:
                 self._forwardings[channel] = left
             else:
                 self._forwardings.pop(channel, None)
-        delivery: Delivery | None = getattr(forwarding, "delivery", None)  # the lease may end before it has begun
-        if delivery is not None:
-            delivery.close()
-        if end is not LeaseEnd.CLOSED:
-            with contextlib.suppress(ClosedError):
-                self._leases.forget(_REGISTRATION + forwarding.lease.id)
-                self._events.remove(_position_of(forwarding))
+
+    def _forget(self, forwarding: Forwarding) -> None:
+        """Keep a registration no longer."""
+        self._renewals.forget(forwarding.lease.id)
+        with contextlib.suppress(ClosedError):
+            self._leases.forget(_REGISTRATION + forwarding.lease.id)
+            self._events.remove(_position_of(forwarding))
 
     # --- receiving
 
@@ -290,7 +299,9 @@ class StoreAndForwardAgent(BatchListener):
             self._add(forwarding, None)
             forwarding.lease.when_ended(partial(self._end, forwarding))
         # a crash may have come between two steps of register()
-        self._events.remove_others(_POSITION, map(_position_of, self._all_forwardings()))
+        forwardings = self._all_forwardings()
+        self._events.remove_others(_POSITION, map(_position_of, forwardings))
+        self._renewals.recover(each.lease.id for each in forwardings)
 
     # --- state and life cycle
 
@@ -349,8 +360,12 @@ class StoreAndForwardAgent(BatchListener):
                 return
             self._is_closed = True
         self._intake.refuse_further()
+        self._manager.close()
         self._renewals.close()
         wait_for_all([each.close() for each in self._deliveries()])
+        for each in self._all_forwardings():
+            if each.lease.end in (LeaseEnd.CANCELLED, LeaseEnd.EXPIRED):
+                self._forget(each)  # its callback would come too late
         self._leases.close()
         if self._owns_landlord:
             self.landlord.close()

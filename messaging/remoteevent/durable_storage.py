@@ -276,6 +276,7 @@ class DurableStorage:
     def close(self, stopped: Iterable[Promise[None]] = ()) -> None:
         """See ``Storage``."""
         wait_for_all(stopped)
+        self._leases.close()
         try:
             self._checkpoint.store()
         except ClosedError:

@@ -251,11 +251,11 @@ class EventGenerator:
     def _end(self, interest: Interest, end: LeaseEnd) -> None:
         """End a registration with its lease. On a worker thread, or of one that failed."""
         interest.stop()
-        with self._lock:
-            kind = self._kinds[interest.event_id]
-            kind.interests = tuple(each for each in kind.interests if each is not interest)
         if end is not LeaseEnd.CLOSED:
             self._storage.forget(interest)
+        with self._lock:  # last: closing looks for registrations that are not forgotten yet
+            kind = self._kinds[interest.event_id]
+            kind.interests = tuple(each for each in kind.interests if each is not interest)
 
     def _recover_number(self, event_id: EventId, number: int) -> None:
         self._kinds.setdefault(event_id, Kind(event_id)).sequence = number
@@ -361,11 +361,15 @@ class EventGenerator:
                 return
             self._is_closed = True
             kinds = [*self._kinds.values()]
-        stopped = [each.delivery.close() for kind in kinds for each in kind.interests]
+        interests = [each for kind in kinds for each in kind.interests]
+        stopped = [each.delivery.close() for each in interests]
         self._transacted.close()
+        for each in interests:
+            if each.lease.end in (LeaseEnd.CANCELLED, LeaseEnd.EXPIRED):
+                self._storage.forget(each)  # its callback would come too late
+        self._storage.close(stopped)
         if self._owns_landlord:
             self.landlord.close()
-        self._storage.close(stopped)
 
     def __enter__(self) -> Self:
         return self

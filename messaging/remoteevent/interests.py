@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from messaging.leases import Lease
+    from messaging.leases import GrantedLease
     from messaging.remoteevent.delivery import Delivery
     from messaging.remoteevent.event import EventId, RemoteEvent
 
@@ -77,7 +77,7 @@ class Interest:
 
     __slots__ = ("after", "delivery", "event_id", "handback", "lease", "listener", "queue")
 
-    lease: Lease
+    lease: GrantedLease
     delivery: Delivery
 
     def __init__(self, event_id: EventId, listener: Any, handback: Any, after: int = 0) -> None:

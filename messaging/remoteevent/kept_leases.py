@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ClosedError, DecodeError, JournalError
+from messaging.execution import may_block
 from messaging.leases import StoredTime, seconds_of, value_of
 from messaging.text import SafeLog
 
@@ -52,13 +53,13 @@ class KeptLeases:
         promise.result()
 
     def forget(self, key: str) -> None:
-        """Forget a registration. Raises ``JournalError``."""
+        """Forget a registration, and wait for the disk, except on an event loop. Raises ``JournalError``."""
         with self._lock:
             lease_id = self._ids.pop(key, None)
             if lease_id is not None:
                 self._keys.pop(lease_id, None)
             promise = self._table.remove_soon(key)
-        if promise is not None:
+        if promise is not None and may_block():
             promise.result()
 
     def close(self) -> None:

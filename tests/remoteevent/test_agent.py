@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import messaging
 from messaging.errors import (
     ArgumentError,
     ClosedError,
@@ -19,7 +21,14 @@ from messaging.errors import (
     ListenerGoneError,
 )
 from messaging.leases import Landlord
-from messaging.remoteevent import EventGenerator, RetryPolicy, StoreAndForwardAgent
+from messaging.remoteevent import (
+    EventGenerator,
+    EventServer,
+    ListenerReference,
+    RemoteGenerator,
+    RetryPolicy,
+    StoreAndForwardAgent,
+)
 from tests.remoteevent.helpers import Recorder, event, events, wait_until
 
 FAST = RetryPolicy(first_delay=0.01, max_delay=0.05)
@@ -336,3 +345,31 @@ def test_an_agent_can_be_closed_on_an_event_loop(tmp_path: Path) -> None:
     with StoreAndForwardAgent(tmp_path / "loop") as agent:
         assert agent.deliver(events(1, 3)).result(10) == [None] * 3
         assert agent.duplicates == 3
+
+
+def test_the_lease_upstream_is_renewed_again_after_a_restart(
+    reopen: Callable[..., StoreAndForwardAgent], target: Recorder
+) -> None:
+    """Scenarios 34 and 35: over a broker, as the generator is in another process."""
+    with (
+        messaging.connect(f"memory://{uuid.uuid4().hex}") as m,
+        Landlord(max_duration=0.6) as landlord,
+        EventGenerator("s", events=[1], begin=0, landlord=landlord, retry=FAST) as generator,
+        EventServer(m, "generator", generator) as generators,
+    ):
+        generators.ready.result(10)
+        agent = reopen(messaging=m)
+        with EventServer(m, "agent", agent):
+            upstream = RemoteGenerator(m, "generator").register(1, None, ListenerReference("agent"), 60.0).result(10)
+            agent.register("s", 1, "h", target, 3600.0, upstream=upstream.lease)
+        agent = reopen(messaging=m)
+        with EventServer(m, "agent", agent) as agents:
+            agents.ready.result(10)
+            (granted,) = landlord.leases()
+            lease = landlord.lease(granted.id)
+            assert lease is not None
+            ends = lease.expires
+            wait_until(lambda: lease.expires > ends + 1.2)  # several times its duration
+            generator.generate(1)
+            wait_until(lambda: target.numbers == [1])
+        assert len(generator.landlord) == 1
