@@ -24,7 +24,8 @@ from messaging.text import SafeLog, printable
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
-    from messaging.leases.landlord import Landlord, LeaseInfo
+    from messaging.leases.granted import LeaseInfo
+    from messaging.leases.landlord import Landlord
 
 logger = SafeLog(__name__)
 

@@ -14,7 +14,6 @@ its entries are out of date. A million renewals cost no timer.
 
 from __future__ import annotations
 
-import enum
 import heapq
 import math
 import secrets
@@ -22,19 +21,18 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.errors import ArgumentError, ClosedError, LeaseDeniedError, MessagingError, UnknownLeaseError
 from messaging.execution import Promise, Serial, engine, seconds
 from messaging.forking import LiveObjects
 from messaging.leases.clock import Clock, lease_time
+from messaging.leases.granted import GrantedLease, LeaseEnd, LeaseInfo
 from messaging.leases.lease import ANY, Lease, brief, check_duration
 from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
     import asyncio
-    import datetime
 
 logger = SafeLog(__name__)
 
@@ -46,63 +44,6 @@ _LEAST_HEAP: Final = 1000
 _CALLBACKS: Final = 4
 #: delay after which callbacks are tried again if no thread could be started, seconds
 _NO_THREAD_DELAY: Final = 1.0
-
-
-class LeaseEnd(enum.Enum):
-    """Why a lease has ended."""
-
-    EXPIRED = "expired"
-    CANCELLED = "cancelled"
-    #: its landlord was closed, or suspended the lease, perhaps to go on in another process
-    CLOSED = "closed"
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseInfo:
-    """A lease, for people. Immutable.
-
-    Attributes:
-        id: of the lease.
-        about: the leased resource.
-        duration: seconds that were granted last.
-        remaining: seconds until it expires.
-        expiration: by the wall clock; ``None`` for never.
-    """
-
-    id: str
-    about: str
-    duration: float
-    remaining: float
-    expiration: datetime.datetime | None
-
-
-class GrantedLease(Lease):
-    """A lease with its landlord in this process."""
-
-    __slots__ = ("_callbacks", "about", "end", "watched_at")
-
-    def __init__(self, lease_id: str, landlord: Landlord, requested: float, duration: float, about: str) -> None:
-        super().__init__(lease_id, landlord, requested, duration, clock=landlord.clock)
-        self.about = about
-        #: why it has ended; ``None`` before. Guarded by the lock of the landlord
-        self.end: LeaseEnd | None = None
-        self._callbacks: tuple[Callable[[LeaseEnd], object], ...] = ()
-        #: time of its valid entry in the heap of the landlord; infinite without one. Guarded by the same lock
-        self.watched_at = math.inf
-
-    def when_ended(self, callback: Callable[[LeaseEnd], object]) -> None:
-        """Call ``callback`` with the reason when the lease has ended, at once if it has; on a worker thread."""
-        landlord: Any = self.grantor
-        landlord.add_callback(self, callback)
-
-    def add(self, callback: Callable[[LeaseEnd], object]) -> None:
-        """Add a callback. For the landlord, with its lock."""
-        self._callbacks = (*self._callbacks, callback)
-
-    def take_callbacks(self) -> tuple[Callable[[LeaseEnd], object], ...]:
-        """Return the callbacks, and forget them. For the landlord."""
-        callbacks, self._callbacks = self._callbacks, ()
-        return callbacks
 
 
 class Landlord:

@@ -26,12 +26,13 @@ from messaging.calls import Operation, call, error_named
 from messaging.errors import ArgumentError, DecodeError, MessagingError, PayloadTooLargeError, ReplyError
 from messaging.execution import Promise
 from messaging.leases.clock import lease_time
-from messaging.leases.landlord import Landlord, LeaseInfo
+from messaging.leases.granted import LeaseInfo
 from messaging.leases.lease import Lease, brief, check_duration
 from messaging.model import check_name
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
+    from messaging.leases.landlord import Landlord
 
 #: most leases in one request
 _BATCH: Final = 1000

@@ -1,6 +1,6 @@
 """Keeps leases alive: renews each before it expires, until a time that the program names.
 
-**When.** A lease is renewed when a tenth of its duration is left, but at least :data:`MARGIN` and at most half of the
+**When.** A lease is renewed when a tenth of its duration is left, but at least 2 s and at most half of the
 duration: time for one request, and for another one after a failure. Leases of one grantor that are due within a tenth
 of their time are renewed with one request.
 
@@ -21,9 +21,8 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.errors import (
     ArgumentError,
@@ -37,7 +36,8 @@ from messaging.execution import Serial, engine, seconds
 from messaging.forking import LiveObjects
 from messaging.leases.batch import ask_each
 from messaging.leases.lease import ANY, Lease, brief, check_duration, is_definite
-from messaging.leases.schedule import Schedule
+from messaging.leases.renewal_events import LeaseRenewalEvent
+from messaging.leases.renewed import MAX_DELAY, RenewedLease, RenewedLeases
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -45,20 +45,12 @@ if TYPE_CHECKING:
 
     from messaging.execution import Promise
     from messaging.leases.lease import Grantor
+    from messaging.leases.renewal_events import LeaseListener
 
 logger = SafeLog(__name__)
 
-#: least time for one request and its repetition, seconds
-MARGIN: Final = 2.0
-#: part of the duration that is left when a lease is renewed
-_PART: Final = 0.1
-#: least time for the answer to one request, seconds
-_LEAST_ANSWER: Final = 0.5
-#: delays after indefinite failures, seconds
+#: first delay after an indefinite failure, seconds
 _FIRST_DELAY: Final = 0.2
-_MAX_DELAY: Final = 30.0
-#: a lease that ends so little before its desired expiration has lasted, seconds: sums of times are rounded
-_ROUNDING: Final = 1e-3
 #: longest sleep of the timer, seconds: the lease clock and that of the event loop differ while a machine is suspended
 _LONGEST: Final = 5.0
 #: least time between two looks at the leases, seconds
@@ -67,121 +59,8 @@ _STEP: Final = 0.01
 _NO_THREAD_DELAY: Final = 1.0
 #: leases of one manager
 MAX_LEASES: Final = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseRenewalEvent:
-    """A lease that is not renewed any more. Immutable.
-
-    Attributes:
-        lease: the lease.
-        desired: seconds that were left until the desired expiration; 0 or less: it is reached.
-        error: why it was not renewed; ``None`` if the desired expiration is reached.
-    """
-
-    lease: Lease
-    desired: float
-    error: MessagingError | None = None
-
-
-class LeaseListener(Protocol):
-    """Is told of leases that are not renewed any more."""
-
-    def notify(self, event: LeaseRenewalEvent, /) -> Any:
-        """Note that a lease was given up before its desired expiration: it expires soon, or has ended."""
-
-
-class DesiredExpirationListener(LeaseListener, Protocol):
-    """Is also told of leases whose desired expiration is reached."""
-
-    def expiration_reached(self, event: LeaseRenewalEvent, /) -> Any:
-        """Note that the desired expiration of a lease is reached: it expires, as the program wanted."""
-
-
-class _Entry:
-    """A lease of a manager. Guarded by its lock."""
-
-    __slots__ = (
-        "answer_until", "attempt", "attempts", "delay", "desired", "due", "early", "error", "lease", "listener", "next",
-        "number", "owner", "renew_duration", "schedule", "succeeded",
-    )  # fmt: skip
-
-    def __init__(
-        self, lease: Lease, desired: float, renew_duration: float, listener: Any, owner: object, schedule: _Leases
-    ) -> None:
-        self.lease = lease
-        #: time of the clock of the lease
-        self.desired = desired
-        self.renew_duration = renew_duration
-        self.listener = listener
-        self.owner = owner
-        #: another entry of the same lease, of another owner
-        self.next: _Entry | None = None
-        self.schedule = schedule
-        #: see ``Scheduled``
-        self.number = 0
-        self.due = self.early = math.inf
-        #: requests so far
-        self.attempts = 0
-        #: number of the request whose answer is awaited; 0 for none
-        self.attempt = 0
-        #: number of the last request that has succeeded
-        self.succeeded = 0
-        #: until when the answer is awaited, time of the clock of the lease
-        self.answer_until = 0.0
-        #: of the next attempt after a failure; 0 after a success
-        self.delay = 0.0
-        self.error: MessagingError | None = None
-
-    @property
-    def is_lasting(self) -> bool:
-        """Whether the lease lasts until its desired expiration."""
-        return not self.lease.is_cancelled and self.lease.expires >= self.desired - _ROUNDING
-
-    def plan(self) -> None:
-        """Set when the lease is to be renewed, or looked at again."""
-        lease = self.lease
-        now = lease.now
-        end = min(lease.expires, self.desired)
-        self.early = math.inf
-        if lease.is_cancelled:
-            self.due = now
-        elif self.attempt:
-            self.due = min(self.answer_until, end)
-        elif self.delay:
-            self.due = min(now + self.delay, end)
-            self.early = self.due - self.delay * _PART
-        elif self.is_lasting:
-            self.due = self.desired
-        else:
-            self.due = lease.expires - margin_of(lease.duration)
-            # the time at which a tenth of what is left of the lease is left until it is due
-            self.early = (self.due - lease.expires * _PART) / (1 - _PART)
-
-    def begin(self) -> int:
-        """Begin a request; return its number."""
-        left = self.lease.remaining
-        self.attempts += 1
-        self.attempt = self.attempts
-        self.answer_until = self.lease.now + max(_LEAST_ANSWER, _MAX_DELAY if left == math.inf else left / 2)
-        return self.attempt
-
-    def wanted(self) -> float:
-        """Return the seconds to ask for."""
-        asked = min(self.desired - self.lease.now, math.inf if self.renew_duration == ANY else self.renew_duration)
-        return ANY if asked == math.inf and self.renew_duration == ANY else asked
-
-
-_Leases = Schedule[_Entry]
-#: requests of one grantor: entry, seconds to ask for, number of the request
-_Part = list[tuple[_Entry, float, int]]
-
-
-def margin_of(duration: float) -> float:
-    """Return how many seconds before its end a lease is renewed."""
-    if duration == math.inf:
-        return MARGIN
-    return min(max(duration * _PART, MARGIN), duration / 2)
+#: requests of one grantor: lease, seconds to ask for, number of the request
+_Part = list[tuple[RenewedLease, float, int]]
 
 
 class LeaseRenewalManager:
@@ -202,9 +81,9 @@ class LeaseRenewalManager:
         """See ``Forkable``: the parent goes on renewing; the child has no leases."""
         self._lock = threading.Lock()  # guards the entries, their schedules and the events
         #: the first entry of each lease; the others follow it
-        self._entries: dict[Lease, _Entry] = {}
+        self._entries: dict[Lease, RenewedLease] = {}
         #: schedules by the identity of their clocks, of which there is one except in tests
-        self._schedules: dict[int, _Leases] = {}
+        self._schedules: dict[int, RenewedLeases] = {}
         self._events: deque[tuple[Any, str, LeaseRenewalEvent]] = deque()
         self._is_woken = False
         self._worker = Serial(self._work, lambda: self._is_woken)
@@ -257,8 +136,8 @@ class LeaseRenewalManager:
             if before is not None:
                 self._unlink(before)
             clock = lease.clock
-            schedule = self._schedules.setdefault(id(clock), Schedule(clock))
-            entry = _Entry(lease, lease.now + wanted, asked, listener, owner, schedule)
+            schedule = self._schedules.setdefault(id(clock), RenewedLeases(clock))
+            entry = RenewedLease(lease, lease.now + wanted, asked, listener, owner, schedule)
             entry.next = self._entries.get(lease)
             self._entries[lease] = entry
             entry.plan()
@@ -335,21 +214,21 @@ class LeaseRenewalManager:
             self._entries.clear()
             self._schedules.clear()
 
-    def _find(self, lease: Lease, owner: object) -> _Entry | None:
+    def _find(self, lease: Lease, owner: object) -> RenewedLease | None:
         """Return the entry of a lease and an owner. With the lock."""
         entry = self._entries.get(lease)
         while entry is not None and entry.owner is not owner:
             entry = entry.next
         return entry
 
-    def _entry(self, lease: Lease) -> _Entry:
+    def _entry(self, lease: Lease) -> RenewedLease:
         """Return the entry that the program made, or else the latest one. With the lock."""
         entry = self._find(lease, None) or self._entries.get(lease)
         if entry is None:
             raise UnknownLeaseError(f"the lease renewal manager does not renew {lease!r}")
         return entry
 
-    def _unlink(self, entry: _Entry) -> None:
+    def _unlink(self, entry: RenewedLease) -> None:
         """Remove an entry. With the lock."""
         entry.schedule.remove(entry)
         if not len(entry.schedule):
@@ -382,7 +261,7 @@ class LeaseRenewalManager:
             (each for schedule in self._schedules.values() if (each := schedule.left()) is not None), default=None
         )
 
-    def _left_for(self, entry: _Entry) -> float | None:
+    def _left_for(self, entry: RenewedLease) -> float | None:
         """Return the seconds until an entry is due; ``None`` if another one is due before. With the lock."""
         return entry.due - entry.lease.now if entry.schedule.is_first(entry) else None
 
@@ -438,7 +317,7 @@ class LeaseRenewalManager:
             left = self._left()
         self._set_timer(left)
 
-    def _decide(self, entry: _Entry, groups: dict[Grantor, _Part]) -> None:
+    def _decide(self, entry: RenewedLease, groups: dict[Grantor, _Part]) -> None:
         """Renew a lease that is due, or give it up. With the lock."""
         lease = entry.lease
         is_reached = lease.now >= entry.desired
@@ -458,7 +337,7 @@ class LeaseRenewalManager:
         entry.plan()
         entry.schedule.move(entry)
 
-    def _drop(self, entry: _Entry, error: MessagingError | None) -> None:
+    def _drop(self, entry: RenewedLease, error: MessagingError | None) -> None:
         """Give a lease up, and have its listener told. With the lock."""
         self._unlink(entry)
         event = LeaseRenewalEvent(entry.lease, entry.desired - entry.lease.now, error)
@@ -475,7 +354,7 @@ class LeaseRenewalManager:
             self._start(self._teller)
         self._set_timer(left)
 
-    def _note_one(self, entry: _Entry, attempt: int, outcome: Any, is_whole: bool) -> None:
+    def _note_one(self, entry: RenewedLease, attempt: int, outcome: Any, is_whole: bool) -> None:
         """Note the outcome of one request for one lease. With the lock."""
         if not isinstance(outcome, MessagingError):
             entry.succeeded = max(entry.succeeded, attempt)
@@ -491,7 +370,7 @@ class LeaseRenewalManager:
         else:
             entry.attempt = 0
             entry.error = outcome
-            entry.delay = min(max(entry.delay * 2, _FIRST_DELAY), _MAX_DELAY, max(entry.lease.remaining / 2, 0.05))
+            entry.delay = min(max(entry.delay * 2, _FIRST_DELAY), MAX_DELAY, max(entry.lease.remaining / 2, 0.05))
         entry.plan()
         entry.schedule.move(entry)
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from messaging.errors import UnknownLeaseError
 from messaging.leases import ANY, Landlord, LeaseEnd, StoredTime, cancel_all, renew_all
-from messaging.leases.landlord import GrantedLease
+from messaging.leases.granted import GrantedLease
 from tests.leases.clocks import FakeClock
 
 _LONGEST = 50.0
