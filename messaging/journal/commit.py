@@ -206,9 +206,7 @@ class GroupCommit:
         if not batch:
             return False
         try:
-            fitting = self._retention.fitting(
-                [len(entry.record) for entry in batch], [entry.count for entry in batch]
-            )
+            fitting = self._retention.fitting([len(entry.record) for entry in batch], [entry.count for entry in batch])
         except Exception:
             self._waiting.put_back(batch)
             raise
