@@ -8,18 +8,39 @@ from __future__ import annotations
 import enum
 import logging
 import threading
-from typing import Annotated, Any
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 from typer import Argument, Option
 
 from messaging.cli import options
 from messaging.cli.connecting import Broker, identity, split, warn_of_memory
-from messaging.cli.leases import seconds_text
 from messaging.cli.output import ExitCode, dump, show_table, wait_while_read, write
-from messaging.errors import ArgumentError
+from messaging.errors import (
+    ArgumentError,
+    ConnectionLostError,
+    DeadlineError,
+    MessagingError,
+    ReplyError,
+    UnroutableError,
+)
+
+if TYPE_CHECKING:
+    from messaging import Messaging
+    from messaging.remoteevent import RemoteMailbox
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: how long to wait for the answer of a mailbox that must not be there, and of one that must be there, seconds
+_PROBE: Final = 1.0
+_ANSWER: Final = 4.0
+#: how long requests that may be repeated are repeated, and the delay between two of them, seconds
+_PATIENCE: Final = 60.0
+_DELAY: Final = 0.2
 
 mailbox = typer.Typer(name="mailbox", add_completion=False, pretty_exceptions_enable=False)
 
@@ -50,6 +71,17 @@ _MaxEvents = Annotated[
 ]
 
 
+_Full = Annotated[
+    Full | None,
+    Option(
+        "--full",
+        metavar="refuse|drop_oldest|drop_newest",
+        show_default=False,
+        help="What happens to an event without room; default: that of the mailbox.",
+    ),
+]
+
+
 @mailbox.callback()
 def main() -> None:
     """Store remote events for devices that sleep, and take them out."""
@@ -67,31 +99,47 @@ def run(
     full: Annotated[
         Full, Option("--full", metavar="refuse|drop_oldest|drop_newest", help="What happens to an event without room.")
     ] = Full.REFUSE,
+    max_bytes: Annotated[
+        int | None, Option("--max-bytes", metavar="N", min=1, help="Bytes of one registration; default: 1 GiB.")
+    ] = None,
     max_duration: Annotated[
         float, Option("--max-duration", metavar="SECONDS", help="Longest lease of a registration.")
     ] = 30 * 86_400.0,
 ) -> int:
     """Run a mailbox until interrupted. Its events are in a folder, and survive restarts.
 
+    A channel has one mailbox: the command fails if another one answers there.
+
     Example: messaging mailbox run mqtt://localhost mailboxes/field /var/lib/mailbox
     """
     from messaging.remoteevent import EventMailbox, MailboxServer
+    from messaging.remoteevent.mailbox.mailbox import MAX_BYTES
 
     broker, found = split(broker, words or [])
     channel, path = _exactly(found, "CHANNEL PATH", 2)
-    with (
-        broker.connect("mailbox") as m,
-        EventMailbox(
-            path, messaging=m, max_events=max_events, full=full.value, max_duration=max_duration, name=channel
-        ) as box,
-        MailboxServer(m, channel, box) as server,
-    ):
-        server.ready.result()
-        logger.info("mailbox %s at %s: %d registrations in %s", channel, identity(m), len(box), path)
-        warn_of_memory(m)
-        never = threading.Event()
-        while True:
-            wait_while_read(never)
+    _check_channel(channel)
+    if not path:
+        raise ArgumentError("PATH must be the path of a folder, not empty")
+    _check_seconds("--max-duration", max_duration)
+    with broker.connect("mailbox") as m:
+        _refuse_other(m, channel)
+        box = EventMailbox(
+            path, messaging=m, max_events=max_events, max_bytes=max_bytes or MAX_BYTES, full=full.value,
+            max_duration=max_duration, name=channel,
+        )  # fmt: skip
+        with box, MailboxServer(m, channel, box) as server:
+            server.ready.result()
+            _wait(m, channel, len(box), path)
+    return ExitCode.OK
+
+
+def _wait(m: Messaging, channel: str, count: int, path: str) -> None:
+    """Wait until the program is interrupted."""
+    logger.info("mailbox %s at %s: %d registrations in %s", channel, identity(m), count, path)
+    warn_of_memory(m)
+    never = threading.Event()
+    while True:
+        wait_while_read(never)
 
 
 @mailbox.command()
@@ -106,6 +154,7 @@ def register(
         Keep, Option("--keep", metavar="all|latest|latest_and_count", help="Which events of each kind are kept.")
     ] = Keep.ALL,
     max_events: _MaxEvents = None,
+    full: _Full = None,
     json: _Json = False,
 ) -> int:
     """Register an owner of events, and write the id of the registration.
@@ -114,12 +163,15 @@ def register(
 
     Example: messaging mailbox register mqtt://localhost mailboxes/field --duration 604800
     """
-    from messaging.remoteevent import RemoteMailbox
-
     broker, found = split(broker, words or [])
     (channel,) = _exactly(found, "CHANNEL", 1)
+    _check_channel(channel)
+    _check_seconds("--duration", duration)
     with broker.connect("mailbox-register") as m:
-        registration = RemoteMailbox(m, channel).register(duration, keep=keep.value, max_events=max_events).result()
+        promise = _mailbox(m, channel).register(
+            duration, keep=keep.value, max_events=max_events, full=None if full is None else full.value
+        )
+        registration = promise.result()
         if json:
             granted = registration.lease.duration
             seconds = None if granted == float("inf") else granted
@@ -136,17 +188,16 @@ def list_registrations(broker: Broker, words: _Words = None, json: _Json = False
 
     Example: messaging mailbox list mqtt://localhost mailboxes/field
     """
-    from messaging.remoteevent import RemoteMailbox
-
     broker, found = split(broker, words or [])
     (channel,) = _exactly(found, "CHANNEL", 1)
+    _check_channel(channel)
     with broker.connect("mailbox-list") as m:
-        infos = RemoteMailbox(m, channel).registrations().result()
+        infos = _mailbox(m, channel).registrations().result()
     if json:
         write(dump([_fields(each) for each in infos]))
     elif infos:
         rows = [
-            [each.id, str(each.stored), str(each.dropped), each.keep, each.target or "-", seconds_text(each.remaining)]
+            [each.id, str(each.stored), str(each.dropped), each.keep, each.target or "-", _left(each.remaining)]
             for each in infos
         ]
         show_table(["id", "stored", "dropped", "keep", "target", "left"], rows)
@@ -169,30 +220,110 @@ def drain(
     """Write the stored events of a registration as JSON, one on each line, and remove them from the mailbox.
 
     An event is removed after it was written. If the command is killed, the next one writes some events again: their
-    sequence numbers tell.
+    sequence numbers tell. After a loss of the connection the command goes on. It ends with exit code 3 if there were
+    fewer events than --count.
 
     Example: messaging mailbox drain mqtt://localhost mailboxes/field 6f1c0a
     """
-    from messaging.remoteevent import RemoteMailbox
     from messaging.remoteevent.layout import encode_event
 
     broker, found = split(broker, words or [])
     channel, registration_id = _exactly(found, "CHANNEL ID", 2)
+    _check_channel(channel)
     options.check_timeout(timeout)
     with broker.connect("mailbox-drain") as m:
-        iterator = RemoteMailbox(m, channel).registration(registration_id).remote_events().result()
+        registration = _mailbox(m, channel).registration(registration_id)
+        iterator = _repeated(lambda: registration.remote_events().result())
         written = 0
         while count is None or written < count:
-            event = iterator.next(0.0 if timeout is None else timeout)
+            event = _repeated(lambda: iterator.next(0.0 if timeout is None else timeout))
             if event is None:
                 break
             write(encode_event(event) + b"\n")
             written += 1
-        iterator.close()  # acknowledges what was written; not called after a failure
-    if count is not None and written < count and timeout is not None:
-        logger.warning("timeout: %d of %d events within %g s", written, count, timeout)
+        _repeated(iterator.close)  # acknowledges what was written; not called after a failure
+    if count is not None and written < count:
+        if timeout is None:
+            logger.warning("only %d of %d events are stored", written, count)
+        else:
+            logger.warning("timeout: %d of %d events within %g s", written, count, timeout)
         return ExitCode.TIMED_OUT
     return ExitCode.OK
+
+
+@mailbox.command()
+@options.command
+def cancel(
+    broker: Broker,
+    words: Annotated[
+        list[str] | None,
+        Argument(metavar="CHANNEL ID", show_default=False, help="Channel of the mailbox, and id of the registration."),
+    ] = None,
+) -> int:
+    """End a registration: its events are deleted, and their senders are told that it is gone.
+
+    Example: messaging mailbox cancel mqtt://localhost mailboxes/field 6f1c0a
+    """
+    broker, found = split(broker, words or [])
+    channel, registration_id = _exactly(found, "CHANNEL ID", 2)
+    _check_channel(channel)
+    with broker.connect("mailbox-cancel") as m:
+        _mailbox(m, channel).registration(registration_id).lease.cancel().result()
+    return ExitCode.OK
+
+
+# --- finding the mailbox
+
+
+def _ask(m: Messaging, channel: str, timeout: float) -> int | None:
+    """Return the number of registrations of the mailbox at a channel; ``None`` if none answers in time.
+
+    Raises:
+        ArgumentError: an object that is no mailbox answers.
+    """
+    from messaging.calls import call
+
+    try:
+        found: int = call(m, channel, "mailbox", timeout=timeout).result()
+    except (DeadlineError, UnroutableError):
+        return None
+    except (ArgumentError, ReplyError) as error:
+        raise ArgumentError(f"the object at {channel!r} is no mailbox: {error}") from None
+    return found
+
+
+def _mailbox(m: Messaging, channel: str) -> RemoteMailbox:
+    """Return the way to a mailbox, if one answers. Raises ``DeadlineError``."""
+    from messaging.remoteevent import RemoteMailbox
+
+    if _ask(m, channel, _ANSWER) is None:
+        raise DeadlineError(f"no mailbox answers at {channel!r}; is `messaging mailbox run` running?")
+    return RemoteMailbox(m, channel)
+
+
+def _refuse_other(m: Messaging, channel: str) -> None:
+    """Raise ``MessagingError`` if there is a mailbox at a channel: both would execute every request."""
+    count = _ask(m, channel, _PROBE)
+    if count is not None:
+        raise MessagingError(
+            f"another mailbox answers at {channel!r}, with {count} registrations: stop it, or choose another channel"
+        )
+
+
+def _repeated(request: Callable[[], T]) -> T:
+    """Make a request that may be made again, until it is answered, for at most 60 s."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return request()
+        except (DeadlineError, ConnectionLostError) as error:
+            if time.monotonic() >= deadline:
+                raise
+            logger.debug("trying again: %s", error)
+            time.sleep(_DELAY)
+
+
+# --- arguments and output
 
 
 def _exactly(words: list[str], names: str, count: int) -> list[str]:
@@ -201,6 +332,31 @@ def _exactly(words: list[str], names: str, count: int) -> list[str]:
     if len(words) > count:
         raise ArgumentError(f"one argument more than URL {names}: {words[count]!r}")
     return words
+
+
+def _check_channel(channel: str) -> None:
+    from messaging.model import check_name
+
+    check_name(channel)
+
+
+def _check_seconds(option: str, value: float) -> None:
+    if not value > 0:
+        raise ArgumentError(f"{option} must be a number of seconds above 0, not {value:g}")
+
+
+def _left(seconds: float) -> str:
+    """Return a time that is left, for people: its two largest units."""
+    if seconds == float("inf"):
+        return "for ever"
+    units = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
+    left = int(seconds)
+    parts: list[str] = []
+    for name, length in units:
+        count, left = divmod(left, length)
+        if parts or count:
+            parts.append(f"{count} {name}")
+    return " ".join(parts[:2]) or "0 s"
 
 
 def _fields(info: Any) -> dict[str, Any]:
