@@ -84,7 +84,9 @@ def main(url: str) -> None:
         box = RemoteMailbox(m, "chain/mailbox").register(3600.0).result(TIMEOUT)
         for party in ("agent", "filter"):
             stack.enter_context(start(party, url, folder, box.id))
-        generator = stack.enter_context(EventGenerator("boiler", events=["measured"]))
+        generator = stack.enter_context(
+            EventGenerator("boiler", events=["measured"], path=f"{folder}/boiler", messaging=m)
+        )
         generator.register("measured", {"room": "cellar"}, RemoteListener(m, "chain/filter"), 3600.0)
         for celsius in (20.0, 95.5, 60.0, 99.0):
             generator.generate("measured", Measured, celsius=celsius)
@@ -98,8 +100,11 @@ def main(url: str) -> None:
 
 if __name__ == "__main__":
     url, *party = sys.argv[1:] or ["mqtt://localhost?version=5"]
-    if party:
-        with messaging.connect(url) as instance:
-            PARTIES[party[0]](instance, *party[1:])
-    else:
-        main(url)
+    try:
+        if party:
+            with messaging.connect(url) as instance:
+                PARTIES[party[0]](instance, *party[1:])
+        else:
+            main(url)
+    except messaging.MessagingError as error:
+        sys.exit(f"17: {error}; it needs a broker: give its URL")
