@@ -93,7 +93,7 @@ def test_an_event_without_room_in_bytes_is_dropped_if_the_newest_are_dropped(
 def test_the_newest_event_of_a_kind_always_has_room(reopen: Callable[..., EventMailbox], size: int, full: Any) -> None:
     """Scenario 53: the bound is one of the stored events, not of those that they took the place of."""
     box = reopen(max_bytes=20 * size + 10_000).register(60.0, keep="latest_and_count", full=full)
-    for number in range(1, 3_001 if size < 100 else 801):
+    for number in range(1, 1_501 if size < 100 else 401):
         assert store(box, long(number, size)) == [None]
         assert store(box, long(number, size, "other")) == [None]
     assert box.box.dropped == 0
