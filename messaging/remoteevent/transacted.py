@@ -104,8 +104,8 @@ class TransactedEvents:
         self._scopes: dict[str, _Scope] = {}
         for name, events in prepared.transactions().items():
             self._scopes[name] = _Scope([*events], is_joined=True)
-        #: another one in each run: what was not prepared is lost with the process
-        self._crash_count = secrets.randbits(62)
+        #: for :meth:`Transaction.join`; another one in each run: what was not prepared is lost with the process
+        self.crash_count = secrets.randbits(62)
 
     @property
     def name(self) -> str:
@@ -128,7 +128,7 @@ class TransactedEvents:
                 return scope
             scope.joining += 1
         try:
-            transaction.join(self, name=self.name, crash_count=self._crash_count)
+            transaction.join(self, name=self.name, crash_count=self.crash_count)
         except BaseException:
             with self._lock:
                 scope.joining -= 1
