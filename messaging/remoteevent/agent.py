@@ -360,8 +360,8 @@ class StoreAndForwardAgent(BatchListener):
                 return
             self._is_closed = True
         self._intake.refuse_further()
-        self._manager.close()
         self._renewals.close()
+        self._manager.close()
         wait_for_all([each.close() for each in self._deliveries()])
         for each in self._all_forwardings():
             if each.lease.end in (LeaseEnd.CANCELLED, LeaseEnd.EXPIRED):
@@ -370,7 +370,7 @@ class StoreAndForwardAgent(BatchListener):
         if self._owns_landlord:
             self.landlord.close()
         try:
-            self._intake.store_checkpoint()
+            self._intake.close_checkpoint()
         finally:
             self._state.close()
             self._events.close()

@@ -160,6 +160,8 @@ class Delivery:
         self._lease = lease
         self._lock = threading.Lock()  # guards the following five
         self._is_enabled = is_enabled
+        #: rises when delivery is enabled
+        self._enabled = 0
         self._is_closed = False
         #: a batch is with the target
         self._is_busy = False
@@ -198,6 +200,7 @@ class Delivery:
             if target is not None:
                 self._target = target
             self._is_enabled = not self._is_closed
+            self._enabled += 1
             self._retry_at = 0.0
         self._is_pending = True
         self._start()
@@ -266,13 +269,14 @@ class Delivery:
 
     def _pass_on(self) -> None:
         self._is_pending = False
+        enabled = self._enabled
         if self._has_ended:
             return
         events = self._queue.peek(BATCH)
         if not events:
             return
         with self._lock:
-            if not self._is_enabled:
+            if not self._is_enabled or self._enabled != enabled:  # another reader may have taken them
                 self._is_pending = True
                 return
             self._is_busy = True

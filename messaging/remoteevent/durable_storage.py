@@ -282,6 +282,7 @@ class DurableStorage:
         except ClosedError:
             return
         finally:
+            self._checkpoint.close()
             self._state.close()
             self._events.close()
 

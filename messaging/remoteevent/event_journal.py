@@ -345,6 +345,8 @@ class Checkpoint:
             self._most_bytes = min(_CHECKPOINT_BYTES, max(1, events.max_bytes // _CHECKPOINT_PART))
         #: held while the state is stored: an older one must not take the place of a newer one
         self._storing = threading.Lock()
+        #: guarded by the lock above
+        self._is_closed = False
         self._lock = threading.Lock()  # guards the following
         self._count = self._bytes = 0
         self._is_requested = False
@@ -395,6 +397,8 @@ class Checkpoint:
     def store(self) -> None:
         """Store the state now. It does not wait for the disk on an event loop. Raises ``JournalError``."""
         with self._storing:
+            if self._is_closed:
+                return
             with self._lock:
                 count, size = self._count, self._bytes
             state, until = self._snapshot()
@@ -403,7 +407,12 @@ class Checkpoint:
                 stored.result()
                 if until > self._cursor.position:
                     self._cursor.commit(until, wait=False)
-            # on an event loop the position stays: the next run reads some records again
+            # on an event loop the position stays: the next run reads some records once more
             with self._lock:
                 self._count -= count
                 self._bytes -= size
+
+    def close(self) -> None:
+        """Store nothing more: another object may go on with the table and the journal. Idempotent."""
+        with self._storing:
+            self._is_closed = True

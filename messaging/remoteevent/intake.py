@@ -261,9 +261,13 @@ class EventIntake:
         with self._lock:
             self._is_closed = True
 
-    def store_checkpoint(self) -> None:
-        """Store the state. Raises ``JournalError``."""
-        self._checkpoint.store()
+    def close_checkpoint(self, *, is_stored: bool = True) -> None:
+        """Store the state for the last time, unless it is not needed any more. Raises ``JournalError``."""
+        try:
+            if is_stored:
+                self._checkpoint.store()
+        finally:
+            self._checkpoint.close()
 
 
 def _follow(found: Promise[list[Outcome]], promise: Promise[list[Outcome]]) -> None:

@@ -17,8 +17,8 @@ from messaging.remoteevent import delivery as module
 from messaging.remoteevent.delivery import Delivery
 from messaging.remoteevent.interests import MemoryQueue
 from messaging.remoteevent.listener import Outcome
-from messaging.remoteevent.targets import settled
-from tests.remoteevent.helpers import event, wait_until
+from messaging.remoteevent.targets import LocalTarget, settled
+from tests.remoteevent.helpers import Recorder, event, events, wait_until
 
 FAST = RetryPolicy(first_delay=0.01, max_delay=0.02)
 
@@ -137,3 +137,30 @@ def test_closing_waits_for_the_batch_and_no_longer(closing: list[Delivery]) -> N
     stopped.result(10)
     assert time.monotonic() - began < 5
     assert not delivery.is_busy
+
+
+def test_events_that_another_reader_took_meanwhile_are_not_delivered() -> None:
+    """Scenario 51: delivery is disabled and enabled while its worker has read events, and not passed them on."""
+    target = Recorder()
+    waiting = events(1, 5)
+    is_switched = False
+
+    class Queue:
+        def peek(self, most: int) -> list[RemoteEvent]:
+            nonlocal is_switched
+            found = waiting[:most]
+            if not is_switched:
+                is_switched = True
+                delivery.disable()
+                del waiting[:3]  # by an iterator, which acknowledges them
+                delivery.enable()
+            return found
+
+        def settle(self, count: int) -> None:
+            del waiting[:count]
+
+    delivery = Delivery("test", LocalTarget(target), Queue(), is_enabled=False)
+    delivery.enable()
+    wait_until(lambda: not waiting)
+    assert target.numbers == [4, 5]
+    delivery.close().result(5)

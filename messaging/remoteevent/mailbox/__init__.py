@@ -4,7 +4,7 @@
 ``mailbox``        EventMailbox: the registrations and their leases, on the disk
 ``registration``   one registration: its listener, its target or its iterator
 ``iterator``       RemoteEventIterator: pulling events
-``box``            the stored events of one registration
+``box``            the stored events of one registration; ``open_boxes``: the bounded number of those that are open
 ``serving``        mailboxes of other processes
 =================  =================================================================================================
 """

@@ -172,13 +172,14 @@ class _BoxBase(EventIntake):
             return
         self.refuse_further()
         try:
-            self.store_checkpoint()
+            self.close_checkpoint()
         finally:
             self.events.close()
 
     def abandon(self) -> None:
         """See :class:`Box`."""
         self.refuse_further()
+        self.close_checkpoint(is_stored=False)
         self.events.close()
 
 
