@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from messaging.errors import (
     ArgumentError,
     ClosedError,
-    DecodeError,
     JournalError,
     JournalLockedError,
     MessagingError,
@@ -35,14 +34,15 @@ from messaging.errors import (
 )
 from messaging.execution import refuse_in_loop, workers
 from messaging.journal import JournalTable
-from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, StoredTime, release, seconds_of
+from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, release
 from messaging.remoteevent.delivery import RetryPolicy, wait_for_all
-from messaging.remoteevent.event import check_kind
 from messaging.remoteevent.kept_leases import KeptLeases
 from messaging.remoteevent.kept_listeners import KeptListeners
 from messaging.remoteevent.kept_renewals import KeptRenewals
-from messaging.remoteevent.mailbox.box import BOX_FULL, Box, BoxFull, LatestBox, QueueBox
+from messaging.remoteevent.mailbox.box import BOX_FULL, Box, BoxFull, QueueBox
+from messaging.remoteevent.mailbox.latest_box import LatestBox
 from messaging.remoteevent.mailbox.open_boxes import OpenBoxes, default_most
+from messaging.remoteevent.mailbox.records import check_bound, check_choice, check_record, kinds_of
 from messaging.remoteevent.mailbox.registration import KEEP, Keep, MailboxListener, MailboxRegistration
 from messaging.remoteevent.remote_listener import RemoteListener
 from messaging.text import SafeLog, tolerant
@@ -123,10 +123,10 @@ class EventMailbox:
     ) -> None:
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"name must be a non-empty text, not {name!r:.80}")
-        _check_bound("max_events", max_events)
-        _check_bound("max_bytes", max_bytes)
-        _check_bound("max_open_boxes", max_open_boxes)
-        _check_choice("full", full, BOX_FULL)
+        check_bound("max_events", max_events)
+        check_bound("max_bytes", max_bytes)
+        check_bound("max_open_boxes", max_open_boxes)
+        check_choice("full", full, BOX_FULL)
         if not isinstance(path, (str, Path)) or not str(path):
             raise ArgumentError(f"path must be the path of a folder, not {path!r:.80}")
         self.name = name
@@ -195,10 +195,10 @@ class EventMailbox:
             LeaseDeniedError, JournalError, ClosedError: it cannot be registered.
             WouldBlockError: the thread runs an event loop: use ``asyncio.to_thread``.
         """
-        _check_choice("keep", keep, KEEP)
-        _check_bound("max_events", max_events)
+        check_choice("keep", keep, KEEP)
+        check_bound("max_events", max_events)
         if full is not None:
-            _check_choice("full", full, BOX_FULL)
+            check_choice("full", full, BOX_FULL)
         self._refuse_closed()
         refuse_in_loop("the disk of a mailbox", "`await asyncio.to_thread(mailbox.register, ...)`")
         kept = _Kept(self._made(keep), self._max_events if max_events is None else max_events, full or self._full)
@@ -347,7 +347,7 @@ class EventMailbox:
             registration.lease = self._granted(grant, registration)
             with self._lock:
                 self._kept[registration.id] = kept
-            restored.append((registration, _kinds(values["refused"]), self._target(values.get("target"))))
+            restored.append((registration, kinds_of(values["refused"]), self._target(values.get("target"))))
         self._renewals.recover(self._kept)
         boxes = self._folder / "boxes"
         if boxes.is_dir():
@@ -364,7 +364,7 @@ class EventMailbox:
         found: set[str] = set()
         for key in self._state.keys_with(_REGISTRATION):
             try:
-                _check_record(self._state.get(key))
+                check_record(self._state.get(key))
             except (MessagingError, KeyError, TypeError, ValueError) as error:
                 name = key.removeprefix(_REGISTRATION)
                 logger.warning("mailbox '%s': the record of registration %r is malformed: %s", self.name, name, error)
@@ -479,30 +479,3 @@ class EventMailbox:
     @tolerant
     def __repr__(self) -> str:
         return f"<EventMailbox {self.name!r} of {len(self._kept)} registrations>"
-
-
-def _check_bound(name: str, value: object) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ArgumentError(f"{name} must be an int from 1, or None, not {value!r:.80}")
-
-
-def _check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in known:
-        raise ArgumentError(f"{name} must be one of {', '.join(known)}, not {value!r:.80}")
-
-
-def _check_record(values: Any) -> None:
-    """Raise an error if the record of a registration is malformed."""
-    lease_id, duration, end = values["lease"]
-    if not isinstance(lease_id, str):
-        raise DecodeError("the id of its lease is no text")
-    seconds_of(duration)
-    StoredTime.from_value(end)
-    _check_choice("keep", values["keep"], KEEP)
-    _check_choice("full", values["full"], BOX_FULL)
-    _check_bound("max_events", values["max_events"])
-    _kinds(values["refused"])
-
-
-def _kinds(value: Any) -> frozenset[EventKind]:
-    return frozenset(check_kind(*each) for each in value)

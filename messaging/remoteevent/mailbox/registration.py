@@ -30,6 +30,7 @@ from messaging.leases import LeaseEnd
 from messaging.remoteevent.delivery import Delivery, DeliveryCounts, RetryPolicy
 from messaging.remoteevent.event import EventRegistration, check_kind
 from messaging.remoteevent.listener import BatchListener
+from messaging.remoteevent.mailbox.box_queue import BoxQueue
 from messaging.remoteevent.mailbox.iterator import Fetches, RemoteEventIterator, checked_most, new_token
 from messaging.remoteevent.mailbox.open_boxes import BoxSlot, OpenBoxes
 from messaging.remoteevent.targets import as_target, settled
@@ -253,7 +254,7 @@ class MailboxRegistration:
             self._delivery = Delivery(
                 f"{self._name} {self.id}",
                 found,
-                _BoxQueue(self),
+                BoxQueue(self),
                 policy=self._retry,
                 on_unknown_event=self._refuse_kind,
                 on_gone=self._note_gone,
@@ -537,35 +538,6 @@ def _soon(what: str, function: Callable[[], object]) -> Promise[None]:
 
     workers().submit(run)
     return promise
-
-
-class _BoxQueue:
-    """The box of a registration as an ``EventQueue``: without the kinds that the target refused."""
-
-    def __init__(self, registration: MailboxRegistration) -> None:
-        self._registration = registration
-        self._tickets: list[int] = []
-
-    def peek(self, most: int) -> list[RemoteEvent]:
-        """See ``EventQueue``."""
-        with self._registration.slot.using() as box:
-            while True:
-                entries = box.first(most)
-                refused = self._registration.refused
-                wanted = [each for each in entries if each[1].kind not in refused] if refused else entries
-                if wanted or not entries:
-                    break
-                if not self._registration.pass_over(box, entries[-1][0], refused) and self._registration.target is None:
-                    return []
-        self._tickets = [ticket for ticket, _ in wanted]
-        return [event for _, event in wanted]
-
-    def settle(self, count: int) -> None:
-        """See ``EventQueue``."""
-        if count:
-            with self._registration.slot.using() as box:
-                box.acknowledge(self._tickets[count - 1])
-            del self._tickets[:count]
 
 
 def _kind(value: object) -> EventKind:

@@ -1,0 +1,331 @@
+"""The way to mailboxes in other processes: stubs with the methods of a mailbox. ``serving`` has the operations.
+
+**Threads.** Any thread may use a stub. Replies are read on the event loop of the engine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from messaging.calls import call
+from messaging.errors import ArgumentError, MessagingError
+from messaging.execution import Promise, refuse_in_loop
+from messaging.leases import (
+    Lease,
+    RemoteGrantor,
+    lease_from_value,
+    lease_time,
+    reference_of,
+    seconds_of,
+    value_of,
+)
+from messaging.leases.lease import check_duration
+from messaging.model import check_name
+from messaging.remoteevent.event import EventRegistration, check_kind
+from messaging.remoteevent.layout import decode_event
+from messaging.remoteevent.mailbox.iterator import RemoteEventIterator, checked_most
+from messaging.remoteevent.remote_listener import ListenerReference, ListenerServer, RemoteListener
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    import datetime
+
+    from messaging.instance import Messaging
+    from messaging.remoteevent.event import EventKind, RemoteEvent
+    from messaging.remoteevent.mailbox.box import BoxFull, Entry
+    from messaging.remoteevent.mailbox.registration import Keep
+
+logger = SafeLog(__name__)
+
+#: events of one request
+_MOST: Final = 1000
+#: seconds that a request may take beyond the wait that it asks for
+_SLACK: Final = 10.0
+
+
+def _entries(result: Any) -> list[Entry]:
+    return [(int(ticket), decode_event(line.encode())) for ticket, line in result]
+
+
+class MailboxInfo(NamedTuple):
+    """A registration of a mailbox, for people.
+
+    Attributes:
+        id: of the registration, and of its lease.
+        keep: which events are kept.
+        stored: number of events that wait.
+        dropped: number of events that were dropped because the box was full.
+        target: gets the events; ``None`` if they are stored only.
+        refused: kinds that the target refused.
+        remaining: seconds until the lease expires.
+        expiration: of the lease, by the wall clock; ``None`` for never.
+    """
+
+    id: str
+    keep: str
+    stored: int
+    dropped: int
+    target: str | None
+    refused: tuple[EventKind, ...]
+    remaining: float
+    expiration: datetime.datetime | None
+
+
+class RemoteMailbox:
+    """The way to a mailbox in another process. Thread safe; a context manager, which closes it.
+
+    Args:
+        messaging: an instance that is connected to the broker of the mailbox.
+        channel: of its :class:`MailboxServer`.
+        timeout: seconds until a request fails; ``None``: the setting ``timeout`` of the instance.
+
+    Raises:
+        InvalidChannelError: the channel is malformed.
+    """
+
+    def __init__(self, messaging: Messaging, channel: str, *, timeout: float | None = None) -> None:
+        self.messaging = messaging
+        self.channel = check_name(channel)
+        self.timeout = timeout
+        self._lock = threading.Lock()  # guards the following
+        self._listeners: ListenerServer | None = None
+
+    def call(self, operation: str, arguments: Mapping[str, Any] | None = None, **options: Any) -> Promise[Any]:
+        """Call an operation of the mailbox. For its registrations."""
+        options.setdefault("timeout", self.timeout)
+        return call(self.messaging, self.channel, operation, arguments, **options)
+
+    def register(
+        self,
+        duration: float = Lease.ANY,
+        *,
+        keep: Keep = "all",
+        max_events: int | None = None,
+        full: BoxFull | None = None,
+    ) -> Promise[RemoteMailboxRegistration]:
+        """Register an owner of events; see :meth:`EventMailbox.register`.
+
+        Returns:
+            The promise of the registration. It fails as ``register`` there, or as requests do.
+
+        Raises:
+            ArgumentError: ``duration`` is not as described.
+        """
+        asked = check_duration(duration)
+        asked_at = lease_time()
+        arguments: dict[str, Any] = {"duration": value_of(asked), "keep": keep, "max_events": max_events, "full": full}
+
+        def convert(result: Any) -> RemoteMailboxRegistration:
+            lease = lease_from_value(self.messaging, self.channel, result, asked, asked_at, timeout=self.timeout)
+            return RemoteMailboxRegistration(self, lease)
+
+        return self.call("register", arguments, convert=convert)
+
+    def registration(self, registration_id: str, duration: float = Lease.FOREVER) -> RemoteMailboxRegistration:
+        """Return a registration of an earlier run of the owner, by its id, without asking the mailbox.
+
+        Args:
+            registration_id: its id.
+            duration: seconds that are left of its lease, as far as the owner knows.
+        """
+        grantor = RemoteGrantor(self.messaging, self.channel, timeout=self.timeout)
+        return RemoteMailboxRegistration(self, Lease(registration_id, grantor, duration, duration))
+
+    def registrations(self) -> Promise[list[MailboxInfo]]:
+        """Return the promise of the registrations, for people."""
+
+        def convert(result: Any) -> list[MailboxInfo]:
+            return [_info(each) for each in result]
+
+        return self.call("registrations", convert=convert)
+
+    def reference_of(self, listener: Any) -> ListenerReference:
+        """Return the reference of a target, which is made reachable if it is in this process. For registrations."""
+        if isinstance(listener, ListenerReference):
+            return listener
+        if isinstance(listener, RemoteListener):
+            return listener.reference
+        with self._lock:
+            if self._listeners is None:
+                self._listeners = ListenerServer(self.messaging)
+            server = self._listeners
+        return server.add(listener)
+
+    def close(self) -> None:
+        """Make the targets of this process unreachable. Registrations stay. Idempotent."""
+        with self._lock:
+            server, self._listeners = self._listeners, None
+        if server is not None:
+            server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _info(value: Mapping[str, Any]) -> MailboxInfo:
+    return MailboxInfo(
+        value["id"],
+        value["keep"],
+        value["stored"],
+        value["dropped"],
+        _shown(value["target"]),
+        tuple((source, event_id) for source, event_id in value["refused"]),
+        seconds_of(value["remaining"]),
+        value["expiration"],
+    )
+
+
+def _shown(target: Any) -> str | None:
+    return "#".join(each for each in target if each) if isinstance(target, list) else target
+
+
+class RemoteMailboxRegistration:
+    """A registration at a mailbox in another process; see :class:`MailboxRegistration`. Thread safe.
+
+    The methods return promises; iterators wait, or are awaited.
+
+    Attributes:
+        lease: of the registration.
+        listener: give it to generators, of any process that is connected to the broker.
+    """
+
+    def __init__(self, mailbox: RemoteMailbox, lease: Lease) -> None:
+        self._mailbox = mailbox
+        self.lease = lease
+        self.listener = RemoteListener(mailbox.messaging, ListenerReference(mailbox.channel, lease.id))
+        self._lock = threading.Lock()  # guards the following
+        #: the newest iterator of this object
+        self._iterator: RemoteEventIterator | None = None
+
+    @property
+    def id(self) -> str:
+        """Identifies the registration within its mailbox: keep it to find the registration again."""
+        return self.lease.id
+
+    def enable_delivery(self, target: Any) -> Promise[None]:
+        """Push events to ``target``; see :meth:`MailboxRegistration.enable_delivery`.
+
+        Args:
+            target: a listener of this process, a ``RemoteListener`` or a ``ListenerReference``; ``None``: as
+                :meth:`disable_delivery`.
+        """
+        if target is None:
+            return self.disable_delivery()
+        reference = self._mailbox.reference_of(target)
+        if reference.channel == self._mailbox.channel:
+            raise ArgumentError("a listener of the mailbox itself cannot be a target: its events would go round")
+        return self._switch("enable", {"target": reference.to_value()})
+
+    def disable_delivery(self) -> Promise[None]:
+        """Store events only; see :meth:`MailboxRegistration.disable_delivery`."""
+        return self._mailbox.call("disable", {"id": self.id})
+
+    def _switch(
+        self, operation: str, arguments: Mapping[str, Any], convert: Callable[[Any], Any] | None = None
+    ) -> Promise[Any]:
+        """Call an operation that ends the newest iterator of this object, and acknowledge what that has handed out.
+
+        The iterator hands out nothing meanwhile. After a failure it goes on, unless the mailbox refuses it.
+        """
+        with self._lock:
+            iterator = self._iterator
+        taken: dict[str, Any] = {}
+        if iterator is not None:
+            ticket = iterator.suspend()
+            if ticket is not None:
+                taken["taken"] = [iterator.token, ticket]
+        try:
+            promise = self._mailbox.call(operation, {"id": self.id, **arguments, **taken}, convert=convert)
+        except BaseException:
+            if iterator is not None:
+                iterator.resume()
+            raise
+        if iterator is not None:
+            promise.listen(lambda: iterator.resume() if promise.exception(0) is not None else None)
+        return promise
+
+    def add_unknown_events(self, kinds: Iterable[EventRegistration | EventKind]) -> Promise[None]:
+        """Refuse kinds of events; see :meth:`MailboxRegistration.add_unknown_events`."""
+        found = [[*(each.kind if isinstance(each, EventRegistration) else check_kind(*each))] for each in kinds]
+        return self._mailbox.call("refuse", {"id": self.id, "kinds": found})
+
+    def remote_events(self) -> Promise[RemoteEventIterator]:
+        """Return the promise of an iterator; see :meth:`MailboxRegistration.remote_events`.
+
+        An earlier iterator of this object becomes invalid at once: the events that it has handed out are acknowledged,
+        and the others come from the new one.
+        """
+        return self._switch("iterate", {}, lambda result: self._begun(result)[0])
+
+    def _begun(self, result: Any) -> tuple[RemoteEventIterator, int]:
+        """Return the iterator of a result of ``iterate``, and the number of stored events."""
+        token, stored = str(result[0]), int(result[1])
+
+        def fetch(ticket: int | None, most: int, timeout: float) -> Promise[list[Entry]]:
+            arguments = {"id": self.id, "iterator": token, "ticket": ticket, "most": most, "timeout": timeout}
+            limit = timeout + (self._mailbox.timeout or _SLACK)
+            return self._mailbox.call("fetch", arguments, timeout=limit, convert=_entries)
+
+        iterator = RemoteEventIterator(fetch, token=token)
+        with self._lock:
+            self._iterator = iterator
+        return iterator, stored
+
+    def drain(self, most: int | None = None) -> list[RemoteEvent]:
+        """Return the stored events, and remove them; see :meth:`MailboxRegistration.drain`.
+
+        The events travel in pages of up to 1000. A page is removed when it has arrived. If an error ends the draining,
+        the events that have arrived are returned, and the last page of them may arrive again with the next call; the
+        error is raised if none has arrived.
+
+        Args:
+            most: number of events, at most; ``None``: as many as are stored now.
+
+        Raises:
+            ArgumentError: ``most`` is negative, or no number.
+            DeadlineError: the target that the delivery had has not answered for its last events; or the mailbox has not
+                answered.
+            MessagingError: as requests do, and as :meth:`RemoteEventIterator.next`.
+            WouldBlockError: the thread runs an event loop: ``await`` :meth:`remote_events`.
+        """
+        checked_most(most)
+        refuse_in_loop("the events of a mailbox", "`await` remote_events()")
+        iterator, stored = self._switch("iterate", {}, self._begun).result()
+        most = stored if most is None else most
+        found: list[RemoteEvent] = []
+        try:
+            while len(found) < most and (batch := iterator.batch(min(most - len(found), _MOST))):
+                found += batch
+            iterator.close()
+        except MessagingError as error:
+            if not found:
+                raise
+            logger.warning(
+                "mailbox at '%s': draining registration %s ended after %d events: %s; the last ones may arrive again",
+                self._mailbox.channel, self.id, len(found), error,
+            )  # fmt: skip
+        return found
+
+    def renew_lease(self, lease: Lease, duration: float = Lease.FOREVER) -> Promise[None]:
+        """Have the mailbox renew a lease as long as the registration lasts; see :meth:`EventMailbox.renew_lease`.
+
+        Args:
+            lease: of a landlord in another process.
+            duration: seconds from now.
+
+        Raises:
+            ArgumentError: the landlord of the lease is in this process, or the duration is not as described.
+        """
+        if check_duration(duration) == Lease.ANY:
+            raise ArgumentError("the duration of renewing must be a number of seconds above 0, or Lease.FOREVER")
+        arguments = {
+            "id": self.id,
+            "lease": [*reference_of(lease), value_of(lease.remaining)],
+            "duration": value_of(duration),
+        }
+        return self._mailbox.call("renew_lease", arguments)
