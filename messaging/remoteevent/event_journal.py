@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ClosedError, DecodeError, JournalFullError, MessagingError
@@ -243,7 +244,10 @@ class EventJournal:
 
 
 class JournalQueue:
-    """The events of a journal for one listener; an ``EventQueue``. Thread safe."""
+    """The events of a journal for one listener; an ``EventQueue``. Thread safe.
+
+    Classes of the application are made of records without the lock.
+    """
 
     def __init__(
         self, cursor: Cursor, channel: str | None, prepare: Callable[[RemoteEvent], RemoteEvent | None]
@@ -251,7 +255,8 @@ class JournalQueue:
         self.channel = channel
         self._cursor = cursor
         self._prepare = prepare
-        self._lock = threading.Lock()  # guards the following, and the order of reading
+        self._lock = threading.Lock()  # guards the following
+        self._is_reading = False
         #: events that were read, with their offsets
         self._ready: deque[tuple[int, RemoteEvent]] = deque()
         #: offset behind the last record that was read
@@ -259,23 +264,26 @@ class JournalQueue:
 
     def peek(self, most: int) -> list[RemoteEvent]:
         """See ``EventQueue``."""
+        ready = self._ready
         with self._lock:
-            ready = self._ready
+            self._is_reading = True
             position = self._cursor.position  # records before it were dropped to make room
             while ready and ready[0][0] < position:
                 ready.popleft()
-            while len(ready) < most:
-                records = self._cursor.read(_READ)
-                if not records:
-                    break
-                self._read_until = records[-1].offset + 1
-                for record in records:
-                    if self.channel is None or record.channel == self.channel:
-                        event = self._decode(record)
-                        if event is not None:
-                            ready.append((record.offset, event))
-                self._pass_unwanted()
-            return [event for _, event in (ready if len(ready) <= most else list(ready)[:most])]
+        try:
+            while len(ready) < most and (records := self._cursor.read(_READ)):
+                found = [(each.offset, self._decode(each)) for each in records if self._wants(each)]
+                with self._lock:
+                    ready.extend((offset, event) for offset, event in found if event is not None)
+                    self._read_until = records[-1].offset + 1
+                    self._pass_unwanted()
+        finally:
+            with self._lock:
+                self._is_reading = False
+        return [event for _, event in islice(ready, most)]
+
+    def _wants(self, record: Record) -> bool:
+        return self.channel is None or record.channel == self.channel
 
     def _decode(self, record: Record) -> RemoteEvent | None:
         try:
@@ -308,7 +316,7 @@ class JournalQueue:
             last: offset of the last record of the channel before ``end``, or a higher one.
         """
         with self._lock:
-            if not self._ready and last < self._cursor.position < end:
+            if not self._is_reading and not self._ready and last < self._cursor.position < end:
                 self._cursor.commit(end, wait=False)
                 self._cursor.rewind()  # to the position
                 self._read_until = end

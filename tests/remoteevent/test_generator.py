@@ -336,8 +336,9 @@ _KILLED: Final = """
 import os, sys
 from messaging.remoteevent import EventGenerator
 with EventGenerator("source", events=[1, "b"], begin=0, path=sys.argv[1]) as generator:
-    for at in range(100_000):
-        number = generator.generate(1 if at % 2 else "b").result(10)
+    for _ in range(100_000):  # in turn, also after a kill in between
+        behind = 1 if generator.sequence_number(1) < generator.sequence_number("b") else "b"
+        number = generator.generate(behind).result(10)
         os.write(1, f"{number}\\n".encode())
 """
 
