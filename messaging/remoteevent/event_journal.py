@@ -403,12 +403,16 @@ class Checkpoint:
             logger.warning("checkpoint of remote events failed: %s; it is tried again", error)
 
     def store(self) -> None:
-        """Store the state now. It does not wait for the disk on an event loop. Raises ``JournalError``."""
+        """Store the state now, if there are records since. On an event loop it does not wait for the disk.
+
+        Raises:
+            JournalError: it is not stored.
+        """
         with self._storing:
-            if self._is_closed:
-                return
             with self._lock:
                 count, size = self._count, self._bytes
+            if self._is_closed or not count:
+                return
             state, until = self._snapshot()
             stored = self._table.put_soon(self._key, state)
             if may_block():

@@ -156,9 +156,11 @@ def test_an_older_checkpoint_does_not_replace_a_newer_one(tmp_path: Path, journa
             return number, 0
 
         checkpoint = Checkpoint(journal, table, snapshot)
+        checkpoint.note(1, 1)
         first = threading.Thread(target=checkpoint.store)
         first.start()
         assert entered.wait(10)
+        checkpoint.note(1, 1)
         second = threading.Thread(target=checkpoint.store)
         second.start()
         go_on.set()
