@@ -35,6 +35,7 @@ from messaging.eventadmin import Event, EventAdmin
 from messaging.execution import Promise
 from messaging.model import keywords
 from messaging.model.settings import Settings
+from messaging.replyto import DeferredReply
 from messaging.services import LdapFilter, ServiceRegistry
 from messaging.typedevent import TypedEventBus
 from tests.doubles.fake import PATIENCE
@@ -313,6 +314,7 @@ class World:
             bus.create_publisher("a/b"), m.publish("a", b""), messaging.Credentials("user", "password"),
             bus.connect(m, "junk/*"), distributed, distributed.create_session("a/b"),
             distributed.create_subscription("a/b"), EventSigning(SigningKey.hmac("key", "s" * 32)),
+            DeferredReply(m.publish("a", b"")),
         ]  # fmt: skip
         self.good: dict[str, Any] = {
             **GOOD, "services": self.registry, "admin": admin, "bus": bus, "monitor": bus.monitor,

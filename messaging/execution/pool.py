@@ -277,7 +277,8 @@ class _Supervisor:
         """Look soon: lanes wait while threads are busy, so that another thread may be needed. Under the pool's lock."""
         if not self._is_hurried and len(self._pool._threads) < self._pool._limit:
             self._is_hurried = True
-            self._wake_up.release()
+            with contextlib.suppress(RuntimeError):  # released already, by a signal handler that interrupted this
+                self._wake_up.release()
 
     def start(self) -> None:
         """Start the supervisor thread, unless it runs."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import (
+    ArgumentError,
     ClosedError,
     ConnectionLostError,
     DeadlineError,
@@ -21,7 +22,7 @@ from messaging.errors import (
     OutboxFullError,
     UnroutableError,
 )
-from messaging.execution import workers
+from messaging.execution import Promise, workers
 from messaging.model import AcknowledgeType, Features, Incoming, carried_headers, context_of
 from messaging.receiving import Origin, Verdict
 from messaging.replyto import markers
@@ -30,7 +31,6 @@ from messaging.replyto.replies import NO_EXTENSIONS
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from messaging.execution import Promise
     from messaging.model import Message, ReplyRoute
     from messaging.publishing import Publication
     from messaging.replyto.replies import Replies
@@ -67,11 +67,18 @@ class DeferredReply:
         promise: its result is the reply.
         read: returns the reply of the settled promise; it raises what is reported to the requester. ``None``: the
             result of the promise. It is called on a worker thread.
+
+    Raises:
+        ArgumentError: an argument is not as described.
     """
 
     __slots__ = ("_read", "promise")
 
     def __init__(self, promise: Promise[Any], read: Callable[[Promise[Any]], Any] | None = None) -> None:
+        if not isinstance(promise, Promise):
+            raise ArgumentError(f"a promise of the reply is needed, not {type(promise).__name__}")
+        if read is not None and not callable(read):
+            raise ArgumentError(f"what reads the promise must be callable, not {type(read).__name__}")
         self.promise = promise
         self._read = read
 
