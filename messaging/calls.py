@@ -77,7 +77,7 @@ class CallServer:
     """
 
     def __init__(self, messaging: Messaging, channel: str, operations: Mapping[str, Operation]) -> None:
-        self.messaging = messaging
+        self.messaging = checked_instance(messaging)
         self.channel = channel
         self._operations = dict(operations)
         #: changed by any thread
@@ -118,6 +118,13 @@ class CallServer:
         self._pending.add(found)
         found.listen(lambda: self._pending.discard(found))
         return DeferredReply(found, write_outcome)
+
+
+def checked_instance(value: Any) -> Messaging:
+    """Return ``value`` if it is a messaging instance; raise ``ArgumentError``."""
+    if not callable(getattr(value, "request", None)) or not callable(getattr(value, "reply", None)):
+        raise ArgumentError(f"a messaging instance is needed, not {type(value).__name__}")
+    return value  # type: ignore[no-any-return]
 
 
 def call(

@@ -136,6 +136,11 @@ class Driver:
     def _consume(self, _: Message) -> None:
         self._slow.wait(PATIENCE)
 
+    def settle(self) -> None:
+        """Wait until every instance is connected: each has all its sockets then."""
+        instances = [self._scene.receiver, *(publisher.instance for publisher in self._scene.publishers)]
+        eventually(lambda: all(state(m) == "connected" for m in instances), "all instances are connected")
+
     # --- a round
 
     def round(self, seconds: float) -> None:
@@ -319,6 +324,8 @@ def soak(minutes: float, seconds: float, protocols: list[str], seed: int, say: C
             report.problems += _round(drivers, seconds)
             report.rounds += 1
             if not report.problems:
+                for driver in drivers:
+                    driver.settle()
                 report.problems += _measure(report, start)
             say(f"round {report.rounds}, {(time.monotonic() - start) / 60:.1f} minutes: {report.samples[-1:]}")
         report.seconds = time.monotonic() - start

@@ -28,7 +28,7 @@ from messaging.errors import (
     UnknownLeaseError,
     WouldBlockError,
 )
-from messaging.leases import Landlord
+from messaging.leases import Landlord, LeaseServer
 from messaging.remoteevent import (
     EventGenerator,
     EventMailbox,
@@ -455,3 +455,14 @@ def test_the_listener_of_a_refused_registration_is_forgotten(memory: messaging.M
         remote.register(1, None, Recorder()).result(10)
         assert remote._listeners is not None
         wait_until(lambda: len(remote._listeners._targets) == 1)  # type: ignore[union-attr]
+
+
+def test_a_server_needs_an_instance(channel: str) -> None:
+    with Landlord() as landlord, EventGenerator(events=[1]) as generator:
+        for make in (
+            ListenerServer,
+            lambda m: EventServer(m, channel, generator),
+            lambda m: LeaseServer(m, channel, landlord),
+        ):
+            with pytest.raises(ArgumentError, match="messaging instance"):
+                make("mqtt://localhost")  # type: ignore[operator]
