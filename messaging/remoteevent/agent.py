@@ -154,7 +154,7 @@ class StoreAndForwardAgent(BatchListener):
             self._intake.recover()
             self._target: Delivery | None = None
             if everything is None:
-                self._events.remove(_TARGET)  # of an earlier run: it would keep all events
+                self._release_target()
             else:
                 begin = self._events.journal.begin
                 queue = self._events.queue(_TARGET, None, lambda event: event, start=begin)
@@ -163,6 +163,20 @@ class StoreAndForwardAgent(BatchListener):
             resources.pop_all()
         for each in self._deliveries():  # last: nothing is delivered by an agent that could not be opened
             each.wake()
+
+    def _release_target(self) -> None:
+        """Forget the position of the target of an earlier run, unless events wait for it."""
+        position = self._events.journal.cursors().get(_TARGET)
+        if position is None:
+            return
+        waiting = self._events.journal.end - position
+        if waiting:
+            logger.warning(
+                "agent '%s': %d events wait for the target of an earlier run: they are kept; open the agent with a "
+                "target to deliver them", self.name, waiting,
+            )  # fmt: skip
+        else:
+            self._events.remove(_TARGET)  # it would keep all further events
 
     # --- registering
 

@@ -327,11 +327,18 @@ def test_nothing_is_delivered_by_an_agent_that_cannot_be_opened(
     assert not target.calls
 
 
-def test_an_agent_without_its_target_keeps_no_events_for_it(
-    reopen: Callable[..., StoreAndForwardAgent], target: Recorder
+def test_events_for_the_target_of_an_earlier_run_wait_until_there_is_one(
+    reopen: Callable[..., StoreAndForwardAgent], target: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     target.error = OSError("away")
     reopen(target=target).notify(event(1))
+    assert reopen().pending == 1
+    assert "1 events wait for the target of an earlier run" in caplog.text
+    target.error = None
+    agent = reopen(target=target)
+    wait_until(lambda: target.numbers == [1])
+    wait_until(lambda: agent.pending == 0)
+    reopen().notify(event(2))  # nothing waits for a target: there is none any more
     assert reopen().pending == 0
 
 
