@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from messaging.calls import CallServer, Operation, call, error_named
@@ -341,3 +342,47 @@ class ListenerServer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class LocalListeners:
+    """The listeners of this process that a stub makes reachable, at a server of its own from the first one on.
+
+    Thread safe.
+
+    Args:
+        messaging: an instance with requests.
+    """
+
+    def __init__(self, messaging: Messaging) -> None:
+        self._messaging = messaging
+        self._lock = threading.Lock()  # guards the following
+        self._server: ListenerServer | None = None
+
+    def reference(self, listener: Any) -> tuple[ListenerReference, Callable[[], object]]:
+        """Return where a listener of any process is reached, and what makes it unreachable if it is in this one.
+
+        Raises:
+            ArgumentError: it is no listener.
+            UnsupportedFeatureError, SubscriptionRefusedError: as :class:`ListenerServer`.
+        """
+        if isinstance(listener, ListenerReference):
+            return listener, _nothing
+        if isinstance(listener, RemoteListener):
+            return listener.reference, _nothing
+        with self._lock:
+            if self._server is None:
+                self._server = ListenerServer(self._messaging)
+            server = self._server
+        reference = server.add(listener)
+        return reference, partial(server.remove, reference)
+
+    def close(self) -> None:
+        """Make the listeners of this process unreachable. Idempotent."""
+        with self._lock:
+            server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+
+def _nothing() -> None:
+    """Do nothing: the listener is reached by others, too."""

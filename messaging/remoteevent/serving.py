@@ -15,8 +15,7 @@ operation                           of
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from messaging.calls import CallServer, Operation, call
@@ -34,7 +33,7 @@ from messaging.leases import (
 from messaging.leases.lease import check_duration
 from messaging.model import check_name
 from messaging.remoteevent.event import EventRegistration, check_event_id, check_sequence_number
-from messaging.remoteevent.remote_listener import ListenerReference, ListenerServer, NotifyOperation, RemoteListener
+from messaging.remoteevent.remote_listener import ListenerReference, LocalListeners, NotifyOperation, RemoteListener
 
 if TYPE_CHECKING:
     from messaging.execution import Promise
@@ -121,8 +120,7 @@ class RemoteGenerator:
         self._messaging = messaging
         self.channel = check_name(channel)
         self._timeout = timeout
-        self._lock = threading.Lock()  # guards the following
-        self._listeners: ListenerServer | None = None
+        self._listeners = LocalListeners(messaging)
 
     def register(
         self,
@@ -149,7 +147,7 @@ class RemoteGenerator:
         """
         check_event_id(event_id)
         asked = check_duration(duration)
-        server, reference = self._reference(listener)
+        reference, remove = self._listeners.reference(listener)
         arguments: dict[str, Any] = {
             "id": event_id,
             "handback": handback,
@@ -177,31 +175,14 @@ class RemoteGenerator:
         try:
             promise = call(self._messaging, self.channel, "register", arguments, timeout=self._timeout, convert=convert)
         except BaseException:
-            if server is not None:
-                server.remove(reference)
+            remove()
             raise
-        if server is not None:
-            promise.listen(lambda: _remove_refused(promise, server, reference))
+        promise.listen(lambda: _remove_refused(promise, remove))
         return promise
-
-    def _reference(self, listener: Any) -> tuple[ListenerServer | None, ListenerReference]:
-        """Return where a listener is reached, and the server here that it was added to for this registration."""
-        if isinstance(listener, ListenerReference):
-            return None, listener
-        if isinstance(listener, RemoteListener):
-            return None, listener.reference
-        with self._lock:
-            if self._listeners is None:
-                self._listeners = ListenerServer(self._messaging)
-            server = self._listeners
-        return server, server.add(listener)
 
     def close(self) -> None:
         """Make the listeners of this process unreachable. Registrations stay until their leases end. Idempotent."""
-        with self._lock:
-            server, self._listeners = self._listeners, None
-        if server is not None:
-            server.close()
+        self._listeners.close()
 
     def __enter__(self) -> Self:
         return self
@@ -210,11 +191,11 @@ class RemoteGenerator:
         self.close()
 
 
-def _remove_refused(promise: Promise[EventRegistration], server: ListenerServer, reference: ListenerReference) -> None:
+def _remove_refused(promise: Promise[EventRegistration], remove: Callable[[], object]) -> None:
     """Remove the listener of a registration that failed: nothing will be sent to it."""
     was_looked_at = promise.looked_at
     error = promise.exception(0)
     promise.looked_at = was_looked_at  # by the application
     # if the outcome is not known there may be a registration, whose events are taken until its lease ends
     if error is not None and not isinstance(error, OutcomeUnknownError):
-        server.remove(reference)
+        remove()

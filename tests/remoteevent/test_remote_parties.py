@@ -453,8 +453,9 @@ def test_the_listener_of_a_refused_registration_is_forgotten(memory: messaging.M
             with pytest.raises(UnknownEventError):
                 remote.register(2, None, Recorder()).result(10)
         remote.register(1, None, Recorder()).result(10)
-        assert remote._listeners is not None
-        wait_until(lambda: len(remote._listeners._targets) == 1)  # type: ignore[union-attr]
+        server = remote._listeners._server
+        assert server is not None
+        wait_until(lambda: len(server._targets) == 1)
 
 
 def test_a_server_needs_an_instance(channel: str) -> None:

@@ -26,7 +26,7 @@ from messaging.model import check_name
 from messaging.remoteevent.event import EventRegistration, check_kind
 from messaging.remoteevent.layout import decode_event
 from messaging.remoteevent.mailbox.iterator import RemoteEventIterator, checked_most
-from messaging.remoteevent.remote_listener import ListenerReference, ListenerServer, RemoteListener
+from messaging.remoteevent.remote_listener import ListenerReference, LocalListeners, RemoteListener
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -89,8 +89,7 @@ class RemoteMailbox:
         self.messaging = messaging
         self.channel = check_name(channel)
         self.timeout = timeout
-        self._lock = threading.Lock()  # guards the following
-        self._listeners: ListenerServer | None = None
+        self._listeners = LocalListeners(messaging)
 
     def call(self, operation: str, arguments: Mapping[str, Any] | None = None, **options: Any) -> Promise[Any]:
         """Call an operation of the mailbox. For its registrations."""
@@ -143,22 +142,11 @@ class RemoteMailbox:
 
     def reference_of(self, listener: Any) -> ListenerReference:
         """Return the reference of a target, which is made reachable if it is in this process. For registrations."""
-        if isinstance(listener, ListenerReference):
-            return listener
-        if isinstance(listener, RemoteListener):
-            return listener.reference
-        with self._lock:
-            if self._listeners is None:
-                self._listeners = ListenerServer(self.messaging)
-            server = self._listeners
-        return server.add(listener)
+        return self._listeners.reference(listener)[0]
 
     def close(self) -> None:
         """Make the targets of this process unreachable. Registrations stay. Idempotent."""
-        with self._lock:
-            server, self._listeners = self._listeners, None
-        if server is not None:
-            server.close()
+        self._listeners.close()
 
     def __enter__(self) -> Self:
         return self
