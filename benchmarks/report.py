@@ -27,7 +27,7 @@ PAGE: Final = Path(__file__).parent.parent / "docs" / "performance.md"
 BEGIN: Final = "<!-- figures: begin -->\n"
 END: Final = "<!-- figures: end -->\n"
 #: in the order they appear on the page
-REFERENCES: Final = ("mqtt", "amqp", "requests", "events", "latency", "footprint", "journal", "spark")
+REFERENCES: Final = ("mqtt", "amqp", "requests", "events", "remote", "latency", "footprint", "journal", "spark")
 
 
 class Results:
