@@ -225,7 +225,7 @@ def test_participants_without_a_name_are_reachable_as_long_as_their_transaction(
 def test_a_participant_without_a_name_is_reachable_until_it_knows_the_outcome(
     remote: RemoteTransactionManager, manager: TransactionManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("messaging.remoteevent.transactions.reach.GRACE", 0.05)
+    monkeypatch.setattr("messaging.remoteevent.transactions.reach.GRACE", 1.0)
     transaction = remote.create(60.0)
     participant = Participant()
     participant.failures["commit"] = 3
