@@ -67,6 +67,11 @@ class GrantedLease(Lease):
         #: time of its valid entry in the heap of the landlord; infinite without one. Guarded by the same lock
         self.watched_at = math.inf
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has expired or was cancelled, as far as its landlord has noticed: no later run continues it."""
+        return self.end in (LeaseEnd.CANCELLED, LeaseEnd.EXPIRED)
+
     def when_ended(self, callback: Callable[[LeaseEnd], object]) -> None:
         """Call ``callback`` with the reason when the lease has ended, at once if it has; on a worker thread."""
         landlord: Any = self.grantor

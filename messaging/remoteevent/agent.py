@@ -378,7 +378,7 @@ class StoreAndForwardAgent(BatchListener):
         self._manager.close()
         wait_for_all([each.close() for each in self._deliveries()])
         for each in self._all_forwardings():
-            if each.lease.end in (LeaseEnd.CANCELLED, LeaseEnd.EXPIRED):
+            if each.lease.is_over:
                 self._forget(each)  # its callback would come too late
         self._leases.close()
         if self._owns_landlord:

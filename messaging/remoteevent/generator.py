@@ -365,7 +365,7 @@ class EventGenerator:
         stopped = [each.delivery.close() for each in interests]
         self._transacted.close()
         for each in interests:
-            if each.lease.end in (LeaseEnd.CANCELLED, LeaseEnd.EXPIRED):
+            if each.lease.is_over:
                 self._storage.forget(each)  # its callback would come too late
         self._storage.close(stopped)
         if self._owns_landlord:

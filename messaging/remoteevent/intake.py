@@ -13,7 +13,7 @@ application runs under it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from messaging.errors import ClosedError, DecodeError, JournalFullError, MessagingError
@@ -272,5 +272,4 @@ class EventIntake:
 
 def _follow(found: Promise[list[Outcome]], promise: Promise[list[Outcome]]) -> None:
     """Resolve ``promise`` with the outcomes of another one."""
-    settle: Callable[[], object] = lambda: promise.resolve(found.result(0))  # noqa: E731
-    found.listen(settle)
+    found.listen(lambda: promise.resolve(found.result(0)))

@@ -266,12 +266,6 @@ class TransactedEvents:
         self._prepared.keep_transaction(transaction_id, None)
         self._end(transaction_id)
 
-    def prepare_and_commit(self, transaction_id: str) -> Vote:
-        """Prepare and commit; for a transaction without another participant."""
-        if self.prepare(transaction_id) is Vote.PREPARED:
-            self.commit(transaction_id)
-        return Vote.NOTCHANGED
-
     def abort(self, transaction_id: str) -> None:
         """Drop the events of a transaction. Idempotent."""
         self._prepared.keep_transaction(transaction_id, None)

@@ -441,7 +441,7 @@ class EventMailbox:
         stopped = [each.registration.end(error) for each in kept]
         wait_for_all([each for each in stopped if each is not None])
         for each in kept:
-            if each.registration.lease.end in (LeaseEnd.CANCELLED, LeaseEnd.EXPIRED):
+            if each.registration.lease.is_over:
                 self._forget(each.registration)  # its callback came too late
         self._leases.close()
         if self._owns_landlord:
