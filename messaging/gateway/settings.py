@@ -1,0 +1,296 @@
+"""The settings of a gateway: what a configuration file holds, as validated values.
+
+:mod:`messaging.gateway.files` reads a file and reports each problem with its line and key. Durations are seconds,
+or text such as ``"5 s"``, ``"10 min"``, ``"7 d"``; sizes are bytes, or text such as ``"64 MiB"``, ``"2 GB"``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+
+from messaging.model import MAX_PREFETCH
+
+#: seconds of each unit of a duration
+_DURATIONS: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+#: bytes of each unit of a size
+_SIZES: Final = {
+    "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}  # fmt: skip
+_QUANTITY: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", re.ASCII)
+_MAX_SECONDS: Final = 1e9
+#: what names of gateways, instances and routes may hold: they become names of folders, metrics and channels
+_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+
+
+def _quantity(value: Any, units: Mapping[str, float], what: str, example: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    found = _QUANTITY.fullmatch(value)
+    unit = found.group(2) if found is not None else ""
+    if found is None or unit not in units:
+        raise ValueError(f"must be {what}: a number with one of the units {', '.join(units)}, such as {example!r}")
+    return float(found.group(1)) * units[unit]
+
+
+def _duration(value: Any) -> Any:
+    return _quantity(value, _DURATIONS, "a duration", "5 s")
+
+
+def _size(value: Any) -> Any:
+    found = _quantity(value, _SIZES, "a size", "64 MiB")
+    return int(found) if isinstance(value, str) else found
+
+
+#: seconds above 0
+Duration = Annotated[float, BeforeValidator(_duration), Field(gt=0, le=_MAX_SECONDS)]
+#: bytes above 0
+Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
+Name = Annotated[str, StringConstraints(pattern=_NAME)]
+#: a channel pattern with captures, such as ``site/{site}/+/telemetry``
+PatternText = Annotated[str, StringConstraints(min_length=1)]
+#: a channel with the values of captures, such as ``uplink/{site}``
+TemplateText = Annotated[str, StringConstraints(min_length=1)]
+#: ``package.module:name``
+ImportPath = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
+#: the path of a field of a JSON object, such as ``status.battery``
+FieldPath = Annotated[str, StringConstraints(min_length=1)]
+
+
+class Part(BaseModel):
+    """The base of all parts: unknown keys are errors, values are strict and do not change."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, populate_by_name=True, hide_input_in_errors=True
+    )
+
+
+# --- instances
+
+
+class InstanceSettings(Part):
+    """A messaging instance that the gateway connects: a URL, and settings of its adapter."""
+
+    model_config = ConfigDict(extra="allow")
+
+    url: str = Field(description="URL of the broker; several hosts separated by commas are tried in turn")
+    password_file: Path | None = Field(None, description="file with the password", strict=False)
+    credential: Name | None = Field(
+        None, description="name of a systemd credential with the password: a file in $CREDENTIALS_DIRECTORY"
+    )
+
+
+# --- routes: source and target
+
+
+class SourceSettings(Part):
+    """Where the messages of a route come from."""
+
+    instance: Name = Field(description="name of an instance")
+    channel: PatternText = Field(description="channel pattern; {name} captures a level, {name#} all last levels")
+    qos: Literal[0, 1, 2] | None = Field(None, description="MQTT quality of service; by default 1 where there is one")
+    queue: str | None = Field(None, description="queue, or shared subscription, that several consumers share")
+    prefetch: Annotated[int, Field(ge=1, le=MAX_PREFETCH)] = Field(
+        1024, description="messages that the broker sends ahead: as many as are on their way to the disk"
+    )
+    deduplicate: Duration | None = Field(
+        None, description="drop messages whose message id was received within this time before"
+    )
+    extensions: dict[str, Any] = Field(default_factory=dict, description="further extensions of the subscription")
+
+
+class TargetSettings(Part):
+    """Where the messages of a route go to, and how they are published."""
+
+    instance: Name = Field(description="name of an instance")
+    channel: TemplateText = Field(
+        "{channel}", description="channel; {name} is the value of a capture, {channel} the channel of the source"
+    )
+    qos: Literal[0, 1, 2] | None = Field(None, description="MQTT quality of service; by default 1 where there is one")
+    retain: Literal["keep", "never", "always"] = Field(
+        "never", description="keep: retained as at the source, so that the retained state is mirrored"
+    )
+    content_type: str | None = Field(None, description="content type, in place of that of the source")
+    headers: dict[str, str] = Field(
+        default_factory=dict, description="headers to add; {name} is the value of a capture"
+    )
+    time_to_live: Duration | None = Field(None, description="time after which brokers drop the message")
+    priority: Annotated[int, Field(ge=0, le=9)] | None = Field(
+        None, description="priority of the messages at the broker"
+    )
+    extensions: dict[str, Any] = Field(default_factory=dict, description="further extensions of the messages")
+
+
+class BufferSettings(Part):
+    """The messages of a route on disk, between acceptance and the confirmation of the target."""
+
+    full: Literal["block", "drop_oldest", "drop_newest"] = Field(
+        description="block: the source is held back; drop_oldest, drop_newest: messages are dropped and counted"
+    )
+    max_bytes: Size = Field(2**30, description="bytes of stored messages")
+    max_age: Duration | None = Field(None, description="age from which stored messages are dropped and counted")
+    order: Literal["oldest_first", "newest_first"] = Field(
+        "oldest_first", description="newest_first: new messages overtake the backlog of an outage"
+    )
+    in_flight: Annotated[int, Field(ge=1, le=MAX_PREFETCH)] = Field(
+        1000, description="messages sent and not confirmed: the most that may arrive twice"
+    )
+    fsync: Literal["always", "interval", "never"] = Field(
+        "always", description="when a message counts as stored; always: it survives the loss of power"
+    )
+    max_dead_letters: Annotated[int, Field(ge=1)] = Field(
+        100_000, description="dead letters that are kept; the oldest beyond are dropped and counted"
+    )
+
+
+class RateSettings(Part):
+    """A token bucket that limits how fast a route publishes."""
+
+    messages: Annotated[float, Field(gt=0)] = Field(description="messages per second")
+    burst: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="messages at once; by default those of a second"
+    )
+
+
+# --- routes: which messages, and how they change
+
+
+class DeadbandSettings(Part):
+    """Report by exception: a message passes if its value has changed enough since the last one that passed."""
+
+    field: FieldPath = Field(description="a number of the payload, a JSON object; $ is the payload itself")
+    absolute: Annotated[float, Field(ge=0)] | None = Field(None, description="least difference")
+    percent: Annotated[float, Field(gt=0)] | None = Field(None, description="least difference in percent of the value")
+    max_silence: Duration | None = Field(None, description="time after which a message passes unchanged")
+
+    @model_validator(mode="after")
+    def _has_one_band(self) -> Self:
+        if (self.absolute is None) == (self.percent is None):
+            raise ValueError("a deadband needs either absolute or percent")
+        return self
+
+
+class SampleSettings(Part):
+    """Passes one message of each key in an interval."""
+
+    every: Duration = Field(description="interval")
+    keep: Literal["first", "last"] = Field("first", description="last: the last one is passed when the interval ends")
+
+
+class UnitSettings(Part):
+    """Converts a number of the payload from one unit to another."""
+
+    field: FieldPath
+    source: str = Field(alias="from", description="unit of the source, such as degF")
+    target: str = Field(alias="to", description="unit of the target, such as degC")
+
+
+class TransformSettings(Part):
+    """One step that changes the payload, or its fields; exactly one key."""
+
+    rename: dict[str, FieldPath] | None = Field(None, description="field -> its new name")
+    select: list[FieldPath] | None = Field(None, description="fields to keep")
+    drop: list[FieldPath] | None = Field(None, description="fields to remove")
+    set: dict[str, Any] | None = Field(None, description="fields to set; {name} in a text is the value of a capture")
+    map: dict[str, str] | None = Field(None, description="new field -> path of an old one: the payload anew")
+    unit: UnitSettings | None = Field(None, description="conversion of a number between units")
+    model: ImportPath | None = Field(None, description="type, such as a pydantic model, that the payload must fit")
+    call: ImportPath | None = Field(None, description="function of a message that returns a message, several, or None")
+    sparkplug: Literal[True] | None = Field(
+        None, description="Sparkplug B payloads to typed readings, one message each"
+    )
+
+    @model_validator(mode="after")
+    def _is_one_step(self) -> Self:
+        if len(self.model_fields_set) != 1:
+            raise ValueError(f"a transform has exactly one of {', '.join(type(self).model_fields)}; write one per step")
+        return self
+
+
+class BatchSettings(Part):
+    """Combines messages of a route, with the same target channel, to one."""
+
+    count: Annotated[int, Field(ge=1)] = Field(1000, description="messages of a batch, at most")
+    max_bytes: Size = Field(2**18, description="bytes of a batch, at most, before compression")
+    delay: Duration = Field(1.0, description="time that the first message of a batch waits, at most")
+    format: Literal["json_lines", "json_array"] = Field("json_lines", description="how payloads are combined")
+    envelope: bool = Field(False, description="whether each payload is wrapped with its channel, time and headers")
+
+
+class RouteSettings(Part):
+    """A route: messages of a source are stored, and published to a target."""
+
+    source: SourceSettings = Field(alias="from")
+    target: TargetSettings = Field(alias="to")
+    buffer: BufferSettings
+    where: str | None = Field(None, description="LDAP filter over fields, header.NAME, channel and captures")
+    transform: list[TransformSettings] = Field(default_factory=list, description="steps, in order")
+    key: str | None = Field(
+        None, description="template of the key of deadband and sample, such as {site}/{device}; default: the channel"
+    )
+    deadband: DeadbandSettings | None = None
+    sample: SampleSettings | None = None
+    batch: BatchSettings | None = None
+    compress: Literal["gzip", "zstd"] | None = Field(None, description="content encoding of the published payloads")
+    rate: RateSettings | None = None
+    priority: Annotated[int, Field(ge=0, le=9)] = Field(
+        4, description="routes of higher priority publish first where routes share a target"
+    )
+    enabled: bool = True
+
+
+class RequestSettings(Part):
+    """A route of requests: a request at the source is answered by a responder at the target."""
+
+    source: SourceSettings = Field(alias="from")
+    target: TargetSettings = Field(alias="to")
+    timeout: Duration = Field(30.0, description="time for the reply")
+    concurrency: Annotated[int, Field(ge=1, le=10_000)] = Field(64, description="requests at a time")
+    many: bool = Field(False, description="whether a request has many replies")
+    enabled: bool = True
+
+
+class DeviceStateSettings(Part):
+    """Publishes the state of bridged devices, and that they are unreachable while their source is disconnected."""
+
+    source: SourceSettings = Field(alias="from", description="where the devices publish their state, and their wills")
+    target: TargetSettings = Field(alias="to")
+    offline: str = Field(
+        description="payload for each known device when its source is unreachable, or the gateway ends"
+    )
+    after: Duration = Field(30.0, description="time for which the source may be disconnected")
+    max_devices: Annotated[int, Field(ge=1)] = Field(10_000, description="devices that are known, at most")
+
+
+# --- the gateway
+
+
+class StatusSettings(Part):
+    """The state of the gateway at a broker: a retained message, offline by last will, and a heartbeat."""
+
+    instance: Name
+    channel: TemplateText = Field("gateways/{gateway}/state", description="where the state is published")
+    interval: Duration = Field(30.0, description="time between two heartbeats")
+
+
+class GatewaySettings(Part):
+    """A gateway: the content of its configuration file."""
+
+    name: Name = Field(description="name of the gateway, unique among the gateways of its brokers")
+    data: Path = Field(description="folder of the buffers, made if it is missing", strict=False)
+    instances: dict[Name, InstanceSettings] = Field(min_length=1)
+    routes: dict[Name, RouteSettings] = Field(default_factory=dict)
+    requests: dict[Name, RequestSettings] = Field(default_factory=dict)
+    devices: dict[Name, DeviceStateSettings] = Field(default_factory=dict)
+    status: StatusSettings | None = None
+    monitoring: str | None = Field(
+        None, description="HOST:PORT of /healthz, /readyz and /metrics; only loopback unless named"
+    )
+    drain_timeout: Duration = Field(10.0, description="time for which a stop sends what is stored")
+    max_hops: Annotated[int, Field(ge=1, le=255)] = Field(
+        16, description="gateways that a message may pass; a message that returns to a gateway is dropped at once"
+    )
