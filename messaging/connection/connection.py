@@ -137,7 +137,7 @@ class Connection:
 
     async def _connect_first(self) -> bool:
         self._loss.clear()
-        if not self.settings.retry_connect:
+        if not (self.settings.retry_connect or self.settings.start_offline):
             return await self._opener.once(self)
         endpoint = await self._opener.ready()
         while True:

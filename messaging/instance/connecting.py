@@ -22,8 +22,8 @@ def connect(url: str | None = None, *, services: ServiceRegistry | None = None, 
     """Create a messaging instance and connect it.
 
     On a plain thread this returns when the connection is there. On a thread that runs an event loop it returns at
-    once: use ``async with connect(...)`` or ``await connect(...)``. With the settings ``outbox_path`` and
-    ``retry_connect`` it returns at once everywhere: messages can be stored before the first connection.
+    once: use ``async with connect(...)`` or ``await connect(...)``. With the setting ``start_offline``, and with
+    ``outbox_path`` and ``retry_connect``, it returns at once everywhere: messages wait for the first connection.
 
     Args:
         url: ``memory://name``, ``mqtt://host``, ``amqp://user:password@host/vhost?option=value`` and so on; without

@@ -50,7 +50,7 @@ class Messaging(Shortcuts):
         connection_state: the state of the connection: an Observable of
             :class:`~messaging.connection.state.ConnectionState`, and its current ``value``.
         ready: resolves with the first connection.
-        starts_offline: whether it can be used before its first connection: it stores messages and retries to connect.
+        starts_offline: whether it can be used before its first connection, which it retries to make: messages wait.
     """
 
     def __init__(
@@ -60,7 +60,9 @@ class Messaging(Shortcuts):
             raise InvalidUrlError(f"{url.scheme} URL has {len(url.hosts)} hosts; {url.scheme}:// connects to one")
         self._settings = load_settings(kind.settings_type, url, keywords)
         self.name = self._settings.name or f"{url.scheme}-{uuid4().hex[:12]}"
-        self.starts_offline = self._settings.outbox_path is not None and self._settings.retry_connect
+        self.starts_offline = self._settings.start_offline or (
+            self._settings.outbox_path is not None and self._settings.retry_connect
+        )
         self.services = services
         self._closing: Promise[None] | None = None
         self._adapter = kind(url, self._settings, self.name)

@@ -123,6 +123,9 @@ class Settings(BaseSettings):
     )
     close_timeout: Seconds = Field(5.0, description="longest wait of closing for accepted messages, seconds")
     retry_connect: bool = Field(False, description="retry if the first attempt to connect fails")
+    start_offline: bool = Field(
+        False, description="return from connect() before the first connection is made, and retry to make it"
+    )
     reconnect_min: Seconds = Field(0.1, description="shortest delay before connecting to a host again, seconds")
     reconnect_max: Seconds = Field(30.0, description="longest delay before connecting to a host again, seconds")
     outbox_size: int = Field(10_000, ge=1, description="messages that may wait to be published or confirmed")

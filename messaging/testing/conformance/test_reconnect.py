@@ -366,6 +366,26 @@ def test_a_broker_that_is_not_there(backend: Backend) -> None:
 
 
 @wire
+def test_an_instance_that_starts_offline_is_there_at_once(backend: Backend) -> None:
+    link = backend.wire()
+    link.proxy.refuse()
+    m = link.connect(start_offline=True, reconnect_max=0.1, connect_timeout=PATIENCE)
+    assert m.starts_offline
+    assert not m.ready.done()
+    channel = backend.channel()
+    promise = m.publish(channel, b"early", **backend.reliable)  # waits in the outbox
+    stream = m.subscribe(channel, **backend.reliable)
+    link.proxy.accept()
+    promise.result(PATIENCE)
+    stream.ready.result(PATIENCE)
+    m.publish(channel, b"later", **backend.reliable).result(PATIENCE)
+    received: list[bytes] = []
+    while b"later" not in received:
+        received.append(stream.receive(PATIENCE).payload)
+    m.close()
+
+
+@wire
 def test_a_broker_that_is_silent(backend: Backend) -> None:
     link = backend.wire()
     link.proxy.hold()
