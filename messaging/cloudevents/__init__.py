@@ -1,0 +1,44 @@
+"""CloudEvents 1.0 over MQTT, AMQP and memory: events as messages, in binary and structured mode.
+
+``publish`` and ``events`` are the short way; ``to_message``, ``from_message`` and ``is_cloud_event`` convert. Event
+class and JSON format extend those of the package ``cloudevents``. Importing this package registers a codec for
+``application/cloudevents+json``. See ``docs/cloudevents.md``.
+
+Needs the extra ``cloudevents``. May import: ``model``, ``codecs``, ``errors``, ``text``; for types ``execution``.
+"""
+
+from messaging.errors import MissingExtraError as _MissingExtraError
+
+try:
+    import cloudevents.core.v1.event as _sdk  # noqa: F401
+except ImportError as error:
+    raise _MissingExtraError("cloudevents", "messaging.cloudevents") from error
+
+from messaging.cloudevents.bindings import Binding as Binding
+from messaging.cloudevents.bindings import Mode as Mode
+from messaging.cloudevents.bindings import from_message as from_message
+from messaging.cloudevents.bindings import is_cloud_event as is_cloud_event
+from messaging.cloudevents.bindings import to_message as to_message
+from messaging.cloudevents.codec import CloudEventsCodec as CloudEventsCodec
+from messaging.cloudevents.event import CloudEvent as CloudEvent
+from messaging.cloudevents.json_format import JsonFormat as JsonFormat
+from messaging.cloudevents.streams import EventStream as EventStream
+from messaging.cloudevents.streams import events as events
+from messaging.cloudevents.streams import publish as publish
+from messaging.codecs import register_codec as _register_codec
+
+__all__ = [
+    "Binding",
+    "CloudEvent",
+    "CloudEventsCodec",
+    "EventStream",
+    "JsonFormat",
+    "Mode",
+    "events",
+    "from_message",
+    "is_cloud_event",
+    "publish",
+    "to_message",
+]
+
+_register_codec(CloudEventsCodec())

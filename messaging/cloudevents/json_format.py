@@ -1,0 +1,180 @@
+"""The JSON event format (CloudEvents 1.0.2, JSON event format), and the data of events in binary mode."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from cloudevents.core.formats.json import JSONFormat
+
+from messaging.cloudevents.attributes import canonical, is_json, is_text
+from messaging.cloudevents.event import CloudEvent, attributes_of, event_of
+from messaging.codecs import decode, encode
+from messaging.errors import CodecError, DecodeError, EncodeError, InvalidEventError
+from messaging.model import MessageContext
+
+if TYPE_CHECKING:
+    from cloudevents.core.base import BaseCloudEvent, EventFactory
+
+_BYTES = (bytes, bytearray, memoryview)
+
+
+class JsonFormat(JSONFormat):
+    """The JSON format of the ``cloudevents`` package with the checks that messages of strangers need. Thread safe.
+
+    It is a ``Format`` of that package, so its other bindings can use it, too. In contrast to the class that it extends:
+
+    - an object with a member twice, NaN, a number beyond a float, and base64 with other characters are refused;
+    - ``null`` attributes count as not set, and no ``time`` or ``id`` is made up for a received event;
+    - text as data of a JSON content type is a JSON string in both modes.
+    """
+
+    def read(self, event_factory: EventFactory | None, data: str | bytes) -> BaseCloudEvent:
+        """Return the event that ``data`` represents.
+
+        Args:
+            event_factory: makes the event of its attributes and data; ``None``: :class:`CloudEvent`.
+            data: a JSON object, in UTF-8.
+
+        Raises:
+            DecodeError: it represents none; the text names the attribute.
+        """
+        try:
+            event = event_of(parse(data))
+        except InvalidEventError as error:
+            problem = str(error)
+        else:
+            return event if event_factory is None else event_factory(event.get_attributes(), event.get_data())
+        raise DecodeError(f"{self.CONTENT_TYPE}: {problem}")
+
+    def write(self, event: BaseCloudEvent) -> bytes:
+        """Return ``event`` as a JSON object.
+
+        Raises:
+            InvalidEventError: an attribute is missing or invalid.
+            EncodeError: the data cannot be represented in JSON.
+        """
+        attributes = attributes_of(event)
+        data = event.get_data()
+        found: dict[str, Any] = {}
+        found |= {name: each if isinstance(each, (bool, int)) else canonical(each) for name, each in attributes.items()}
+        if isinstance(data, _BYTES):
+            found["data_base64"] = base64.b64encode(data).decode("ascii")
+        elif data is not None:
+            content_type = attributes.get("datacontenttype")
+            if not is_json(content_type) and not isinstance(data, str):
+                raise EncodeError(
+                    f"the data of a CloudEvent must be bytes or a str for datacontenttype {content_type!r:.80}, "
+                    f"not {type(data).__name__}"
+                )
+            found["data"] = data
+        return encode(found, "application/json")[0]
+
+    def write_data(self, data: Any, datacontenttype: str | None) -> bytes:
+        """Return the data of an event as the payload of a message in binary mode. ``None`` is an empty payload.
+
+        Raises:
+            EncodeError: ``data`` does not suit the content type.
+        """
+        if data is None:
+            return b""
+        if isinstance(data, _BYTES):
+            return bytes(data)
+        if datacontenttype is None or is_json(datacontenttype):
+            return encode(data, "application/json")[0]
+        if not isinstance(data, str):
+            raise EncodeError(
+                f"the data of a CloudEvent must be bytes or a str for datacontenttype {datacontenttype!r:.80}, "
+                f"not {type(data).__name__}"
+            )
+        return encode(data, _text_type(datacontenttype))[0]
+
+    def read_data(self, body: bytes, datacontenttype: str | None) -> Any:
+        """Return the data of an event from a payload: a JSON value, a str for ``text/*`` and XML, or bytes.
+
+        Without a content type the payload is read as JSON, or as text if it is none, or as bytes.
+
+        Raises:
+            DecodeError: the payload is not of that content type.
+        """
+        if not body:
+            return None
+        if datacontenttype is None:
+            return _guessed(body)
+        if is_json(datacontenttype):
+            return decode(body, MessageContext(content_type="application/json"))
+        if is_text(datacontenttype):
+            return decode(body, MessageContext(content_type=_text_type(datacontenttype)), str)
+        return body
+
+
+def _guessed(body: bytes) -> Any:
+    for content_type in ("application/json", "text/plain"):
+        try:
+            return decode(body, MessageContext(content_type=content_type))
+        except CodecError:
+            continue
+    return body
+
+
+def _text_type(media_type: str) -> str:
+    """Return ``text/plain`` with the charset of ``media_type``, for the codec."""
+    _, semicolon, parameters = media_type.partition(";")
+    return f"text/plain{semicolon}{parameters}"
+
+
+def parse(data: str | bytes) -> Any:
+    """Return the value that a JSON text represents.
+
+    Raises:
+        InvalidEventError: it is no JSON text, or an object in it has a member twice.
+    """
+    try:
+        text = data if isinstance(data, str) else bytes(data).removeprefix(b"\xef\xbb\xbf").decode()
+        return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse, parse_float=_finite)
+    except _RepeatedError as error:
+        problem = str(error)
+    except UnicodeDecodeError as error:
+        problem = f"not UTF-8 at byte {error.start}"
+    except json.JSONDecodeError as error:
+        problem = f"not JSON at index {error.pos}"
+    except RecursionError:
+        problem = "nested too deeply"
+    except (TypeError, ValueError):
+        problem = "not JSON, or a number in it is too large"
+    # outside of the handlers: the context of the error would hold the payload
+    raise InvalidEventError(problem)
+
+
+class _RepeatedError(ValueError):
+    """A member is twice in one object."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise _RepeatedError(f"member {name[:100]!r} is there more than once")
+            seen.add(name)
+    return found
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError("beyond the range of a float")
+    return value
+
+
+def read_event(payload: bytes) -> CloudEvent:
+    """Return the event of a message in structured mode; raises as :meth:`JsonFormat.read`."""
+    event: Any = JsonFormat().read(None, payload)
+    return event  # type: ignore[no-any-return]
