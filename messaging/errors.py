@@ -73,6 +73,7 @@
     ├── SignatureError                       a message of an event network is not signed as it must be
     ├── ConversionError                      event data does not fit the type a handler asks for
     ├── StreamConsumedError                  a stream's iterator is in use already
+    ├── InterceptorError                     an interceptor failed; the message was not sent
     ├── WouldBlockError                      a blocking call on a thread that runs an event loop
     └── ClosedError                          the instance or the stream is closed
 
@@ -590,6 +591,10 @@ class ConversionError(MessagingError):
 
 class StreamConsumedError(MessagingError):
     """The stream's iterator is in use already; subscribe again for a second one."""
+
+
+class InterceptorError(MessagingError):
+    """An interceptor raised on an outgoing message, which was not sent. The cause is what it raised."""
 
 
 class WouldBlockError(MessagingError):

@@ -149,6 +149,10 @@ class Promise(Generic[T]):
 
     # --- the resolving side, internal to the project
 
+    def peek(self) -> tuple[Any, MessagingError | None]:
+        """Return value and error of a settled promise. They count as not retrieved by this call."""
+        return self._value, self._error
+
     @property
     def what(self) -> str:
         """Return the name of the operation."""

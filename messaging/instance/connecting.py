@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+from collections.abc import Iterable
 from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from messaging.adapter import ENTRY_POINT_GROUP, Adapter
 from messaging.errors import AdapterClashError, ArgumentError, ConfigurationError, MessagingError, UnknownSchemeError
@@ -17,8 +18,17 @@ from messaging.model.settings import URL_VARIABLE
 from messaging.services import ServiceRegistry, default_registry
 from messaging.text import did_you_mean
 
+if TYPE_CHECKING:
+    from messaging.interception import Interceptor
 
-def connect(url: str | None = None, *, services: ServiceRegistry | None = None, **settings: Any) -> Messaging:
+
+def connect(
+    url: str | None = None,
+    *,
+    services: ServiceRegistry | None = None,
+    interceptors: Iterable[Interceptor] = (),
+    **settings: Any,
+) -> Messaging:
     """Create a messaging instance and connect it.
 
     On a plain thread this returns when the connection is there. On a thread that runs an event loop it returns at
@@ -30,12 +40,15 @@ def connect(url: str | None = None, *, services: ServiceRegistry | None = None, 
             it, the environment variable ``MESSAGING_URL``.
         services: the registry the instance's services go to and direct acknowledgement callbacks come from; by
             default the process's one.
+        interceptors: see each outgoing message, and wrap the processing of each received one: the first is the
+            outermost. Those that are registered in ``services`` now follow, see :mod:`messaging.interception`.
         **settings: settings of the adapter; they win over options in the URL and ``MESSAGING_*`` variables.
             ``credentials`` is a callable or coroutine function that returns :class:`messaging.Credentials`, a pair of
             user name and password, or a password: asked before each connection, and before they expire.
 
     Raises:
         InvalidUrlError, UnknownSchemeError, InvalidOptionError, MissingExtraError, AdapterClashError: as they say.
+        ArgumentError: ``services`` is no registry, or ``interceptors`` are no interceptors.
         DuplicateNameError: ``name`` is taken by another instance in ``services``.
         ConnectFailedError: no connection within ``connect_timeout``; ``AuthenticationError`` if the broker refused
             the credentials; ``CredentialsError`` if there are none. Not raised here on a thread that runs an event
@@ -55,7 +68,8 @@ def connect(url: str | None = None, *, services: ServiceRegistry | None = None, 
     kind = find_adapter(parsed.scheme)
     instance: Messaging | None = None
     try:
-        instance = Messaging(kind, parsed, services if services is not None else default_registry(), settings)
+        registry = services if services is not None else default_registry()
+        instance = Messaging(kind, parsed, registry, settings, interceptors)
         if may_block() and not instance.starts_offline:
             instance.ready.result()
         return instance

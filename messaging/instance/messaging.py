@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
@@ -16,6 +16,7 @@ from messaging.errors import ClosedError, InvalidUrlError, check_mapping
 from messaging.execution import Promise, engine, may_block, seconds, warn_in_loop, workers
 from messaging.forking import LiveObjects
 from messaging.instance.contexts import Contexts
+from messaging.instance.parts import assemble
 from messaging.instance.services import InstanceServices
 from messaging.instance.shortcuts import Shortcuts
 from messaging.model import AcknowledgeMessageContextBuilder, Features, MessageContextBuilder, MessageContextProvider
@@ -23,13 +24,14 @@ from messaging.model.settings import load_settings
 from messaging.properties import announced
 from messaging.publishing import MessagePublisher, Outbox, open_durable
 from messaging.receiving import MessageSubscription, in_observer
-from messaging.replyto import Replies, ReplyToManyPublisher, ReplyToPublisher, ReplyToWhiteboard, Requests
+from messaging.replyto import ReplyToManyPublisher, ReplyToPublisher, ReplyToWhiteboard
 from messaging.runtime import MessageServiceRuntime
 from messaging.text import tolerant
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
     from messaging.connection import ConnectionStates
+    from messaging.interception import Interceptor
     from messaging.model import BrokerUrl
     from messaging.services import ServiceRegistration, ServiceRegistry
 
@@ -54,7 +56,12 @@ class Messaging(Shortcuts):
     """
 
     def __init__(
-        self, kind: type[Adapter], url: BrokerUrl, services: ServiceRegistry, keywords: Mapping[str, Any]
+        self,
+        kind: type[Adapter],
+        url: BrokerUrl,
+        services: ServiceRegistry,
+        keywords: Mapping[str, Any],
+        interceptors: Iterable[Interceptor] = (),
     ) -> None:
         if url.others and not issubclass(kind, TakesEndpoint):
             raise InvalidUrlError(f"{url.scheme} URL has {len(url.hosts)} hosts; {url.scheme}:// connects to one")
@@ -69,12 +76,12 @@ class Messaging(Shortcuts):
         self._registered = InstanceServices(services, self._adapter, self.name, self._refuse_closed)
         try:
             self._registered.claim_name()
-            self._open()
+            self._open(interceptors)
         except BaseException:  # an interrupt: there is no instance that could be closed
             self._registered.unregister()
             raise
 
-    def _open(self) -> None:
+    def _open(self, interceptors: Iterable[Interceptor]) -> None:
         services, settings = self.services, self._settings
         outbox = Outbox(engine(), self._adapter, settings.timeout, settings.outbox_size, settings.outbox_bytes)
         self._connection = connection = Connection(engine(), self._adapter, outbox)
@@ -83,15 +90,14 @@ class Messaging(Shortcuts):
                 outbox.durable = open_durable(engine(), self.name, outbox, settings)
             self.ready: Promise[None] = connection.ready
             self.connection_state: ConnectionStates = connection.states
-            self.publisher = MessagePublisher(connection, outbox)
-            self.subscription = MessageSubscription(connection, services, self.publisher.publish)
-            self._requests = Requests(connection, self.publisher)
-            self.reply_to = ReplyToPublisher(connection, self.publisher, self._requests)
-            self.reply_to_many = ReplyToManyPublisher(
-                connection, services, self.publisher, self.reply_to, self._requests
-            )
-            self._replies = Replies(connection, self.publisher, self._requests.inboxes)
-            self.whiteboard = ReplyToWhiteboard(connection, services, self.subscription, self._replies)
+            parts = assemble(connection, outbox, services, interceptors)
+            self.publisher = parts.publisher
+            self.subscription = parts.subscription
+            self._requests = parts.requests
+            self.reply_to = parts.reply_to
+            self.reply_to_many = parts.reply_to_many
+            self._replies = parts.replies
+            self.whiteboard = parts.whiteboard
             self.runtime = MessageServiceRuntime(connection, outbox, self._requests, self.whiteboard)
             self._contexts = Contexts(self._adapter)
             self._features = announced(self._adapter)

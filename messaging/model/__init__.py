@@ -56,6 +56,7 @@ from messaging.model.extensions import requested as requested
 from messaging.model.extensions import seconds as seconds
 from messaging.model.extensions import subscribe_options as subscribe_options
 from messaging.model.extensions import subscribing_only as subscribing_only
+from messaging.model.extensions import with_headers as with_headers
 from messaging.model.features import GENERATE_REPLY_CHANNEL_ALIAS as GENERATE_REPLY_CHANNEL_ALIAS
 from messaging.model.features import Features as Features
 from messaging.model.headers import REPEATED_TEXT as REPEATED_TEXT

@@ -78,8 +78,11 @@ class PublishOptions:
     message_id: str | None = None
 
 
+_NAMES: Final = [each.name for each in fields(PublishOptions)]
 #: all fields but ``message_id``, which is the last one
-_shared: Final = operator.attrgetter(*[each.name for each in fields(PublishOptions)][:-1])
+_shared: Final = operator.attrgetter(*_NAMES[:-1])
+_before_headers: Final = operator.attrgetter(*_NAMES[: _NAMES.index("headers")])
+_behind_headers: Final = operator.attrgetter(*_NAMES[_NAMES.index("headers") + 1 :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +391,30 @@ def identified(options: PublishOptions, message_id: Any) -> PublishOptions:
     checked = _checked(Features.EXTENSION_MESSAGE_ID, _message_id, message_id)
     # takes half the time of dataclasses.replace
     return PublishOptions(*(*_shared(options), checked))
+
+
+def with_headers(options: PublishOptions, added: Mapping[str, str]) -> PublishOptions:
+    """Return a copy of ``options`` with further headers; raises ``InvalidHeaderError`` for invalid ones."""
+    own = options.headers
+    merged = {**own, **added} if own else {**added}
+    # of most messages there are a few short headers in ASCII
+    size = 0
+    for name, value in merged.items():
+        if not (name and type(value) is str and name.isascii() and value.isascii()):
+            break
+        if not (name.isprintable() and value.isprintable()):
+            break
+        size += len(name) + len(value)
+    else:
+        if len(merged) <= MAX_HEADERS and size <= MAX_HEADER_BYTES:
+            return _copied(options, MappingProxyType(merged))
+    key = Features.EXTENSION_HEADERS
+    return _copied(options, _checked(key, CHECKS[key], merged))
+
+
+def _copied(options: PublishOptions, checked_headers: Mapping[str, Any]) -> PublishOptions:
+    # takes half the time of dataclasses.replace
+    return PublishOptions(*(*_before_headers(options), checked_headers, *_behind_headers(options)))
 
 
 def known(capabilities: Capabilities) -> list[str]:

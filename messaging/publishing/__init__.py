@@ -5,6 +5,7 @@ May import: ``connection``, ``adapter`` (the contract), ``journal``, ``model``, 
 """
 
 from messaging.publishing.durable import open_durable as open_durable
+from messaging.publishing.intercepted import InterceptedPublisher as InterceptedPublisher
 from messaging.publishing.outbox import Outbox as Outbox
 from messaging.publishing.publication import Publication as Publication
 from messaging.publishing.publisher import MessagePublisher as MessagePublisher

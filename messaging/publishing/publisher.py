@@ -135,6 +135,9 @@ class MessagePublisher:
             self._admission.put(publication)
         return publication
 
+    #: publishes messages of the project itself, such as dead letters: subclasses do not override it
+    publish_internally = publish
+
     def compile(self, context: MessageContext) -> PublishPlan:
         """Return the plan of ``context``, compiled on first use. From any thread; raises as :meth:`publish`."""
         plan: PublishPlan | None = context.plan

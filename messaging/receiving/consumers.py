@@ -258,7 +258,7 @@ class Pull:
                 )
             self._asking = caller
 
-    def _take(self) -> ReceivedMessage | Exception | None:
+    def take(self) -> ReceivedMessage | Exception | None:
         """Return the next message, or the error that ends the stream, which :meth:`next` raises after its ``try``."""
         subscription = self.subscription
         if self._error is not None:
@@ -291,7 +291,7 @@ class Pull:
         try:
             self._claim(caller)
             self.settle()
-            while (found := self._take()) is None:
+            while (found := self.take()) is None:
                 if arrived is None:
                     arrived = Flag()
                     self._arrived = arrived.set
@@ -320,7 +320,7 @@ class Pull:
         try:
             self._claim(caller)
             self.settle()
-            while (found := self._take()) is None:
+            while (found := self.take()) is None:
                 if arrived is None:
                     arrived = asyncio.Event()
                     self._arrived = partial(mailbox(asyncio.get_running_loop()).post, arrived.set)

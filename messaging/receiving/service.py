@@ -25,6 +25,7 @@ from messaging.model import (
 )
 from messaging.receiving.consumers import observed_here
 from messaging.receiving.handler import ON_INVALID, HandlerRegistration
+from messaging.receiving.intercepted_handler import InterceptedMessageHandler
 from messaging.receiving.joint import JointSubscription
 from messaging.receiving.settled_ids import Inboxes
 from messaging.receiving.stream import MessageStream
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from messaging.connection import Connection
+    from messaging.interception import ProcessChain
     from messaging.model import MessageContextProvider
     from messaging.receiving.handler import HandlerOnInvalid, MessageHandler
     from messaging.receiving.intake import Take
@@ -52,10 +54,17 @@ _ANY: Final = "any"
 class MessageSubscription:
     """Subscribes to channels of one instance (RFC 5.4). Thread safe; get it as ``Messaging.subscription``."""
 
-    def __init__(self, connection: Connection, services: ServiceRegistry, publish: Publish) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        services: ServiceRegistry,
+        publish: Publish,
+        interceptors: ProcessChain | None = None,
+    ) -> None:
         self._connection = connection
         self._services = services
         self._publish = publish
+        self._interceptors = interceptors
         settings = connection.adapter.settings
         self._inboxes = Inboxes(settings.inbox_path, settings.inbox_size)
         self._handlers: dict[HandlerRegistration, None] = {}
@@ -123,7 +132,7 @@ class MessageSubscription:
                 self._connection.engine.call(self._connection.subscriptions.end, subscription)
                 raise
 
-        return MessageStream(self._connection, open_subscription)
+        return MessageStream(self._connection, open_subscription, self._interceptors)
 
     def _consumed(
         self, context: MessageContext, keep_subscription: bool, acknowledge: Acknowledge
@@ -175,6 +184,8 @@ class MessageSubscription:
             raise ArgumentError(f"on_invalid must be 'skip' or 'dead_letter', not {on_invalid!r}")
         self._check_dead_letters(spec, on_invalid)
         self._refuse_closed()
+        if self._interceptors is not None:
+            handler = InterceptedMessageHandler(handler, self._interceptors, spec)
         subscription = self._subscription(spec, Consumption(is_kept=keep_subscription))
         registration = HandlerRegistration(self._connection, subscription, handler, concurrency, on_invalid)
         registration.closed.listen(lambda: self._handlers.pop(registration, None))

@@ -37,11 +37,13 @@ from messaging.execution import callbacks_of, may_block, refuse_in_loop
 from messaging.model import ReceivedMessage, V
 from messaging.receiving.blocks import Block
 from messaging.receiving.consumers import Pull, Push, StreamEndedError, ignore, remove
+from messaging.receiving.intercepted import InterceptedPull, InterceptedPush
 from messaging.text import tolerant
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.execution import Promise
+    from messaging.interception import ProcessChain
     from messaging.receiving.receiver import StreamCounters
     from messaging.receiving.subscription import Subscription
 
@@ -78,10 +80,16 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
 
     _noun = "stream"
 
-    def __init__(self, connection: Connection, open_subscription: Callable[[], Subscription]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        open_subscription: Callable[[], Subscription],
+        interceptors: ProcessChain | None = None,
+    ) -> None:
         super().__init__()
         self._connection = connection
         self._open_subscription = open_subscription
+        self._interceptors = interceptors
         #: guards the fields below; reentrant, because a finalizer that closes may run anywhere
         self._guard = threading.RLock()
         #: a subscription without a consumer yet
@@ -133,7 +141,8 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
         try:
             with self._guard:
                 subscription = self._claim()
-                push = Push(subscription, next_ or ignore, on_error, on_completed)
+                kind = Push if self._interceptors is None else partial(InterceptedPush, self._interceptors)
+                push = kind(subscription, next_ or ignore, on_error, on_completed)
                 self._pushes.add(push)
                 self._first = None
                 if self._closed:  # by a finalizer, just now
@@ -175,7 +184,11 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
             if self._closed:
                 raise ClosedError(f"the stream of {self._channel!r} is closed")
             if self._pull is None:
-                pull = Pull(self._claim())
+                if self._interceptors is None:
+                    pull = Pull(self._claim())
+                else:
+                    pull = intercepted = InterceptedPull(self._interceptors, self._claim())
+                    weakref.finalize(self, intercepted.forget).atexit = False
                 self._watch_over(pull.subscription)
                 self._pull, self._first = pull, None
             return self._pull

@@ -41,6 +41,7 @@ class Bindings:
         subscriptions: opens subscriptions to requests.
         replies: sends replies.
         reread: called on a worker thread when the service registry has to be read again.
+        route: makes the routes.
     """
 
     def __init__(
@@ -49,8 +50,10 @@ class Bindings:
         subscriptions: MessageSubscription,
         replies: Replies,
         reread: Callable[[], object],
+        route: type[RequestRoute] = RequestRoute,
     ) -> None:
         self.replies = replies
+        self._route_kind = route
         self._connection = connection
         self._subscriptions = subscriptions
         self._reread = reread
@@ -121,7 +124,7 @@ class Bindings:
 
     def _open(self, key: tuple[str, str], bindings: list[Binding], retry_after: float = RETRY_FIRST) -> None:
         wanted = bindings[0][0]
-        route = RequestRoute(self, key, wanted.queue, retry_after)
+        route = self._route_kind(self, key, wanted.queue, retry_after)
         route.bindings = bindings
         try:
             subscription = self._subscriptions.open_requests(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from messaging.errors import StreamConsumedError
@@ -18,6 +19,7 @@ from messaging.replyto.reply_stream import OpenReplyStreams, ReplySubscription
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
+    from messaging.interception import ProcessChain
     from messaging.model import Message, MessageContext, MessageContextProvider
     from messaging.publishing import MessagePublisher
     from messaging.replyto.publisher import ReplyToPublisher
@@ -35,6 +37,7 @@ class ReplyToManyPublisher:
         publisher: MessagePublisher,
         single: ReplyToPublisher,
         requests: Requests,
+        interceptors: ProcessChain | None = None,
     ) -> None:
         self._connection = connection
         self._services = services
@@ -42,6 +45,7 @@ class ReplyToManyPublisher:
         self._single = single
         self._requests = requests
         self._streams = OpenReplyStreams(connection, publisher)
+        self._interceptors = interceptors
 
     def publish_with_reply_many(
         self,
@@ -67,6 +71,16 @@ class ReplyToManyPublisher:
         Raises:
             ArgumentError, UnsupportedFeatureError, ClosedError: as ``publish_with_reply``.
         """
+        return self._stream(request_message, reply_to_context, model, None)
+
+    def _stream(
+        self,
+        request_message: Message | MessageContextProvider,
+        reply_to_context: MessageContext | MessageContextProvider | None,
+        model: Any,
+        ended: Callable[[ReplySubscription], object] | None,
+    ) -> MessageStream:
+        """Publish a request; ``ended`` is called with the subscription to its replies once that has ended."""
         requests = self._requests
         payload, context, correlation_id = self._single.prepare_many(
             request_message, reply_to_context, f"{REPLY_CHANNELS}/{secrets.token_hex(16)}"
@@ -102,7 +116,13 @@ class ReplyToManyPublisher:
         unused = [subscription]
         # without effect on a generated reply channel: only this request names it
         requests.reserve(spec.channel, correlation_id, subscription)
-        subscription.on_end = lambda: requests.release(spec.channel, correlation_id, subscription)
+
+        def end() -> None:
+            requests.release(spec.channel, correlation_id, subscription)
+            if ended is not None:
+                ended(subscription)
+
+        subscription.on_end = end
 
         def open_subscription() -> Subscription:
             if not unused:
@@ -114,7 +134,7 @@ class ReplyToManyPublisher:
             return opened
 
         try:
-            return MessageStream(connection, open_subscription)
+            return MessageStream(connection, open_subscription, self._interceptors)
         except BaseException:
             requests.release(spec.channel, correlation_id, subscription)
             raise

@@ -203,7 +203,7 @@ class ReplySubscription(Subscription):
         correlation_id: str,
         patience: float,
     ) -> None:
-        super().__init__(connection, services, publisher.publish, spec, consumption)
+        super().__init__(connection, services, publisher.publish_internally, spec, consumption)
         self.hand_out.on_empty = self._on_empty
         self.settlement.on_flushed = self._settle_markers
         self.publication: RequestPublication

@@ -12,6 +12,7 @@ from messaging.execution import Promise, workers
 from messaging.model import Features, channels, context_of
 from messaging.receiving import Subscription, Verdict
 from messaging.replyto import markers
+from messaging.replyto.markers import read as read_marker
 from messaging.replyto.request_copies import ExpectedCopies, SharedVerdict, identity_of
 from messaging.replyto.served_request import ServedRequest, ServedStreamRequest
 from messaging.text import SafeLog
@@ -65,6 +66,10 @@ class RequestRoute:
         queue: the extension of that name.
         retry_after: delay before the subscription is tried again if it fails, seconds.
     """
+
+    #: makes what handlers are given of a request with one reply, or with many
+    single: type[ServedRequest] = ServedRequest
+    many: type[ServedRequest] = ServedStreamRequest
 
     def __init__(self, routes: RequestRoutes, key: tuple[str, str], queue: str | None, retry_after: float) -> None:
         self.key = key
@@ -123,8 +128,8 @@ class RequestRoute:
                 return
             if rivals and not self._is_served_here(message):
                 continue
-            marker = markers.read(context_of(message))
-            kind = ServedRequest if marker is None or marker.kind != _MANY else ServedStreamRequest
+            marker = read_marker(context_of(message))
+            kind = self.single if marker is None or marker.kind != _MANY else self.many
             served = kind(self._replies, message, self)
             in_hand.add(served)
             if rivals:

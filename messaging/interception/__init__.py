@@ -1,0 +1,31 @@
+"""Interceptors: code that sees each message before it is published, and wraps the processing of each received message.
+
+Give them to ``messaging.connect(url, interceptors=[...])``, or register them in the service registry under
+:class:`Interceptor`. Subclass it and override what you need; ``docs/tracing.md`` shows an example.
+
+**Order.** The interceptors given to ``connect`` come first, in their order, then the registered ones by ranking, the
+highest first. The first one is the outermost: it sees an outgoing message first and its outcome last, and its context
+manager is entered first and exited last.
+
+**Cost.** An instance without interceptors is made of the same classes as before: interceptors cost it nothing for each
+message. An interceptor that overrides one method costs nothing on the other side.
+
+May import: ``model``, ``execution``, ``services``, ``errors``, ``text``. The rooms above use ``PublishChain`` and
+``ProcessChain``.
+"""
+
+from messaging.interception.interceptor import (
+    InboundMessage,
+    InstanceInfo,
+    Interceptor,
+    OutboundMessage,
+    Outcome,
+)
+from messaging.interception.interceptors import Interceptors as Interceptors
+from messaging.interception.processing import ProcessChain as ProcessChain
+from messaging.interception.processing import PulledScope as PulledScope
+from messaging.interception.processing import Scope as Scope
+from messaging.interception.publishing import PublishChain as PublishChain
+from messaging.interception.publishing import Told as Told
+
+__all__ = ["InboundMessage", "InstanceInfo", "Interceptor", "OutboundMessage", "Outcome"]
