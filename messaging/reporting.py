@@ -2,15 +2,48 @@
 
 A part registers a :class:`Reporter` in the service registry for as long as it lives. What reads the reports finds them
 there by :func:`reporters`; neither side knows the other.
+
+**Reports are data transfer objects**, frozen dataclasses whose fields say what they mean to a reader of numbers, by
+the metadata of :func:`dataclasses.field`::
+
+    @dataclass(frozen=True, slots=True)
+    class QueueDTO:
+        name: str = field(metadata=label("queue"))
+        sent: int = field(metadata=counter("messages that were sent", "messages"))
+        waiting: int = field(metadata=gauge("messages that wait", "messages"))
+
+=====================  ===============================================================================================
+metadata               the field
+=====================  ===============================================================================================
+:func:`counter`        a number that only rises while the part lives
+:func:`gauge`          a number that rises and falls, or a bool; ``None``: not known
+:func:`state`          one of some names
+:func:`label`          a text that tells this object from its siblings; part of all its numbers
+:func:`identity`       tells siblings with equal labels apart; is not shown
+:func:`info`           a text that describes the object
+:func:`part`           a further object, or several, whose numbers have another name than the field
+none                   for programs only: a number without metadata is not exported
+=====================  ===============================================================================================
+
+Further dataclasses, and tuples of dataclasses, are read without metadata. So a new object is exported without code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+from messaging.errors import ArgumentError, check_instance
+from messaging.text import tolerant
 
 if TYPE_CHECKING:
-    from messaging.services import ServiceRegistry
+    from messaging.services import ServiceRegistration, ServiceRegistry
+
+Role = Literal["counter", "gauge", "state", "label", "identity", "info", "part"]
+
+_KEY: Final = "messaging.reporting"
 
 
 class Reporter(Protocol):
@@ -34,6 +67,62 @@ class Reporter(Protocol):
         """
 
 
+class PartReporter:
+    """A reporter made of functions. Thread safe if they are.
+
+    Args:
+        kind: what the part is, in snake case.
+        name: distinguishes the parts of one kind.
+        report: returns the state, see :meth:`Reporter.report`.
+        problems: returns the problems, see :meth:`Reporter.problems`; without it there are none.
+
+    Raises:
+        ArgumentError: an argument is not as described.
+    """
+
+    __slots__ = ("_problems", "_report", "kind", "name")
+
+    def __init__(
+        self, kind: str, name: str, report: Callable[[], Any], problems: Callable[[], Sequence[str]] | None = None
+    ) -> None:
+        if not isinstance(kind, str) or not kind.isascii() or not kind.isidentifier() or kind != kind.lower():
+            raise ArgumentError(f"kind must be a name in snake case, such as 'typed_event_bus', not {kind!r:.80}")
+        check_instance("name", name, str)
+        for what, function in (("report", report), ("problems", problems or _none)):
+            if not callable(function):
+                raise ArgumentError(f"{what} must be callable, not {type(function).__name__}")
+        self.kind = kind
+        self.name = name
+        self._report = report
+        self._problems = problems or _none
+
+    def report(self) -> Any:
+        """See :class:`Reporter`."""
+        return self._report()
+
+    def problems(self) -> Sequence[str]:
+        """See :class:`Reporter`."""
+        return self._problems()
+
+    @tolerant
+    def __repr__(self) -> str:
+        return f"<PartReporter {self.kind} {self.name!r}>"
+
+
+def _none() -> Sequence[str]:
+    return ()
+
+
+def register_reporter(services: ServiceRegistry, reporter: Reporter) -> ServiceRegistration:
+    """Register a reporter: :func:`reporters` returns it until the registration is removed.
+
+    Parts with a service registry of their own, such as instances and event buses, register themselves.
+    """
+    return services.register(
+        Reporter, reporter, {"messaging.reporter.kind": reporter.kind, "messaging.reporter.name": reporter.name}
+    )
+
+
 def reporters(services: ServiceRegistry) -> list[Reporter]:
     """Return the reporters that are registered in ``services``, in the order of kind and name."""
     found: list[Reporter] = []
@@ -42,3 +131,103 @@ def reporters(services: ServiceRegistry) -> list[Reporter]:
         if reporter is not None:
             found.append(reporter)
     return sorted(found, key=lambda each: (each.kind, each.name))
+
+
+# --- what the fields of a report mean
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Meaning:
+    """The meaning of one field of a report.
+
+    Attributes:
+        field: name of the field.
+        role: see the module.
+        help: what the number counts, for people.
+        unit: in the plural, and a base unit: ``messages``, ``bytes``, ``seconds``; empty: the name says it.
+        name: of the number or label; by default that of the field.
+        values: the names of a state.
+        path: for a label, the attribute of the value that has its text.
+    """
+
+    field: str
+    role: Role
+    help: str = ""
+    unit: str = ""
+    name: str = ""
+    values: tuple[str, ...] = ()
+    path: str = ""
+
+
+def counter(help: str, unit: str = "", *, name: str = "") -> Mapping[str, Any]:  # noqa: A002
+    """Return the metadata of a number that only rises while the part lives."""
+    return _metadata("counter", help=help, unit=unit, name=name)
+
+
+def gauge(help: str, unit: str = "", *, name: str = "") -> Mapping[str, Any]:  # noqa: A002
+    """Return the metadata of a number that rises and falls, of a bool, or of a number that may be ``None``."""
+    return _metadata("gauge", help=help, unit=unit, name=name)
+
+
+def state(help: str, values: Sequence[str], *, name: str = "") -> Mapping[str, Any]:  # noqa: A002
+    """Return the metadata of a text that is one of ``values``."""
+    return _metadata("state", help=help, values=tuple(values), name=name)
+
+
+def label(name: str = "", path: str = "") -> Mapping[str, Any]:
+    """Return the metadata of a text that tells an object from its siblings.
+
+    Args:
+        name: of the label; by default that of the field.
+        path: attribute of the value that has the text, if the value is an object itself.
+    """
+    return _metadata("label", name=name, path=path)
+
+
+def identity() -> Mapping[str, Any]:
+    """Return the metadata of a number or text that tells siblings with equal labels apart."""
+    return _metadata("identity")
+
+
+def info(name: str = "", path: str = "") -> Mapping[str, Any]:
+    """Return the metadata of a text, or of a tuple of texts, that describes the object; see :func:`label`."""
+    return _metadata("info", name=name, path=path)
+
+
+def part(name: str) -> Mapping[str, Any]:
+    """Return the metadata of an object or of several, whose numbers are named after ``name``.
+
+    With an empty name they are named as if they were fields of the object around them.
+    """
+    return _metadata("part", name=name)
+
+
+def _metadata(role: Role, **values: Any) -> Mapping[str, Any]:
+    return MappingProxyType({_KEY: Meaning("", role, **values)})
+
+
+#: the meanings of the fields of each class of reports; as many as there are classes
+_meanings: Final[dict[type, tuple[Meaning, ...]]] = {}
+
+
+def meanings(kind: type) -> tuple[Meaning, ...]:
+    """Return the meanings of the fields of a dataclass, in their order. Fields without metadata are parts.
+
+    Raises:
+        ArgumentError: ``kind`` is no dataclass.
+    """
+    found = _meanings.get(kind) if isinstance(kind, type) else None
+    if found is None:
+        if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+            raise ArgumentError(f"a report must be a dataclass, not {kind!r:.80}")
+        found = _meanings[kind] = tuple(_meaning(each) for each in dataclasses.fields(kind))
+    return found
+
+
+def _meaning(field: dataclasses.Field[Any]) -> Meaning:
+    given: Meaning | None = field.metadata.get(_KEY)
+    if given is None:
+        return Meaning(field.name, "part", name=field.name)
+    if given.role == "part":
+        return dataclasses.replace(given, field=field.name)
+    return dataclasses.replace(given, field=field.name, name=given.name or field.name)

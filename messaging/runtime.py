@@ -7,17 +7,21 @@ plain data.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
+from messaging.connection import StateName
 from messaging.model import Features
 from messaging.properties import announced
 from messaging.receiving import Subscription
+from messaging.reporting import counter, gauge, identity, info, label, part, state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from messaging.connection import Connection
-    from messaging.publishing import Outbox
+    from messaging.publishing import DurableOutboxDTO, Outbox
     from messaging.receiving import StreamCounters
     from messaging.services import ServiceReference
 
@@ -48,10 +52,11 @@ class SubscriptionDTO:
 
     #: the ``MessageSubscription`` service that made the subscription
     service: ServiceReferenceDTO
-    channel: ChannelDTO
-    #: messages buffered between broker and observer
-    buffered: int
-    counters: StreamCounters
+    channel: ChannelDTO = field(metadata=label("channel", "name"))
+    buffered: int = field(metadata=gauge("messages buffered between broker and consumer", "messages"))
+    counters: StreamCounters = field(metadata=part(""))
+    #: distinguishes the subscriptions of an instance
+    id: int = field(default=0, metadata=identity())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,32 +75,24 @@ class ReplyToSubscriptionDTO:
 class PublisherDTO:
     """Counters of published messages; not in the RFC."""
 
-    #: messages accepted and not settled yet
-    pending: int
-    #: promises that resolved
-    published: int
-    #: promises that failed
-    failed: int
+    pending: int = field(metadata=gauge("messages that are accepted and not settled", "messages"))
+    published: int = field(metadata=counter("messages whose promises resolved", "messages"))
+    failed: int = field(metadata=counter("messages whose promises failed", "messages"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestsDTO:
     """Counters of requests; not in the RFC."""
 
-    #: requests waiting for their replies
-    pending: int
-    #: requests with a reply
-    answered: int
-    #: requests whose reply reported a failure of the handler
-    faults: int
-    #: requests that failed for another reason
-    failed: int
-    #: replies that arrived after their request had failed
-    late: int
-    #: replies after the first one to a request
-    duplicate: int
-    #: messages on a reply channel that belong to no request of this instance
-    foreign: int
+    pending: int = field(metadata=gauge("requests that wait for their replies"))
+    answered: int = field(metadata=counter("requests with a reply"))
+    faults: int = field(metadata=counter("requests whose reply reported a failure of the handler"))
+    failed: int = field(metadata=counter("requests that failed for another reason"))
+    late: int = field(metadata=counter("replies that arrived after their request had failed", name="late_replies"))
+    duplicate: int = field(metadata=counter("replies after the first one to a request", name="duplicate_replies"))
+    foreign: int = field(
+        metadata=counter("messages on a reply channel that belong to no request of this instance", "messages")
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,15 +100,21 @@ class ConnectionDTO:
     """The state of the connection (MSG060); not in the RFC."""
 
     #: see :mod:`messaging.connection.state`
-    state: str
+    state: str = field(metadata=state("state of the connection", get_args(StateName)))
     #: text of the last problem, or ``None``; kept after the problem is over
     cause: str | None
-    #: begin of the state, seconds since the epoch
-    since: float
+    since: float = field(
+        metadata=gauge("begin of the state, since the epoch", "seconds", name="state_since_timestamp_seconds")
+    )
     #: name of this client at the broker; ``None`` if it is not known, or the protocol has none
     client_id: str | None
     #: the host that the instance is connected to, or tried last; ``None`` before the first attempt
     host: str | None = None
+    connects: int = field(
+        default=0,
+        metadata=counter("connections that were made; one more than the reconnects", name="established"),
+    )
+    losses: int = field(default=0, metadata=counter("connections that were lost", name="lost"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,18 +125,22 @@ class MessagingRuntimeDTO:
     service: ServiceReferenceDTO
     #: the broker URL; a password is masked
     connection_uri: str
-    provider_name: str
-    protocols: tuple[str, ...]
+    provider_name: str = field(metadata=info("provider"))
+    protocols: tuple[str, ...] = field(metadata=info())
     #: the ``osgi.messaging.name``
     instance_id: str
     features: tuple[str, ...]
-    subscriptions: tuple[SubscriptionDTO, ...]
+    subscriptions: tuple[SubscriptionDTO, ...] = field(metadata=part("subscription"))
     reply_to_subscriptions: tuple[ReplyToSubscriptionDTO, ...]
     connection: ConnectionDTO
     publisher: PublisherDTO
     requests: RequestsDTO
-    #: largest payload that can be published, bytes; ``None``: unlimited (MSG205)
-    max_message_size: int | None
+    #: ``None``: unlimited (MSG205)
+    max_message_size: int | None = field(
+        metadata=gauge("largest payload that can be published; absent: unlimited", "bytes")
+    )
+    #: the messages on disk; ``None`` without the setting ``outbox_path``
+    outbox: DurableOutboxDTO | None = None
 
 
 def reference_dto(reference: ServiceReference) -> ServiceReferenceDTO:
@@ -184,7 +191,7 @@ class MessageServiceRuntime:
         adapter = connection.adapter
         capabilities = adapter.capabilities
         outbox = self._outbox
-        state = connection.states.value
+        current = connection.states.value
         return MessagingRuntimeDTO(
             service=reference_dto(self._own),
             connection_uri=str(adapter.url),
@@ -199,16 +206,25 @@ class MessageServiceRuntime:
             ),
             reply_to_subscriptions=self._handlers(),
             connection=ConnectionDTO(
-                state.name,
+                current.name,
                 str(connection.cause) if connection.cause else None,
-                state.since,
+                current.since,
                 capabilities.client_id,
-                state.host,
+                current.host,
+                connection.connects,
+                connection.losses,
             ),
             publisher=PublisherDTO(outbox.pending, outbox.published, outbox.failed),
             requests=RequestsDTO(self._requests.pending, **dataclasses.asdict(self._requests.counters)),
             max_message_size=capabilities.max_message_size,
+            outbox=None if outbox.durable is None else outbox.durable.get_dto(),
         )
+
+    def problems(self) -> Sequence[str]:
+        """Return why the instance cannot be used now, as texts for people; empty: it works."""
+        name = self._connection.adapter.name
+        current = self._connection.states.value
+        return () if current.name == "connected" else (f"instance '{name}': {current}",)
 
     def _handlers(self) -> tuple[ReplyToSubscriptionDTO, ...]:
         features = announced(self._connection.adapter)
@@ -238,4 +254,5 @@ class MessageServiceRuntime:
             ),
             buffered=subscription.buffered,
             counters=dataclasses.replace(subscription.counters),
+            id=id(subscription),
         )

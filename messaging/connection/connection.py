@@ -74,6 +74,8 @@ class Connection:
         #: called on the loop after each connect, and once when the connection is closed
         self.on_connected: Callable[[], object] = _nothing
         self.on_closed: Callable[[], Promise[None] | None] = _nothing
+        #: connections that were lost, without those that were ended to connect anew
+        self.losses = 0
         #: loop time of the last connect
         self._connected_at = 0.0
         self._opener = Opener(engine, adapter, self._renewal)
@@ -90,6 +92,11 @@ class Connection:
     def state(self) -> StateName:
         """The name of the state now."""
         return self.states.value.name
+
+    @property
+    def connects(self) -> int:
+        """The number of connections that were made."""
+        return self._epoch.number
 
     @property
     def label(self) -> str:
@@ -234,6 +241,7 @@ class Connection:
             self._loss_cause = cause
             if not isinstance(cause, PlannedLossError):
                 self.cause = cause
+                self.losses += 1
             self._impairment = None
             self._unrestored = set()
             self._epoch.is_usable = False

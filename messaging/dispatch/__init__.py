@@ -29,6 +29,7 @@ from messaging.dispatch.grammar import TopicIndex as TopicIndex
 from messaging.dispatch.handler import DispatchHandler as DispatchHandler
 from messaging.dispatch.handler import HandlerDTO as HandlerDTO
 from messaging.dispatch.handler import LaneHandler as LaneHandler
+from messaging.dispatch.handler import blocked_handlers as blocked_handlers
 from messaging.dispatch.handler import dto_of as dto_of
 from messaging.dispatch.handler import name_of as name_of
 from messaging.dispatch.handler import run_elsewhere as run_elsewhere

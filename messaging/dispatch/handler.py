@@ -9,13 +9,14 @@ import inspect
 import math
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from messaging.errors import ClosedError, DeadlineError
 from messaging.execution import Lane, LoopLane, ThreadLane, handlers_loop, is_coroutine, running_loop
+from messaging.reporting import counter, gauge, identity, label
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -268,21 +269,33 @@ class HandlerDTO:
     """A snapshot of a handler."""
 
     #: ``service.id`` of its registration
-    service_id: int
-    name: str
+    service_id: int = field(metadata=identity())
+    name: str = field(metadata=label("handler"))
     #: the interface it is registered with
     kind: str
     topics: tuple[str, ...]
     filter: str | None
     principal: str | None
-    #: number of events that wait for it
-    waiting: int
-    #: number of events it failed on
-    failures: int
-    #: number of events it did not receive, because there was no room for them or it was blocked
-    dropped: int
+    waiting: int = field(metadata=gauge("events that wait for the handler", "events"))
+    failures: int = field(metadata=counter("events that the handler failed on", "events", name="failed"))
+    dropped: int = field(
+        metadata=counter(
+            "events that the handler did not receive, because there was no room for them or it was blocked", "events"
+        )
+    )
     #: why it is blocked, or ``None``
     blocked: str | None
+    is_blocked: bool = field(default=False, metadata=gauge("whether the handler is blocked", name="blocked"))
+
+
+def blocked_handlers(title: str, handlers: Iterable[DispatchHandler[Any]]) -> list[str]:
+    """Return a text for people for each handler that is blocked.
+
+    Args:
+        title: of the event service.
+        handlers: its handlers.
+    """
+    return [f"{title}: handler {each.name} is blocked: {each.blocked}" for each in handlers if each.blocked is not None]
 
 
 def dto_of(handler: DispatchHandler[Any], kind: str) -> HandlerDTO:
@@ -298,6 +311,7 @@ def dto_of(handler: DispatchHandler[Any], kind: str) -> HandlerDTO:
         failures=handler.failures,
         dropped=handler.dropped,
         blocked=handler.blocked,
+        is_blocked=handler.blocked is not None,
     )
 
 

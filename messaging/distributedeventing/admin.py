@@ -26,6 +26,7 @@ from messaging.dispatch import (
     Tolerance,
     TopicPermission,
     TopicPolicy,
+    blocked_handlers,
     check_count,
     dto_of,
 )
@@ -46,6 +47,7 @@ from messaging.errors import ArgumentError, MessagingError, check_instance
 from messaging.eventnetwork import PREFIX, EventNetwork, EventNode, Interest, MemberDTO, new_reply_topic
 from messaging.execution import Promise, may_block, seconds
 from messaging.instance import Messaging
+from messaging.reporting import PartReporter, Reporter
 from messaging.text import tolerant
 
 if TYPE_CHECKING:
@@ -220,7 +222,11 @@ class DistributedEventAdmin(EventService):
             )
         self._publishing.node = self.node
         try:
-            lifecycle.open(dispatcher, [(DistributedEventAdmin, self, self._properties)])
+            reporter = PartReporter("distributed_event_admin", self.name, self.get_dto, self.problems)
+            lifecycle.open(
+                dispatcher,
+                [(DistributedEventAdmin, self, self._properties), (Reporter, reporter, self._properties)],
+            )
             self._sources.open()
         except BaseException:
             self._closed()
@@ -566,6 +572,11 @@ class DistributedEventAdmin(EventService):
             node=None if self.node is None else self.node.get_dto(),
             withheld=self._outgoing.withheld,
         )
+
+    def problems(self) -> list[str]:
+        """Return which consumers are blocked, and what keeps events of other processes; empty: it works."""
+        blocked = blocked_handlers(self.lifecycle.title, (each for _, each in self._dispatcher.handlers()))
+        return blocked if self.node is None else blocked + self.node.problems()
 
     def _offered(self) -> frozenset[str]:
         """Return the topics to list: topics that were published, and topics of sources."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.bounded import BoundedCache
+from messaging.reporting import counter, gauge, part
 
 if TYPE_CHECKING:
     from messaging.dispatch import HandlerDTO
@@ -32,16 +33,17 @@ class DistributedEventAdminDTO:
 
     name: str
     qos: tuple[str, ...]
-    consumers: tuple[HandlerDTO, ...]
+    consumers: tuple[HandlerDTO, ...] = field(metadata=part("consumer"))
     #: topics of the whiteboard sources
     sources: tuple[str, ...]
-    #: number of open sessions, and of running delivery threads
-    sessions: int
-    threads: int
+    sessions: int = field(metadata=gauge("open sessions", "sessions"))
+    threads: int = field(metadata=gauge("running delivery threads", "threads"))
     #: the member of the network; ``None`` for an admin of this process only
     node: NodeDTO | None
-    #: number of events that ``outbound``, or the key of the member, kept from going out
-    withheld: int = 0
+    withheld: int = field(
+        default=0,
+        metadata=counter("events that outbound, or the key of the member, kept from going out", "events"),
+    )
 
 
 class Offers:

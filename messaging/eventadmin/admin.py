@@ -19,7 +19,7 @@ import contextvars
 import itertools
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from messaging.dispatch import (
@@ -30,6 +30,7 @@ from messaging.dispatch import (
     Tolerance,
     TopicPermission,
     TopicPolicy,
+    blocked_handlers,
     dto_of,
     parse_filter,
     read_timeout,
@@ -42,6 +43,7 @@ from messaging.eventadmin.handlers import EventHandler
 from messaging.eventadmin.posting import PostedQueue
 from messaging.eventadmin.receiver import AdminHandler, AdminTerms, read_terms
 from messaging.execution import Flag, Promise, running_loop, workers
+from messaging.reporting import PartReporter, Reporter, gauge, part
 from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
@@ -83,11 +85,11 @@ class EventAdminDTO:
     """A snapshot of an EventAdmin."""
 
     name: str
-    handlers: tuple[HandlerDTO, ...]
-    #: number of threads that deliver now
-    threads: int
-    #: number of posted events that are not delivered yet, counted once for each handler
-    waiting: int
+    handlers: tuple[HandlerDTO, ...] = field(metadata=part("handler"))
+    threads: int = field(metadata=gauge("threads that deliver now", "threads"))
+    waiting: int = field(
+        metadata=gauge("posted events that are not delivered yet, counted once for each handler", "events")
+    )
 
 
 class EventAdmin(EventService):
@@ -156,7 +158,11 @@ class EventAdmin(EventService):
             route=lambda _, handlers: TopicRoute(handlers),
             policy=permissions,
         )
-        self.lifecycle.open(self._dispatcher, [(EventAdmin, self, self._properties)])
+        reporter = PartReporter("event_admin", self.name, self.get_dto, self.problems)
+        self.lifecycle.open(
+            self._dispatcher,
+            [(EventAdmin, self, self._properties), (Reporter, reporter, self._properties)],
+        )
 
     # --- events
 
@@ -311,6 +317,10 @@ class EventAdmin(EventService):
             threads=self.lifecycle.pool.threads,
             waiting=queued.total() + sum(dto.waiting for _, dto in found),
         )
+
+    def problems(self) -> list[str]:
+        """Return which handlers are blocked, and why, as texts for people; empty: all are served."""
+        return blocked_handlers(self.lifecycle.title, (each for _, each in self._dispatcher.handlers()))
 
     def _lanes(self) -> list[Lane]:
         # the queue first: post_event takes the closed queue for the end of all lanes

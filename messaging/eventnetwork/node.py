@@ -471,6 +471,14 @@ class EventNode:
             replayed=self._intake.replayed + self._refusals.replayed,
         )
 
+    def problems(self) -> list[str]:
+        """Return what keeps events of other members from this one, as texts for people; empty: nothing does."""
+        if not self._membership.own.is_connected:
+            return [f"{self.title}: not connected to the event network {self.names.prefix!r}"]
+        if not self._membership.is_settled:
+            return [f"{self.title}: still learning the members of the event network {self.names.prefix!r}"]
+        return []
+
     def close(self) -> Promise[None]:
         """Leave the network; idempotent. The promise resolves when the subscription has ended.
 

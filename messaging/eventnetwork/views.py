@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from messaging.reporting import counter, gauge, identity, label, part
 
 if TYPE_CHECKING:
     from messaging.eventnetwork.membership import Member
@@ -13,13 +15,12 @@ if TYPE_CHECKING:
 class MemberDTO:
     """A snapshot of another member."""
 
-    id: str
-    name: str
+    id: str = field(metadata=identity())
+    name: str = field(metadata=label("member"))
     framework: str | None
-    #: seconds since it was last heard of
-    silent: float
-    is_lost: bool
-    heartbeat: float
+    silent: float = field(metadata=gauge("time since the member was last heard of", "seconds"))
+    is_lost: bool = field(metadata=gauge("whether the member is lost", name="lost"))
+    heartbeat: float = field(metadata=gauge("interval at which the member sends", "seconds"))
     #: topic filters that it wants and topics that it publishes, without the hidden ones
     interests: tuple[str, ...]
     offers: tuple[str, ...]
@@ -32,16 +33,17 @@ class NodeDTO:
 
     member: str
     prefix: str
-    is_connected: bool
-    is_settled: bool
-    members: tuple[MemberDTO, ...]
-    #: number of events that were sent, that no member wanted, that arrived, and of messages that were refused
-    sent: int
-    unwanted: int
-    received: int
-    refused: int
-    #: number of signed messages that arrived before: copies by the broker, and replays
-    replayed: int = 0
+    is_connected: bool = field(metadata=gauge("whether this member is connected to the network", name="connected"))
+    is_settled: bool = field(metadata=gauge("whether this member knows the others", name="settled"))
+    members: tuple[MemberDTO, ...] = field(metadata=part("member"))
+    sent: int = field(metadata=counter("events that were sent to other members", "events"))
+    unwanted: int = field(metadata=counter("events that were not sent, because no member wanted them", "events"))
+    received: int = field(metadata=counter("events that arrived from other members", "events"))
+    refused: int = field(metadata=counter("messages that were refused", "messages"))
+    replayed: int = field(
+        default=0,
+        metadata=counter("signed messages that arrived before: copies by the broker, and replays", "messages"),
+    )
 
 
 def view_of(member: Member, now: float) -> MemberDTO:

@@ -19,12 +19,14 @@ from messaging.instance.contexts import Contexts
 from messaging.instance.parts import assemble
 from messaging.instance.services import InstanceServices
 from messaging.instance.shortcuts import Shortcuts
+from messaging.journal import JournalReporter
 from messaging.model import AcknowledgeMessageContextBuilder, Features, MessageContextBuilder, MessageContextProvider
 from messaging.model.settings import load_settings
 from messaging.properties import announced
 from messaging.publishing import MessagePublisher, Outbox, open_durable
 from messaging.receiving import MessageSubscription, in_observer
 from messaging.replyto import ReplyToManyPublisher, ReplyToPublisher, ReplyToWhiteboard
+from messaging.reporting import PartReporter, Reporter
 from messaging.runtime import MessageServiceRuntime
 from messaging.text import tolerant
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from messaging.connection import ConnectionStates
     from messaging.interception import Interceptor
     from messaging.model import BrokerUrl
+    from messaging.publishing import DurableOutbox
     from messaging.services import ServiceRegistration, ServiceRegistry
 
 #: the open instances
@@ -101,7 +104,7 @@ class Messaging(Shortcuts):
             self.runtime = MessageServiceRuntime(connection, outbox, self._requests, self.whiteboard)
             self._contexts = Contexts(self._adapter)
             self._features = announced(self._adapter)
-            self._register_services()
+            self._register_services(outbox.durable)
             #: identifies the thread that is unregistering the services
             self._unregistering: int | None = None
             self._close_lock = threading.RLock()  # guards _closing; reentrant for signal handlers
@@ -114,11 +117,16 @@ class Messaging(Shortcuts):
             engine().run(connection.close(0.0), f"closing {self.name!r}")
             raise
 
-    def _register_services(self) -> None:
+    def _register_services(self, durable: DurableOutbox | None) -> None:
         registered = self._registered
         runtime = registered.register(MessageServiceRuntime, self.runtime)
         subscription = registered.register(MessageSubscription, self.subscription)
         self.runtime.bind(runtime.reference, subscription.reference)
+        registered.register(
+            Reporter, PartReporter("instance", self.name, self.runtime.get_runtime_dto, self.runtime.problems)
+        )
+        if durable is not None:
+            registered.register(Reporter, JournalReporter(durable.journal, f"{self.name}/outbox"))
         registered.register(MessagePublisher, self.publisher)
         registered.register(MessageContextBuilder, self.context_builder, "prototype")
         if Features.REPLY_TO in self.features:

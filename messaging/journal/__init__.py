@@ -18,12 +18,14 @@
     records      the format of a record
     quarantine   copies of damaged bytes
     state        the small mutable state, in SQLite
+    report       snapshots for metrics and health checks
+    ages         when records were stored
 
     log          one partition: segments and offsets, also of other kinds of journals
     frames       the binary format of segments
     folders      files, and the lock of the writer
 
-May import: ``model``, ``execution``, ``errors``, ``text``, ``forking``.
+May import: ``model``, ``reporting``, ``execution``, ``errors``, ``text``, ``forking``.
 """
 
 from messaging.journal.cursors import Cursor as Cursor
@@ -35,6 +37,9 @@ from messaging.journal.records import Record as Record
 from messaging.journal.records import RecordTemplate as RecordTemplate
 from messaging.journal.records import encode_message as encode_message
 from messaging.journal.records import encode_record as encode_record
+from messaging.journal.report import CursorDTO as CursorDTO
+from messaging.journal.report import JournalDTO as JournalDTO
+from messaging.journal.report import JournalReporter as JournalReporter
 from messaging.journal.state import DeadLetter as DeadLetter
 from messaging.journal.state import State as State
 from messaging.journal.table import JournalTable as JournalTable

@@ -31,6 +31,7 @@ from messaging.errors import (
 )
 from messaging.execution import Promise, Waiters, may_block, seconds
 from messaging.forking import LiveObjects
+from messaging.journal.ages import RecordAges
 from messaging.journal.commit import FSYNC_POLICIES, Fsync, GroupCommit
 from messaging.journal.cursors import Cursor, Cursors, check_cursor_name
 from messaging.journal.database import FILE as STATE_FILE
@@ -40,6 +41,7 @@ from messaging.journal.identity import read_identity, seed_of, write_identity
 from messaging.journal.log import META
 from messaging.journal.quarantine import Quarantine
 from messaging.journal.records import encode_message, encode_record
+from messaging.journal.report import CursorDTO, JournalDTO
 from messaging.journal.retention import FULL_POLICIES, Full, Retention
 from messaging.journal.segments import RecordLog, RecordWriter
 from messaging.journal.state import State
@@ -120,6 +122,10 @@ class Journal(JournalView):
         self._retention = Retention(
             log, self._cursors, max_bytes=max_bytes, max_records=max_records, max_age=max_age, full=full
         )
+        self._ages = RecordAges(log)
+        self._dead_letters_lock = threading.Lock()  # guards the following
+        #: dead letters that are kept
+        self.dead_letter_count = state.count_dead_letters()
         #: threads that wait for records, and callers of ``append``
         self._readers = Waiters()
         self._turns = Turns()
@@ -337,6 +343,7 @@ class Journal(JournalView):
 
     def _note_batch(self) -> None:
         """Wake the callers of a batch, and the readers. On the committing thread."""
+        self._ages.note_batch(self._cursors.slowest)
         self._turns.begin()
         self._readers.wake()
 
@@ -429,7 +436,52 @@ class Journal(JournalView):
             JournalError: it is not kept.
         """
         data = encode_record(record.channel, record.payload, record.properties, record.message_id, record.timestamp)
-        return self._state.add_dead_letter(reason, record.offset, data, most=most)
+        deleted = self._state.add_dead_letter(reason, record.offset, data, most=most)
+        with self._dead_letters_lock:
+            self.dead_letter_count += 1 - deleted
+        return deleted
+
+    # --- state
+
+    def bytes_from(self, offset: int) -> int:
+        """Return about how many bytes the records from ``offset`` on have. Reads no file."""
+        return self._log.bytes_from(offset)
+
+    def age_of(self, offset: int) -> float:
+        """Return the seconds since the record at ``offset`` was stored; 0 without such a record.
+
+        Exact to a second. Of a record of an earlier run it is estimated from the times of the segments.
+        """
+        return self._ages.age_of(offset)
+
+    def get_dto(self) -> JournalDTO:
+        """Return a snapshot: bounds, sizes, cursors, and the records that are not acknowledged."""
+        positions = self._cursors.positions()
+        slowest, end = self._cursors.slowest(), self.end
+        return JournalDTO(
+            path=self.path,
+            begin=self.begin,
+            end=end,
+            segments=len(self._log.segments),
+            bytes=self.size,
+            unstored=self._commit.waiting,
+            backlog=max(0, end - slowest),
+            backlog_bytes=self.bytes_from(slowest),
+            oldest=self.age_of(slowest),
+            max_bytes=self._retention.max_bytes,
+            max_records=self._retention.max_records,
+            dropped=self.dropped,
+            dead_letters=self.dead_letter_count,
+            cursors=tuple(
+                CursorDTO(name, position, max(0, end - position)) for name, position in sorted(positions.items())
+            ),
+        )
+
+    def problems(self) -> tuple[str, ...]:
+        """Return why no record can be appended now, as texts for people; empty: records can be appended."""
+        if self._is_closed:
+            return (f"journal {self.folder.shown}: closed",)
+        return (str(self._retention.full_error()),) if self._retention.is_full else ()
 
     # --- closing
 
@@ -458,6 +510,7 @@ class Journal(JournalView):
         """See ``Forkable``: the journal belongs to the parent, which alone may write to it."""
         self._is_closed = True
         self._closing = threading.Lock()
+        self._dead_letters_lock = threading.Lock()
         self._cursors.after_fork()
         self._commit.after_fork()
         self._state.after_fork()

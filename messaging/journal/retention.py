@@ -42,7 +42,7 @@ _AGE_PAUSE: Final = 0.1
 
 
 class Retention:
-    """Bounds of a journal. On the committing thread, except :attr:`dropped`.
+    """Bounds of a journal. On the committing thread, except the bounds, :attr:`dropped` and :attr:`is_full`.
 
     Args:
         log: the records.
@@ -64,8 +64,8 @@ class Retention:
     ) -> None:
         self._log = log
         self._cursors = cursors
-        self._max_bytes = max_bytes
-        self._max_records = max_records
+        self.max_bytes = max_bytes
+        self.max_records = max_records
         self._max_age = max_age
         self.full: Full = full
         #: records that were dropped, since the journal was created
@@ -81,19 +81,19 @@ class Retention:
             sizes: bytes of each.
             counts: records of each.
         """
-        if self._max_bytes is None and self._max_records is None:
+        if self.max_bytes is None and self.max_records is None:
             return len(sizes)
         begin = self._cursors.slowest()
         room = len(sizes)
-        if self._max_records is not None:
-            left = self._max_records - (self._log.end - begin)
+        if self.max_records is not None:
+            left = self.max_records - (self._log.end - begin)
             for number, count in enumerate(counts):
                 left -= count
                 if left < 0:
                     room = number
                     break
-        if self._max_bytes is not None:
-            left = self._max_bytes - self._log.bytes_from(begin)
+        if self.max_bytes is not None:
+            left = self.max_bytes - self._log.bytes_from(begin)
             # a record larger than the bound goes in alone; of several that are stored together it is not known
             is_empty = begin >= self._log.end and counts[0] == 1
             for number, size in enumerate(sizes[:room]):
@@ -102,13 +102,18 @@ class Retention:
                     return number
         return room
 
+    @property
+    def is_full(self) -> bool:
+        """Return whether a record would have no room, and would wait or be refused. From any thread."""
+        return self.full != "drop_oldest" and not self.fitting([1], [1])
+
     def full_error(self) -> JournalFullError:
         """Return the error of a record that has no room."""
         begin = self._cursors.slowest()
         return self._log.folder.error(
             JournalFullError,
             f"it is full: {self._log.end - begin} records ({self._log.bytes_from(begin)} bytes) are not acknowledged, "
-            f"and max_records is {self._max_records}, max_bytes is {self._max_bytes}",
+            f"and max_records is {self.max_records}, max_bytes is {self.max_bytes}",
         )
 
     def drop_oldest(self, size: int) -> bool:

@@ -4,6 +4,8 @@ May import: ``connection``, ``adapter`` (the contract), ``journal``, ``model``, 
 ``receiving``.
 """
 
+from messaging.publishing.durable import DurableOutbox as DurableOutbox
+from messaging.publishing.durable import DurableOutboxDTO as DurableOutboxDTO
 from messaging.publishing.durable import open_durable as open_durable
 from messaging.publishing.intercepted import InterceptedPublisher as InterceptedPublisher
 from messaging.publishing.outbox import Outbox as Outbox

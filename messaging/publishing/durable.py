@@ -24,6 +24,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -42,6 +43,7 @@ from messaging.publishing.intake import Intake
 from messaging.publishing.position import Position
 from messaging.publishing.spilled import Spilled
 from messaging.publishing.stored import StoredPublication
+from messaging.reporting import counter, gauge
 
 if TYPE_CHECKING:
     from messaging.execution import Deadlines, Engine
@@ -63,6 +65,24 @@ _LOOK: Final = 1.0
 _LOCK_TIMEOUT: Final = 5.0
 #: how long closing waits for the disk, seconds
 _FINISH_TIMEOUT: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class DurableOutboxDTO:
+    """A snapshot of a durable outbox."""
+
+    #: its folder
+    path: str
+    waiting: int = field(metadata=gauge("messages on disk from the oldest that is not confirmed", "messages"))
+    unstored: int = field(metadata=gauge("messages that wait for the disk: a crash would lose these", "messages"))
+    bytes: int = field(metadata=gauge("bytes of the messages on disk from the oldest that is not confirmed", "bytes"))
+    oldest: float = field(
+        metadata=gauge("age of the oldest message on disk that is not confirmed; 0: there is none", "seconds")
+    )
+    failed: int = field(
+        metadata=counter("stored messages that expired, were dropped or refused without being sent", "messages")
+    )
+    dead_letters: int = field(metadata=gauge("refused messages that are kept as dead letters", "messages"))
 
 
 class Sending(Protocol):
@@ -146,6 +166,25 @@ class DurableOutbox:
     def behind(self) -> int:
         """Return the number of accepted messages that are not handed over for sending."""
         return self.intake.pending + len(self._ready) + max(0, self._end - self._tail)
+
+    @property
+    def journal(self) -> Journal:
+        """Return the journal that holds the messages."""
+        return self._journal
+
+    def get_dto(self) -> DurableOutboxDTO:
+        """Return a snapshot."""
+        journal, first = self._journal, self._position.first
+        end = max(first, journal.end)
+        return DurableOutboxDTO(
+            path=journal.path,
+            waiting=end - first,
+            unstored=self.intake.pending,
+            bytes=journal.bytes_from(first),
+            oldest=journal.age_of(first),
+            failed=self.failed,
+            dead_letters=journal.dead_letter_count,
+        )
 
     # --- the loop: storing
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from messaging.connection import Subscribed
+from messaging.reporting import counter
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
@@ -17,22 +18,37 @@ if TYPE_CHECKING:
 class StreamCounters:
     """Counts the messages of a subscription by their fate. Each counter is written by one thread at a time."""
 
-    #: arrived from the broker, redeliveries included
-    received: int = 0
-    #: handed to the consumer
-    delivered: int = 0
-    acknowledged: int = 0
-    #: by a verdict, or by a filter where the protocol takes none
-    rejected: int = 0
-    #: rejected and redelivered by this process, because the protocol cannot
-    redelivered: int = 0
-    dead_lettered: int = 0
-    #: discarded by the overflow policy, or unsettled when the stream ended and not delivered to another consumer
-    dropped: int = 0
-    #: did not fit the model, or could not be decoded
-    invalid: int = 0
-    #: deliveries of messages that were settled before, see ``deduplicate``
-    duplicates: int = 0
+    received: int = field(
+        default=0, metadata=counter("messages that arrived from the broker, redeliveries included", "messages")
+    )
+    delivered: int = field(default=0, metadata=counter("messages that were handed to the consumer", "messages"))
+    acknowledged: int = field(default=0, metadata=counter("messages that were acknowledged", "messages"))
+    rejected: int = field(
+        default=0,
+        metadata=counter("messages rejected by a verdict, or by a filter where the protocol takes none", "messages"),
+    )
+    redelivered: int = field(
+        default=0,
+        metadata=counter("rejected messages redelivered by this process, because the protocol cannot", "messages"),
+    )
+    dead_lettered: int = field(default=0, metadata=counter("messages that went to the dead-letter channel", "messages"))
+    dropped: int = field(
+        default=0,
+        metadata=counter(
+            "messages discarded by the overflow policy, or unsettled when the stream ended and not delivered to "
+            "another consumer",
+            "messages",
+        ),
+    )
+    invalid: int = field(
+        default=0, metadata=counter("messages that did not fit the model, or could not be decoded", "messages")
+    )
+    duplicates: int = field(
+        default=0,
+        metadata=counter(
+            "deliveries of messages that were settled before, see deduplicate", "messages", name="duplicate"
+        ),
+    )
 
 
 class Receiver(Subscribed):

@@ -16,7 +16,7 @@ lock of the bus. A new handler or observer then receives every event once, from 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from threading import get_ident
 from time import time as now
@@ -31,12 +31,15 @@ from messaging.dispatch import (
     Tolerance,
     TopicPermission,
     TopicPolicy,
+    blocked_handlers,
     check_topic,
     dto_of,
 )
 from messaging.errors import ArgumentError, ClosedError, InvalidEventError, NullEventError, check_instance
 from messaging.eventdata import checked_copy, schema_of, topic_of
 from messaging.execution import LoopLane, running_loop
+from messaging.journal import JournalReporter
+from messaging.reporting import PartReporter, Reporter, counter, gauge, part
 from messaging.services import ServiceRegistration, ServiceRegistry, Version
 from messaging.text import tolerant
 from messaging.typedevent.constants import TypedEventConstants as Names
@@ -93,17 +96,14 @@ class TypedEventBusDTO:
     """A snapshot of a bus."""
 
     name: str
-    handlers: tuple[HandlerDTO, ...]
-    #: number of running delivery threads
-    threads: int
-    #: number of events in the history, and its capacity (-1: unlimited)
-    recorded: int
-    capacity: int
-    #: number of subscriptions to the monitor, and of events that slow observers missed
-    monitors: int
-    missed: int
+    handlers: tuple[HandlerDTO, ...] = field(metadata=part("handler"))
+    threads: int = field(metadata=gauge("running delivery threads", "threads"))
+    recorded: int = field(metadata=gauge("events in the history", "events"))
+    capacity: int = field(metadata=gauge("capacity of the history; -1: unlimited", "events"))
+    monitors: int = field(metadata=gauge("subscriptions to the monitor"))
+    missed: int = field(metadata=counter("events that slow observers of the monitor missed", "events"))
     #: the events on the disk; ``None`` without a durable history
-    durable: DurableHistoryDTO | None = None
+    durable: DurableHistoryDTO | None = field(default=None, metadata=part("durable_history"))
 
 
 class TypedEventBus(EventService):
@@ -205,9 +205,13 @@ class TypedEventBus(EventService):
             changed=self._changed,
             refuse_closed=self.lifecycle.refuse_closed,
             past=OwnPast(dispatcher, self._history, lambda: self._store),
+            services=self.services,
         )
         dispatcher.on_change = self._network.refresh
-        offered = [(TypedEventBus, self), (TypedEventMonitor, self.monitor)]
+        offered: list[tuple[type, Any]] = [(TypedEventBus, self), (TypedEventMonitor, self.monitor)]
+        offered.append((Reporter, PartReporter("typed_event_bus", self.name, self.get_dto, self.problems)))
+        if self._store is not None:
+            offered.append((Reporter, JournalReporter(self._store.journal, f"{self.name}/history")))
         self.lifecycle.open(dispatcher, [(interface, service, registrar.properties) for interface, service in offered])
 
     # --- publishing (157.3)
@@ -613,6 +617,10 @@ class TypedEventBus(EventService):
             missed=self.monitor.missed,
             durable=None if self._store is None else self._store.get_dto(),
         )
+
+    def problems(self) -> list[str]:
+        """Return which handlers are blocked, and why, as texts for people; empty: all are served."""
+        return blocked_handlers(self.lifecycle.title, (each for _, each in self._dispatcher.handlers()))
 
     def _end(self) -> None:
         """Store the published events, and complete the observers. At the end of closing."""

@@ -8,12 +8,13 @@ for a write, and at most ``max_pending`` events in any case.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from messaging.dispatch import check_count, parse_filter
 from messaging.errors import ArgumentError
+from messaging.reporting import counter, gauge
 
 #: defaults of ``DurableHistory``: seconds, events, bytes
 WINDOW: Final = 1.0
@@ -77,16 +78,16 @@ class DurableHistoryDTO:
     """A snapshot of a durable history: what this run of the bus has done."""
 
     path: str
-    #: events that are on the disk
-    stored: int
-    #: events that wait for the disk: a crash would lose at most these
-    pending: int
-    #: events that were not stored, because too many waited
-    dropped: int
-    #: events that were not stored, because the disk failed or they have a value without a form on the disk
-    failed: int
-    #: bytes of the files with events, also of earlier runs
-    bytes: int
+    stored: int = field(metadata=counter("events that were stored on the disk", "events"))
+    pending: int = field(metadata=gauge("events that wait for the disk: a crash would lose at most these", "events"))
+    dropped: int = field(metadata=counter("events that were not stored, because too many waited", "events"))
+    failed: int = field(
+        metadata=counter(
+            "events that were not stored, because the disk failed or they have a value without a form on the disk",
+            "events",
+        )
+    )
+    bytes: int = field(metadata=gauge("bytes of the files with events, also of earlier runs", "bytes"))
 
 
 def _check_number(name: str, value: object, least: float) -> None:

@@ -19,7 +19,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, get_args
 from uuid import UUID
@@ -47,6 +47,7 @@ from messaging.eventnetwork import (
     last_hop,
 )
 from messaging.execution import Promise, engine, may_block, seconds, workers
+from messaging.reporting import PartReporter, counter, gauge, register_reporter
 from messaging.text import SafeLog, tolerant
 from messaging.typedevent.asking import PAST_LIMIT, PAST_TIMEOUT, ask_past, past_request, read_history, read_past
 from messaging.typedevent.event import PublishedEvent
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 
     from messaging.dispatch import Principal
     from messaging.instance import Messaging
+    from messaging.services import ServiceRegistry
     from messaging.typedevent.monitor import MonitorEvent
 
 logger = SafeLog(__name__)
@@ -80,17 +82,15 @@ _UNKNOWN_FRAMEWORK: Final = UUID(int=0)
 class BusConnectionDTO:
     """A snapshot of a connection."""
 
-    #: number of outbound events that wait, that were dropped because the queue was full, that could not be encoded, and
-    #: that the instance did not accept
-    waiting: int
-    dropped: int
-    unfit: int
-    failed: int
-    #: number of inbound events that had arrived before, by this or another way
-    duplicates: int
-    #: number of past events that arrived, and that were sent to members that asked for them
-    past_arrived: int
-    past_sent: int
+    waiting: int = field(metadata=gauge("outbound events that wait", "events"))
+    dropped: int = field(metadata=counter("outbound events dropped because the queue was full", "events"))
+    unfit: int = field(metadata=counter("outbound events that could not be encoded", "events"))
+    failed: int = field(metadata=counter("outbound events that the instance did not accept", "events"))
+    duplicates: int = field(
+        metadata=counter("inbound events that had arrived before, by this or another way", "events", name="duplicate")
+    )
+    past_arrived: int = field(metadata=counter("past events that arrived", "events"))
+    past_sent: int = field(metadata=counter("past events that were sent to members that asked for them", "events"))
     node: NodeDTO
 
 
@@ -108,6 +108,7 @@ class ConnectedBus:
         refuse_closed: raises ``ClosedError`` if the bus is closed.
         publish_past: publishes past events of other processes, on behalf of a principal.
         past: the recorded events of the bus.
+        services: registry of the bus.
     """
 
     def __init__(
@@ -122,9 +123,11 @@ class ConnectedBus:
         refuse_closed: Callable[[], object],
         publish_past: Callable[[list[PublishedEvent], Principal], object],
         past: OwnPast,
+        services: ServiceRegistry,
     ) -> None:
         self.publish_past = publish_past
         self.past = past
+        self.services = services
         self.title = title
         self.name = name
         self.wanted = wanted
@@ -344,7 +347,15 @@ class BusConnection(NodeService):
             self.caught_up = late.promise
             catch_up = partial(self._inbound.catch_up, self._node, late, *reach)
             self.ready.listen(lambda: workers().submit(catch_up))
-        bus.add(self)
+        reporter = PartReporter(
+            "typed_event_bus_connection", f"{bus.name}/{instance.name}", self.get_dto, self.problems
+        )
+        self._reporter = register_reporter(bus.services, reporter)
+        try:
+            bus.add(self)
+        except BaseException:
+            self._reporter.unregister()
+            raise
 
     # --- outbound
 
@@ -451,6 +462,10 @@ class BusConnection(NodeService):
             node=self._node.get_dto(),
         )
 
+    def problems(self) -> list[str]:
+        """Return what keeps events from other processes, as texts for people; empty: the connection works."""
+        return self._node.problems()
+
     # --- closing
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
@@ -476,6 +491,7 @@ class BusConnection(NodeService):
                 closing: Promise[None] = Promise(f"closing a connection of {self._bus.title}")
 
                 def finish() -> None:
+                    self._reporter.unregister()
                     try:
                         self._bus.remove(self)
                         if self._past is not None:
