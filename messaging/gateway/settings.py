@@ -6,13 +6,15 @@ or text such as ``"5 s"``, ``"10 min"``, ``"7 d"``; sizes are bytes, or text suc
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, StringConstraints, model_validator
 
+from messaging.errors import ConfigurationError
 from messaging.model import MAX_PREFETCH
 
 #: seconds of each unit of a duration
@@ -82,6 +84,29 @@ class InstanceSettings(Part):
     credential: Name | None = Field(
         None, description="name of a systemd credential with the password: a file in $CREDENTIALS_DIRECTORY"
     )
+
+    def connect_arguments(self) -> tuple[str, dict[str, Any]]:
+        """Return the URL and the settings for :func:`messaging.connect`, with the password that its file holds now.
+
+        Raises:
+            ConfigurationError: the file of the password cannot be read.
+        """
+        settings: dict[str, Any] = dict(self.model_extra or {})
+        path = self.password_file
+        if self.credential is not None:
+            folder = os.environ.get("CREDENTIALS_DIRECTORY")
+            if not folder:
+                raise ConfigurationError(
+                    f"credential {self.credential!r}: $CREDENTIALS_DIRECTORY is not set; systemd sets it for a unit "
+                    "with LoadCredential="
+                )
+            path = Path(folder) / self.credential
+        if path is not None:
+            try:
+                settings["password"] = SecretStr(path.read_text(encoding="utf-8").rstrip("\r\n"))
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigurationError(f"password file {path}: {type(error).__name__}") from None
+        return self.url, settings
 
 
 # --- routes: source and target

@@ -49,6 +49,8 @@ from messaging.journal.upkeep import Upkeep
 from messaging.journal.views import JournalView
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from messaging.journal.entries import Append
     from messaging.journal.records import Record
     from messaging.model import Message
@@ -439,6 +441,19 @@ class Journal(JournalView):
         deleted = self._state.add_dead_letter(reason, record.offset, data, most=most)
         with self._dead_letters_lock:
             self.dead_letter_count += 1 - deleted
+        return deleted
+
+    def remove_dead_letters(self, ids: Sequence[int]) -> int:
+        """Delete dead letters by their ids; return how many there were.
+
+        Raises:
+            JournalError: none was deleted.
+            ClosedError: the journal is closed.
+        """
+        self._cursors.refuse_closed()
+        deleted = self._state.delete_dead_letters(ids)
+        with self._dead_letters_lock:
+            self.dead_letter_count -= deleted
         return deleted
 
     # --- state

@@ -128,6 +128,11 @@ class State:
         found = self._database.query("SELECT * FROM dead_letters WHERE id > ? ORDER BY id LIMIT ?", after, most)
         return [DeadLetter(*row) for row in found]
 
+    def delete_dead_letters(self, ids: Sequence[int]) -> int:
+        """Delete dead letters by their ids; return how many there were. Raises ``JournalError``."""
+        with self._database.change() as connection:
+            return connection.executemany("DELETE FROM dead_letters WHERE id=?", [(each,) for each in ids]).rowcount
+
     # --- ids seen before
 
     def add_seen(self, ids: Sequence[tuple[str, str]]) -> None:

@@ -1,0 +1,196 @@
+"""Destinations: where the messages of a route go to, and with which context they are published.
+
+Most messages of a route differ in their payload only. Whatever they share is made once: the channel, the context, its
+stored form, the encoder of journal records.
+
+**Loop protection.** A gateway adds its name to the header ``messaging-gateways`` of the messages that it publishes,
+where the target carries headers, and drops messages that have its name there: they have passed it before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.bounded import BoundedCache
+from messaging.errors import InvalidHeaderError, MessagingError
+from messaging.journal import RecordTemplate
+from messaging.model import Features, MessageContext, stored_properties
+from messaging.model import headers as headers_
+
+if TYPE_CHECKING:
+    from messaging import MessagePublisher
+    from messaging.gateway.settings import TargetSettings
+
+#: the header with the names of the gateways that a message has passed, separated by commas
+PASSED_HEADER: Final = "messaging-gateways"
+#: deadline of a message in flight, seconds. The loss of a connection does not end it: the instance sends the message
+#: again by itself when it has reconnected
+CONFIRM_TIMEOUT: Final = 300.0
+#: destinations that a route keeps
+_CACHED: Final = 4096
+_SEPARATOR: Final = ","
+
+
+def passed_gateways(extensions: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the gateways that a received message has passed."""
+    found = extensions.get(Features.EXTENSION_HEADERS)
+    if not found:
+        return ()
+    passed = found.get(PASSED_HEADER)
+    return tuple(passed.split(_SEPARATOR)) if isinstance(passed, str) and passed else ()
+
+
+class Destination:
+    """The channel and the context of messages of a route that have both in common. Immutable.
+
+    Attributes:
+        channel: where they are published.
+        publishing: the context with which they are published. It has no message id.
+        properties: the stored form of the context.
+        template: encodes their records.
+    """
+
+    __slots__ = ("channel", "properties", "publishing", "template")
+
+    def __init__(self, context: MessageContext, properties: str | None = None) -> None:
+        channel = context.channel
+        if channel is None:
+            raise MessagingError("a destination needs a channel")
+        self.channel = channel
+        self.publishing = context.replace(
+            extensions=MappingProxyType({**context.extensions, Features.EXTENSION_TIMEOUT: CONFIRM_TIMEOUT})
+        )
+        self.properties = stored_properties(context) if properties is None else properties
+        self.template = RecordTemplate(channel, self.properties)
+
+
+class Shape:
+    """What decides about the destination of a message, apart from its channel: the values that it may have or not."""
+
+    __slots__ = ("content_encoding", "content_type", "correlation_id", "headers", "passed", "priority", "retain")
+
+    def __init__(
+        self,
+        content_type: str | None = None,
+        content_encoding: str | None = None,
+        correlation_id: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        passed: tuple[str, ...] = (),
+        *,
+        retain: bool = False,
+        priority: int | None = None,
+    ) -> None:
+        self.content_type = content_type
+        self.content_encoding = content_encoding
+        self.correlation_id = correlation_id
+        self.headers = headers
+        self.passed = passed
+        self.retain = retain
+        self.priority = priority
+
+    @property
+    def key(self) -> tuple[Any, ...] | None:
+        """Return what tells shapes apart; ``None`` for one that is unlikely to come again."""
+        if self.headers or self.correlation_id is not None:
+            return None
+        return self.content_type, self.content_encoding, self.passed, self.retain, self.priority
+
+
+class Destinations:
+    """Makes the destinations of one route. For one thread at a time.
+
+    Args:
+        settings: of the target.
+        gateway: name of the gateway.
+        publisher: of the target's instance; checks the contexts.
+        features: of the target's instance.
+    """
+
+    def __init__(
+        self, settings: TargetSettings, gateway: str, publisher: MessagePublisher, features: frozenset[str]
+    ) -> None:
+        self._settings = settings
+        self._gateway = gateway
+        self._publisher = publisher
+        self._features = features
+        self._carries_properties = Features.MESSAGE_PROPERTIES in features
+        self._carries_headers = Features.EXTENSION_HEADERS in features
+        self._fixed = self._fixed_extensions()
+        self._cache: BoundedCache[tuple[Any, ...], Destination] = BoundedCache(_CACHED)
+
+    def _fixed_extensions(self) -> Mapping[str, Any]:
+        settings = self._settings
+        found: dict[str, Any] = dict(settings.extensions)
+        if settings.qos is not None:
+            found[Features.EXTENSION_QOS] = settings.qos
+        elif Features.EXTENSION_GUARANTEED_DELIVERY in self._features:
+            found[Features.EXTENSION_GUARANTEED_DELIVERY] = True
+        if settings.time_to_live is not None:
+            found[Features.EXTENSION_TIME_TO_LIVE] = settings.time_to_live
+        if settings.priority is not None:
+            found[Features.EXTENSION_PRIORITY] = settings.priority
+        if settings.retain == "always":
+            found[Features.EXTENSION_RETAIN] = True
+        return found
+
+    def find(self, channel: str, shape: Shape, values: Mapping[str, str]) -> Destination:
+        """Return the destination of a message.
+
+        Args:
+            channel: where it is published.
+            shape: the values that it has.
+            values: for the templates of the configured headers.
+
+        Raises:
+            ArgumentError, UnsupportedFeatureError: the target cannot carry the message.
+        """
+        key = shape.key
+        if key is None or (self._settings.headers and values):
+            return self._make(channel, shape, values)
+        found = self._cache.get((channel, *key))
+        if found is None:
+            found = self._cache[(channel, *key)] = self._make(channel, shape, values)
+        return found
+
+    def _make(self, channel: str, shape: Shape, values: Mapping[str, str]) -> Destination:
+        settings = self._settings
+        extensions = dict(self._fixed)
+        if shape.retain and settings.retain == "keep":
+            extensions[Features.EXTENSION_RETAIN] = True
+        if shape.priority is not None and Features.EXTENSION_PRIORITY in self._features:
+            extensions.setdefault(Features.EXTENSION_PRIORITY, shape.priority)
+        found: dict[str, Any] = {}
+        if self._carries_headers:
+            found |= shape.headers or {}
+            found[PASSED_HEADER] = _SEPARATOR.join((*shape.passed, self._gateway))
+        found |= {name: _filled(text, values) for name, text in settings.headers.items()}
+        if found:
+            extensions[Features.EXTENSION_HEADERS] = MappingProxyType(found)
+        try:
+            return self._checked(channel, shape, extensions)
+        except InvalidHeaderError:
+            # a protocol with fewer types of headers: they become text
+            extensions[Features.EXTENSION_HEADERS] = headers_.carried(found, headers_.TEXT)
+            return self._checked(channel, shape, extensions)
+
+    def _checked(self, channel: str, shape: Shape, extensions: Mapping[str, Any]) -> Destination:
+        settings = self._settings
+        has_properties = self._carries_properties
+        context = MessageContext(
+            channel,
+            content_type=settings.content_type or (shape.content_type if has_properties else None),
+            content_encoding=shape.content_encoding if has_properties else None,
+            correlation_id=shape.correlation_id if has_properties else None,
+            extensions=MappingProxyType(dict(extensions)),
+        )
+        found = Destination(context)
+        self._publisher.compile(found.publishing)
+        return found
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    for name, value in values.items():
+        text = text.replace("{" + name + "}", value)
+    return text

@@ -1,0 +1,312 @@
+"""The drain of a route: publishes the messages of its buffer in order, and removes those that the target has taken.
+
+At most ``in_flight`` messages are published whose confirmation is not recorded on the disk: after a crash that many may
+arrive twice, with the same message ids.
+
+**Failures.** A message whose outcome is unknown, or that the target refused for now, is published again, before the
+messages behind it: publishing stops until those in flight are settled, then goes on with the first failed one. A
+message that the target cannot carry, or has refused ``ATTEMPTS`` times, becomes a dead letter.
+
+**Threads.** Everything runs on worker threads, one at a time for each drain. The outcome of a message is noted on the
+engine's loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Final, Self
+
+from messaging.connection import delays
+from messaging.errors import (
+    ArgumentError,
+    BoundReachedError,
+    ClosedError,
+    CodecError,
+    MessagingError,
+    PublishRefusedError,
+    UnsupportedFeatureError,
+)
+from messaging.execution import Serial, engine
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from messaging import Promise
+    from messaging.gateway.buffer import Buffer, Stored
+    from messaging.gateway.settings import RateSettings, RouteSettings
+    from messaging.gateway.targets import Target
+
+logger = SafeLog(__name__)
+
+#: refusals of one message until it is a dead letter
+ATTEMPTS: Final = 5
+#: bounds of the pause after a failure, seconds
+_SHORTEST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 30.0
+#: pause when the target's instance has no room, seconds
+_NO_ROOM: Final = 0.05
+#: messages that are published before outcomes are looked at
+_BURST: Final = 256
+#: errors of a message that no repetition can mend
+_PERMANENT: Final = (ArgumentError, UnsupportedFeatureError, CodecError)
+
+
+class TokenBucket:
+    """Limits a rate. For one thread.
+
+    Args:
+        rate: tokens per second.
+        burst: tokens at once, at most.
+    """
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._tokens = burst
+        self._at = time.monotonic()
+
+    @classmethod
+    def of(cls, rate: RateSettings | None) -> Self | None:
+        """Return the bucket of settings, if there are any."""
+        return None if rate is None else cls(rate.messages, rate.burst or max(1.0, rate.messages))
+
+    def available(self) -> int:
+        """Return the whole tokens that are there."""
+        now = time.monotonic()
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
+        self._at = now
+        return int(self._tokens)
+
+    def take(self, count: int) -> None:
+        """Remove tokens."""
+        self._tokens -= count
+
+    def wait(self) -> float:
+        """Return the seconds until there is a token."""
+        return max(0.0, (1 - self._tokens) / self._rate)
+
+
+class Drain:
+    """Publishes the messages of one buffer. Thread safe.
+
+    Args:
+        name: of the route, for the log.
+        buffer: the messages.
+        target: where they are published.
+        priority: of the route among those of the target.
+        in_flight: bound of the messages that are published and not recorded as confirmed.
+        rate: limits the rate; ``None``: unlimited.
+        dead_letter: keeps a message that cannot be published, with the reason; returns whether it is kept.
+
+    Attributes:
+        published: messages that the target has taken, since the start.
+        retried: publications that were repeated.
+        in_flight: messages that are published and not settled.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        buffer: Buffer,
+        target: Target,
+        *,
+        priority: int,
+        in_flight: int,
+        rate: RateSettings | None,
+        dead_letter: Callable[[Stored, str], bool],
+    ) -> None:
+        self.name = name
+        self.priority = priority
+        self._buffer = buffer
+        self._target = target
+        self._window = in_flight
+        self._dead_letter = dead_letter
+        self._bucket = TokenBucket.of(rate)
+        #: targets and settings that are to be used when nothing is in flight
+        self._changes: deque[tuple[Target, RouteSettings]] = deque()
+        self.published = self.retried = self.in_flight = 0
+        #: outcomes that the loop has noted
+        self._outcomes: deque[tuple[Stored, Promise[None]]] = deque()
+        self._failed: list[tuple[Stored, MessagingError]] = []
+        self._delays: Iterator[float] | None = None
+        #: monotonic time before which nothing is published
+        self._not_before = 0.0
+        #: whether something may have changed that the worker has not seen
+        self._is_pending = False
+        self._is_stopped = False
+        self._serial = Serial(self._work, self._has_work)
+
+    # --- any thread
+
+    def wake(self) -> None:
+        """Look for messages, outcomes and room. From any thread."""
+        if not self._is_pending:
+            self._is_pending = True
+            self._serial.wake()
+
+    def stop(self) -> None:
+        """Publish nothing more. Messages in flight are settled as their outcomes arrive."""
+        self._is_stopped = True
+
+    def resume(self) -> None:
+        """Publish again, after :meth:`stop`."""
+        self._is_stopped = False
+        self.wake()
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nothing is in flight and nothing waits to be published."""
+        return not self.in_flight and not self._failed and not self._buffer.has_next
+
+    def change(self, target: Target, settings: RouteSettings) -> None:
+        """Publish to a target, and by bounds, that may be other ones than before."""
+        target.widen(settings.buffer.in_flight)
+        self._changes.append((target, settings))
+        self.wake()
+
+    # --- the engine's loop
+
+    def _note(self, stored: Stored, promise: Promise[None]) -> None:
+        self._outcomes.append((stored, promise))
+        if not self._is_pending:
+            self._is_pending = True
+            self._serial.wake()
+
+    def _wake_in(self, seconds: float) -> None:
+        running = engine()
+        running.call(running.loop.call_later, seconds, self.wake)
+
+    # --- the worker
+
+    def _has_work(self) -> bool:
+        return self._is_pending
+
+    def _work(self) -> None:
+        try:
+            while True:
+                # cleared first: what changes from here on is looked at again
+                self._is_pending = False
+                self._settle()
+                if self._failed and not self.in_flight:
+                    self._retry()
+                if self._changes and not self.in_flight:
+                    self._adopt()
+                if not self._publish():
+                    return
+        except MessagingError as error:  # the disk cannot be read
+            if not isinstance(error, ClosedError):
+                logger.error("route '%s': %s; trying again in %g s", self.name, error, _LONGEST_PAUSE / 30)
+                self._wake_in(_LONGEST_PAUSE / 30)
+        except Exception:  # a defect: it must not end the route
+            logger.exception("route '%s': publishing failed; going on in %g s", self.name, _LONGEST_PAUSE / 30)
+            self._wake_in(_LONGEST_PAUSE / 30)
+
+    def _adopt(self) -> None:
+        """Use the newest target and settings."""
+        target, settings = self._changes.pop()
+        self._changes.clear()
+        self._target.give_back(self, 0, is_idle=True)
+        self._target, self.priority = target, settings.priority
+        self._window = settings.buffer.in_flight
+        self._bucket = TokenBucket.of(settings.rate)
+
+    def _settle(self) -> None:
+        """Take the outcomes that have arrived."""
+        outcomes, count = self._outcomes, 0
+        while outcomes:
+            stored, promise = outcomes.popleft()
+            count += 1
+            error = promise.exception(0)
+            if error is None:
+                self.published += 1
+                self._delays = None
+                self._buffer.settle(stored)
+            else:
+                self._failed.append((stored, error))
+        if count:
+            self.in_flight -= count
+            self._target.give_back(self, count, is_idle=not self._buffer.has_next)
+
+    def _retry(self) -> None:
+        """Return the failed messages to the buffer, in order, but for those that cannot be published."""
+        failed, self._failed = sorted(self._failed, key=lambda each: each[0].offset), []
+        again: list[Stored] = []
+        reason: MessagingError | None = None
+        for stored, error in failed:
+            if isinstance(error, PublishRefusedError):
+                stored.attempts += 1
+            is_dead = isinstance(error, _PERMANENT) or stored.attempts >= ATTEMPTS
+            if is_dead and self._dead_letter(stored, f"{type(error).__name__}: {error}"):
+                self._buffer.settle(stored)
+                continue
+            again.append(stored)
+            reason = reason or error
+        if reason is None:
+            return
+        self.retried += len(again)
+        self._buffer.put_back(again)
+        if self._is_stopped or isinstance(reason, ClosedError):
+            return
+        if self._delays is None:
+            self._delays = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
+        pause = next(self._delays)
+        logger.warning(
+            "route '%s': %d messages were not taken: %s; publishing again in %.3g s",
+            self.name,
+            len(again),
+            reason,
+            pause,
+        )
+        self._not_before = time.monotonic() + pause
+        self._wake_in(pause)
+
+    def _publish(self) -> bool:
+        """Publish what there is room for; return whether to go on at once."""
+        buffer, target = self._buffer, self._target
+        wanted = self._wanted()
+        if wanted <= 0:
+            target.give_back(self, 0, is_idle=True)
+            return False
+        limit = buffer.recorded + self._window
+        granted = target.take(self, wanted)
+        done = 0
+        try:
+            while done < granted and buffer.next_offset < limit:
+                stored = buffer.take()
+                if stored is None:
+                    break
+                try:
+                    promise = target.publish(stored)
+                except BoundReachedError:
+                    buffer.put_back([stored])
+                    self._wake_in(_NO_ROOM)
+                    return False
+                except MessagingError as error:
+                    self._failed.append((stored, error))
+                    return True
+                done += 1
+                self.in_flight += 1
+                promise.listen(partial(self._note, stored, promise))
+        finally:
+            if self._bucket is not None:
+                self._bucket.take(done)
+            if done < granted:
+                target.give_back(self, granted - done, is_idle=True)
+        return done > 0
+
+    def _wanted(self) -> int:
+        """Return how many messages may be published now, as far as this route is concerned."""
+        if self._is_stopped or self._failed or self._changes or not self._buffer.has_next or not self._target.is_up:
+            return 0
+        if time.monotonic() < self._not_before:
+            return 0  # a timer wakes it
+        wanted = min(_BURST, self._window - self.in_flight)
+        if self._bucket is None or wanted <= 0:
+            return wanted
+        available = self._bucket.available()
+        if available < 1:
+            self._wake_in(self._bucket.wait())
+        return min(wanted, available)

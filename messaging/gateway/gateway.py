@@ -1,0 +1,391 @@
+"""The gateway: instances, routes, requests and states of devices of one configuration, run together.
+
+**Threads.** ``start``, ``reload`` and ``close`` may be called from any thread; one lock has them run one after the
+other. Messages are handled on worker threads, see :mod:`messaging.gateway.intake` and :mod:`messaging.gateway.drain`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import messaging
+from messaging.errors import ClosedError, ConfigurationError, MessagingError
+from messaging.execution import Flag, Waiters, seconds
+from messaging.gateway.control import ControlServer
+from messaging.gateway.dead_letters import Selection
+from messaging.gateway.devices import DeviceStates
+from messaging.gateway.reports import GatewayDTO
+from messaging.gateway.requests import RequestRoute
+from messaging.gateway.route import ROUTES_FOLDER, Route
+from messaging.gateway.status import Status
+from messaging.gateway.targets import Target
+from messaging.reporting import register_reporter
+from messaging.services import ServiceRegistry, default_registry
+from messaging.text import SafeLog, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+
+    from messaging import Messaging
+    from messaging.connection import ConnectionState
+    from messaging.gateway.control import Calls
+    from messaging.gateway.settings import GatewaySettings, InstanceSettings
+    from messaging.services import ServiceRegistration
+
+logger = SafeLog(__name__)
+
+#: how long a stop waits for messages on their way to the disk, seconds
+_STORE_TIMEOUT: Final = 5.0
+#: how long closing an instance may take, seconds
+_CLOSE_TIMEOUT: Final = 3.0
+#: pause between two looks at what is being drained, seconds
+_LOOK: Final = 0.05
+
+
+class Gateway:
+    """Store-and-forward routes between messaging instances, as a configuration describes them. Thread safe.
+
+    ::
+
+        gateway = Gateway(load("gateway.toml"))
+        gateway.run()                                  # until another thread calls stop()
+
+        with Gateway(settings) as gateway:             # or beside the rest of a program
+            ...
+
+    A message is acknowledged to its source when it is on the disk, and removed from the disk when its target has
+    confirmed it. Brokers may be away when the gateway starts.
+
+    Args:
+        settings: the configuration; :func:`messaging.gateway.load` reads it from a file.
+        services: the registry of its instances, and of its reporter; by default the process's one.
+        **connecting: further arguments of each :func:`messaging.connect`, such as ``interceptors``.
+
+    Attributes:
+        settings: the present configuration.
+        kind, name: see :class:`~messaging.reporting.Reporter`.
+    """
+
+    kind = "gateway"
+
+    def __init__(
+        self, settings: GatewaySettings, *, services: ServiceRegistry | None = None, **connecting: Any
+    ) -> None:
+        self.settings = settings
+        self.name = settings.name
+        self._services = default_registry() if services is None else services
+        self._connecting = connecting
+        self._lock = threading.RLock()  # held while the gateway starts, changes or stops
+        self._state = "stopped"
+        self._started = 0.0
+        self._reloads = 0
+        self._instances: dict[str, Messaging] = {}
+        self._targets: dict[str, Target] = {}
+        self._routes: dict[str, Route] = {}
+        self._requests: dict[str, RequestRoute] = {}
+        self._devices: dict[str, DeviceStates] = {}
+        self._status: Status | None = None
+        self._registration: ServiceRegistration | None = None
+        self._control: ControlServer | None = None
+        self._stop = Flag()
+        #: called for a reload that the control socket asks for; returns the settings to change to
+        self.read_settings: Callable[[], GatewaySettings] | None = None
+
+    # --- life cycle
+
+    def start(self) -> Self:
+        """Open the buffers and connect; return before the brokers are reached.
+
+        Raises:
+            ConfigurationError: the settings contradict each other, or an instance cannot be made of them.
+            JournalError: a buffer cannot be opened: another gateway uses the folder, say.
+            ClosedError: the gateway was started before.
+        """
+        with self._lock:
+            if self._state != "stopped" or self._started:
+                raise ClosedError(f"gateway '{self.name}': it was started before; make another one")
+            self._started = time.time()
+            self._state = "starting"
+            try:
+                self.settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+                for name, each in self.settings.instances.items():
+                    self._connect(name, each)
+                for route_name in self.settings.routes:
+                    self._routes[route_name] = self._new_route(route_name, self.settings)
+                for route in self._routes.values():
+                    route.start()
+                self._start_others(self.settings)
+                self._control = ControlServer(self.settings.data, self._calls())
+                self._registration = register_reporter(self._services, self)
+            except OSError as error:
+                self._close(0.0)
+                raise ConfigurationError(f"gateway '{self.name}': data folder: {error}") from error
+            except BaseException:
+                self._close(0.0)
+                raise
+            self._state = "running"
+        logger.info("gateway '%s': running with %d routes", self.name, len(self._routes))
+        return self
+
+    def run(self) -> None:
+        """Start, wait until :meth:`stop`, then close. Raises as :meth:`start`."""
+        self.start()
+        try:
+            self._stop.wait()
+        finally:
+            self.close()
+
+    def stop(self) -> None:
+        """Have :meth:`run` end. From any thread, and from a signal handler."""
+        self._stop.set()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Stop taking messages, publish what is stored for at most ``timeout`` seconds, and close. Idempotent.
+
+        What is not published stays on the disk, and the next run publishes it. Messages that are not stored stay with
+        their brokers.
+
+        Args:
+            timeout: ``None``: the setting ``drain_timeout``.
+
+        Raises:
+            ArgumentError: ``timeout`` is no number.
+        """
+        limit = self.settings.drain_timeout if timeout is None else seconds(timeout)
+        self._stop.set()
+        with self._lock:
+            if self._state in ("stopped", "closed"):
+                self._state = "closed"
+                return
+            self._state = "stopping"
+            self._close(limit)
+        logger.info("gateway '%s': stopped", self.name)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _connect(self, name: str, settings: InstanceSettings) -> None:
+        url, keywords = settings.connect_arguments()
+        arguments = {"start_offline": True, "name": f"{self.name}-{name}", **keywords, **self._connecting}
+        instance = messaging.connect(url, services=self._services, **arguments)
+        self._instances[name] = instance
+        self._targets[name] = Target(instance, 1)
+        instance.connection_state.subscribe(lambda state: self._note_state(name, state))
+
+    def _note_state(self, name: str, state: ConnectionState) -> None:
+        """Have routes publish when their target is connected. On a worker thread."""
+        if state.is_up:
+            for route in [*self._routes.values()]:
+                if route.settings.target.instance == name:
+                    route.wake()
+        for devices in [*self._devices.values()]:
+            devices.note_state(name, is_up=state.is_up)
+
+    def _new_route(self, name: str, settings: GatewaySettings) -> Route:
+        return Route(
+            name, settings.routes[name], self.name, settings.data / ROUTES_FOLDER / name, settings.max_hops,
+            self._instances, self._targets,
+        )  # fmt: skip
+
+    def _start_others(self, settings: GatewaySettings) -> None:
+        """Start requests, states of devices and the status of ``settings``; nothing of them is running."""
+        for name, request in settings.requests.items():
+            if request.enabled:
+                self._requests[name] = RequestRoute(name, request, self.name, settings.max_hops, self._instances)
+        for name, devices in settings.devices.items():
+            self._devices[name] = DeviceStates(name, devices, self.name, self._instances)
+        for route in self._requests.values():
+            route.start()
+        for states in self._devices.values():
+            states.start()
+        if settings.status is not None:
+            self._status = Status(settings.status, self._instances[settings.status.instance], self.report)
+            self._status.start()
+
+    def _stop_others(self) -> None:
+        for request in self._requests.values():
+            request.close()
+        for devices in self._devices.values():
+            devices.close()
+        self._requests, self._devices = {}, {}
+        if self._status is not None:
+            self._status.close()
+            self._status = None
+
+    def _close(self, limit: float) -> None:
+        """Release everything, in order. Under the lock."""
+        if self._registration is not None:
+            self._registration.unregister()
+        if self._control is not None:
+            self._control.close()
+        for route in self._routes.values():
+            route.pause_intake()
+        for request in self._requests.values():
+            request.close()
+        deadline = time.monotonic() + limit
+        waiting = Waiters()
+        while not all(route.is_drained for route in self._routes.values()):
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._can_drain():
+                break
+            waiting.wait_for(lambda: False, min(left, _LOOK))
+        for route in self._routes.values():
+            route.stop()
+        left_over = sum(route.buffer.depth for route in self._routes.values())
+        if left_over:
+            logger.info("gateway '%s': %d messages stay on the disk for the next run", self.name, left_over)
+        self._stop_others()
+        for instance in self._instances.values():
+            instance.close(_CLOSE_TIMEOUT)
+        for route in self._routes.values():
+            route.close()
+        self._state = "closed"
+
+    def _can_drain(self) -> bool:
+        """Return whether a route with stored messages has a target that is connected."""
+        return any(
+            not route.is_drained and (route.buffer.storing or self._targets[route.settings.target.instance].is_up)
+            for route in self._routes.values()
+        )
+
+    # --- changing
+
+    def reload(self, settings: GatewaySettings) -> None:
+        """Change to another configuration while running; what is the same in both goes on without interruption.
+
+        Buffers are kept: those of routes that are gone stay on the disk. Bounds and policies of a buffer, the name and
+        the data folder take effect with the next start.
+
+        Raises:
+            ConfigurationError: the configuration cannot be run; the present one goes on.
+            JournalError: the buffer of a new route cannot be opened; the present configuration goes on.
+            ClosedError: the gateway does not run.
+        """
+        with self._lock:
+            if self._state != "running":
+                raise ClosedError(f"gateway '{self.name}': it is {self._state}, and cannot change its configuration")
+            self._check_change(settings)
+            self._change(settings)
+            self._reloads += 1
+        logger.info("gateway '%s': runs by the changed configuration, with %d routes", self.name, len(self._routes))
+
+    def _check_change(self, settings: GatewaySettings) -> None:
+        for what in ("name", "data"):
+            if getattr(settings, what) != getattr(self.settings, what):
+                raise ConfigurationError(f"gateway '{self.name}': {what} cannot change while it runs; restart it")
+        for name, each in settings.routes.items():
+            old = self.settings.routes.get(name)
+            if old is not None and old.buffer != each.buffer:
+                changed = {
+                    key
+                    for key in type(each.buffer).model_fields
+                    if getattr(each.buffer, key) != getattr(old.buffer, key)
+                }
+                if changed - {"in_flight"}:
+                    logger.warning(
+                        "gateway '%s': routes.%s.buffer: %s take effect with the next start",
+                        self.name, name, ", ".join(sorted(changed - {"in_flight"})),
+                    )  # fmt: skip
+
+    def _change(self, settings: GatewaySettings) -> None:
+        """Change routes and instances. Under the lock."""
+        old = self.settings
+        replaced = {
+            name for name, each in old.instances.items()
+            if name in settings.instances and settings.instances[name] != each
+        }  # fmt: skip
+        gone = (set(old.instances) - set(settings.instances)) | replaced
+        self._stop_others()
+        # routes of an instance that is replaced start anew; their buffers are closed and opened again
+        affected = {
+            name for name, route in self._routes.items()
+            if name not in settings.routes or {route.settings.source.instance, route.settings.target.instance} & gone
+        }  # fmt: skip
+        for name in affected:
+            self._routes.pop(name).remove()
+        for name in gone:
+            self._targets.pop(name)
+            self._instances.pop(name).close(_CLOSE_TIMEOUT)
+        for name, each in settings.instances.items():
+            if name not in self._instances:
+                self._connect(name, each)
+        failure: MessagingError | None = None
+        for name, each_route in settings.routes.items():
+            try:
+                if name in self._routes:
+                    if self._routes[name].settings != each_route:
+                        self._routes[name].change(each_route)
+                else:
+                    route = self._routes[name] = self._new_route(name, settings)
+                    route.start()
+            except MessagingError as error:
+                logger.error("gateway '%s': route '%s' is not changed: %s", self.name, name, error)
+                failure = failure or error
+        self.settings = settings
+        self._start_others(settings)
+        if failure is not None:
+            raise failure
+
+    # --- routes, and requests of the control socket
+
+    def route(self, name: str) -> Route:
+        """Return a running route.
+
+        Raises:
+            ConfigurationError: there is none of that name.
+        """
+        found = self._routes.get(name)
+        if found is None:
+            hint = did_you_mean(name, self._routes) or f"there are {', '.join(self._routes) or 'none'}"
+            raise ConfigurationError(f"gateway '{self.name}': no route '{name}'; {hint}")
+        return found
+
+    def _calls(self) -> Calls:
+        return {
+            "status": lambda _: dataclasses.asdict(self.report()) | {"problems": self.problems()},
+            "reload": self._reload_by_call,
+            "replay": lambda given: self.route(given["route"]).replay(_selection(given), given.get("rate"))._asdict(),
+            "drop": lambda given: self.route(given["route"]).drop(_selection(given)),
+        }
+
+    def _reload_by_call(self, _: Mapping[str, Any]) -> None:
+        if self.read_settings is None:
+            raise ConfigurationError(f"gateway '{self.name}': it was not started from a file")
+        self.reload(self.read_settings())
+
+    # --- state
+
+    def report(self) -> GatewayDTO:
+        """Return a snapshot of the state: routes, requests, devices, with their counters."""
+        return GatewayDTO(
+            name=self.name,
+            state=self._state,
+            started=self._started,
+            reloads=self._reloads,
+            routes=tuple(route.report() for route in [*self._routes.values()]),
+            requests=tuple(each.report() for each in [*self._requests.values()]),
+            devices=tuple(each.report() for each in [*self._devices.values()]),
+        )
+
+    def problems(self) -> list[str]:
+        """Return what keeps the gateway from storing messages, or from answering requests."""
+        found = [] if self._state == "running" else [f"the gateway is {self._state}"]
+        for route in [*self._routes.values()]:
+            found += route.problems()
+        return found
+
+    def __repr__(self) -> str:
+        return f"<Gateway {self.name!r} {self._state}>"
+
+
+def _selection(given: Mapping[str, Any]) -> Selection:
+    return Selection(given.get("ids") or (), given.get("where"))

@@ -1,0 +1,504 @@
+"""The intake of a route: subscribes to the source, applies the pipeline, and stores what comes out of it.
+
+A message of the source is acknowledged when everything that was made of it is on the disk, when the pipeline has
+filtered it out, or when it is a dead letter. Until then its broker has it, and delivers it again after a crash.
+
+**Threads.** The messages of a route are handled one at a time, on worker threads: functions of a configuration run
+there. Outcomes arrive on the thread of the journal. Timers run on the engine's loop and only wake a worker.
+
+**Bounds.** The source sends ahead as many messages as ``prefetch`` says. Where it cannot be held back, at QoS 0, the
+intake waits while ``_STORING`` messages wait for the disk, and the buffer of the stream overflows, as its policy says.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections import deque
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.bounded import BoundedCache
+from messaging.connection import delays
+from messaging.errors import ArgumentError, ClosedError, JournalError, MessagingError
+from messaging.execution import Flag, Serial, engine, workers
+from messaging.gateway.buffer import Stored
+from messaging.gateway.destinations import Shape, passed_gateways
+from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Draft
+from messaging.journal import Record
+from messaging.model import Features, MessageContext, stored_properties
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from messaging import MessageStream, Messaging, Promise
+    from messaging.gateway.buffer import Buffer
+    from messaging.gateway.destinations import Destination, Destinations
+    from messaging.gateway.pipeline import Outcome, Pipeline
+    from messaging.gateway.settings import RouteSettings
+
+logger = SafeLog(__name__)
+
+#: messages that may wait for the disk where the source cannot be held back
+_STORING: Final = 10_000
+#: how long a source without acknowledgement is held up for the disk at a time, seconds
+_HOLD: Final = 30.0
+#: bounds of the pause before a subscription that failed is made again, seconds
+_SHORTEST_PAUSE: Final = 0.5
+_LONGEST_PAUSE: Final = 60.0
+#: pause before a dead letter is written again after a failure, seconds
+_RETRY: Final = 0.5
+#: channels whose captures and target are kept
+_CACHED: Final = 4096
+#: subscription option of MQTT 5: retained messages keep their flag
+_RETAIN_AS_PUBLISHED: Final = "retainAsPublished"
+
+
+class IntakeCounts:
+    """Numbers of messages of the source since the start.
+
+    Attributes:
+        received: from the broker.
+        filtered: acknowledged without being stored, because the pipeline let them out.
+        looped: dropped, because they had passed this gateway before.
+        failed: dead letters, because the pipeline or the target cannot handle them.
+    """
+
+    __slots__ = ("failed", "filtered", "looped", "received")
+
+    def __init__(self) -> None:
+        self.received = self.filtered = self.looped = self.failed = 0
+
+
+class Rules:
+    """How the messages of a route are handled: what a changed configuration replaces. For one thread at a time."""
+
+    def __init__(
+        self, name: str, gateway: str, settings: RouteSettings, pipeline: Pipeline, destinations: Destinations,
+        max_hops: int,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.gateway = gateway
+        self.settings = settings
+        self.pipeline = pipeline
+        self.max_hops = max_hops
+        #: whether messages are held for a time
+        self.has_timers = settings.batch is not None or (settings.sample is not None and settings.sample.keep == "last")
+        self._destinations = destinations
+        self._pattern = ChannelPattern(settings.source.channel)
+        self._template = ChannelTemplate(settings.target.channel)
+        self._captures: BoundedCache[str, Mapping[str, str]] = BoundedCache(_CACHED)
+        self._direct: BoundedCache[tuple[Any, ...], Destination] = BoundedCache(_CACHED)
+
+    @staticmethod
+    def holds_messages(settings: RouteSettings) -> bool:
+        """Return whether the pipeline of a route holds messages for a time."""
+        return settings.batch is not None or (settings.sample is not None and settings.sample.keep == "last")
+
+    def captures(self, channel: str) -> Mapping[str, str]:
+        """Return the values for templates: the captures, ``channel`` and ``gateway``."""
+        found = self._captures.get(channel)
+        if found is None:
+            captured = self._pattern.match(channel) or {}
+            found = self._captures[channel] = MappingProxyType(
+                {"channel": channel, "gateway": self.gateway, **captured}
+            )
+        return found
+
+    def direct(self, context: MessageContext, extensions: Mapping[str, Any]) -> Destination:
+        """Return the destination of a message that the pipeline leaves as it is."""
+        channel = context.channel
+        assert channel is not None  # noqa: S101  # received messages have one
+        user_headers = extensions.get(Features.EXTENSION_HEADERS)
+        key = (
+            channel,
+            context.content_type,
+            context.content_encoding,
+            extensions.get("retain"),
+            extensions.get("priority"),
+        )
+        is_plain = not user_headers and context.correlation_id is None
+        found = self._direct.get(key) if is_plain else None
+        if found is None:
+            values = self.captures(channel)
+            found = self._destinations.find(self._template.render(values), _shape(context, extensions), values)
+            if is_plain:
+                self._direct[key] = found
+        return found
+
+    def draft(self, payload: bytes, context: MessageContext, message_id: str | None, source: Any) -> Draft:
+        """Return a received message for the pipeline."""
+        channel = context.channel or ""
+        extensions = context.extensions
+        return Draft(
+            channel=channel,
+            captures=self.captures(channel),
+            payload=payload,
+            content_type=context.content_type,
+            content_encoding=context.content_encoding,
+            headers=dict(extensions.get(Features.EXTENSION_HEADERS) or {}),
+            timestamp=time.time(),
+            message_id=message_id,
+            retain=bool(extensions.get(Features.EXTENSION_RETAIN)),
+            sources=(source,),
+        )
+
+    def rerun(
+        self, buffer: Buffer, payload: bytes, context: MessageContext, message_id: str | None, source: Any
+    ) -> list[Stored]:
+        """Return what comes out of a message that was received before, with the source as its only token.
+
+        Raises:
+            MessagingError: the message fails again.
+        """
+        now = time.monotonic()
+        ready = [
+            *self.pipeline.process(self.draft(payload, context, message_id, source), now).ready,
+            *self.pipeline.flush().ready,
+        ]
+        if not ready:  # filtered out by now
+            source.settle(True)
+        tokens = _Shared.of(ready)
+        return [
+            Stored(buffer, each.payload, self.of_draft(each), each.message_id or message_id or "", tokens[id(each)])
+            for each in ready
+        ]
+
+    def of_draft(self, draft: Draft) -> Destination:
+        """Return the destination of a message that has passed the pipeline."""
+        values = {**self.captures(draft.channel), **draft.captures}
+        channel = draft.target or self._template.render(values)
+        shape = Shape(
+            draft.content_type,
+            draft.content_encoding,
+            headers=draft.headers,
+            passed=passed_gateways({Features.EXTENSION_HEADERS: draft.headers}),
+            retain=draft.retain,
+        )
+        return self._destinations.find(channel, shape, values)
+
+
+class Intake:
+    """Takes the messages of one route. Thread safe.
+
+    Args:
+        rules: how they are handled.
+        source: the instance that they come from.
+        buffer: where they are stored.
+        counts: are kept over a change of the source.
+    """
+
+    def __init__(self, rules: Rules, source: Messaging, buffer: Buffer, counts: IntakeCounts) -> None:
+        self.counts = counts
+        #: why the source sends nothing; ``None``: it does
+        self.problem: str | None = None
+        self._rules = rules
+        #: the rules that take the place of the present ones with the next message
+        self._replacement: Rules | None = None
+        self._source = source
+        self._buffer = buffer
+        self._stream: MessageStream[Any] | None = None
+        self._is_stopped = False
+        self._delays: Iterator[float] = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
+        self._ids = itertools.count(1)
+        self._id = secrets.token_hex(6)
+        self._room = buffer.room
+        # --- with batches or held samples, a worker of its own handles messages and timers
+        self._inbox: deque[Any] = deque()
+        self._is_pending = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._serial = Serial(self._drain_inbox, lambda: self._is_pending)
+
+    # --- subscribing
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether it takes no more messages."""
+        return self._is_stopped
+
+    def start(self) -> None:
+        """Subscribe, on a worker thread: it waits for the broker."""
+        workers().submit(self._subscribe)
+
+    def _subscribe(self) -> None:
+        if self.is_stopped:
+            return
+        try:
+            self._stream = stream = self._open(self._rules)
+            stream.ready.add_done_callback(self._note_ready)
+            stream.subscribe(self._enqueue if self._rules.has_timers else self._take, self._ended, None)
+            if self.is_stopped:  # meanwhile
+                stream.close()
+        except ClosedError:
+            return
+        except MessagingError as error:
+            self._ended(error)
+
+    def _open(self, rules: Rules) -> MessageStream[Any]:
+        source, settings = self._source, rules.settings.source
+        features = source.features
+        extensions: dict[str, Any] = dict(settings.extensions)
+        if settings.qos is not None:
+            extensions[Features.EXTENSION_QOS] = settings.qos
+        elif Features.EXTENSION_QOS in features:
+            extensions.setdefault(Features.EXTENSION_QOS, 1)
+        if settings.queue is not None:
+            extensions[Features.EXTENSION_QUEUE] = settings.queue
+        if settings.deduplicate is not None:
+            extensions[Features.EXTENSION_DEDUPLICATE] = settings.deduplicate
+        if rules.settings.target.retain == "keep" and _RETAIN_AS_PUBLISHED in features:
+            extensions.setdefault(_RETAIN_AS_PUBLISHED, True)
+        is_unacknowledged = str(extensions.get(Features.EXTENSION_QOS)) == "0"
+        extensions[Features.EXTENSION_PREFETCH] = settings.prefetch
+        extensions[Features.EXTENSION_BUFFER_SIZE] = settings.prefetch
+        context = MessageContext(ChannelPattern(settings.channel).pattern, extensions=MappingProxyType(extensions))
+        subscribe = source.subscription.subscribe
+        if is_unacknowledged:
+            return subscribe(context)
+        try:
+            return subscribe(context, keep_subscription=True, acknowledge="manual")
+        except ArgumentError:
+            logger.warning(
+                "route '%s': the broker of '%s' keeps no messages of %r while the gateway is away; set a queue, or a "
+                "client_id and a session", rules.name, source.name, settings.channel,
+            )  # fmt: skip
+            return subscribe(context, acknowledge="manual")
+
+    def _note_ready(self, ready: Promise[None]) -> None:
+        if ready.exception(0) is None:
+            self.problem = None
+            self._delays = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
+
+    def _ended(self, error: Exception) -> None:
+        """Subscribe again: the broker has refused or ended the subscription."""
+        if self._is_stopped:
+            return
+        pause = next(self._delays)
+        logger.error("route '%s': %s; subscribing again in %.3g s", self._rules.name, error, pause)
+        self.problem = str(error)
+        running = engine()
+        running.call(running.loop.call_later, pause, self.start)
+
+    def replace(self, rules: Rules) -> None:
+        """Handle messages by other rules from the next one on. The source must be the same, and ``has_timers``."""
+        self._replacement = rules
+        if rules.has_timers:
+            self._wake()
+
+    def _adopt(self) -> None:
+        """Change to the new rules, after what the old ones hold is stored. On the worker."""
+        rules, self._replacement = self._replacement, None
+        if rules is not None:
+            old, self._rules = self._rules, rules
+            self._finish(old, old.pipeline.flush())
+
+    def pause(self) -> None:
+        """Take no more messages. Those that are not stored stay with their broker."""
+        self._is_stopped = True
+        if self._timer is not None:
+            engine().call(self._timer.cancel)
+        self._room.wake()
+
+    def unsubscribe(self) -> None:
+        """End the subscription at the broker, after :meth:`pause`."""
+        if self._stream is not None:
+            self._stream.close()
+
+    # --- messages
+
+    def _take(self, message: Any) -> None:
+        """Handle a message. On a worker thread, one at a time."""
+        if self._is_stopped:
+            return
+        if self._replacement is not None:
+            self._adopt()
+        incoming = message.context
+        self.counts.received += 1
+        rules = self._rules
+        extensions = incoming.extensions
+        try:
+            passed = passed_gateways(extensions)
+            if passed and (rules.gateway in passed or len(passed) >= rules.max_hops):
+                self._refuse_looped(incoming, passed)
+                return
+            if rules.pipeline.is_plain:
+                destination = rules.direct(incoming, extensions)
+                message_id = extensions.get(Features.EXTENSION_MESSAGE_ID) or self._new_id()
+                self._store(Stored(self._buffer, message.payload, destination, message_id, (incoming,)))
+            else:
+                message_id = extensions.get(Features.EXTENSION_MESSAGE_ID) or self._new_id()
+                draft = rules.draft(message.payload, incoming, message_id, message)
+                self._finish(rules, rules.pipeline.process(draft, time.monotonic()))
+        except ClosedError:
+            return
+        except MessagingError as error:
+            self._fail(message, error)
+        except Exception as error:  # a defect: the message must not be lost, and the route must go on
+            logger.exception("route '%s': a message of %r failed", rules.name, incoming.channel)
+            self._fail(message, MessagingError(f"{type(error).__name__}: {error}"))
+
+    def _finish(self, rules: Rules, outcome: Outcome) -> None:
+        """Store what has passed the pipeline, and acknowledge what has not."""
+        for message in outcome.released:
+            self.counts.filtered += 1
+            message.context.settle(True)
+        shared = _Shared.of(outcome.ready)
+        for draft in outcome.ready:
+            try:
+                destination = rules.of_draft(draft)
+                payload, message_id = draft.payload, draft.message_id or self._new_id()
+                stored = Stored(self._buffer, payload, destination, message_id, shared.get(id(draft), draft.sources))
+            except MessagingError as error:
+                for message in draft.sources:
+                    self._fail(message, error)
+                continue
+            self._store(stored)
+
+    def _store(self, stored: Stored) -> None:
+        buffer = self._buffer
+        if buffer.storing >= _STORING:  # of a source that cannot be held back
+            self._room.wait_for(lambda: buffer.storing < _STORING or self._is_stopped, _HOLD)
+        buffer.store(stored)
+
+    def _new_id(self) -> str:
+        return f"{self._id}-{next(self._ids):x}"
+
+    def _refuse_looped(self, incoming: Any, passed: Sequence[str]) -> None:
+        if not self.counts.looped:
+            logger.warning(
+                "route '%s': dropped a message of %r that has passed the gateways %s: there is a loop of routes",
+                self._rules.name, incoming.channel, ", ".join(passed),
+            )  # fmt: skip
+        self.counts.looped += 1
+        incoming.settle(True)
+
+    def _fail(self, message: Any, error: MessagingError) -> None:
+        """Make a message of the source a dead letter, and acknowledge it. Waits for the disk."""
+        self.counts.failed += 1
+        context = message.context
+        if self.counts.failed == 1:
+            logger.warning("route '%s': a message of %r is a dead letter: %s", self._rules.name, context.channel, error)
+        record = source_record(message)
+        is_reported = False
+        while not self._is_stopped:
+            try:
+                buffer = self._buffer
+                dropped = buffer.journal.add_dead_letter(
+                    record, f"{type(error).__name__}: {error}", most=buffer.max_dead_letters
+                )
+                if dropped:
+                    logger.warning("route '%s': dropped the oldest of its dead letters", self._rules.name)
+                context.settle(True)
+                return
+            except JournalError as failure:
+                if not is_reported:
+                    logger.error("route '%s': %s; trying again each %g s", self._rules.name, failure, _RETRY)
+                is_reported = True
+                Flag().wait(_RETRY)
+
+    # --- batches and held samples
+
+    def _enqueue(self, message: Any) -> None:
+        self._inbox.append(message)
+        if len(self._inbox) >= _STORING:
+            self._room.wait_for(lambda: len(self._inbox) < _STORING or self._is_stopped, _HOLD)
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._is_pending:
+            self._is_pending = True
+            self._serial.wake()
+
+    def _drain_inbox(self) -> None:
+        self._is_pending = False
+        if self._replacement is not None:
+            self._adopt()
+        while self._inbox:
+            self._take(self._inbox.popleft())
+            if self._room.flags:
+                self._room.wake()
+        self._pass_due(time.monotonic())
+
+    def _pass_due(self, now: float) -> None:
+        pipeline = self._rules.pipeline
+        due = pipeline.next_due
+        if due is None or self._is_stopped:
+            return
+        if due <= now:
+            self._finish(self._rules, pipeline.due(now))
+            due = pipeline.next_due
+        if due is not None:
+            running = engine()
+            running.call(self._arm, max(0.001, due - now))
+
+    def _arm(self, pause: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._is_stopped:
+            self._timer = engine().loop.call_later(pause, self._wake)
+
+
+class _Shared:
+    """A message of the source of which several were made: it is acknowledged when all of them are stored."""
+
+    __slots__ = ("_left", "_message")
+
+    def __init__(self, message: Any, count: int) -> None:
+        self._message = message
+        self._left = count
+
+    @staticmethod
+    def of(drafts: Sequence[Draft]) -> Mapping[int, Sequence[Any]]:
+        """Return the tokens of drafts by identity; a token has ``settle``, as the context of a message."""
+        if not drafts:
+            return {}
+        counts: dict[int, int] = {}
+        for draft in drafts:
+            for message in draft.sources:
+                counts[id(message)] = counts.get(id(message), 0) + 1
+        shared: dict[int, _Shared] = {}
+        tokens: dict[int, Sequence[Any]] = {}
+        for draft in drafts:
+            found: list[Any] = []
+            for message in draft.sources:
+                count = counts[id(message)]
+                if count == 1:
+                    found.append(message.context)
+                else:
+                    found.append(shared.setdefault(id(message), _Shared(message, count)))
+            tokens[id(draft)] = found
+        return tokens
+
+    def settle(self, acknowledged: bool) -> None:
+        """Note that one of the messages is stored. On the thread of the journal only."""
+        self._left -= 1
+        if not self._left:
+            self._message.context.settle(acknowledged)
+
+
+def source_record(message: Any) -> Record:
+    """Return a message of the source as the record of a dead letter: its offset is -1, it was not in the buffer."""
+    context = message.context
+    extensions = {key: value for key, value in context.extensions.items() if key != Features.EXTENSION_QOS}
+    plain = MessageContext(
+        context.channel, None, context.content_type, context.content_encoding, context.correlation_id,
+        context.reply_to_channel, MappingProxyType(extensions),
+    )  # fmt: skip
+    message_id = context.extensions.get(Features.EXTENSION_MESSAGE_ID)
+    return Record(-1, time.time(), context.channel, message.payload, stored_properties(plain), message_id)
+
+
+def _shape(context: MessageContext, extensions: Mapping[str, Any]) -> Shape:
+    found = extensions.get(Features.EXTENSION_HEADERS)
+    return Shape(
+        context.content_type,
+        context.content_encoding,
+        context.correlation_id,
+        found,
+        passed_gateways(extensions),
+        retain=bool(extensions.get(Features.EXTENSION_RETAIN)),
+        priority=extensions.get(Features.EXTENSION_PRIORITY),
+    )

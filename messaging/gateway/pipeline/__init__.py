@@ -1,0 +1,20 @@
+"""The pipeline of a gateway's route: values in, values out; no input or output, no threads.
+
+::
+
+    pipeline     the steps of a route in order
+    patterns     channel patterns with captures, and channels made of captured values
+    draft        a message on its way
+    steps        filters and transforms
+    thinning     deadband and sampling
+    batches      combining and compressing messages
+    paths        fields of JSON values
+    units        units of measure
+"""
+
+from messaging.gateway.pipeline.draft import Draft as Draft
+from messaging.gateway.pipeline.patterns import ChannelPattern as ChannelPattern
+from messaging.gateway.pipeline.patterns import ChannelTemplate as ChannelTemplate
+from messaging.gateway.pipeline.pipeline import Outcome as Outcome
+from messaging.gateway.pipeline.pipeline import Pipeline as Pipeline
+from messaging.gateway.pipeline.pipeline import PipelineError as PipelineError

@@ -1,0 +1,139 @@
+"""A message on its way through the pipeline of a route."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.codecs.encodings import MAX_DECODED_SIZE, Encodings, decompress, parse_encodings
+from messaging.errors import CodecError, DecodeError, EncodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: the value of a draft that was not decoded
+_UNREAD: Final = object()
+_JSON: Final = "application/json"
+
+
+def read_json(payload: bytes, content_encoding: str | None, *, limit: int = MAX_DECODED_SIZE) -> Any:
+    """Return the value of a JSON payload.
+
+    Raises:
+        DecodeError: the payload is not JSON in UTF-8, or is too large when it is decompressed.
+        UnknownContentEncodingError, MissingExtraError: the content encoding cannot be undone.
+    """
+    if content_encoding is not None:
+        encodings = parse_encodings(content_encoding)
+        payload = decompress(payload, Encodings(None, encodings.compressions), limit)
+    try:
+        return json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"the payload is not JSON: {type(error).__name__}") from None
+
+
+class Draft:
+    """A message on its way through a route. For one thread at a time.
+
+    Attributes:
+        channel: where it arrived.
+        captures: values for templates by name.
+        payload: the bytes, in their content encoding; encoded anew after :meth:`set_value`.
+        content_type, content_encoding: of the payload.
+        headers: user headers, which steps may change.
+        timestamp: when the gateway received it, seconds since the epoch.
+        message_id: travels with the message; ``None``: the gateway makes one.
+        retain: whether the source has retained it.
+        target: channel to publish to, given by a step; ``None``: that of the route.
+        sources: tokens of the messages of the source that it stands for.
+    """
+
+    __slots__ = (
+        "_payload", "_value", "captures", "channel", "content_encoding", "content_type", "headers", "message_id",
+        "retain", "sources", "target", "timestamp",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        channel: str,
+        payload: bytes,
+        *,
+        captures: Mapping[str, str] | None = None,
+        content_type: str | None = None,
+        content_encoding: str | None = None,
+        headers: dict[str, Any] | None = None,
+        timestamp: float = 0.0,
+        message_id: str | None = None,
+        retain: bool = False,
+        target: str | None = None,
+        sources: Sequence[Any] = (),
+    ) -> None:
+        self.channel = channel
+        self.captures: Mapping[str, str] = captures if captures is not None else {}
+        self._payload: bytes | None = payload
+        self._value: Any = _UNREAD
+        self.content_type = content_type
+        self.content_encoding = content_encoding
+        self.headers: dict[str, Any] = headers if headers is not None else {}
+        self.timestamp = timestamp
+        self.message_id = message_id
+        self.retain = retain
+        self.target = target
+        self.sources = tuple(sources)
+
+    @property
+    def payload(self) -> bytes:
+        """Return the payload. Raises ``EncodeError``: the value that was set is not JSON."""
+        if self._payload is None:
+            try:
+                text = json.dumps(self._value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+                self._payload = text.encode()
+            except (TypeError, ValueError, RecursionError) as error:
+                raise EncodeError(f"the value cannot be written as JSON: {error}") from None
+        return self._payload
+
+    def set_payload(self, payload: bytes, content_type: str | None, content_encoding: str | None = None) -> None:
+        """Replace the payload."""
+        self._payload, self._value = payload, _UNREAD
+        self.content_type, self.content_encoding = content_type, content_encoding
+
+    @property
+    def value(self) -> Any:
+        """Return the decoded JSON payload; it must be changed with :meth:`set_value` only.
+
+        Raises:
+            CodecError: the payload is not JSON, or cannot be decompressed.
+        """
+        if self._value is _UNREAD:
+            assert self._payload is not None  # noqa: S101  # one of both is there
+            self._value = read_json(self._payload, self.content_encoding)
+        return self._value
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """Return the decoded payload if it is a JSON object, otherwise no fields."""
+        try:
+            found = self.value
+        except CodecError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def set_value(self, value: Any) -> None:
+        """Replace the payload by a value that JSON can express; it is encoded when the payload is read."""
+        self._value, self._payload = value, None
+        self.content_type, self.content_encoding = _JSON, None
+
+    def copy(self, **changes: Any) -> Draft:
+        """Return a copy with some attributes changed; the value is shared."""
+        made = Draft.__new__(Draft)
+        made._payload, made._value = self._payload, self._value
+        made.headers = dict(self.headers)
+        for name in (
+            "captures", "channel", "content_encoding", "content_type", "message_id", "retain", "sources", "target",
+            "timestamp",
+        ):  # fmt: skip
+            setattr(made, name, getattr(self, name))
+        for name, value in changes.items():
+            setattr(made, name, value)
+        return made

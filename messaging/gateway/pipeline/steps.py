@@ -1,0 +1,292 @@
+"""The steps of a pipeline that look at one message: filters and transforms, compiled from the settings of a route."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
+
+from messaging.errors import ArgumentError, ConfigurationError, DecodeError, MessagingError
+from messaging.gateway.pipeline.draft import Draft
+from messaging.gateway.pipeline.paths import MISSING, FieldPath
+from messaging.gateway.pipeline.units import converter
+from messaging.services import LdapFilter
+
+if TYPE_CHECKING:
+    from messaging.gateway.settings import TransformSettings, UnitSettings
+
+#: a step: returns what a draft becomes, which may be no draft or several
+Step = Callable[[Draft], Iterable[Draft]]
+
+_VALUE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+#: nesting of objects whose fields a filter sees
+_MAX_DEPTH: Final = 16
+
+
+def imported(path: str) -> Any:
+    """Return the object at ``package.module:name``.
+
+    Raises:
+        ConfigurationError: the module cannot be imported, or has no such name.
+    """
+    module, _, name = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        raise ConfigurationError(f"{path!r}: the module {module!r} has no {name!r}") from None
+    except Exception as error:  # whatever a foreign module does when it is imported
+        raise ConfigurationError(f"{path!r}: cannot import {module!r}: {type(error).__name__}: {error}") from error
+    return found
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """Return ``text`` with the values of captures put in; unknown names stay as they are."""
+    return _VALUE.sub(lambda found: values.get(found.group(1), found.group()), text)
+
+
+# --- filters
+
+
+def condition(text: str) -> Callable[[Draft], bool]:
+    """Return whether a draft passes an LDAP filter over its fields, ``header.NAME``, ``channel`` and captures.
+
+    Raises:
+        InvalidFilterError: the text is no filter.
+    """
+    matches = LdapFilter.parse(text).matches
+    return lambda draft: matches(properties(draft))
+
+
+def properties(draft: Draft) -> dict[str, Any]:
+    """Return what a filter sees of a draft; fields of objects within objects have dotted names."""
+    found: dict[str, Any] = {}
+    _add_fields(found, "", draft.fields, 0)
+    found |= {f"header.{name}": value for name, value in draft.headers.items()}
+    found |= draft.captures
+    found["channel"] = draft.channel
+    if draft.content_type is not None:
+        found["content_type"] = draft.content_type
+    return found
+
+
+def _add_fields(found: dict[str, Any], prefix: str, fields: Mapping[str, Any], depth: int) -> None:
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            if depth < _MAX_DEPTH:
+                _add_fields(found, f"{prefix}{name}.", value, depth + 1)
+        elif isinstance(value, list):
+            found[prefix + name] = [each for each in value if isinstance(each, (str, int, float))]
+        elif value is not None:
+            found[prefix + name] = value
+
+
+# --- transforms
+
+
+def transform(settings: TransformSettings, where: str) -> Step:
+    """Return the step of one transform.
+
+    Args:
+        settings: have exactly one key.
+        where: the key path of the transform, for errors.
+
+    Raises:
+        ConfigurationError: the step cannot be made; the error names the key.
+    """
+    (kind,) = settings.model_fields_set
+    try:
+        return _MAKERS[kind](getattr(settings, kind))
+    except MessagingError as error:
+        raise ConfigurationError(f"{where}.{kind}: {error}") from error
+
+
+def _changing(change: Callable[[Any, Draft], Any]) -> Step:
+    def step(draft: Draft) -> Iterable[Draft]:
+        draft.set_value(change(draft.value, draft))
+        return (draft,)
+
+    return step
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise DecodeError(f"the payload is no JSON object, but {_kind(value)}")
+    return value
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a bool", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _rename(names: Mapping[str, str]) -> Step:
+    pairs = [(FieldPath(old), FieldPath(new)) for old, new in names.items()]
+
+    def change(value: Any, _: Draft) -> Any:
+        _object(value)
+        found = [(new, old.get(value)) for old, new in pairs]
+        for old, _new in pairs:
+            value = old.remove(value)
+        for new, each in found:
+            if each is not MISSING:
+                value = new.put(value, each)
+        return value
+
+    return _changing(change)
+
+
+def _select(names: Iterable[str]) -> Step:
+    paths = [FieldPath(name) for name in names]
+
+    def change(value: Any, _: Draft) -> Any:
+        _object(value)
+        made: Any = {}
+        for path in paths:
+            found = path.get(value)
+            if found is not MISSING:
+                made = path.put(made, found)
+        return made
+
+    return _changing(change)
+
+
+def _drop(names: Iterable[str]) -> Step:
+    paths = [FieldPath(name) for name in names]
+
+    def change(value: Any, _: Draft) -> Any:
+        for path in paths:
+            value = path.remove(value)
+        return value
+
+    return _changing(change)
+
+
+def _set(values: Mapping[str, Any]) -> Step:
+    pairs = [(FieldPath(name), value) for name, value in values.items()]
+
+    def change(value: Any, draft: Draft) -> Any:
+        _object(value)
+        for path, given in pairs:
+            value = path.put(value, filled(given, draft.captures) if isinstance(given, str) else given)
+        return value
+
+    return _changing(change)
+
+
+def _map(values: Mapping[str, str]) -> Step:
+    pairs = [(FieldPath(new), FieldPath(old)) for new, old in values.items()]
+
+    def change(value: Any, _: Draft) -> Any:
+        made: Any = {}
+        for new, old in pairs:
+            found = old.get(value)
+            if found is not MISSING:
+                made = new.put(made, found)
+            elif not old.is_optional:
+                raise DecodeError(f"the payload has no {old.text!r}; write {old.text + '?'!r} if it may be missing")
+        return made
+
+    return _changing(change)
+
+
+def _unit(settings: UnitSettings) -> Step:
+    path, convert = FieldPath(settings.field), converter(settings.source, settings.target)
+
+    def change(value: Any, _: Draft) -> Any:
+        found = path.get(value)
+        if found is MISSING and path.is_optional:
+            return value
+        number = number_of(found)
+        if number is None:
+            raise DecodeError(f"{settings.field!r} is no number")
+        converted = convert(number)
+        if not math.isfinite(converted):
+            raise DecodeError(f"{settings.field!r} is too large to convert")
+        return path.put(value, converted)
+
+    return _changing(change)
+
+
+def number_of(value: Any) -> float | None:
+    """Return a JSON number as a finite float; ``None`` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _model(path: str) -> Step:
+    kind = imported(path)
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    except (PydanticUserError, TypeError, AttributeError, NameError, ValueError) as error:
+        raise ArgumentError(f"{path!r} is no type that pydantic can validate: {type(error).__name__}") from None
+
+    def change(value: Any, _: Draft) -> Any:
+        try:
+            return adapter.dump_python(adapter.validate_python(value), mode="json")
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_context=False, include_url=False)[0]
+            place = ".".join(map(str, first["loc"])) or "the payload"
+            raise DecodeError(f"the payload is no {path}: {place}: {first['msg']}") from None
+
+    return _changing(change)
+
+
+def _call(path: str) -> Step:
+    function = imported(path)
+    if not callable(function):
+        raise ArgumentError(f"{path!r} is not callable")
+
+    def step(draft: Draft) -> Iterable[Draft]:
+        try:
+            found = function(draft)
+            if found is None:
+                return ()
+            if isinstance(found, (Draft, str, bytes, Mapping, BaseModel)):
+                return (_returned(draft, found),)
+            return [_returned(draft.copy(), each) for each in found]
+        except MessagingError:
+            raise
+        except Exception as error:  # of the application's function
+            raise DecodeError(f"{path}: {type(error).__name__}: {error}") from error
+
+    return step
+
+
+def _returned(draft: Draft, found: Any) -> Draft:
+    if isinstance(found, Draft):
+        return found
+    if isinstance(found, bytes):
+        draft.set_payload(found, draft.content_type)
+    elif isinstance(found, str):
+        draft.set_payload(found.encode(), "text/plain")
+    else:
+        draft.set_value(found.model_dump(mode="json") if isinstance(found, BaseModel) else found)
+    return draft
+
+
+def _sparkplug(_: bool) -> Step:
+    raise ConfigurationError("Sparkplug payloads are not supported yet")
+
+
+_MAKERS: Final[Mapping[str, Callable[[Any], Step]]] = {
+    "rename": _rename,
+    "select": _select,
+    "drop": _drop,
+    "set": _set,
+    "map": _map,
+    "unit": _unit,
+    "model": _model,
+    "call": _call,
+    "sparkplug": _sparkplug,
+}

@@ -1,0 +1,253 @@
+"""A route: intake, buffer and drain of the messages from one source to one target."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from messaging.errors import JournalError, MessagingError
+from messaging.gateway.buffer import Buffer, Stored
+from messaging.gateway.dead_letters import TARGET, letters, replay
+from messaging.gateway.destinations import Destination, Destinations
+from messaging.gateway.drain import Drain
+from messaging.gateway.intake import Intake, IntakeCounts, Rules
+from messaging.gateway.pipeline import Pipeline
+from messaging.gateway.reports import BufferDTO, RouteDTO
+from messaging.journal import Record
+from messaging.model import restored_context
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from messaging import Messaging
+    from messaging.gateway.dead_letters import Letter, Outcome, Selection, Token
+    from messaging.gateway.settings import RouteSettings
+    from messaging.gateway.targets import Target
+
+logger = SafeLog(__name__)
+
+#: folder of the routes in the data folder of a gateway
+ROUTES_FOLDER: Final = "routes"
+#: how long a change of the source waits for messages on their way to the disk, seconds
+_STORE_TIMEOUT: Final = 5.0
+
+
+class Route:
+    """One route of a running gateway. Its methods but :meth:`report` and :meth:`problems` are for one thread.
+
+    Args:
+        name: of the route.
+        settings: of the route.
+        gateway: name of the gateway.
+        path: folder of its buffer.
+        max_hops: see the settings of the gateway.
+
+    Raises:
+        JournalError: the folder cannot be used.
+        ConfigurationError: a step of the pipeline cannot be made.
+    """
+
+    def __init__(
+        self, name: str, settings: RouteSettings, gateway: str, path: Path, max_hops: int,
+        instances: Mapping[str, Messaging], targets: Mapping[str, Target],
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.settings = settings
+        self._gateway = gateway
+        self._max_hops = max_hops
+        self._instances = instances
+        self._targets = targets
+        self._counts = IntakeCounts()
+        rules = self._rules(settings)
+        self.buffer = Buffer(name, path, settings.buffer, self._wake)
+        self._drain = self._new_drain(settings)
+        self._intake = Intake(rules, instances[settings.source.instance], self.buffer, self._counts)
+
+    def _rules(self, settings: RouteSettings) -> Rules:
+        target = self._instances[settings.target.instance]
+        return Rules(
+            self.name,
+            self._gateway,
+            settings,
+            Pipeline.compile(settings, gateway=self._gateway, name=self.name),
+            Destinations(settings.target, self._gateway, target.publisher, target.features),
+            self._max_hops,
+        )
+
+    def _new_drain(self, settings: RouteSettings) -> Drain:
+        target = self._targets[settings.target.instance]
+        target.widen(settings.buffer.in_flight)
+        return Drain(
+            self.name, self.buffer, target, priority=settings.priority, in_flight=settings.buffer.in_flight,
+            rate=settings.rate, dead_letter=self._keep_dead_letter,
+        )  # fmt: skip
+
+    def _wake(self) -> None:
+        drain = getattr(self, "_drain", None)  # the journal may tell of old records while this is being made
+        if drain is not None:
+            drain.wake()
+
+    # --- running
+
+    def start(self) -> None:
+        """Publish what is stored, and subscribe to the source."""
+        if not self.settings.enabled:
+            return
+        depth = self.buffer.depth
+        if depth:
+            logger.info("route '%s': %d stored messages are published first", self.name, depth)
+        self._drain.wake()
+        self._intake.start()
+
+    def wake(self) -> None:
+        """Look for work: the target is connected, say. From any thread."""
+        self._drain.wake()
+
+    def pause_intake(self) -> None:
+        """Take no more messages from the source; they stay with its broker."""
+        self._intake.pause()
+
+    @property
+    def is_drained(self) -> bool:
+        """Return whether nothing is stored that is not published, and nothing is in flight."""
+        return not self.buffer.storing and self._drain.is_idle
+
+    def stop(self) -> None:
+        """Publish nothing more."""
+        self._drain.stop()
+
+    def close(self) -> None:
+        """Close the buffer, which keeps its messages. The instances must not deliver any more."""
+        self._drain.stop()
+        try:
+            self.buffer.close()
+        except JournalError as error:
+            logger.error("route '%s': %s", self.name, error)
+
+    # --- changing
+
+    def change(self, settings: RouteSettings) -> None:
+        """Run by other settings from now on; the buffer stays as it is.
+
+        Raises:
+            ConfigurationError: a step of the pipeline cannot be made. The old settings stay.
+        """
+        old, rules = self.settings, self._rules(settings)
+        drain = self._drain
+        if (settings.target.instance, settings.priority, settings.rate, settings.buffer.in_flight) != (
+            old.target.instance, old.priority, old.rate, old.buffer.in_flight,
+        ):  # fmt: skip
+            drain.change(self._targets[settings.target.instance], settings)
+        self.settings = settings
+        same_source = settings.source == old.source and settings.enabled == old.enabled
+        is_alike = rules.has_timers == Rules.holds_messages(old) and settings.target.retain == old.target.retain
+        if same_source and is_alike:
+            self._intake.replace(rules)
+            return
+        # the new subscription is made before the old one ends: a message may come twice, and none is missed
+        before, self._intake = self._intake, Intake(
+            rules, self._instances[settings.source.instance], self.buffer, self._counts
+        )  # fmt: skip
+        if settings.enabled:
+            self._intake.start()
+        before.pause()
+        before.unsubscribe()
+
+    def remove(self) -> None:
+        """End the subscription of a route that is no longer configured; its buffer stays on the disk."""
+        self._intake.pause()
+        self._intake.unsubscribe()
+        self.close()
+
+    # --- dead letters
+
+    def _keep_dead_letter(self, stored: Stored, reason: str) -> bool:
+        """Keep a message that cannot be published; return whether it is kept. On the worker of the drain."""
+        destination = stored.destination
+        record = Record(
+            stored.offset, stored.timestamp or time.time(), destination.channel, stored.payload, destination.properties,
+            stored.message_id,
+        )  # fmt: skip
+        try:
+            dropped = self.buffer.journal.add_dead_letter(record, reason, most=self.buffer.max_dead_letters)
+        except MessagingError as error:
+            logger.error("route '%s': a dead letter is not kept: %s; trying again", self.name, error)
+            return False
+        self._counts.failed += 1
+        logger.error("route '%s': message %s to %r is a dead letter: %s", self.name, stored.message_id,
+                     destination.channel, reason)  # fmt: skip
+        if dropped:
+            logger.warning("route '%s': dropped the oldest of its dead letters", self.name)
+        return True
+
+    def replay(self, selection: Selection, rate: float | None = None) -> Outcome:
+        """Run the rest of the route again for dead letters, by the present settings. From any thread; waits.
+
+        Raises: as :func:`messaging.gateway.dead_letters.replay`.
+        """
+        journal = self.buffer.journal
+        # a pipeline of its own: that of the intake is used by its thread, and its deadbands are for new messages
+        rules = self._rules(self.settings)
+        found = [*letters(journal, selection)]
+        return replay(
+            found,
+            lambda letter, token: self._store_again(rules, letter, token),
+            lambda number: journal.remove_dead_letters([number]),
+            rate=rate,
+        )
+
+    def _store_again(self, rules: Rules, letter: Letter, token: Token) -> None:
+        context = restored_context(letter.channel, letter.properties)
+        if letter.stage == TARGET:
+            destination = Destination(context, letter.properties)
+            self.buffer.store(Stored(self.buffer, letter.payload, destination, letter.message_id or "", [token]))
+            return
+        for stored in rules.rerun(self.buffer, letter.payload, context, letter.message_id, token):
+            self.buffer.store(stored)
+
+    def drop(self, selection: Selection) -> int:
+        """Delete dead letters; return how many there were. From any thread. Raises ``JournalError``."""
+        journal = self.buffer.journal
+        return journal.remove_dead_letters([letter.id for letter in letters(journal, selection)])
+
+    # --- state, from any thread
+
+    def report(self) -> RouteDTO:
+        """Return the state of the route."""
+        buffer, counts, drain, settings = self.buffer, self._counts, self._drain, self.settings
+        return RouteDTO(
+            name=self.name,
+            source=f"{settings.source.instance}:{settings.source.channel}",
+            target=f"{settings.target.instance}:{settings.target.channel}",
+            is_enabled=settings.enabled,
+            is_source_up=self._is_up(settings.source.instance),
+            is_target_up=self._is_up(settings.target.instance),
+            received=counts.received,
+            filtered=counts.filtered,
+            looped=counts.looped,
+            failed=counts.failed,
+            published=drain.published,
+            retried=drain.retried,
+            in_flight=drain.in_flight,
+            buffer=BufferDTO(
+                depth=buffer.depth,
+                bytes=buffer.journal.size,
+                age=buffer.age,
+                storing=buffer.storing,
+                accepted=buffer.accepted,
+                dropped=buffer.journal.dropped + buffer.dropped_newest,
+                dead_letters=buffer.journal.dead_letter_count,
+            ),
+        )
+
+    def _is_up(self, instance: str) -> bool:
+        return self._instances[instance].connection_state.value.is_up
+
+    def problems(self) -> list[str]:
+        """Return what keeps the route from storing messages; a target that is away is no problem: messages wait."""
+        if not self.settings.enabled:
+            return []
+        found = [self.buffer.problem, self._intake.problem]
+        return [f"route '{self.name}': {each}" for each in found if each is not None]
