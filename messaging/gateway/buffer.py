@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 logger = SafeLog(__name__)
 
+#: folder of the buffers in the data folder of a gateway: one folder for each route
+ROUTES_FOLDER: Final = "routes"
 #: the name of the cursor of the target
 CURSOR: Final = "target"
 #: messages of a route in memory behind the disk, and bytes of their payloads

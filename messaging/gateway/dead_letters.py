@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import ArgumentError, DeadlineError, MessagingError
 from messaging.execution import Waiters, seconds
+from messaging.gateway.buffer import ROUTES_FOLDER
 from messaging.services import LdapFilter
 
 if TYPE_CHECKING:
@@ -177,8 +178,6 @@ def replay(
 
 def route_folders(data: Path) -> Mapping[str, Path]:
     """Return the folders of routes with a buffer in the data folder of a gateway, by name."""
-    from messaging.gateway.route import ROUTES_FOLDER
-
     folder = data / ROUTES_FOLDER
     if not folder.is_dir():
         return {}

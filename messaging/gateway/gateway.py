@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import messaging
 from messaging.errors import ClosedError, ConfigurationError, MessagingError
 from messaging.execution import Flag, Waiters, seconds
+from messaging.gateway.buffer import ROUTES_FOLDER
 from messaging.gateway.control import ControlServer
 from messaging.gateway.dead_letters import Selection
 from messaging.gateway.devices import DeviceStates
 from messaging.gateway.reports import GatewayDTO
 from messaging.gateway.requests import RequestRoute
-from messaging.gateway.route import ROUTES_FOLDER, Route
+from messaging.gateway.route import Route
 from messaging.gateway.status import Status
 from messaging.gateway.targets import Target
 from messaging.reporting import register_reporter

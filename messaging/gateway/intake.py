@@ -214,23 +214,17 @@ class Intake:
 
     # --- subscribing
 
-    @property
-    def is_stopped(self) -> bool:
-        """Return whether it takes no more messages."""
-        return self._is_stopped
-
     def start(self) -> None:
         """Subscribe, on a worker thread: it waits for the broker."""
-        workers().submit(self._subscribe)
+        if not self._is_stopped:
+            workers().submit(self._subscribe)
 
     def _subscribe(self) -> None:
-        if self.is_stopped:
-            return
         try:
             self._stream = stream = self._open(self._rules)
             stream.ready.add_done_callback(self._note_ready)
             stream.subscribe(self._enqueue if self._rules.has_timers else self._take, self._ended, None)
-            if self.is_stopped:  # meanwhile
+            if self._is_stopped:
                 stream.close()
         except ClosedError:
             return

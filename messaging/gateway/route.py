@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from messaging.errors import JournalError, MessagingError
 from messaging.gateway.buffer import Buffer, Stored
@@ -27,11 +27,6 @@ if TYPE_CHECKING:
     from messaging.gateway.targets import Target
 
 logger = SafeLog(__name__)
-
-#: folder of the routes in the data folder of a gateway
-ROUTES_FOLDER: Final = "routes"
-#: how long a change of the source waits for messages on their way to the disk, seconds
-_STORE_TIMEOUT: Final = 5.0
 
 
 class Route:
