@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from messaging.errors import InvalidOptionError, InvalidUrlError
 from messaging.model import check_hosts
@@ -29,6 +29,8 @@ SECURE: Final = frozenset({"mqtts", "wss"})
 WEB: Final = frozenset({"ws", "wss"})
 #: path of a WebSocket URL that names none: that of most brokers
 WEB_PATH: Final = "mqtt"
+#: how long the broker keeps the session of an instance with ``keep_session``, seconds: a week
+KEPT_SESSION_EXPIRY: Final = 604_800
 
 
 def _version(value: Any) -> str:
@@ -80,6 +82,18 @@ class MqttSettings(TlsSettings):
         description="MQTT 3.1.1: carry message properties in front of the payload",
     )
 
+    @model_validator(mode="after")
+    def _apply_keep_session(self) -> Self:
+        if self.keep_session:
+            kept: dict[str, Any] = {"clean_start": False, "client_id": self.name}
+            if self.v5:
+                kept["session_expiry"] = KEPT_SESSION_EXPIRY
+            for option, value in kept.items():
+                if option not in self.model_fields_set:
+                    # the model is frozen from here on; a copy would not replace the instance that is being made
+                    object.__setattr__(self, option, value)
+        return self
+
     @property
     def v5(self) -> bool:
         """Whether the protocol is MQTT 5."""
@@ -112,6 +126,10 @@ def check(url: BrokerUrl, settings: MqttSettings) -> None:
                 raise InvalidOptionError(option, f"option {option!r} is for TLS; use mqtts:// or wss://")
     if settings.keyfile is not None and settings.certfile is None:
         raise InvalidOptionError("keyfile", "option 'keyfile' needs 'certfile', the certificate of that key")
+    if settings.keep_session and not settings.client_id:
+        raise InvalidOptionError(
+            "keep_session", "option 'keep_session' resumes the session of a client id: set 'name' or 'client_id' too"
+        )
     if not settings.clean_start and not settings.client_id:
         raise InvalidOptionError(
             "clean_start", "option 'clean_start' false resumes the session of a client id: set 'client_id' too"

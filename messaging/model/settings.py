@@ -126,6 +126,11 @@ class Settings(BaseSettings):
     start_offline: bool = Field(
         False, description="return from connect() before the first connection is made, and retry to make it"
     )
+    keep_session: bool = Field(
+        False,
+        description="MQTT: keep the subscriptions and their messages at the broker while this instance is away: sets "
+        "`clean_start`, `session_expiry` and `client_id` where they are not given, the last one to `name`",
+    )
     reconnect_min: Seconds = Field(0.1, description="shortest delay before connecting to a host again, seconds")
     reconnect_max: Seconds = Field(30.0, description="longest delay before connecting to a host again, seconds")
     outbox_size: int = Field(10_000, ge=1, description="messages that may wait to be published or confirmed")

@@ -136,3 +136,24 @@ def test_features_are_what_the_version_can_do() -> None:
         assert absent not in five.capabilities.features
     assert five.capabilities.qos_levels == ("0", "1", "2")
     assert five.capabilities.default_qos == "0"
+
+
+def test_keep_session_sets_what_a_lasting_session_needs() -> None:
+    settings = make("mqtt://h", keep_session=True, name="plant").settings
+    assert (settings.client_id, settings.clean_start, settings.session_expiry) == ("plant", False, 604_800)
+    assert settings.persistent
+    older = make("mqtt://h?version=3.1.1&keep_session=true", name="plant").settings
+    assert (older.client_id, older.clean_start, older.session_expiry) == ("plant", False, 0)
+    assert older.persistent
+
+
+def test_keep_session_leaves_options_that_are_given_as_they_are() -> None:
+    settings = make("mqtt://h?client_id=me&session_expiry=60&clean_start=true", keep_session=True, name="n").settings
+    assert (settings.client_id, settings.clean_start, settings.session_expiry) == ("me", True, 60)
+
+
+@pytest.mark.parametrize("options", [{}, {"client_id": ""}])
+def test_keep_session_needs_a_name_that_lasts(options: dict[str, str]) -> None:
+    with pytest.raises(InvalidOptionError, match="set 'name' or 'client_id'") as refusal:
+        make("mqtt://h", keep_session=True, **options)
+    assert refusal.value.option == "keep_session"
