@@ -9,6 +9,7 @@
     │   ├── InvalidOptionError               unknown option, or a value it does not accept
     │   ├── DuplicateNameError               osgi.messaging.name is taken in this registry
     │   ├── MissingExtraError                an optional package is not installed
+    │   ├── GatewaySettingsError             problems of the configuration of a gateway
     │   └── AdapterClashError                a foreign package named ``adapters`` is in the way
     ├── ArgumentError (ValueError)           an argument is invalid; nothing was sent
     │   ├── InvalidChannelError              channel name or pattern outside the grammar
@@ -143,6 +144,20 @@ class MissingExtraError(ConfigurationError):
     def __init__(self, extra: str, needed_for: str) -> None:
         super().__init__(f"{needed_for} needs an optional package: pip install 'rx-messaging[{extra}]'")
         self.extra = extra
+
+
+class GatewaySettingsError(ConfigurationError):
+    """The configuration of a gateway has problems: one or several of them are errors.
+
+    The text has a line for each problem, with file, line, column and key. It holds no secret.
+
+    Attributes:
+        problems: all of them, warnings included; see :class:`messaging.gateway.Problem`.
+    """
+
+    def __init__(self, problems: Iterable[object]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(map(str, self.problems)))
 
 
 class AdapterClashError(ConfigurationError):
