@@ -9,7 +9,7 @@ BIN := .venv/bin
 # The tests start hundreds of processes: without this, each would compile the project anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-system test-lowest test-matrix lint types bench soak soak-tokens failover kills distributed remote-events venv clean
+.PHONY: help demo test test-system test-lowest test-matrix lint types bench soak soak-tokens failover kills distributed remote-events gateway venv clean
 
 help:
 	@echo "make demo   the toolkit at work, in this process, without a broker"
@@ -25,6 +25,7 @@ help:
 	@echo "make kills  hundreds of random SIGKILLs with messages on the disk (KILLS_ARGS='--kills 50 --protocol amqp')"
 	@echo "make distributed   210 random faults under distributed events (DISTRIBUTED_ARGS='--faults 20 --protocol amqp')"
 	@echo "make remote-events   600 random SIGKILLs of a chain of remote events (REMOTE_ARGS='--kills 20 --protocol amqp')"
+	@echo "make gateway   300 random SIGKILLs of a gateway, black holes, restarts of brokers (GATEWAY_ARGS='--kills 20')"
 	@echo "make venv   only .venv, with everything for development"
 	@echo "make clean  remove all that is generated, .venv too"
 
@@ -74,6 +75,10 @@ distributed: .venv/.dev
 remote-events: .venv/.dev
 	@.ci/setup brokers
 	@$(BIN)/python -m tests.faults.remote $(REMOTE_ARGS)
+
+gateway: .venv/.dev
+	@.ci/setup brokers
+	@$(BIN)/python -m tests.faults.gateway $(GATEWAY_ARGS)
 
 venv: .venv/.dev
 

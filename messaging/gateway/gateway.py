@@ -135,6 +135,10 @@ class Gateway:
     def run(self) -> None:
         """Start, wait until :meth:`stop`, then close. Raises as :meth:`start`."""
         self.start()
+        self.run_until_stopped()
+
+    def run_until_stopped(self) -> None:
+        """Wait until :meth:`stop`, then close: what :meth:`run` does after the start."""
         try:
             self._stop.wait()
         finally:
@@ -176,7 +180,8 @@ class Gateway:
 
     def _connect(self, name: str, settings: InstanceSettings) -> None:
         url, keywords = settings.connect_arguments()
-        arguments = {"start_offline": True, "name": f"{self.name}-{name}", **keywords, **self._connecting}
+        arguments: dict[str, Any] = {"start_offline": True, "keep_session": True, "name": f"{self.name}-{name}"}
+        arguments |= keywords | self._connecting
         instance = messaging.connect(url, services=self._services, **arguments)
         self._instances[name] = instance
         self._targets[name] = Target(instance, 1)
