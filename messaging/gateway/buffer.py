@@ -1,44 +1,41 @@
 """The buffer of a route: its messages on disk, from their acceptance until the target has confirmed them.
 
-A message is accepted when the journal has stored it. Messages leave in the order of their offsets. The first ones are
-also in memory, up to ``MEMORY_MESSAGES`` and ``MEMORY_BYTES``; the others are read from the disk when their turn comes.
+A message is accepted when the journal has stored it. Messages leave in the order of their offsets; with
+``newest_first`` those that are stored after an outage leave first, see :mod:`messaging.gateway.ranges`. The next ones
+are also in memory; the others are read from the disk when their turn comes.
 
 **Threads.** :meth:`Buffer.store` runs on any thread; the journal tells the outcome on its own thread. The reading side
-(:meth:`Buffer.take`, :meth:`Buffer.put_back`, :meth:`Buffer.settle`) is for one thread at a time, the drain's. One lock
-guards what both sides use; it is held for assignments only.
+(:meth:`Buffer.take`, :meth:`Buffer.put_back`, :meth:`Buffer.settle`, :meth:`Buffer.begin_range`) is for one thread at a
+time, the drain's. One lock guards what both sides use; it is held for assignments only.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from messaging.bounded import BoundedCache
 from messaging.errors import ArgumentError, ClosedError, JournalFullError, MessagingError
 from messaging.execution import Waiters, engine, workers
 from messaging.gateway.destinations import Destination
+from messaging.gateway.ranges import CURSOR, MAX_RANGES, Range, cursor_name, later_starts
+from messaging.gateway.stored import Stored
 from messaging.journal import Journal
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from messaging.gateway.settings import BufferSettings
+    from messaging.gateway.stored import Source
     from messaging.journal import Record
 
 logger = SafeLog(__name__)
 
 #: folder of the buffers in the data folder of a gateway: one folder for each route
 ROUTES_FOLDER: Final = "routes"
-#: the name of the cursor of the target
-CURSOR: Final = "target"
-#: messages of a route in memory behind the disk, and bytes of their payloads
-MEMORY_MESSAGES: Final = 4096
-MEMORY_BYTES: Final = 8 * 2**20
 #: messages that are read from the disk at a time, and bytes
 _LOAD: Final = 1000
 _LOAD_BYTES: Final = 2**20
@@ -48,60 +45,6 @@ _RETRY: Final = 0.5
 _RECORD_PAUSE: Final = 0.003
 #: restored contexts that are kept
 _CONTEXTS: Final = 1024
-
-
-class Source(Protocol):
-    """A message of the source: the context of a received message, say."""
-
-    def settle(self, acknowledged: bool) -> object:
-        """Acknowledge the message: it is on the disk, or was dropped as the policy says. On any thread."""
-
-
-class Stored:
-    """A message of a route; for the journal an ``Append``.
-
-    Attributes:
-        offset: its place in the journal; -1 until it is stored.
-        payload, destination, message_id: what is published, and where.
-        timestamp: when it was stored, seconds since the epoch.
-        attempts: how often the target has refused it.
-    """
-
-    __slots__ = (
-        "_owner", "attempts", "destination", "message_id", "offset", "payload", "record", "sources", "timestamp",
-    )  # fmt: skip
-    count = 1
-    #: with the policy ``block`` a record waits for room until the gateway stops
-    deadline = math.inf
-
-    def __init__(
-        self,
-        owner: Buffer | None,
-        payload: bytes,
-        destination: Destination,
-        message_id: str,
-        sources: Sequence[Source] = (),
-    ) -> None:
-        self._owner = owner
-        self.payload = payload
-        self.destination = destination
-        self.message_id = message_id
-        self.sources = sources
-        self.record = b"" if owner is None else destination.template.encode(payload, message_id)
-        self.offset = -1
-        self.timestamp = 0.0
-        self.attempts = 0
-
-    def note_stored(self, offset: int) -> None:
-        """See ``Append``."""
-        self.offset = offset
-        if self._owner is not None:
-            self._owner.note_stored(self)
-
-    def note_refused(self, error: MessagingError) -> None:
-        """See ``Append``."""
-        if self._owner is not None:
-            self._owner.note_refused(self, error)
 
 
 class Buffer:
@@ -118,7 +61,6 @@ class Buffer:
 
     Attributes:
         journal: the records.
-        recorded: the offset of the first message that is not settled, as the disk has it.
     """
 
     def __init__(self, name: str, path: Path, settings: BufferSettings, wake: Callable[[], object]) -> None:
@@ -135,33 +77,42 @@ class Buffer:
             lock_timeout=5.0,
             option="data",
         )
-        self._cursor = self.journal.cursor(CURSOR)
-        self._lock = threading.Lock()  # guards the following four
-        self._ready: deque[Stored] = deque()
-        self._ready_bytes = 0
-        #: the offset behind the last message of ``_ready``
-        self._tail = self._cursor.position
+        self._is_newest_first = settings.order == "newest_first"
+        self._max_age = settings.max_age
+        self._lock = threading.Lock()  # guards the following three, and what is said in ``Range``
+        #: in the order of their offsets, replaced when it changes; messages are stored in the last one
+        self._ranges = self._open_ranges()
         #: the offset behind the last stored message
         self._end = self.journal.end
         #: messages that wait for the disk, and threads that wait until there are fewer
         self.storing = 0
         self.room = Waiters()
-        #: messages that were accepted, and dropped because the buffer was full, since the start
-        self.accepted = self.dropped_newest = 0
+        #: messages that were accepted, since the start; dropped because the buffer was full, or for their age
+        self.accepted = self.dropped_newest = self.expired = 0
         #: why the disk does not take messages; ``None``: it does
         self.problem: str | None = None
         self._is_closed = False
         #: whether the position is being recorded, or will be; whether the last attempt failed
         self._is_recording = self._is_unrecorded = False
-        # --- the drain
-        self._records: Iterator[Record] = iter(())
-        self._next_record = self._until = -1
         self._contexts: BoundedCache[tuple[str, str], Destination] = BoundedCache(_CONTEXTS)
-        #: the offset of the first message that is not settled, and the one that is on the disk; settled offsets behind
-        #: it; ranges of offsets that the journal does not have any more: the first -> the one behind the last
-        self._first = self.recorded = self._cursor.position
-        self._settled: set[int] = set()
-        self._gaps: dict[int, int] = {}
+
+    def _open_ranges(self) -> tuple[Range, ...]:
+        """Return the ranges that the cursors tell of."""
+        journal = self.journal
+        oldest = journal.cursor(CURSOR)
+        ranges = [Range(oldest, oldest.position)]
+        for start in later_starts([*journal.cursors()]):
+            before, cursor = ranges[-1], journal.cursor(cursor_name(start))
+            if start > before.first:
+                before.end = start
+                ranges.append(Range(cursor, max(start, cursor.position)))
+                continue
+            # the range before is done, and goes on with the position of this one
+            position = max(before.first, cursor.position)
+            before.cursor.commit(position)
+            journal.remove_cursor(cursor.name)
+            ranges[-1] = Range(before.cursor, position)
+        return tuple(ranges)
 
     # --- storing
 
@@ -180,17 +131,11 @@ class Buffer:
         """Accept a message that is on the disk. On the thread of the journal."""
         sources, stored.sources, stored.record = stored.sources, (), b""
         stored.timestamp = time.time()
-        size = len(stored.payload)
         with self._lock:
             self.storing -= 1
             self.accepted += 1
             self._end = stored.offset + 1
-            if stored.offset == self._tail and (
-                not self._ready or (len(self._ready) < MEMORY_MESSAGES and self._ready_bytes + size <= MEMORY_BYTES)
-            ):
-                self._tail = stored.offset + 1
-                self._ready.append(stored)
-                self._ready_bytes += size
+            self._ranges[-1].add(stored)
         self.problem = None
         self._acknowledge(sources)
         self._wake()
@@ -235,20 +180,24 @@ class Buffer:
     @property
     def depth(self) -> int:
         """Return the number of stored messages that are not settled. From any thread."""
-        return self._cursor.behind
+        ranges, end, begin = self._ranges, self._end, self.journal.begin
+        return sum(max(0, (end if each.end is None else each.end) - max(each.first, begin)) for each in ranges)
 
     @property
     def has_next(self) -> bool:
         """Return whether :meth:`take` has a message. From any thread."""
-        return bool(self._ready) or self._tail < self._end
+        return any(each.ready or each.tail < (self._end if each.end is None else each.end) for each in self._ranges)
 
     @property
-    def next_offset(self) -> int:
-        """Return the offset of the next message, or one before it."""
-        try:
-            return self._ready[0].offset
-        except IndexError:
-            return self._tail
+    def unrecorded(self) -> int:
+        """Return how many messages were taken, and would be published again after a crash. On the thread of the drain.
+
+        Counts messages that the journal has dropped in between, until those before them are settled.
+        """
+        ranges = self._ranges
+        if len(ranges) == 1:  # asked for each message
+            return ranges[0].next_offset - ranges[0].recorded
+        return sum(each.next_offset - each.recorded for each in ranges)
 
     def take(self) -> Stored | None:
         """Return the next message, which stays in the buffer until :meth:`settle`; ``None``: there is none now.
@@ -258,44 +207,34 @@ class Buffer:
         """
         while True:
             with self._lock:
-                if self._ready:
-                    stored = self._ready.popleft()
-                    self._ready_bytes -= len(stored.payload)
-                    break
-                start, end = self._tail, self._end
-            if start >= end:
-                return None
-            self._load(start, end)
-        return stored
+                source, end = self._next_range()
+                if source is None:
+                    return None
+                stored = source.pop() if source.ready else None
+            if stored is None:
+                self._load(source, end)
+            elif self._max_age is not None and stored.timestamp < time.time() - self._max_age:
+                self.expired += 1
+                self.settle(stored)
+            else:
+                return stored
 
-    def _load(self, start: int, end: int) -> None:
+    def _next_range(self) -> tuple[Range | None, int]:
+        """Return the range of the next message, and the offset behind its last one. Under the lock."""
+        for each in reversed(self._ranges) if self._is_newest_first else self._ranges:
+            end = self._end if each.end is None else each.end
+            if each.ready or each.tail < end:
+                return each, end
+        return None, 0
+
+    def _load(self, source: Range, end: int) -> None:
         """Read the next messages from the disk. Nothing is added in memory meanwhile: it would not follow the tail."""
-        if self._next_record != start or self._until <= start:
-            self._records = self.journal.read(max(start, self.journal.begin), end)
-            self._until = end
-        loaded: list[Stored] = []
-        size = 0
-        following = self._until
-        for record in self._records:
-            loaded.append(self._restored(record))
-            size += len(record.payload)
-            if len(loaded) >= _LOAD or size >= _LOAD_BYTES:
-                following = record.offset + 1
-                break
-        self._next_record = following
-        # offsets in between that are missing were dropped to make room, or for their age, or are damaged
-        expected = start
-        for stored in loaded:
-            if stored.offset > expected:
-                self._gaps[expected] = stored.offset
-            expected = stored.offset + 1
-        if following > expected:
-            self._gaps[expected] = following
-        self._pass_over(self._first)
+        records, tail = source.read(self.journal, end, _LOAD, _LOAD_BYTES)
+        loaded = [self._restored(record) for record in records]
+        if source.pass_over():
+            self._record_soon(_RECORD_PAUSE)
         with self._lock:
-            self._ready.extend(loaded)
-            self._ready_bytes += size
-            self._tail = following
+            source.extend(loaded, tail)
 
     def _restored(self, record: Record) -> Stored:
         key = (record.channel, record.properties)
@@ -318,29 +257,41 @@ class Buffer:
         No other message that was taken may be unsettled.
         """
         with self._lock:
-            self._ready.extendleft(reversed(messages))
-            self._ready_bytes += sum(len(each.payload) for each in messages)
+            for each in self._ranges:
+                each.put_back([stored for stored in messages if self._range_of(stored.offset) is each])
 
     def settle(self, stored: Stored) -> None:
         """Remove a message that was taken: the target has it, or it is a dead letter. Recorded on the disk soon."""
-        if stored.offset == self._first:
-            self._pass_over(stored.offset + 1)
-        else:
-            self._settled.add(stored.offset)
-
-    def _pass_over(self, position: int) -> None:
-        """Move the position to the first message that is neither settled nor lost."""
-        while True:
-            if position in self._settled:
-                self._settled.remove(position)
-                position += 1
-            elif position in self._gaps:
-                position = self._gaps.pop(position)
-            else:
-                break
-        if position != self._first:
-            self._first = position
+        if self._range_of(stored.offset).settle(stored.offset):
             self._record_soon(_RECORD_PAUSE)
+
+    def _range_of(self, offset: int) -> Range:
+        for each in self._ranges:
+            if each.end is None or offset < each.end:
+                return each
+        raise AssertionError(offset)  # the last one has no end
+
+    def begin_range(self) -> None:
+        """With ``newest_first``: publish the messages that are stored from now on before those that are stored already.
+
+        Without effect if nothing waits to be published, or if there are ``MAX_RANGES`` already.
+        """
+        last = self._ranges[-1]
+        with self._lock:
+            end = self._end
+        if not self._is_newest_first or len(self._ranges) >= MAX_RANGES or last.next_offset >= end:
+            return
+        try:
+            cursor = self.journal.cursor(cursor_name(end), end)
+        except MessagingError as error:
+            logger.warning("route '%s': new messages do not overtake the stored ones: %s", self._name, error)
+            return
+        following = Range(cursor, end)
+        with self._lock:
+            later = last.end_before(end)
+            following.extend(later, end + len(later))
+            self._ranges = (*self._ranges, following)
+        logger.info("route '%s': new messages overtake %d stored ones", self._name, end - last.first)
 
     # --- the position on the disk
 
@@ -352,9 +303,12 @@ class Buffer:
 
     def _record(self) -> None:
         """Record the position on the disk. On a worker thread, one at a time."""
-        position, pause = self._first, _RECORD_PAUSE
+        ranges, pause = self._ranges, _RECORD_PAUSE
+        positions = [each.first for each in ranges]
         try:
-            self._cursor.commit(position)
+            for each, position in zip(ranges, positions, strict=True):
+                each.cursor.commit(position, wait=each is ranges[-1])
+            self._join_ranges()
             self._is_unrecorded = False
         except ClosedError:
             return
@@ -363,24 +317,40 @@ class Buffer:
                 logger.warning("route '%s': %s; a crash now makes more duplicates", self._name, error)
             self._is_unrecorded = True
             pause = _RETRY
-        self.recorded = position
+        for each, position in zip(ranges, positions, strict=True):
+            each.recorded = position
         self._wake()
-        # cleared before the position is read again: a change after this line sees it
+        # cleared before the positions are read again: a change after this line sees it
         self._is_recording = False
-        if self._first != position:
+        if any(each.first != each.recorded for each in self._ranges):
             self._record_soon(pause)
+
+    def _join_ranges(self) -> None:
+        """Have the oldest range end where the next one does, if all its messages are settled. One thread at a time.
+
+        Raises:
+            MessagingError: the cursor of the next one is not removed; the range is joined by the next start.
+        """
+        while (oldest := self._ranges[0]).end is not None and oldest.first >= oldest.end:
+            following = self._ranges[1]
+            oldest.cursor.commit(following.first)  # before the other one is gone
+            self.journal.remove_cursor(following.cursor.name)
+            following.cursor = oldest.cursor
+            with self._lock:
+                self._ranges = self._ranges[1:]
 
     # --- state, from any thread
 
     @property
     def age(self) -> float:
         """Return the seconds since the oldest message was stored that is not settled; 0 without one."""
-        return self.journal.age_of(self._first)
+        return self.journal.age_of(self._ranges[0].first)
 
     # --- the end
 
     def close(self) -> None:
         """Store what waits for the disk, and close the journal. Raises ``JournalError``."""
         self._is_closed = True
-        self._cursor.commit(self._first, wait=False)
+        for each in self._ranges:
+            each.cursor.commit(each.first, wait=False)
         self.journal.close()

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from messaging import Promise
-    from messaging.gateway.buffer import Buffer, Stored
+    from messaging.gateway.buffer import Buffer
     from messaging.gateway.settings import RateSettings, RouteSettings
+    from messaging.gateway.stored import Stored
     from messaging.gateway.targets import Target
 
 logger = SafeLog(__name__)
@@ -136,6 +137,8 @@ class Drain:
         self._not_before = 0.0
         #: whether something may have changed that the worker has not seen
         self._is_pending = False
+        #: whether the target can be reached again
+        self._is_target_back = False
         self._is_stopped = False
         self._serial = Serial(self._work, self._has_work)
 
@@ -146,6 +149,11 @@ class Drain:
         if not self._is_pending:
             self._is_pending = True
             self._serial.wake()
+
+    def note_target_back(self) -> None:
+        """Publish: the target is connected. Messages that are stored from now on may overtake those that wait."""
+        self._is_target_back = True
+        self.wake()
 
     def stop(self) -> None:
         """Publish nothing more. Messages in flight are settled as their outcomes arrive."""
@@ -189,6 +197,9 @@ class Drain:
             while True:
                 # cleared first: what changes from here on is looked at again
                 self._is_pending = False
+                if self._is_target_back:
+                    self._is_target_back = False
+                    self._buffer.begin_range()
                 self._settle()
                 if self._failed and not self.in_flight:
                     self._retry()
@@ -270,11 +281,11 @@ class Drain:
         if wanted <= 0:
             target.give_back(self, 0, is_idle=True)
             return False
-        limit = buffer.recorded + self._window
+        window = self._window
         granted = target.take(self, wanted)
         done = 0
         try:
-            while done < granted and buffer.next_offset < limit:
+            while done < granted and buffer.unrecorded < window:
                 stored = buffer.take()
                 if stored is None:
                     break

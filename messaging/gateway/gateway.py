@@ -192,7 +192,7 @@ class Gateway:
         if state.is_up:
             for route in [*self._routes.values()]:
                 if route.settings.target.instance == name:
-                    route.wake()
+                    route.note_target_back()
         for devices in [*self._devices.values()]:
             devices.note_state(name, is_up=state.is_up)
 

@@ -23,9 +23,9 @@ from messaging.bounded import BoundedCache
 from messaging.connection import delays
 from messaging.errors import ArgumentError, ClosedError, JournalError, MessagingError
 from messaging.execution import Flag, Serial, engine, workers
-from messaging.gateway.buffer import Stored
 from messaging.gateway.destinations import Shape, passed_gateways
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Draft
+from messaging.gateway.stored import Stored
 from messaging.journal import Record
 from messaging.model import Features, MessageContext, stored_properties
 from messaging.text import SafeLog

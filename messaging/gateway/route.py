@@ -6,13 +6,14 @@ import time
 from typing import TYPE_CHECKING
 
 from messaging.errors import JournalError, MessagingError
-from messaging.gateway.buffer import Buffer, Stored
+from messaging.gateway.buffer import Buffer
 from messaging.gateway.dead_letters import TARGET, letters, replay
 from messaging.gateway.destinations import Destination, Destinations
 from messaging.gateway.drain import Drain
 from messaging.gateway.intake import Intake, IntakeCounts, Rules
 from messaging.gateway.pipeline import Pipeline
 from messaging.gateway.reports import BufferDTO, RouteDTO
+from messaging.gateway.stored import Stored
 from messaging.journal import Record
 from messaging.model import restored_context
 from messaging.text import SafeLog
@@ -92,13 +93,13 @@ class Route:
             return
         depth = self.buffer.depth
         if depth:
-            logger.info("route '%s': %d stored messages are published first", self.name, depth)
-        self._drain.wake()
+            logger.info("route '%s': publishing %d stored messages", self.name, depth)
+        self._drain.note_target_back()
         self._intake.start()
 
-    def wake(self) -> None:
-        """Look for work: the target is connected, say. From any thread."""
-        self._drain.wake()
+    def note_target_back(self) -> None:
+        """Publish: the target is connected. From any thread."""
+        self._drain.note_target_back()
 
     def pause_intake(self) -> None:
         """Take no more messages from the source; they stay with its broker."""
@@ -232,7 +233,7 @@ class Route:
                 age=buffer.age,
                 storing=buffer.storing,
                 accepted=buffer.accepted,
-                dropped=buffer.journal.dropped + buffer.dropped_newest,
+                dropped=buffer.journal.dropped + buffer.dropped_newest + buffer.expired,
                 dead_letters=buffer.journal.dead_letter_count,
             ),
         )

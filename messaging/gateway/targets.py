@@ -13,7 +13,7 @@ from messaging.model import Features, Message
 
 if TYPE_CHECKING:
     from messaging import Messaging, Promise
-    from messaging.gateway.buffer import Stored
+    from messaging.gateway.stored import Stored
 
 #: the protocol whose messages carry an id in an envelope
 _ENVELOPED: Final = "mqtt3.1.1"

@@ -1,0 +1,76 @@
+"""A message of a route on its way: to the disk, and from there to the target."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from messaging.errors import MessagingError
+    from messaging.gateway.destinations import Destination
+
+
+class Owner(Protocol):
+    """Where a message is stored. Called on the thread of the journal."""
+
+    def note_stored(self, stored: Stored) -> object:
+        """Accept a message that is on the disk."""
+
+    def note_refused(self, stored: Stored, error: MessagingError) -> object:
+        """Handle a message that is not stored."""
+
+
+class Source(Protocol):
+    """A message of the source: the context of a received message, say."""
+
+    def settle(self, acknowledged: bool) -> object:
+        """Acknowledge the message: it is on the disk, or was dropped as the policy says. On any thread."""
+
+
+class Stored:
+    """A message of a route; for the journal an ``Append``.
+
+    Attributes:
+        offset: its place in the journal; -1 until it is stored.
+        payload, destination, message_id: what is published, and where.
+        timestamp: when it was stored, seconds since the epoch.
+        attempts: how often the target has refused it.
+    """
+
+    __slots__ = (
+        "_owner", "attempts", "destination", "message_id", "offset", "payload", "record", "sources", "timestamp",
+    )  # fmt: skip
+    count = 1
+    #: with the policy ``block`` a record waits for room until the gateway stops
+    deadline = math.inf
+
+    def __init__(
+        self,
+        owner: Owner | None,
+        payload: bytes,
+        destination: Destination,
+        message_id: str,
+        sources: Sequence[Source] = (),
+    ) -> None:
+        self._owner = owner
+        self.payload = payload
+        self.destination = destination
+        self.message_id = message_id
+        self.sources = sources
+        self.record = b"" if owner is None else destination.template.encode(payload, message_id)
+        self.offset = -1
+        self.timestamp = 0.0
+        self.attempts = 0
+
+    def note_stored(self, offset: int) -> None:
+        """See ``Append``."""
+        self.offset = offset
+        if self._owner is not None:
+            self._owner.note_stored(self)
+
+    def note_refused(self, error: MessagingError) -> None:
+        """See ``Append``."""
+        if self._owner is not None:
+            self._owner.note_refused(self, error)

@@ -1,0 +1,213 @@
+"""Buffers of routes with ``newest_first``: ranges of the journal, each in order, and their positions on the disk."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import messaging
+from messaging.gateway.buffer import Buffer
+from messaging.gateway.destinations import Destination
+from messaging.gateway.ranges import MAX_RANGES, later_starts
+from messaging.gateway.settings import BufferSettings
+from messaging.gateway.stored import Stored
+
+PATIENCE = 10.0
+
+
+@contextmanager
+def opened(path: Path, order: str = "newest_first") -> Iterator[Buffer]:
+    buffer = Buffer("r", path, BufferSettings.model_validate({"full": "block", "order": order}), lambda: None)
+    try:
+        yield buffer
+    finally:
+        buffer.close()
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    deadline = threading.Event()
+    for _ in range(int(PATIENCE / 0.005)):
+        if condition():
+            return
+        deadline.wait(0.005)
+    raise AssertionError("not in time")
+
+
+DESTINATION = Destination(messaging.MessageContext("t"))
+
+
+def store(buffer: Buffer, numbers: range) -> None:
+    accepted = buffer.accepted + len(numbers)
+    for number in numbers:
+        buffer.store(Stored(buffer, b"%d" % number, DESTINATION, f"id{number}"))
+    wait(lambda: buffer.accepted == accepted)
+
+
+def take(buffer: Buffer, most: int = 10**6) -> list[Stored]:
+    found: list[Stored] = []
+    while len(found) < most and (stored := buffer.take()) is not None:
+        found.append(stored)
+    return found
+
+
+def numbers(messages: list[Stored]) -> list[int]:
+    return [int(each.payload) for each in messages]
+
+
+def test_new_messages_are_taken_before_the_backlog_of_an_outage(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        store(buffer, range(5))
+        buffer.begin_range()  # the target is back
+        store(buffer, range(5, 8))
+        assert numbers(take(buffer, 2)) == [5, 6]
+        store(buffer, range(8, 10))
+        assert numbers(take(buffer)) == [7, 8, 9, 0, 1, 2, 3, 4]
+        assert not buffer.has_next
+
+
+def test_the_backlog_is_taken_in_order_from_the_disk(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        store(buffer, range(9000))
+        buffer.begin_range()
+        store(buffer, range(9000, 9003))
+        assert numbers(take(buffer)) == [9000, 9001, 9002, *range(9000)]
+
+
+def test_oldest_first_has_one_range(tmp_path: Path) -> None:
+    with opened(tmp_path, "oldest_first") as buffer:
+        store(buffer, range(3))
+        buffer.begin_range()
+        store(buffer, range(3, 5))
+        assert numbers(take(buffer)) == [0, 1, 2, 3, 4]
+        assert set(buffer.journal.cursors()) == {"target"}
+
+
+def test_positions_of_ranges_survive_a_restart(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        store(buffer, range(4))
+        buffer.begin_range()
+        store(buffer, range(4, 8))
+        for stored in take(buffer, 6):  # 4 to 7, then 0 and 1
+            buffer.settle(stored)
+        assert buffer.depth == 2
+    with opened(tmp_path) as buffer:
+        assert buffer.depth == 2
+        assert numbers(take(buffer)) == [2, 3]
+
+
+def test_a_drained_backlog_leaves_one_cursor(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        store(buffer, range(4))
+        buffer.begin_range()
+        store(buffer, range(4, 6))
+        buffer.begin_range()
+        store(buffer, range(6, 8))
+        for stored in take(buffer):
+            buffer.settle(stored)
+        wait(lambda: buffer.journal.cursors() == {"target": 8})
+        assert buffer.depth == 0
+        assert buffer.unrecorded == 0
+        store(buffer, range(8, 10))
+        assert numbers(take(buffer)) == [8, 9]
+
+
+def test_a_range_begins_only_if_messages_wait(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        buffer.begin_range()
+        store(buffer, range(3))
+        take(buffer)
+        buffer.begin_range()
+        assert set(buffer.journal.cursors()) == {"target"}
+
+
+def test_the_number_of_ranges_is_bounded(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        for number in range(MAX_RANGES + 5):
+            store(buffer, range(number, number + 1))
+            buffer.begin_range()
+        assert len(buffer.journal.cursors()) == MAX_RANGES
+        taken = numbers(take(buffer))
+        assert sorted(taken) == list(range(MAX_RANGES + 5))
+
+
+def test_messages_that_are_put_back_return_to_their_ranges(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        store(buffer, range(3))
+        buffer.begin_range()
+        store(buffer, range(3, 6))
+        taken = take(buffer, 5)
+        assert numbers(taken) == [3, 4, 5, 0, 1]
+        buffer.put_back(sorted(taken, key=lambda each: each.offset))
+        assert numbers(take(buffer)) == [3, 4, 5, 0, 1, 2]
+
+
+def test_ranges_of_an_earlier_run_are_taken_in_order_with_oldest_first(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        store(buffer, range(3))
+        buffer.begin_range()
+        store(buffer, range(3, 5))
+        buffer.settle(take(buffer, 1)[0])  # 3
+    with opened(tmp_path, "oldest_first") as buffer:
+        assert numbers(take(buffer)) == [0, 1, 2, 4]
+
+
+def test_messages_that_are_too_old_are_dropped_when_their_turn_comes(tmp_path: Path) -> None:
+    settings_ = BufferSettings.model_validate({"full": "block", "max_age": "1 min"})
+    buffer = Buffer("r", tmp_path, settings_, lambda: None)
+    try:
+        store(buffer, range(3))
+        taken = take(buffer)
+        taken[0].timestamp -= 61
+        buffer.put_back(taken)
+        assert numbers(take(buffer)) == [1, 2]
+        assert buffer.expired == 1
+        assert buffer.depth == 2
+    finally:
+        buffer.close()
+
+
+@pytest.mark.parametrize("names", [["target"], ["target", "other-5", "target-x", "target-٣"]])
+def test_other_cursors_are_no_ranges(names: list[str]) -> None:
+    assert later_starts([*names, "target-12", "target-3"]) == [3, 12]
+
+
+#: messages to store, messages to settle, whether a range begins, whether the gateway restarts
+STEPS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40), st.booleans(), st.booleans()), max_size=10)
+
+
+@given(steps=STEPS)
+@settings(max_examples=60, deadline=None)
+def test_each_message_is_settled_once_whatever_the_order(
+    steps: list[tuple[int, int, bool, bool]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("buffer")
+    stored = 0
+    settled: list[int] = []
+
+    def settle(buffer: Buffer, most: int) -> None:
+        for each in take(buffer, most):
+            settled.append(int(each.payload))
+            buffer.settle(each)
+
+    buffer = Buffer("r", path, BufferSettings.model_validate({"full": "block", "order": "newest_first"}), lambda: None)
+    for count, most, begins, restarts in steps:
+        store(buffer, range(stored, stored + count))
+        stored += count
+        if begins:
+            buffer.begin_range()
+        settle(buffer, most)
+        assert buffer.depth == stored - len(settled)
+        if restarts:
+            buffer.close()
+            buffer = Buffer(
+                "r", path, BufferSettings.model_validate({"full": "block", "order": "newest_first"}), lambda: None
+            )
+    settle(buffer, 10**6)
+    buffer.close()
+    assert sorted(settled) == list(range(stored))
