@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args, get_origin
+
+from pydantic import BaseModel
 
 from adapters.amqp.extensions import EXTENSIONS
+from messaging.gateway import GatewaySettings, schema
 from messaging.instance import find_adapter
 from messaging.model import GENERATE_REPLY_CHANNEL_ALIAS, Features, parse_url
 from messaging.model.settings import Settings, TlsSettings, load_settings
@@ -90,15 +94,67 @@ def amqp() -> str:
     return "\n".join(lines) + "\n"
 
 
+def gateway() -> str:
+    """Return a table for each part of a gateway's configuration."""
+    lines: list[str] = []
+    for kind, titles in _gateway_parts().items():
+        lines += [
+            f"### {' and '.join(f'`{each}`' for each in titles)}",
+            "",
+            "| key | default | meaning |",
+            "|---|---|---|",
+        ]
+        for name, field in kind.model_fields.items():
+            given = field.get_default(call_default_factory=True)
+            default = "required" if field.is_required() else "" if given in (None, {}, []) else f"`{_toml(given)}`"
+            lines.append(f"| `{field.alias or name}` | {default} | {field.description} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _gateway_parts() -> dict[type[BaseModel], list[str]]:
+    """Return the models of a configuration, in order, with the keys of their tables."""
+    found: dict[type[BaseModel], list[str]] = {}
+
+    def add(kind: type[BaseModel], title: str) -> None:
+        titles = found.setdefault(kind, [])
+        if title in titles:
+            return
+        titles.append(title)
+        for name, field in kind.model_fields.items():
+            for inner, is_named in _models(field.annotation):
+                key = f"{field.alias or name}.NAME" if is_named else str(field.alias or name)
+                add(inner, key if kind is GatewaySettings else f"{title}.{key}")
+
+    add(GatewaySettings, "the file")
+    return found
+
+
+def _models(annotation: object, *, is_named: bool = False) -> Iterator[tuple[type[BaseModel], bool]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation, is_named
+        return
+    for each in get_args(annotation):
+        yield from _models(each, is_named=is_named or get_origin(annotation) is dict)
+
+
 PARTS = (
     Part("features", ROOT / "docs" / "features.md", features),
     Part("settings", ROOT / "docs" / "settings.md", settings),
     Part("amqp", ROOT / "docs" / "amqp.md", amqp),
+    Part("gateway", ROOT / "docs" / "gateway-settings.md", gateway),
 )
+#: the JSON schema of configurations, for editors
+SCHEMA = ROOT / "docs" / "gateway.schema.json"
 
 if __name__ == "__main__":
     for part in PARTS:
         if "--write" in sys.argv[1:]:
             part.page.write_text(part.replaced())
+            SCHEMA.write_text(json.dumps(schema(), indent=2) + "\n")
         else:
             sys.stdout.write(part.make())

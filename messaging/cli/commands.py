@@ -36,6 +36,7 @@ OWN: Final[Mapping[str, str]] = {
     "events": "Follow, publish and look up the events of an event network, and read past events.",
     "mailbox": "Store remote events for devices that sleep, and take them out.",
     "leases": "Show the leases that generators, agents, mailboxes and other objects at a broker have granted.",
+    "gateway": "Run store-and-forward routes between brokers from one file, and look after them.",
     "info": "Show the features and the state of an instance connected to URL; without a URL, the installation.",
     "context": "Save brokers under names: @NAME then stands for the broker's URL and settings in every command.",
     "journal": "Show, read, verify, export and trim a journal of messages on disk.",

@@ -267,3 +267,10 @@ def set_verbosity(level: int) -> None:
     """Log records of ``level`` and above."""
     logging.getLogger().setLevel(level)
     logging.getLogger("messaging.cli").setLevel(level)
+
+
+def set_formatter(formatter: logging.Formatter) -> None:
+    """Write log records in another format than that for people, until :func:`diagnostics` ends."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _Handler):
+            handler.setFormatter(formatter)

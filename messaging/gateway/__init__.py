@@ -1,8 +1,48 @@
-"""The gateway: store-and-forward routes between messaging instances.
+"""The gateway: store-and-forward routes between messaging instances, as one configuration file describes them.
 
 ::
 
-    settings     the validated settings: what a configuration file holds
+    settings       the validated settings: what a configuration file holds
+    files          TOML and YAML files to settings
+    positions      where the keys of a TOML file stand
+    problems       problems of a configuration, with line and key
+    checks         what settings must fulfil beyond their types
+    plan           what goes where
+    schema         the JSON schema of configurations
 
-May import all of ``messaging`` but ``cli``, ``testing`` and ``observability``.
+    gateway        the gateway: everything below, run together
+    supervision    signals, and systemd
+    control        the control socket, for the command line
+    reports        DTOs of the state
+
+    route          a route: intake, buffer and drain
+    intake         subscribes to the source, applies the pipeline, stores
+    pipeline       filters, transforms, deadband, sampling, batches
+    destinations   where messages go to, and with which context
+    stored         a message on its way
+    buffer         the messages of a route on disk
+    ranges         parts of a buffer that are published one beside the other
+    drain          publishes what is stored
+    targets        instances that routes publish to, and their places in flight
+    dead_letters   messages that cannot be handled
+
+    requests       requests that are passed on to responders
+    devices        states of bridged devices
+    status         the state of the gateway at a broker
+
+May import all of ``messaging`` but ``cli`` and ``testing``.
 """
+
+from messaging.gateway.checks import check as check
+from messaging.gateway.files import Configuration as Configuration
+from messaging.gateway.files import load as load
+from messaging.gateway.files import read as read
+from messaging.gateway.gateway import Gateway as Gateway
+from messaging.gateway.plan import Plan as Plan
+from messaging.gateway.plan import PlannedFlow as PlannedFlow
+from messaging.gateway.plan import plan as plan
+from messaging.gateway.problems import Problem as Problem
+from messaging.gateway.problems import Severity as Severity
+from messaging.gateway.reports import GatewayDTO as GatewayDTO
+from messaging.gateway.schema import schema as schema
+from messaging.gateway.settings import GatewaySettings as GatewaySettings

@@ -93,6 +93,8 @@ class Gateway:
         self._registration: ServiceRegistration | None = None
         self._control: ControlServer | None = None
         self._stop = Flag()
+        #: whether a close publishes nothing more
+        self._is_hurried = False
         #: called for a reload that the control socket asks for; returns the settings to change to
         self.read_settings: Callable[[], GatewaySettings] | None = None
 
@@ -144,9 +146,20 @@ class Gateway:
         finally:
             self.close()
 
-    def stop(self) -> None:
-        """Have :meth:`run` end. From any thread, and from a signal handler."""
+    def stop(self, *, drain: bool = True) -> None:
+        """Have :meth:`run` end. From any thread, and from a signal handler.
+
+        Args:
+            drain: whether what is stored may be published first; ``False`` also ends a close that is under way.
+        """
+        if not drain:
+            self._is_hurried = True
         self._stop.set()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Return whether the gateway was told to stop."""
+        return self._stop.is_set()
 
     def close(self, timeout: float | None = None) -> None:
         """Stop taking messages, publish what is stored for at most ``timeout`` seconds, and close. Idempotent.
@@ -241,9 +254,9 @@ class Gateway:
         waiting = Waiters()
         while not all(route.is_drained for route in self._routes.values()):
             left = deadline - time.monotonic()
-            if left <= 0 or not self._can_drain():
+            if left <= 0 or self._is_hurried or not self._can_drain():
                 break
-            waiting.wait_for(lambda: False, min(left, _LOOK))
+            waiting.wait_for(lambda: self._is_hurried, min(left, _LOOK))
         for route in self._routes.values():
             route.stop()
         left_over = sum(route.buffer.depth for route in self._routes.values())

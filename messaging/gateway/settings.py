@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
 
-from messaging.errors import ConfigurationError
-from messaging.model import MAX_PREFETCH
+from messaging.errors import ConfigurationError, InvalidUrlError
+from messaging.model import MAX_PREFETCH, parse_host, parse_url
 
 #: seconds of each unit of a duration
 _DURATIONS: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -48,10 +57,17 @@ def _size(value: Any) -> Any:
     return int(found) if isinstance(value, str) else found
 
 
+def _quantity_schema(kind: str, units: Mapping[str, float]) -> WithJsonSchema:
+    pattern = rf"^\s*[0-9]+(\.[0-9]+)?\s*({'|'.join(units)})\s*$"
+    return WithJsonSchema({"anyOf": [{"type": kind, "exclusiveMinimum": 0}, {"type": "string", "pattern": pattern}]})
+
+
 #: seconds above 0
-Duration = Annotated[float, BeforeValidator(_duration), Field(gt=0, le=_MAX_SECONDS)]
+Duration = Annotated[
+    float, BeforeValidator(_duration), Field(gt=0, le=_MAX_SECONDS), _quantity_schema("number", _DURATIONS)
+]
 #: bytes above 0
-Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
+Size = Annotated[int, BeforeValidator(_size), Field(gt=0), _quantity_schema("integer", _SIZES)]
 Name = Annotated[str, StringConstraints(pattern=_NAME)]
 #: a channel pattern with captures, such as ``site/{site}/+/telemetry``
 PatternText = Annotated[str, StringConstraints(min_length=1)]
@@ -84,6 +100,21 @@ class InstanceSettings(Part):
     credential: Name | None = Field(
         None, description="name of a systemd credential with the password: a file in $CREDENTIALS_DIRECTORY"
     )
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Show the URL without its secrets, and of texts of the adapter's settings their names only."""
+        try:
+            url = str(parse_url(self.url))
+        except InvalidUrlError:
+            url = "***"
+        yield "url", url
+        for name in ("password_file", "credential"):
+            if getattr(self, name) is not None:
+                yield name, getattr(self, name)
+        for name, value in (self.model_extra or {}).items():
+            yield name, value if isinstance(value, bool | int | float) else "***"
+
+    __str__ = BaseModel.__repr__
 
     def connect_arguments(self) -> tuple[str, dict[str, Any]]:
         """Return the URL and the settings for :func:`messaging.connect`, with the password that its file holds now.
@@ -209,7 +240,7 @@ class SampleSettings(Part):
 class UnitSettings(Part):
     """Converts a number of the payload from one unit to another."""
 
-    field: FieldPath
+    field: FieldPath = Field(description="a number of the payload")
     source: str = Field(alias="from", description="unit of the source, such as degF")
     target: str = Field(alias="to", description="unit of the target, such as degC")
 
@@ -249,41 +280,41 @@ class BatchSettings(Part):
 class RouteSettings(Part):
     """A route: messages of a source are stored, and published to a target."""
 
-    source: SourceSettings = Field(alias="from")
-    target: TargetSettings = Field(alias="to")
-    buffer: BufferSettings
+    source: SourceSettings = Field(alias="from", description="where the messages come from")
+    target: TargetSettings = Field(alias="to", description="where they are published")
+    buffer: BufferSettings = Field(description="how they are stored in between")
     where: str | None = Field(None, description="LDAP filter over fields, header.NAME, channel and captures")
     transform: list[TransformSettings] = Field(default_factory=list, description="steps, in order")
     key: str | None = Field(
         None, description="template of the key of deadband and sample, such as {site}/{device}; default: the channel"
     )
-    deadband: DeadbandSettings | None = None
-    sample: SampleSettings | None = None
-    batch: BatchSettings | None = None
+    deadband: DeadbandSettings | None = Field(None, description="only messages whose value has changed enough pass")
+    sample: SampleSettings | None = Field(None, description="one message of each key passes in an interval")
+    batch: BatchSettings | None = Field(None, description="several messages become one")
     compress: Literal["gzip", "zstd"] | None = Field(None, description="content encoding of the published payloads")
-    rate: RateSettings | None = None
+    rate: RateSettings | None = Field(None, description="limit of the rate of publishing")
     priority: Annotated[int, Field(ge=0, le=9)] = Field(
         4, description="routes of higher priority publish first where routes share a target"
     )
-    enabled: bool = True
+    enabled: bool = Field(True, description="whether it runs; the buffer is kept meanwhile")
 
 
 class RequestSettings(Part):
     """A route of requests: a request at the source is answered by a responder at the target."""
 
-    source: SourceSettings = Field(alias="from")
-    target: TargetSettings = Field(alias="to")
+    source: SourceSettings = Field(alias="from", description="where requests come from")
+    target: TargetSettings = Field(alias="to", description="where the responder is")
     timeout: Duration = Field(30.0, description="time for the reply")
     concurrency: Annotated[int, Field(ge=1, le=10_000)] = Field(64, description="requests at a time")
     many: bool = Field(False, description="whether a request has many replies")
-    enabled: bool = True
+    enabled: bool = Field(True, description="whether it runs")
 
 
 class DeviceStateSettings(Part):
     """Publishes the state of bridged devices, and that they are unreachable while their source is disconnected."""
 
     source: SourceSettings = Field(alias="from", description="where the devices publish their state, and their wills")
-    target: TargetSettings = Field(alias="to")
+    target: TargetSettings = Field(alias="to", description="where their states are published")
     offline: str = Field(
         description="payload for each known device when its source is unreachable, or the gateway ends"
     )
@@ -297,7 +328,7 @@ class DeviceStateSettings(Part):
 class StatusSettings(Part):
     """The state of the gateway at a broker: a retained message, offline by last will, and a heartbeat."""
 
-    instance: Name
+    instance: Name = Field(description="name of an instance")
     channel: TemplateText = Field("gateways/{gateway}/state", description="where the state is published")
     interval: Duration = Field(30.0, description="time between two heartbeats")
 
@@ -307,11 +338,13 @@ class GatewaySettings(Part):
 
     name: Name = Field(description="name of the gateway, unique among the gateways of its brokers")
     data: Path = Field(description="folder of the buffers, made if it is missing", strict=False)
-    instances: dict[Name, InstanceSettings] = Field(min_length=1)
-    routes: dict[Name, RouteSettings] = Field(default_factory=dict)
-    requests: dict[Name, RequestSettings] = Field(default_factory=dict)
-    devices: dict[Name, DeviceStateSettings] = Field(default_factory=dict)
-    status: StatusSettings | None = None
+    instances: dict[Name, InstanceSettings] = Field(min_length=1, description="connections to brokers, by name")
+    routes: dict[Name, RouteSettings] = Field(default_factory=dict, description="store-and-forward routes, by name")
+    requests: dict[Name, RequestSettings] = Field(default_factory=dict, description="routes of requests, by name")
+    devices: dict[Name, DeviceStateSettings] = Field(
+        default_factory=dict, description="states of bridged devices, by name of the group"
+    )
+    status: StatusSettings | None = Field(None, description="publishes the state of the gateway")
     monitoring: str | None = Field(
         None, description="HOST:PORT of /healthz, /readyz and /metrics; only loopback unless named"
     )
@@ -319,3 +352,18 @@ class GatewaySettings(Part):
     max_hops: Annotated[int, Field(ge=1, le=255)] = Field(
         16, description="gateways that a message may pass; a message that returns to a gateway is dropped at once"
     )
+
+
+def listening_address(text: str) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT``, such as ``127.0.0.1:9464`` or ``[::1]:9464``.
+
+    Raises:
+        ValueError: the text is none, or its port is outside of 1 to 65535.
+    """
+    try:
+        found = parse_host(text)
+    except InvalidUrlError as error:
+        raise ValueError(f"must be HOST:PORT, such as 127.0.0.1:9464: {error}") from None
+    if found.port is None:
+        raise ValueError("must be HOST:PORT, such as 127.0.0.1:9464: the port is missing")
+    return found.name, found.port

@@ -50,6 +50,11 @@ def filled(text: str, values: Mapping[str, str]) -> str:
     return _VALUE.sub(lambda found: values.get(found.group(1), found.group()), text)
 
 
+def template_names(text: str) -> frozenset[str]:
+    """Return the names of the values that :func:`filled` puts in."""
+    return frozenset(_VALUE.findall(text))
+
+
 # --- filters
 
 

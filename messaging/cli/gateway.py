@@ -1,0 +1,365 @@
+"""``messaging gateway``: run a gateway from a file, check and explain the file, and look after its dead letters.
+
+The modules behind it are imported when a command runs: help and completion must be fast.
+"""
+
+from __future__ import annotations
+
+import json as json_
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from typer import Argument, Option
+
+from messaging.cli import options
+from messaging.cli.output import (
+    ExitCode,
+    dump,
+    payload_fields,
+    set_formatter,
+    set_verbosity,
+    show_table,
+    write,
+)
+from messaging.errors import ArgumentError, ConfigurationError, ConnectFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from messaging.gateway.dead_letters import Letter, Selection
+
+logger = logging.getLogger(__name__)
+
+gateway = typer.Typer(name="gateway", add_completion=False, pretty_exceptions_enable=False)
+dead_letters = typer.Typer(name="dead-letters", add_completion=False, pretty_exceptions_enable=False)
+gateway.add_typer(dead_letters)
+
+#: most characters of a reason in a table
+_SHOWN: Final = 60
+
+_File = Annotated[
+    Path, Argument(metavar="FILE", show_default=False, help="Configuration: a .toml, .yaml or .yml file.")
+]
+_Place = Annotated[
+    Path, Argument(metavar="FILE", show_default=False, help="Configuration of the gateway, or its data folder.")
+]
+_Json = Annotated[bool, Option("--json", help="Write JSON on one line.")]
+_Routes = Annotated[
+    list[str] | None,
+    Option("--route", "-r", metavar="NAME", show_default=False, help="Of this route. Repeatable; default: all."),
+]
+_Where = Annotated[
+    str | None,
+    Option(
+        "--where", "-w", metavar="FILTER",
+        help="LDAP filter over id, stage, time, reason, channel, message_id and bytes: '(channel=plant/*)'.",
+    ),
+]  # fmt: skip
+_Ids = Annotated[
+    list[int] | None, Option("--id", metavar="N", show_default=False, help="Only the dead letter N. Repeatable.")
+]
+_All = Annotated[bool, Option("--all", help="Of all dead letters: needed without --id and --where.")]
+
+
+@gateway.callback()
+def main() -> None:
+    """Run store-and-forward routes between brokers from one file, and look after them."""
+
+
+@gateway.command()
+@options.command
+def run(
+    file: _File,
+    log_format: Annotated[
+        str, Option("--log-format", metavar="text|json", help="How log lines are written to stderr.")
+    ] = "text",
+    log_level: Annotated[str, Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")] = "info",
+) -> int:
+    """Run the gateway until SIGTERM or SIGINT. SIGHUP reads the configuration again.
+
+    Tells systemd when it runs (Type=notify, WatchdogSec). A second SIGTERM ends it without publishing what is stored;
+    that stays on the disk for the next run.
+
+    Example: messaging gateway run gateway.toml
+    """
+    from messaging.gateway import Gateway, load
+    from messaging.gateway.supervision import supervise
+    from messaging.observability.logs import JsonFormatter, formatter, level_number
+
+    formatter(log_format)  # refuses other formats
+    set_verbosity(level_number(log_level))
+    if log_format == "json":
+        set_formatter(JsonFormatter())
+    supervise(Gateway(load(file)), lambda: load(file))
+    return ExitCode.OK
+
+
+@gateway.command()
+@options.command
+def check(file: _File, json: _Json = False) -> int:
+    """Check a configuration without running it: one line for each problem, with line, key, and what would be right.
+
+    Exit code 1: it has errors. Warnings do not count.
+
+    Example: messaging gateway check gateway.toml
+    """
+    from messaging.gateway import Severity, read
+
+    found = read(file)
+    if json:
+        write(dump({"problems": [each.as_dict() for each in found.problems]}))
+    else:
+        write("".join(f"{each}\n" for each in found.problems).encode())
+    errors = sum(each.severity is Severity.ERROR for each in found.problems)
+    if errors:
+        logger.error("%s: %d errors", file, errors)
+        return ExitCode.FAILED
+    if not json:
+        warnings = len(found.problems)
+        write(f"{file}: right{f', with {warnings} warnings' if warnings else ''}\n".encode())
+    return ExitCode.OK
+
+
+@gateway.command("plan")
+@options.command
+def show_plan(file: _File, json: _Json = False) -> int:
+    """Show what goes where: each route with its source, steps, buffer and target.
+
+    Example: messaging gateway plan gateway.toml
+    """
+    from messaging.gateway import load, plan
+
+    found = plan(load(file))
+    if json:
+        write(dump(found.as_dict()))
+        return ExitCode.OK
+    show_table(["instance", "url"], [[name, url] for name, url in found.instances.items()])
+    rows = [
+        [
+            each.kind if each.is_enabled else f"{each.kind} (disabled)", each.name, each.source,
+            "; ".join(each.steps), each.buffer, each.target,
+        ]
+        for each in found.flows
+    ]  # fmt: skip
+    show_table(["kind", "name", "from", "steps", "buffer", "to"], rows)
+    return ExitCode.OK
+
+
+@gateway.command("schema")
+@options.command
+def show_schema() -> int:
+    """Write the JSON schema of configurations, for editors.
+
+    Example: messaging gateway schema > gateway.schema.json
+    """
+    from messaging.gateway import schema
+
+    write(json_.dumps(schema(), indent=2).encode() + b"\n")
+    return ExitCode.OK
+
+
+@gateway.command()
+@options.command
+def status(file: _Place, json: _Json = False) -> int:
+    """Show the state of a running gateway on this machine. Exit code 1: it has a problem, or none runs.
+
+    Example: messaging gateway status gateway.toml
+    """
+    from messaging.gateway.control import call
+
+    found = call(_data(file), "status", timeout=10.0)
+    if json:
+        write(dump(found))
+    else:
+        write(f"gateway {found['name']}: {found['state']}\n".encode())
+        rows = [
+            [
+                each["name"], each["source"], "up" if each["is_source_up"] else "down", each["target"],
+                "up" if each["is_target_up"] else "down", str(each["received"]), str(each["published"]),
+                str(each["buffer"]["depth"]), f"{each['buffer']['age']:.0f} s", str(each["buffer"]["dead_letters"]),
+            ]
+            for each in found["routes"]
+        ]  # fmt: skip
+        columns = ["route", "from", "", "to", "", "received", "published", "stored", "oldest", "dead letters"]
+        show_table(columns, rows)
+        write("".join(f"problem: {each}\n" for each in found["problems"]).encode())
+    return ExitCode.FAILED if found["problems"] else ExitCode.OK
+
+
+@gateway.command()
+@options.command
+def reload(file: _Place) -> int:
+    """Have a running gateway read its configuration again, as SIGHUP does, and wait until it has.
+
+    Example: messaging gateway reload gateway.toml
+    """
+    from messaging.gateway.control import call
+
+    call(_data(file), "reload")
+    return ExitCode.OK
+
+
+# --- dead letters
+
+
+@dead_letters.callback()
+def dead_letters_main() -> None:
+    """List, show, replay and drop the messages that a route could not handle."""
+
+
+@dead_letters.command("list")
+@options.command
+def list_letters(
+    file: _Place, route: _Routes = None, where: _Where = None,
+    limit: Annotated[int, Option("--limit", "-n", metavar="N", min=1, help="At most N of each route.")] = 100,
+    json: Annotated[bool, Option("--json", help="Write JSON: one object per dead letter.")] = False,
+) -> int:  # fmt: skip
+    """List dead letters: route, id, time, stage, channel, reason. Also while the gateway runs.
+
+    Example: messaging gateway dead-letters list gateway.toml --where '(reason=*refused*)'
+    """
+    import itertools
+
+    rows: list[list[str]] = []
+    for name, found in _letters(file, route, _selection(None, where)):
+        for letter in itertools.islice(found, limit):
+            fields = letter.fields()
+            if json:
+                write(dump({"route": name, **fields}))
+                continue
+            reason = letter.reason if len(letter.reason) <= _SHOWN else f"{letter.reason[: _SHOWN - 3]}..."
+            rows.append([name, str(letter.id), fields["time"], letter.stage, letter.channel, reason])
+    if rows:
+        show_table(["route", "id", "time", "stage", "channel", "reason"], rows)
+    return ExitCode.OK
+
+
+@dead_letters.command()
+@options.command
+def show(
+    file: _Place,
+    route: Annotated[str, Option("--route", "-r", metavar="NAME", show_default=False, help="Name of the route.")],
+    id: Annotated[int, Option("--id", metavar="N", show_default=False, help="Id of the dead letter.")],  # noqa: A002
+) -> int:
+    """Write one dead letter as JSON: reason, channel, properties and payload.
+
+    Example: messaging gateway dead-letters show gateway.toml --route telemetry --id 7
+    """
+    for _, found in _letters(file, [route], _selection([id], None)):
+        for letter in found:
+            properties = json_.loads(letter.properties) if letter.properties else {}
+            write(dump({**letter.fields(), "properties": properties, **payload_fields(letter.payload)}))
+            return ExitCode.OK
+    raise ArgumentError(f"route '{route}' has no dead letter {id}")
+
+
+@dead_letters.command()
+@options.command
+def replay(
+    file: _Place, route: _Routes = None, id: _Ids = None, where: _Where = None, all: _All = False,  # noqa: A002
+    rate: Annotated[
+        float | None, Option("--rate", metavar="N", help="At most N messages per second.", show_default="unlimited")
+    ] = None,
+) -> int:  # fmt: skip
+    """Run the rest of the route again for dead letters, by the present configuration. The gateway must run.
+
+    A dead letter is removed when its message is stored. Exit code 1: some failed again.
+
+    Example: messaging gateway dead-letters replay gateway.toml --route telemetry --all --rate 100
+    """
+    selection = _required_selection(id, where, all)
+    if rate is not None and not 0 < rate < 1e9:
+        raise ArgumentError("--rate must be above 0")
+    from messaging.gateway.control import call
+
+    data, failed = _data(file), False
+    for name in _routes(data, route):
+        outcome = call(data, "replay", {"route": name, **selection, "rate": rate}, timeout=86_400.0)
+        line = f"{name}: {outcome['replayed']} replayed, {outcome['failed']} failed again"
+        write(f"{line}{'' if outcome['reason'] is None else ': ' + outcome['reason']}\n".encode())
+        failed = failed or outcome["failed"] > 0
+    return ExitCode.FAILED if failed else ExitCode.OK
+
+
+@dead_letters.command()
+@options.command
+def drop(
+    file: _Place, route: _Routes = None, id: _Ids = None, where: _Where = None, all: _All = False,  # noqa: A002
+) -> int:  # fmt: skip
+    """Delete dead letters for good, also of a gateway that does not run.
+
+    Example: messaging gateway dead-letters drop gateway.toml --where '(time<=2026-01-01)'
+    """
+    selection = _required_selection(id, where, all)
+    data = _data(file)
+    for name in _routes(data, route):
+        write(f"{name}: {_drop(data, name, selection)} dropped\n".encode())
+    return ExitCode.OK
+
+
+def _drop(data: Path, route: str, selection: Mapping[str, Any]) -> int:
+    from messaging.gateway.control import call
+    from messaging.gateway.dead_letters import letters, route_folders
+    from messaging.journal import Journal
+
+    try:
+        return int(call(data, "drop", {"route": route, **selection}))
+    except ConnectFailedError:  # it does not run, and nothing else changes its journals
+        with Journal.open(route_folders(data)[route]) as journal:
+            found = letters(journal, _selection(selection["ids"], selection["where"]))
+            return journal.remove_dead_letters([letter.id for letter in found])
+
+
+# --- places
+
+
+def _data(file: Path) -> Path:
+    """Return the data folder of a configuration, or ``file`` itself, if it is a folder."""
+    if file.is_dir():
+        return file
+    from messaging.gateway import load
+
+    return load(file).data
+
+
+def _routes(data: Path, given: list[str] | None) -> list[str]:
+    """Return the routes that were asked for, and have a buffer.
+
+    Raises:
+        ConfigurationError: one of them has none.
+    """
+    from messaging.gateway.dead_letters import route_folders
+    from messaging.text import did_you_mean
+
+    known = [*route_folders(data)]
+    for name in given or ():
+        if name not in known:
+            hint = did_you_mean(name, known) or f"there are {', '.join(known) or 'none'}"
+            raise ConfigurationError(f"no route '{name}' has a buffer in {data}; {hint}")
+    return given or known
+
+
+def _letters(file: Path, routes: list[str] | None, selection: Selection) -> Iterator[tuple[str, Iterator[Letter]]]:
+    from messaging.gateway.dead_letters import letters, route_folders
+    from messaging.journal import Journal
+
+    data = _data(file)
+    folders = route_folders(data)
+    for name in _routes(data, routes):
+        with Journal.view(folders[name]) as view:
+            yield name, letters(view, selection)
+
+
+def _selection(ids: list[int] | None, where: str | None) -> Selection:
+    from messaging.gateway.dead_letters import Selection
+
+    return Selection(ids or (), where)
+
+
+def _required_selection(ids: list[int] | None, where: str | None, every: bool) -> dict[str, Any]:
+    if every == bool(ids or where):
+        raise ArgumentError("give --id or --where for some dead letters, or --all for all of them")
+    _selection(ids, where)  # checks the filter
+    return {"ids": ids or [], "where": where}

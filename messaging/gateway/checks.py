@@ -1,0 +1,513 @@
+"""Checks of the settings of a gateway beyond the types of their values: what refers to what, and what brokers can do.
+
+No broker is asked, and nothing is written: an adapter tells what it can do before it is connected.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from messaging.errors import ArgumentError, InvalidOptionError, MessagingError, check_instance
+from messaging.gateway.destinations import PASSED_HEADER
+from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Pipeline
+from messaging.gateway.pipeline.steps import condition, template_names, transform
+from messaging.gateway.problems import KeyPath, Problem, Problems
+from messaging.gateway.settings import GatewaySettings, listening_address
+from messaging.instance import find_adapter
+from messaging.model import ANY_LEVELS, Features, overlap, parse_url, publish_options, subscribe_options
+from messaging.model.settings import load_settings
+from messaging.properties import announced
+from messaging.text import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from messaging.adapter import Adapter
+    from messaging.gateway.settings import (
+        DeviceStateSettings,
+        InstanceSettings,
+        RequestSettings,
+        RouteSettings,
+        SourceSettings,
+        TargetSettings,
+    )
+    from messaging.model import Capabilities
+
+#: names that templates have beside the captures
+_GIVEN: Final = frozenset({"channel", "gateway"})
+
+
+def check(settings: GatewaySettings) -> list[Problem]:
+    """Return the problems of settings that come from no file.
+
+    Raises:
+        ArgumentError: ``settings`` are no ``GatewaySettings``.
+    """
+    check_instance("settings", settings, GatewaySettings)
+    problems = Problems()
+    check_into(settings, problems)
+    return problems.found
+
+
+def check_into(settings: GatewaySettings, problems: Problems) -> None:
+    """Record the problems of settings."""
+    _Checks(settings, problems).run()
+
+
+class _Broker(NamedTuple):
+    """What is known of an instance without connecting it."""
+
+    adapter: Adapter
+    capabilities: Capabilities
+    #: those of the adapter, and of the core
+    features: frozenset[str]
+    #: equal for instances of one broker
+    place: Any
+
+
+class _Flow(NamedTuple):
+    """Messages from a source to a target: patterns of both."""
+
+    path: KeyPath
+    source: str
+    pattern: str
+    target: str
+    channels: str
+
+
+class _Checks:
+    def __init__(self, settings: GatewaySettings, problems: Problems) -> None:
+        self._settings = settings
+        self._problems = problems
+        self._brokers: dict[str, _Broker] = {}
+        self._flows: list[_Flow] = []
+
+    def run(self) -> None:
+        settings, problems = self._settings, self._problems
+        for name, instance in settings.instances.items():
+            self._check_instance(name, instance)
+        self._check_client_ids()
+        for name, route in settings.routes.items():
+            self._check_route(name, route)
+        for name, request in settings.requests.items():
+            self._check_request(name, request)
+        for name, devices in settings.devices.items():
+            self._check_devices(name, devices)
+        self._check_queues()
+        self._check_loops()
+        self._check_status()
+        self._check_monitoring()
+        self._check_data(settings.data)
+        parts: list[RouteSettings | RequestSettings | DeviceStateSettings] = [
+            *settings.routes.values(), *settings.requests.values(), *settings.devices.values(),
+        ]  # fmt: skip
+        if not parts:
+            problems.warning((), "there are no routes, requests and devices: the gateway has nothing to do")
+        used = {each for part in parts for each in (part.source.instance, part.target.instance)}
+        if settings.status is not None:
+            used.add(settings.status.instance)
+        if not used <= settings.instances.keys():
+            return  # one of the names is misspelt
+        for name in settings.instances:
+            if name not in used and parts:
+                problems.warning(("instances", name), "no route, request or status uses this instance")
+
+    # --- instances
+
+    def _check_instance(self, name: str, instance: InstanceSettings) -> None:
+        path, problems = ("instances", name), self._problems
+        if instance.password_file is not None and instance.credential is not None:
+            problems.error((*path, "credential"), "password_file and credential exclude each other: give one of them")
+            return
+        if instance.password_file is not None and not os.access(instance.password_file, os.R_OK):
+            problems.error((*path, "password_file"), f"cannot read the file {instance.password_file}")
+        extra = dict(instance.model_extra or {})
+        try:
+            url = parse_url(instance.url)
+            kind = find_adapter(url.scheme)
+            given = {"keep_session": True, "name": f"{self._settings.name}-{name}", **extra}
+            if instance.password_file is not None or instance.credential is not None:
+                given["password"] = "x"  # noqa: S105  # stands for the one in the file
+            adapter = kind(url, load_settings(kind.settings_type, url, given), name)
+        except InvalidOptionError as error:
+            key = error.option if error.option in extra else "url"
+            if error.option == "password" and key == "url" and instance.password_file is not None:
+                key = "password_file"
+            problems.error((*path, key), str(error))
+            return
+        except MessagingError as error:
+            problems.error((*path, "url"), str(error))
+            return
+        if url.password is not None or any(_is_plain_secret(key, value) for key, value in extra.items()):
+            problems.warning(
+                (*path, "url" if url.password is not None else _secret_key(extra)),
+                "the file holds a password: use password_file, credential, or ${NAME} of the environment",
+            )
+        place = (url.scheme.rstrip("s"), tuple(host.key() for host in url.hosts), url.path)
+        self._brokers[name] = _Broker(adapter, adapter.capabilities, announced(adapter), place)
+
+    def _check_client_ids(self) -> None:
+        seen: dict[Any, str] = {}
+        for name, broker in self._brokers.items():
+            settings = self._settings.instances[name]
+            client_id = (settings.model_extra or {}).get("client_id") or parse_url(settings.url).options.get(
+                "client_id"
+            )
+            if not client_id:
+                continue
+            key = (broker.place, client_id)
+            if key in seen:
+                is_extra = "client_id" in (settings.model_extra or {})
+                self._problems.error(
+                    ("instances", name, "client_id" if is_extra else "url"),
+                    f"the instances '{seen[key]}' and '{name}' have the same client_id at one broker, which "
+                    "disconnects one for the other; give each its own, or leave it out",
+                )
+            seen.setdefault(key, name)
+
+    def _broker(self, path: KeyPath, name: str) -> _Broker | None:
+        """Return what is known of an instance; record that there is none of that name."""
+        instances = self._settings.instances
+        if name not in instances:
+            hint = did_you_mean(name, instances) or f"there are {', '.join(instances)}"
+            self._problems.error((*path, "instance"), f"there is no instance {name!r}; {hint}")
+        return self._brokers.get(name)
+
+    # --- sources and targets
+
+    def _check_source(self, path: KeyPath, source: SourceSettings) -> ChannelPattern | None:
+        problems = self._problems
+        broker = self._broker(path, source.instance)
+        try:
+            pattern = ChannelPattern(source.channel)
+        except ArgumentError as error:
+            problems.error((*path, "channel"), str(error))
+            return None
+        if broker is None:
+            return pattern
+        extensions: dict[str, Any] = dict(source.extensions)
+        named = {
+            "qos": (Features.EXTENSION_QOS, source.qos),
+            "queue": (Features.EXTENSION_QUEUE, source.queue),
+            "deduplicate": (Features.EXTENSION_DEDUPLICATE, source.deduplicate),
+        }
+        features = broker.capabilities.features
+        for key, (extension, value) in named.items():
+            if value is None:
+                continue
+            if extension not in features:
+                problems.error((*path, key), self._lacking(source.instance, broker, extension))
+            else:
+                extensions[extension] = value
+        for key in source.extensions:
+            self._check_extension((*path, "extensions", key), key, source.instance, broker)
+        try:
+            subscribe_options(
+                {key: value for key, value in extensions.items() if key in features},
+                broker.capabilities,
+                broker.adapter.settings,
+            )
+        except MessagingError as error:
+            problems.error(self._extension_path(path, source.extensions, error), str(error))
+        return pattern
+
+    def _check_target(
+        self, path: KeyPath, target: TargetSettings, pattern: ChannelPattern | None
+    ) -> ChannelTemplate | None:
+        problems = self._problems
+        broker = self._broker(path, target.instance)
+        names = None if pattern is None else pattern.names | _GIVEN
+        template: ChannelTemplate | None = None
+        try:
+            template = ChannelTemplate(target.channel)
+        except ArgumentError as error:
+            problems.error((*path, "channel"), str(error))
+        else:
+            self._check_names((*path, "channel"), template.names, names)
+        for key, text in target.headers.items():
+            self._check_names((*path, "headers", key), template_names(text), names)
+            if key == PASSED_HEADER:
+                problems.error((*path, "headers", key), "the gateway sets this header itself: loops are found by it")
+        if broker is None:
+            return template
+        features = broker.capabilities.features
+        named: dict[str, tuple[str, Any]] = {
+            "qos": (Features.EXTENSION_QOS, target.qos),
+            "time_to_live": (Features.EXTENSION_TIME_TO_LIVE, target.time_to_live),
+            "priority": (Features.EXTENSION_PRIORITY, target.priority),
+            "retain": (Features.EXTENSION_RETAIN, None if target.retain == "never" else True),
+            "headers": (Features.EXTENSION_HEADERS, dict(target.headers) or None),
+        }
+        extensions: dict[str, Any] = dict(target.extensions)
+        for key, (extension, value) in named.items():
+            if value is None:
+                continue
+            if extension not in features:
+                problems.error((*path, key), self._lacking(target.instance, broker, extension))
+            else:
+                extensions[extension] = value
+        if target.content_type is not None and Features.MESSAGE_PROPERTIES not in features:
+            problems.error((*path, "content_type"), self._lacking(target.instance, broker, Features.MESSAGE_PROPERTIES))
+        for key in target.extensions:
+            self._check_extension((*path, "extensions", key), key, target.instance, broker)
+        try:
+            publish_options({key: value for key, value in extensions.items() if key in features}, broker.capabilities)
+        except MessagingError as error:
+            problems.error(self._extension_path(path, target.extensions, error), str(error))
+        return template
+
+    def _check_names(self, path: KeyPath, wanted: Iterable[str], names: frozenset[str] | None) -> None:
+        """Record the captures that a template needs and the pattern of the source does not have."""
+        if names is None:
+            return
+        for name in sorted(set(wanted) - names):
+            hint = did_you_mean(name, names) or "the pattern of the source has " + (
+                ", ".join(f"{{{each}}}" for each in sorted(names - _GIVEN)) or "no captures"
+            )
+            self._problems.error(path, f"there is no capture {{{name}}}; {hint}")
+
+    def _check_extension(self, path: KeyPath, key: str, instance: str, broker: _Broker) -> None:
+        if key not in broker.capabilities.features:
+            self._problems.error(path, self._lacking(instance, broker, key))
+
+    @staticmethod
+    def _extension_path(path: KeyPath, extensions: Mapping[str, Any], error: MessagingError) -> KeyPath:
+        # of a feature such as ``qos=2``, the extension
+        key = str(getattr(error, "key", "") or getattr(error, "feature", "")).partition("=")[0]
+        if key in extensions:
+            return (*path, "extensions", key)
+        own = {"timeToLive": "time_to_live", "headers": "headers", "qos": "qos", "priority": "priority"}
+        return (*path, own[key]) if key in own else (*path, "channel")
+
+    @staticmethod
+    def _lacking(instance: str, broker: _Broker, feature: str) -> str:
+        capabilities = broker.capabilities
+        way_out = capabilities.ways_out.get(feature) or did_you_mean(feature, broker.features)
+        if not way_out and feature == Features.REPLY_TO:
+            way_out = capabilities.ways_out.get(Features.MESSAGE_PROPERTIES, "")
+        text = f"the instance '{instance}' ({', '.join(capabilities.protocols)}) has no feature {feature!r}"
+        return f"{text}; {way_out}" if way_out else text
+
+    # --- routes
+
+    def _check_route(self, name: str, route: RouteSettings) -> None:
+        path, problems = ("routes", name), self._problems
+        pattern = self._check_source((*path, "from"), route.source)
+        template = self._check_target((*path, "to"), route.target, pattern)
+        if pattern is not None and template is not None and route.enabled:
+            self._flows.append(
+                _Flow(path, route.source.instance, pattern.pattern, route.target.instance, _channels(template, pattern))
+            )
+        if route.key is not None:
+            self._check_names(
+                (*path, "key"), template_names(route.key), None if pattern is None else pattern.names | _GIVEN
+            )
+            if route.deadband is None and route.sample is None:
+                problems.warning((*path, "key"), "has no effect without deadband or sample")
+        self._check_steps(name, route, is_parsed=template is not None)
+        buffer = (*path, "buffer")
+        if route.source.qos == 0 and route.buffer.full == "block":
+            problems.warning(
+                (*buffer, "full"), "messages of QoS 0 cannot be held back: they are dropped when the buffer is full"
+            )
+        if route.buffer.order == "newest_first" and route.buffer.full == "drop_newest":
+            problems.warning(
+                (*buffer, "order"), "newest_first with full = 'drop_newest' drops the live messages; use 'drop_oldest'"
+            )
+        if route.buffer.fsync != "always":
+            problems.warning(
+                (*buffer, "fsync"), "a loss of power loses messages that were acknowledged; 'always' loses none"
+            )
+        if route.batch is not None and route.batch.max_bytes > route.buffer.max_bytes:
+            problems.error((*path, "batch", "max_bytes"), "a batch must fit into the buffer: buffer.max_bytes is less")
+
+    def _check_steps(self, name: str, route: RouteSettings, *, is_parsed: bool) -> None:
+        path, problems = ("routes", name), self._problems
+        is_right = is_parsed
+        if route.where is not None:
+            try:
+                condition(route.where)
+            except MessagingError as error:
+                problems.error((*path, "where"), str(error))
+                is_right = False
+        for number, step in enumerate(route.transform):
+            where = f"routes.{name}.transform[{number}]"
+            (kind,) = step.model_fields_set
+            try:
+                transform(step, where)
+            except MessagingError as error:
+                problems.error((*path, "transform", number, kind), str(error).removeprefix(f"{where}.{kind}: "))
+                is_right = False
+        if not is_right:
+            return
+        try:
+            Pipeline.compile(route, gateway=self._settings.name, name=name)
+        except MessagingError as error:
+            text = str(error).removeprefix(f"routes.{name}: ").removeprefix(f"routes.{name}.")
+            key = next((each for each in ("deadband", "sample", "batch", "compress", "key") if each in text), None)
+            if key is None and route.compress is not None and "zstd" in text:
+                key = "compress"
+            problems.error(path if key is None else (*path, key), text)
+
+    def _check_request(self, name: str, request: RequestSettings) -> None:
+        path = ("requests", name)
+        pattern = self._check_source((*path, "from"), request.source)
+        template = self._check_target((*path, "to"), request.target, pattern)
+        if pattern is not None and template is not None and request.enabled:
+            self._flows.append(
+                _Flow(
+                    path,
+                    request.source.instance,
+                    pattern.pattern,
+                    request.target.instance,
+                    _channels(template, pattern),
+                )
+            )
+        feature = Features.REPLY_TO_MANY_PUBLISH if request.many else Features.REPLY_TO
+        for side, instance in (("from", request.source.instance), ("to", request.target.instance)):
+            broker = self._brokers.get(instance)
+            if broker is not None and feature not in broker.features:
+                self._problems.error((*path, side, "instance"), self._lacking(instance, broker, feature))
+
+    def _check_devices(self, name: str, devices: DeviceStateSettings) -> None:
+        path = ("devices", name)
+        pattern = self._check_source((*path, "from"), devices.source)
+        template = self._check_target((*path, "to"), devices.target, pattern)
+        if pattern is not None and template is not None:
+            self._flows.append(
+                _Flow(
+                    path,
+                    devices.source.instance,
+                    pattern.pattern,
+                    devices.target.instance,
+                    _channels(template, pattern),
+                )
+            )
+        self._check_names(
+            (*path, "offline"), template_names(devices.offline), None if pattern is None else pattern.names | _GIVEN
+        )
+
+    # --- all together
+
+    def _check_queues(self) -> None:
+        seen: dict[tuple[str, str], str] = {}
+        for kind in ("routes", "requests"):
+            for name, each in getattr(self._settings, kind).items():
+                if each.source.queue is None or not each.enabled:
+                    continue
+                key = (each.source.instance, each.source.queue)
+                if key in seen:
+                    self._problems.warning(
+                        (kind, name, "from", "queue"),
+                        f"{seen[key]} takes from the same queue: each message goes to one of them only",
+                    )
+                seen.setdefault(key, f"{kind}.{name}")
+
+    def _check_loops(self) -> None:
+        """Record circles of routes: what one publishes is the source of the next."""
+        flows = [each for each in self._flows if each.source in self._brokers and each.target in self._brokers]
+        follows = {each.path: [other for other in flows if self._feeds(each, other)] for each in flows}
+        reported: set[frozenset[KeyPath]] = set()
+        for start in flows:
+            circle = _circle(start, follows)
+            if circle is None or frozenset(each.path for each in circle) in reported:
+                continue
+            reported.add(frozenset(each.path for each in circle))
+            names = " -> ".join(f"{each.path[0]}.{each.path[1]}" for each in [*circle, circle[0]])
+            carries = all(
+                Features.EXTENSION_HEADERS in self._brokers[each.target].capabilities.features for each in circle
+            )
+            if carries:
+                self._problems.warning(
+                    (*start.path, "to", "channel"),
+                    f"messages go in a circle: {names}; they are dropped when they return to this gateway",
+                )
+            else:
+                self._problems.error(
+                    (*start.path, "to", "channel"),
+                    f"messages go in a circle: {names}; a broker in it carries no headers by which they are "
+                    "recognised. Publish to a channel that the pattern of the source does not match",
+                )
+
+    def _feeds(self, first: _Flow, second: _Flow) -> bool:
+        is_same = self._brokers[first.target].place == self._brokers[second.source].place
+        return is_same and overlap(first.channels, second.pattern)
+
+    def _check_status(self) -> None:
+        status = self._settings.status
+        if status is None:
+            return
+        path = ("status",)
+        broker = self._broker(path, status.instance)
+        try:
+            template = ChannelTemplate(status.channel)
+        except ArgumentError as error:
+            self._problems.error((*path, "channel"), str(error))
+            return
+        wrong = sorted(template.names - {"gateway"})
+        if wrong:
+            self._problems.error((*path, "channel"), f"there is no value {{{wrong[0]}}} here; there is {{gateway}}")
+            return
+        channel = template.render({"gateway": self._settings.name})
+        for flow in self._flows:
+            other = self._brokers.get(flow.source)
+            if broker is not None and other is not None and other.place == broker.place and overlap(
+                channel, flow.pattern
+            ):  # fmt: skip
+                self._problems.warning(
+                    (*path, "channel"), f"{flow.path[0]}.{flow.path[1]} takes the messages of this channel, too"
+                )
+
+    def _check_monitoring(self) -> None:
+        if self._settings.monitoring is not None:
+            try:
+                listening_address(self._settings.monitoring)
+            except ValueError as error:
+                self._problems.error(("monitoring",), str(error))
+
+    def _check_data(self, data: Path) -> None:
+        at = data
+        while not at.exists() and at != at.parent:
+            at = at.parent
+        if not at.is_dir():
+            self._problems.error(("data",), f"{at} is no folder")
+        elif not os.access(at, os.W_OK | os.X_OK):
+            self._problems.error(("data",), f"cannot write to the folder {at}; choose another one, or change its owner")
+
+
+def _channels(template: ChannelTemplate, source: ChannelPattern) -> str:
+    """Return the pattern of the channels that messages of a source are published to."""
+    channels = template.as_pattern()
+    is_whole = template.text == "{channel}" or template.text.endswith("/{channel}")
+    if is_whole and template.text.count("{channel}") == 1:
+        return channels.removesuffix(ANY_LEVELS) + source.pattern
+    return channels
+
+
+def _circle(start: _Flow, follows: Mapping[KeyPath, list[_Flow]]) -> list[_Flow] | None:
+    """Return the flows of a circle through ``start``."""
+    pending: Iterator[_Flow]
+    stack: list[tuple[_Flow, Iterator[_Flow]]] = [(start, iter(follows[start.path]))]
+    seen: set[KeyPath] = set()
+    while stack:
+        _, pending = stack[-1]
+        for following in pending:
+            if following.path == start.path:
+                return [flow for flow, _ in stack]
+            if following.path not in seen:
+                seen.add(following.path)
+                stack.append((following, iter(follows[following.path])))
+                break
+        else:
+            stack.pop()
+    return None
+
+
+def _is_plain_secret(key: str, value: object) -> bool:
+    return key == "password" and isinstance(value, str)
+
+
+def _secret_key(extra: Mapping[str, Any]) -> str:
+    return next(key for key, value in extra.items() if _is_plain_secret(key, value))

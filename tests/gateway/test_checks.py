@@ -1,0 +1,103 @@
+"""Warnings of the check, and settings that come from no file; errors are in ``test_broken_configurations``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from messaging.errors import ArgumentError
+from messaging.gateway import GatewaySettings, Severity, check
+
+
+def settings(tmp_path: Path, **changes: Any) -> GatewaySettings:
+    return GatewaySettings.model_validate(
+        {
+            "name": "gw",
+            "data": str(tmp_path / "data"),
+            "instances": {"a": {"url": "mqtt://a"}, "b": {"url": "amqp://b"}},
+            "routes": {"r": route()},
+            **changes,
+        }
+    )
+
+
+def route(**changes: Any) -> dict[str, Any]:
+    return {
+        "from": {"instance": "a", "channel": "in/{x}"},
+        "to": {"instance": "b", "channel": "out/{x}"},
+        "buffer": {"full": "block"},
+        **changes,
+    }
+
+
+def warnings(found: GatewaySettings) -> list[tuple[str, str]]:
+    problems = check(found)
+    assert not [each for each in problems if each.severity is Severity.ERROR], problems
+    return [(each.key, each.text) for each in problems]
+
+
+def test_right_settings_have_no_problems(tmp_path: Path) -> None:
+    assert check(settings(tmp_path)) == []
+
+
+@pytest.mark.parametrize("value", [None, {}, "gateway.toml"])
+def test_only_settings_are_checked(value: object) -> None:
+    with pytest.raises(ArgumentError, match="settings must be a GatewaySettings"):
+        check(value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "text"),
+    [
+        ({"routes": {}}, "", "nothing to do"),
+        ({"instances": {"a": {"url": "mqtt://a"}, "b": {"url": "amqp://b"}, "c": {"url": "memory://c"}}}, "instances.c",
+         "no route, request or status uses"),
+        ({"routes": {"r": route(key="{x}")}}, "routes.r.key", "no effect"),
+        ({"routes": {"r": route(**{"from": {"instance": "a", "channel": "in/{x}", "qos": 0}})}},
+         "routes.r.buffer.full", "QoS 0 cannot be held back"),
+        ({"routes": {"r": route(buffer={"full": "drop_newest", "order": "newest_first"})}}, "routes.r.buffer.order",
+         "drops the live messages"),
+        ({"routes": {"r": route(buffer={"full": "block", "fsync": "never"})}}, "routes.r.buffer.fsync",
+         "a loss of power loses messages"),
+        ({"instances": {"a": {"url": "mqtt://u:p@a"}, "b": {"url": "amqp://b"}}}, "instances.a.url",
+         "the file holds a password"),
+        ({"instances": {"a": {"url": "mqtt://u@a", "password": "p"}, "b": {"url": "amqp://b"}}},
+         "instances.a.password", "the file holds a password"),
+        ({"routes": {name: route(**{"from": {"instance": "a", "channel": "in/{x}", "queue": "q"}}) for name in "rs"}},
+         "routes.s.from.queue", "routes.r takes from the same queue"),
+        ({"status": {"instance": "a", "channel": "in/state"}}, "status.channel", "takes the messages of this channel"),
+    ],
+)  # fmt: skip
+def test_what_may_be_meant_is_a_warning(tmp_path: Path, changes: dict[str, Any], key: str, text: str) -> None:
+    found = warnings(settings(tmp_path, **changes))
+    assert len(found) == 1, found
+    assert found[0][0] == key
+    assert text in found[0][1]
+
+
+def test_a_circle_over_several_routes_is_found(tmp_path: Path) -> None:
+    routes = {
+        "up": route(**{"from": {"instance": "a", "channel": "x/#"}, "to": {"instance": "b", "channel": "{channel}"}}),
+        "down": route(**{"from": {"instance": "b", "channel": "x/+"}, "to": {"instance": "a", "channel": "{channel}"}}),
+    }
+    found = warnings(settings(tmp_path, routes=routes))
+    assert [key for key, _ in found] == ["routes.up.to.channel"]
+    assert "routes.up -> routes.down -> routes.up" in found[0][1]
+
+
+def test_two_instances_of_one_broker_make_a_circle(tmp_path: Path) -> None:
+    instances = {"a": {"url": "mqtt://HOST:1883"}, "b": {"url": "mqtt://host:1883"}}
+    routes = {"r": route(to={"instance": "b", "channel": "in/{x}"})}
+    assert "circle" in warnings(settings(tmp_path, instances=instances, routes=routes))[0][1]
+
+
+def test_routes_there_and_back_on_other_channels_are_no_circle(tmp_path: Path) -> None:
+    routes = {
+        "up": route(**{"from": {"instance": "a", "channel": "up/#"}, "to": {"instance": "b", "channel": "{channel}"}}),
+        "down": route(
+            **{"from": {"instance": "b", "channel": "down/#"}, "to": {"instance": "a", "channel": "{channel}"}}
+        ),
+    }
+    assert warnings(settings(tmp_path, routes=routes)) == []

@@ -1,0 +1,241 @@
+"""Configuration files: TOML and YAML, variables of the environment, relative paths, and what they refuse."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from messaging.errors import ArgumentError, ConfigurationError, GatewaySettingsError
+from messaging.gateway import GatewaySettings, Severity, load, read
+
+TOML = """
+name = "gw"
+data = "data"
+
+[instances.plant]
+url = "mqtt://localhost"
+
+[instances.cloud]
+url = "amqp://localhost"
+
+[routes.data]
+from = { instance = "plant", channel = "site/{site}/data" }
+to = { instance = "cloud", channel = "uplink/{site}" }
+buffer = { full = "block", max_bytes = "64 MiB", max_age = "7 d" }
+"""
+YAML = """
+name: gw
+data: data
+instances:
+  plant:
+    url: mqtt://localhost
+  cloud:
+    url: amqp://localhost
+routes:
+  data:
+    from: {instance: plant, channel: "site/{site}/data"}
+    to: {instance: cloud, channel: "uplink/{site}"}
+    buffer: {full: block, max_bytes: 64 MiB, max_age: 7 d}
+"""
+
+
+#: each list holds the one before nine times
+BOMB = "a: &a [x]\n" + "".join(
+    f"{after}: &{after} [{', '.join(['*' + before] * 9)}]\n"
+    for before, after in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+def write(folder: Path, text: str, name: str = "gateway.toml") -> Path:
+    file = folder / name
+    file.write_text(text)
+    return file
+
+
+def errors(file: Path) -> list[str]:
+    return [each.text for each in read(file).problems if each.severity is Severity.ERROR]
+
+
+def test_a_file_becomes_settings(tmp_path: Path) -> None:
+    settings = load(write(tmp_path, TOML))
+    assert isinstance(settings, GatewaySettings)
+    assert settings.routes["data"].buffer.max_bytes == 64 * 2**20
+    assert settings.routes["data"].buffer.max_age == 7 * 86_400
+    assert settings.data == tmp_path / "data"
+
+
+@pytest.mark.parametrize("name", ["gateway.yaml", "gateway.yml"])
+def test_yaml_says_the_same(tmp_path: Path, name: str) -> None:
+    assert load(write(tmp_path, YAML, name)) == load(write(tmp_path, TOML))
+
+
+def test_anchors_and_merged_mappings_of_yaml_are_understood(tmp_path: Path) -> None:
+    text = YAML.replace("  plant:\n", "  plant: &broker\n").replace(
+        "    url: amqp://localhost", "    <<: *broker\n    keepalive: 30"
+    )
+    settings = load(write(tmp_path, text, "a.yaml"))
+    assert settings.instances["cloud"].url == "mqtt://localhost"
+
+
+def test_variables_of_the_environment_are_put_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RX_BROKER", "broker.example.com")
+    text = TOML.replace("amqp://localhost", "amqp://${RX_BROKER}:${RX_UNSET:-5673}/$${x}")
+    assert load(write(tmp_path, text.replace("/$${x}", ""))).instances["cloud"].url == "amqp://broker.example.com:5673"
+    settings = load(write(tmp_path, TOML.replace('"uplink/{site}"', '"$$SYS/{site}"')))
+    assert settings.routes["data"].target.channel == "$SYS/{site}"
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "value"),
+    [("priority", "7", 7), ("enabled", "false", False), ("priority", "0", 0)],
+)
+def test_a_whole_variable_may_stand_for_a_number_or_a_boolean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, text: str, value: object
+) -> None:
+    monkeypatch.setenv("RX_VALUE", text)
+    settings = load(write(tmp_path, f'{TOML}{line} = "${{RX_VALUE}}"\n'))
+    assert getattr(settings.routes["data"], line) == value
+
+
+def test_a_number_in_a_variable_stays_a_text_where_a_text_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RX_NAME", "123")
+    assert load(write(tmp_path, TOML.replace('name = "gw"', 'name = "${RX_NAME}"'))).name == "123"
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "secret").write_text("hunter2\n")
+    text = TOML.replace('"mqtt://localhost"', '"mqtt://gw@localhost"\npassword_file = "secret"')
+    file = write(tmp_path, text)
+    monkeypatch.chdir("/")
+    settings = load(os.path.relpath(file))
+    assert settings.instances["plant"].password_file == tmp_path / "secret"
+    url, arguments = settings.instances["plant"].connect_arguments()
+    assert url == "mqtt://gw@localhost"
+    assert arguments["password"].get_secret_value() == "hunter2"
+
+
+def test_a_credential_of_systemd_is_read_when_it_connects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = TOML.replace('"mqtt://localhost"', '"mqtt://gw@localhost"\ncredential = "plant"')
+    instance = load(write(tmp_path, text)).instances["plant"]
+    with pytest.raises(ConfigurationError, match=r"\$CREDENTIALS_DIRECTORY is not set"):
+        instance.connect_arguments()
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="FileNotFoundError"):
+        instance.connect_arguments()
+    (tmp_path / "plant").write_text("hunter2")
+    assert instance.connect_arguments()[1]["password"].get_secret_value() == "hunter2"
+
+
+def test_secrets_are_in_no_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = TOML.replace('"mqtt://localhost"', '"mqtt://gw:hunter2@localhost"').replace(
+        '"amqp://localhost"', '"amqp://gw@localhost"\npassword = "hunter3"'
+    )
+    with caplog.at_level(logging.DEBUG):
+        settings = load(write(tmp_path, text))
+    shown = f"{settings!r}{settings}{settings.instances}{caplog.text}"
+    assert "hunter" not in shown
+    assert "the file holds a password" in caplog.text
+    wrong = write(tmp_path, text.replace('"hunter3"', '"hunter3"\nkeepalife = "hunter4"') + "hops = 3\n")
+    with pytest.raises(GatewaySettingsError) as refusal:
+        load(wrong)
+    assert "hunter" not in f"{refusal.value}{refusal.value.problems}"
+
+
+def test_all_errors_are_named_at_once(tmp_path: Path) -> None:
+    text = TOML.replace("mqtt://localhost", "mqtx://localhost").replace('"site/{site}/data"', '"{a}/{a}"')
+    problems = read(write(tmp_path, text)).problems
+    assert [each.key for each in problems] == ["instances.plant.url", "routes.data.from.channel"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("gateway.ini", b"", "ends with .toml, .yaml, .yml"),
+        ("gateway.toml", b"name = '\xff'", "gateway.toml:1: a byte is no UTF-8"),
+        ("gateway.toml", b"#" * (2**20 + 1), "more than 1048576 bytes"),
+        ("missing.toml", None, "No such file"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, name: str, content: bytes | None, text: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigurationError, match=text):
+        load(tmp_path / name)
+
+
+@pytest.mark.parametrize("path", [None, 3, b"gateway.toml", "a\0b.toml"])
+def test_what_is_no_path_is_refused(path: object) -> None:
+    with pytest.raises(ArgumentError, match="path"):
+        load(path)  # type: ignore[arg-type]
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbf" + TOML.encode())
+    assert load(tmp_path / "a.toml").name == "gw"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.toml", "x = " + "[" * 5000),
+        ("a.yaml", "x: " + "[" * 5000),
+        ("a.yaml", BOMB),
+        ("a.yaml", "a: &a [*a]\n"),
+        ("a.yaml", "? [a, b]\n: c\n"),
+        ("a.yaml", "1: a\n"),
+        ("a.yaml", "when: 2026-13-45\n"),
+        ("a.yaml", "x: !!python/object/apply:os.system [id]\n"),
+        ("a.yaml", "a: 1\n---\nb: 2\n"),
+        ("a.yaml", "\x00"),
+        ("a.yaml", ""),
+        ("a.toml", ""),
+    ],
+)  # fmt: skip
+def test_hostile_documents_are_problems(tmp_path: Path, name: str, text: str) -> None:
+    assert errors(write(tmp_path, text, name))
+
+
+@given(text=st.text(max_size=80))
+def test_any_text_is_settings_or_problems(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    for name in ("any.toml", "any.yaml"):
+        (folder / name).write_bytes(text.encode("utf-8", "replace"))
+        found = read(folder / name)
+        assert found.settings is not None or found.problems
+
+
+@given(
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["url", "from", "to", "buffer", "full", "instance", "channel", "transform", "unit", "a"]
+                ),
+                inner,
+                max_size=4,
+            )
+        ),
+        max_leaves=12,
+    ),
+    key=st.sampled_from(["name", "data", "instances", "routes", "requests", "devices", "status", "monitoring"]),
+)
+def test_values_of_any_shape_are_settings_or_problems(
+    value: object, key: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:  # fmt: skip
+    import yaml
+
+    file = tmp_path_factory.getbasetemp() / "shape.yaml"
+    document = {**yaml.safe_load(YAML), key: value}
+    file.write_text(yaml.safe_dump(document))
+    found = read(file)
+    assert found.settings is not None or any(each.severity is Severity.ERROR for each in found.problems)
+    assert all(each.line for each in found.problems)
