@@ -20,7 +20,7 @@ from messaging.errors import ArgumentError, ClosedError, JournalFullError, Messa
 from messaging.execution import Waiters, engine, workers
 from messaging.gateway.destinations import Destination
 from messaging.gateway.ranges import CURSOR, MAX_RANGES, Range, cursor_name, later_starts
-from messaging.gateway.stored import Stored
+from messaging.gateway.stored import Stored, recognition_key
 from messaging.journal import Journal
 from messaging.text import SafeLog
 
@@ -43,6 +43,8 @@ _LOAD_BYTES: Final = 2**20
 _RETRY: Final = 0.5
 #: pause before the position is recorded: confirmations gather, seconds
 _RECORD_PAUSE: Final = 0.003
+#: messages that are recognised if their source delivers them again: the last so many
+RECENT: Final = 20_000
 #: restored contexts that are kept
 _CONTEXTS: Final = 1024
 
@@ -89,6 +91,9 @@ class Buffer:
         self.room = Waiters()
         #: messages that were accepted, since the start; dropped because the buffer was full, or for their age
         self.accepted = self.dropped_newest = self.expired = 0
+        #: keys of the last stored messages, oldest first; those of earlier runs once they are needed
+        self._recent: dict[int, None] = {}
+        self._earlier_end = self._end
         #: why the disk does not take messages; ``None``: it does
         self.problem: str | None = None
         self._is_closed = False
@@ -136,9 +141,39 @@ class Buffer:
             self.accepted += 1
             self._end = stored.offset + 1
             self._ranges[-1].add(stored)
+            if stored.key:
+                self._recent[stored.key] = None
+                if len(self._recent) > RECENT:
+                    del self._recent[next(iter(self._recent))]
         self.problem = None
         self._acknowledge(sources)
         self._wake()
+
+    def is_stored(self, stored: Stored) -> bool:
+        """Return whether the same message is among the last ``RECENT`` that were stored. On the thread of the intake.
+
+        Of earlier runs, messages that the journal has deleted since are not known any more.
+        """
+        if self._earlier_end >= 0:
+            self._recall()
+        return stored.key in self._recent
+
+    def _recall(self) -> None:
+        """Read the keys of the last messages of earlier runs."""
+        end, self._earlier_end = self._earlier_end, -1
+        start = max(self.journal.begin, end - RECENT)
+        if start >= end:
+            return
+        try:
+            keys = [
+                recognition_key(record.message_id or "", record.channel, record.payload)
+                for record in self.journal.read(start, end)
+            ]
+        except MessagingError as error:
+            logger.warning("route '%s': redelivered messages are not recognised: %s", self._name, error)
+            return
+        with self._lock:
+            self._recent = dict.fromkeys((*keys, *self._recent))
 
     def note_refused(self, stored: Stored, error: MessagingError) -> None:
         """Drop a message, leave it to its source, or try again. On the thread of the journal."""

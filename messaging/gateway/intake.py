@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import threading
 import time
 from collections import deque
 from types import MappingProxyType
@@ -25,7 +26,7 @@ from messaging.errors import ArgumentError, ClosedError, JournalError, Messaging
 from messaging.execution import Flag, Serial, engine, workers
 from messaging.gateway.destinations import Shape, passed_gateways
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Draft
-from messaging.gateway.stored import Stored
+from messaging.gateway.stored import Stored, recognition_key
 from messaging.journal import Record
 from messaging.model import Features, MessageContext, stored_properties
 from messaging.text import SafeLog
@@ -53,6 +54,8 @@ _LONGEST_PAUSE: Final = 60.0
 _RETRY: Final = 0.5
 #: channels whose captures and target are kept
 _CACHED: Final = 4096
+#: extension of messages that the broker has sent before
+_REDELIVERED: Final = "redelivered"
 #: subscription option of MQTT 5: retained messages keep their flag
 _RETAIN_AS_PUBLISHED: Final = "retainAsPublished"
 
@@ -64,13 +67,14 @@ class IntakeCounts:
         received: from the broker.
         filtered: acknowledged without being stored, because the pipeline let them out.
         looped: dropped, because they had passed this gateway before.
+        repeated: acknowledged without being stored, because they were delivered again and are stored already.
         failed: dead letters, because the pipeline or the target cannot handle them.
     """
 
-    __slots__ = ("failed", "filtered", "looped", "received")
+    __slots__ = ("failed", "filtered", "looped", "received", "repeated")
 
     def __init__(self) -> None:
-        self.received = self.filtered = self.looped = self.failed = 0
+        self.received = self.filtered = self.looped = self.repeated = self.failed = 0
 
 
 class Rules:
@@ -318,12 +322,17 @@ class Intake:
             if passed and (rules.gateway in passed or len(passed) >= rules.max_hops):
                 self._refuse_looped(incoming, passed)
                 return
+            given_id = extensions.get(Features.EXTENSION_MESSAGE_ID)
+            message_id = given_id or self._new_id()
             if rules.pipeline.is_plain:
                 destination = rules.direct(incoming, extensions)
-                message_id = extensions.get(Features.EXTENSION_MESSAGE_ID) or self._new_id()
-                self._store(Stored(self._buffer, message.payload, destination, message_id, (incoming,)))
+                stored = Stored(self._buffer, message.payload, destination, message_id, (incoming,))
+                if given_id:
+                    stored.key = recognition_key(message_id, destination.channel, message.payload)
+                    if _REDELIVERED in extensions and self._is_repeated(stored):
+                        return
+                self._store(stored)
             else:
-                message_id = extensions.get(Features.EXTENSION_MESSAGE_ID) or self._new_id()
                 draft = rules.draft(message.payload, incoming, message_id, message)
                 self._finish(rules, rules.pipeline.process(draft, time.monotonic()))
         except ClosedError:
@@ -345,11 +354,26 @@ class Intake:
                 destination = rules.of_draft(draft)
                 payload, message_id = draft.payload, draft.message_id or self._new_id()
                 stored = Stored(self._buffer, payload, destination, message_id, shared.get(id(draft), draft.sources))
+                if not message_id.startswith(self._id):
+                    # what a pipeline makes of a redelivered message is compared: each part of it is stored once
+                    stored.key = recognition_key(message_id, destination.channel, payload)
+                    is_redelivered = any(_REDELIVERED in each.context.extensions for each in draft.sources)
+                    if is_redelivered and self._is_repeated(stored):
+                        continue
             except MessagingError as error:
                 for message in draft.sources:
                     self._fail(message, error)
                 continue
             self._store(stored)
+
+    def _is_repeated(self, stored: Stored) -> bool:
+        """Return whether a redelivered message is stored already; then acknowledge it."""
+        if not self._buffer.is_stored(stored):
+            return False
+        self.counts.repeated += 1
+        for source in stored.sources:
+            source.settle(True)
+        return True
 
     def _store(self, stored: Stored) -> None:
         buffer = self._buffer
@@ -438,10 +462,11 @@ class Intake:
 class _Shared:
     """A message of the source of which several were made: it is acknowledged when all of them are stored."""
 
-    __slots__ = ("_left", "_message")
+    __slots__ = ("_left", "_lock", "_message")
 
     def __init__(self, message: Any, count: int) -> None:
         self._message = message
+        self._lock = threading.Lock()  # guards ``_left``
         self._left = count
 
     @staticmethod
@@ -467,9 +492,11 @@ class _Shared:
         return tokens
 
     def settle(self, acknowledged: bool) -> None:
-        """Note that one of the messages is stored. On the thread of the journal only."""
-        self._left -= 1
-        if not self._left:
+        """Note that one of the messages is stored. From any thread."""
+        with self._lock:
+            self._left -= 1
+            is_last = not self._left
+        if is_last:
             self._message.context.settle(acknowledged)
 
 

@@ -33,6 +33,7 @@ class RouteDTO:
     received: int = field(metadata=counter("messages that were received from the source", "messages"))
     filtered: int = field(metadata=counter("messages that the pipeline let out", "messages"))
     looped: int = field(metadata=counter("messages that were dropped because they came back", "messages"))
+    repeated: int = field(metadata=counter("messages that were delivered again and are stored already", "messages"))
     failed: int = field(metadata=counter("messages that became dead letters", "messages"))
     published: int = field(metadata=counter("messages that the target has taken", "messages"))
     retried: int = field(metadata=counter("publications that were repeated", "messages"))

@@ -223,6 +223,7 @@ class Route:
             received=counts.received,
             filtered=counts.filtered,
             looped=counts.looped,
+            repeated=counts.repeated,
             failed=counts.failed,
             published=drain.published,
             retried=drain.retried,

@@ -29,6 +29,11 @@ class Source(Protocol):
         """Acknowledge the message: it is on the disk, or was dropped as the policy says. On any thread."""
 
 
+def recognition_key(message_id: str, channel: str, payload: bytes) -> int:
+    """Return a number that is the same for the same message, within this process. It is not 0."""
+    return hash((message_id, channel, payload)) or 1
+
+
 class Stored:
     """A message of a route; for the journal an ``Append``.
 
@@ -37,10 +42,11 @@ class Stored:
         payload, destination, message_id: what is published, and where.
         timestamp: when it was stored, seconds since the epoch.
         attempts: how often the target has refused it.
+        key: recognises the same message, if its source delivers it again; 0: its source gives no message ids.
     """
 
     __slots__ = (
-        "_owner", "attempts", "destination", "message_id", "offset", "payload", "record", "sources", "timestamp",
+        "_owner", "attempts", "destination", "key", "message_id", "offset", "payload", "record", "sources", "timestamp",
     )  # fmt: skip
     count = 1
     #: with the policy ``block`` a record waits for room until the gateway stops
@@ -62,7 +68,7 @@ class Stored:
         self.record = b"" if owner is None else destination.template.encode(payload, message_id)
         self.offset = -1
         self.timestamp = 0.0
-        self.attempts = 0
+        self.attempts = self.key = 0
 
     def note_stored(self, offset: int) -> None:
         """See ``Append``."""

@@ -1,0 +1,56 @@
+"""Messages that their source delivers again after a crash, although they are on the disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from messaging.gateway import buffer as buffer_module
+from messaging.gateway.stored import Stored, recognition_key
+from tests.gateway.test_ranges import DESTINATION, opened, wait
+
+
+def stored(buffer: buffer_module.Buffer, number: int, payload: bytes = b"x") -> Stored:
+    message = Stored(buffer, payload, DESTINATION, f"id{number}")
+    message.key = recognition_key(message.message_id, DESTINATION.channel, payload)
+    return message
+
+
+def test_a_stored_message_is_recognised_in_the_same_run(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        assert not buffer.is_stored(stored(buffer, 1))
+        buffer.store(stored(buffer, 1))
+        wait(lambda: buffer.accepted == 1)
+        assert buffer.is_stored(stored(buffer, 1))
+        assert not buffer.is_stored(stored(buffer, 2))
+
+
+def test_a_stored_message_is_recognised_after_a_restart(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        for number in range(10):
+            buffer.store(stored(buffer, number))
+        wait(lambda: buffer.accepted == 10)
+        while (taken := buffer.take()) is not None:
+            buffer.settle(taken)
+    with opened(tmp_path) as buffer:
+        assert all(buffer.is_stored(stored(buffer, number)) for number in range(10))
+        assert not buffer.is_stored(stored(buffer, 10))
+
+
+def test_another_payload_with_the_same_id_is_another_message(tmp_path: Path) -> None:
+    with opened(tmp_path) as buffer:
+        buffer.store(stored(buffer, 1))
+        wait(lambda: buffer.accepted == 1)
+        assert not buffer.is_stored(stored(buffer, 1, b"y"))
+
+
+def test_the_number_of_known_messages_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffer_module, "RECENT", 5)
+    with opened(tmp_path) as buffer:
+        for number in range(8):
+            buffer.store(stored(buffer, number))
+        wait(lambda: buffer.accepted == 8)
+        assert [buffer.is_stored(stored(buffer, number)) for number in range(8)] == [False] * 3 + [True] * 5
+    with opened(tmp_path) as buffer:
+        assert [buffer.is_stored(stored(buffer, number)) for number in range(8)] == [False] * 3 + [True] * 5
