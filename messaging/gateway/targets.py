@@ -99,13 +99,13 @@ class Target:
             ArgumentError, UnsupportedFeatureError: the target cannot carry it.
             OutboxFullError: the instance has no room. ClosedError: it is closed.
         """
-        context = stored.destination.publishing
-        if self._has_envelope:  # the id is part of it
-            context = context.replace(
-                extensions={**context.extensions, Features.EXTENSION_MESSAGE_ID: stored.message_id}
-            )
-            return self._publisher.publish(Message(stored.payload, context))
-        publisher = self._publisher
+        context, publisher = stored.destination.publishing, self._publisher
+        if self._has_envelope or publisher.is_intercepted:
+            if self._carries_ids:  # as a part of the context: it is in the envelope, and interceptors see it
+                context = context.replace(
+                    extensions={**context.extensions, Features.EXTENSION_MESSAGE_ID: stored.message_id}
+                )
+            return publisher.publish(Message(stored.payload, context))
         plan = publisher.compile(context)
         message_id = stored.message_id if self._carries_ids else None
         return publisher.publish_checked(stored.payload, plan, plan.correlation_id, message_id=message_id)

@@ -24,6 +24,8 @@ _HEADERS: Final = Features.EXTENSION_HEADERS
 class InterceptedPublisher(MessagePublisher):
     """Publishes messages of one instance through its interceptors. See :class:`MessagePublisher`."""
 
+    is_intercepted = True
+
     def __init__(self, connection: Connection, outbox: Outbox, chain: PublishChain) -> None:
         super().__init__(connection, outbox)
         self._chain = chain

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from messaging.bounded import BoundedCache
 from messaging.errors import (
@@ -68,6 +68,9 @@ class MessagePublisher:
         self._size_limit = adapter.capabilities.max_message_size
         #: acquired once the instance has a last will
         self._will = threading.Lock()
+
+    #: whether interceptors see the messages of :meth:`publish`; those of :meth:`publish_checked` they never see
+    is_intercepted: ClassVar[bool] = False
 
     def publish(
         self,

@@ -1,0 +1,337 @@
+"""Traces and metrics of OpenTelemetry: an interceptor for instances. Needs the extra ``otel``: the API only.
+
+::
+
+    from messaging.observability.opentelemetry import OpenTelemetryInterceptor
+
+    with messaging.connect(url, interceptors=[OpenTelemetryInterceptor()]) as m:
+        ...
+
+**Spans** follow the semantic conventions for messaging. A message that is published has a span until the broker has
+taken it, a request until its reply has arrived. A received message has one while it is processed: the handler, the
+observer or the body of the loop runs inside it.
+
+**Propagation.** The context travels in the headers of the message, as the global propagator writes it (W3C trace
+context and baggage, by default): user properties of MQTT 5, headers of AMQP, the envelope of MQTT 3.1.1. A request and
+its reply are one trace. A message of publish/subscribe begins a trace of its own with a link to the publisher's span,
+because it may have many subscribers; ``parent=True`` continues the publisher's trace instead. A message that is
+published outside of any span, and has a context in its headers already, continues that: so messages pass through a
+gateway.
+
+**Conventions.** ``OTEL_SEMCONV_STABILITY_OPT_IN`` holds ``messaging`` for the present names of attributes,
+``messaging/dup`` for both; without it spans have the old ones.
+
+An error of OpenTelemetry is logged by the instance, and never costs a message.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from time import time_ns
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.errors import ArgumentError, check_instance
+from messaging.errors import MissingExtraError as _MissingExtraError
+from messaging.interception import InboundMessage, Interceptor, OutboundMessage, Outcome
+from messaging.model import Features
+
+try:
+    from opentelemetry import baggage, context, metrics, propagate, trace
+    from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+except ImportError as error:
+    raise _MissingExtraError("otel", "messaging.observability.opentelemetry") from error
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+
+    from opentelemetry.context import Context
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.propagators.textmap import TextMapPropagator
+    from opentelemetry.trace import Span, TracerProvider
+
+    from messaging.interception import InstanceInfo
+
+#: the variable that chooses the names of attributes, and its values for messaging
+OPT_IN: Final = "OTEL_SEMCONV_STABILITY_OPT_IN"
+_SCOPE: Final = "rx-messaging"
+#: boundaries of the buckets of durations that the conventions give, seconds
+_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+#: what is published -> the name of the operation, and the kind of its span
+_OUTBOUND: Final[Mapping[str, tuple[str, SpanKind]]] = {
+    "publish": ("publish", SpanKind.PRODUCER),
+    "request": ("request", SpanKind.CLIENT),
+    "reply": ("reply", SpanKind.PRODUCER),
+}
+#: schemes of URLs -> ``messaging.system``
+_SYSTEMS: Final[Mapping[str, str]] = {
+    "amqp": "rabbitmq", "amqps": "rabbitmq", "mqtt": "mqtt", "mqtts": "mqtt", "ws": "mqtt", "wss": "mqtt",
+}  # fmt: skip
+#: destinations of which metrics are kept apart
+_MAX_DESTINATIONS: Final = 1000
+
+
+class OpenTelemetryInterceptor(Interceptor):
+    """Makes spans and metrics of the messages of instances. Thread safe; one serves any number of instances.
+
+    Args:
+        tracer_provider: ``None``: the global one.
+        meter_provider: ``None``: the global one.
+        propagator: ``None``: the global one.
+        parent: whether a message of publish/subscribe continues the trace of its publisher.
+        destination: returns the name of a channel for metrics, such as ``plant/+/data`` for ``plant/7/data``; ``None``
+            to leave it out. Without it metrics of publishing have no destination: channels may be without number.
+
+    Raises:
+        ArgumentError: ``destination`` is no function.
+        MissingExtraError: OpenTelemetry is not installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+        propagator: TextMapPropagator | None = None,
+        parent: bool = False,
+        destination: Callable[[str], str | None] | None = None,
+    ) -> None:
+        if destination is not None and not callable(destination):
+            raise ArgumentError(f"destination must be a function of a channel, not {type(destination).__name__}")
+        check_instance("parent", parent, bool)
+        self._tracer = trace.get_tracer(_SCOPE, tracer_provider=tracer_provider)
+        self._propagator = propagator
+        self._continues = parent
+        self._destination = destination
+        self._names = _Names(os.environ.get(OPT_IN, ""))
+        self._metrics = _Metrics(meter_provider)
+        #: of an instance: what all its spans have in common
+        self._common: dict[InstanceInfo, dict[str, Any]] = {}
+
+    # --- publishing
+
+    def intercept_publish(self, outbound: OutboundMessage) -> Callable[[Outcome], object] | None:
+        """See :class:`messaging.interception.Interceptor`."""
+        operation, kind = _OUTBOUND[outbound.operation]
+        message = outbound.message
+        channel = message.context.channel or ""
+        parent = context.get_current()
+        if not trace.get_current_span(parent).get_span_context().is_valid:
+            source = outbound.request.context.extensions.get(Features.EXTENSION_HEADERS) if outbound.request else None
+            parent = self._extracted(source or outbound.headers)
+        span = self._tracer.start_span(self._names.span(operation, channel), context=parent, kind=kind)
+        if span.is_recording():
+            attributes = self._of(outbound.instance) | self._names.operation(operation, "send", channel)
+            attributes |= self._names.message(len(message.payload), message.context.correlation_id)
+            span.set_attributes(attributes)
+        carrier: dict[str, str] = {}
+        self._inject(carrier, trace.set_span_in_context(span, parent))
+        if carrier:
+            outbound.add_headers(carrier)
+        return _Publication(self, span, outbound.instance, operation, channel).settle
+
+    def intercept_process(self, inbound: InboundMessage) -> AbstractContextManager[object] | None:
+        """See :class:`messaging.interception.Interceptor`."""
+        return _Processing(self, inbound)
+
+    # --- parts of both
+
+    def _of(self, instance: InstanceInfo) -> dict[str, Any]:
+        """Return the attributes of an instance."""
+        found = self._common.get(instance)
+        if found is None:
+            found = {"messaging.system": _SYSTEMS.get(instance.scheme, instance.scheme)}
+            if instance.scheme != "memory":
+                found["server.address"] = instance.host
+                if instance.port is not None:
+                    found["server.port"] = instance.port
+            if instance.client_id is not None:
+                found["messaging.client.id"] = instance.client_id
+            if len(self._common) < _MAX_DESTINATIONS:
+                self._common[instance] = found
+        return found
+
+    def _extracted(self, headers: Mapping[str, Any] | None) -> Context:
+        """Return the context that a message carries, on top of the current one."""
+        if not headers:
+            return context.get_current()
+        propagator = self._propagator or propagate.get_global_textmap()
+        carrier = {name: value for name in propagator.fields if isinstance(value := headers.get(name), str)}
+        return propagator.extract(carrier) if carrier else context.get_current()
+
+    def _inject(self, carrier: dict[str, str], of: Context) -> None:
+        (self._propagator or propagate.get_global_textmap()).inject(carrier, context=of)
+
+    def start_processing(self, inbound: InboundMessage) -> tuple[Span, Context]:
+        """Return the span of a received message, and the context to process it in."""
+        message = inbound.message
+        channel = message.context.channel or ""
+        extensions = message.context.extensions
+        current = context.get_current()
+        remote = self._extracted(extensions.get(Features.EXTENSION_HEADERS))
+        links: Sequence[Link] = ()
+        parent = remote
+        if inbound.operation == "message" and not self._continues:
+            origin = trace.get_current_span(remote).get_span_context()
+            if origin.is_valid and remote is not current:
+                links = (Link(origin),)
+            parent = current
+            for name, value in baggage.get_all(remote).items():
+                parent = baggage.set_baggage(name, value, parent)
+        span = self._tracer.start_span(
+            self._names.span("process", channel), context=parent, kind=SpanKind.CONSUMER, links=links
+        )
+        if span.is_recording():
+            attributes = self._of(inbound.instance) | self._names.operation("process", "process", channel)
+            attributes |= self._names.message(len(message.payload), message.context.correlation_id)
+            attributes["messaging.destination.template"] = inbound.subscription
+            if inbound.queue is not None:
+                attributes["messaging.consumer.group.name"] = inbound.queue
+            message_id = extensions.get(Features.EXTENSION_MESSAGE_ID)
+            if message_id is not None:
+                attributes["messaging.message.id"] = message_id
+            span.set_attributes(attributes)
+        return span, trace.set_span_in_context(span, parent)
+
+    def measure_publication(
+        self, instance: InstanceInfo, operation: str, channel: str, seconds: float, failure: str | None
+    ) -> None:
+        """Count a message that was sent, or a request that was answered."""
+        attributes = self._measured(instance, operation, failure)
+        name = None if self._destination is None else self._destination(channel)
+        if name is not None:
+            attributes["messaging.destination.name"] = name
+        self._metrics.sent.add(1, attributes)
+        self._metrics.operation.record(seconds, attributes)
+
+    def measure_processing(self, inbound: InboundMessage, seconds: float, failure: str | None) -> None:
+        """Count a message that was processed."""
+        attributes = self._measured(inbound.instance, "process", failure)
+        attributes["messaging.destination.template"] = inbound.subscription
+        if inbound.queue is not None:
+            attributes["messaging.consumer.group.name"] = inbound.queue
+        self._metrics.consumed.add(1, attributes)
+        self._metrics.process.record(seconds, attributes)
+
+    def _measured(self, instance: InstanceInfo, operation: str, failure: str | None) -> dict[str, Any]:
+        attributes = {name: value for name, value in self._of(instance).items() if name != "messaging.client.id"}
+        attributes["messaging.operation.name"] = operation
+        if failure is not None:
+            attributes["error.type"] = failure
+        return attributes
+
+
+class _Names:
+    """The names of spans and attributes, as the environment chooses them."""
+
+    def __init__(self, opt_in: str) -> None:
+        chosen = {each.strip() for each in opt_in.split(",")}
+        self._is_new = "messaging" in chosen or "messaging/dup" in chosen
+        self._is_old = "messaging/dup" in chosen or not self._is_new
+
+    def span(self, operation: str, channel: str) -> str:
+        """Return the name of a span."""
+        return f"{operation} {channel}" if self._is_new else f"{channel} {operation}"
+
+    def operation(self, name: str, kind: str, channel: str) -> dict[str, Any]:
+        """Return the attributes of an operation."""
+        found: dict[str, Any] = {"messaging.destination.name": channel}
+        if self._is_new:
+            found |= {"messaging.operation.name": name, "messaging.operation.type": kind}
+        if self._is_old:
+            found["messaging.operation"] = "publish" if kind == "send" else kind
+        return found
+
+    def message(self, size: int, correlation_id: str | None) -> dict[str, Any]:
+        """Return the attributes of a message."""
+        found: dict[str, Any] = {"messaging.message.body.size": size} if self._is_new else {}
+        if self._is_old:
+            found["messaging.message.payload_size_bytes"] = size
+        if correlation_id is not None:
+            found["messaging.message.conversation_id"] = correlation_id
+        return found
+
+
+class _Metrics:
+    def __init__(self, provider: MeterProvider | None) -> None:
+        meter = metrics.get_meter(_SCOPE, meter_provider=provider)
+        self.sent = meter.create_counter("messaging.client.sent.messages", "{message}", "Messages that were published.")
+        self.consumed = meter.create_counter(
+            "messaging.client.consumed.messages", "{message}", "Messages that were processed."
+        )
+        self.operation = meter.create_histogram(
+            "messaging.client.operation.duration", "s", "Time until the broker took a message, or a reply arrived.",
+            explicit_bucket_boundaries_advisory=_BUCKETS,
+        )  # fmt: skip
+        self.process = meter.create_histogram(
+            "messaging.process.duration", "s", "Time in which a message was processed.",
+            explicit_bucket_boundaries_advisory=_BUCKETS,
+        )  # fmt: skip
+
+
+class _Publication:
+    """The span of an outgoing message."""
+
+    __slots__ = ("_channel", "_instance", "_operation", "_owner", "_span", "_start")
+
+    def __init__(
+        self, owner: OpenTelemetryInterceptor, span: Span, instance: InstanceInfo, operation: str, channel: str
+    ) -> None:
+        self._owner = owner
+        self._span = span
+        self._instance = instance
+        self._operation = operation
+        self._channel = channel
+        self._start = time_ns()
+
+    def settle(self, outcome: Outcome) -> None:
+        """End the span. On a worker thread."""
+        span, failure = self._span, None
+        if outcome.error is not None:
+            failure = type(outcome.error).__name__
+        if span.is_recording():
+            if outcome.message_id is not None:
+                span.set_attribute("messaging.message.id", outcome.message_id)
+            if outcome.correlation_id is not None:
+                span.set_attribute("messaging.message.conversation_id", outcome.correlation_id)
+            if outcome.error is not None:
+                span.set_attribute("error.type", failure or "")
+                span.set_status(Status(StatusCode.ERROR, str(outcome.error)))
+            span.end(outcome.at)
+        self._owner.measure_publication(
+            self._instance, self._operation, self._channel, max(0, outcome.at - self._start) / 1e9, failure
+        )
+
+
+class _Processing:
+    """The span of a received message, current while it is processed."""
+
+    __slots__ = ("_inbound", "_owner", "_span", "_start", "_token")
+
+    def __init__(self, owner: OpenTelemetryInterceptor, inbound: InboundMessage) -> None:
+        self._owner = owner
+        self._inbound = inbound
+
+    def __enter__(self) -> None:
+        self._start = time_ns()
+        self._span, inside = self._owner.start_processing(self._inbound)
+        self._token = context.attach(inside)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        context.detach(self._token)
+        span, failure = self._span, None
+        if error is not None:
+            failure = type(error).__name__
+        elif self._inbound.outcome == "rejected":
+            failure = "rejected"
+        if span.is_recording():
+            if error is not None:
+                span.record_exception(error)
+            if failure is not None:
+                span.set_attribute("error.type", failure)
+                span.set_status(Status(StatusCode.ERROR, failure if error is None else str(error)))
+            span.end()
+        self._owner.measure_processing(self._inbound, (time_ns() - self._start) / 1e9, failure)
