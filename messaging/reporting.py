@@ -17,6 +17,7 @@ metadata               the field
 =====================  ===============================================================================================
 :func:`counter`        a number that only rises while the part lives
 :func:`gauge`          a number that rises and falls, or a bool; ``None``: not known
+:func:`histogram`      a :class:`HistogramDTO`: how often a number was within which bounds
 :func:`state`          one of some names
 :func:`label`          a text that tells this object from its siblings; part of all its numbers
 :func:`identity`       tells siblings with equal labels apart; is not shown
@@ -30,7 +31,9 @@ Further dataclasses, and tuples of dataclasses, are read without metadata. So a 
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
@@ -41,7 +44,7 @@ from messaging.text import tolerant
 if TYPE_CHECKING:
     from messaging.services import ServiceRegistration, ServiceRegistry
 
-Role = Literal["counter", "gauge", "state", "label", "identity", "info", "part"]
+Role = Literal["counter", "gauge", "histogram", "state", "label", "identity", "info", "part"]
 
 _KEY: Final = "messaging.reporting"
 
@@ -133,6 +136,58 @@ def reporters(services: ServiceRegistry) -> list[Reporter]:
     return sorted(found, key=lambda each: (each.kind, each.name))
 
 
+# --- histograms
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HistogramDTO:
+    """How often a number was within which bounds.
+
+    Attributes:
+        bounds: upper bounds of the buckets, in order; a number belongs to the first bucket that it does not exceed.
+        counts: numbers in each bucket, and at last those above all bounds.
+        sum: of all numbers.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum: float
+
+    @property
+    def count(self) -> int:
+        """Return how many numbers there were."""
+        return sum(self.counts)
+
+
+class Histogram:
+    """Counts numbers by buckets. For one writing thread at a time; :meth:`get_dto` may be called from any thread.
+
+    Args:
+        bounds: upper bounds of the buckets, in order.
+
+    Raises:
+        ArgumentError: the bounds are not in order, or there are none.
+    """
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        if not self._bounds or any(low >= high for low, high in itertools.pairwise(self._bounds)):
+            raise ArgumentError("bounds must be numbers in rising order, at least one")
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def record(self, value: float) -> None:
+        """Count a number."""
+        self._counts[bisect.bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def get_dto(self) -> HistogramDTO:
+        """Return the counts as they are now."""
+        return HistogramDTO(self._bounds, tuple(self._counts), self._sum)
+
+
 # --- what the fields of a report mean
 
 
@@ -167,6 +222,11 @@ def counter(help: str, unit: str = "", *, name: str = "") -> Mapping[str, Any]: 
 def gauge(help: str, unit: str = "", *, name: str = "") -> Mapping[str, Any]:  # noqa: A002
     """Return the metadata of a number that rises and falls, of a bool, or of a number that may be ``None``."""
     return _metadata("gauge", help=help, unit=unit, name=name)
+
+
+def histogram(help: str, unit: str, *, name: str = "") -> Mapping[str, Any]:  # noqa: A002
+    """Return the metadata of a :class:`HistogramDTO`."""
+    return _metadata("histogram", help=help, unit=unit, name=name)
 
 
 def state(help: str, values: Sequence[str], *, name: str = "") -> Mapping[str, Any]:  # noqa: A002

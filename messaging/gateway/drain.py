@@ -29,6 +29,7 @@ from messaging.errors import (
     UnsupportedFeatureError,
 )
 from messaging.execution import Serial, engine
+from messaging.reporting import Histogram
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ _SHORTEST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 30.0
 #: pause when the target's instance has no room, seconds
 _NO_ROOM: Final = 0.05
+#: upper bounds of the buckets of the latency, seconds
+LATENCIES: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 300.0, 3600.0, 86_400.0)
 #: messages that are published before outcomes are looked at
 _BURST: Final = 256
 #: errors of a message that no repetition can mend
@@ -106,6 +109,7 @@ class Drain:
         published: messages that the target has taken, since the start.
         retried: publications that were repeated.
         in_flight: messages that are published and not settled.
+        latency: seconds from the disk to the confirmation of the target, of one message of each burst.
     """
 
     def __init__(
@@ -129,6 +133,7 @@ class Drain:
         #: targets and settings that are to be used when nothing is in flight
         self._changes: deque[tuple[Target, RouteSettings]] = deque()
         self.published = self.retried = self.in_flight = 0
+        self.latency = Histogram(LATENCIES)
         #: outcomes that the loop has noted
         self._outcomes: deque[tuple[Stored, Promise[None]]] = deque()
         self._failed: list[tuple[Stored, MessagingError]] = []
@@ -232,6 +237,8 @@ class Drain:
             count += 1
             error = promise.exception(0)
             if error is None:
+                if count == 1:  # one of each burst is measured
+                    self.latency.record(max(0.0, time.time() - stored.timestamp))
                 self.published += 1
                 self._delays = None
                 self._buffer.settle(stored)

@@ -21,6 +21,7 @@ from messaging.gateway.devices import DeviceStates
 from messaging.gateway.reports import GatewayDTO
 from messaging.gateway.requests import RequestRoute
 from messaging.gateway.route import Route
+from messaging.gateway.settings import listening_address
 from messaging.gateway.status import Status
 from messaging.gateway.targets import Target
 from messaging.reporting import register_reporter
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from messaging.connection import ConnectionState
     from messaging.gateway.control import Calls
     from messaging.gateway.settings import GatewaySettings, InstanceSettings
+    from messaging.observability.endpoint import MonitoringEndpoint
     from messaging.services import ServiceRegistration
 
 logger = SafeLog(__name__)
@@ -91,6 +93,7 @@ class Gateway:
         self._devices: dict[str, DeviceStates] = {}
         self._status: Status | None = None
         self._registration: ServiceRegistration | None = None
+        self._monitoring: MonitoringEndpoint | None = None
         self._control: ControlServer | None = None
         self._stop = Flag()
         #: whether a close publishes nothing more
@@ -124,6 +127,7 @@ class Gateway:
                 self._start_others(self.settings)
                 self._control = ControlServer(self.settings.data, self._calls())
                 self._registration = register_reporter(self._services, self)
+                self._monitor(self.settings)
             except OSError as error:
                 self._close(0.0)
                 raise ConfigurationError(f"gateway '{self.name}': data folder: {error}") from error
@@ -230,6 +234,21 @@ class Gateway:
             self._status = Status(settings.status, self._instances[settings.status.instance], self.report)
             self._status.start()
 
+    def _monitor(self, settings: GatewaySettings) -> None:
+        """Listen at the address of ``settings``. Raises ``ConfigurationError``; nothing has changed then."""
+        before, self._monitoring = self._monitoring, None
+        if before is not None:
+            before.close()
+        if settings.monitoring is None:
+            return
+        try:
+            host, port = listening_address(settings.monitoring)
+        except ValueError as error:
+            raise ConfigurationError(f"gateway '{self.name}': monitoring: {error}") from None
+        from messaging.observability.endpoint import MonitoringEndpoint  # not at import: few gateways need it
+
+        self._monitoring = MonitoringEndpoint(host, port, self._services).start()
+
     def _stop_others(self) -> None:
         for request in self._requests.values():
             request.close()
@@ -242,6 +261,8 @@ class Gateway:
 
     def _close(self, limit: float) -> None:
         """Release everything, in order. Under the lock."""
+        if self._monitoring is not None:
+            self._monitoring.close()
         if self._registration is not None:
             self._registration.unregister()
         if self._control is not None:
@@ -351,6 +372,12 @@ class Gateway:
                 failure = failure or error
         self.settings = settings
         self._start_others(settings)
+        if settings.monitoring != old.monitoring:
+            try:
+                self._monitor(settings)
+            except ConfigurationError as error:
+                logger.error("%s", error)
+                failure = failure or error
         if failure is not None:
             raise failure
 

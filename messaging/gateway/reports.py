@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from messaging.reporting import counter, gauge, info, label, part
+from messaging.reporting import HistogramDTO, counter, gauge, histogram, info, label, part
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,9 @@ class RouteDTO:
     published: int = field(metadata=counter("messages that the target has taken", "messages"))
     retried: int = field(metadata=counter("publications that were repeated", "messages"))
     in_flight: int = field(metadata=gauge("messages that are published and not settled", "messages"))
+    latency: HistogramDTO = field(
+        metadata=histogram("time from the disk to the confirmation of the target, of some messages", "seconds")
+    )
     buffer: BufferDTO = field(metadata=part("buffer"))
 
 

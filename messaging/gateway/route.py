@@ -228,6 +228,7 @@ class Route:
             published=drain.published,
             retried=drain.retried,
             in_flight=drain.in_flight,
+            latency=drain.latency.get_dto(),
             buffer=BufferDTO(
                 depth=buffer.depth,
                 bytes=buffer.journal.size,

@@ -33,7 +33,7 @@ from typing import Any, Final, Literal, TextIO
 from messaging.errors import ArgumentError
 
 #: what texts of components begin with: ``mqtt 'plant' (broker:1883): …``
-_COMPONENT: Final = re.compile(r"([a-z][a-z ]{0,30}) '([^']{1,200})'[^:]{0,300}: ")
+_COMPONENT: Final = re.compile(r"([a-z][a-z ]{0,30}) '([^']{1,200})'(?: \([^)]{0,300}\))?[^:]{0,80}: ")
 #: attributes that every record has
 _PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 #: characters of a text; what is beyond is cut

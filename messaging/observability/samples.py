@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from messaging.errors import check_instance
-from messaging.reporting import Meaning, meanings, reporters
+from messaging.reporting import HistogramDTO, Meaning, meanings, reporters
 from messaging.services import ServiceRegistry, default_registry
 from messaging.text import SafeLog
 
@@ -47,17 +47,20 @@ class Family:
 
     Attributes:
         name: without the ``_total`` of counters and the ``_info`` of texts.
-        kind: ``counter``: the values only rise; ``gauge``; ``info``: the labels are the content, the value is 1.
+        kind: ``counter``: the values only rise; ``gauge``; ``histogram``, whose samples are in ``histograms``;
+            ``info``: the labels are the content, the value is 1.
         help: what is counted, for people.
         unit: in the plural; may be empty.
         samples: labels and value.
+        histograms: labels and counts.
     """
 
     name: str
-    kind: Literal["counter", "gauge", "info"]
+    kind: Literal["counter", "gauge", "histogram", "info"]
     help: str
     unit: str = ""
     samples: list[tuple[Labels, float]] = dataclasses.field(default_factory=list)
+    histograms: list[tuple[Labels, HistogramDTO]] = dataclasses.field(default_factory=list)
 
 
 def metric_name(kind: str, path: Sequence[str], meaning: Meaning) -> str:
@@ -199,7 +202,7 @@ class _Collection:
         failed = Family("messaging_reporter_failures", "counter", "reports that could not be read")
         failed.samples.append(((), failures))
         every = [*self._families.values(), self._problems, omitted, failed]
-        return sorted((each for each in every if each.samples), key=lambda each: each.name)
+        return sorted((each for each in every if each.samples or each.histograms), key=lambda each: each.name)
 
     def _read(self, kind: str, path: tuple[str, ...], labels: Labels, report: Any, depth: int) -> None:
         """Add the numbers of an object and of those in it."""
@@ -211,6 +214,11 @@ class _Collection:
                 if value is not None:
                     name = metric_name(kind, path, meaning)
                     self._put(name, role, meaning, labels, float(value))
+            elif role == "histogram":
+                if isinstance(value, HistogramDTO):
+                    family = self._family(metric_name(kind, path, meaning), role, meaning)
+                    if family.kind == role:
+                        family.histograms.append((labels, value))
             elif role == "part":
                 self._read_part(kind, path, labels, meaning, value, depth)
             elif role == "info":
@@ -260,12 +268,17 @@ class _Collection:
             labels = (*labels, ("index", str(self._indexes.index((kind, path, labels), tuple(identity)))))
         return labels
 
+    def _family(self, name: str, kind: Literal["counter", "gauge", "histogram", "info"], meaning: Meaning) -> Family:
+        """Return the family of a name, which may be of another kind than this number."""
+        found = self._families.get(name)
+        if found is None:
+            found = self._families[name] = Family(name, kind, meaning.help, meaning.unit)
+        return found
+
     def _put(
         self, name: str, kind: Literal["counter", "gauge", "info"], meaning: Meaning, labels: Labels, value: float
     ) -> None:
-        family = self._families.get(name)
-        if family is None:
-            family = self._families[name] = Family(name, kind, meaning.help, meaning.unit)
+        family = self._family(name, kind, meaning)
         if family.kind == kind and not math.isnan(value):
             family.samples.append((labels, value))
 
