@@ -30,6 +30,7 @@ import pytest
 import adapters
 import messaging
 from messaging import MessageContextBuilder, Messaging, MessagingError, eventadmin
+from messaging.cloudevents import events as cloud_events
 from messaging.distributedeventing import DistributedEventAdmin, EventSigning, SigningKey
 from messaging.eventadmin import Event, EventAdmin
 from messaging.execution import Promise
@@ -314,7 +315,7 @@ class World:
             bus.create_publisher("a/b"), m.publish("a", b""), messaging.Credentials("user", "password"),
             bus.connect(m, "junk/*"), distributed, distributed.create_session("a/b"),
             distributed.create_subscription("a/b"), EventSigning(SigningKey.hmac("key", "s" * 32)),
-            DeferredReply(m.publish("a", b"")),
+            DeferredReply(m.publish("a", b"")), cloud_events(m.subscribe("cloud")),
         ]  # fmt: skip
         self.good: dict[str, Any] = {
             **GOOD, "services": self.registry, "admin": admin, "bus": bus, "monitor": bus.monitor,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from messaging.cloudevents.event import CloudEvent
 from messaging.cloudevents.json_format import JsonFormat, read_event
 from messaging.codecs import codec_for
+from messaging.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,4 +41,6 @@ class CloudEventsCodec:
         """
         if model is CloudEvent:
             return read_event(data)
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise ArgumentError(f"data must be bytes, not {type(data).__name__}")
         return codec_for("application/json").decode(data, model, parameters)

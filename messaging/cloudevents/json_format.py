@@ -12,7 +12,7 @@ from cloudevents.core.formats.json import JSONFormat
 from messaging.cloudevents.attributes import canonical, is_json, is_text
 from messaging.cloudevents.event import CloudEvent, attributes_of, event_of
 from messaging.codecs import decode, encode
-from messaging.errors import CodecError, DecodeError, EncodeError, InvalidEventError
+from messaging.errors import ArgumentError, CodecError, DecodeError, EncodeError, InvalidEventError
 from messaging.model import MessageContext
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class JsonFormat(JSONFormat):
             return b""
         if isinstance(data, _BYTES):
             return bytes(data)
+        _check_content_type(datacontenttype)
         if datacontenttype is None or is_json(datacontenttype):
             return encode(data, "application/json")[0]
         if not isinstance(data, str):
@@ -101,6 +102,7 @@ class JsonFormat(JSONFormat):
         """
         if not body:
             return None
+        _check_content_type(datacontenttype)
         if datacontenttype is None:
             return _guessed(body)
         if is_json(datacontenttype):
@@ -125,12 +127,19 @@ def _text_type(media_type: str) -> str:
     return f"text/plain{semicolon}{parameters}"
 
 
+def _check_content_type(value: object) -> None:
+    if value is not None and not isinstance(value, str):
+        raise ArgumentError(f"datacontenttype must be a str or None, not {type(value).__name__}")
+
+
 def parse(data: str | bytes) -> Any:
     """Return the value that a JSON text represents.
 
     Raises:
         InvalidEventError: it is no JSON text, or an object in it has a member twice.
     """
+    if not isinstance(data, (str, *_BYTES)):
+        raise InvalidEventError(f"a JSON text must be bytes or a str, not {type(data).__name__}")
     try:
         text = data if isinstance(data, str) else bytes(data).removeprefix(b"\xef\xbb\xbf").decode()
         return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse, parse_float=_finite)

@@ -106,7 +106,7 @@ class OutboundMessage:
 
     @tolerant
     def __repr__(self) -> str:
-        return f"<OutboundMessage {self.operation} {self.message!r}>"
+        return f"<OutboundMessage {self.operation!a} {self.message!r}>"
 
 
 class Outcome:
@@ -183,7 +183,7 @@ class InboundMessage:
 
     @tolerant
     def __repr__(self) -> str:
-        return f"<InboundMessage {self.operation} {self.message!r}>"
+        return f"<InboundMessage {self.operation!a} {self.message!r}>"
 
 
 class Interceptor:

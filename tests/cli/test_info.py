@@ -56,7 +56,8 @@ def test_with_a_url_it_shows_the_runtime_dto(run: Run, mosquitto: Mosquitto) -> 
     assert [*found] == [field.name for field in dataclasses.fields(messaging.MessagingRuntimeDTO)]
     assert found["instance_id"] == "shown"
     assert found["connection"] | {"since": 0, "client_id": ""} == {
-        "state": "connected", "cause": None, "since": 0, "client_id": "", "host": mosquitto.url.removeprefix("mqtt://")
+        "state": "connected", "cause": None, "since": 0, "client_id": "", "connects": 1, "losses": 0,
+        "host": mosquitto.url.removeprefix("mqtt://"),
     }  # fmt: skip
     assert found["connection"]["since"] > 0
     assert found["connection"]["client_id"].startswith("shown")
