@@ -55,6 +55,7 @@
     │   ├── UnknownContentEncodingError      the content encoding is unknown
     │   ├── EncodeError                      the object cannot be encoded
     │   └── DecodeError                      the payload cannot be decoded
+    │       └── UnknownMetricError           Sparkplug data of a metric that no birth defines
     ├── PartialNotificationError             not every consumer was notified of an event
     ├── EventSessionLostError                the process that sent an event session is gone
     ├── RemoteEventError                     an event session in another process ended with this error
@@ -470,6 +471,10 @@ class EncodeError(CodecError):
 
 class DecodeError(CodecError):
     """A payload cannot be decoded to the requested object. The payload stays available, unchanged."""
+
+
+class UnknownMetricError(DecodeError):
+    """Sparkplug data leaves out the name or the type of a metric, and no birth that was received tells it."""
 
 
 # --- events ----------------------------------------------------------------------------------------------

@@ -1,0 +1,59 @@
+"""Sparkplug B: payloads, topics, and the state of edge nodes.
+
+``decode`` and ``encode`` convert payloads, ``SparkplugDecoder`` turns messages into readings: it keeps births, resolves
+aliases, checks sequence numbers, asks for rebirths, and marks metrics stale. See ``docs/sparkplug.md``.
+
+::
+
+    datatypes     data types, and their values on the wire
+    model         payloads as values
+    schema        the protobuf messages
+    payloads      bytes to payloads, and back
+    topics        topics of Sparkplug B
+    definitions   what a birth defines
+    readings      metrics with their origin and quality
+    decoder       the state of edge nodes
+
+Needs the extra ``sparkplug``. May import: ``codecs``, ``execution``, ``errors``, ``text``.
+"""
+
+from messaging.errors import MissingExtraError as _MissingExtraError
+
+try:
+    import google.protobuf as _protobuf  # noqa: F401
+except ImportError as error:
+    raise _MissingExtraError("sparkplug", "messaging.sparkplug") from error
+
+from messaging.sparkplug.datatypes import DataType as DataType
+from messaging.sparkplug.decoder import SparkplugDecoder as SparkplugDecoder
+from messaging.sparkplug.decoder import rebirth_request as rebirth_request
+from messaging.sparkplug.model import DataSet as DataSet
+from messaging.sparkplug.model import MetaData as MetaData
+from messaging.sparkplug.model import Metric as Metric
+from messaging.sparkplug.model import Parameter as Parameter
+from messaging.sparkplug.model import Payload as Payload
+from messaging.sparkplug.model import Property as Property
+from messaging.sparkplug.model import Template as Template
+from messaging.sparkplug.payloads import decode as decode
+from messaging.sparkplug.payloads import encode as encode
+from messaging.sparkplug.readings import Reading as Reading
+from messaging.sparkplug.topics import MessageType as MessageType
+from messaging.sparkplug.topics import Topic as Topic
+
+__all__ = [
+    "DataSet",
+    "DataType",
+    "MessageType",
+    "MetaData",
+    "Metric",
+    "Parameter",
+    "Payload",
+    "Property",
+    "Reading",
+    "SparkplugDecoder",
+    "Template",
+    "Topic",
+    "decode",
+    "encode",
+    "rebirth_request",
+]

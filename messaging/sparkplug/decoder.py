@@ -1,0 +1,387 @@
+"""The state of edge nodes: births, aliases, sequence numbers and deaths (Sparkplug 3.0, 5).
+
+A birth defines the metrics of an edge node or of a device: names, aliases and types. Data after it may leave out names
+and types. When data cannot be read, or a message was lost, the decoder asks the edge node for a rebirth.
+
+**Bounds.** A decoder knows ``max_nodes`` edge nodes and ``max_metrics`` metrics; the edge node that was silent for
+longest is forgotten first, and is asked for a rebirth when it is heard again.
+
+**Threads.** A decoder may be used by any thread. ``request_rebirth`` is called on that thread, without a lock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from messaging.errors import ArgumentError, DecodeError, UnknownMetricError
+from messaging.execution import seconds
+from messaging.sparkplug.datatypes import DataType
+from messaging.sparkplug.definitions import Definitions
+from messaging.sparkplug.model import Metric, Payload, Template
+from messaging.sparkplug.payloads import decode, encode
+from messaging.sparkplug.readings import STALE, Reading, quality_of
+from messaging.sparkplug.topics import MessageType, Topic
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+logger = SafeLog(__name__)
+
+#: metric of commands that ask for a rebirth
+REBIRTH: Final = "Node Control/Rebirth"
+#: metric that tells which NBIRTH an NDEATH belongs to
+BDSEQ: Final = "bdSeq"
+_SEQUENCE: Final = 256
+_IGNORED: Final = frozenset({MessageType.STATE, MessageType.NCMD, MessageType.DCMD})
+
+
+class _Node:
+    """What is known of an edge node that has sent a birth, or of which a device has."""
+
+    __slots__ = ("bdseq", "births", "has_gap", "seq")
+
+    def __init__(self) -> None:
+        #: definitions by device; ``None`` stands for the edge node itself
+        self.births: dict[str | None, Definitions] = {}
+        self.bdseq: int | None = None
+        #: of the last message
+        self.seq: int | None = None
+        #: whether a message was lost since the last NBIRTH, or that birth
+        self.has_gap = False
+
+    @property
+    def size(self) -> int:
+        return sum(1 + each.count for each in self.births.values())
+
+
+class _Read(NamedTuple):
+    """What a message comes to: readings, and why a rebirth is needed or the message cannot be read."""
+
+    readings: list[Reading]
+    reason: str | None = None
+    error: UnknownMetricError | None = None
+
+
+class SparkplugDecoder:
+    """Turns Sparkplug B messages into readings, with the state of their edge nodes.
+
+    Args:
+        request_rebirth: is called with the channel and the payload of a command to publish, at QoS 0 and not
+            retained; ``None``: nothing is asked for.
+        max_nodes: edge nodes that are known.
+        max_metrics: metrics that are known, of all edge nodes together.
+        rebirth_interval: seconds between two requests to one edge node, at least.
+
+    Raises:
+        ArgumentError: a bound is not at least 1, the interval is negative, or ``request_rebirth`` is not callable.
+    """
+
+    def __init__(
+        self,
+        request_rebirth: Callable[[str, bytes], object] | None = None,
+        *,
+        max_nodes: int = 1000,
+        max_metrics: int = 200_000,
+        rebirth_interval: float = 30.0,
+    ) -> None:
+        if request_rebirth is not None and not callable(request_rebirth):
+            raise ArgumentError(f"request_rebirth must be a function, not {type(request_rebirth).__name__}")
+        for name, bound in (("max_nodes", max_nodes), ("max_metrics", max_metrics)):
+            if isinstance(bound, bool) or not isinstance(bound, int) or bound < 1:
+                raise ArgumentError(f"{name} must be an int of at least 1")
+        self._request_rebirth = request_rebirth
+        self._max_nodes = max_nodes
+        self._max_metrics = max_metrics
+        self._interval = seconds(rebirth_interval, "rebirth_interval")
+        if self._interval < 0:
+            raise ArgumentError(f"rebirth_interval must be 0 or more seconds, not {self._interval:g}")
+        self._lock = threading.Lock()  # guards what follows
+        #: by group and edge node, the one that was heard last at the end
+        self._nodes: OrderedDict[tuple[str, str], _Node] = OrderedDict()
+        self._metrics = 0
+        #: monotonic time of the last request, by group and edge node
+        self._asked: OrderedDict[tuple[str, str], float] = OrderedDict()
+
+    # --- messages
+
+    def read(self, channel: str, payload: bytes) -> list[Reading]:
+        """Return the readings of a message, and keep what it tells about its edge node.
+
+        A birth and data have one for each metric. A death has one for each metric of its birth: null, with the
+        quality 500, stale. Commands, and the state of host applications, have none.
+
+        Raises:
+            InvalidChannelError: the channel is no topic of Sparkplug B.
+            DecodeError: the payload is no Sparkplug B payload, or a birth does not define its metrics.
+            UnknownMetricError: a metric has no name or type, and no birth tells them; a rebirth is requested.
+        """
+        topic = Topic.parse(channel)
+        if topic.type in _IGNORED:
+            return []
+        with self._lock:
+            found = self._read(topic, payload, is_new=True)
+            is_due = found.reason is not None and self._is_due((topic.group, topic.edge_node))
+        if is_due and found.reason is not None:
+            self._ask(topic, found.reason)
+        if found.error is not None:
+            raise found.error
+        return found.readings
+
+    def reread(self, channel: str, payload: bytes) -> list[Reading]:
+        """Return the readings of a message of the past, by the births that are known now. The state stays as it is.
+
+        Raises: as :meth:`read`. No rebirth is requested.
+        """
+        topic = Topic.parse(channel)
+        if topic.type in _IGNORED:
+            return []
+        with self._lock:
+            found = self._read(topic, payload, is_new=False)
+        if found.error is not None:
+            raise found.error
+        return found.readings
+
+    @property
+    def known_nodes(self) -> int:
+        """Return the number of edge nodes whose births are known."""
+        return len(self._nodes)
+
+    @property
+    def known_metrics(self) -> int:
+        """Return the number of metrics, members of templates, devices and edge nodes that are known."""
+        return self._metrics
+
+    def _read(self, topic: Topic, payload: bytes, *, is_new: bool) -> _Read:
+        key = (topic.group, topic.edge_node)
+        node = self._nodes.get(key)
+        if node is not None:
+            self._nodes.move_to_end(key)
+        match topic.type:
+            case MessageType.NBIRTH | MessageType.DBIRTH:
+                return self._birth(topic, decode(payload), node, is_new=is_new)
+            case MessageType.NDEATH | MessageType.DDEATH:
+                return self._death(topic, decode(payload), node, is_new=is_new)
+            case _:
+                return self._data(topic, payload, node, is_new=is_new)
+
+    # --- births
+
+    def _birth(self, topic: Topic, payload: Payload, node: _Node | None, *, is_new: bool) -> _Read:
+        definitions = Definitions(payload.metrics)
+        if definitions.count >= self._max_metrics:
+            raise DecodeError(f"a birth of {definitions.count} metrics; at most {self._max_metrics - 1} are kept")
+        if not is_new:
+            return _Read(_readings(topic, payload, payload.metrics, is_uncertain=False))
+        if topic.device is None:
+            stale = self._node_birth(topic, payload, node, definitions)
+            return _Read([*stale, *_readings(topic, payload, payload.metrics, is_uncertain=False)])
+        reason = None
+        if node is None:
+            node = self._add(topic)
+        if None not in node.births:
+            reason = "a device was born, and no birth of the edge node was received"
+        elif not _in_sequence(node, payload.seq):
+            node.has_gap, reason = True, _lost(node, payload)
+        _advance(node, payload.seq)
+        self._define(topic, node, definitions)
+        return _Read(_readings(topic, payload, payload.metrics, is_uncertain=False), reason)
+
+    def _node_birth(
+        self, topic: Topic, payload: Payload, node: _Node | None, definitions: Definitions
+    ) -> list[Reading]:
+        bdseq = _bdseq(payload)
+        stale: list[Reading] = []
+        if node is None:
+            node = self._add(topic)
+        elif None in node.births and (bdseq is None or bdseq != node.bdseq):
+            # a new session: its devices are born anew, and no death told that the old ones are gone
+            for device in [each for each in node.births if each is not None]:
+                stale += _stale(topic, device, node.births[device], _now())
+                self._metrics -= 1 + node.births.pop(device).count
+        node.bdseq, node.has_gap = bdseq, False
+        node.seq = payload.seq
+        self._define(topic, node, definitions)
+        return stale
+
+    def _add(self, topic: Topic) -> _Node:
+        node = self._nodes[topic.group, topic.edge_node] = _Node()
+        return node
+
+    def _define(self, topic: Topic, node: _Node, definitions: Definitions) -> None:
+        before = node.births.get(topic.device)
+        if before is not None:
+            self._metrics -= 1 + before.count
+        node.births[topic.device] = definitions
+        self._metrics += 1 + definitions.count
+        while len(self._nodes) > self._max_nodes or (self._metrics > self._max_metrics and len(self._nodes) > 1):
+            self._forget(next(iter(self._nodes)))
+        if self._metrics > self._max_metrics:  # all of them are of this edge node: its other devices are forgotten
+            for device in [each for each in node.births if each != topic.device]:
+                self._metrics -= 1 + node.births.pop(device).count
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        self._metrics -= self._nodes.pop(key).size
+        logger.warning(
+            "sparkplug: forgot the edge node '%s/%s', which was silent for longest: at most %d edge nodes and %d "
+            "metrics are known", *key, self._max_nodes, self._max_metrics,
+        )  # fmt: skip
+
+    # --- deaths
+
+    def _death(self, topic: Topic, payload: Payload, node: _Node | None, *, is_new: bool) -> _Read:
+        if node is None:
+            return _Read([])
+        if topic.device is not None:
+            timestamp = payload.timestamp if payload.timestamp is not None else _now()
+            definitions = node.births.get(topic.device)
+            readings = [] if definitions is None else _stale(topic, topic.device, definitions, timestamp)
+            reason = None
+            if is_new:
+                if not _in_sequence(node, payload.seq):
+                    node.has_gap, reason = True, _lost(node, payload)
+                _advance(node, payload.seq)
+                if definitions is not None:
+                    self._metrics -= 1 + node.births.pop(topic.device).count
+            return _Read(readings, reason)
+        bdseq = _bdseq(payload)
+        if bdseq is not None and node.bdseq is not None and bdseq != node.bdseq:
+            logger.info(
+                "sparkplug: ignored a death of the edge node '%s/%s': it is of another session, bdSeq %d and not %d",
+                topic.group, topic.edge_node, bdseq, node.bdseq,
+            )  # fmt: skip
+            return _Read([])
+        now = _now()
+        readings = [each for device, known in node.births.items() for each in _stale(topic, device, known, now)]
+        if is_new:
+            self._metrics -= self._nodes.pop((topic.group, topic.edge_node)).size
+        return _Read(readings)
+
+    # --- data
+
+    def _data(self, topic: Topic, payload: bytes, node: _Node | None, *, is_new: bool) -> _Read:
+        definitions = None if node is None else node.births.get(topic.device)
+        found = decode(payload, definitions)
+        reason: str | None = None
+        if definitions is None:
+            reason = "there is data, and no birth was received"
+        elif any(_is_undefined(each, definitions) for each in found.metrics):
+            reason = "there is data of a metric that its birth does not define"
+        if node is not None and is_new:
+            if not _in_sequence(node, found.seq):
+                node.has_gap, reason = True, reason or _lost(node, found)
+            _advance(node, found.seq)
+        is_uncertain = node is None or definitions is None or node.has_gap
+        try:
+            _check_known(topic, found.metrics, definitions)
+        except UnknownMetricError as error:
+            return _Read([], reason or str(error), error)
+        return _Read(_readings(topic, found, found.metrics, is_uncertain=is_uncertain), reason)
+
+    # --- rebirths
+
+    def _is_due(self, key: tuple[str, str]) -> bool:
+        """Return whether an edge node may be asked now, and note that it is."""
+        if self._request_rebirth is None:
+            return False
+        now = time.monotonic()
+        asked = self._asked.get(key)
+        if asked is not None and now - asked < self._interval:
+            return False
+        self._asked[key] = now
+        self._asked.move_to_end(key)
+        if len(self._asked) > self._max_nodes:
+            self._asked.popitem(last=False)
+        return True
+
+    def _ask(self, topic: Topic, reason: str) -> None:
+        logger.info(
+            "sparkplug: edge node '%s/%s': %s; asking it for a rebirth", topic.group, topic.edge_node, reason
+        )  # fmt: skip
+        command = Topic(MessageType.NCMD, topic.group, topic.edge_node)
+        assert self._request_rebirth is not None  # noqa: S101  # _is_due has checked it
+        self._request_rebirth(str(command), rebirth_request())
+
+
+def rebirth_request() -> bytes:
+    """Return the payload of a command that asks an edge node for its births (Sparkplug 3.0, 5.15)."""
+    now = _now()
+    return encode(Payload(now, (Metric(REBIRTH, True, DataType.Boolean, now),)))
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
+
+
+def _bdseq(payload: Payload) -> int | None:
+    for each in payload.metrics:
+        if each.name == BDSEQ and isinstance(each.value, int):
+            return each.value
+    return None
+
+
+def _in_sequence(node: _Node, seq: int | None) -> bool:
+    # the same number again is a message that the broker has delivered twice
+    return seq is None or node.seq is None or seq in ((node.seq + 1) % _SEQUENCE, node.seq)
+
+
+def _advance(node: _Node, seq: int | None) -> None:
+    if seq is not None:
+        node.seq = seq
+
+
+def _lost(node: _Node, payload: Payload) -> str:
+    return f"a message was lost: sequence number {payload.seq} came after {node.seq}"
+
+
+def _readings(topic: Topic, payload: Payload, metrics: Iterable[Metric], *, is_uncertain: bool) -> list[Reading]:
+    return [
+        Reading(
+            topic.group, topic.edge_node, topic.device, each.name or "", each.type, each.value,
+            payload.timestamp if each.timestamp is None else each.timestamp, each.alias, quality_of(each),
+            each.is_historical, each.is_transient, is_uncertain, each.properties, each.metadata,
+        )
+        for each in metrics
+    ]  # fmt: skip
+
+
+def _stale(topic: Topic, device: str | None, definitions: Definitions, timestamp: int) -> list[Reading]:
+    return [
+        Reading(topic.group, topic.edge_node, device, each.name, each.type, None, timestamp, quality=STALE)
+        for each in definitions.metrics
+    ]
+
+
+def _is_undefined(metric: Metric, definitions: Definitions) -> bool:
+    return definitions.find(metric.name or None, metric.alias) is None
+
+
+def _check_known(topic: Topic, metrics: Iterable[Metric], definitions: Definitions | None) -> None:
+    for each in metrics:
+        if each.name and (each.type is not None or each.value is None):
+            if isinstance(each.value, Template):
+                _check_members_known(topic, each, each.value)
+            continue
+        label = f"metric {each.name!a:.90}" if each.name else f"alias {each.alias}"
+        why = "no birth was received" if definitions is None else "its birth does not define it"
+        raise UnknownMetricError(f"{label} of {_place(topic)} is not known: {why}")
+
+
+def _check_members_known(topic: Topic, metric: Metric, template: Template) -> None:
+    for each in template.metrics:
+        if each.type is None and each.value is not None:
+            raise UnknownMetricError(
+                f"member {each.name!a:.90} of metric {metric.name!a:.90} of {_place(topic)} is not known: it has no "
+                "type, and no birth tells it"
+            )
+        if isinstance(each.value, Template):
+            _check_members_known(topic, metric, each.value)
+
+
+def _place(topic: Topic) -> str:
+    if topic.device is None:
+        return f"edge node '{topic.group}/{topic.edge_node}'"
+    return f"device '{topic.group}/{topic.edge_node}/{topic.device}'"
