@@ -176,7 +176,7 @@ def read_text(value: Any) -> str:
 
 
 def shortest(value: float) -> float:
-    """Return the shortest decimal number that is the same 32-bit number: 12.1 rather than 12.100000381469727."""
+    """Return a short decimal number that is the same 32-bit number: 12.1 rather than 12.100000381469727."""
     if not math.isfinite(value):
         return value
     for digits in range(6, 9):

@@ -43,6 +43,8 @@ _PROPERTY: Final = BASIC | {DataType.PropertySet, DataType.PropertySetList}
 _METADATA: Final = (
     "is_multi_part", "content_type", "size", "seq", "file_name", "file_type", "md5", "description",
 )  # fmt: skip
+#: a date that is null, as Eclipse Tahu writes it in data sets
+_NO_DATE: Final = -(2**63)
 _MAX_UINT64: Final = 2**64 - 1
 _MAX_SEQ: Final = 255
 
@@ -221,7 +223,10 @@ class _Reader:
 
 def _basic(kind: DataType, message: Any) -> Any:
     field = message.WhichOneof("value")
-    return None if field is None else read_scalar(kind, field, getattr(message, field))
+    if field is None:
+        return None
+    found = read_scalar(kind, field, getattr(message, field))
+    return None if kind is DataType.DateTime and found == _NO_DATE else found
 
 
 def _required(kind: DataType | None, what: str) -> DataType:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from messaging.sparkplug.datatypes import DataType  # noqa: TC001  # type hints of dataclasses are resolved
+from messaging.errors import ArgumentError
+from messaging.sparkplug.datatypes import DataType
 from messaging.sparkplug.model import DataSet, MetaData, Metric, Property, Template
 
 #: quality codes (Sparkplug 3.0, 6.4.9)
@@ -36,6 +37,9 @@ class Reading:
         is_uncertain: a message before it was lost, and no birth has come since: its alias may have changed.
         properties: by name.
         metadata: of binary data.
+
+    Raises:
+        ArgumentError: ``type`` is no ``DataType``.
     """
 
     group: str
@@ -52,6 +56,10 @@ class Reading:
     is_uncertain: bool = False
     properties: Mapping[str, Property] | None = None
     metadata: MetaData | None = None
+
+    def __post_init__(self) -> None:
+        if self.type is not None and not isinstance(self.type, DataType):
+            raise ArgumentError(f"type must be a DataType, not {type(self.type).__name__}")
 
     @property
     def is_null(self) -> bool:
