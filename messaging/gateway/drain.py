@@ -48,6 +48,8 @@ ATTEMPTS: Final = 5
 #: bounds of the pause after a failure, seconds
 _SHORTEST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 30.0
+#: longest pause after the broker has refused a message, seconds
+_REFUSED_PAUSE: Final = 2.0
 #: pause when the target's instance has no room, seconds
 _NO_ROOM: Final = 0.05
 #: upper bounds of the buckets of the latency, seconds
@@ -163,6 +165,7 @@ class Drain:
     def stop(self) -> None:
         """Publish nothing more. Messages in flight are settled as their outcomes arrive."""
         self._is_stopped = True
+        self.wake()  # it must not wait for places any more: routes of lower priority would wait for it
 
     def resume(self) -> None:
         """Publish again, after :meth:`stop`."""
@@ -271,6 +274,8 @@ class Drain:
         if self._delays is None:
             self._delays = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
         pause = next(self._delays)
+        if isinstance(reason, PublishRefusedError):  # the broker works, and the messages behind this one wait
+            pause = min(pause, _REFUSED_PAUSE)
         logger.warning(
             "route '%s': %d messages were not taken: %s; publishing again in %.3g s",
             self.name,
@@ -286,11 +291,12 @@ class Drain:
         buffer, target = self._buffer, self._target
         wanted = self._wanted()
         if wanted <= 0:
-            target.give_back(self, 0, is_idle=True)
+            # with a full window it goes on soon, and routes of lower priority still wait for it
+            target.give_back(self, 0, is_idle=wanted < 0)
             return False
         window = self._window
         granted = target.take(self, wanted)
-        done = 0
+        done, is_refused = 0, False
         try:
             while done < granted and buffer.unrecorded < window:
                 stored = buffer.take()
@@ -299,10 +305,12 @@ class Drain:
                 try:
                     promise = target.publish(stored)
                 except BoundReachedError:
+                    is_refused = True
                     buffer.put_back([stored])
                     self._wake_in(_NO_ROOM)
                     return False
                 except MessagingError as error:
+                    is_refused = True
                     self._failed.append((stored, error))
                     return True
                 done += 1
@@ -312,19 +320,23 @@ class Drain:
             if self._bucket is not None:
                 self._bucket.take(done)
             if done < granted:
-                target.give_back(self, granted - done, is_idle=True)
+                target.give_back(self, granted - done, is_idle=is_refused or not buffer.has_next)
         return done > 0
 
     def _wanted(self) -> int:
-        """Return how many messages may be published now, as far as this route is concerned."""
+        """Return how many messages may be published now, as far as this route is concerned.
+
+        0: its window is full; -1: it has nothing to publish, or must not.
+        """
         if self._is_stopped or self._failed or self._changes or not self._buffer.has_next or not self._target.is_up:
-            return 0
+            return -1
         if time.monotonic() < self._not_before:
-            return 0  # a timer wakes it
-        wanted = min(_BURST, self._window - self.in_flight)
-        if self._bucket is None or wanted <= 0:
+            return -1  # a timer wakes it
+        wanted = max(0, min(_BURST, self._window - self.in_flight))
+        if self._bucket is None or not wanted:
             return wanted
         available = self._bucket.available()
         if available < 1:
             self._wake_in(self._bucket.wait())
+            return -1
         return min(wanted, available)

@@ -63,11 +63,14 @@ class Target:
             self._free -= granted
             if granted < wanted:
                 if route not in self._waiting:
-                    self._waiting.append(route)
-                    self._waiting.sort(key=lambda each: -each.priority)
+                    self._wait(route)
             elif route in self._waiting:
                 self._waiting.remove(route)
         return granted
+
+    def _wait(self, route: Waiter) -> None:
+        self._waiting.append(route)
+        self._waiting.sort(key=lambda each: -each.priority)
 
     def give_back(self, route: Waiter, places: int, *, is_idle: bool) -> None:
         """Return places: messages are settled, or were not published.
@@ -79,8 +82,11 @@ class Target:
         """
         with self._lock:
             self._free += places
-            if is_idle and route in self._waiting:
-                self._waiting.remove(route)
+            if is_idle:
+                if route in self._waiting:
+                    self._waiting.remove(route)
+            elif route not in self._waiting:  # routes of lower priority must not take what it is about to take again
+                self._wait(route)
             first = self._waiting[0] if self._waiting and self._free > 0 else None
         if first is not None:
             first.wake()
