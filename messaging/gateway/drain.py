@@ -13,6 +13,7 @@ engine's loop.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from functools import partial
@@ -140,6 +141,8 @@ class Drain:
         self._outcomes: deque[tuple[Stored, Promise[None]]] = deque()
         self._failed: list[tuple[Stored, MessagingError]] = []
         self._delays: Iterator[float] | None = None
+        #: monotonic time of the next timer
+        self._timer_due = math.inf
         #: monotonic time before which nothing is published
         self._not_before = 0.0
         #: whether something may have changed that the worker has not seen
@@ -192,8 +195,17 @@ class Drain:
             self._serial.wake()
 
     def _wake_in(self, seconds: float) -> None:
-        running = engine()
-        running.call(running.loop.call_later, seconds, self.wake)
+        """Look again after a time, unless a timer does so earlier. On the worker."""
+        due = time.monotonic() + seconds
+        if due < self._timer_due:
+            self._timer_due = due
+            running = engine()
+            running.call(running.loop.call_later, seconds, self._note_time, due)
+
+    def _note_time(self, due: float) -> None:
+        if due == self._timer_due:  # else an earlier timer has taken its place
+            self._timer_due = math.inf
+        self.wake()
 
     # --- the worker
 
@@ -330,8 +342,10 @@ class Drain:
         """
         if self._is_stopped or self._failed or self._changes or not self._buffer.has_next or not self._target.is_up:
             return -1
-        if time.monotonic() < self._not_before:
-            return -1  # a timer wakes it
+        left = self._not_before - time.monotonic()
+        if left > 0:
+            self._wake_in(left)  # again: timers of some event loops fire a little early
+            return -1
         wanted = max(0, min(_BURST, self._window - self.in_flight))
         if self._bucket is None or not wanted:
             return wanted
