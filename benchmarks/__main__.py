@@ -21,16 +21,18 @@ BENCHMARKS = {
     "footprint": "memory and processor time of publisher and subscriber, against other clients",
     "durable": "publishing through a durable outbox, against the outbox in memory",
     "outbox": "rows a second from PostgreSQL to a broker by a transactional outbox, against a loop by hand",
+    "gateway": "messages a second through a gateway with its journal, against bare adapters and a bridge of mosquitto",
     "journal": "durable appends from 1 and 64 threads, against SQLite and persist-queue",
     "spark": "rows a second into Spark: from a journal and from brokers, against other data sources; latency",
     "spark_flat": "Spark reads MQTT for minutes: memory of the driver, size of the journal",
     "flat": "a slow subscriber with a million messages behind it: memory of the process",
     "journal_flat": "a million records behind a cursor: memory; opening a journal of 2 GB",
     "remote_flat": "a million events in a mailbox that was killed: opening it; 100,000 leases: renewing them",
+    "gateway_flat": "a million messages in the buffer of a gateway: its memory",
     "report": "writes the figures of docs/performance.md anew, from the reference results",
 }
 #: not part of a run of everything
-_BY_NAME = ("spark_flat", "flat", "journal_flat", "remote_flat", "report")
+_BY_NAME = ("spark_flat", "flat", "journal_flat", "remote_flat", "gateway_flat", "report")
 
 
 def _names(text: str) -> list[str]:
