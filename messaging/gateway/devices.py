@@ -4,37 +4,60 @@ The will of a device reaches its own broker only, and one connection has one wil
 publishes the state of each device that it knows, retained, and publishes that the devices are offline when their source
 has been disconnected for a time, and when it stops. When the source is back, the last known states are published again.
 
+An empty state is how MQTT deletes a retained message: it is passed on, and the device is forgotten. A state that does
+not reach the target is published again, as it is then, when the target is back.
+
 The states are kept in memory; a restarted gateway knows a device from its next state on. Brokers deliver retained
 states at once.
 
-**Threads.** States arrive on worker threads, one at a time; timers run on the engine's loop and only start a worker.
+**Threads.** States arrive on worker threads, one at a time, and are published on worker threads, one at a time and in
+order. Timers run on the engine's loop and only wake a worker.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final
+import time
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from messaging.errors import DeadlineError, MessagingError
-from messaging.execution import engine, workers
+from messaging.connection import delays
+from messaging.errors import ClosedError, MessagingError
+from messaging.execution import Flag, Serial, engine, workers
+from messaging.gateway.destinations import Destinations, Shape, passed_gateways
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate
+from messaging.gateway.pipeline.steps import filled
 from messaging.gateway.reports import DeviceStateDTO
-from messaging.model import Features
+from messaging.model import Features, Message
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from messaging import HandlerRegistration, Message, Messaging, Promise
+    from messaging import HandlerRegistration, Messaging, Promise
     from messaging.gateway.settings import DeviceStateSettings
 
 logger = SafeLog(__name__)
 
 #: how long a stop waits until the last states are published, seconds
 _CLOSE_TIMEOUT: Final = 3.0
+#: states that wait to be published, at most; of further ones, the last of each device is published later
+_WAITING: Final = 10_000
+#: pause before states are published again that a connected target did not take, seconds
+_RETRY: Final = 5.0
+#: bounds of the pause before a subscription that failed is made again, seconds
+_SHORTEST_PAUSE: Final = 0.5
+_LONGEST_PAUSE: Final = 60.0
+
+
+class _Device(NamedTuple):
+    """A device: its last state, and how its states are published."""
+
+    state: bytes
+    offline: bytes
+    shape: Shape
+    values: Mapping[str, str]
 
 
 class DeviceStates:
@@ -44,121 +67,275 @@ class DeviceStates:
         name: of this part of the configuration.
         settings: channels, payload and time.
         gateway: name of the gateway.
+        max_hops: gateways that a state may pass.
         instances: by name.
+
+    Attributes:
+        name, settings, max_hops: see the arguments.
+        problem: why the source sends nothing; ``None``: it does, or is not connected.
     """
 
     def __init__(
-        self, name: str, settings: DeviceStateSettings, gateway: str, instances: Mapping[str, Messaging]
+        self,
+        name: str,
+        settings: DeviceStateSettings,
+        gateway: str,
+        max_hops: int,
+        instances: Mapping[str, Messaging],
     ) -> None:
         self.name = name
-        self._settings = settings
+        self.settings = settings
         self._gateway = gateway
+        self.max_hops = max_hops
+        self.problem: str | None = None
         self._source = instances[settings.source.instance]
-        self._target = instances[settings.target.instance]
+        self._target = target = instances[settings.target.instance]
         self._pattern = ChannelPattern(settings.source.channel)
         self._template = ChannelTemplate(settings.target.channel)
-        self._offline = settings.offline.encode()
-        self._lock = threading.Lock()  # guards the following three
-        #: the last state of each device by its channel at the target, the one that reported last at the end
-        self._known: OrderedDict[str, bytes] = OrderedDict()
+        is_retained = Features.EXTENSION_RETAIN in target.features
+        #: used on the worker that publishes
+        self._destinations = Destinations(
+            settings.target.model_copy(update={"retain": "always"}) if is_retained else settings.target,
+            gateway,
+            target.publisher,
+            target.features,
+        )
+        self._lock = threading.Lock()  # guards the following five
+        #: the devices by their channels at the target, the one that reported last at the end
+        self._known: OrderedDict[str, _Device] = OrderedDict()
+        #: what is to be published: a state, or with ``None`` that of the device as it is then
+        self._queue: deque[tuple[str, _Device | None]] = deque()
+        #: channels whose states have not reached the target
+        self._unsent: set[str] = set()
         self._is_offline = self._is_closed = False
+        self._has_looped = False
         self._timer: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None
         self._registration: HandlerRegistration | None = None
+        self._delays: Iterator[float] = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
+        self._serial = Serial(self._publish_all, lambda: self._queue)
+        #: the last promise, and whether everything is published that was to be before the end
+        self._last: Promise[None] | None = None
+        self._emptied = Flag()
 
     def start(self) -> None:
         """Take states, from when the source is connected on."""
         workers().submit(self._subscribe)
+        engine().call(self._arm, self._source.connection_state.value.is_up)
 
     def _subscribe(self) -> None:
-        options: dict[str, Any] = {}
-        if Features.EXTENSION_QOS in self._source.features:
-            options["qos"] = self._settings.source.qos if self._settings.source.qos is not None else 1
+        source, features = self.settings.source, self._source.features
+        options: dict[str, Any] = dict(source.extensions)
+        if Features.EXTENSION_QOS in features:
+            options["qos"] = source.qos if source.qos is not None else 1
+        if source.queue is not None:
+            options["queue"] = source.queue
+        if source.deduplicate is not None:
+            options["deduplicate"] = source.deduplicate
         try:
-            self._registration = self._source.on(self._pattern.pattern, self._note_device, **options)
-            if self._is_closed:
-                self._registration.close()
+            registration = self._source.on(
+                self._pattern.pattern, self._note_device, prefetch=source.prefetch, **options
+            )
+        except ClosedError:
+            return
         except MessagingError as error:
-            if not self._is_closed:
-                logger.error("devices '%s': not subscribed: %s", self.name, error)
+            self._subscribe_later(error)
+            return
+        self.problem, self._registration = None, registration
+        registration.closed.add_done_callback(self._note_end)
+        if self._is_closed:
+            registration.close()
+
+    def _note_end(self, closed: Promise[None]) -> None:
+        error = closed.exception(0)
+        if error is not None and not isinstance(error, ClosedError):
+            self._subscribe_later(error)
+
+    def _subscribe_later(self, error: MessagingError) -> None:
+        """Subscribe again: the broker has refused or ended the subscription."""
+        if not self._is_closed:
+            self.problem, pause = str(error), next(self._delays)
+            logger.error("devices '%s': not subscribed: %s; subscribing again in %.3g s", self.name, error, pause)
+            running = engine()
+            running.call(running.loop.call_later, pause, workers().submit, self._subscribe)
+
+    # --- states of devices, on a worker thread, one at a time
 
     def _note_device(self, message: Message) -> None:
-        source = message.context.channel or ""
+        context = message.context
+        passed = passed_gateways(context.extensions)
+        if self._gateway in passed or len(passed) >= self.max_hops:
+            if not self._has_looped:
+                logger.warning(
+                    "devices '%s': dropped a state of %r that has passed the gateways %s: there is a loop",
+                    self.name, context.channel, ", ".join(passed),
+                )  # fmt: skip
+            self._has_looped = True
+            return
+        source = context.channel or ""
         values = {"channel": source, "gateway": self._gateway, **(self._pattern.match(source) or {})}
-        channel = self._template.render(values)
-        with self._lock:
-            self._known[channel] = message.payload
-            self._known.move_to_end(channel)
-            while len(self._known) > self._settings.max_devices:
-                self._known.popitem(last=False)
-        self._publish(channel, message.payload)
-
-    def _publish(self, channel: str, payload: bytes) -> Promise[None] | None:
-        settings, features = self._settings.target, self._target.features
-        options: dict[str, Any] = {}
-        if Features.EXTENSION_RETAIN in features:
-            options["retain"] = True
-        if Features.EXTENSION_QOS in features:
-            options["qos"] = settings.qos if settings.qos is not None else 1
         try:
-            promise = self._target.publish(channel, payload, **options)
+            channel = self._template.render(values)
         except MessagingError as error:
-            logger.error("devices '%s': the state at %r is not published: %s", self.name, channel, error)
-            return None
-        promise.add_done_callback(self._note_outcome)
-        return promise
+            logger.error("devices '%s': a state of %r is dropped: %s", self.name, source, error)
+            return
+        shape = Shape(
+            context.content_type,
+            context.content_encoding,
+            headers=context.extensions.get(Features.EXTENSION_HEADERS),
+            passed=passed,
+        )
+        device = _Device(message.payload, filled(self.settings.offline, values).encode(), shape, values)
+        with self._lock:
+            if self._is_closed:
+                return
+            if device.state:
+                self._known[channel] = device
+                self._known.move_to_end(channel)
+                while len(self._known) > self.settings.max_devices:
+                    self._unsent.discard(self._known.popitem(last=False)[0])
+            else:
+                self._known.pop(channel, None)
+                self._unsent.discard(channel)
+            if self._is_offline or len(self._queue) >= _WAITING:
+                self._unsent.add(channel)  # the source has just come back, or the target is slow
+                return
+            self._queue.append((channel, device))
+        self._serial.wake()
 
-    def _note_outcome(self, promise: Promise[None]) -> None:
+    # --- publishing, on a worker thread, one at a time
+
+    def _publish_all(self) -> None:
+        while True:
+            with self._lock:
+                if not self._queue:
+                    if self._is_closed:
+                        self._emptied.set()
+                    return
+                channel, device = self._queue.popleft()
+                payload = b"" if device is None else device.state
+                if device is None:
+                    device = self._known.get(channel)
+                    if device is None:
+                        continue  # forgotten meanwhile
+                    payload = device.offline if self._is_offline or self._is_closed else device.state
+                self._unsent.discard(channel)
+            self._publish(channel, payload, device)
+
+    def _publish(self, channel: str, payload: bytes, device: _Device) -> None:
+        try:
+            destination = self._destinations.find(channel, device.shape, device.values)
+            promise = self._target.publisher.publish(Message(payload, destination.publishing))
+        except ClosedError:
+            return
+        except MessagingError as error:
+            self._note_failure(channel, error)
+            return
+        except Exception:
+            logger.exception("devices '%s': the state at %r is not published", self.name, channel)
+            return
+        self._last = promise
+        promise.add_done_callback(lambda done: self._note_outcome(channel, done))
+
+    def _note_outcome(self, channel: str, promise: Promise[None]) -> None:
         error = promise.exception(0)
-        if error is not None:
-            logger.warning("devices '%s': a state is not published: %s", self.name, error)
+        if error is not None and not isinstance(error, ClosedError):
+            self._note_failure(channel, error)
 
-    # --- the connection of the source
+    def _note_failure(self, channel: str, error: MessagingError) -> None:
+        with self._lock:
+            is_repeated = not self._is_closed and channel in self._known
+            if is_repeated:
+                self._unsent.add(channel)
+        logger.warning(
+            "devices '%s': the state at %r is not published: %s%s", self.name, channel, error,
+            "; trying again" if is_repeated else "",
+        )  # fmt: skip
+        if is_repeated:
+            engine().call(self._arm_retry)
+
+    def _arm_retry(self) -> None:
+        if self._retry is None and not self._is_closed:
+            self._retry = engine().loop.call_later(_RETRY, workers().submit, self._retry_unsent)
+
+    def _retry_unsent(self) -> None:
+        self._retry = None
+        if self._target.connection_state.value.is_up:
+            self._publish_unsent()
+
+    def _publish_unsent(self) -> None:
+        with self._lock:
+            self._queue.extend((channel, None) for channel in self._unsent)
+        self._serial.wake()
+
+    # --- the connections
 
     def note_state(self, instance: str, *, is_up: bool) -> None:
-        """Note whether an instance is connected. On a worker thread, one call at a time."""
-        if instance == self._settings.source.instance and not self._is_closed:
+        """Note whether an instance is connected. On a worker thread, one call at a time for each instance."""
+        if self._is_closed:
+            return
+        if instance == self.settings.source.instance:
             engine().call(self._arm, is_up)
+        if instance == self.settings.target.instance and is_up:
+            self._publish_unsent()
 
     def _arm(self, is_up: bool) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if is_up and self._is_offline:
+        if self._is_closed:
+            return
+        if is_up:
             workers().submit(self._come_back)
-        elif not is_up and not self._is_offline:
-            self._timer = engine().loop.call_later(self._settings.after, workers().submit, self._go_offline)
+        elif not self._is_offline:
+            self._timer = engine().loop.call_later(self.settings.after, workers().submit, self._go_offline)
 
     def _go_offline(self) -> None:
+        if self._source.connection_state.value.is_up:
+            return  # it has come back this moment
         with self._lock:
             if self._is_offline or self._is_closed:
                 return
             self._is_offline = True
-            channels = [*self._known]
-        logger.warning("devices '%s': the source is away; %d devices are offline", self.name, len(channels))
-        for channel in channels:
-            self._publish(channel, self._offline)
+            known = len(self._known)
+            self._queue.extend((channel, None) for channel in self._known)
+        logger.warning("devices '%s': the source is disconnected; %d devices are offline", self.name, known)
+        self._serial.wake()
 
     def _come_back(self) -> None:
         with self._lock:
+            if not self._is_offline or self._is_closed:
+                return
             self._is_offline = False
-            known = [*self._known.items()]
-        for channel, payload in known:
-            self._publish(channel, payload)
+            self._queue.extend((channel, None) for channel in self._known)
+        self._serial.wake()
 
     def close(self) -> None:
-        """Publish that the devices are offline, and take no more states."""
+        """Publish that the devices are offline, and take no more states. Waits for the target, for a bounded time."""
+        deadline = time.monotonic() + _CLOSE_TIMEOUT
+        is_up = self._target.connection_state.value.is_up
         with self._lock:
-            was_offline, self._is_closed = self._is_offline, True
-            channels = [*self._known]
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if is_up and not self._is_offline:
+                self._queue.extend((channel, None) for channel in self._known)
+            elif not is_up:
+                self._queue.clear()
         if self._registration is not None:
             self._registration.close()
-        if was_offline or not self._target.connection_state.value.is_up:
+        for timer in (self._timer, self._retry):
+            if timer is not None:
+                engine().call(timer.cancel)
+        if not is_up:
             return
-        promises = [self._publish(channel, self._offline) for channel in channels]
-        last = next((each for each in reversed(promises) if each is not None), None)
-        if last is not None:
-            with contextlib.suppress(DeadlineError):
-                last.exception(_CLOSE_TIMEOUT)
+        self._serial.wake()
+        while not self._emptied.wait(0.1) and time.monotonic() < deadline:
+            self._serial.wake()  # it was about to end when it was woken
+        if self._last is not None:
+            confirmed = Flag()
+            self._last.listen(confirmed.set)
+            confirmed.wait(max(0.0, deadline - time.monotonic()))
 
     # --- state
 

@@ -29,13 +29,13 @@ from messaging.services import ServiceRegistry, default_registry
 from messaging.text import SafeLog, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from types import TracebackType
 
     from messaging import Messaging
     from messaging.connection import ConnectionState
     from messaging.gateway.control import Calls
-    from messaging.gateway.settings import GatewaySettings, InstanceSettings
+    from messaging.gateway.settings import DeviceStateSettings, GatewaySettings, InstanceSettings, RequestSettings
     from messaging.observability.endpoint import MonitoringEndpoint
     from messaging.services import ServiceRegistration
 
@@ -220,17 +220,16 @@ class Gateway:
         )  # fmt: skip
 
     def _start_others(self, settings: GatewaySettings) -> None:
-        """Start requests, states of devices and the status of ``settings``; nothing of them is running."""
+        """Start the requests, states of devices and the status of ``settings`` that are not running."""
         for name, request in settings.requests.items():
-            if request.enabled:
+            if request.enabled and name not in self._requests:
                 self._requests[name] = RequestRoute(name, request, self.name, settings.max_hops, self._instances)
+                self._requests[name].start()
         for name, devices in settings.devices.items():
-            self._devices[name] = DeviceStates(name, devices, self.name, self._instances)
-        for route in self._requests.values():
-            route.start()
-        for states in self._devices.values():
-            states.start()
-        if settings.status is not None:
+            if name not in self._devices:
+                self._devices[name] = DeviceStates(name, devices, self.name, settings.max_hops, self._instances)
+                self._devices[name].start()
+        if settings.status is not None and self._status is None:
             self._status = Status(settings.status, self._instances[settings.status.instance], self.report)
             self._status.start()
 
@@ -249,14 +248,30 @@ class Gateway:
 
         self._monitoring = MonitoringEndpoint(host, port, self._services).start()
 
-    def _stop_others(self) -> None:
-        for request in self._requests.values():
-            request.close()
-        for devices in self._devices.values():
-            devices.close()
-        self._requests, self._devices = {}, {}
-        if self._status is not None:
-            self._status.close()
+    def _stop_others(self, settings: GatewaySettings | None = None, gone: Collection[str] = ()) -> None:
+        """Stop requests, states of devices and the status, but those that are the same in ``settings``.
+
+        Args:
+            settings: ``None``: stop all.
+            gone: names of instances that are closed.
+        """
+        hops = None if settings is None else settings.max_hops
+
+        def is_kept(each: RequestRoute | DeviceStates, found: RequestSettings | DeviceStateSettings | None) -> bool:
+            used = {each.settings.source.instance, each.settings.target.instance}
+            return each.settings == found and each.max_hops == hops and used.isdisjoint(gone)
+
+        for name, request in [*self._requests.items()]:
+            if settings is None or not is_kept(request, settings.requests.get(name)):
+                self._requests.pop(name).close()
+        for name, devices in [*self._devices.items()]:
+            if settings is None or not is_kept(devices, settings.devices.get(name)):
+                self._devices.pop(name).close()
+        status = self._status
+        if status is not None and (
+            settings is None or status.settings != settings.status or status.settings.instance in gone
+        ):
+            status.close()
             self._status = None
 
     def _close(self, limit: float) -> None:
@@ -344,7 +359,7 @@ class Gateway:
             if name in settings.instances and settings.instances[name] != each
         }  # fmt: skip
         gone = (set(old.instances) - set(settings.instances)) | replaced
-        self._stop_others()
+        self._stop_others(settings, gone)
         # routes of an instance that is replaced start anew; their buffers are closed and opened again
         affected = {
             name for name, route in self._routes.items()
@@ -427,6 +442,8 @@ class Gateway:
         found = [] if self._state == "running" else [f"the gateway is {self._state}"]
         for route in [*self._routes.values()]:
             found += route.problems()
+        for kind, parts in (("requests", self._requests), ("devices", self._devices)):
+            found += [f"{kind} '{each.name}': {each.problem}" for each in [*parts.values()] if each.problem is not None]
         return found
 
     def __repr__(self) -> str:

@@ -2,8 +2,13 @@
 
 Requests are not stored: a requester waits for its reply, and asks again if there is none. A request is acknowledged at
 the source when its reply is sent. Correlation ids and reply channels of the two sides are independent of each other.
+Where the target knows expiry, a request expires when its requester has given up.
 
-**Threads.** Requests are taken on worker threads; replies are passed on by the engine's loop.
+A failure reaches the requester as ``ReplyError``: that of the responder with its kind and reason, and one on the way
+with the kind of the error, such as ``DeadlineError`` or ``UnroutableError``.
+
+**Threads.** Requests are taken on worker threads; replies are passed on by the engine's loop, and many replies on
+worker threads.
 """
 
 from __future__ import annotations
@@ -14,16 +19,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from reactivex import operators
 
-from messaging.errors import MessagingError
-from messaging.execution import Promise, workers
-from messaging.gateway.destinations import PASSED_HEADER, passed_gateways
+from messaging.connection import delays
+from messaging.errors import ClosedError, MessagingError, ReplyError
+from messaging.execution import Promise, engine, workers
+from messaging.gateway.destinations import Destinations, Shape, passed_gateways
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate
 from messaging.gateway.reports import RequestRouteDTO
-from messaging.model import Features, Message, MessageContext
+from messaging.model import Features, Message
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+    from reactivex import Observable
 
     from messaging import Messaging
     from messaging.gateway.settings import RequestSettings
@@ -31,8 +39,9 @@ if TYPE_CHECKING:
 
 logger = SafeLog(__name__)
 
-#: headers of one side that mean nothing at the other
-_OWN_HEADERS: Final = frozenset({PASSED_HEADER})
+#: bounds of the pause before a subscription that failed is made again, seconds
+_SHORTEST_PAUSE: Final = 0.5
+_LONGEST_PAUSE: Final = 60.0
 
 
 class RequestRoute:
@@ -44,22 +53,30 @@ class RequestRoute:
         gateway: name of the gateway.
         max_hops: gateways that a request may pass.
         instances: by name.
+
+    Attributes:
+        name, settings, max_hops: see the arguments.
+        problem: why the source sends nothing; ``None``: it does, or is not connected.
     """
 
     def __init__(
         self, name: str, settings: RequestSettings, gateway: str, max_hops: int, instances: Mapping[str, Messaging]
     ) -> None:
         self.name = name
-        self._settings = settings
+        self.settings = settings
+        self.max_hops = max_hops
+        self.problem: str | None = None
         self._gateway = gateway
-        self._max_hops = max_hops
         self._source = instances[settings.source.instance]
-        self._target = instances[settings.target.instance]
+        self._target = target = instances[settings.target.instance]
         self._pattern = ChannelPattern(settings.source.channel)
         self._template = ChannelTemplate(settings.target.channel)
-        self._lock = threading.Lock()  # guards the following three
+        self._lock = threading.Lock()  # guards the following four
         self._pending = self._answered = self._failed = 0
+        self._destinations = Destinations(settings.target, gateway, target.publisher, target.features)
+        self._expires = Features.EXTENSION_TIME_TO_LIVE in target.features and settings.target.time_to_live is None
         self._registration: ReplyRegistration | None = None
+        self._delays: Iterator[float] = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
         self._is_closed = False
 
     def start(self) -> None:
@@ -67,86 +84,127 @@ class RequestRoute:
         workers().submit(self._register)
 
     def _register(self) -> None:
-        settings = self._settings
-        options: dict[str, Any] = {"concurrency": settings.concurrency, "many": settings.many}
-        if settings.source.queue is not None:
-            options["queue"] = settings.source.queue
-        if settings.source.qos is not None:
-            options["qos"] = settings.source.qos
+        source, features = self.settings.source, self._source.features
+        options: dict[str, Any] = dict(source.extensions)
+        if source.queue is not None:
+            options["queue"] = source.queue
+        if source.qos is not None:
+            options["qos"] = source.qos
+        elif Features.EXTENSION_QOS in features:
+            options.setdefault(Features.EXTENSION_QOS, 1)
+        if source.deduplicate is not None:
+            options["deduplicate"] = source.deduplicate
+        if "prefetch" in source.model_fields_set:  # by default as many requests as are handled at a time
+            options["prefetch"] = source.prefetch
+        many = self.settings.many
+        handler = self._answer_many if many else self._answer
         try:
-            handler = self._answer_many if settings.many else self._answer
-            self._registration = self._source.reply(self._pattern.pattern, handler, **options)
-            if self._is_closed:
-                self._registration.unregister()
+            registration = self._source.reply(
+                self._pattern.pattern, handler, concurrency=self.settings.concurrency, many=many, **options
+            )
+        except ClosedError:
+            return
         except MessagingError as error:
             if not self._is_closed:
-                logger.error("requests '%s': not subscribed: %s", self.name, error)
+                self.problem, pause = str(error), next(self._delays)
+                logger.error("requests '%s': not subscribed: %s; subscribing again in %.3g s", self.name, error, pause)
+                running = engine()
+                running.call(running.loop.call_later, pause, workers().submit, self._register)
+            return
+        self.problem, self._registration = None, registration
+        if self._is_closed:
+            registration.unregister()
 
     def close(self) -> None:
-        """Take no more requests. Those that were taken are answered as their replies come."""
+        """Take no more requests. Those that were taken are answered as their replies come. Idempotent."""
         self._is_closed = True
         if self._registration is not None:
             self._registration.unregister()
 
     # --- one request, on a worker thread
 
-    def _forwarded(self, request: Message) -> tuple[str, dict[str, Any]]:
-        """Return the channel and the options of a request at the target.
+    def _forwarded(self, request: Message) -> Message:
+        """Return a request for the target.
 
         Raises:
-            MessagingError: the request has passed this gateway before.
+            MessagingError: the request has passed this gateway before, or the target cannot carry it.
         """
         context = request.context
         extensions = context.extensions
         passed = passed_gateways(extensions)
-        if self._gateway in passed or len(passed) >= self._max_hops:
+        if self._gateway in passed or len(passed) >= self.max_hops:
             raise MessagingError(f"the request has passed the gateways {', '.join(passed)}: there is a loop of routes")
-        values = {"gateway": self._gateway, "channel": context.channel or ""}
-        values |= self._pattern.match(context.channel or "") or {}
-        options: dict[str, Any] = {"timeout": self._settings.timeout}
-        target = self._settings.target
-        content_type = target.content_type or context.content_type
-        if content_type is not None:
-            options["content_type"] = content_type
-        if context.content_encoding is not None:
-            options["content_encoding"] = context.content_encoding
-        if target.qos is not None:
-            options["qos"] = target.qos
-        found = dict(extensions.get(Features.EXTENSION_HEADERS) or {}) | target.headers
-        found[PASSED_HEADER] = ",".join((*passed, self._gateway))
-        options["headers"] = found
-        return self._template.render(values), options
+        channel = context.channel or ""
+        values = {"gateway": self._gateway, "channel": channel, **(self._pattern.match(channel) or {})}
+        shape = Shape(
+            context.content_type,
+            context.content_encoding,
+            headers=extensions.get(Features.EXTENSION_HEADERS),
+            passed=passed,
+            priority=extensions.get(Features.EXTENSION_PRIORITY),
+        )
+        with self._lock:
+            publishing = self._destinations.find(self._template.render(values), shape, values).publishing
+        timeout = self.settings.timeout
+        found: dict[str, Any] = {**publishing.extensions, Features.EXTENSION_TIMEOUT: timeout}
+        if self._expires:
+            found[Features.EXTENSION_TIME_TO_LIVE] = timeout
+        return Message(request.payload, publishing.replace(extensions=MappingProxyType(found)))
 
     def _answer(self, request: Message) -> Promise[Message]:
-        channel, options = self._forwarded(request)
-        answer: Promise[Message] = Promise(f"the reply of {channel!r}")
-        with self._lock:
-            self._pending += 1
+        answer: Promise[Message] = Promise(f"the reply to a request on {request.context.channel!r}")
+        self._begin()
         try:
-            reply = self._target.request(channel, request.payload, **options)
-        except BaseException:
-            self._count(failed=True)
-            raise
+            reply = self._target.reply_to.publish_with_reply(self._forwarded(request))
+        except Exception as error:  # noqa: BLE001  # the requester is told
+            answer.reject(self._failure(error))
+            return answer
         reply.listen(lambda: self._pass_on(reply, answer))
         return answer
 
     def _pass_on(self, reply: Promise[Any], answer: Promise[Message]) -> None:
         """Settle the answer with a reply. On the engine's loop."""
         error = reply.exception(0)
-        self._count(failed=error is not None)
         if error is not None:
-            answer.reject(error)
-        else:
-            answer.resolve(_copied(reply.result(0)))
+            answer.reject(self._failure(error))
+            return
+        self._end(failed=False)
+        # a received message: its channel and correlation id are those of the other side, and are not passed on
+        answer.resolve(reply.result(0))
 
-    def _answer_many(self, request: Message) -> Any:
-        channel, options = self._forwarded(request)
-        replies = self._target.request_many(channel, request.payload, **options)
+    def _answer_many(self, request: Message) -> Observable[Any]:
+        self._begin()
+        try:
+            replies: Observable[Any] = self._target.reply_to_many.publish_with_reply_many(self._forwarded(request))
+        except Exception as error:
+            raise self._failure(error) from error
+        is_open = [True]
+
+        def complete() -> None:
+            is_open.clear()
+            self._end(failed=False)
+
+        def fail(error: Exception) -> Observable[Any]:
+            is_open.clear()
+            raise self._failure(error)
+
+        def end() -> None:
+            if is_open:  # the requester wants no more
+                self._end(failed=False)
+
+        return replies.pipe(
+            operators.do_action(on_completed=complete),
+            operators.catch(lambda error, _: fail(error)),
+            operators.finally_action(end),
+        )
+
+    # --- counters
+
+    def _begin(self) -> None:
         with self._lock:
-            self._answered += 1
-        return replies.pipe(operators.map(_copied))
+            self._pending += 1
 
-    def _count(self, *, failed: bool) -> None:
+    def _end(self, *, failed: bool) -> None:
         with self._lock:
             self._pending -= 1
             if failed:
@@ -154,11 +212,18 @@ class RequestRoute:
             else:
                 self._answered += 1
 
+    def _failure(self, error: BaseException) -> ReplyError:
+        """Count a request that failed, and return the error for its requester."""
+        self._end(failed=True)
+        found = error if isinstance(error, ReplyError) else ReplyError(type(error).__name__, str(error))
+        logger.warning("requests '%s': a request failed: %s", self.name, found)
+        return found
+
     # --- state
 
     def report(self) -> RequestRouteDTO:
         """Return the state of the route."""
-        settings = self._settings
+        settings = self.settings
         return RequestRouteDTO(
             name=self.name,
             source=f"{settings.source.instance}:{settings.source.channel}",
@@ -167,19 +232,3 @@ class RequestRoute:
             answered=self._answered,
             failed=self._failed,
         )
-
-
-def _copied(reply: Message) -> Message:
-    """Return a reply as a message of its own: correlation and reply channel are those of the other side."""
-    context = reply.context
-    found = context.extensions.get(Features.EXTENSION_HEADERS) or {}
-    kept = {name: value for name, value in found.items() if name not in _OWN_HEADERS}
-    extensions = {Features.EXTENSION_HEADERS: MappingProxyType(kept)} if kept else {}
-    return Message(
-        reply.payload,
-        MessageContext(
-            content_type=context.content_type,
-            content_encoding=context.content_encoding,
-            extensions=MappingProxyType(extensions),
-        ),
-    )

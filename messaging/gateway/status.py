@@ -1,7 +1,10 @@
 """The state of a gateway at a broker: retained, ``offline`` by its last will, and renewed as a heartbeat.
 
 The payload is a JSON object: ``state`` (``online``, ``offline``), ``gateway``, and while online ``time`` (seconds since
-the epoch), ``started``, and for each route the messages in its buffer, their age in seconds and bytes.
+the epoch), ``started``, and for each route the messages in its buffer, their age in seconds, bytes, and dead letters.
+It is published when the connection is there, each time: the broker has published the last will after a loss.
+
+**Threads.** States are published on worker threads, one at a time; timers run on the engine's loop and only wake one.
 """
 
 from __future__ import annotations
@@ -10,8 +13,8 @@ import json
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import MessagingError
-from messaging.execution import engine, workers
+from messaging.errors import ClosedError, MessagingError
+from messaging.execution import Flag, Serial, engine
 from messaging.gateway.pipeline import ChannelTemplate
 from messaging.model import Features
 from messaging.text import SafeLog
@@ -20,7 +23,10 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from reactivex.abc import DisposableBase
+
     from messaging import Messaging, Promise
+    from messaging.connection import ConnectionState
     from messaging.gateway.reports import GatewayDTO
     from messaging.gateway.settings import StatusSettings
 
@@ -28,36 +34,95 @@ logger = SafeLog(__name__)
 
 #: how long closing waits for the last state, seconds
 _CLOSE_TIMEOUT: Final = 2.0
+#: deadline of the last will, seconds: none. The broker may come at any time after the start
+_WILL_TIMEOUT: Final = 1e9
 
 
 class Status:
-    """Publishes the state of one gateway. Heartbeats are published on worker threads.
+    """Publishes the state of one gateway. Thread safe.
 
     Args:
         settings: channel and interval.
         messaging: the instance.
         report: returns the state of the gateway.
+
+    Attributes:
+        settings: see the arguments.
     """
 
     def __init__(self, settings: StatusSettings, messaging: Messaging, report: Callable[[], GatewayDTO]) -> None:
-        self._settings = settings
+        self.settings = settings
         self._messaging = messaging
         self._report = report
-        self._is_closed = False
+        self._name = report().name
+        self._channel = ChannelTemplate(settings.channel).render({"gateway": self._name})
         self._timer: asyncio.TimerHandle | None = None
-        self._channel = ""
+        self._states: DisposableBase | None = None
+        #: whether a heartbeat is due, and whether ``offline`` is
+        self._is_due = self._is_closing = False
+        self._ended = Flag()
+        self._last: Promise[None] | None = None
+        self._will: Promise[None] | None = None
+        self._serial = Serial(self._work, lambda: self._is_due)
 
     def start(self) -> None:
-        """Set the last will, and publish the first heartbeat."""
-        name = self._report().name
-        self._channel = ChannelTemplate(self._settings.channel).render({"gateway": name})
-        features = self._messaging.features
-        if Features.EXTENSION_LAST_WILL in features:
+        """Set the last will, and publish a heartbeat as soon as the instance is connected."""
+        if Features.EXTENSION_LAST_WILL in self._messaging.features:
             try:
-                self._publish({"state": "offline", "gateway": name}, last_will=True).add_done_callback(_note_failure)
-            except MessagingError as error:  # a reload: the instance has its will
-                logger.debug("gateway '%s': the last will stays as it is: %s", name, error)
-        self._beat()
+                self._will = self._publish(self._offline(), last_will=True)
+                self._will.add_done_callback(self._note_will)
+            except MessagingError as error:  # a reload: a connection has one will
+                logger.warning(
+                    "gateway '%s': the last will stays as it is until the next start: %s", self._name, error
+                )  # fmt: skip
+        self._states = self._messaging.connection_state.subscribe(self._note_state)
+        running = engine()
+        running.call(self._arm)
+
+    def _note_state(self, state: ConnectionState) -> None:
+        if state.is_up:
+            self._wake()
+
+    def _note_will(self, will: Promise[None]) -> None:
+        error = will.exception(0)
+        if error is not None and not isinstance(error, ClosedError):
+            logger.warning("gateway '%s': it has no last will: %s", self._name, error)
+        self._wake()
+
+    def _arm(self) -> None:
+        if not self._is_closing:
+            self._timer = engine().loop.call_later(self.settings.interval, self._note_time)
+
+    def _note_time(self) -> None:
+        self._arm()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._is_due = True
+        self._serial.wake()
+
+    # --- on a worker
+
+    def _work(self) -> None:
+        self._is_due, is_closing = False, self._is_closing
+        if self._ended.is_set():
+            return
+        if self._will is not None and not self._will.done() and not is_closing:
+            return  # a gateway that is killed now would be online for ever
+        try:
+            if self._messaging.connection_state.value.is_up:  # a state would be old when it arrives
+                state = self._offline() if is_closing else online_state(self._report())
+                self._last = self._publish(state)
+                self._last.add_done_callback(self._note_outcome)
+        except MessagingError as error:
+            logger.warning("gateway '%s': its state is not published: %s", self._name, error)
+        except Exception:
+            logger.exception("gateway '%s': its state is not published", self._name)
+        if is_closing:
+            self._ended.set()
+
+    def _offline(self) -> dict[str, Any]:
+        return {"state": "offline", "gateway": self._name}
 
     def _publish(self, state: dict[str, Any], *, last_will: bool = False) -> Promise[None]:
         features = self._messaging.features
@@ -67,39 +132,33 @@ class Status:
         if Features.EXTENSION_QOS in features:
             options["qos"] = 1
         if last_will:
-            options["last_will"] = True
+            options |= {"last_will": True, "timeout": _WILL_TIMEOUT}
         if Features.MESSAGE_PROPERTIES in features:
             options["content_type"] = "application/json"
         return self._messaging.publish(self._channel, json.dumps(state).encode(), **options)
 
-    def _beat(self) -> None:
-        running = engine()
+    def _note_outcome(self, promise: Promise[None]) -> None:
+        error = promise.exception(0)
+        if error is not None:
+            logger.warning("gateway '%s': its state is not published: %s", self._name, error)
 
-        def arm() -> None:
-            if not self._is_closed:
-                self._timer = running.loop.call_later(self._settings.interval, workers().submit, self._beat)
-
-        if self._is_closed:
-            return
-        running.call(arm)
-        if not self._messaging.connection_state.value.is_up:
-            return  # it would be old when it arrives
-        try:
-            self._publish(online_state(self._report())).add_done_callback(_note_failure)
-        except MessagingError as error:
-            logger.warning("the state of the gateway is not published: %s", error)
+    # --- end
 
     def close(self) -> None:
-        """Publish that the gateway is offline, and stop."""
-        self._is_closed = True
+        """Publish that the gateway is offline, and stop. Idempotent; waits for the broker, for a bounded time."""
+        if self._is_closing:
+            return
+        deadline = time.monotonic() + _CLOSE_TIMEOUT
+        self._is_closing = True
+        if self._states is not None:
+            self._states.dispose()
         if self._timer is not None:
             engine().call(self._timer.cancel)
-        if not self._messaging.connection_state.value.is_up:
-            return
-        try:
-            self._publish({"state": "offline", "gateway": self._report().name}).result(_CLOSE_TIMEOUT)
-        except MessagingError as error:
-            logger.warning("the last state of the gateway is not published: %s", error)
+        self._wake()
+        if self._ended.wait(_CLOSE_TIMEOUT) and self._last is not None:
+            confirmed = Flag()
+            self._last.listen(confirmed.set)
+            confirmed.wait(max(0.0, deadline - time.monotonic()))
 
 
 def online_state(report: GatewayDTO) -> dict[str, Any]:
@@ -119,9 +178,3 @@ def online_state(report: GatewayDTO) -> dict[str, Any]:
             for each in report.routes
         },
     }
-
-
-def _note_failure(promise: Promise[None]) -> None:
-    error = promise.exception(0)
-    if error is not None:
-        logger.warning("the state of the gateway is not published: %s", error)

@@ -20,6 +20,7 @@ from messaging.errors import (
     DeadlineError,
     MessagingError,
     OutboxFullError,
+    ReplyError,
     UnroutableError,
 )
 from messaging.execution import Promise, workers
@@ -219,6 +220,8 @@ class ServedRequest:
         connection = self._replies.connection
         if isinstance(error, ClosedError) and (connection.endings.is_closing or connection.state == "closed"):
             logger.info("%s: a reply on %r came too late: the instance is closed", self._name, self.reply_to)
+        elif isinstance(error, ReplyError):  # the log of the other responder has the traceback
+            logger.info("the handler of %r passed on a failure: %s", self.request.context.channel, error)
         else:
             logger.error("the handler of %r failed", self.request.context.channel, exc_info=error)
 
@@ -493,6 +496,9 @@ def _fault_or_refuse(request: ServedRequest, error: BaseException) -> None:
 
 def _fault_of(error: BaseException, count: int | None) -> tuple[Content, Marker]:
     """Return the reply that reports ``error``, after ``count`` items of a stream."""
+    if isinstance(error, ReplyError):  # of another responder, whose failure the handler passes on
+        reason = error.reason[:_REASON].encode(errors="replace")
+        return Content(reason, _TEXT), Marker(markers.FAULT, count, error.kind)
     return Content(_text(error).encode(errors="replace"), _TEXT), Marker(markers.FAULT, count, type(error).__name__)
 
 

@@ -1,0 +1,374 @@
+"""Routes of requests: a requester at one broker is answered by a responder at another one, whatever their protocols."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import messaging
+from messaging import DeadlineError, Message, MessagingError, ReplyError
+from messaging.gateway import Gateway, GatewaySettings
+from messaging.gateway.reports import RequestRouteDTO
+from messaging.testing.brokers import Mosquitto, free_port
+
+PATIENCE = 20.0
+PROTOCOLS = ("mqtt3.1.1", "mqtt5", "amqp")
+_numbers = itertools.count()
+
+Urls = Callable[[str], str]
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> Urls:
+    """The URL of a broker by its protocol."""
+
+    def find(protocol: str) -> str:
+        if protocol == "memory":
+            return f"memory://requests-{next(_numbers)}"
+        if protocol == "amqp":
+            return str(request.getfixturevalue("rabbitmq").url)
+        mosquitto = request.getfixturevalue("mosquitto").url
+        return f"{mosquitto}?version=5" if protocol == "mqtt5" else f"{mosquitto}?version=3.1.1&envelope=true"
+
+    return find
+
+
+class Bridge:
+    """A gateway with one route of requests, from ``{name}/ask/{device}`` to ``{name}/{device}/ask``."""
+
+    def __init__(self, gateway: Gateway, requester: Any, responder: Any, name: str) -> None:
+        self.gateway = gateway
+        self.requester = requester
+        self.responder = responder
+        self.name = name
+
+    def respond(self, device: str, handler: Callable[..., Any], **options: Any) -> None:
+        self.responder.reply(f"{self.name}/{device}/ask", handler, **options)
+
+    def ask(self, device: str, content: Any = b"", **options: Any) -> Any:
+        return self.requester.request(f"{self.name}/ask/{device}", content, timeout=PATIENCE, **options)
+
+    def ask_many(self, device: str, content: Any = b"") -> Any:
+        return self.requester.request_many(f"{self.name}/ask/{device}", content, timeout=PATIENCE)
+
+    def report(self) -> RequestRouteDTO:
+        (found,) = self.gateway.report().requests
+        return found
+
+    def wait_ready(self) -> None:
+        """Wait until requests reach the gateway: it subscribes in the background."""
+        before = self.report()
+        deadline = time.monotonic() + PATIENCE
+        channel = f"{self.name}/ask/ready"
+        while True:
+            try:
+                if self.gateway.settings.requests["ask"].many:
+                    assert len([*self.requester.request_many(channel, timeout=1.0)]) == 1
+                else:
+                    self.requester.request(channel, timeout=1.0).result()
+                break
+            except (MessagingError, AssertionError):
+                assert time.monotonic() < deadline
+        until(lambda: self.report().pending == 0)
+        assert self.report().answered > before.answered
+
+
+@contextmanager
+def bridging(source: str, target: str, folder: Path, **settings: Any) -> Iterator[Bridge]:
+    name = f"r{next(_numbers)}-{time.time_ns():x}"
+    given = GatewaySettings.model_validate({
+        "name": f"gw-{name}",
+        "data": str(folder / name),
+        "instances": {"source": {"url": source}, "target": {"url": target}},
+        "requests": {
+            "ask": {
+                "from": {"instance": "source", "channel": f"{name}/ask/{{device}}"},
+                "to": {"instance": "target", "channel": f"{name}/{{device}}/ask", **settings.pop("to", {})},
+                "timeout": 1.0,
+                **settings,
+            }
+        },
+    })  # fmt: skip
+    with ExitStack() as stack:
+        requester = stack.enter_context(messaging.connect(source, name=f"requester-{name}"))
+        responder = stack.enter_context(messaging.connect(target, name=f"responder-{name}"))
+        bridge = Bridge(stack.enter_context(Gateway(given)), requester, responder, name)
+        bridge.respond("ready", lambda: b"ready")
+        bridge.wait_ready()
+        yield bridge
+
+
+def until(condition: Callable[[], bool], patience: float = PATIENCE) -> None:
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+PAIRS = [(a, b) for a in PROTOCOLS for b in PROTOCOLS if a != b] + [("memory", "memory"), ("mqtt5", "memory")]
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+def test_a_request_is_answered_across_protocols(source: str, target: str, url: Urls, tmp_path: Path) -> None:
+    seen: list[Message] = []
+
+    def handle(request: Message) -> Message:
+        seen.append(request)
+        answer = messaging.MessageContextBuilder().content_type("application/json")
+        answer.extension_entry("headers", {"unit": "degC"})
+        return Message(b'{"celsius": 21.5}', answer.build_context())
+
+    with bridging(url(source), url(target), tmp_path, to={"headers": {"device": "{device}"}}) as bridge:
+        bridge.respond("d1", handle)
+        before = bridge.report()
+        reply = bridge.ask("d1", {"want": "temperature"}, headers={"trace": "7"}).result()
+        assert reply.value() == {"celsius": 21.5}
+        assert reply.context.content_type == "application/json"
+        assert dict(reply.context.extensions["headers"]) == {"unit": "degC"}
+        (request,) = seen
+        assert request.value() == {"want": "temperature"}
+        headers = dict(request.context.extensions["headers"])
+        assert headers == {"trace": "7", "device": "d1", "messaging-gateways": bridge.gateway.name}
+        after = bridge.report()
+        assert (after.answered - before.answered, after.failed - before.failed, after.pending) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(("source", "target"), [("mqtt3.1.1", "amqp"), ("amqp", "mqtt5"), ("mqtt5", "mqtt3.1.1")])
+def test_many_replies_cross_in_order(source: str, target: str, url: Urls, tmp_path: Path) -> None:
+    with bridging(url(source), url(target), tmp_path, many=True) as bridge:
+
+        def count(most: int) -> Iterator[int]:
+            yield from range(most)
+
+        bridge.respond("d1", count)
+        assert [each.value() for each in bridge.ask_many("d1", 200)] == [*range(200)]
+        assert [each.value() for each in bridge.ask_many("d1", 0)] == []
+        until(lambda: bridge.report().pending == 0)
+        assert bridge.report().answered >= 2
+
+
+def test_a_stream_of_replies_fails_with_the_error_of_its_responder(url: Urls, tmp_path: Path) -> None:
+    with bridging(url("mqtt5"), url("amqp"), tmp_path, many=True) as bridge:
+
+        def fail() -> Iterator[int]:
+            yield 1
+            raise LookupError("no more")
+
+        bridge.respond("d1", fail)
+        replies = iter(bridge.ask_many("d1"))
+        assert next(replies).value() == 1
+        with pytest.raises(ReplyError, match="LookupError: no more") as caught:
+            next(replies)
+        assert (caught.value.kind, caught.value.reason) == ("LookupError", "no more")
+        until(lambda: bridge.report().pending == 0)
+
+
+def test_a_requester_that_wants_no_more_stops_the_responder(url: Urls, tmp_path: Path) -> None:
+    closed: list[bool] = []
+    with bridging(url("mqtt5"), url("amqp"), tmp_path, many=True) as bridge:
+
+        def endless() -> Iterator[int]:
+            try:
+                for number in itertools.count():
+                    yield number
+                    time.sleep(0.01)
+            finally:
+                closed.append(True)
+
+        bridge.respond("d1", endless)
+        with bridge.ask_many("d1") as replies:
+            assert next(iter(replies)).value() == 0
+        until(lambda: closed == [True])
+        until(lambda: bridge.report().pending == 0)
+
+
+@pytest.mark.parametrize(("source", "target"), [("mqtt3.1.1", "amqp"), ("amqp", "mqtt3.1.1"), ("memory", "memory")])
+def test_the_error_of_a_responder_keeps_kind_and_reason(
+    source: str, target: str, url: Urls, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse() -> None:
+        raise LookupError("no such valve")
+
+    with bridging(url(source), url(target), tmp_path) as bridge:
+        bridge.respond("d1", refuse)
+        with pytest.raises(ReplyError) as caught:
+            bridge.ask("d1").result()
+        assert (caught.value.kind, caught.value.reason) == ("LookupError", "no such valve")
+        ours = [each for each in caplog.records if each.name == "messaging.gateway.requests"]
+        assert ours[-1].levelno == logging.WARNING
+        assert ours[-1].exc_info is None
+
+
+@pytest.mark.parametrize(("source", "target"), [("mqtt5", "mqtt3.1.1"), ("amqp", "mqtt5")])
+def test_a_device_that_does_not_answer_is_reported_before_the_requester_gives_up(
+    source: str, target: str, url: Urls, tmp_path: Path
+) -> None:
+    with bridging(url(source), url(target), tmp_path) as bridge:
+        bridge.responder.on(f"{bridge.name}/mute/ask", lambda message: None)
+        before = bridge.report().failed
+        begun = time.monotonic()
+        with pytest.raises(ReplyError) as caught:
+            bridge.ask("mute").result()
+        assert caught.value.kind == "OutcomeUnknownError"
+        assert 0.9 < time.monotonic() - begun < PATIENCE / 2
+        assert bridge.report().failed == before + 1
+
+
+def test_a_missing_device_is_reported_at_once_where_the_protocol_tells(url: Urls, tmp_path: Path) -> None:
+    with bridging(url("mqtt5"), url("amqp"), tmp_path, timeout=PATIENCE) as bridge:
+        begun = time.monotonic()
+        with pytest.raises(ReplyError) as caught:
+            bridge.ask("missing").result()
+        assert caught.value.kind == "UnroutableError"
+        assert time.monotonic() - begun < PATIENCE / 2
+
+
+def test_a_request_expires_when_its_requester_has_given_up(url: Urls, tmp_path: Path) -> None:
+    lives: list[Any] = []
+
+    def handle(request: Message) -> None:
+        lives.append(request.context.extensions.get("timeToLive"))
+
+    with bridging(url("amqp"), url("mqtt5"), tmp_path, timeout=7.0) as bridge:
+        bridge.respond("d1", handle)
+        bridge.ask("d1").result()
+    assert len(lives) == 1
+    assert 5.0 < lives[0] <= 7.0
+
+
+def test_headers_that_the_other_protocol_does_not_have_become_text(url: Urls, tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def handle(request: Message) -> Message:
+        seen.append(request.context.extensions["headers"]["count"])
+        return request
+
+    with bridging(url("amqp"), url("mqtt5"), tmp_path) as bridge:
+        bridge.respond("d1", handle)
+        bridge.ask("d1", headers={"count": 3}).result()
+    assert seen == ["3"]
+
+    def typed(request: Message) -> Message:
+        context = messaging.MessageContextBuilder().extension_entry("headers", {"count": 3, "ok": True})
+        return Message(b"x", context.build_context())
+
+    with bridging(url("mqtt5"), url("amqp"), tmp_path) as bridge:
+        bridge.respond("d1", typed)
+        assert dict(bridge.ask("d1").result().context.extensions["headers"]) == {"count": "3", "ok": "true"}
+
+
+def test_many_requests_at_a_time_are_told_apart(url: Urls, tmp_path: Path) -> None:
+    with bridging(url("mqtt3.1.1"), url("amqp"), tmp_path, timeout=PATIENCE, concurrency=16) as bridge:
+        bridge.respond("d1", lambda content: b"1" + content)
+        bridge.respond("d2", lambda content: b"2" + content)
+        promises = [bridge.ask(f"d{1 + number % 2}", str(number).encode()) for number in range(200)]
+        found = [promise.result().payload for promise in promises]
+        assert found == [f"{1 + number % 2}{number}".encode() for number in range(200)]
+        assert bridge.report().pending == 0
+
+
+def test_correlation_ids_of_the_two_sides_are_independent(url: Urls, tmp_path: Path) -> None:
+    seen: list[Message] = []
+
+    def handle(request: Message) -> None:
+        seen.append(request)
+
+    with bridging(url("amqp"), url("mqtt5"), tmp_path) as bridge:
+        bridge.respond("d1", handle)
+        reply = bridge.ask("d1", correlation_id="mine").result()
+    assert reply.context.correlation_id == "mine"
+    assert seen[0].context.correlation_id != "mine"
+
+
+@pytest.mark.parametrize("hops", ["gateway", "many"])
+def test_a_request_that_comes_back_is_refused(hops: str, url: Urls, tmp_path: Path) -> None:
+    with bridging(url("mqtt5"), url("amqp"), tmp_path) as bridge:
+        bridge.respond("d1", lambda: b"x")
+        passed = bridge.gateway.name if hops == "gateway" else ",".join(f"g{number}" for number in range(16))
+        with pytest.raises(ReplyError, match="there is a loop of routes"):
+            bridge.ask("d1", headers={"messaging-gateways": passed}).result()
+        bridge.ask("d1", headers={"messaging-gateways": "other"}).result()
+
+
+def test_a_circle_of_requests_ends(url: Urls, tmp_path: Path) -> None:
+    a, b = url("memory"), url("memory")
+    given = GatewaySettings.model_validate({
+        "name": "circle",
+        "data": str(tmp_path),
+        "instances": {"a": {"url": a}, "b": {"url": b}},
+        "requests": {
+            "there": {
+                "from": {"instance": "a", "channel": "x"}, "to": {"instance": "b", "channel": "x"}, "timeout": 5.0,
+            },
+            "back": {
+                "from": {"instance": "b", "channel": "x"}, "to": {"instance": "a", "channel": "x"}, "timeout": 5.0,
+            },
+        },
+    })  # fmt: skip
+    with Gateway(given), messaging.connect(a) as m:
+
+        def is_refused() -> bool:
+            try:
+                m.request("x", timeout=2.0).result()
+            except ReplyError as error:
+                return "there is a loop of routes" in error.reason
+            except DeadlineError:
+                return False
+            return False
+
+        until(is_refused)
+
+
+def test_requests_are_taken_when_the_source_comes_later(url: Urls, tmp_path: Path) -> None:
+    port = free_port()
+    target = url("memory")
+    given = GatewaySettings.model_validate({
+        "name": "late",
+        "data": str(tmp_path),
+        "instances": {
+            "source": {
+                "url": f"mqtt://127.0.0.1:{port}?version=5", "reconnect_max": 0.2, "timeout": 0.3,
+            },
+            "target": {"url": target},
+        },
+        "requests": {
+            "ask": {"from": {"instance": "source", "channel": "ask"}, "to": {"instance": "target", "channel": "ask"}}
+        },
+    })  # fmt: skip
+    with Gateway(given) as gateway, messaging.connect(target) as responder:
+        responder.reply("ask", lambda: b"here")
+        time.sleep(1.0)  # longer than the timeout of the instance
+        with Mosquitto(port=port) as broker, messaging.connect(f"{broker.url}?version=5") as requester:
+
+            def is_answered() -> bool:
+                try:
+                    return bool(requester.request("ask", qos=1, timeout=1.0).result().payload == b"here")
+                except MessagingError:
+                    return False
+
+            until(is_answered)
+            assert gateway.problems() == []
+
+
+def test_a_reload_keeps_what_is_the_same_and_ends_what_is_gone(url: Urls, tmp_path: Path) -> None:
+    with bridging(url("mqtt5"), url("amqp"), tmp_path) as bridge:
+        bridge.respond("d1", lambda: b"x")
+        bridge.ask("d1").result()
+        answered = bridge.report().answered
+        settings = bridge.gateway.settings
+        bridge.gateway.reload(settings.model_copy(update={"drain_timeout": 3.0}))
+        assert bridge.report().answered == answered  # the same route, with its counters
+        bridge.ask("d1").result()
+        bridge.gateway.reload(settings.model_copy(update={"requests": {}}))
+        with pytest.raises(MessagingError):
+            bridge.requester.request(f"{bridge.name}/ask/d1", qos=1, timeout=0.5).result()
+        bridge.gateway.reload(settings)
+        bridge.wait_ready()
+        bridge.ask("d1").result()

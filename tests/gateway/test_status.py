@@ -1,0 +1,251 @@
+"""The state of a gateway at a broker: heartbeats, the retained state, and what remains when the gateway dies."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import messaging
+from messaging.gateway import Gateway, GatewaySettings
+from messaging.testing.brokers import Mosquitto, RabbitMQ, free_port
+from messaging.testing.proxy import Proxy
+
+PATIENCE = 20.0
+#: longer than a test: a state that arrives was not due by the interval
+NEVER = 3600.0
+_numbers = itertools.count()
+
+
+def until(condition: Callable[[], object], what: str = "") -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def given(folder: Path, url: str, *, interval: float = NEVER, name: str = "", **more: Any) -> dict[str, Any]:
+    """Settings of a gateway whose state is at ``url``."""
+    name = name or f"status-{next(_numbers)}-{time.time_ns():x}"
+    return {
+        "name": name,
+        "data": str(folder / name),
+        "instances": {"cloud": {"url": url, "reconnect_max": 0.2}, **more.pop("instances", {})},
+        "status": {"instance": "cloud", "channel": "gateways/{gateway}/state", "interval": interval},
+        **more,
+    }
+
+
+class Watcher:
+    """Keeps the states of one gateway that a subscriber sees."""
+
+    def __init__(self, m: Any, gateway: str) -> None:
+        self.states: list[dict[str, Any]] = []
+        self.retained: list[bool] = []
+        self._registration = m.on(f"gateways/{gateway}/state", self._note)
+
+    def _note(self, message: messaging.Message) -> None:
+        self.retained.append(bool(message.context.extensions.get("retain")))
+        self.states.append(json.loads(message.payload))
+
+    @property
+    def names(self) -> list[str]:
+        return [each["state"] for each in self.states]
+
+    def close(self) -> None:
+        self._registration.close()
+
+
+@contextmanager
+def watching(url: str, gateway: str) -> Iterator[Watcher]:
+    with messaging.connect(url) as m:
+        yield Watcher(m, gateway)
+
+
+def retained(url: str, gateway: str) -> str:
+    """Return the state that the broker keeps."""
+    with watching(url, gateway) as watcher:
+        until(lambda: watcher.states, "a retained state")
+        assert watcher.retained == [True]
+        return str(watcher.states[0]["state"])
+
+
+@contextmanager
+def running(settings: dict[str, Any], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a gateway in a process of its own, and kill it at the end."""
+    file = folder / "gateway.json"
+    file.write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "tests.faults.gateway_process", str(file)]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_heartbeats_come_in_the_interval_and_the_last_state_is_offline(tmp_path: Path) -> None:
+    url = f"memory://status-{next(_numbers)}"
+    settings = given(tmp_path, url, interval=0.05)
+    with watching(url, settings["name"]) as watcher:
+        with Gateway(GatewaySettings.model_validate(settings)) as gateway:
+            until(lambda: len(watcher.states) >= 3)
+            started = gateway.report().started
+        until(lambda: watcher.names[-1] == "offline")
+        count = len(watcher.states)
+    beats = watcher.states[:-1]
+    assert watcher.names == ["online"] * (count - 1) + ["offline"]
+    assert [each["time"] for each in beats] == sorted(each["time"] for each in beats)
+    assert all(each["started"] == round(started, 3) and each["routes"] == {} for each in beats)
+    assert all(each["gateway"] == settings["name"] for each in watcher.states)
+
+
+def test_a_heartbeat_tells_depth_age_and_bytes_of_the_buffers(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    settings = given(
+        tmp_path, mosquitto.url, interval=0.1,
+        instances={
+            "plant": {"url": "memory://status-plant"},
+            "away": {"url": f"mqtt://127.0.0.1:{free_port()}", "reconnect_max": 0.2},
+        },
+        routes={
+            "data": {
+                "from": {"instance": "plant", "channel": "data", "queue": "q"}, "to": {"instance": "away"},
+                "buffer": {"full": "block"},
+            }
+        },
+        drain_timeout=0.1,
+    )  # fmt: skip
+    with (
+        watching(mosquitto.url, settings["name"]) as watcher,
+        Gateway(GatewaySettings.model_validate(settings)) as gateway,
+        messaging.connect("memory://status-plant") as m,
+    ):
+        for number in range(7):
+            m.publish("data", f"{number}".encode()).result(PATIENCE)
+        until(lambda: gateway.report().routes[0].buffer.depth == 7, "stored")
+        until(lambda: watcher.states[-1].get("routes", {}).get("data", {}).get("depth") == 7, "told")
+        first = watcher.states[-1]["routes"]["data"]
+        assert first["bytes"] > 0
+        assert first["dead_letters"] == 0
+        until(lambda: watcher.states[-1]["routes"]["data"]["age"] > first["age"] + 0.3, "older")
+
+
+@pytest.mark.parametrize("version", ["3.1.1", "5"])
+def test_the_state_is_retained_from_the_connection_on(mosquitto: Mosquitto, tmp_path: Path, version: str) -> None:
+    url = f"{mosquitto.url}?version={version}"
+    settings = given(tmp_path, url)
+    with Gateway(GatewaySettings.model_validate(settings)), watching(url, settings["name"]) as watcher:
+        until(lambda: "online" in watcher.names)
+    assert retained(url, settings["name"]) == "offline"
+
+
+@pytest.mark.parametrize("version", ["3.1.1", "5"])
+def test_a_gateway_that_is_killed_is_offline(mosquitto: Mosquitto, tmp_path: Path, version: str) -> None:
+    url = f"{mosquitto.url}?version={version}"
+    settings = given(tmp_path, url)
+    with watching(url, settings["name"]) as watcher:
+        for _ in range(3):  # a second life is online again, and has its will, too
+            count = len(watcher.states)
+            with running(settings, tmp_path) as process:
+                until(lambda count=count: "online" in watcher.names[count:], "online")  # type: ignore[misc]
+                process.kill()
+                until(lambda: watcher.names[-1] == "offline", "offline")
+    assert retained(url, settings["name"]) == "offline"
+
+
+def test_a_gateway_that_was_there_before_its_broker_has_its_will(tmp_path: Path) -> None:
+    port = free_port()
+    settings = given(tmp_path, f"mqtt://127.0.0.1:{port}?timeout=0.2")
+    with running(settings, tmp_path) as process:
+        until(lambda: b"up" in (tmp_path / "log").read_bytes(), "starts")
+        time.sleep(0.5)  # longer than the timeout of its instance
+        with Mosquitto(port=port) as broker, watching(broker.url, settings["name"]) as watcher:
+            until(lambda: "online" in watcher.names, "online")
+            process.kill()
+            until(lambda: watcher.names[-1] == "offline", "offline")
+
+
+def test_after_a_lost_connection_the_state_is_online_again_at_once(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    with Proxy(mosquitto.host, mosquitto.port) as proxy:
+        settings = given(tmp_path, f"mqtt://127.0.0.1:{proxy.port}?version=5")
+        with (
+            watching(mosquitto.url, settings["name"]) as watcher,
+            Gateway(GatewaySettings.model_validate(settings)),
+        ):
+            until(lambda: watcher.names[-1:] == ["online"])
+            proxy.refuse()
+            until(lambda: watcher.names[-1] == "offline", "the last will")
+            proxy.accept()
+            until(lambda: watcher.names[-1] == "online", "online again")
+
+
+def test_a_broker_that_is_there_later_gets_the_state(tmp_path: Path) -> None:
+    port = free_port()
+    settings = given(tmp_path, f"mqtt://127.0.0.1:{port}")
+    with (
+        Gateway(GatewaySettings.model_validate(settings)),
+        Mosquitto(port=port) as broker,
+        watching(broker.url, settings["name"]) as watcher,
+    ):
+        until(lambda: "online" in watcher.names)
+
+
+def test_without_retained_messages_the_heartbeats_come_all_the_same(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    settings = given(tmp_path, rabbitmq.url, interval=0.1)
+    with watching(rabbitmq.url, settings["name"]) as watcher:
+        with Gateway(GatewaySettings.model_validate(settings)):
+            until(lambda: watcher.names.count("online") >= 2)
+        until(lambda: watcher.names[-1] == "offline")
+
+
+def test_a_reload_leaves_an_unchanged_state_alone_and_moves_a_changed_one(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    settings = given(tmp_path, mosquitto.url)
+    before = GatewaySettings.model_validate(settings)
+    status = {"instance": "cloud", "channel": "gateways/{gateway}/moved/state"}
+    moved = GatewaySettings.model_validate({**settings, "status": status})
+    with watching(mosquitto.url, settings["name"]) as old, Gateway(before) as gateway:
+        until(lambda: old.names[-1:] == ["online"])
+        gateway.reload(before.model_copy(update={"drain_timeout": 3.0}))
+        gateway.reload(before)
+        with watching(mosquitto.url, settings["name"] + "/moved") as new:
+            count = len(old.states)
+            gateway.reload(moved)
+            until(lambda: new.names[-1:] == ["online"])
+            until(lambda: old.names[-1] == "offline")
+            assert old.names[count:] == ["offline"]  # and nothing while the reload changed something else
+    assert retained(mosquitto.url, settings["name"] + "/moved") == "offline"
+
+
+def test_a_report_that_fails_does_not_end_the_heartbeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"memory://status-{next(_numbers)}"
+    settings = given(tmp_path, url, interval=0.05)
+    with watching(url, settings["name"]) as watcher:
+        gateway = Gateway(GatewaySettings.model_validate(settings))
+        report, calls = gateway.report, itertools.count()
+
+        def sometimes() -> Any:
+            if next(calls) % 2:
+                raise RuntimeError("a defect")
+            return report()
+
+        monkeypatch.setattr(gateway, "report", sometimes)
+        with gateway:
+            until(lambda: watcher.names.count("online") >= 3)
+        until(lambda: watcher.names[-1] == "offline")
+
+
+def test_closing_does_not_wait_for_a_broker_that_is_away(tmp_path: Path) -> None:
+    settings = given(tmp_path, f"mqtt://127.0.0.1:{free_port()}")
+    gateway = Gateway(GatewaySettings.model_validate(settings)).start()
+    begun = time.monotonic()
+    gateway.close()
+    assert time.monotonic() - begun < 5.0
