@@ -88,7 +88,7 @@ class Target:
             elif route not in self._waiting:  # routes of lower priority must not take what it is about to take again
                 self._wait(route)
             first = self._waiting[0] if self._waiting and self._free > 0 else None
-        if first is not None:
+        if first is not None and first is not route:  # it is at work, and looks for itself
             first.wake()
 
     # --- publishing
