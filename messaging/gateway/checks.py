@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from messaging.errors import ArgumentError, InvalidOptionError, MessagingError, check_instance
 from messaging.gateway.destinations import PASSED_HEADER
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Pipeline
-from messaging.gateway.pipeline.steps import condition, template_names, transform
+from messaging.gateway.pipeline.steps import SPARKPLUG_NAMES, condition, template_names, transform
 from messaging.gateway.problems import KeyPath, Problem, Problems
 from messaging.gateway.settings import GatewaySettings, listening_address
 from messaging.instance import find_adapter
@@ -214,11 +214,15 @@ class _Checks:
         return pattern
 
     def _check_target(
-        self, path: KeyPath, target: TargetSettings, pattern: ChannelPattern | None
+        self,
+        path: KeyPath,
+        target: TargetSettings,
+        pattern: ChannelPattern | None,
+        added: frozenset[str] = frozenset(),
     ) -> ChannelTemplate | None:
         problems = self._problems
         broker = self._broker(path, target.instance)
-        names = None if pattern is None else pattern.names | _GIVEN
+        names = None if pattern is None else pattern.names | _GIVEN | added
         template: ChannelTemplate | None = None
         try:
             template = ChannelTemplate(target.channel)
@@ -295,14 +299,15 @@ class _Checks:
     def _check_route(self, name: str, route: RouteSettings) -> None:
         path, problems = ("routes", name), self._problems
         pattern = self._check_source((*path, "from"), route.source)
-        template = self._check_target((*path, "to"), route.target, pattern)
+        added = SPARKPLUG_NAMES if any(each.sparkplug for each in route.transform) else frozenset()
+        template = self._check_target((*path, "to"), route.target, pattern, added)
         if pattern is not None and template is not None and route.enabled:
             self._flows.append(
                 _Flow(path, route.source.instance, pattern.pattern, route.target.instance, _channels(template, pattern))
             )
         if route.key is not None:
             self._check_names(
-                (*path, "key"), template_names(route.key), None if pattern is None else pattern.names | _GIVEN
+                (*path, "key"), template_names(route.key), None if pattern is None else pattern.names | _GIVEN | added
             )
             if route.deadband is None and route.sample is None:
                 problems.warning((*path, "key"), "has no effect without deadband or sample")
@@ -346,6 +351,8 @@ class _Checks:
             Pipeline.compile(route, gateway=self._settings.name, name=name)
         except MessagingError as error:
             text = str(error).removeprefix(f"routes.{name}: ").removeprefix(f"routes.{name}.")
+            if text.startswith(("from.channel: ", "to.channel: ", "key: ")):  # recorded already
+                return
             key = next((each for each in ("deadband", "sample", "batch", "compress", "key") if each in text), None)
             if key is None and route.compress is not None and "zstd" in text:
                 key = "compress"

@@ -158,11 +158,10 @@ class Rules:
         Raises:
             MessagingError: the message fails again.
         """
-        now = time.monotonic()
-        ready = [
-            *self.pipeline.process(self.draft(payload, context, message_id, source), now).ready,
-            *self.pipeline.flush().ready,
-        ]
+        passed = self.pipeline.process(self.draft(payload, context, message_id, source), time.monotonic())
+        for each in passed.released:
+            each.context.settle(True)
+        ready = [*passed.ready, *self.pipeline.flush().ready]
         if not ready:  # filtered out by now
             source.settle(True)
         tokens = _Shared.of(ready)
@@ -215,6 +214,11 @@ class Intake:
         self._is_pending = False
         self._timer: asyncio.TimerHandle | None = None
         self._serial = Serial(self._drain_inbox, lambda: self._is_pending)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Return the pipeline of the present rules. From any thread; used by the worker of the intake only."""
+        return self._rules.pipeline
 
     # --- subscribing
 
@@ -291,6 +295,7 @@ class Intake:
         rules, self._replacement = self._replacement, None
         if rules is not None:
             old, self._rules = self._rules, rules
+            rules.pipeline.inherit(old.pipeline)
             self._finish(old, old.pipeline.flush())
 
     def pause(self) -> None:

@@ -15,11 +15,11 @@ from messaging.gateway.pipeline import Pipeline
 from messaging.gateway.reports import BufferDTO, RouteDTO
 from messaging.gateway.stored import Stored
 from messaging.journal import Record
-from messaging.model import restored_context
+from messaging.model import Features, Message, MessageContext, restored_context
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from messaging import Messaging
@@ -67,10 +67,25 @@ class Route:
             self.name,
             self._gateway,
             settings,
-            Pipeline.compile(settings, gateway=self._gateway, name=self.name),
+            Pipeline.compile(
+                settings, gateway=self._gateway, name=self.name, request_rebirth=self._rebirth_requests(settings)
+            ),
             Destinations(settings.target, self._gateway, target.publisher, target.features),
             self._max_hops,
         )
+
+    def _rebirth_requests(self, settings: RouteSettings) -> Callable[[str, bytes], None]:
+        """Return what publishes commands to the source. For any thread; it does not wait."""
+        source = self._instances[settings.source.instance]
+
+        def publish(channel: str, payload: bytes) -> None:
+            extensions = {Features.EXTENSION_QOS: 0} if Features.EXTENSION_QOS in source.features else {}
+            try:
+                source.publisher.publish(Message(payload, MessageContext(channel, extensions=extensions)))
+            except MessagingError as error:
+                logger.warning("route '%s': no rebirth is requested at %r: %s", self.name, channel, error)
+
+        return publish
 
     def _new_drain(self, settings: RouteSettings) -> Drain:
         target = self._targets[settings.target.instance]
@@ -186,6 +201,7 @@ class Route:
         journal = self.buffer.journal
         # a pipeline of its own: that of the intake is used by its thread, and its deadbands are for new messages
         rules = self._rules(self.settings)
+        rules.pipeline.reread(self._intake.pipeline)
         found = [*letters(journal, selection)]
         return replay(
             found,

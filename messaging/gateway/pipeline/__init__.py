@@ -8,6 +8,8 @@
     steps        filters and transforms
     thinning     deadband and sampling
     batches      combining and compressing messages
+    parts        tokens of a message that became several
+    sparkplug    Sparkplug B payloads
     paths        fields of JSON values
     units        units of measure
 """

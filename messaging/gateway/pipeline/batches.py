@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
+import math
 from collections import OrderedDict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.codecs.encodings import compress, parse_encodings
-from messaging.gateway.pipeline.draft import Draft
+from messaging.errors import CodecError
+from messaging.gateway.pipeline.draft import Draft, write_json
 
 if TYPE_CHECKING:
     from messaging.gateway.settings import BatchSettings
@@ -33,6 +34,7 @@ class _Batch:
 
     def __init__(self, due: float) -> None:
         self.due = due
+        #: of the items with what separates them; an array has one byte more
         self.bytes = 0
         self.drafts: list[Draft] = []
         self.items: list[bytes] = []
@@ -52,16 +54,11 @@ class Batcher:
         #: by target channel, in the order in which they were begun
         self._open: OrderedDict[str, _Batch] = OrderedDict()
 
-    def put(self, draft: Draft, target: str, now: float) -> list[Draft]:
-        """Add a message; return the batches that are complete.
-
-        Raises:
-            CodecError: the payload is not JSON, and the batch needs it: the message is not added.
-        """
-        item = self._item(draft)
+    def put(self, draft: Draft, item: bytes, target: str, now: float) -> list[Draft]:
+        """Add a message, and its :meth:`item`; return the batches that are complete."""
         complete: list[Draft] = []
         batch = self._open.get(target)
-        if batch is not None and batch.bytes + len(item) > self._settings.max_bytes:
+        if batch is not None and batch.bytes + len(item) + 1 > self._settings.max_bytes:
             complete.append(self._close(target))
             batch = None
         if batch is None:
@@ -75,9 +72,14 @@ class Batcher:
             complete.append(self._close(target))
         return complete
 
-    def _item(self, draft: Draft) -> bytes:
+    def item(self, draft: Draft) -> bytes:
+        """Return what a batch holds of a message.
+
+        Raises:
+            CodecError: the payload is not JSON, and the batch needs it.
+        """
         if not self._settings.envelope:
-            return _dump(draft.value)
+            return write_json(draft.value)
         found: dict[str, Any] = {
             "channel": draft.channel,
             "time": datetime.fromtimestamp(draft.timestamp, UTC).isoformat(timespec="milliseconds"),
@@ -87,7 +89,7 @@ class Batcher:
                 name: value if _is_plain(value) else str(value) for name, value in draft.headers.items()
             }
         found |= _payload(draft)
-        return _dump(found)
+        return write_json(found)
 
     def _close(self, target: str) -> Draft:
         batch = self._open.pop(target)
@@ -125,12 +127,8 @@ class Batcher:
         return [self._close(target) for target in [*self._open]]
 
 
-def _dump(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-
-
 def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (str, int, float, bool))
+    return value is None or isinstance(value, (str, int, bool)) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _payload(draft: Draft) -> dict[str, Any]:
@@ -138,9 +136,12 @@ def _payload(draft: Draft) -> dict[str, Any]:
     if draft.content_encoding is None:
         if draft.content_type is None or "json" in draft.content_type:
             try:
-                return {"payload": json.loads(draft.payload)}
-            except (ValueError, RecursionError):
+                value = draft.value
+                write_json(value)  # Python reads NaN, which is no JSON
+            except CodecError:
                 pass
+            else:
+                return {"payload": value}
         try:
             return {"payload": draft.payload.decode()}
         except UnicodeDecodeError:

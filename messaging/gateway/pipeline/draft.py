@@ -33,6 +33,18 @@ def read_json(payload: bytes, content_encoding: str | None, *, limit: int = MAX_
         raise DecodeError(f"the payload is not JSON: {type(error).__name__}") from None
 
 
+def write_json(value: Any) -> bytes:
+    """Return a value as JSON in UTF-8, in the shortest form.
+
+    Raises:
+        EncodeError: JSON cannot express it.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EncodeError(f"the value cannot be written as JSON: {error}") from None
+
+
 class Draft:
     """A message on its way through a route. For one thread at a time.
 
@@ -86,11 +98,7 @@ class Draft:
     def payload(self) -> bytes:
         """Return the payload. Raises ``EncodeError``: the value that was set is not JSON."""
         if self._payload is None:
-            try:
-                text = json.dumps(self._value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-                self._payload = text.encode()
-            except (TypeError, ValueError, RecursionError) as error:
-                raise EncodeError(f"the value cannot be written as JSON: {error}") from None
+            self._payload = write_json(self._value)
         return self._payload
 
     def set_payload(self, payload: bytes, content_type: str | None, content_encoding: str | None = None) -> None:

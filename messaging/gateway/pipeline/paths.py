@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 from messaging.errors import ArgumentError
@@ -25,14 +26,28 @@ class FieldPath:
         self.text = text
         self.is_optional = text.endswith("?")
         bare = text.removesuffix("?")
-        self.steps: tuple[str | int, ...] = () if bare == "$" else _steps(bare.removeprefix("$."), text)
+        self.steps: tuple[str | int, ...] = (
+            ()
+            if bare == "$"
+            else _steps(
+                bare.removeprefix("$.")
+                if bare.startswith("$.")
+                else bare.removeprefix("$")
+                if bare.startswith("$[")
+                else bare,
+                text,
+            )
+        )
 
     def get(self, value: Any) -> Any:
         """Return what is at the path; ``MISSING`` if nothing is."""
+        step: Any
         for step in self.steps:
+            if not isinstance(value, dict if isinstance(step, str) else list):  # a text has items, too
+                return MISSING
             try:
                 value = value[step]
-            except (KeyError, IndexError, TypeError):
+            except (KeyError, IndexError):
                 return MISSING
         return value
 
@@ -64,6 +79,11 @@ class FieldPath:
         """Return ``value`` without what is at the path."""
         return self._remove(value, 0) if self.steps and self.get(value) is not MISSING else value
 
+    @property
+    def has_index(self) -> bool:
+        """Return whether it leads through an array."""
+        return any(isinstance(step, int) for step in self.steps)
+
     def _remove(self, value: Any, depth: int) -> Any:
         step: Any = self.steps[depth]
         made: Any = dict(value) if isinstance(value, dict) else list(value)
@@ -74,14 +94,23 @@ class FieldPath:
         return made
 
 
+def remove_all(value: Any, paths: Iterable[FieldPath]) -> Any:
+    """Return ``value`` without what is at the paths, which are those of ``value`` as it is given."""
+    # later items of an array first: without an item, the later ones have other indexes
+    for path in sorted(paths, key=lambda path: [(0, step, 0) if isinstance(step, str) else (1, "", -step)
+                                                for step in path.steps]):  # fmt: skip
+        value = path.remove(value)
+    return value
+
+
 def _steps(text: str, shown: str) -> tuple[str | int, ...]:
     found: list[str | int] = []
     at = 0
     while at < len(text):
-        if found and text[at] == ".":
-            at += 1
+        follows_dot = bool(found) and text[at] == "."
+        at += follows_dot
         step = _STEP.match(text, at)
-        if step is None or (found and step.group(1) is not None and text[at - 1] != "."):
+        if step is None or (found and (step.group(1) is not None) != follows_dot):
             raise ArgumentError(f"{shown!r:.90} is no path of a field; write 'status.battery', 'readings[0]' or '$'")
         found.append(step.group(1) if step.group(1) is not None else int(step.group(2)))
         at = step.end()

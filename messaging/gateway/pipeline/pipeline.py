@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from messaging.errors import ConfigurationError, MessagingError
 from messaging.gateway.pipeline.batches import Batcher, compressed
-from messaging.gateway.pipeline.patterns import ChannelTemplate
-from messaging.gateway.pipeline.steps import condition, filled, transform
+from messaging.gateway.pipeline.draft import Draft
+from messaging.gateway.pipeline.parts import divide
+from messaging.gateway.pipeline.patterns import GIVEN_NAMES, ChannelPattern, ChannelTemplate
+from messaging.gateway.pipeline.sparkplug import SparkplugStep
+from messaging.gateway.pipeline.steps import (
+    MAX_FAN_OUT,
+    SPARKPLUG_NAMES,
+    condition,
+    filled,
+    template_names,
+    transform,
+)
 from messaging.gateway.pipeline.thinning import Deadband, FirstSample, LastSample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
-    from messaging.gateway.pipeline.draft import Draft
     from messaging.gateway.pipeline.steps import Step
     from messaging.gateway.settings import RouteSettings
 
-#: messages that one message can become
-MAX_FAN_OUT: Final = 10_000
+T = TypeVar("T")
+
+#: key of deadband and sample after the step ``sparkplug``: a channel has many metrics there
+_SPARKPLUG_KEY: Final = "{group}/{edge_node}/{device}/{metric}"
 
 
 class PipelineError(MessagingError):
@@ -58,51 +69,94 @@ class Pipeline:
 
     def __init__(
         self, route: RouteSettings, gateway: str, passes: Callable[[Draft], bool] | None,
-        steps: Iterable[tuple[str, Step]],
+        steps: Iterable[tuple[str, Step]], where: str = "",
     ) -> None:  # fmt: skip
         self._passes = passes
         self._steps = [*steps]
         self._gateway = gateway
         self._key = route.key
-        self._template = ChannelTemplate(route.target.channel)
+        has_readings = any(each.sparkplug for each in route.transform)
+        if self._key is None and has_readings:
+            self._key = _SPARKPLUG_KEY
+        self._template = _located(f"{where}to.channel", lambda: ChannelTemplate(route.target.channel))
+        self._check_names(route, where, has_readings=has_readings)
         self._compression = route.compress
-        self._deadband = None if route.deadband is None else Deadband(route.deadband)
+        if route.compress is not None:
+            # a missing package is found now, and not with the first message
+            _located(f"{where}compress", lambda: compressed(Draft("check", b""), str(route.compress)))
+        deadband, sample = route.deadband, route.sample
+        self._deadband = None if deadband is None else _located(f"{where}deadband.field", lambda: Deadband(deadband))
         self._first: FirstSample | None = None
         self._last: LastSample | None = None
-        if route.sample is not None:
-            if route.sample.keep == "first":
-                self._first = FirstSample(route.sample.every)
+        if sample is not None:
+            if sample.keep == "first":
+                self._first = FirstSample(sample.every)
             else:
-                self._last = LastSample(route.sample.every, max(1, route.source.prefetch // 2))
+                self._last = LastSample(sample.every, max(1, route.source.prefetch // 2))
         self._batcher = None if route.batch is None else Batcher(route.batch, route.compress)
+        self._holds = self._last is not None or self._batcher is not None
         self.is_plain = not (
             self._steps or passes or self._deadband or self._first or self._last or self._batcher or route.compress
         )
 
+    def _check_names(self, route: RouteSettings, where: str, *, has_readings: bool) -> None:
+        pattern = _located(f"{where}from.channel", lambda: ChannelPattern(route.source.channel))
+        names = pattern.names | GIVEN_NAMES | (SPARKPLUG_NAMES if has_readings else frozenset())
+        wanted = {"to.channel": self._template.names, "key": template_names(self._key or "")}
+        for place, found in wanted.items():
+            for name in sorted(found - names):
+                raise ConfigurationError(
+                    f"{where}{place}: there is no capture {{{name}}}; there are {', '.join(sorted(names))}"
+                )
+
     @classmethod
-    def compile(cls, route: RouteSettings, *, gateway: str, name: str) -> Pipeline:
+    def compile(
+        cls,
+        route: RouteSettings,
+        *,
+        gateway: str,
+        name: str,
+        request_rebirth: Callable[[str, bytes], object] | None = None,
+    ) -> Pipeline:
         """Return the pipeline of a route.
 
         Args:
             route: its settings.
             gateway: name of the gateway.
             name: of the route, for errors.
+            request_rebirth: publishes a command to the source, given its channel and payload; for Sparkplug.
 
         Raises:
             ConfigurationError: a step cannot be made; the error names its key.
         """
-        try:
-            passes = None if route.where is None else condition(route.where)
-        except MessagingError as error:
-            raise ConfigurationError(f"routes.{name}.where: {error}") from error
+        where = f"routes.{name}."
+        passes = None if route.where is None else _located(f"{where}where", lambda: condition(str(route.where)))
         steps = [
-            (f"transform[{number}]", transform(each, f"routes.{name}.transform[{number}]"))
+            (f"transform[{number}]", transform(each, f"{where}transform[{number}]"))
             for number, each in enumerate(route.transform)
         ]
-        try:
-            return cls(route, gateway, passes, steps)
-        except MessagingError as error:
-            raise ConfigurationError(f"routes.{name}: {error}") from error
+        made = cls(route, gateway, passes, steps, where)
+        for step in made.sparkplug_steps():
+            step.request_rebirth = request_rebirth
+        return made
+
+    # --- Sparkplug
+
+    def sparkplug_steps(self) -> Iterator[SparkplugStep]:
+        """Yield the steps that read Sparkplug payloads."""
+        for _, step in self._steps:
+            if isinstance(step, SparkplugStep):
+                yield step
+
+    def inherit(self, other: Pipeline) -> None:
+        """Go on with the births that the pipeline knows which this one replaces."""
+        for step, known in zip(self.sparkplug_steps(), other.sparkplug_steps(), strict=False):
+            step.inherit(known)
+
+    def reread(self, other: Pipeline) -> None:
+        """Read messages of the past by the births that another pipeline knows; from another thread than that one's."""
+        for step, known in zip(self.sparkplug_steps(), other.sparkplug_steps(), strict=False):
+            step.reread(known)
 
     # --- messages
 
@@ -118,29 +172,34 @@ class Pipeline:
         """
         sources = draft.sources
         passed = self._transformed(draft)
+        kept: list[Draft] = []
+        undo: list[Callable[[], None]] = []
         try:
-            kept = [each for each in passed if self._is_kept(each, now)]
-            targets = [self._target(each) for each in kept] if self._batcher is not None else []
-            if self._batcher is None and self._last is None and self._compression is not None:
-                kept = [compressed(each, self._compression) for each in kept]
+            kept += (each for each in passed if self._is_kept(each, now, undo))
+            # what cannot be published or batched fails before it is held
+            targets = [self._target(each) for each in kept]
+            items = [b"" if self._batcher is None else self._batcher.item(each) for each in kept]
             for each in kept:
-                _ = each.payload  # what cannot be encoded fails before anything is remembered
-        except PipelineError:
-            raise
+                _ = each.payload
+            if not self._holds and self._compression is not None:
+                kept = [compressed(each, self._compression) for each in kept]
         except MessagingError as error:
-            raise PipelineError("payload", str(error)) from error
-        ready, replaced = self._hold(kept, targets, now)
-        for each in kept:
-            self._note(each, now)
+            for restore in reversed(undo):
+                restore()
+            raise error if isinstance(error, PipelineError) else PipelineError("payload", str(error)) from error
         # a source of which nothing is left is released
         held = {id(source) for each in kept for source in each.sources}
         released = [source for source in sources if id(source) not in held]
+        if self._holds and len(kept) > 1:
+            divide(kept)
+        ready, replaced = self._hold(kept, items, targets, now)
         for each in replaced:
             released += each.sources
         return Outcome(ready, released)
 
     def _transformed(self, draft: Draft) -> list[Draft]:
         passed: list[Draft] = [draft]
+        message_id = draft.message_id
         step = "where"
         try:
             if self._passes is not None and not self._passes(draft):
@@ -148,28 +207,36 @@ class Pipeline:
             for step, change in self._steps:
                 passed = [made for each in passed for made in change(each)]
                 if len(passed) > MAX_FAN_OUT:
-                    raise PipelineError(step, f"a message became {len(passed)} messages; at most {MAX_FAN_OUT}")
+                    raise PipelineError(step, f"a message became more than {MAX_FAN_OUT} messages")
         except PipelineError:
             raise
         except (MessagingError, RecursionError, ArithmeticError) as error:
             raise PipelineError(step, str(error) or type(error).__name__) from error
+        if len(passed) > 1 and message_id is not None:
+            # receivers recognise repeated messages by their id: each needs one of its own, the same in each run
+            for number, each in enumerate(passed):
+                if each.message_id == message_id:
+                    each.message_id = f"{message_id}-{number}"
         return passed
 
-    def _is_kept(self, draft: Draft, now: float) -> bool:
+    def _is_kept(self, draft: Draft, now: float, undo: list[Callable[[], None]]) -> bool:
+        """Return whether a message passes deadband and sampling, and remember that; ``undo`` gets what forgets it."""
         if self._deadband is None and self._first is None:
             return True
         key = self._key_of(draft)
         if self._deadband is not None and not self._deadband.passes(draft, key, now):
             return False
-        return self._first is None or self._first.passes(key, now)
-
-    def _note(self, draft: Draft, now: float) -> None:
-        if self._deadband is not None:
-            self._deadband.note(draft, self._key_of(draft), now)
         if self._first is not None:
-            self._first.note(self._key_of(draft), now)
+            if not self._first.passes(key, now):
+                return False
+            undo.append(self._first.note(key, now))
+        if self._deadband is not None:
+            undo.append(self._deadband.note(draft, key, now))
+        return True
 
-    def _hold(self, kept: list[Draft], targets: list[str], now: float) -> tuple[list[Draft], list[Draft]]:
+    def _hold(
+        self, kept: list[Draft], items: list[bytes], targets: list[str], now: float
+    ) -> tuple[list[Draft], list[Draft]]:
         """Return what is ready to store, and the held messages that others replace."""
         if self._last is not None:
             ready, replaced = [], []
@@ -183,38 +250,31 @@ class Pipeline:
         if self._batcher is None:
             return kept, []
         ready = []
-        for each, target in zip(kept, targets, strict=True):
-            ready += self._put(each, target, now)
+        for each, item, target in zip(kept, items, targets, strict=True):
+            ready += self._batcher.put(each, item, target, now)
         return ready, []
 
     def _batched(self, drafts: list[Draft], now: float) -> list[Draft]:
-        """Return what is ready of messages that were held."""
+        """Return what is ready of messages that were held; :meth:`process` has seen that each can be batched."""
         if self._batcher is None:
             if self._compression is None:
                 return drafts
             return [compressed(each, self._compression) for each in drafts]
         ready: list[Draft] = []
         for each in drafts:
-            ready += self._put(each, self._target(each), now)
+            ready += self._batcher.put(each, self._batcher.item(each), self._target(each), now)
         return ready
-
-    def _put(self, draft: Draft, target: str, now: float) -> list[Draft]:
-        assert self._batcher is not None  # noqa: S101  # its callers have checked it
-        try:
-            return self._batcher.put(draft, target, now)
-        except MessagingError as error:
-            raise PipelineError("batch", str(error)) from error
 
     def _target(self, draft: Draft) -> str:
         if draft.target is not None:
             return draft.target
-        values = {"channel": draft.channel, "gateway": self._gateway, **draft.captures}
-        return self._template.render(values)
+        return self._template.render(self._values(draft))
 
     def _key_of(self, draft: Draft) -> str:
-        if self._key is None:
-            return draft.channel
-        return filled(self._key, {"channel": draft.channel, "gateway": self._gateway, **draft.captures})
+        return draft.channel if self._key is None else filled(self._key, self._values(draft))
+
+    def _values(self, draft: Draft) -> dict[str, str]:
+        return {"channel": draft.channel, "gateway": self._gateway, **draft.captures}
 
     # --- time
 
@@ -237,3 +297,15 @@ class Pipeline:
         if self._batcher is not None:
             ready += self._batcher.flush()
         return Outcome(ready, [])
+
+
+def _located(place: str, make: Callable[[], T]) -> T:
+    """Return what ``make`` makes; name the key of the settings if it fails.
+
+    Raises:
+        ConfigurationError: see above.
+    """
+    try:
+        return make()
+    except MessagingError as error:
+        raise ConfigurationError(f"{place}: {error}") from error

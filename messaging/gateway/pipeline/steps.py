@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +13,8 @@ from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 
 from messaging.errors import ArgumentError, ConfigurationError, DecodeError, MessagingError
 from messaging.gateway.pipeline.draft import Draft
-from messaging.gateway.pipeline.paths import MISSING, FieldPath
+from messaging.gateway.pipeline.paths import MISSING, FieldPath, remove_all
+from messaging.gateway.pipeline.sparkplug import SparkplugStep
 from messaging.gateway.pipeline.units import converter
 from messaging.services import LdapFilter
 
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 #: a step: returns what a draft becomes, which may be no draft or several
 Step = Callable[[Draft], Iterable[Draft]]
 
+#: messages that one message can become
+MAX_FAN_OUT: Final = 100_000
+#: values of templates that the step ``sparkplug`` adds
+SPARKPLUG_NAMES: Final = frozenset({"group", "edge_node", "device", "metric"})
 _VALUE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 #: nesting of objects whose fields a filter sees
 _MAX_DEPTH: Final = 16
@@ -36,12 +42,13 @@ def imported(path: str) -> Any:
     module, _, name = path.partition(":")
     try:
         found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except AttributeError:
-        raise ConfigurationError(f"{path!r}: the module {module!r} has no {name!r}") from None
     except Exception as error:  # whatever a foreign module does when it is imported
         raise ConfigurationError(f"{path!r}: cannot import {module!r}: {type(error).__name__}: {error}") from error
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise ConfigurationError(f"{path!r}: the module {module!r} has no {name!r}") from None
     return found
 
 
@@ -136,8 +143,7 @@ def _rename(names: Mapping[str, str]) -> Step:
     def change(value: Any, _: Draft) -> Any:
         _object(value)
         found = [(new, old.get(value)) for old, new in pairs]
-        for old, _new in pairs:
-            value = old.remove(value)
+        value = remove_all(value, [old for old, _ in pairs])
         for new, each in found:
             if each is not MISSING:
                 value = new.put(value, each)
@@ -147,7 +153,7 @@ def _rename(names: Mapping[str, str]) -> Step:
 
 
 def _select(names: Iterable[str]) -> Step:
-    paths = [FieldPath(name) for name in names]
+    paths = [_target_path(name) for name in names]
 
     def change(value: Any, _: Draft) -> Any:
         _object(value)
@@ -164,12 +170,18 @@ def _select(names: Iterable[str]) -> Step:
 def _drop(names: Iterable[str]) -> Step:
     paths = [FieldPath(name) for name in names]
 
-    def change(value: Any, _: Draft) -> Any:
-        for path in paths:
-            value = path.remove(value)
-        return value
+    for path in paths:
+        if not path.steps:
+            raise ArgumentError(f"{path.text!r} is the whole payload; name fields of it")
+    return _changing(lambda value, _: remove_all(value, paths))
 
-    return _changing(change)
+
+def _target_path(name: str) -> FieldPath:
+    """Return the path of a field in a new object."""
+    path = FieldPath(name)
+    if path.has_index:
+        raise ArgumentError(f"{name!r} leads through an array, and a new payload has none; use map: {{name: {name!r}}}")
+    return path
 
 
 def _set(values: Mapping[str, Any]) -> Step:
@@ -185,7 +197,7 @@ def _set(values: Mapping[str, Any]) -> Step:
 
 
 def _map(values: Mapping[str, str]) -> Step:
-    pairs = [(FieldPath(new), FieldPath(old)) for new, old in values.items()]
+    pairs = [(_target_path(new), FieldPath(old)) for new, old in values.items()]
 
     def change(value: Any, _: Draft) -> Any:
         made: Any = {}
@@ -239,10 +251,14 @@ def _model(path: str) -> Step:
     def change(value: Any, _: Draft) -> Any:
         try:
             return adapter.dump_python(adapter.validate_python(value), mode="json")
+        except MessagingError:
+            raise
         except ValidationError as error:
             first = error.errors(include_input=False, include_context=False, include_url=False)[0]
             place = ".".join(map(str, first["loc"])) or "the payload"
             raise DecodeError(f"the payload is no {path}: {place}: {first['msg']}") from None
+        except Exception as error:  # of the application's model
+            raise DecodeError(f"{path}: {type(error).__name__}: {error}") from error
 
     return _changing(change)
 
@@ -257,9 +273,10 @@ def _call(path: str) -> Step:
             found = function(draft)
             if found is None:
                 return ()
-            if isinstance(found, (Draft, str, bytes, Mapping, BaseModel)):
+            if isinstance(found, (Draft, str, bytes, bytearray, Mapping, BaseModel)):
                 return (_returned(draft, found),)
-            return [_returned(draft.copy(), each) for each in found]
+            # a generator may be endless: the pipeline refuses one message more than it allows
+            return [_returned(draft.copy(), each) for each in itertools.islice(found, MAX_FAN_OUT + 1)]
         except MessagingError:
             raise
         except Exception as error:  # of the application's function
@@ -270,18 +287,23 @@ def _call(path: str) -> Step:
 
 def _returned(draft: Draft, found: Any) -> Draft:
     if isinstance(found, Draft):
+        if not found.sources:  # a new one stands for the message that it was made of
+            found.sources = draft.sources
+            found.message_id = found.message_id or draft.message_id
         return found
-    if isinstance(found, bytes):
-        draft.set_payload(found, draft.content_type)
+    if isinstance(found, (bytes, bytearray)):
+        draft.set_payload(bytes(found), draft.content_type)
     elif isinstance(found, str):
         draft.set_payload(found.encode(), "text/plain")
     else:
-        draft.set_value(found.model_dump(mode="json") if isinstance(found, BaseModel) else found)
+        if isinstance(found, BaseModel):
+            found = found.model_dump(mode="json")
+        draft.set_value(dict(found) if isinstance(found, Mapping) else found)
     return draft
 
 
 def _sparkplug(_: bool) -> Step:
-    raise ConfigurationError("Sparkplug payloads are not supported yet")
+    return SparkplugStep()
 
 
 _MAKERS: Final[Mapping[str, Callable[[Any], Step]]] = {

@@ -1,8 +1,8 @@
 """Steps that let fewer messages of a key through: deadband (report by exception) and sampling.
 
 They keep the state of each key, for ``KEYS`` keys at most; the key that was not seen for longest is forgotten first,
-and its next message passes. A step decides with ``passes`` and remembers with ``note``: a message that fails in a later
-step changes nothing.
+and its next message passes. A step decides with ``passes`` and remembers with ``note``, which returns what ``restore``
+needs: a message that fails in a later step changes nothing.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from messaging.errors import CodecError
 from messaging.gateway.pipeline.paths import FieldPath
 from messaging.gateway.pipeline.steps import number_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from messaging.gateway.pipeline.draft import Draft
     from messaging.gateway.settings import DeadbandSettings
 
@@ -44,6 +47,13 @@ class RecentKeys(Generic[T]):
         states.move_to_end(key)
         if len(states) > self._most:
             states.popitem(last=False)
+
+    def restore(self, key: str, state: T | None) -> None:
+        """Set the state of a key as it was; ``None``: it had none."""
+        if state is None:
+            self._states.pop(key, None)
+        else:
+            self.put(key, state)
 
 
 class Deadband:
@@ -77,14 +87,17 @@ class Deadband:
             return difference > self._absolute or (self._absolute > 0 and difference == self._absolute)
         return difference > 0 and difference >= abs(last[0]) * (self._percent or 0.0) / 100
 
-    def note(self, draft: Draft, key: str, now: float) -> None:
-        """Remember a message that has passed."""
+    def note(self, draft: Draft, key: str, now: float) -> Callable[[], None]:
+        """Remember a message that has passed; return what undoes that."""
+        before = self._last.get(key)
         self._last.put(key, (self._number(draft), now))
+        return lambda: self._last.restore(key, before)
 
     def _number(self, draft: Draft) -> float | None:
-        return number_of(self._path.get(draft.value)) if not self._path.steps else number_of(
-            self._path.get(draft.fields)
-        )  # fmt: skip
+        try:
+            return number_of(self._path.get(draft.value))
+        except CodecError:
+            return None
 
 
 class FirstSample:
@@ -104,9 +117,11 @@ class FirstSample:
         begun = self._begun.get(key)
         return begun is None or now - begun >= self._interval
 
-    def note(self, key: str, now: float) -> None:
-        """Remember that a message has passed."""
+    def note(self, key: str, now: float) -> Callable[[], None]:
+        """Remember that a message has passed; return what undoes that."""
+        before = self._begun.get(key)
         self._begun.put(key, now)
+        return lambda: self._begun.restore(key, before)
 
 
 class LastSample:
