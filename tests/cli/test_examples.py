@@ -115,6 +115,12 @@ EXPECTED = {
         "event 2 in the cellar: 95.5 °C",
         "event 4 in the cellar: 99.0 °C",
     ],
+    "18_gateway": [
+        "cloud/bonn/d1: 22.0 °C",
+        "cloud/bonn/d1: 27.0 °C",
+        "how are you? Fine!",
+        "2 published, 0 stored, 0 dead letters",
+    ],
 }
 #: examples that never connect to a broker
 LOCAL = {"10_typed_events", "11_event_admin"}
