@@ -32,10 +32,10 @@ def compressed(draft: Draft, encoding: str) -> Draft:
 class _Batch:
     __slots__ = ("bytes", "drafts", "due", "items")
 
-    def __init__(self, due: float) -> None:
+    def __init__(self, due: float, is_array: bool) -> None:
         self.due = due
-        #: of the items with what separates them; an array has one byte more
-        self.bytes = 0
+        #: of the payload: each item has a byte that ends or separates it, and an array has one more
+        self.bytes = int(is_array)
         self.drafts: list[Draft] = []
         self.items: list[bytes] = []
 
@@ -64,7 +64,7 @@ class Batcher:
         if batch is None:
             if len(self._open) >= OPEN_BATCHES:
                 complete.append(self._close(next(iter(self._open))))
-            batch = self._open[target] = _Batch(now + self._settings.delay)
+            batch = self._open[target] = _Batch(now + self._settings.delay, self._settings.format == "json_array")
         batch.drafts.append(draft)
         batch.items.append(item)
         batch.bytes += len(item) + 1
