@@ -23,6 +23,7 @@ BENCHMARKS = {
     "outbox": "rows a second from PostgreSQL to a broker by a transactional outbox, against a loop by hand",
     "gateway": "messages a second through a gateway with its journal, against bare adapters and a bridge of mosquitto",
     "journal": "durable appends from 1 and 64 threads, against SQLite and persist-queue",
+    "observability": "processor time with metrics, monitor, interceptors and tracing, against none of them",
     "spark": "rows a second into Spark: from a journal and from brokers, against other data sources; latency",
     "spark_flat": "Spark reads MQTT for minutes: memory of the driver, size of the journal",
     "flat": "a slow subscriber with a million messages behind it: memory of the process",

@@ -31,6 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import time_ns
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.bounded import BoundedCache
 from messaging.errors import ArgumentError, check_instance
 from messaging.errors import MissingExtraError as _MissingExtraError
 from messaging.interception import InboundMessage, Interceptor, OutboundMessage, Outcome
@@ -68,8 +69,10 @@ _OUTBOUND: Final[Mapping[str, tuple[str, SpanKind]]] = {
 _SYSTEMS: Final[Mapping[str, str]] = {
     "amqp": "rabbitmq", "amqps": "rabbitmq", "mqtt": "mqtt", "mqtts": "mqtt", "ws": "mqtt", "wss": "mqtt",
 }  # fmt: skip
-#: destinations of which metrics are kept apart
-_MAX_DESTINATIONS: Final = 1000
+#: instances whose attributes are kept
+_MAX_INSTANCES: Final = 1000
+#: channels whose attributes are kept
+_CACHED: Final = 4096
 
 
 class OpenTelemetryInterceptor(Interceptor):
@@ -108,6 +111,10 @@ class OpenTelemetryInterceptor(Interceptor):
         self._metrics = _Metrics(meter_provider)
         #: of an instance: what all its spans have in common
         self._common: dict[InstanceInfo, dict[str, Any]] = {}
+        #: names of spans, and the attributes that all messages of a channel share
+        self._spans: BoundedCache[tuple[Any, ...], tuple[str, dict[str, Any]]] = BoundedCache(_CACHED)
+        #: attributes of metrics
+        self._measures: BoundedCache[tuple[Any, ...], dict[str, Any]] = BoundedCache(_CACHED)
 
     # --- publishing
 
@@ -120,11 +127,14 @@ class OpenTelemetryInterceptor(Interceptor):
         if not trace.get_current_span(parent).get_span_context().is_valid:
             source = outbound.request.context.extensions.get(Features.EXTENSION_HEADERS) if outbound.request else None
             parent = self._extracted(source or outbound.headers)
-        span = self._tracer.start_span(self._names.span(operation, channel), context=parent, kind=kind)
-        if span.is_recording():
+        key = (outbound.instance, operation, channel)
+        found = self._spans.get(key)
+        if found is None:
             attributes = self._of(outbound.instance) | self._names.operation(operation, "send", channel)
-            attributes |= self._names.message(len(message.payload), message.context.correlation_id)
-            span.set_attributes(attributes)
+            found = self._spans[key] = self._names.span(operation, channel), attributes
+        name, shared = found
+        attributes = shared | self._names.message(len(message.payload), message.context.correlation_id)
+        span = self._tracer.start_span(name, parent, kind, attributes)
         carrier: dict[str, str] = {}
         self._inject(carrier, trace.set_span_in_context(span, parent))
         if carrier:
@@ -148,7 +158,7 @@ class OpenTelemetryInterceptor(Interceptor):
                     found["server.port"] = instance.port
             if instance.client_id is not None:
                 found["messaging.client.id"] = instance.client_id
-            if len(self._common) < _MAX_DESTINATIONS:
+            if len(self._common) < _MAX_INSTANCES:
                 self._common[instance] = found
         return found
 
@@ -177,40 +187,47 @@ class OpenTelemetryInterceptor(Interceptor):
             if origin.is_valid and remote is not current:
                 links = (Link(origin),)
             parent = current
-            for name, value in baggage.get_all(remote).items():
-                parent = baggage.set_baggage(name, value, parent)
-        span = self._tracer.start_span(
-            self._names.span("process", channel), context=parent, kind=SpanKind.CONSUMER, links=links
-        )
-        if span.is_recording():
-            attributes = self._of(inbound.instance) | self._names.operation("process", "process", channel)
-            attributes |= self._names.message(len(message.payload), message.context.correlation_id)
-            attributes["messaging.destination.template"] = inbound.subscription
+            if remote is not current:
+                for name, value in baggage.get_all(remote).items():
+                    parent = baggage.set_baggage(name, value, parent)
+        key = (inbound.instance, "process", channel, inbound.subscription, inbound.queue)
+        found = self._spans.get(key)
+        if found is None:
+            shared = self._of(inbound.instance) | self._names.operation("process", "process", channel)
+            shared["messaging.destination.template"] = inbound.subscription
             if inbound.queue is not None:
-                attributes["messaging.consumer.group.name"] = inbound.queue
-            message_id = extensions.get(Features.EXTENSION_MESSAGE_ID)
-            if message_id is not None:
-                attributes["messaging.message.id"] = message_id
-            span.set_attributes(attributes)
+                shared["messaging.consumer.group.name"] = inbound.queue
+            found = self._spans[key] = self._names.span("process", channel), shared
+        name, shared = found
+        attributes = shared | self._names.message(len(message.payload), message.context.correlation_id)
+        message_id = extensions.get(Features.EXTENSION_MESSAGE_ID)
+        if message_id is not None:
+            attributes["messaging.message.id"] = message_id
+        span = self._tracer.start_span(name, parent, SpanKind.CONSUMER, attributes, links)
         return span, trace.set_span_in_context(span, parent)
 
     def measure_publication(
         self, instance: InstanceInfo, operation: str, channel: str, seconds: float, failure: str | None
     ) -> None:
         """Count a message that was sent, or a request that was answered."""
-        attributes = self._measured(instance, operation, failure)
-        name = None if self._destination is None else self._destination(channel)
-        if name is not None:
-            attributes["messaging.destination.name"] = name
+        key = (instance, operation, None if self._destination is None else self._destination(channel), failure)
+        attributes = self._measures.get(key)
+        if attributes is None:
+            attributes = self._measures[key] = self._measured(instance, operation, failure)
+            if key[2] is not None:
+                attributes["messaging.destination.name"] = key[2]
         self._metrics.sent.add(1, attributes)
         self._metrics.operation.record(seconds, attributes)
 
     def measure_processing(self, inbound: InboundMessage, seconds: float, failure: str | None) -> None:
         """Count a message that was processed."""
-        attributes = self._measured(inbound.instance, "process", failure)
-        attributes["messaging.destination.template"] = inbound.subscription
-        if inbound.queue is not None:
-            attributes["messaging.consumer.group.name"] = inbound.queue
+        key = (inbound.instance, inbound.subscription, inbound.queue, failure)
+        attributes = self._measures.get(key)
+        if attributes is None:
+            attributes = self._measures[key] = self._measured(inbound.instance, "process", failure)
+            attributes["messaging.destination.template"] = inbound.subscription
+            if inbound.queue is not None:
+                attributes["messaging.consumer.group.name"] = inbound.queue
         self._metrics.consumed.add(1, attributes)
         self._metrics.process.record(seconds, attributes)
 

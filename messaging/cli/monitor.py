@@ -1,0 +1,65 @@
+"""``messaging monitor``: the live page of the processes that publish their snapshots at a broker."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from messaging.cli import options
+from messaging.cli.output import ExitCode, wait_while_read, write
+from messaging.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from messaging.cli.connecting import Broker
+
+
+@options.command
+def monitor(
+    broker: Broker,
+    listen: Annotated[
+        str, Option("--listen", metavar="HOST:PORT", help="Address of the page; port 0 for a free one.")
+    ] = "127.0.0.1:8787",
+    channel: Annotated[
+        str, Option("--channel", "-t", metavar="CHANNEL", help="First levels of the channels of the snapshots.")
+    ] = "messaging/monitor",
+    token_file: Annotated[
+        Path | None,
+        Option(
+            "--token-file", metavar="FILE", show_default=False,
+            help="File with the token that viewers need; without one the page is for this machine only.",
+        ),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        Option("--allowed-host", metavar="NAME", show_default=False, help="Name of a proxy in front. Repeatable."),
+    ] = None,
+    mask: Annotated[
+        list[str] | None,
+        Option("--mask", metavar="NAME", show_default=False, help="Hide the values of these fields, too. Repeatable."),
+    ] = None,
+) -> int:  # fmt: skip
+    """Serve a live page of the processes that publish their snapshots at a broker, until interrupted.
+
+    A process publishes with messaging.observability.monitor.SnapshotPublisher. The page shows instances, rates,
+    buffers, dead letters, event buses, journals and gateways, and messages of a channel that you choose.
+
+    Example: messaging monitor mqtt://localhost
+    """
+    from messaging.observability.monitor.server import Monitor
+
+    host, separator, port = listen.rpartition(":")
+    if not separator or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ArgumentError(f"--listen must be HOST:PORT, such as 127.0.0.1:8787, not {listen!r:.80}")
+    with (
+        broker.connect("monitor") as m,
+        Monitor(
+            m, host=host.strip("[]"), port=int(port), token_file=token_file, allowed_hosts=allowed_host or (),
+            channel=channel, mask=mask or (),
+        ) as page,
+    ):  # fmt: skip
+        write(f"{page.url}\n".encode())
+        wait_while_read(threading.Event())
+    return ExitCode.OK

@@ -1,0 +1,23 @@
+"""The monitor: a live page of instances, streams, buffers, event buses, journals and gateways. Needs extra ``monitor``.
+
+::
+
+    server      Monitor: the page, its API, and the viewers
+    publisher   SnapshotPublisher: publishes the snapshots of a process at a broker
+    published   the snapshots of other processes
+    snapshot    the reports of a process at one time, and their form in JSON
+    plain       reports as plain, bounded values
+    masking     masks secrets
+    board       the newest snapshot of each process, its rates and charts
+    rates       increases of counters
+    views       how reports are shown
+    viewers     server-sent events to each viewer
+    inspector   shows messages of a channel
+    access      tokens, and the rules for hosts and origins
+
+``SnapshotPublisher`` needs no extra. ``docs/monitor.md`` is for users.
+"""
+
+from messaging.observability.monitor.publisher import SnapshotPublisher
+
+__all__ = ["SnapshotPublisher"]

@@ -1,0 +1,254 @@
+"""Who may use the page: the token, the Host and Origin headers, and the headers that confine the page in a browser."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from messaging.errors import ArgumentError, ConfigurationError
+
+#: environment variables with the token, and with the name of a file that holds it
+TOKEN_VARIABLE: Final = "MESSAGING_MONITOR_TOKEN"  # noqa: S105  # the name of a variable
+TOKEN_FILE_VARIABLE: Final = "MESSAGING_MONITOR_TOKEN_FILE"  # noqa: S105
+#: characters of a token
+_MIN_TOKEN: Final = 16
+_MAX_TOKEN: Final = 512
+_MAX_HOSTS: Final = 100
+
+#: sent with every response
+HEADERS: Final[tuple[tuple[bytes, bytes], ...]] = (
+    (
+        b"content-security-policy",
+        (
+            b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+            b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+            b"trusted-types 'none'"
+        ),
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
+    (b"cache-control", b"no-store"),
+    (b"connection", b"close"),
+)
+
+
+class Token:
+    """A secret that viewers have to know. Only its hash is kept."""
+
+    __slots__ = ("_digest",)
+
+    def __init__(self, token: str) -> None:
+        self._digest = _digest(token)
+
+    def matches(self, given: str) -> bool:
+        """Return whether ``given`` is the token; takes the same time for each text of one length."""
+        return hmac.compare_digest(self._digest, _digest(given))
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode(errors="surrogatepass")).digest()
+
+
+def find_token(token: str | None, token_file: str | os.PathLike[str] | None) -> Token | None:
+    """Return the token that is given, is in the file, or is named by the environment; ``None``: there is none.
+
+    Raises:
+        ArgumentError: the token is too short or too long, or has other characters than visible ASCII; or both are
+            given.
+        ConfigurationError: the file cannot be read.
+    """
+    if token is not None and token_file is not None:
+        raise ArgumentError("both token and token_file are given; give one of them")
+    if token_file is not None and not isinstance(token_file, (str, os.PathLike)):
+        raise ArgumentError(f"token_file must be a path, not {type(token_file).__name__}")
+    if token is None and token_file is None:
+        token = os.environ.get(TOKEN_VARIABLE) or None
+        token_file = None if token is not None else os.environ.get(TOKEN_FILE_VARIABLE) or None
+    if token_file is not None:
+        try:
+            with Path(token_file).open(encoding="utf-8") as file:
+                token = file.read(2 * _MAX_TOKEN).strip()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise ConfigurationError(f"cannot read the token file {os.fspath(token_file)!r:.200}: {reason}") from None
+    if token is None:
+        return None
+    if (
+        not isinstance(token, str)
+        or not _MIN_TOKEN <= len(token) <= _MAX_TOKEN
+        or not all("!" <= each <= "~" for each in token)
+    ):
+        token = None  # not for the variables of a traceback
+        raise ArgumentError(f"a token must have {_MIN_TOKEN} to {_MAX_TOKEN} characters of visible ASCII, no spaces")
+    return Token(token)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches ``host``. Names are not looked up: only ``localhost`` is known."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+class Access:
+    """The rules of one monitor. Immutable.
+
+    Args:
+        host: that the server is bound to.
+        token: that viewers need; ``None``: none.
+        allowed_hosts: further names that the page may be opened by, such as that of a proxy.
+
+    Raises:
+        ArgumentError: an argument is not as described.
+        ConfigurationError: without a token, the server would be reachable from other machines.
+    """
+
+    def __init__(self, host: str, token: Token | None, allowed_hosts: Iterable[str] = ()) -> None:
+        if not isinstance(host, str) or not host or len(host) > 255 or not host.isprintable():
+            raise ArgumentError("host must be the name or the address to listen at, such as '127.0.0.1'")
+        if isinstance(allowed_hosts, str) or not isinstance(allowed_hosts, Iterable):
+            raise ArgumentError("allowed_hosts must be a list of names, such as ['monitor.example.com']")
+        names: list[str] = []
+        for each in allowed_hosts:
+            if not isinstance(each, str) or _host_of(each) is None or len(names) >= _MAX_HOSTS:
+                raise ArgumentError(f"an allowed host must be a name without a port, not {each!r:.80}")
+            names.append(each.lower())
+        self._is_loopback = is_loopback(host)
+        if not self._is_loopback and token is None:
+            raise ConfigurationError(
+                f"a monitor at {host!r} is reachable from other machines and needs a token: pass token_file, "
+                f"or set {TOKEN_VARIABLE} or {TOKEN_FILE_VARIABLE}; or bind it to 127.0.0.1"
+            )
+        self._token = token
+        self._names = frozenset((host.lower(), *names))
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether viewers need a token."""
+        return self._token is not None
+
+    def allows_host(self, header: str) -> bool:
+        """Return whether the page may be opened by this Host header.
+
+        A name of another site that was made to resolve to this machine (DNS rebinding) is refused: only addresses,
+        ``localhost``, and the names that the server was given are allowed.
+        """
+        host = _host_of(header)
+        if host is None:
+            return False
+        if host in self._names:
+            return True
+        return is_loopback(host) if self._is_loopback else host == "localhost" or _is_address(host)
+
+    def allows_origin(self, origin: str | None, host: str, site: str | None) -> bool:
+        """Return whether a request that changes something comes from the page itself, or from no browser."""
+        if site is not None and site not in ("same-origin", "none"):
+            return False
+        if origin is None:
+            return True
+        try:
+            return urlsplit(origin).netloc.lower() == host.lower()
+        except ValueError:
+            return False
+
+    def allows(self, authorization: str | None) -> bool:
+        """Return whether an Authorization header has the token."""
+        if self._token is None:
+            return True
+        scheme, _, given = (authorization or "").partition(" ")
+        return self._token.matches(given.strip()) and scheme.lower() == "bearer"
+
+
+def _host_of(header: str) -> str | None:
+    """Return the host of a Host header in lower case, without its port; ``None`` if it is none."""
+    if not header or len(header) > 300 or any(each in header for each in "/?#@\\ \t"):
+        return None
+    try:
+        parts = urlsplit(f"//{header}")
+        _ = parts.port
+    except ValueError:
+        return None
+    return parts.hostname
+
+
+Scope = MutableMapping[str, Any]
+
+
+class Guard:
+    """Applies the rules to every request, before the application; adds the headers of every response. ASGI.
+
+    Args:
+        app: the application.
+        access: the rules.
+        refused: counts refused requests, by reason.
+    """
+
+    def __init__(self, app: Any, access: Access, refused: Callable[[str], object]) -> None:
+        self._app = app
+        self._access = access
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """See ASGI."""
+
+        async def confined(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                own = {name for name, _ in HEADERS}
+                message["headers"] = [each for each in message.get("headers", ()) if each[0] not in own] + [*HEADERS]
+            await send(message)
+
+        if scope["type"] != "http":
+            return
+        problem = self._problem(scope)
+        if problem is None:
+            await self._app(scope, receive, confined)
+            return
+        status, text = problem
+        self._refused(text)
+        headers = [(b"content-type", b"text/plain; charset=utf-8")]
+        if status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        await confined({"type": "http.response.start", "status": status, "headers": headers})
+        await confined({"type": "http.response.body", "body": f"{text}\n".encode()})
+
+    def _problem(self, scope: Scope) -> tuple[int, str] | None:
+        headers: Mapping[bytes, bytes] = dict(scope["headers"])
+
+        def header(name: bytes) -> str | None:
+            value = headers.get(name)
+            return None if value is None else value.decode("latin-1")
+
+        host = header(b"host") or ""
+        if not self._access.allows_host(host):
+            return 421, "unknown host: open the page by an address, or allow the name of the host"
+        if scope["query_string"]:
+            return 400, "no query is expected; a token belongs into the Authorization header"
+        if scope["method"] not in ("GET", "HEAD", "POST"):
+            return 405, "method not allowed"
+        site, is_data = header(b"sec-fetch-site"), scope["path"].startswith("/api/")
+        if (scope["method"] == "POST" or is_data) and not self._access.allows_origin(header(b"origin"), host, site):
+            return 403, "a page of another site asks"
+        if is_data and not self._access.allows(header(b"authorization")):
+            return 401, "a token is needed"
+        return None

@@ -1,0 +1,154 @@
+"""Reports as plain values of JSON: bounded in depth, number and length, without secrets and unprintable characters."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from datetime import date, timedelta
+from itertools import islice
+from typing import Any, Final
+
+from messaging.observability.monitor.masking import MASK, Masking
+from messaging.reporting import meanings
+from messaging.runtime import ServiceReferenceDTO
+from messaging.text import exact
+
+#: integers beyond this are texts: JavaScript would round them
+_MAX_INT: Final = 2**53
+#: fields whose roles are told
+_MAX_ROLES: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bounds of one report."""
+
+    #: nesting of mappings and sequences
+    depth: int = 8
+    #: entries of one mapping or sequence
+    items: int = 200
+    #: characters of a text, and of a name
+    text: int = 300
+    label: int = 120
+    #: values in total
+    values: int = 5_000
+
+
+class Plain:
+    """Converts one report to plain values. For one use.
+
+    Args:
+        masking: masks secrets.
+        bounds: what is left out, and counted.
+
+    Attributes:
+        omitted: number of values that were left out or cut.
+        roles: dotted name of a field -> its role and unit, such as ``gauge bytes``: of the fields that are no counters,
+            or have a unit in which numbers are shown. See :mod:`messaging.reporting`.
+    """
+
+    def __init__(self, masking: Masking, bounds: Bounds) -> None:
+        self._masking = masking
+        self._bounds = bounds
+        self._left = bounds.values
+        self.omitted = 0
+        self.roles: dict[str, str] = {}
+
+    def convert(self, value: Any, depth: int = 0, path: str = "") -> Any:
+        """Return ``value`` as a plain value. Objects of unknown classes become the names of their classes."""
+        if self._left <= 0:
+            self.omitted += 1
+            return None
+        self._left -= 1
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, enum.Enum):
+            return self.convert(value.value, depth, path)
+        if isinstance(value, (int, float)):
+            return _number(value)
+        if isinstance(value, str):
+            return self.text(value, self._bounds.text)
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return f"{len(value)} bytes"
+        if isinstance(value, date):
+            return value.isoformat()
+        if isinstance(value, timedelta):
+            return value.total_seconds()
+        if depth >= self._bounds.depth:
+            self.omitted += 1
+            return "…"
+        return self._compound(value, depth, path)
+
+    def _compound(self, value: Any, depth: int, path: str) -> Any:
+        if isinstance(value, ServiceReferenceDTO):
+            return value.id  # its properties are those of the instance, again and again
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            self._note_roles(type(value), path)
+            fields = ((each.name, getattr(value, each.name, None)) for each in dataclasses.fields(value))
+            return self._mapping(((name, each) for name, each in fields if not name.startswith("_")), depth, path)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return self._mapping(zip(value._fields, value, strict=False), depth, path)
+        if isinstance(value, Mapping):
+            return self._mapping(value.items(), depth, path)
+        if isinstance(value, (list, tuple, AbstractSet)):
+            found = [self.convert(each, depth + 1, path) for each in islice(value, self._bounds.items)]
+            self.omitted += len(value) - len(found)
+            return found
+        return self.text(f"<{type(value).__name__}>", self._bounds.label)
+
+    def _mapping(self, items: Iterable[tuple[Any, Any]], depth: int, path: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in items:
+            if len(found) >= self._bounds.items:
+                self.omitted += 1
+                continue
+            name = key if isinstance(key, str) else str(key) if isinstance(key, int) else type(key).__name__
+            is_masked = self._masking.is_secret(name) and isinstance(value, (str, bytes))
+            name = self.text(name, self._bounds.label)
+            inner = f"{path}.{name}" if path else name
+            found[name] = MASK if is_masked else self.convert(value, depth + 1, inner)
+        return found
+
+    def _note_roles(self, kind: type, path: str) -> None:
+        for each in meanings(kind):
+            unit = each.unit if each.unit in ("bytes", "seconds") else ""
+            if (each.role in ("gauge", "identity") or unit) and len(self.roles) < _MAX_ROLES:
+                name = f"{path}.{each.field}" if path else each.field
+                self.roles[name] = f"{each.role} {unit}".rstrip()
+
+    def text(self, text: str, limit: int) -> str:
+        """Return ``text`` on one line of at most ``limit`` characters, without secrets and unprintable characters."""
+        return clean(text, limit, self._masking)
+
+
+def clean(text: str, limit: int, masking: Masking) -> str:
+    """Return ``text`` on one line of at most ``limit`` characters, without secrets and unprintable characters."""
+    text = exact(text)
+    is_cut = len(text) > 2 * limit
+    text = masking.text(text[: 2 * limit], is_cut=is_cut)
+    text = visible(" ".join(text.split()))
+    return text if len(text) <= limit and not is_cut else f"{text[: limit - 1]}…"
+
+
+def visible(text: str, *, keep: str = "") -> str:
+    """Return ``text`` with its unprintable characters escaped, such as those that change the direction of writing.
+
+    Args:
+        text: any text.
+        keep: characters that stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in keep else ascii(each)[1:-1] for each in text)
+
+
+def _number(value: float) -> Any:
+    if isinstance(value, int):
+        if -_MAX_INT <= value <= _MAX_INT:
+            return int(value)
+        return f"{'-' if value < 0 else ''}2^{value.bit_length()}"
+    return float(value) if math.isfinite(value) else str(float(value))
