@@ -627,3 +627,50 @@ def test_the_example_of_a_secret_has_no_values() -> None:
         if "secret" in each
     )
     assert volume["secret"]["secretName"] == secret["metadata"]["name"]
+
+
+# --- the data folder, as docs/operations.md has it
+
+
+def test_a_copy_of_the_folder_of_a_stopped_gateway_goes_on_elsewhere(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    name, port = f"moved-{time.time_ns():x}", free_port()
+
+    def settings(folder: str, target: str) -> GatewaySettings:
+        return GatewaySettings.model_validate(
+            {
+                "name": name,
+                "data": str(tmp_path / folder),
+                "drain_timeout": 0.1,
+                "instances": {"plant": {"url": f"memory://{name}"}, "cloud": {"url": target}},
+                "routes": {
+                    "all": {
+                        "from": {"instance": "plant", "channel": "a", "queue": "q"},
+                        "to": {"instance": "cloud", "channel": f"{name}/b"},
+                        "buffer": {"full": "block"},
+                    }
+                },
+            }
+        )
+
+    with (
+        Gateway(settings("first", f"mqtt://127.0.0.1:{port}")) as gateway,
+        messaging.connect(f"memory://{name}") as plant,
+    ):
+
+        def is_stored() -> bool:
+            plant.publish("a", b"probe").result(PATIENCE)
+            return gateway.report().routes[0].buffer.depth > 0
+
+        until(is_stored, "subscribed")
+        for number in range(100):
+            plant.publish("a", f"{number}".encode()).result(PATIENCE)
+        until(lambda: gateway.report().routes[0].received == gateway.report().routes[0].buffer.depth > 100, "stored")
+    subprocess.run(["cp", "-a", str(tmp_path / "first"), str(tmp_path / "second")], check=True)
+    command = [sys.executable, "-m", "messaging", "journal", "verify", str(tmp_path / "second" / "routes" / "all")]
+    assert subprocess.run(command, capture_output=True, timeout=PATIENCE).returncode == 0
+    arrived: list[bytes] = []
+    with messaging.connect(mosquitto.url) as cloud:
+        cloud.on(f"{name}/b", lambda message: arrived.append(message.payload), qos=1)
+        with Gateway(settings("second", mosquitto.url)):
+            until(lambda: len(arrived) > 100, "the copy goes on")
+    assert arrived[-100:] == [f"{number}".encode() for number in range(100)]
