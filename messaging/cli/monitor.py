@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
 from messaging.cli import options
+from messaging.cli.connecting import Broker  # noqa: TC001  # read at run time by options.command
 from messaging.cli.output import ExitCode, wait_while_read, write
 from messaging.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from messaging.cli.connecting import Broker
 
 
 @options.command
