@@ -198,6 +198,8 @@ class Intake:
         self.counts = counts
         #: why the source sends nothing; ``None``: it does
         self.problem: str | None = None
+        #: whether the broker has confirmed the subscription
+        self.is_subscribed = False
         self._rules = rules
         #: the rules that take the place of the present ones with the next message
         self._replacement: Rules | None = None
@@ -271,6 +273,7 @@ class Intake:
 
     def _note_ready(self, ready: Promise[None]) -> None:
         if ready.exception(0) is None:
+            self.is_subscribed = True
             self.problem = None
             self._delays = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
 
@@ -278,6 +281,7 @@ class Intake:
         """Subscribe again: the broker has refused or ended the subscription."""
         if self._is_stopped:
             return
+        self.is_subscribed = False
         pause = next(self._delays)
         logger.error("route '%s': %s; subscribing again in %.3g s", self._rules.name, error, pause)
         self.problem = str(error)

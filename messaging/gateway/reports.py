@@ -29,6 +29,7 @@ class RouteDTO:
     target: str = field(metadata=info())
     is_enabled: bool = field(metadata=gauge("whether the route is enabled"))
     is_source_up: bool = field(metadata=gauge("whether the source is connected"))
+    is_subscribed: bool = field(metadata=gauge("whether the source's broker has confirmed the subscription"))
     is_target_up: bool = field(metadata=gauge("whether the target is connected"))
     received: int = field(metadata=counter("messages that were received from the source", "messages"))
     filtered: int = field(metadata=counter("messages that the pipeline let out", "messages"))

@@ -235,6 +235,7 @@ class Route:
             target=f"{settings.target.instance}:{settings.target.channel}",
             is_enabled=settings.enabled,
             is_source_up=self._is_up(settings.source.instance),
+            is_subscribed=self._intake.is_subscribed,
             is_target_up=self._is_up(settings.target.instance),
             received=counts.received,
             filtered=counts.filtered,

@@ -86,7 +86,7 @@ def test_messages_wait_for_a_target_that_is_away_also_over_a_restart(mosquitto: 
         )
         away.leave()
         with Gateway(chosen) as gateway:
-            wait(lambda: gateway.report().routes[0].is_source_up)
+            wait(lambda: gateway.report().routes[0].is_subscribed)
             wait(lambda: _is_taken(m, f"{name}/in", gateway))
             m.send(f"{name}/in", *(b"%d" % number for number in range(100)), qos=1)
             wait(lambda: gateway.route("r").buffer.depth >= 101)
@@ -222,7 +222,7 @@ def test_a_full_buffer_holds_the_source_back(names: dict[str, Any], mosquitto: M
         routes = {"r": route({"channel": "in", "queue": "gw", "prefetch": 10}, "out", buffer={"max_bytes": 2**20})}
         chosen = settings(tmp_path, instances={"a": names["a"], "b": away.instance}, routes=routes)
         with Gateway(chosen) as gateway:
-            wait(lambda: gateway.report().routes[0].is_source_up)
+            wait(lambda: gateway.report().routes[0].is_subscribed)
             wait(lambda: a.m.publish("in", b"", mandatory=True).exception(PATIENCE) is None)
             promises = [a.m.publish("in", bytes(10_000)) for _ in range(300)]
             found = gateway.route("r")
@@ -244,7 +244,7 @@ def test_a_full_buffer_drops_and_counts(
         routes = {"r": route("in", name, buffer={"full": policy, "max_bytes": 2**20})}
         chosen = settings(tmp_path, instances={"a": names["a"], "b": away.instance}, routes=routes)
         with Gateway(chosen) as gateway:
-            wait(lambda: gateway.report().routes[0].is_source_up)
+            wait(lambda: gateway.report().routes[0].is_subscribed)
             wait(lambda: a.m.publish("in", b"-1", mandatory=True).exception(PATIENCE) is None)
             a.send("in", *(b"%4d" % number + bytes(10_000) for number in range(300)))
             found = gateway.route("r")
@@ -357,7 +357,7 @@ def test_a_route_of_higher_priority_publishes_first(
         }
         chosen = settings(tmp_path, instances={"a": names["a"], "b": away.instance}, routes=routes)
         with Gateway(chosen) as gateway:
-            wait(lambda: all(each.is_source_up for each in gateway.report().routes))
+            wait(lambda: all(each.is_subscribed for each in gateway.report().routes))
             for channel in ("low", "high"):
                 wait(partial(_is_queued, a, channel))
                 a.send(channel, *(b"%d" % number for number in range(200)))
@@ -523,7 +523,7 @@ def test_a_reload_to_another_target_loses_nothing_that_is_stored(
         away.leave()
         lost = settings(tmp_path, instances={"a": names["a"], "b": away.instance}, routes={"r": route("in", "out")})
         with Gateway(lost) as gateway:
-            wait(lambda: gateway.report().routes[0].is_source_up)
+            wait(lambda: gateway.report().routes[0].is_subscribed)
             wait(lambda: a.m.publish("in", b"0", mandatory=True).exception(PATIENCE) is None)
             a.send("in", b"1", b"2")
             wait(lambda: gateway.route("r").buffer.depth == 3)
