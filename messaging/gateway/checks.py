@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     )
     from messaging.model import Capabilities
 
+#: subscription option of MQTT 5: retained messages keep their flag
+_RETAIN_AS_PUBLISHED: Final = "retainAsPublished"
 #: names that templates have beside the captures
 _GIVEN: Final = frozenset({"channel", "gateway"})
 
@@ -313,6 +315,13 @@ class _Checks:
                 problems.warning((*path, "key"), "has no effect without deadband or sample")
         self._check_steps(name, route, is_parsed=template is not None)
         buffer = (*path, "buffer")
+        source = self._brokers.get(route.source.instance)
+        if route.target.retain == "keep" and source is not None and _RETAIN_AS_PUBLISHED not in source.features:
+            problems.warning(
+                (*path, "to", "retain"),
+                f"the instance '{route.source.instance}' ({', '.join(source.capabilities.protocols)}) does not tell "
+                "which messages are retained, but for those from before the subscription; use MQTT 5 there, or 'always'",
+            )
         if route.source.qos == 0 and route.buffer.full == "block":
             problems.warning(
                 (*buffer, "full"), "messages of QoS 0 cannot be held back: they are dropped when the buffer is full"

@@ -101,3 +101,11 @@ def test_routes_there_and_back_on_other_channels_are_no_circle(tmp_path: Path) -
         ),
     }
     assert warnings(settings(tmp_path, routes=routes)) == []
+
+
+@pytest.mark.parametrize(("version", "is_told"), [("3.1.1", True), ("5", False)])
+def test_a_source_that_does_not_tell_what_is_retained_is_warned_of(tmp_path: Path, version: str, is_told: bool) -> None:
+    instances = {"a": {"url": f"mqtt://a?version={version}"}, "b": {"url": "mqtt://b"}}
+    mirror = route(to={"instance": "b", "channel": "out/{x}", "retain": "keep"})
+    found = warnings(settings(tmp_path, instances=instances, routes={"r": mirror}))
+    assert [key for key, _ in found] == (["routes.r.to.retain"] if is_told else [])

@@ -9,11 +9,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pika
 import pytest
 
 import messaging
 from messaging.gateway import Gateway, GatewaySettings
 from messaging.gateway import devices as module
+from messaging.gateway.pipeline import ChannelTemplate
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
 
@@ -268,14 +270,14 @@ def test_a_name_that_makes_no_channel_is_logged_and_the_next_state_passes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with plant("memory://devices-n", "memory://devices-o", tmp_path) as found:
-        render = module.ChannelTemplate.render
+        render = ChannelTemplate.render
 
         def refuse(template: Any, values: Any) -> str:
             if values["device"] == "bad":
                 raise messaging.errors.InvalidChannelError("no channel")
             return render(template, values)
 
-        monkeypatch.setattr(module.ChannelTemplate, "render", refuse)
+        monkeypatch.setattr(ChannelTemplate, "render", refuse)
         found.report("bad", "on")
         found.report("d1", "on")
         found.wait(d1="on")
@@ -312,3 +314,32 @@ def test_a_source_that_is_away_when_the_gateway_starts_is_no_problem(mosquitto: 
                 until(lambda: states == [b"on"])
                 assert gateway.problems() == []
             until(lambda: states == [b"on", b"offline"])
+
+
+def test_a_refused_subscription_is_a_problem_and_is_made_again(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    name = f"refused-{time.time_ns():x}"
+    given = GatewaySettings.model_validate({
+        "name": name,
+        "data": str(tmp_path),
+        "instances": {"plant": {"url": rabbitmq.url}, "cloud": {"url": f"memory://{name}"}},
+        "devices": {
+            "all": {
+                "from": {"instance": "plant", "channel": f"{name}/{{device}}", "queue": name},
+                "to": {"instance": "cloud"},
+                "offline": "offline",
+            }
+        },
+    })  # fmt: skip
+    owner = pika.BlockingConnection(pika.URLParameters(rabbitmq.url))
+    owner.channel().queue_declare(name, exclusive=True)  # no other connection may use the queue
+    with Gateway(given) as gateway, messaging.connect(rabbitmq.url) as m:
+        until(gateway.problems)
+        assert gateway.problems()[0].startswith("devices 'all': ")
+        owner.close()
+        until(lambda: not gateway.problems())
+
+        def is_known() -> bool:
+            m.publish(f"{name}/d1", b"on").result(PATIENCE)
+            return gateway.report().devices[0].known == 1
+
+        until(is_known)

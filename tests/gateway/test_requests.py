@@ -10,13 +10,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pika
 import pytest
 
 import messaging
 from messaging import DeadlineError, Message, MessagingError, ReplyError
 from messaging.gateway import Gateway, GatewaySettings
 from messaging.gateway.reports import RequestRouteDTO
-from messaging.testing.brokers import Mosquitto, free_port
+from messaging.testing.brokers import Mosquitto, RabbitMQ, free_port
 
 PATIENCE = 20.0
 PROTOCOLS = ("mqtt3.1.1", "mqtt5", "amqp")
@@ -105,7 +106,7 @@ def bridging(source: str, target: str, folder: Path, **settings: Any) -> Iterato
         yield bridge
 
 
-def until(condition: Callable[[], bool], patience: float = PATIENCE) -> None:
+def until(condition: Callable[[], object], patience: float = PATIENCE) -> None:
     deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline
@@ -372,3 +373,35 @@ def test_a_reload_keeps_what_is_the_same_and_ends_what_is_gone(url: Urls, tmp_pa
         bridge.gateway.reload(settings)
         bridge.wait_ready()
         bridge.ask("d1").result()
+
+
+def test_a_refused_subscription_is_a_problem_and_is_made_again(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    name = f"refused-{time.time_ns():x}"
+    given = GatewaySettings.model_validate({
+        "name": name,
+        "data": str(tmp_path),
+        "instances": {"source": {"url": rabbitmq.url}, "target": {"url": f"memory://{name}"}},
+        "requests": {
+            "ask": {
+                "from": {"instance": "source", "channel": name, "queue": name},
+                "to": {"instance": "target", "channel": "ask"},
+            }
+        },
+    })  # fmt: skip
+    owner = pika.BlockingConnection(pika.URLParameters(rabbitmq.url))
+    owner.channel().queue_declare(name, exclusive=True)  # no other connection may use the queue
+    with Gateway(given) as gateway, messaging.connect(f"memory://{name}") as responder:
+        responder.reply("ask", lambda: b"here")
+        until(gateway.problems)
+        assert gateway.problems()[0].startswith("requests 'ask': ")
+        owner.close()
+        until(lambda: not gateway.problems())
+        with messaging.connect(rabbitmq.url) as requester:
+
+            def is_answered() -> bool:
+                try:
+                    return bool(requester.request(name, timeout=1.0).result().payload == b"here")
+                except MessagingError:
+                    return False
+
+            until(is_answered)
