@@ -97,6 +97,8 @@ class Buffer:
         #: why the disk does not take messages; ``None``: it does
         self.problem: str | None = None
         self._is_closed = False
+        #: held while positions are written to the disk
+        self._recording = threading.Lock()
         #: whether the position is being recorded, or will be; whether the last attempt failed
         self._is_recording = self._is_unrecorded = False
         self._contexts: BoundedCache[tuple[str, str], Destination] = BoundedCache(_CONTEXTS)
@@ -338,12 +340,16 @@ class Buffer:
 
     def _record(self) -> None:
         """Record the position on the disk. On a worker thread, one at a time."""
-        ranges, pause = self._ranges, _RECORD_PAUSE
+        pause = _RECORD_PAUSE
+        ranges = self._ranges
         positions = [each.first for each in ranges]
         try:
-            for each, position in zip(ranges, positions, strict=True):
-                each.cursor.commit(position, wait=each is ranges[-1])
-            self._join_ranges()
+            with self._recording:
+                if self._is_closed:
+                    return
+                for each, position in zip(ranges, positions, strict=True):
+                    each.cursor.commit(position, wait=each is ranges[-1])
+                self._join_ranges()
             self._is_unrecorded = False
         except ClosedError:
             return
@@ -386,6 +392,7 @@ class Buffer:
     def close(self) -> None:
         """Store what waits for the disk, and close the journal. Raises ``JournalError``."""
         self._is_closed = True
-        for each in self._ranges:
-            each.cursor.commit(each.first, wait=False)
+        with self._recording:  # a range that is being joined changes its cursor
+            for each in self._ranges:
+                each.cursor.commit(each.first, wait=False)
         self.journal.close()
