@@ -320,7 +320,7 @@ class _Checks:
             problems.warning(
                 (*path, "to", "retain"),
                 f"the instance '{route.source.instance}' ({', '.join(source.capabilities.protocols)}) does not tell "
-                "which messages are retained, but for those from before the subscription; use MQTT 5 there, or 'always'",
+                "which messages are retained, but for those from before the subscription; use MQTT 5 or 'always'",
             )
         if route.source.qos == 0 and route.buffer.full == "block":
             problems.warning(
