@@ -381,7 +381,8 @@ def test_the_image_of_the_gateway_is_small() -> None:
             # bytecode is about as large as its source, and the wheel of Alpine about as large as that of Debian
             total += file.stat().st_size * (2 if file.suffix == ".py" else 1)
     assert total > 20_000_000, "the packages were not found"
-    assert BASE_IMAGE + total <= MAX_IMAGE, f"{total / 1e6:.1f} MB beside the base"
+    installed = total * 1.1  # metadata, scripts, and bytecode that is larger than its source
+    assert BASE_IMAGE + installed <= MAX_IMAGE, f"{installed / 1e6:.1f} MB beside the base"
 
 
 def test_the_image_has_a_health_check_and_ends_by_sigterm() -> None:
