@@ -90,7 +90,10 @@ class Broker:
 
 def started(gateway: Gateway) -> Gateway:
     """Wait until the routes of a gateway have subscribed."""
-    wait(lambda: all(each.is_source_up and each.is_subscribed and each.is_target_up for each in gateway.report().routes), "connected")
+    wait(
+        lambda: all(each.is_source_up and each.is_subscribed and each.is_target_up for each in gateway.report().routes),
+        "connected",
+    )
     return gateway
 
 
