@@ -11,7 +11,8 @@
     board       the newest snapshot of each process, its rates and charts
     rates       increases of counters
     views       how reports are shown
-    viewers     server-sent events to each viewer
+    viewers     what each viewer has still to be sent
+    connections HTTP connections, bounded in time
     inspector   shows messages of a channel
     access      tokens, and the rules for hosts and origins
 

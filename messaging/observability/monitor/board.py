@@ -23,6 +23,8 @@ _SILENT_INTERVALS: Final = 3.0
 _SILENT_LEAST: Final = 2.0
 #: a process that is silent for this long is forgotten, seconds
 FORGET: Final = 600.0
+#: kinds of reports that are shown first -> place
+_ORDER: Final = {"gateway": 0, "instance": 1, "journal": 2}
 #: most processes
 MAX_PROCESSES: Final = 64
 
@@ -186,9 +188,9 @@ class Board:
 
 
 def _named(reports: tuple[Report, ...]) -> list[tuple[str, Report]]:
-    """Return each report with a key; reports of one kind and name are numbered."""
+    """Return each report with a key, in the order of the page; reports of one kind and name are numbered."""
     found: dict[str, Report] = {}
-    for report in reports:
+    for report in sorted(reports, key=lambda each: _ORDER.get(each.kind, len(_ORDER))):
         key, number = f"{report.kind}/{report.name}", 1
         while key in found:
             number += 1

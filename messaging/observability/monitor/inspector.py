@@ -101,7 +101,11 @@ class Inspection:
         self.failure: Exception | None = None
         self._stream = service.subscribe(context)
         self.ready: Promise[None] = self._stream.ready
-        self._stream.subscribe(self._receive, self._fail)
+        try:
+            self._stream.subscribe(self._receive, self._fail)
+        except BaseException:
+            self._stream.close()
+            raise
 
     def _receive(self, message: Message) -> None:
         payload = message.payload
@@ -146,7 +150,7 @@ class Inspector:
         self._masking = masking
         self._only = only
         self._lock = threading.Lock()  # guards the following
-        self._open: set[Inspection | None] = set()
+        self._open: set[Inspection] = set()
         self._opening = 0
 
     def instances(self) -> list[str]:
@@ -179,7 +183,7 @@ class Inspector:
             context = (
                 MessageContextBuilder()
                 .channel(request.channel)
-                .extensions(observing(features, request.count))
+                .extensions(observing(features, request.count, qos="1"))
                 .build_context()
             )
             inspection = Inspection(self, service, context, request.count, self._masking)
@@ -202,8 +206,7 @@ class Inspector:
         with self._lock:
             pending = [*self._open]
         for each in pending:
-            if each is not None:
-                each.close()
+            each.close()
 
 
 # --- how a message is shown

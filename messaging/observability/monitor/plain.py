@@ -13,12 +13,14 @@ from itertools import islice
 from typing import Any, Final
 
 from messaging.observability.monitor.masking import MASK, Masking
-from messaging.reporting import meanings
+from messaging.reporting import HistogramDTO, meanings
 from messaging.runtime import ServiceReferenceDTO
 from messaging.text import exact
 
 #: integers beyond this are texts: JavaScript would round them
 _MAX_INT: Final = 2**53
+#: a number of seconds whose name contains one of these is a time since the epoch
+_TIMES: Final = ("start_time", "timestamp")
 #: fields whose roles are told
 _MAX_ROLES: Final = 500
 
@@ -38,32 +40,45 @@ class Bounds:
     values: int = 5_000
 
 
+@dataclass(slots=True)
+class Budget:
+    """What the reports of one snapshot may take together: the processor time of a snapshot is bounded by it."""
+
+    values: int = 20_000
+    #: of texts, before they are cut
+    characters: int = 500_000
+
+
 class Plain:
     """Converts one report to plain values. For one use.
 
     Args:
         masking: masks secrets.
         bounds: what is left out, and counted.
+        budget: of all reports of the snapshot; ``None``: one of its own.
 
     Attributes:
         omitted: number of values that were left out or cut.
         roles: dotted name of a field -> its role and unit, such as ``gauge bytes``: of the fields that are no counters,
-            or have a unit in which numbers are shown. See :mod:`messaging.reporting`.
+            or have a unit in which numbers are shown: ``bytes``, ``seconds``, or ``since`` for a time since the epoch.
+            See :mod:`messaging.reporting`.
     """
 
-    def __init__(self, masking: Masking, bounds: Bounds) -> None:
+    def __init__(self, masking: Masking, bounds: Bounds, budget: Budget | None = None) -> None:
         self._masking = masking
         self._bounds = bounds
         self._left = bounds.values
+        self._budget = Budget() if budget is None else budget
         self.omitted = 0
         self.roles: dict[str, str] = {}
 
     def convert(self, value: Any, depth: int = 0, path: str = "") -> Any:
         """Return ``value`` as a plain value. Objects of unknown classes become the names of their classes."""
-        if self._left <= 0:
+        if self._left <= 0 or self._budget.values <= 0:
             self.omitted += 1
             return None
         self._left -= 1
+        self._budget.values -= 1
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, enum.Enum):
@@ -86,6 +101,9 @@ class Plain:
     def _compound(self, value: Any, depth: int, path: str) -> Any:
         if isinstance(value, ServiceReferenceDTO):
             return value.id  # its properties are those of the instance, again and again
+        if isinstance(value, HistogramDTO):
+            mean = value.sum / value.count if value.count else None
+            return {"count": value.count, "mean": None if mean is None else _number(mean)}
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             self._note_roles(type(value), path)
             fields = ((each.name, getattr(value, each.name, None)) for each in dataclasses.fields(value))
@@ -116,12 +134,22 @@ class Plain:
     def _note_roles(self, kind: type, path: str) -> None:
         for each in meanings(kind):
             unit = each.unit if each.unit in ("bytes", "seconds") else ""
+            if unit == "seconds" and any(word in each.name for word in _TIMES):
+                unit = "since"
             if (each.role in ("gauge", "identity") or unit) and len(self.roles) < _MAX_ROLES:
                 name = f"{path}.{each.field}" if path else each.field
-                self.roles[name] = f"{each.role} {unit}".rstrip()
+                if each.role == "histogram":
+                    self.roles[f"{name}.mean"] = f"gauge {unit}".rstrip()
+                else:
+                    self.roles[name] = f"{each.role} {unit}".rstrip()
 
     def text(self, text: str, limit: int) -> str:
         """Return ``text`` on one line of at most ``limit`` characters, without secrets and unprintable characters."""
+        size = min(len(text), 2 * limit)
+        if size > self._budget.characters:
+            self.omitted += 1
+            return "…"
+        self._budget.characters -= size
         return clean(text, limit, self._masking)
 
 

@@ -94,7 +94,8 @@ class PublishedSnapshots:
             try:
                 snapshot = decoded(payload, self._masking)
             except DecodeError as error:
-                self.invalid += 1
+                with self._lock:
+                    self.invalid += 1
                 logger.debug("monitor: a message on %r is no snapshot: %s", key, error)
                 continue
             if is_retained:  # stored at some time before; the clocks of both machines may differ
@@ -108,16 +109,20 @@ class PublishedSnapshots:
         self._stream.close()
 
 
-def observing(features: Collection[str], size: int) -> dict[str, Any]:
+def observing(features: Collection[str], size: int, qos: str = "0") -> dict[str, Any]:
     """Return the extensions of a subscription that only looks: it holds ``size`` messages, and holds nothing back.
 
     Args:
         features: of the instance.
         size: messages between the broker and the observer; older ones are dropped.
+        qos: of the subscription; ``"1"`` for an instance of the application: with MQTT 3.1.1 a broker sends one packet
+            for overlapping subscriptions, and QoS 0 would take the guarantee from those of the application.
     """
-    wanted: dict[str, Any] = {Features.EXTENSION_OVERFLOW: "drop_oldest", Features.EXTENSION_BUFFER_SIZE: size}
-    if Features.EXTENSION_QOS in features:
-        wanted[Features.EXTENSION_QOS] = "0"
-    else:
+    wanted: dict[str, Any] = {
+        Features.EXTENSION_OVERFLOW: "drop_oldest",
+        Features.EXTENSION_BUFFER_SIZE: size,
+        Features.EXTENSION_QOS: qos,
+    }
+    if qos != "0" or Features.EXTENSION_QOS not in features:
         wanted[Features.EXTENSION_AUTO_ACKNOWLEDGE] = True
     return {key: value for key, value in wanted.items() if key in features}

@@ -85,6 +85,7 @@ class SnapshotPublisher:
         name = self._channel.rpartition(SEPARATOR)[2]
         self._sampler = Sampler(m.services if services is None else services, name, self._interval, Masking(mask))
         self._stop = Flag()
+        self._ended = Flag()
         self._thread: threading.Thread | None = None
         self._pending: Promise[None] | None = None
         self._has_failed = False
@@ -114,7 +115,7 @@ class SnapshotPublisher:
         self._stop.set()
         if self._thread is None or not is_first:
             return
-        self._thread.join(_CLOSE_SECONDS)
+        self._ended.wait(_CLOSE_SECONDS)
         try:
             self._m.publisher.publish(self._message(b"")).exception(_CLOSE_SECONDS)
         except MessagingError as error:  # closed, no connection, or on a thread that runs an event loop
@@ -127,6 +128,12 @@ class SnapshotPublisher:
     # --- on the thread
 
     def _run(self) -> None:
+        try:
+            self._publish_until_stopped()
+        finally:
+            self._ended.set()
+
+    def _publish_until_stopped(self) -> None:
         delay = 0.0
         while not self._stop.wait(delay):
             delay = self._interval

@@ -1,7 +1,8 @@
 """Monitor: the live page of a process, or of the processes that publish their snapshots at a broker.
 
-**Threads.** ``messaging-monitor`` runs an event loop of its own with the HTTP server and the viewers; snapshots are
-taken on it, once in an interval. Nothing of it runs on the engine's loop.
+**Threads.** ``messaging-monitor`` runs an event loop of its own with the HTTP server and the viewers. Snapshots are
+taken on a worker of that loop, once in an interval, and subscriptions of the inspector are made there. Nothing of it
+runs on the engine's loop.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import contextlib
 import json
 import socket
 import threading
-from functools import partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -28,12 +28,12 @@ from messaging.execution import Flag, start_thread
 from messaging.instance import Messaging
 from messaging.observability.monitor.access import Access, Guard, find_token
 from messaging.observability.monitor.board import Board, Change
-from messaging.observability.monitor.inspector import InspectionRequest, Inspector
+from messaging.observability.monitor.inspector import Inspection, InspectionRequest, Inspector
 from messaging.observability.monitor.masking import Masking
 from messaging.observability.monitor.published import PublishedSnapshots
 from messaging.observability.monitor.publisher import CHANNEL, checked_interval, process_name
 from messaging.observability.monitor.snapshot import Sampler
-from messaging.observability.monitor.viewers import SlowViewerError, Viewers, event
+from messaging.observability.monitor.viewers import Viewers, event
 from messaging.services import ServiceRegistry, default_registry
 from messaging.text import SafeLog
 
@@ -41,14 +41,17 @@ try:
     import uvicorn
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
-    from starlette.responses import JSONResponse, Response, StreamingResponse
+    from starlette.requests import ClientDisconnect
+    from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
+
+    from messaging.observability.monitor.connections import PATIENCE, EventStream, TimedProtocol
 except ImportError as error:
     raise _MissingExtraError("monitor", "messaging.observability.monitor") from error
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator, Awaitable, Iterable
+    from collections.abc import AsyncGenerator, Iterable
     from types import TracebackType
 
     from starlette.requests import Request
@@ -60,8 +63,8 @@ _FILES: Final = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/monitor.js": ("monitor.js", "text/javascript; charset=utf-8"),
     "/monitor.css": ("monitor.css", "text/css; charset=utf-8"),
+    "/monitor.svg": ("monitor.svg", "image/svg+xml"),
 }
-_EVENTS: Final = "text/event-stream"
 #: bytes of the body of a request
 _MAX_BODY: Final = 4096
 #: connections at a time
@@ -141,8 +144,8 @@ class Monitor:
         self._sampler = Sampler(self._services, process_name(), self._interval, self._masking) if m is None else None
         self._refused: dict[str, int] = {}
         self._started = Flag()
+        self._ended = Flag()
         self._thread: threading.Thread | None = None
-        self._server: uvicorn.Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._is_closed = False
@@ -157,7 +160,7 @@ class Monitor:
         """Listen, and subscribe to snapshots.
 
         Raises:
-            ConfigurationError: the address cannot be used.
+            ConfigurationError: the address cannot be used, or the server does not start.
             MessagingError: the subscription is impossible.
             ClosedError: it was started before.
         """
@@ -167,11 +170,13 @@ class Monitor:
         try:
             if self._m is not None:
                 self._published = PublishedSnapshots(self._m, self._channel, self._masking)
-            self._thread = start_thread(lambda: asyncio.run(self._serve(listening)), "messaging-monitor")
+            self._thread = start_thread(lambda: self._run(listening), "messaging-monitor")
         except BaseException:
             listening.close()
             raise
-        self._started.wait(_PATIENCE)
+        if not self._started.wait(_PATIENCE) or self._ended.is_set():
+            self.close()
+            raise ConfigurationError(f"monitor at {self.host}:{self.port}: the server did not start; the log says why")
         logger.info("monitor: %s", self.url)
         return self
 
@@ -196,7 +201,7 @@ class Monitor:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(stopping.set)
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(_PATIENCE)
+            self._ended.wait(_PATIENCE)
         self._inspector.close()
         if self._published is not None:
             self._published.close()
@@ -209,7 +214,17 @@ class Monitor:
     ) -> None:
         self.close()
 
-    # --- on the loop of the monitor
+    # --- on the thread of the monitor
+
+    def _run(self, listening: socket.socket) -> None:
+        try:
+            asyncio.run(self._serve(listening))
+        except Exception:
+            logger.exception("monitor: the server failed; the page is gone")
+        finally:
+            listening.close()
+            self._ended.set()
+            self._started.set()
 
     async def _serve(self, listening: socket.socket) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
@@ -218,30 +233,27 @@ class Monitor:
                 *(Route(path, self._file, methods=["GET"]) for path in _FILES),
                 Route("/api/events", self._events, methods=["GET"]),
                 Route("/api/snapshot", self._snapshot, methods=["GET"]),
-                Route("/api/instances", self._instances, methods=["GET"]),
                 Route("/api/inspect", self._inspect, methods=["POST"]),
             ]
         )
         config = uvicorn.Config(
             Guard(app, self._access, self._note_refused), log_config=None, access_log=False, lifespan="off",
             server_header=False, limit_concurrency=_MAX_CONNECTIONS, timeout_keep_alive=5, ws="none", loop="asyncio",
-            h11_max_incomplete_event_size=32_768, timeout_graceful_shutdown=2, http="h11",
+            h11_max_incomplete_event_size=32_768, timeout_graceful_shutdown=2, http=TimedProtocol,
         )  # fmt: skip
-        self._server = server = uvicorn.Server(config)
+        server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         watching = asyncio.create_task(self._watch())
         self._started.set()
+        stopping = asyncio.create_task(self._stopping.wait())
         try:
-            await self._stopping.wait()
+            await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._viewers.close()
             watching.cancel()
+            stopping.cancel()
             server.should_exit = True
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait_for(serving, _PATIENCE / 2)
-            with contextlib.suppress(asyncio.CancelledError):
-                await watching
-            listening.close()
+            await asyncio.wait_for(serving, _PATIENCE / 2)
 
     async def _watch(self) -> None:
         """Take snapshots, and tell the viewers what has changed, until the monitor stops."""
@@ -279,6 +291,7 @@ class Monitor:
             "invalid": 0 if published is None else published.invalid,
             "failure": None if published is None or published.failure is None else str(published.failure),
             "denied": sum(self._refused.values()),
+            "instances": self._inspector.instances(),
         }
 
     def _note_refused(self, reason: str) -> None:
@@ -292,38 +305,41 @@ class Monitor:
         return Response(content, headers={"content-type": content_type})
 
     async def _snapshot(self, _: Request) -> Response:
-        found = self._board.snapshots()
-        return JSONResponse({"processes": {key: snapshot.fields() for key, snapshot in found.items()}})
-
-    async def _instances(self, _: Request) -> Response:
-        return JSONResponse({"instances": self._inspector.instances()})
+        processes = {key: snapshot.fields() for key, snapshot in self._board.snapshots().items()}
+        return JSONResponse({"instances": self._inspector.instances(), "processes": processes})
 
     async def _events(self, _: Request) -> Response:
         viewer = self._viewers.join()
         if viewer is None:
             return _problem(503, "too many viewers, or the monitor is stopping")
 
-        async def stream() -> AsyncIterator[bytes]:
-            try:
-                yield event("histories", self._board.histories())
-                while not viewer.is_ended:
-                    try:
-                        pending = await asyncio.wait_for(viewer.take(), _HEARTBEAT)
-                    except TimeoutError:
-                        pending = [b": still here\n\n"]
-                    for data in pending:
-                        yield data
-            finally:
-                self._viewers.leave(viewer)
+        async def stream() -> AsyncGenerator[bytes, None]:
+            yield event("histories", self._board.histories())
+            while not viewer.is_ended:
+                try:
+                    pending = await asyncio.wait_for(viewer.take(), _HEARTBEAT)
+                except TimeoutError:
+                    pending = [b": still here\n\n"]
+                for data in pending:
+                    yield data
 
-        return _Bounded(stream(), self._viewers)
+        async def leave() -> None:
+            self._viewers.leave(viewer)
+
+        return EventStream(stream(), self._viewers, leave)
 
     async def _inspect(self, request: Request) -> Response:
         body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > _MAX_BODY:
-                return _problem(413, f"a request has at most {_MAX_BODY} bytes")
+        try:
+            async with asyncio.timeout(PATIENCE):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > _MAX_BODY:
+                        return _problem(413, f"a request has at most {_MAX_BODY} bytes")
+        except TimeoutError:
+            return _problem(408, f"a request must arrive within {PATIENCE:g} s")
+        except ClientDisconnect:
+            return Response()
         try:
             wanted = InspectionRequest.of(json.loads(body))
             inspection = await run_in_threadpool(self._inspector.open, wanted)
@@ -334,56 +350,27 @@ class Monitor:
             return _problem(503, str(error))
         except MessagingError as error:
             return _problem(502, str(error))
+        return EventStream(
+            self._messages(inspection, wanted.seconds), self._viewers, lambda: run_in_threadpool(inspection.close)
+        )
 
-        async def stream() -> AsyncIterator[bytes]:
-            loop = asyncio.get_running_loop()
-            end = loop.time() + wanted.seconds
-            assert self._stopping is not None  # noqa: S101  # set before requests are served
-            try:
-                while loop.time() < end and not self._stopping.is_set():
-                    if inspection.failure is not None:
-                        yield event("failure", {"text": str(inspection.failure)})
-                        return
-                    messages = inspection.take()
-                    if messages:
-                        yield event("messages", {"total": inspection.total, "messages": messages})
-                    if inspection.is_exhausted:
-                        yield event("end", {"text": "as many bytes were shown as one inspection may show"})
-                        return
-                    await asyncio.sleep(_INSPECT_PAUSE)
-                yield event("end", {"text": "the time of the inspection is over"})
-            finally:
-                await run_in_threadpool(inspection.close)
-
-        return _Bounded(stream(), self._viewers)
-
-
-class _Bounded(StreamingResponse):
-    """Server-sent events to one viewer; one that takes nothing is dropped."""
-
-    def __init__(self, content: AsyncIterator[bytes], viewers: Viewers) -> None:
-        super().__init__(content, media_type=_EVENTS)
-        self._viewers = viewers
-
-    async def stream_response(self, send: Any) -> None:
-        """See the base class."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        events = self.body_iterator
-        try:
-            async for data in events:
-                message = {"type": "http.response.body", "body": data, "more_body": True}
-                await self._viewers.send(partial(_sent, send, message))
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except SlowViewerError:
-            logger.debug("monitor: a viewer was too slow, and was dropped")
-        finally:
-            await events.aclose()  # type: ignore[attr-defined]
-
-
-def _sent(send: Any, message: dict[str, Any]) -> Awaitable[None]:
-    """Send a part of a response."""
-    sending: Awaitable[None] = send(message)
-    return sending
+    async def _messages(self, inspection: Inspection, seconds: float) -> AsyncGenerator[bytes, None]:
+        """Yield the messages of an inspection as events, until its time is over or the server stops."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        assert self._stopping is not None  # noqa: S101  # set before requests are served
+        while loop.time() < end and not self._stopping.is_set():
+            if inspection.failure is not None:
+                yield event("failure", {"text": str(inspection.failure)})
+                return
+            messages = inspection.take()
+            if messages:
+                yield event("messages", {"total": inspection.total, "messages": messages})
+            if inspection.is_exhausted:
+                yield event("end", {"text": "as many bytes were shown as one inspection may show"})
+                return
+            await asyncio.sleep(_INSPECT_PAUSE)
+        yield event("end", {"text": "the time of the inspection is over"})
 
 
 def _problem(status: int, text: str) -> Response:

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import DecodeError
-from messaging.observability.monitor.plain import Bounds, Plain, clean
+from messaging.observability.monitor.plain import Bounds, Budget, Plain, clean
 from messaging.reporting import Reporter, reporters
 from messaging.text import SafeLog
 
@@ -136,8 +136,9 @@ class Sampler:
         omitted = 0
         reports: list[Report] = []
         found = reporters(self._services)
+        budget = Budget()
         for each in found[:MAX_REPORTS]:
-            report, left_out = self._report(each, bounds)
+            report, left_out = self._report(each, bounds, budget)
             reports.append(report)
             omitted += left_out
         return Snapshot(
@@ -152,18 +153,18 @@ class Sampler:
             omitted + max(0, len(found) - MAX_REPORTS),
         )
 
-    def _report(self, reporter: Reporter, bounds: Bounds) -> tuple[Report, int]:
+    def _report(self, reporter: Reporter, bounds: Bounds, budget: Budget) -> tuple[Report, int]:
         kind = name = "unknown"
         try:
             kind, name = self._name(reporter.kind), self._name(reporter.name)
-            plain = Plain(self._masking, bounds)
+            plain = Plain(self._masking, bounds, budget)
             data = plain.convert(reporter.report())
-            problems = [clean(str(each), _PROBLEM, self._masking) for each in reporter.problems()]
+            problems = [clean(str(each), _PROBLEM, self._masking) for each in reporter.problems()[:_MAX_PROBLEMS]]
         except Exception as error:  # reporters may be code of the application
             logger.debug("monitor: the reporter %r of kind %r failed", name, kind, exc_info=True)
             text = f"{type(error).__name__}: {_text_of(error)}"
             return Report(kind, name, None, error=clean(text, _PROBLEM, self._masking)), 0
-        return Report(kind, name, data, tuple(problems[:_MAX_PROBLEMS]), roles=plain.roles), plain.omitted
+        return Report(kind, name, data, tuple(problems), roles=plain.roles), plain.omitted
 
     def _name(self, name: str) -> str:
         return clean(str(name), NAME, self._masking)
@@ -213,7 +214,7 @@ def decoded(payload: bytes, masking: Masking) -> Snapshot:
     reports = fields.get("reports")
     if not isinstance(reports, list):
         raise DecodeError("a snapshot has no list 'reports'")
-    plain = Plain(masking, Bounds(values=20_000))
+    plain = Plain(masking, Bounds(values=20_000), Budget(characters=MAX_BYTES))
     return Snapshot(
         process=_text(fields, "process", masking),
         host=_text(fields, "host", masking),

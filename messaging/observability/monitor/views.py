@@ -16,7 +16,7 @@ field         meaning
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from messaging.observability.monitor.rates import Path, Rates, keyed
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 View: TypeAlias = dict[str, Any]
 #: dotted name of a field -> its role and unit
 Roles: TypeAlias = Mapping[str, str]
+#: makes the view of a report
+_Viewing: TypeAlias = Callable[[Any, Rates, Roles], View]
 
 #: columns of a table, and rows
 _MAX_COLUMNS: Final = 16
@@ -34,11 +36,11 @@ _MAX_ROWS: Final = 200
 _LEVELS: Final[Mapping[str, str]] = {
     "connected": "good",
     "running": "good",
-    "open": "good",
     "degraded": "warn",
     "connecting": "warn",
     "reconnecting": "warn",
-    "paused": "warn",
+    "starting": "warn",
+    "stopping": "warn",
     "refused": "bad",
     "failed": "bad",
     "closed": "idle",
@@ -47,14 +49,14 @@ _LEVELS: Final[Mapping[str, str]] = {
 
 def view(report: Report, rates: Rates) -> View:
     """Return the view of a report: that of its kind, or the generic one if the report has another shape."""
-    made = _KINDS.get(report.kind)
-    if made is not None and isinstance(report.data, Mapping):
-        try:
-            found = made(report.data, rates, report.roles)
-        except (AttributeError, KeyError, TypeError, ValueError):  # the DTO of another version
-            found = generic(report.data, rates, report.roles)
-    else:
-        found = generic(report.data, rates, report.roles)
+    made: _Viewing = _KINDS.get(report.kind, generic)
+    data = report.data
+    if isinstance(data, Mapping) and data.get("name") == report.name:
+        data = _without(data, "name")  # it is the title
+    try:
+        found = made(data, rates, report.roles)
+    except (AttributeError, KeyError, TypeError, ValueError):  # the DTO of another version
+        found = generic(data, rates, report.roles)
     if report.error is not None:
         found["state"] = ["no report", "bad"]
     elif "state" not in found:
@@ -102,10 +104,10 @@ class _Table:
         self._rates = rates
         self._roles = roles
 
-    def of(self, title: str, items: Sequence[Any], path: Path, first: Iterable[str] = ()) -> dict[str, Any]:
-        """Return a table; the columns ``first`` are in front."""
+    def of(self, title: str, items: Sequence[Any], path: Path) -> dict[str, Any]:
+        """Return a table with a row for each item."""
         rows: list[dict[str, Any]] = []
-        columns: dict[str, None] = dict.fromkeys(first)
+        columns: dict[str, None] = {}
         for key, item in [*keyed(items)][:_MAX_ROWS]:
             cells: dict[str, Any] = {}
             self._add(item, (), path, (*path, key), cells)
@@ -144,6 +146,10 @@ def _number(value: float, rate: float | None, role: str = "") -> Any:
 
 def _word(value: Any) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _without(data: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if name not in names}
 
 
 def _rounded(rate: float | None) -> float | None:
@@ -190,6 +196,13 @@ def _instance(data: Mapping[str, Any], rates: Rates, _: Roles) -> View:
         ["failed publishes", publisher["failed"], ""],
         ["pending requests", requests["pending"], ""],
     ]
+    outbox = data.get("outbox")
+    if isinstance(outbox, Mapping):
+        tiles += [
+            ["stored", outbox["waiting"], ""],
+            ["oldest stored", outbox["oldest"], "seconds"],
+            ["dead letters", outbox["dead_letters"], ""],
+        ]
     tables = []
     if subscriptions:
         rows = [
@@ -238,24 +251,23 @@ def _in_flight(counters: Mapping[str, Any]) -> int:
 
 
 def _event_service(data: Mapping[str, Any], rates: Rates, roles: Roles) -> View:
-    handlers = data.get("handlers", data.get("consumers"))
-    if not isinstance(handlers, list):
-        raise TypeError("no handlers")
     field = "handlers" if "handlers" in data else "consumers"
-    found = generic({name: value for name, value in data.items() if name != field}, rates, roles)
+    handlers = data[field]
+    found = generic(_without(data, field), rates, roles)
     waiting = sum(each["waiting"] for each in handlers)
-    rows = [
-        [
-            each["name"],
-            ", ".join(each["topics"]),
-            each["waiting"],
-            *(_number(each[name], rates.of((field, key, name))) for name in ("failures", "dropped")),
-            each["blocked"] or "",
+    if handlers:
+        rows = [
+            [
+                each["name"],
+                ", ".join(each["topics"]),
+                each["waiting"],
+                *(_number(each[name], rates.of((field, key, name))) for name in ("failures", "dropped")),
+                each["blocked"] or "",
+            ]
+            for key, each in keyed(handlers)
         ]
-        for key, each in keyed(handlers)
-    ]
-    columns = ["handler", "topics", "waiting", "failures", "dropped", "blocked"]
-    found["tables"].insert(0, {"title": "handlers and topics", "columns": columns, "rows": rows[:_MAX_ROWS]})
+        columns = ["handler", "topics", "waiting", "failures", "dropped", "blocked"]
+        found["tables"].insert(0, {"title": "handlers and topics", "columns": columns, "rows": rows[:_MAX_ROWS]})
     found["tiles"] = [
         ["handlers", len(handlers), ""],
         ["waiting events", waiting, ""],
@@ -264,68 +276,138 @@ def _event_service(data: Mapping[str, Any], rates: Rates, roles: Roles) -> View:
     ]
     found["chart"] = {"waiting": waiting}
     blocked = [each for each in handlers if each["blocked"]]
-    found["state"] = [f"{len(blocked)} blocked", "warn"] if blocked else ["works", "good"]
+    if blocked:
+        found["state"] = [f"{len(blocked)} blocked", "warn"]
     return found
 
 
 # --- journals
 
 
-def _journal(data: Mapping[str, Any], rates: Rates, roles: Roles) -> View:
-    begin, end, cursors = data["begin"], data["end"], data["cursors"]
-    if isinstance(cursors, Mapping):  # name -> position
-        cursors = [{"name": name, "position": at, "behind": end - at} for name, at in cursors.items()]
-    depth = data.get("backlog", max((each["behind"] for each in cursors), default=end - begin))
-    oldest = data.get("oldest", data.get("age"))
-    found = {
-        "facts": _facts(("path", data.get("path"))),
-        "tiles": [
-            ["depth", depth, ""],
-            ["bytes", data["bytes"], "bytes"],
-            *([["oldest", oldest, "seconds"]] if isinstance(oldest, (int, float)) else []),
-            ["appended", _rounded(rates.of(("end",))), "/s"],
-            ["dropped", data.get("dropped", 0), ""],
-            ["dead letters", data.get("dead_letters", 0), ""],
-        ],
-        "chart": {"depth": depth},
-        "tables": [],
-    }
-    rest = generic({name: value for name, value in data.items() if name not in ("cursors", "path")}, rates, roles)
+def _journal(data: Mapping[str, Any], rates: Rates, _: Roles) -> View:
+    cursors = [
+        [each["name"], each["position"], each["behind"], _rounded(rates.of(("cursors", key, "position")))]
+        for key, each in keyed(data["cursors"])
+    ]
+    tables = []
     if cursors:
-        columns = ("name", "position", "behind")
-        tables: list[Any] = [_Table(rates, roles).of("cursors", cursors, ("cursors",), columns)]
-        found["tables"] = [*found["tables"], *tables]
-    found["tables"] += rest["tables"]
-    return found
+        columns = ["cursor", "position", "behind", "records/s"]
+        tables.append({"title": "cursors", "columns": columns, "rows": cursors[:_MAX_ROWS]})
+    tiles = [
+        ["backlog", data["backlog"], ""],
+        ["backlog bytes", data["backlog_bytes"], "bytes"],
+        ["oldest", data["oldest"], "seconds"],
+        ["appended", _rounded(rates.of(("end",))), "/s"],
+        ["unstored", data["unstored"], ""],
+        ["dropped", data["dropped"], ""],
+        ["dead letters", data["dead_letters"], ""],
+        ["bytes of files", data["bytes"], "bytes"],
+    ]
+    for label, name, unit in (("max records", "max_records", ""), ("max bytes", "max_bytes", "bytes")):
+        if data[name] is not None:
+            tiles.append([label, data[name], unit])
+    return {
+        "facts": _facts(("path", data["path"]), ("offsets", f"{data['begin']} to {data['end']}")),
+        "tiles": tiles,
+        "chart": {"backlog": data["backlog"], "appended /s": _rounded(rates.of(("end",)))},
+        "tables": tables,
+    }
 
 
 # --- gateways
 
-#: counters of routes that make up the chart, by the names they may have
-_ROUTE_IN: Final = ("received", "accepted", "stored")
-_ROUTE_OUT: Final = ("forwarded", "sent", "published", "delivered", "confirmed")
+#: counters of a route, and numbers of its buffer with their units, in the order of the columns
+_ROUTE: Final = ("filtered", "looped", "repeated", "retried", "failed")
+_BUFFER: Final = (("depth", ""), ("bytes", "bytes"), ("age", "seconds"), ("dead_letters", ""))
+_ROUTE_COLUMNS: Final = [
+    "route", "from", "to", "state", "received", "published", "in flight", "stored", "bytes", "oldest", "dead letters",
+    "dropped", "latency", *_ROUTE,
+]  # fmt: skip
 
 
-def _gateway(data: Mapping[str, Any], rates: Rates, roles: Roles) -> View:
+def _gateway(data: Mapping[str, Any], rates: Rates, _: Roles) -> View:
     routes = data["routes"]
-    if not isinstance(routes, list):
-        raise TypeError("no routes")
-    found = generic({name: value for name, value in data.items() if name != "routes"}, rates, roles)
-    if routes:
-        order = ("name", "state", "source", "target", *_ROUTE_IN, *_ROUTE_OUT)
-        found["tables"].insert(0, _Table(rates, roles).of("routes", routes, ("routes",), order))
-    if isinstance(data.get("state"), str):
-        found["state"] = _state(data["state"])
-    for label, names in (("in /s", _ROUTE_IN), ("out /s", _ROUTE_OUT)):
-        name = next((each for each in names if any(each in route for route in routes)), None)
-        if name is not None:
-            total = _rounded(rates.total([("routes", key, name) for key, _ in keyed(routes)]))
-            found["chart"][label] = total
-            found["tiles"].append([label.removesuffix(" /s"), total, "/s"])
-    return found
+    keys = [key for key, _ in keyed(routes)]
+    buffers = [each["buffer"] for each in routes]
+
+    def rate(name: str) -> float | None:
+        return _rounded(rates.total([("routes", key, name) for key in keys]))
+
+    depth = sum(each["depth"] for each in buffers)
+    tables = [
+        {"title": title, "columns": columns, "rows": rows[:_MAX_ROWS]}
+        for title, columns, rows in (
+            ("routes", _ROUTE_COLUMNS, [_route(each, key, rates) for key, each in keyed(routes)]),
+            (
+                "routes of requests",
+                ["route", "from", "to", "pending", "answered", "failed"],
+                [
+                    [each["name"], each["source"], each["target"], each["pending"]]
+                    + [_number(each[name], rates.of(("requests", key, name))) for name in ("answered", "failed")]
+                    for key, each in keyed(data["requests"])
+                ],
+            ),
+            (
+                "devices",
+                ["devices", "known", "published as offline"],
+                [[each["name"], each["known"], each["is_offline"]] for each in data["devices"]],
+            ),
+        )
+        if rows
+    ]
+    return {
+        "state": _state(data["state"]),
+        "facts": [],
+        "tiles": [
+            ["in", rate("received"), "/s"],
+            ["out", rate("published"), "/s"],
+            ["in flight", sum(each["in_flight"] for each in routes), ""],
+            ["stored", depth, ""],
+            ["oldest stored", max((each["age"] for each in buffers), default=0), "seconds"],
+            ["dead letters", sum(each["dead_letters"] for each in buffers), ""],
+            ["dropped", sum(each["dropped"] for each in buffers), ""],
+            ["reloads", data["reloads"], ""],
+            ["running since", data["started"], "since"],
+        ],
+        "chart": {"in /s": rate("received"), "out /s": rate("published"), "stored": depth},
+        "tables": tables,
+    }
 
 
-_KINDS: Final[Mapping[str, Callable[[Mapping[str, Any], Rates, Roles], View]]] = {
+def _route(route: Mapping[str, Any], key: str, rates: Rates) -> list[Any]:
+    buffer = route["buffer"]
+
+    def counter(*names: str) -> Any:
+        found: Any = route
+        for name in names:
+            found = found[name]
+        return _number(found, rates.of(("routes", key, *names)))
+
+    return [
+        route["name"],
+        route["source"],
+        route["target"],
+        _route_state(route),
+        counter("received"),
+        counter("published"),
+        route["in_flight"],
+        *([buffer[name], None, unit] if unit else buffer[name] for name, unit in _BUFFER),
+        counter("buffer", "dropped"),
+        [route["latency"]["mean"], None, "seconds"],
+        *(counter(name) for name in _ROUTE),
+    ]
+
+
+def _route_state(route: Mapping[str, Any]) -> str:
+    if not route["is_enabled"]:
+        return "disabled"
+    down = [side for side in ("source", "target") if not route[f"is_{side}_up"]]
+    if down:
+        return f"{' and '.join(down)} down"
+    return "up" if route.get("is_subscribed", True) else "not subscribed"
+
+
+_KINDS: Final[Mapping[str, _Viewing]] = {
     "instance": _instance,
     "typed_event_bus": _event_service,
     "event_admin": _event_service,

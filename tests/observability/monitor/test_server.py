@@ -175,7 +175,7 @@ def test_the_inspector_shows_messages_and_hides_secrets(services: ServiceRegistr
         messaging.connect("memory://inspected", services=services, name="plant") as m,
         Monitor(services=services, port=0, mask=["pincode"]) as monitor,
     ):
-        assert json.loads(ask(monitor, "/api/instances")[2])["instances"] == ["plant"]
+        assert json.loads(ask(monitor, "/api/snapshot")[2])["instances"] == ["plant"]
         wanted = {"instance": "plant", "channel": "in/#", "count": 5, "seconds": 5}
         with events(monitor, "/api/inspect", wanted) as followed:
             payloads = [b'{"user": "u", "password": "hunter2", "pincode": 1234}', b"token=hunter3", b"\x00\xff", b""]

@@ -55,9 +55,24 @@ function showProcess(view) {
   const section = element("section", view.status === "silent" ? "process silent" : "process", title, reports);
   section.dataset.key = view.key;
   const before = sections.get(view.key);
-  if (before) before.replaceWith(section);
-  else $("processes").append(section);
+  if (before) return update(before, section);
+  $("processes").append(section);
   sections.set(view.key, section);
+}
+
+// Make `old` equal to `made`. Nodes stay, and with them what is selected in them and how far they are scrolled.
+function update(old, made) {
+  if (old.nodeName !== made.nodeName) return old.replaceWith(made);
+  if (old.nodeType === Node.TEXT_NODE) {
+    if (old.data !== made.data) old.data = made.data;
+    return;
+  }
+  for (const { name, value } of made.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  for (const { name } of [...old.attributes]) if (!made.hasAttribute(name)) old.removeAttribute(name);
+  const kept = [...old.childNodes];
+  const wanted = [...made.childNodes];
+  wanted.forEach((child, index) => (index < kept.length ? update(kept[index], child) : old.append(child)));
+  kept.slice(wanted.length).forEach((child) => child.remove());
 }
 
 function remember(view) {
@@ -77,7 +92,8 @@ function remember(view) {
 
 function reportCard(process, report) {
   const [state, level] = report.state;
-  const card = element("article", "report", element("header", "",
+  const isWide = report.tables.some((each) => each.columns.length > 10);
+  const card = element("article", isWide ? "report wide" : "report", element("header", "",
     element("h3", "", report.name), element("span", "kind", report.kind.replaceAll("_", " ")),
     element("span", `badge ${["good", "warn", "bad", "idle"].includes(level) ? level : "idle"}`, state)));
   if (report.error) card.append(element("p", "", report.error));
@@ -87,7 +103,8 @@ function reportCard(process, report) {
     card.append(element("div", "tiles", ...report.tiles.map(([label, value, unit]) =>
       element("div", "", element("b", "", number(value, unit)), element("span", "", label)))));
   const lines = (histories.get(process) || new Map()).get(report.key) || new Map();
-  for (const line of Object.keys(report.chart)) card.append(chart(line, lines.get(line) || []));
+  const names = Object.keys(report.chart);
+  if (names.length) card.append(element("div", "charts", ...names.map((line) => chart(line, lines.get(line) || []))));
   if (report.facts.length)
     card.append(element("dl", "", ...report.facts.flatMap(([label, text]) =>
       [element("dt", "", label), element("dd", "", text)])));
@@ -210,7 +227,6 @@ function start(found) {
     histories.set(process, new Map(Object.entries(reports).map(([report, lines]) =>
       // the newest value comes again with the view of the process
       [report, new Map(Object.entries(lines).map(([line, values]) => [line, values.slice(0, -1)]))])));
-  instances();
 }
 
 function gone(key) {
@@ -221,11 +237,26 @@ function gone(key) {
 }
 
 function counts(data) {
-  const texts = [`${data.viewers} viewers`];
+  const texts = [data.viewers === 1 ? "1 viewer" : `${data.viewers} viewers`];
   if (data.invalid) texts.push(`${data.invalid} messages were no snapshots`);
   if (data.crowded_out) texts.push(`${data.crowded_out} snapshots of further processes`);
   if (data.failure) texts.push(data.failure);
   $("counts").textContent = texts.join("; ");
+  instances(data.instances);
+}
+
+// the instances that the inspector can use
+function instances(names) {
+  const select = $("instance");
+  const shown = [...select.options].map((option) => option.value);
+  if (shown.length === names.length && shown.every((name, index) => name === names[index])) return;
+  const chosen = select.value;
+  select.replaceChildren(...names.map((name) => {
+    const option = element("option", "", name);
+    option.value = name;
+    return option;
+  }));
+  if (names.includes(chosen)) select.value = chosen;
 }
 
 function login() {
@@ -243,19 +274,6 @@ $("login").addEventListener("submit", (submitted) => {
 });
 
 // --- the inspector
-
-async function instances() {
-  const answer = await fetch("/api/instances", { headers: authorized(), cache: "no-store" });
-  if (!answer.ok) return;
-  const chosen = $("instance").value;
-  const names = (await answer.json()).instances;
-  $("instance").replaceChildren(...names.map((name) => {
-    const option = element("option", "", name);
-    option.value = name;
-    return option;
-  }));
-  if (names.includes(chosen)) $("instance").value = chosen;
-}
 
 $("inspect").addEventListener("submit", (submitted) => {
   submitted.preventDefault();
@@ -283,7 +301,7 @@ async function look() {
       while ($("messages").childElementCount > most) $("messages").lastElementChild.remove();
     }
   } catch (error) {
-    $("inspect-state").textContent = error.name === "AbortError" ? "stopped" : error.message;
+    $("inspect-state").textContent = error.name === "AbortError" ? "stopped" : error.message || "a token is needed";
   }
   inspecting = null;
   $("look").textContent = "Look";
