@@ -118,6 +118,9 @@ class Gateway:
             self._state = "starting"
             try:
                 self.settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+                # first: an address that is taken is told before anything is connected, and probes see "starting"
+                self._registration = register_reporter(self._services, self)
+                self._monitor(self.settings)
                 for name, each in self.settings.instances.items():
                     self._connect(name, each)
                 for route_name in self.settings.routes:
@@ -126,8 +129,6 @@ class Gateway:
                     route.start()
                 self._start_others(self.settings)
                 self._control = ControlServer(self.settings.data, self._calls())
-                self._registration = register_reporter(self._services, self)
-                self._monitor(self.settings)
             except OSError as error:
                 self._close(0.0)
                 raise ConfigurationError(f"gateway '{self.name}': data folder: {error}") from error
