@@ -17,6 +17,7 @@ from messaging.gateway.settings import GatewaySettings, listening_address
 from messaging.instance import find_adapter
 from messaging.model import ANY_LEVELS, Features, overlap, parse_url, publish_options, subscribe_options
 from messaging.model.settings import load_settings
+from messaging.observability.monitor.publisher import checked_channel, checked_interval
 from messaging.properties import announced
 from messaging.text import did_you_mean
 
@@ -100,6 +101,7 @@ class _Checks:
         self._check_queues()
         self._check_loops()
         self._check_status()
+        self._check_monitor()
         self._check_monitoring()
         self._check_data(settings.data)
         parts: list[RouteSettings | RequestSettings | DeviceStateSettings] = [
@@ -108,8 +110,7 @@ class _Checks:
         if not parts:
             problems.warning((), "there are no routes, requests and devices: the gateway has nothing to do")
         used = {each for part in parts for each in (part.source.instance, part.target.instance)}
-        if settings.status is not None:
-            used.add(settings.status.instance)
+        used |= {each.instance for each in (settings.status, settings.monitor) if each is not None}
         if not used <= settings.instances.keys():
             return  # one of the names is misspelt
         for name in settings.instances:
@@ -475,6 +476,20 @@ class _Checks:
                 self._problems.warning(
                     (*path, "channel"), f"{flow.path[0]}.{flow.path[1]} takes the messages of this channel, too"
                 )
+
+    def _check_monitor(self) -> None:
+        monitor = self._settings.monitor
+        if monitor is None:
+            return
+        self._broker(("monitor",), monitor.instance)
+        try:
+            checked_channel(monitor.channel, self._settings.name)
+        except ArgumentError as error:
+            self._problems.error(("monitor", "channel"), str(error))
+        try:
+            checked_interval(monitor.interval)
+        except ArgumentError as error:
+            self._problems.error(("monitor", "interval"), str(error))
 
     def _check_monitoring(self) -> None:
         if self._settings.monitoring is not None:

@@ -24,6 +24,7 @@ from messaging.gateway.route import Route
 from messaging.gateway.settings import listening_address
 from messaging.gateway.status import Status
 from messaging.gateway.targets import Target
+from messaging.observability.monitor import SnapshotPublisher
 from messaging.reporting import register_reporter
 from messaging.services import ServiceRegistry, default_registry
 from messaging.text import SafeLog, did_you_mean
@@ -92,6 +93,7 @@ class Gateway:
         self._requests: dict[str, RequestRoute] = {}
         self._devices: dict[str, DeviceStates] = {}
         self._status: Status | None = None
+        self._snapshots: SnapshotPublisher | None = None
         self._registration: ServiceRegistration | None = None
         self._monitoring: MonitoringEndpoint | None = None
         self._control: ControlServer | None = None
@@ -120,7 +122,7 @@ class Gateway:
                 self.settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
                 # first: an address that is taken is told before anything is connected, and probes see "starting"
                 self._registration = register_reporter(self._services, self)
-                self._monitor(self.settings)
+                self._listen(self.settings)
                 for name, each in self.settings.instances.items():
                     self._connect(name, each)
                 for route_name in self.settings.routes:
@@ -233,9 +235,15 @@ class Gateway:
         if settings.status is not None and self._status is None:
             self._status = Status(settings.status, self._instances[settings.status.instance], self.report)
             self._status.start()
+        monitor = settings.monitor
+        if monitor is not None and self._snapshots is None:
+            self._snapshots = SnapshotPublisher(
+                self._instances[monitor.instance], interval=monitor.interval, services=self._services,
+                process=self.name, channel=monitor.channel,
+            ).__enter__()  # fmt: skip
 
-    def _monitor(self, settings: GatewaySettings) -> None:
-        """Listen at the address of ``settings``. Raises ``ConfigurationError``; nothing has changed then."""
+    def _listen(self, settings: GatewaySettings) -> None:
+        """Listen at the address of ``settings``. Raises ``ConfigurationError``: it listens nowhere then."""
         before, self._monitoring = self._monitoring, None
         if before is not None:
             before.close()
@@ -274,6 +282,12 @@ class Gateway:
         ):
             status.close()
             self._status = None
+        monitor = self.settings.monitor
+        if self._snapshots is not None and (
+            settings is None or monitor != settings.monitor or (monitor is not None and monitor.instance in gone)
+        ):
+            self._snapshots.close()
+            self._snapshots = None
 
     def _close(self, limit: float) -> None:
         """Release everything, in order. Under the lock."""
@@ -390,7 +404,7 @@ class Gateway:
         self._start_others(settings)
         if settings.monitoring != old.monitoring:
             try:
-                self._monitor(settings)
+                self._listen(settings)
             except ConfigurationError as error:
                 logger.error("%s", error)
                 failure = failure or error

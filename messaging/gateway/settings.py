@@ -333,6 +333,14 @@ class StatusSettings(Part):
     interval: Duration = Field(30.0, description="time between two heartbeats")
 
 
+class MonitorSettings(Part):
+    """Publishes the numbers of the gateway at a broker, where ``messaging monitor`` shows them."""
+
+    instance: Name = Field(description="name of an instance")
+    channel: TemplateText = Field("messaging/monitor", description="first levels of the channel; the last is the name")
+    interval: Duration = Field(5.0, description="time between two snapshots, 0.1 s to 1 h")
+
+
 class GatewaySettings(Part):
     """A gateway: the content of its configuration file."""
 
@@ -345,6 +353,7 @@ class GatewaySettings(Part):
         default_factory=dict, description="states of bridged devices, by name of the group"
     )
     status: StatusSettings | None = Field(None, description="publishes the state of the gateway")
+    monitor: MonitorSettings | None = Field(None, description="publishes snapshots for the live page")
     monitoring: str | None = Field(
         None, description="HOST:PORT of /healthz, /readyz and /metrics; only loopback unless named"
     )

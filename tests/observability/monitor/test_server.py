@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import queue
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,10 +17,13 @@ import pytest
 
 import messaging
 from messaging.errors import ArgumentError, ClosedError, ConfigurationError
-from messaging.observability.monitor import SnapshotPublisher
+from messaging.gateway import Gateway, GatewaySettings
+from messaging.observability.monitor import SnapshotPublisher, server
 from messaging.observability.monitor.access import TOKEN_VARIABLE
+from messaging.observability.monitor.connections import TimedProtocol
+from messaging.observability.monitor.inspector import MAX_INSPECTIONS
 from messaging.observability.monitor.server import Monitor
-from messaging.observability.monitor.viewers import MAX_VIEWERS
+from messaging.observability.monitor.viewers import MAX_VIEWERS, Viewers
 from messaging.reporting import PartReporter, register_reporter
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto
@@ -115,6 +120,36 @@ def test_processes_at_a_broker_are_shown_until_they_end(mosquitto: Mosquitto, se
             assert [report["name"] for report in process["reports"]] == ["watched"]
         gone = next(data for name, data in followed if name == "gone")
         assert gone["key"] == process["key"]
+
+
+def test_a_gateway_publishes_its_snapshots_where_its_configuration_says(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    settings = GatewaySettings.model_validate(
+        {
+            "name": "shown-gateway",
+            "data": str(tmp_path / "data"),
+            "instances": {"a": {"url": mosquitto.url}},
+            "routes": {
+                "r": {
+                    "from": {"instance": "a", "channel": "shown/in"},
+                    "to": {"instance": "a", "channel": "shown/out"},
+                    "buffer": {"full": "block"},
+                }
+            },
+            "monitor": {"instance": "a", "interval": "200 ms", "channel": "shown/by"},
+        }
+    )
+    with (
+        messaging.connect(mosquitto.url, services=ServiceRegistry()) as m,
+        Monitor(m, port=0, interval=0.1, channel="shown/by") as monitor,
+        events(monitor) as followed,
+        Gateway(settings, services=ServiceRegistry()) as gateway,
+    ):
+        for name, data in followed:
+            kinds = {report["kind"]: report["name"] for report in data["reports"]} if name == "process" else {}
+            if kinds.get("gateway") == "shown-gateway":
+                break
+        gateway.reload(settings.model_copy(update={"monitor": None}))
+        assert any(name == "gone" for name, _ in followed)
 
 
 def test_the_page_is_confined(services: ServiceRegistry) -> None:
@@ -262,3 +297,134 @@ def test_a_port_that_is_taken_is_a_configuration_error(services: ServiceRegistry
 def test_wrong_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         Monitor(**arguments)
+
+
+# --- clients that leave, or take nothing
+
+
+def leave_at_once(monitor: Monitor, path: str, body: Any = None) -> None:
+    """Send a request, and reset the connection without reading the answer."""
+    data = b"" if body is None else json.dumps(body).encode()
+    method = "GET" if body is None else "POST"
+    with socket.create_connection(("127.0.0.1", monitor.port), PATIENCE) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+        client.sendall(head.encode() + data)
+
+
+def test_inspections_whose_viewers_left_make_room(services: ServiceRegistry) -> None:
+    wanted = {"instance": "plant", "channel": "in/#", "count": 5, "seconds": 600}
+    with (
+        messaging.connect("memory://left", services=services, name="plant") as m,
+        Monitor(services=services, port=0, interval=0.1) as monitor,
+    ):
+        for _ in range(2 * MAX_INSPECTIONS):
+            leave_at_once(monitor, "/api/inspect", wanted)
+            with (
+                contextlib.suppress(AssertionError),
+                events(monitor, "/api/inspect", wanted),
+            ):  # or there is no room yet
+                pass
+        wait(lambda: not m.runtime.get_runtime_dto().subscriptions)
+        with contextlib.ExitStack() as stack:
+            for _ in range(MAX_INSPECTIONS):
+                stack.enter_context(events(monitor, "/api/inspect", wanted))
+            status, _, answer = ask(monitor, "/api/inspect", method="POST", body=wanted)
+            assert status == 503
+            assert "4 inspections are open" in json.loads(answer)["problem"]
+        wait(lambda: not m.runtime.get_runtime_dto().subscriptions)
+
+
+def test_viewers_that_left_make_room(services: ServiceRegistry) -> None:
+    def all_fit() -> bool:
+        with contextlib.suppress(AssertionError), contextlib.ExitStack() as stack:
+            for _ in range(MAX_VIEWERS):
+                next(stack.enter_context(events(monitor)))
+            return True
+        return False
+
+    with Monitor(services=services, port=0, interval=0.1) as monitor:
+        for _ in range(2 * MAX_VIEWERS):
+            leave_at_once(monitor, "/api/events")
+        wait(all_fit)
+        wait(all_fit)
+
+
+def test_a_viewer_that_takes_nothing_is_dropped(services: ServiceRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "Viewers", lambda: Viewers(slow_seconds=0.2))
+    for number in range(20):
+        many = [f"{number:0300}"] * 50
+        register_reporter(services, PartReporter("large", f"x{number}", lambda many=many: {"many": many}))  # type: ignore[misc]
+    with Monitor(services=services, port=0, interval=0.1) as monitor, socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.settimeout(PATIENCE)
+        slow.connect(("127.0.0.1", monitor.port))
+        slow.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        with events(monitor) as followed:
+            wait(lambda: next(data for name, data in followed if name == "counts")["dropped"] == 1)
+            assert next(data for name, data in followed if name == "counts")["viewers"] == 1, "the other one stays"
+        with contextlib.suppress(ConnectionResetError):
+            while slow.recv(65536):
+                pass
+
+
+def test_a_client_that_sends_no_request_is_disconnected(
+    services: ServiceRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TimedProtocol, "patience", 0.2)
+    with Monitor(services=services, port=0, interval=0.1) as monitor, events(monitor) as followed:
+        for request in (b"", b"GET /api/snapshot HTTP/1.1\r\nHost: loc"):
+            with socket.create_connection(("127.0.0.1", monitor.port), PATIENCE) as idle:
+                idle.sendall(request)
+                with contextlib.suppress(ConnectionResetError):
+                    assert idle.recv(1) == b""
+        began = time.monotonic()
+        for name, _ in followed:
+            if name == "counts" and time.monotonic() > began + 1:
+                break  # the viewer is not disconnected
+
+
+def test_inspecting_leaves_the_guarantee_to_the_streams_of_the_application(
+    mosquitto: Mosquitto, services: ServiceRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = {"instance": "plant", "channel": "guaranteed/#", "count": 5, "seconds": 60}
+    found: queue.Queue[Any] = queue.Queue()
+    with (
+        messaging.connect(mosquitto.url, version="3.1.1", services=services, name="plant") as m,
+        Monitor(services=services, port=0) as monitor,
+    ):
+        m.on("guaranteed/+", found.put, qos=1)
+        with events(monitor, "/api/inspect", wanted) as followed:
+            wait(lambda: len(m.runtime.get_runtime_dto().subscriptions) == 2)
+            m.publish("guaranteed/x", b"1", qos=1).result(PATIENCE)
+            assert found.get(timeout=PATIENCE).context.extensions["qos"] == "1"
+            assert next(data for name, data in followed if name == "messages")["messages"][0]["payload"] == "1"
+        wait(lambda: len(m.runtime.get_runtime_dto().subscriptions) == 1)
+        m.publish("guaranteed/x", b"2", qos=1).result(PATIENCE)
+        assert found.get(timeout=PATIENCE).payload == b"2", "the stream of the application stays"
+    assert "overlap" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("PUT", "/", 405), ("DELETE", "/api/snapshot", 405), ("POST", "/api/snapshot", 405), ("GET", "/api/inspect", 405),
+     ("GET", "/none", 404), ("HEAD", "/", 200), ("OPTIONS", "/", 405)],
+)  # fmt: skip
+def test_other_requests_are_refused(services: ServiceRegistry, method: str, path: str, status: int) -> None:
+    with Monitor(services=services, port=0) as monitor:
+        found, headers, _ = ask(monitor, path, method=method)
+        assert found == status
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "access-control-allow-origin" not in headers
+
+
+def test_messages_that_are_no_snapshots_are_counted(mosquitto: Mosquitto, services: ServiceRegistry) -> None:
+    with (
+        messaging.connect(mosquitto.url, services=services) as m,
+        Monitor(m, port=0, interval=0.1, channel="junk/snapshots") as monitor,
+        events(monitor) as followed,
+    ):
+        for number, payload in enumerate((b"x", b"{}", b"\xff" * 300_000)):
+            m.publish(f"junk/snapshots/{number}", payload).result(PATIENCE)
+        wait(lambda: next(data for name, data in followed if name == "counts")["invalid"] == 3)
+        assert json.loads(ask(monitor, "/api/snapshot")[2])["processes"] == {}
