@@ -22,6 +22,7 @@ from messaging.gateway.drain import ATTEMPTS, TokenBucket
 from messaging.gateway.settings import RateSettings
 from messaging.journal import Journal
 from messaging.testing.brokers import Mosquitto, RabbitMQ
+from messaging.testing.proxy import Proxy
 from tests.gateway.kit import PATIENCE, Away, Broker, route, settings, started, unique, wait
 
 
@@ -579,3 +580,26 @@ def test_interceptors_see_what_a_gateway_publishes(names: dict[str, Any], tmp_pa
         a.send("in/1", b"x")
         wait(lambda: b.received)
     assert b.messages[0].context.extensions["headers"]["stamped"] == "yes"
+
+
+def test_refused_credentials_are_not_tried_in_a_loop(names: dict[str, Any], tmp_path: Path) -> None:
+    passwords = tmp_path / "passwords"
+    passwords.write_text("")
+    with (
+        Mosquitto(["allow_anonymous false", f"password_file {passwords}"]) as broker,
+        Proxy(broker.host, broker.port) as proxy,
+        Broker(names["a"]["url"]) as a,
+        Broker(names["b"]["url"], "out") as b,
+    ):
+        refused = {"url": f"mqtt://127.0.0.1:{proxy.port}"}
+        routes = {"r": route("in", "out")}
+        chosen = settings(tmp_path / "data", instances={"a": names["a"], "b": refused}, routes=routes)
+        with Gateway(chosen) as gateway:
+            wait(lambda: gateway.report().routes[0].is_subscribed)
+            a.send("in", b"1", b"2")
+            wait(lambda: gateway.route("r").buffer.depth == 2)
+            before, began = proxy.attempts, time.monotonic()
+            wait(lambda: time.monotonic() > began + 3)
+            assert proxy.attempts - before <= 10
+            gateway.reload(settings(tmp_path / "data", instances=names, routes=routes))
+            wait(lambda: b.payloads == [b"1", b"2"])
