@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import re
 import shutil
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import messaging
+from messaging.observability.monitor import SnapshotPublisher
 from messaging.observability.monitor.server import Monitor
 from messaging.reporting import PartReporter, register_reporter
 from messaging.services import ServiceRegistry
@@ -24,6 +26,7 @@ pytestmark = [
 ]
 MARKUP = '<img src=x onerror="document.title=1"><script>document.title=2</script><b id="injected">x</b>'
 TOKEN = "0123456789abcdef-token"
+PATIENCE = 30.0
 
 
 class Plant:
@@ -140,3 +143,79 @@ def test_the_inspector_hides_secrets(page: Any) -> None:
         inspect(page, "in/#")
         assert "celsius" in page.locator("#messages li").first.inner_text()
         assert "hunter2" not in page.content()
+        assert "***" in page.locator("#messages li").first.inner_text()
+
+
+def test_the_page_asks_for_nothing_that_it_does_not_need(page: Any) -> None:
+    services = ServiceRegistry()
+    messages: list[str] = []
+    urls: list[str] = []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("request", lambda request: urls.append(request.url))
+    with (
+        Plant("memory://needed", services, "a/1", b"x"),
+        Monitor(services=services, port=0, interval=0.2) as monitor,
+    ):
+        page.goto(monitor.url)
+        page.get_by_role("heading", name="plant").wait_for()
+        assert not page.locator("#login").is_visible(), "no token is needed"
+        assert messages == [], "nothing violates the content security policy"
+        assert all(url.startswith(monitor.url) for url in urls)
+
+
+def test_what_is_selected_stays_while_numbers_change(page: Any) -> None:
+    services = ServiceRegistry()
+    with (
+        Plant("memory://selected", services, "a/1", b"x"),
+        Monitor(services=services, port=0, interval=0.1) as monitor,
+    ):
+        page.goto(monitor.url)
+        heading = page.get_by_role("heading", name="plant")
+        heading.wait_for()
+        heading.evaluate("node => { getSelection().selectAllChildren(node); node.marked = true; }")
+        caption = page.locator("figcaption").first
+        before = caption.inner_text()
+        page.wait_for_function("before => document.querySelector('figcaption').textContent !== before", arg=before)
+        assert page.evaluate("getSelection().toString()") == "plant"
+        assert heading.evaluate("node => node.marked")
+
+
+def test_a_process_appears_while_it_publishes(page: Any) -> None:
+    services, watched = ServiceRegistry(), ServiceRegistry()
+    stop = threading.Event()
+
+    def publish() -> None:
+        with (
+            messaging.connect("memory://processes", services=watched, name="plant") as m,
+            SnapshotPublisher(m, interval=0.2, process="press-1"),
+        ):
+            stop.wait(PATIENCE)
+
+    def serve() -> None:
+        with (
+            messaging.connect("memory://processes", services=services) as m,
+            Monitor(m, port=0, interval=0.2) as monitor,
+        ):
+            urls.put(monitor.url)
+            done.wait(PATIENCE)
+
+    urls: queue.Queue[str] = queue.Queue()
+    done = threading.Event()
+    threads = [threading.Thread(target=each) for each in (serve, publish)]
+    for each in threads:
+        each.start()
+    try:
+        page.goto(urls.get(timeout=PATIENCE))
+        process = page.get_by_role("heading", name="press-1")
+        process.wait_for()
+        page.get_by_role("heading", name="plant").wait_for()
+        stop.set()
+        process.wait_for(state="detached")
+        page.get_by_text("live", exact=True).wait_for()
+        done.set()
+        page.get_by_text("live", exact=True).wait_for(state="detached")
+    finally:
+        stop.set()
+        done.set()
+        for each in threads:
+            each.join(PATIENCE)
