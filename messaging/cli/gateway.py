@@ -23,12 +23,13 @@ from messaging.cli.output import (
     show_table,
     write,
 )
-from messaging.errors import ArgumentError, ConfigurationError, ConnectFailedError
+from messaging.errors import ArgumentError, ConfigurationError, ConnectFailedError, GatewaySettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from messaging.gateway.dead_letters import Letter, Selection
+    from messaging.gateway.settings import GatewaySettings
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ def run(
     set_verbosity(level_number(log_level))
     if log_format == "json":
         set_formatter(JsonFormatter())
-    supervise(Gateway(load(file)), lambda: load(file))
+    supervise(Gateway(_load(file)), lambda: load(file))
     return ExitCode.OK
 
 
@@ -129,9 +130,9 @@ def show_plan(file: _File, json: _Json = False) -> int:
 
     Example: messaging gateway plan gateway.toml
     """
-    from messaging.gateway import load, plan
+    from messaging.gateway import plan
 
-    found = plan(load(file))
+    found = plan(_load(file))
     if json:
         write(dump(found.as_dict()))
         return ExitCode.OK
@@ -319,9 +320,23 @@ def _data(file: Path) -> Path:
     """Return the data folder of a configuration, or ``file`` itself, if it is a folder."""
     if file.is_dir():
         return file
+    return _load(file).data
+
+
+def _load(file: Path) -> GatewaySettings:
+    """Return the settings of a configuration; log each of its problems on a line of its own.
+
+    Raises:
+        ConfigurationError: it has errors, or cannot be read.
+    """
     from messaging.gateway import load
 
-    return load(file).data
+    try:
+        return load(file)
+    except GatewaySettingsError as error:
+        for problem in error.problems:
+            logger.error("%s", problem)
+    raise ConfigurationError(f"{file}: the configuration has errors")
 
 
 def _routes(data: Path, given: list[str] | None) -> list[str]:

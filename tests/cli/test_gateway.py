@@ -144,7 +144,9 @@ def test_status_and_reload_of_a_running_gateway(run: Run, file: Path, running: G
     assert run("gateway", "reload", str(file))[0] == 0
     assert running.settings.routes["telemetry"].priority == 2
     file.write_text(file.read_text().replace("priority = 2", "priority = 22"))
-    assert "routes.telemetry.priority" in refused(run, "gateway", "reload", str(file))
+    code, _, err = run("gateway", "reload", str(file))
+    assert code == 2
+    assert "routes.telemetry.priority" in err
     assert running.settings.routes["telemetry"].priority == 2
 
 
@@ -317,3 +319,13 @@ def test_settings_of_python_run_as_those_of_a_file(tmp_path: Path, file: Path) -
     settings = load(file)
     with Gateway(GatewaySettings.model_validate(settings.model_dump(by_alias=True, exclude_unset=True))) as gateway:
         assert gateway.report().name == "cli"
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "status"])
+def test_each_problem_of_a_broken_file_is_a_line(run: Run, file: Path, command: str) -> None:
+    file.write_text(file.read_text().replace("priority = 7", "priority = 70").replace('"in/{x}"', '"in/{x"'))
+    code, out, err = run("gateway", command, str(file))
+    assert (code, out) == (2, "")
+    lines = err.splitlines()
+    assert any(": error: routes.telemetry.priority: " in line for line in lines), err
+    assert lines[-1] == f"messaging: error: {file}: the configuration has errors"
