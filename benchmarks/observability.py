@@ -1,9 +1,9 @@
 """Processor time of messages with metrics, a watched monitor, and tracing, beside the same without.
 
-One process publishes and receives its own messages. ``metrics`` are rendered once a second; ``monitor`` publishes a
-snapshot once a second; ``interceptor`` is one that does nothing. ``tracing, API`` has no SDK; ``tracing, SDK`` has
-spans that a batch processor hands to an exporter that drops them. ``spans of the SDK alone`` is the time of two spans
-of six attributes, without messages: no interceptor can be faster.
+One process publishes and receives its own messages. ``metrics`` are rendered once a second; a monitor takes a snapshot
+once a second; ``interceptor`` is one that does nothing. ``tracing, API`` has no SDK; ``tracing, SDK`` has spans that a
+batch processor hands to an exporter that drops them. ``spans of the SDK alone`` is the time of two spans of six
+attributes, without messages: no interceptor can be faster.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
 _PATIENCE: Final = 60.0
 #: messages a second of the case with a monitor
 _RATE: Final = 10_000
+#: follows the events of a page
+_VIEWER: Final = """
+import sys, urllib.request
+for line in urllib.request.urlopen(sys.argv[1]):
+    print(flush=True)
+"""
 
 
 class _Nothing(Interceptor):
@@ -109,22 +117,59 @@ def bare_spans(count: int) -> float:
     return (time.process_time() - began) / count * 1e6
 
 
-def monitored(seconds: float, *, is_watched: bool) -> float:
-    """Return the processor time of a process in percent: 10,000 messages a second, with or without a publisher."""
-    from messaging.observability.monitor import SnapshotPublisher
+#: what watches the process, in the order of the windows
+WATCHING: Final = ("nothing", "a publisher of snapshots", "a page with a viewer")
 
-    with messaging.connect("memory://bench-monitor", name="bench") as m, contextlib.ExitStack() as stack:
+
+def monitored(rate: int, seconds: float, windows: int) -> dict[str, list[float]]:
+    """Return the processor time of a process that is watched, in percent of a core, for each window.
+
+    The same process is watched by one after the other, so that a slow minute of the machine hits all.
+
+    Args:
+        rate: messages a second that it publishes and receives.
+        seconds: length of a window.
+        windows: number of windows with each of :data:`WATCHING`.
+    """
+    found: dict[str, list[float]] = {name: [] for name in WATCHING}
+    with messaging.connect("memory://bench-monitor", name="bench") as m:
         m.on("bench/x", lambda _: None)
-        if is_watched:
-            stack.enter_context(SnapshotPublisher(m, interval=1.0))
-        payload, sent = b"x" * 100, 0
-        began, cpu = time.monotonic(), time.process_time()
-        while (now := time.monotonic() - began) < seconds:
-            while sent < now * _RATE:
-                m.publish("bench/x", payload)
-                sent += 1
-            time.sleep(0.005)
-        return (time.process_time() - cpu) / seconds * 100
+        payload = b"x" * 100
+        for number in range(windows * len(WATCHING)):
+            name = WATCHING[number % len(WATCHING)]
+            with _watched(m, name):
+                sent, cpu, began = 0, time.process_time(), time.monotonic()
+                while (now := time.monotonic() - began) < seconds:
+                    while sent < now * rate:
+                        m.publish("bench/x", payload)
+                        sent += 1
+                    time.sleep(0.005 if rate else seconds - now)
+                found[name].append((time.process_time() - cpu) / now * 100)
+    return found
+
+
+@contextlib.contextmanager
+def _watched(m: messaging.Messaging, name: str) -> Iterator[None]:
+    from messaging.observability.monitor import SnapshotPublisher
+    from messaging.observability.monitor.server import Monitor
+
+    if name == WATCHING[0]:
+        yield
+    elif name == WATCHING[1]:
+        with SnapshotPublisher(m, interval=1.0):
+            yield
+    else:
+        with Monitor(services=m.services, port=0, interval=1.0) as monitor:
+            viewer = subprocess.Popen(  # in a process of its own: its processor time does not count
+                [sys.executable, "-c", _VIEWER, f"{monitor.url}api/events"], stdout=subprocess.PIPE
+            )
+            try:
+                assert viewer.stdout is not None  # a pipe
+                viewer.stdout.readline()  # it follows
+                yield
+            finally:
+                viewer.kill()
+                viewer.communicate()
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -152,10 +197,10 @@ def run(arguments: argparse.Namespace) -> None:
                 ratio = statistics.median(one / base for one, base in zip(times, found["without"], strict=True))
                 print(f"{name:34} {statistics.median(times):22.1f} {ratio:8.3f}")
     print(f"{'two spans of the SDK alone':34} {statistics.median(bare_spans(count // 10) for _ in range(runs)):22.1f}")
-    seconds = 1.0 if arguments.quick else 5.0
-    differences = []
-    for _ in range(runs):
-        before, after = monitored(seconds, is_watched=False), monitored(seconds, is_watched=True)
-        differences.append((before, after))
-    before, after = (statistics.median(each[side] for each in differences) for side in (0, 1))
-    print(f"\n10,000 messages/s: {before:.1f} % of a core, {after:.1f} % with a monitor that watches once a second")
+    seconds, windows = (0.5, 1) if arguments.quick else (2.0, 3 * runs)
+    print(f"\n{'monitors':34} {'% of a core':>22} {'more':>8}")
+    for rate, some in ((_RATE, windows), (0, runs)):  # without messages the difference is exact
+        watched = monitored(rate, seconds, some)
+        for name, shares in watched.items():
+            more = statistics.median(one - base for one, base in zip(shares, watched[WATCHING[0]], strict=True))
+            print(f"{rate:6,}/s, {name:24} {statistics.median(shares):22.2f} {more:8.2f}")

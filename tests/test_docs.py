@@ -124,6 +124,7 @@ PRINTED: dict[str, tuple[tuple[str, ...], list[str]]] = {
 PRINTED["docs/remote-events.md"] = (("memory",), ["overheated {'room': 'cellar'}\n" * 2])
 PRINTED["docs/gateway.md"] = (("memory",), ["0\n"])
 PRINTED["docs/observability.md"] = (("memory",), [""])
+PRINTED["docs/monitor.md"] = (("memory",), ["", ""])
 PRINTED["docs/tracing.md"] = (("memory",), ["{'plant': '7'}\n"])
 PRINTED["docs/cloudevents.md"] = (EVERY, ["com.example.reading {'celsius': 21.5}\n"])
 PRINTED["docs/sparkplug.md"] = (EVERY, ["line-3 bdSeq 0\nline-3 temperature 21.5\nline-3 temperature 22.1\n"])

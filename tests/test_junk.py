@@ -36,6 +36,7 @@ from messaging.eventadmin import Event, EventAdmin
 from messaging.execution import Promise
 from messaging.model import keywords
 from messaging.model.settings import Settings
+from messaging.observability.monitor import SnapshotPublisher
 from messaging.replyto import DeferredReply
 from messaging.services import LdapFilter, ServiceRegistry
 from messaging.typedevent import TypedEventBus
@@ -315,11 +316,11 @@ class World:
             bus.create_publisher("a/b"), m.publish("a", b""), messaging.Credentials("user", "password"),
             bus.connect(m, "junk/*"), distributed, distributed.create_session("a/b"),
             distributed.create_subscription("a/b"), EventSigning(SigningKey.hmac("key", "s" * 32)),
-            DeferredReply(m.publish("a", b"")), cloud_events(m.subscribe("cloud")),
+            DeferredReply(m.publish("a", b"")), cloud_events(m.subscribe("cloud")), SnapshotPublisher(m),
         ]  # fmt: skip
         self.good: dict[str, Any] = {
             **GOOD, "services": self.registry, "admin": admin, "bus": bus, "monitor": bus.monitor,
-            "instance": m, "message": message, "request_message": message,
+            "instance": m, "m": m, "message": message, "request_message": message,
             "context": received.context, "reference": self.registry.find("junk")[0],
         }  # fmt: skip
         self.good_of_admin = {**self.good, "event": event}

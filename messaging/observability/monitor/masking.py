@@ -50,6 +50,8 @@ class Masking:
         words = [*SECRET_NAMES, *checked_names(names)]
         self._words = tuple(_plain(each) for each in words)
         self._known: BoundedCache[str, bool] = BoundedCache(4096)
+        #: short texts and their limits -> the texts as they are shown: names and states come again in each snapshot
+        self.cleaned: BoundedCache[tuple[str, int], str] = BoundedCache(4096)
         loose = "|".join(r"[-_. ]?".join(map(re.escape, _SEPARATORS.split(each))) for each in words)
         self._assigned = re.compile(
             rf"((?:{loose})[\w.-]{{0,40}}[\"']?\s{{0,8}}[:=]\s{{0,8}}){_VALUE}", re.IGNORECASE | re.DOTALL

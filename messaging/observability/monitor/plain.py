@@ -21,6 +21,8 @@ from messaging.text import exact
 _MAX_INT: Final = 2**53
 #: a number of seconds whose name contains one of these is a time since the epoch
 _TIMES: Final = ("start_time", "timestamp")
+#: characters of a text that is kept as it is shown
+_CACHED: Final = 100
 #: fields whose roles are told
 _MAX_ROLES: Final = 500
 
@@ -156,6 +158,15 @@ class Plain:
 def clean(text: str, limit: int, masking: Masking) -> str:
     """Return ``text`` on one line of at most ``limit`` characters, without secrets and unprintable characters."""
     text = exact(text)
+    if len(text) > _CACHED:
+        return _cleaned(text, limit, masking)
+    found = masking.cleaned.get((text, limit))
+    if found is None:
+        found = masking.cleaned[text, limit] = _cleaned(text, limit, masking)
+    return found
+
+
+def _cleaned(text: str, limit: int, masking: Masking) -> str:
     is_cut = len(text) > 2 * limit
     text = masking.text(text[: 2 * limit], is_cut=is_cut)
     text = visible(" ".join(text.split()))
