@@ -106,11 +106,14 @@ def test_the_reports_of_a_process_are_shown_with_their_rates(services: ServiceRe
         assert process["reports"][0]["data"]["publisher"]["published"] >= 1
 
 
-def test_processes_at_a_broker_are_shown_until_they_end(mosquitto: Mosquitto, services: ServiceRegistry) -> None:
-    watched = ServiceRegistry()
+@pytest.mark.parametrize("broker", ["mosquitto", "rabbitmq"])
+def test_processes_at_a_broker_are_shown_until_they_end(
+    request: pytest.FixtureRequest, broker: str, services: ServiceRegistry
+) -> None:
+    watched, url = ServiceRegistry(), request.getfixturevalue(broker).url
     with (
-        messaging.connect(mosquitto.url, services=services) as m,
-        messaging.connect(mosquitto.url, services=watched, name="watched") as other,
+        messaging.connect(url, services=services, name="watching") as m,
+        messaging.connect(url, services=watched, name="watched") as other,
         Monitor(m, port=0, interval=0.1, channel="monitored/by") as monitor,
         events(monitor) as followed,
     ):
@@ -118,6 +121,10 @@ def test_processes_at_a_broker_are_shown_until_they_end(mosquitto: Mosquitto, se
             process = next(data for name, data in followed if name == "process")
             assert process["process"] == "press-1"
             assert [report["name"] for report in process["reports"]] == ["watched"]
+            wanted = {"instance": "watching", "channel": "monitored/#", "count": 5, "seconds": 60}
+            with events(monitor, "/api/inspect", wanted) as inspected:
+                messages = next(data for name, data in inspected if name == "messages")["messages"]
+                assert {each["channel"] for each in messages} == {"monitored/by/press-1"}
         gone = next(data for name, data in followed if name == "gone")
         assert gone["key"] == process["key"]
 
