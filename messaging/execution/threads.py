@@ -15,6 +15,9 @@ thread                    runs                                           how man
 ``messaging-relay``       the relay of a transactional outbox            one for each ``Relay`` on a thread
 ``messaging-supervisor``  delivery threads are added, receivers over     one for each event service and monitor that
                           their time limit detected; no user code        has something to deliver
+``messaging-monitoring``  health checks and metrics over HTTP            one for each endpoint, and for each request
+``messaging-monitor``     the HTTP server of a monitor; no user code     one for each monitor
+``messaging-snapshots``   snapshots are taken and published; reporters   one for each publisher of snapshots
 ========================  =============================================  ==============================================
 
 All are daemon threads. Each source of jobs is bounded, so a blocked job delays no job of another source: one job at a

@@ -27,7 +27,7 @@ from messaging.gateway.targets import Target
 from messaging.observability.monitor import SnapshotPublisher
 from messaging.reporting import register_reporter
 from messaging.services import ServiceRegistry, default_registry
-from messaging.text import SafeLog, did_you_mean
+from messaging.text import SafeLog, did_you_mean, tolerant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -461,6 +461,7 @@ class Gateway:
             found += [f"{kind} '{each.name}': {each.problem}" for each in [*parts.values()] if each.problem is not None]
         return found
 
+    @tolerant
     def __repr__(self) -> str:
         return f"<Gateway {self.name!r} {self._state}>"
 

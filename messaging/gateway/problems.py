@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from messaging.errors import GatewaySettingsError, check_instance
+from messaging.text import tolerant
 
 #: the place of a value in a document: keys of tables, and indexes of arrays from 0
 KeyPath = tuple[str | int, ...]
@@ -43,6 +44,7 @@ class Position:
     def __hash__(self) -> int:
         return hash((self.line, self.column))
 
+    @tolerant
     def __repr__(self) -> str:
         return f"Position({self.line}, {self.column})"
 

@@ -221,7 +221,7 @@ class ServedRequest:
         if isinstance(error, ClosedError) and (connection.endings.is_closing or connection.state == "closed"):
             logger.info("%s: a reply on %r came too late: the instance is closed", self._name, self.reply_to)
         elif isinstance(error, ReplyError):  # the log of the other responder has the traceback
-            logger.info("the handler of %r passed on a failure: %s", self.request.context.channel, error)
+            logger.warning("the handler of %r failed: it passed on %s", self.request.context.channel, error)
         else:
             logger.error("the handler of %r failed", self.request.context.channel, exc_info=error)
 

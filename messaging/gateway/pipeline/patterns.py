@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from messaging.errors import InvalidChannelError
 from messaging.model import ANY_LEVEL, ANY_LEVELS, SEPARATOR, check_name, check_pattern
+from messaging.text import tolerant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,6 +83,7 @@ class ChannelPattern:
     def __hash__(self) -> int:
         return hash(self.text)
 
+    @tolerant
     def __repr__(self) -> str:
         return f"ChannelPattern({self.text!r})"
 
@@ -185,5 +187,6 @@ class ChannelTemplate:
     def __hash__(self) -> int:
         return hash(self.text)
 
+    @tolerant
     def __repr__(self) -> str:
         return f"ChannelTemplate({self.text!r})"
