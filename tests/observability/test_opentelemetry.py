@@ -130,6 +130,7 @@ def test_the_body_of_a_loop_runs_in_the_span_of_its_message() -> None:
     current: list[int] = []
     with messaging.connect("memory://traces-loop", interceptors=[traces.interceptor]) as m:
         stream = m.subscribe("a")
+        stream.ready.result(PATIENCE)
         for number in range(3):
             m.publish("a", b"%d" % number).result(PATIENCE)
         for _ in stream:
