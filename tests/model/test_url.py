@@ -8,7 +8,7 @@ import traceback
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
@@ -107,6 +107,8 @@ JUNK = st.text(string.ascii_letters + string.digits + string.punctuation + " é\
 
 
 @given(prefix=JUNK, user=JUNK, host=JUNK, suffix=JUNK)
+@example(prefix="", user="0?", host="=", suffix="%")
+@example(prefix="", user="0?", host="=1&:hunter2-pl4nted@=2", suffix="")
 @settings(max_examples=300)
 def test_a_planted_password_never_appears(prefix: str, user: str, host: str, suffix: str) -> None:
     """Whatever is wrong with the rest, and with ``@`` or not."""
