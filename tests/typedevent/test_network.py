@@ -106,7 +106,7 @@ def test_the_monitor_says_which_events_are_remote_and_keeps_their_publication_ti
     two.bus.monitor.monitor_events().subscribe(seen["two"].append)
     two.announced()
     one.bus.deliver(Order(1), "orders/placed")
-    wait_for(lambda: seen["two"], "the event")
+    wait_for(lambda: seen["one"] and seen["two"], "the event")  # each monitor is told on a thread of its own
     local, remote = seen["one"][0], seen["two"][0]
     assert local.origin is None
     assert remote.origin is not None
