@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import sys
 import threading
 import time
 import urllib.error
@@ -180,12 +181,15 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any]) -> None:
 
 
 def test_a_closed_endpoint_does_not_listen() -> None:
-    endpoint = MonitoringEndpoint(port=0, services=ServiceRegistry()).start()
+    # of its own: another test may listen on the port of 127.0.0.1 as soon as it is free
+    host = "127.0.0.9" if sys.platform == "linux" else "127.0.0.1"
+    endpoint = MonitoringEndpoint(host, port=0, services=ServiceRegistry()).start()
     assert endpoint.start() is endpoint
+    socket.create_connection((host, endpoint.port), 1).close()
     endpoint.close()
     endpoint.close()
     with pytest.raises(OSError):
-        socket.create_connection(("127.0.0.1", endpoint.port), 1)
+        socket.create_connection((host, endpoint.port), 1)
     with pytest.raises(ClosedError):
         endpoint.start()
 
