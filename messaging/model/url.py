@@ -25,8 +25,6 @@ _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\Z")
 _ZONE: Final = re.compile(r"[A-Za-z0-9._-]*\Z")
 _PORT: Final = re.compile(r"[0-9]{1,5}\Z")
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
-#: names of options that an error repeats
-_OPTION: Final = re.compile(r"[A-Za-z0-9_]{1,80}", re.ASCII)
 _SECRET_OPTION: Final = re.compile(r"pass|secret|token", re.IGNORECASE)
 _MAX_LENGTH: Final = 8192
 #: hosts of one URL, or of one reference to other servers
@@ -297,15 +295,15 @@ def _options(query: str, scheme: str) -> Mapping[str, str]:
         key = _decoded(raw_key, scheme, "option name")
         if not key or not equals:
             raise InvalidUrlError(f"{scheme} URL: the query must be option=value pairs joined by '&'")
+        if "@" in raw_key or ":" in raw_key:
+            # it may be a password, after a user name with an unescaped '?'; later errors repeat names of options
+            raise InvalidUrlError(
+                f"{scheme} URL: the name of an option holds '@' or ':'; write %3F for '?' in a user name or password"
+            )
         if key in options:
-            raise InvalidUrlError(f"{scheme} URL: {_shown_option(key)} is given twice")
-        options[key] = _decoded(raw_value, scheme, _shown_option(key))
+            raise InvalidUrlError(f"{scheme} URL: option {key[:80]!r} is given twice")
+        options[key] = _decoded(raw_value, scheme, f"option {key[:80]!r}")
     return MappingProxyType(options)
-
-
-def _shown_option(key: str) -> str:
-    """Return how an error names an option: its text may hold a password, after a user with an unescaped '?'."""
-    return f"option {key!r}" if _OPTION.fullmatch(key) else "option whose name holds more than letters, digits and '_'"
 
 
 def _decoded(raw: str, scheme: str, what: str) -> str:

@@ -131,6 +131,13 @@ def test_a_planted_password_never_appears(prefix: str, user: str, host: str, suf
                 assert SECRET not in f"{url} {url!r}"
 
 
+@pytest.mark.parametrize("host", ["localhost=1", "localhost=%", "localhost=1&x=2", "=1"])
+def test_a_password_behind_a_question_mark_is_no_name_of_an_option(host: str) -> None:
+    with pytest.raises(InvalidUrlError) as caught:
+        parse_url(f"mqtt://user?:{SECRET}@{host}")
+    assert SECRET not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
