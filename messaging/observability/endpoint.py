@@ -175,8 +175,8 @@ class _Server(http.server.HTTPServer):
 
     def run(self) -> None:
         """Serve until :meth:`stop`."""
-        with self:
-            self.serve_forever(0.2)
+        # :meth:`stop` alone closes the socket: of two threads that do, the second returns before it is closed
+        self.serve_forever(0.2)
 
     def stop(self) -> None:
         """End :meth:`run`, and stop listening."""
