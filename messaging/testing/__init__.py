@@ -6,6 +6,8 @@
 ``brokers``      Mosquitto and RabbitMQ as private processes that a test starts, kills and restarts
 ``postgresql``   PostgreSQL likewise
 ``proxy``        a TCP proxy that cuts, delays and shapes connections
+``waiting``      ``eventually``, ``Recorder``, ``subscribed``, and the one deadline of all waits
+``tables``       ``table``: a table of cases as one test
 ===============  ===================================================================================================
 
 The conformance suite and the plugin need pytest: ``pip install 'rx-messaging[testing]'``. Nothing else in ``messaging``

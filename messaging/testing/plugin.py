@@ -12,17 +12,19 @@ variable ``CI`` is ``true``.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from messaging.testing.conformance import NETWORKED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from messaging import Messaging
     from messaging.testing.brokers import Mosquitto, RabbitMQ
     from messaging.testing.postgresql import PostgreSQL
+    from messaging.testing.waiting import Recorder
 
 
 #: the choices of ``--backend``
@@ -49,6 +51,25 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "wire: needs a network that can be held back")
     config.addinivalue_line("markers", "restart: needs a broker that can be restarted, and gets one of its own")
     config.addinivalue_line("markers", "slow: seconds rather than milliseconds")
+
+
+@pytest.fixture
+def subscribe() -> Iterator[Callable[..., Recorder[Any]]]:
+    """Provide ``subscribe(m, channel, **context)``: a recorder of the messages, once the broker has confirmed.
+
+    The subscriptions end with the test.
+    """
+    from messaging.testing.waiting import subscribed
+
+    made: list[Recorder[Any]] = []
+
+    def make(m: Messaging, channel: Any, *args: Any, **context: Any) -> Recorder[Any]:
+        made.append(subscribed(m, channel, *args, **context))
+        return made[-1]
+
+    yield make
+    for recorder in reversed(made):
+        recorder.dispose()
 
 
 @pytest.fixture(scope="session")
