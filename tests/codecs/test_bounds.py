@@ -29,6 +29,7 @@ from messaging.codecs.bounds import MAX_EXPONENT, MAX_INT_BITS, holds_vast, is_v
 from messaging.codecs.tags import MAX_REFERENCED
 from messaging.errors import DecodeError
 from messaging.model import MessageContext
+from messaging.testing.tables import table
 
 JSON = "application/json"
 CBOR = "application/cbor"
@@ -199,8 +200,8 @@ HOSTILE: dict[str, dict[str, bytes]] = {
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    ("content_type", "payload", "is_malformed"),
+@table(
+    "content_type, payload, is_malformed",
     [
         pytest.param(kind, data, any(word in name for word in ("claim", "nested", "too long")), id=f"{kind}, {name}")
         for kind, table in HOSTILE.items()
@@ -228,7 +229,7 @@ def test_a_decimal_fraction_of_8_bytes_does_not_become_an_integer_of_10_million_
             read(payload, CBOR, model)
 
 
-@pytest.mark.parametrize(
+@table(
     "number",
     [
         *(Decimal("0.1"), Decimal("-1.23e-20"), Decimal("9.99e6144"), Decimal("1e-6176"), Decimal(f"1e{MAX_EXPONENT}")),
@@ -244,7 +245,7 @@ def test_numbers_within_the_bounds_come_back_exactly(number: Any) -> None:
     assert read(payload, content_type, dict[str, list[type(number)]]) == {"value": [number]}
 
 
-@pytest.mark.parametrize(
+@table(
     "number",
     [
         *(Decimal("1e10001"), Decimal("1e-10001"), 2**MAX_INT_BITS, -(2**MAX_INT_BITS) - 1),
@@ -263,10 +264,8 @@ def test_bigfloats_within_the_bounds_are_decimals() -> None:
     assert read(bigfloat(33_000), CBOR).adjusted() == 9933
 
 
-@pytest.mark.parametrize("model", [None, Any, float, list[float], Temperature, complex, Annotated[float, Field(gt=0)]])
-@pytest.mark.parametrize(
-    "number", [b"1e999999999", b"-1e309", b"1.8E+308", b"9" * 400 + b".5", b"1" + b"0" * 250 + b"e99"]
-)
+@table("model", [None, Any, float, list[float], Temperature, complex, Annotated[float, Field(gt=0)]])
+@table("number", [b"1e999999999", b"-1e309", b"1.8E+308", b"9" * 400 + b".5", b"1" + b"0" * 250 + b"e99"])
 def test_json_numbers_beyond_the_range_of_a_float_are_refused(number: bytes, model: Any) -> None:
     payload = (
         b"[%s]" % number if model == list[float] else b'{"celsius":%s}' % number if model is Temperature else number
@@ -286,9 +285,7 @@ def test_json_integers_beyond_the_range_of_a_float_are_integers_and_nothing_else
         read(b'{"ratio":%s}' % digits, JSON, Span)
 
 
-@pytest.mark.parametrize(
-    "text", ["1e308", "-1.7e308", "1e-999", "1E+0010", "0." + "3" * 500, "1" * 300 + ".0", "1e005"]
-)
+@table("text", ["1e308", "-1.7e308", "1e-999", "1E+0010", "0." + "3" * 500, "1" * 300 + ".0", "1e005"])
 def test_json_numbers_within_the_range_of_a_float_are_read(text: str) -> None:
     for model in (None, float):
         assert read(text.encode(), JSON, model) == float(text)
@@ -307,15 +304,13 @@ class Limits(BaseModel):
     highest: float = math.inf
 
 
-@pytest.mark.parametrize(
-    ("text", "model"), [("1e999", float), ("-" + "9" * 400, float), ("1e999j", complex), (" 1e309 ", float | int)]
-)
+@table("text, model", [("1e999", float), ("-" + "9" * 400, float), ("1e999j", complex), (" 1e309 ", float | int)])
 def test_texts_of_numbers_beyond_the_range_of_a_float_do_not_become_infinite(text: str, model: Any) -> None:
     with pytest.raises(DecodeError, match="beyond the range of a float"):
         read(b'"%s"' % text.encode(), JSON, model)
 
 
-@pytest.mark.parametrize("serial", ["3e123", "8c3e1234-5f", "0" * 300 + "-a", 12345])
+@table("serial", ["3e123", "8c3e1234-5f", "0" * 300 + "-a", 12345])
 def test_a_model_with_an_infinite_default_reads_numbers_and_texts_that_look_large(serial: str | int) -> None:
     """What a model adds was not in the payload: neither hexadecimal digits nor long texts are to blame for it."""
     payload, _ = encode({"serial": serial, "spread": 1e300}, JSON)
@@ -330,7 +325,7 @@ def test_string_references_are_read_as_far_as_they_stand_for_little() -> None:
         read(HOSTILE[CBOR]["string references"], CBOR)
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "zstd", "gzip, zstd"])
+@table("encoding", ["gzip", "zstd", "gzip, zstd"])
 def test_compressed_payloads_are_bounded_as_others(encoding: str) -> None:
     payload, _ = encode(HUGE, CBOR, encoding)
     with pytest.raises(DecodeError, match="decimal fraction"):
@@ -342,8 +337,8 @@ def colliding(count: int) -> list[int]:
     return [number * sys.hash_info.modulus for number in range(count)]
 
 
-@pytest.mark.parametrize(
-    ("value", "model"),
+@table(
+    "value, model",
     [
         (colliding(20_000), set[int]),
         (colliding(20_000), frozenset[float | int]),
@@ -354,14 +349,14 @@ def colliding(count: int) -> list[int]:
     ],
     ids=["integers", "union", "decimals", "texts", "keys", "nested"],
 )
-@pytest.mark.parametrize("content_type", [JSON, CBOR])
+@table("content_type", [JSON, CBOR])
 def test_numbers_that_may_collide_are_no_sets_nor_keys(content_type: str, value: Any, model: Any) -> None:
     payload, _ = encode(value, content_type)
     with pytest.raises(DecodeError, match="more than 1000 numbers beyond 64 bits"):
         read(payload, content_type, model)
 
 
-@pytest.mark.parametrize("content_type", [JSON, CBOR, MSGPACK])
+@table("content_type", [JSON, CBOR, MSGPACK])
 def test_large_sets_and_maps_of_ordinary_numbers_and_texts_are_read(content_type: str) -> None:
     numbers = [2**64 - number for number in range(1, 20_000)]
     assert read(encode(numbers, content_type)[0], content_type, set[int]) == set(numbers)
@@ -402,8 +397,8 @@ def test_any_tags_of_any_numbers_are_read_or_refused_at_once(value: Any, model: 
         return
 
 
-@pytest.mark.parametrize(
-    ("text", "is_vast"),
+@table(
+    "text, is_vast",
     [
         *(("1e10000", False), ("1e10001", True), ("-1E-10001", True), (" 1_0e1_0_0_0_0_0 ", True), ("5", False)),
         *(("1e" + "0" * 50 + "5", False), ("1e" + "9" * 50, True), ("9" * 10_001, True), ("e99999", False)),
@@ -421,7 +416,7 @@ def test_texts_of_numbers_are_vast_by_their_digits_and_exponent(text: str, is_va
     assert holds_vast({"a": [text, 1]}) is is_vast
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         "1" * 1_000_000 + "x",

@@ -49,6 +49,7 @@ from messaging.errors import (
     UnknownContentTypeError,
 )
 from messaging.model import Message, MessageContext
+from messaging.testing.tables import table
 from tests.doubles.fixtures import install
 
 JSON = "application/json"
@@ -123,8 +124,8 @@ class Blob(BaseModel):
 # --- media types -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "essence", "parameters"),
+@table(
+    "text, essence, parameters",
     [
         ("application/json", "application/json", {}),
         (" Application/JSON ", "application/json", {}),
@@ -139,7 +140,7 @@ def test_media_types_are_parsed(text: str, essence: str, parameters: dict[str, s
     assert parse_media_type(text) == (essence, parameters)
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         "json",
@@ -184,8 +185,8 @@ def test_arbitrary_content_types_are_known_or_unknown(text: str) -> None:
 # --- choosing ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("obj", "payload", "content_type"),
+@table(
+    "obj, payload, content_type",
     [
         (b"\x00\xff", b"\x00\xff", "application/octet-stream"),
         (bytearray(b"ab"), b"ab", "application/octet-stream"),
@@ -213,7 +214,7 @@ def test_without_content_type_the_wanted_type_decides() -> None:
     assert read(b"[1]", None, Any) == [1]
 
 
-@pytest.mark.parametrize("content_type", [JSON, "text/plain", CBOR, "application/x-whatever"])
+@table("content_type", [JSON, "text/plain", CBOR, "application/x-whatever"])
 def test_bytes_are_encoded_content_for_every_content_type(content_type: str) -> None:
     assert encode(b'{"a":1}', content_type) == (b'{"a":1}', content_type)
     payload, _ = encode(bytearray(b"x" * 100), content_type, "gzip")
@@ -290,9 +291,7 @@ def test_bad_text_is_refused_without_quoting_it() -> None:
         encode({}, "text/plain")
 
 
-@pytest.mark.parametrize(
-    "charset", ["nonsense", "base64", "rot13", "idna", "punycode", "unicode_escape", "utf-7", "os"]
-)
+@table("charset", ["nonsense", "base64", "rot13", "idna", "punycode", "unicode_escape", "utf-7", "os"])
 def test_charsets_are_a_closed_list(charset: str) -> None:
     with pytest.raises(UnknownContentTypeError, match="unknown charset"):
         read(b"a", f"text/plain; charset={charset}")
@@ -308,9 +307,9 @@ def test_every_charset_of_the_list_is_one_python_has() -> None:
 # --- JSON, CBOR, msgpack: objects --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content_type", OBJECT_TYPES)
-@pytest.mark.parametrize(
-    ("obj", "model"),
+@table("content_type", OBJECT_TYPES)
+@table(
+    "obj, model",
     [
         (READING, Reading),
         ([READING], list[Reading]),
@@ -348,13 +347,13 @@ def test_objects_come_back_as_the_type_that_is_asked_for(content_type: str, obj:
         assert model is None or isinstance(back, type(obj)) or isinstance(obj, MappingProxyType)
 
 
-@pytest.mark.parametrize("content_type", OBJECT_TYPES)
+@table("content_type", OBJECT_TYPES)
 def test_fields_go_by_their_alias(content_type: str) -> None:
     assert set(turn_round(READING, content_type)) >= {"sensorId", "value"}
     assert "sensorId" in turn_round([READING], content_type)[0]
 
 
-@pytest.mark.parametrize("content_type", OBJECT_TYPES)
+@table("content_type", OBJECT_TYPES)
 def test_values_that_do_not_fit_their_field_raise_no_warning(content_type: str) -> None:
     # pytest is configured to turn warnings, which would quote the value, into errors
     crooked = Blob.model_construct(data="text")
@@ -362,7 +361,7 @@ def test_values_that_do_not_fit_their_field_raise_no_warning(content_type: str) 
     assert turn_round(crooked, content_type) == {"data": "text"}
 
 
-@pytest.mark.parametrize("content_type", OBJECT_TYPES)
+@table("content_type", OBJECT_TYPES)
 def test_secrets_stay_masked(content_type: str) -> None:
     class Login(BaseModel):
         password: SecretStr
@@ -371,7 +370,7 @@ def test_secrets_stay_masked(content_type: str) -> None:
     assert b"hush" not in payload
 
 
-@pytest.mark.parametrize("content_type", [CBOR, MSGPACK])
+@table("content_type", [CBOR, MSGPACK])
 def test_binary_formats_carry_bytes(content_type: str) -> None:
     binary = {"a": b"\x00\xff", "b": [bytearray(b"\xfe")]}
 
@@ -415,7 +414,7 @@ def test_nan_and_infinity_are_not_json() -> None:
     assert turn_round({"NaN": "Infinity"}, JSON, dict[str, str]) == {"NaN": "Infinity"}
 
 
-@pytest.mark.parametrize("content_type", [CBOR, MSGPACK])
+@table("content_type", [CBOR, MSGPACK])
 def test_binary_formats_carry_nan_and_infinity(content_type: str) -> None:
     assert repr(turn_round([float("nan"), float("inf")], content_type)) == "[nan, inf]"
 
@@ -455,14 +454,14 @@ class Broken(BaseModel):
     value: Annotated[int, PlainSerializer(broken)] = 1
 
 
-@pytest.mark.parametrize("content_type", OBJECT_TYPES)
-@pytest.mark.parametrize("obj", [object(), [object()], {"a": lambda: 1}, "\ud800", ["\ud800"], Broken()])
+@table("content_type", OBJECT_TYPES)
+@table("obj", [object(), [object()], {"a": lambda: 1}, "\ud800", ["\ud800"], Broken()])
 def test_an_object_that_does_not_encode_is_an_encode_error(content_type: str, obj: Any) -> None:
     with pytest.raises(EncodeError, match=f"^{content_type}: "):
         encode(obj, content_type)
 
 
-@pytest.mark.parametrize("content_type", OBJECT_TYPES)
+@table("content_type", OBJECT_TYPES)
 def test_an_object_that_contains_itself_is_an_encode_error(content_type: str) -> None:
     loop: list[Any] = []
     loop += [loop, loop]
@@ -483,8 +482,8 @@ class Link:
     child: Link | None = None
 
 
-@pytest.mark.parametrize("content_type", OBJECT_TYPES)
-@pytest.mark.parametrize(
+@table("content_type", OBJECT_TYPES)
+@table(
     "wrap",
     [
         lambda inner: [inner],
@@ -510,7 +509,7 @@ def test_an_object_nested_too_deep_is_an_encode_error(content_type: str, wrap: A
             obj = obj["a"] if isinstance(obj, Mapping) else obj[0]
 
 
-@pytest.mark.parametrize("content_type", OBJECT_TYPES)
+@table("content_type", OBJECT_TYPES)
 def test_an_object_nested_deep_but_not_too_deep_comes_back(content_type: str) -> None:
     obj: Any = 1
     for _ in range(MAX_DEPTH - 10):
@@ -660,8 +659,8 @@ BAD: dict[str, list[bytes]] = {
 }
 
 
-@pytest.mark.parametrize(("content_type", "payload"), [(kind, payload) for kind in BAD for payload in BAD[kind]])
-@pytest.mark.parametrize("model", [None, Any, Reading, list[int]])
+@table("content_type, payload", [(kind, payload) for kind in BAD for payload in BAD[kind]])
+@table("model", [None, Any, Reading, list[int]])
 def test_bad_payloads_are_decode_errors(content_type: str, payload: bytes, model: Any) -> None:
     with pytest.raises(DecodeError, match=f"^{content_type}: .") as caught:
         read(payload, content_type, model)
@@ -712,11 +711,11 @@ def test_recursive_models_meet_deep_input() -> None:
 # --- content encodings -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@table(
     "encoding",
     ["gzip", "GZIP", "x-gzip", "zlib", "zstd", "identity", "binary", "Binary, zlib", "", " gzip , zstd ", "gzip,gzip"],
 )
-@pytest.mark.parametrize("obj", [{"a": "x" * 1000}, "text" * 100])
+@table("obj", [{"a": "x" * 1000}, "text" * 100])
 def test_content_encodings_pack_and_unpack(encoding: str, obj: Any) -> None:
     assert turn_round(obj, None, None, encoding) == obj
 
@@ -733,9 +732,7 @@ def test_compressing_gives_the_same_bytes_for_the_same_content() -> None:
         assert len(encode("text" * 100, None, encoding)[0]) < 100
 
 
-@pytest.mark.parametrize(
-    "encoding", ["br", "deflate", "gzip;q=1", "gzip br", "utf-99", "base64", "x" * 300, "gzip," * 9]
-)
+@table("encoding", ["br", "deflate", "gzip;q=1", "gzip br", "utf-99", "base64", "x" * 300, "gzip," * 9])
 def test_unknown_content_encodings_are_refused(encoding: str) -> None:
     with pytest.raises(UnknownContentEncodingError):
         read(b"[]", JSON, None, encoding)
@@ -767,8 +764,8 @@ def packed_by(encoding: str, data: bytes) -> bytes:
     return gzip.compress(data) if encoding == "gzip" else zstandard.compress(data)
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
-@pytest.mark.parametrize("size", [0, 1, 100, 200_000])
+@table("encoding", ["gzip", "zstd"])
+@table("size", [0, 1, 100, 200_000])
 def test_members_one_after_the_other_are_one_content(encoding: str, size: int) -> None:
     data = random.Random(size).randbytes(size)
     payload = packed_by(encoding, data)
@@ -786,7 +783,7 @@ def test_zstd_streams_without_a_size_and_skippable_frames_are_read() -> None:
     assert read(skippable + stream + skippable, None, None, "zstd") == b"x" * 300_000
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+@table("encoding", ["gzip", "zstd"])
 def test_every_truncation_and_any_garbage_behind_is_a_decode_error(encoding: str) -> None:
     payload = packed_by(encoding, b"secret" * 30)
 
@@ -798,7 +795,7 @@ def test_every_truncation_and_any_garbage_behind_is_a_decode_error(encoding: str
             read(payload + garbage, None, None, encoding)
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+@table("encoding", ["gzip", "zstd"])
 def test_corrupt_data_is_a_decode_error(encoding: str) -> None:
     payload = bytearray(packed_by(encoding, b"secret" * 30))
     payload[0] ^= 0xFF
@@ -833,8 +830,8 @@ def deflated() -> bytes:
 TOO_LARGE = "larger than the limit of 1048576 bytes"
 
 
-@pytest.mark.parametrize(
-    ("encoding", "bomb", "says"),
+@table(
+    "encoding, bomb, says",
     [
         ("gzip", lambda: deflated(), TOO_LARGE),
         ("zlib", lambda: zlib.compress(BOMB), TOO_LARGE),
@@ -886,8 +883,8 @@ def test_zstd_may_look_back_as_far_as_the_limit_allows() -> None:
 # --- extras ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("module", "extra", "content_type", "encoding"),
+@table(
+    "module, extra, content_type, encoding",
     [("cbor2", "cbor", CBOR, None), ("msgpack", "msgpack", MSGPACK, None), ("zstandard", "zstd", JSON, "zstd")],
 )
 def test_a_missing_package_names_its_extra(
@@ -951,8 +948,8 @@ def test_a_codec_for_one_text_type_takes_precedence_over_text() -> None:
 
 
 @pytest.mark.usefixtures("codecs")
-@pytest.mark.parametrize(
-    ("codec", "says"),
+@table(
+    "codec, says",
     [
         (object(), "no method encode"),
         (SimpleNamespace(encode=print), "no method decode"),

@@ -10,10 +10,11 @@ from messaging.errors import ArgumentError
 from messaging.eventdata import filters_of, merged, pattern_below, pattern_of, patterns_of
 from messaging.model import check_pattern
 from messaging.model.channels import matches
+from messaging.testing.tables import table
 
 
-@pytest.mark.parametrize(
-    ("topic_filter", "pattern", "has", "has_not"),
+@table(
+    "topic_filter, pattern, has, has_not",
     [
         ("*", "events/#", ["a", "$a/b"], []),
         ("org/*", "events/org/#", ["org/a", "org/a/b"], ["other/a"]),
@@ -31,8 +32,8 @@ def test_channel_pattern_of_a_topic_filter(topic_filter: str, pattern: str, has:
         assert not matches(pattern, f"events/{topic}")
 
 
-@pytest.mark.parametrize(
-    ("filters", "patterns"),
+@table(
+    "filters, patterns",
     [
         (["a", "b/+", "c/*"], ["e/a", "e/b/+", "e/c/#"]),
         (["a/+", "a/*", "a/b"], ["e/a/#"]),
@@ -63,7 +64,7 @@ def test_channel_patterns_have_every_topic_once(filters: list[str], topic: str) 
     assert found or not any(each.matches(topic) for each in parsed)
 
 
-@pytest.mark.parametrize("topics", [[], ()])
+@table("topics", [[], ()])
 def test_at_least_one_filter_is_needed(topics: list[str]) -> None:
     with pytest.raises(ArgumentError, match="at least one"):
         filters_of(topics)
@@ -75,8 +76,8 @@ def matches_by_rfc_214(wildcard: str, topic: str) -> bool:
     return topic.startswith(start) and (wildcard.endswith("**") or "/" not in topic[len(start) :])
 
 
-@pytest.mark.parametrize(
-    ("wildcard", "levels", "is_deep", "pattern"),
+@table(
+    "wildcard, levels, is_deep, pattern",
     [
         ("foo/bar*", ["foo"], False, "x/y/foo/+"),
         ("foo/*", ["foo"], False, "x/y/foo/+"),

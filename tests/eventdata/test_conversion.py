@@ -65,6 +65,7 @@ from typing_extensions import TypeAliasType, TypedDict
 from messaging.errors import ConversionError
 from messaging.eventdata.conversion import convert, converter_to
 from messaging.eventdata.maps import checked_copy, to_map
+from messaging.testing.tables import table
 from tests.eventdata.test_schema import KINDS, Data, Named, OwnInit, Page, Tags
 from tests.eventdata.test_schema import Plain as PlainData
 
@@ -144,8 +145,8 @@ def refused(target: Any, *values: Any) -> list[tuple[Any, Any]]:
     return [(value, target) for value in values]
 
 
-@pytest.mark.parametrize(
-    ("value", "target", "expected"),
+@table(
+    "value, target, expected",
     [
         *rows(bool, (True, True), (0, False), (2, True), (0.0, False), (decimal.Decimal(0), False), (" TRUE ", True)),
         *rows(bool, ("yes", True), ("On", True), ("1", True), ("false", False), ("No", False), ("off", False)),
@@ -252,8 +253,8 @@ def test_values_become_the_target_type(value: Any, target: Any, expected: Any) -
     assert type(found) is type(expected)
 
 
-@pytest.mark.parametrize(
-    ("value", "target"),
+@table(
+    "value, target",
     [
         *refused(bool, "maybe", "2", b"true", NOON, {}, object()),
         *refused(int, "x", "1.5", "", math.nan, math.inf, 1j, b"1", {}, "9" * 10_000, decimal.Decimal("NaN")),
@@ -315,12 +316,12 @@ class Raw(BaseModel):
         return data
 
 
-@pytest.mark.parametrize(
+@table(
     "value",
     [decimal.Decimal("1e3000000"), decimal.Decimal("-1e-3000000"), "1e3000000", "-1E-3000000", "0." + "9" * 500_000],
     ids=["large", "small", "text", "small text", "digits"],
 )
-@pytest.mark.parametrize(
+@table(
     "target",
     [*(int, fractions.Fraction, Annotated[fractions.Fraction, PydanticField(gt=0)], fractions.Fraction | None), Raw]
     + [*(dict[str, int], list[fractions.Fraction], ipaddress.IPv4Address)],
@@ -340,15 +341,15 @@ Number = enum.IntFlag("Number", {"READ": 1})
 Bounded = enum.Flag("Bounded", {"READ": 1}, boundary=enum.STRICT)
 
 
-@pytest.mark.parametrize("target", [Permission, Gap, Bounded])
-@pytest.mark.parametrize("value", [4, 5, 6, 7, 16, -17, 2**70, "5", "16", [4], 5.0])
+@table("target", [Permission, Gap, Bounded])
+@table("value", [4, 5, 6, 7, 16, -17, 2**70, "5", "16", [4], 5.0])
 def test_unknown_bits_of_a_flag_are_an_error_on_every_interpreter(value: Any, target: Any) -> None:
     with pytest.raises(ConversionError):
         convert(value, target)
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
+@table(
+    "value, expected",
     [(0, Gap(0)), (9, Gap.FIRST | Gap.LAST), (True, Gap.FIRST), (8.0, Gap.LAST), ("1", Gap.FIRST)]
     + [(-1, Permission.READ | Permission.WRITE), (-4, Permission(0)), (-2, Permission.WRITE), (3, Permission(3))]
     + [(5, Kept(5)), (6, Number(6)), ("READ", Kept.READ)],
@@ -360,15 +361,13 @@ def test_a_flag_has_known_bits_and_others_if_its_boundary_keeps_them(value: Any,
     assert convert(5, Ejected) == 5
 
 
-@pytest.mark.parametrize(
-    ("flag", "text"), [(Permission(0), "0"), (Kept(4), "4"), (Number(0), "0"), (Permission.READ, "READ")]
-)
+@table("flag, text", [(Permission(0), "0"), (Kept(4), "4"), (Number(0), "0"), (Permission.READ, "READ")])
 def test_a_flag_becomes_its_name_or_its_number_if_it_has_no_name(flag: Any, text: str) -> None:
     assert convert(flag, str) == text
     assert convert({"a": flag}, dict[str, str]) == {"a": text}
 
 
-@pytest.mark.parametrize(
+@table(
     "value",
     [*(True, 1, 1.5, 1j, "a", b"a", NOON, DAY, NOON.time(), datetime.timedelta(1), decimal.Decimal(1))]
     + [*(uuid.UUID(int=1), re.compile("a"), pathlib.Path("a"), Colour.RED, Rank.NONE, Permission(3), Celsius(1))]
@@ -453,7 +452,7 @@ NothingModel: Any = create_model(
 )
 
 
-@pytest.mark.parametrize("target", [Nothing, NothingModel])
+@table("target", [Nothing, NothingModel])
 def test_none_is_nothing_where_there_is_no_none(target: Any) -> None:
     """OSGi's converter makes 0 and false of null, and empty collections; the rest takes its default."""
     expected = Nothing(number=0, flag=False, items=[], maybe=None, numbers=[], anything=None)
@@ -532,7 +531,7 @@ def canonical(event: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("source", "target"), [*itertools.product(SCHEMAS, repeat=2)])
+@table("source, target", [*itertools.product(SCHEMAS, repeat=2)])
 def test_every_kind_of_schema_becomes_every_other(source: str, target: str) -> None:
     """Scenario 31."""
     data = {"number": "7", "text": NOON, "more": ["1", 2]}
@@ -547,7 +546,7 @@ def test_every_kind_of_schema_becomes_every_other(source: str, target: str) -> N
         assert type(found).__name__ == wanted.__name__
 
 
-@pytest.mark.parametrize("target", [Data, Named, PlainData])
+@table("target", [Data, Named, PlainData])
 def test_only_public_fields_are_set(target: Any) -> None:
     """157.2.1: of a record its components, of a DTO its public instance fields."""
     found = convert({"number": "1", "twice": 7, "method": 8, "_private": 9, "LIMIT": 10, "count": 11}, target)
@@ -720,7 +719,7 @@ class ItemPage(Page[Item]):
     pass
 
 
-@pytest.mark.parametrize("target", [GenericModel[Item], Page[Item], ItemPage])
+@table("target", [GenericModel[Item], Page[Item], ItemPage])
 def test_fields_of_generic_classes_convert_to_their_arguments(target: Any) -> None:
     found = convert({"items": [{"name": 1}], "first": {"name": "b"}}, target)
     assert isinstance(found, typing.get_origin(target) or target)
@@ -824,8 +823,8 @@ Pairs = TypeAliasType("Pairs", tuple[T, T], type_params=(T,))
 Forest = TypeAliasType("Forest", "list[Forest] | int")  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    ("value", "target", "expected"),
+@table(
+    "value, target, expected",
     [
         # unions
         *rows(int | str, ("1", "1"), (True, 1), (2.5, "2.5"), (math.nan, "nan")),
@@ -960,7 +959,7 @@ class LeftOrRight(NamedTuple):
     next: LeftOrRight | list[LeftOrRight] | None = None
 
 
-@pytest.mark.parametrize("target", [Node, ModelNode])
+@table("target", [Node, ModelNode])
 def test_trees_are_rebuilt(target: Any) -> None:
     data = {
         "value": "1",
@@ -983,10 +982,10 @@ def chain(depth: int, wrap: Callable[[Any], Any], key: str) -> Any:
     return data
 
 
-@pytest.mark.parametrize("target", [Node, ModelNode])
-@pytest.mark.parametrize("depth", [100, 500, 5_000])
-@pytest.mark.parametrize(
-    ("key", "wrap", "unwrap"),
+@table("target", [Node, ModelNode])
+@table("depth", [100, 500, 5_000])
+@table(
+    "key, wrap, unwrap",
     [
         ("next", lambda it: it, lambda it: it),
         ("children", lambda it: [it], lambda it: it[0] if it else None),
@@ -1015,7 +1014,7 @@ def test_deep_data_is_converted_or_refused(
     assert convert(data, dict)["value"] == depth - 1
 
 
-@pytest.mark.parametrize("depth", [100, 500, 5_000])
+@table("depth", [100, 500, 5_000])
 def test_deep_data_of_several_types_is_converted_or_refused(depth: int) -> None:
     data = chain(depth, lambda it: [it], "next")
     if depth > 100:
@@ -1051,7 +1050,7 @@ class Doubtful:
     below: Doubtful | Ambiguous | dict[str, Ambiguous | Doubtful] | None = None
 
 
-@pytest.mark.parametrize(("leaf", "top"), [("x", 1), (1, "x"), ("x", "x"), (1, 1)])
+@table("leaf, top", [("x", 1), (1, "x"), ("x", "x"), (1, 1)])
 def test_values_that_fit_several_types_at_every_level_do_not_take_exponential_time(leaf: Any, top: Any) -> None:
     """With two types that fail at each of a hundred levels, 2**100 attempts otherwise."""
     data: Any = {"value": leaf}
@@ -1239,7 +1238,7 @@ VALUES: list[Callable[[], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=lambda it: getattr(it, "__name__", str(it))[:40])
+@table("target", TARGETS, ids=lambda it: getattr(it, "__name__", str(it))[:40])
 def test_only_conversion_errors_are_raised_and_they_contain_no_value(target: Any) -> None:
     """157.4.9: the handler misses the event, and the log must not contain its values."""
     to_target = converter_to(target)
@@ -1254,9 +1253,7 @@ def test_only_conversion_errors_are_raised_and_they_contain_no_value(target: Any
     assert not [each for each in told if SECRET in each]
 
 
-@pytest.mark.parametrize(
-    "error", [ValueError, TypeError, RuntimeError, RecursionError, StopIteration, OSError, MemoryError]
-)
+@table("error", [ValueError, TypeError, RuntimeError, RecursionError, StopIteration, OSError, MemoryError])
 def test_an_exception_of_a_constructor_becomes_a_conversion_error(error: type[Exception]) -> None:
     class Raises(Raising):
         pass
@@ -1291,8 +1288,8 @@ def no(value: str, target: str) -> str:
     return f"{value} that does not become {target}"
 
 
-@pytest.mark.parametrize(
-    ("value", "target", "told"),
+@table(
+    "value, target, told",
     [
         *rows(Order, ({}, f"id: {MISSING}"), ({"id": "x"}, "id: " + no("a str", "an int"))),
         *rows(Order, ({"id": 1, "items": [{}]}, f"items[0].name: {MISSING}")),

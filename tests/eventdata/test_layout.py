@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from messaging.errors import DecodeError, InvalidEventError
 from messaging.eventdata import WireError, WireEvent, decode, encode, microseconds, time_of
+from messaging.testing.tables import table
 from tests.eventdata.strategies import typed, values
 
 SENDER = "0b8f8a5e-1c1e-4c0e-9c59-6a5a2f0a3b11"
@@ -85,14 +86,14 @@ def test_a_recorded_event_is_written_byte_for_byte_as_ever() -> None:
     assert decode(payload) == event
 
 
-@pytest.mark.parametrize("payload", [b'{"event":1,"data":5}', b' {"data": 5, "event": 1, "more": {"x": [1]}}\n'])
+@table("payload", [b'{"event":1,"data":5}', b' {"data": 5, "event": 1, "more": {"x": [1]}}\n'])
 def test_a_plain_program_sends_little(payload: bytes) -> None:
     assert decode(payload, "a/b") == WireEvent("a/b", 5)
     with pytest.raises(DecodeError, match="without 'topic'"):
         decode(payload)
 
 
-@pytest.mark.parametrize("data", [None, 0, "text", [1], {}, False])
+@table("data", [None, 0, "text", [1], {}, False])
 def test_any_value_may_be_the_data(data: Any) -> None:
     event = WireEvent.of("a", data)
     assert json.loads(encode(event)) == {"event": 1, "topic": "a", "data": data}
@@ -115,7 +116,7 @@ def test_fields_that_are_null_are_missing() -> None:
     assert decode(dumped({**found, "event": 1, "data": None}), "a") == WireEvent("a")
 
 
-@pytest.mark.parametrize("as_cbor", [False, True])
+@table("as_cbor", [False, True])
 def test_close_and_error(as_cbor: bool) -> None:
     close = WireEvent("a", kind="close", session="s")
     assert decode(encode(close, as_cbor=as_cbor)) == close
@@ -186,7 +187,7 @@ WRONG: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "problem"), WRONG)
+@table("key, value, problem", WRONG)
 def test_a_wrong_field_is_refused_with_its_name_and_what_would_be_right(key: str, value: Any, problem: str) -> None:
     with pytest.raises(DecodeError, match=f"a wrong '{key}', an? .*: it must be .*{problem}") as caught:
         decode(dumped({**FULL, key: value}))
@@ -198,8 +199,8 @@ def test_a_wrong_field_is_refused_with_its_name_and_what_would_be_right(key: str
         encode(event)
 
 
-@pytest.mark.parametrize(
-    ("payload", "problem"),
+@table(
+    "payload, problem",
     [
         (b"", "no JSON in UTF-8"),
         (b"{", "no JSON in UTF-8"),
@@ -224,19 +225,19 @@ def test_payloads_that_are_no_events_are_refused(payload: bytes, problem: str) -
         decode(payload, "a")
 
 
-@pytest.mark.parametrize("payload", ["text", None, 5, [1]])
+@table("payload", ["text", None, 5, [1]])
 def test_payloads_that_are_no_bytes_are_refused(payload: Any) -> None:
     with pytest.raises(DecodeError, match=r"a payload is bytes, not an? "):
         decode(payload)
 
 
-@pytest.mark.parametrize("make", [bytearray, memoryview])
+@table("make", [bytearray, memoryview])
 def test_other_kinds_of_bytes_are_read(make: Callable[[bytes], Any]) -> None:
     assert decode(make(encode(COPY))) == COPY
 
 
-@pytest.mark.parametrize(
-    ("event", "problem"),
+@table(
+    "event, problem",
     [
         (WireEvent("a", math.nan), "cannot be written as JSON"),
         (WireEvent("a", object()), "cannot be written as JSON"),
@@ -250,9 +251,7 @@ def test_an_event_that_cannot_be_sent_is_refused(event: WireEvent, problem: str)
         encode(event)
 
 
-@pytest.mark.parametrize(
-    "data", ['{"$other":1}', '{"a":{"$int":5}}', "1e999", "[" * 150 + "]" * 150, '{"x":{"$set":[[]]}}']
-)
+@table("data", ['{"$other":1}', '{"a":{"$int":5}}', "1e999", "[" * 150 + "]" * 150, '{"x":{"$set":[[]]}}'])
 def test_an_event_with_broken_data_can_be_routed_but_not_read(data: str) -> None:
     event = decode(f'{{"event":1,"topic":"a","id":"e","data":{data}}}'.encode())
     assert (event.topic, event.id) == ("a", "e")
@@ -294,7 +293,7 @@ def test_cbor_of_another_program() -> None:
     assert decode(indefinite, "a") == WireEvent("a", 5)
 
 
-@pytest.mark.parametrize(
+@table(
     "payload",
     [
         b"\xa1",
@@ -313,7 +312,7 @@ def test_cbor_that_is_no_event_is_refused(payload: bytes) -> None:
         decode(payload, "a")
 
 
-@pytest.mark.parametrize("data", [{1: 2}, {"a": {b"k": 1, "x": 2}}, {"x": {"$int": b"1"}}])
+@table("data", [{1: 2}, {"a": {b"k": 1, "x": 2}}, {"x": {"$int": b"1"}}])
 def test_cbor_data_that_json_would_not_have_is_refused(data: Any) -> None:
     event = decode(cbor({"event": 1, "data": data}), "a")
     with pytest.raises(DecodeError, match="data of an event"):

@@ -40,6 +40,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from messaging.errors import InvalidEventError
 from messaging.eventdata.maps import checked_copy, to_map
 from messaging.eventdata.schema import has_fields, hints_of, is_simple, schema_of
+from messaging.testing.tables import table
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -337,7 +338,7 @@ def test_annotations_may_be_types_or_texts() -> None:
     assert hints_of(5) == {}
 
 
-@pytest.mark.parametrize("early", ["class Early(BaseModel):", "@dataclass\nclass Early:"])
+@table("early", ["class Early(BaseModel):", "@dataclass\nclass Early:"])
 def test_a_model_may_refer_to_one_that_is_defined_later(monkeypatch: pytest.MonkeyPatch, early: str) -> None:
     module = types.ModuleType("made_by_test")
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -487,7 +488,7 @@ def test_generic_classes_have_the_types_they_are_given() -> None:
     assert annotations_of(Outer[int]) == {"page": Page[list[int]], "pair": Pair[int, str]}
 
 
-@pytest.mark.parametrize(
+@table(
     "type_",
     [
         *(int, str, list, dict, tuple, set, object, type, Colour, datetime.datetime, Path, fractions.Fraction),
@@ -514,7 +515,7 @@ def test_an_annotation_without_a_hash_is_no_schema() -> None:
 # --- simple values
 
 
-@pytest.mark.parametrize(
+@table(
     "value",
     [
         *(None, True, 1, 1.5, 1j, "a", b"a", decimal.Decimal(1), fractions.Fraction(1, 2), NOW, NOW.date(), NOW.time()),
@@ -528,7 +529,7 @@ def test_simple_values_pass_as_they_are(value: Any) -> None:
     assert checked_copy({"a": value, "b": [value]}) == {"a": value, "b": [value]}
 
 
-@pytest.mark.parametrize("value", [[], (), {}, set(), Data(1), Named(1), plain(1), object(), threading.Lock(), len])
+@table("value", [[], (), {}, set(), Data(1), Named(1), plain(1), object(), threading.Lock(), len])
 def test_values_with_parts_and_odd_objects_are_not_simple(value: Any) -> None:
     assert not is_simple(value)
 
@@ -541,8 +542,8 @@ class Nested:
     value: Any
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
+@table(
+    "value, expected",
     [
         ((1, 2), [1, 2]),
         ([(1, [2])], [[1, [2]]]),
@@ -618,8 +619,8 @@ def test_a_part_that_occurs_twice_is_no_cycle_and_copied_once() -> None:
     assert len(to_map(Nested(shared))["value"]) == 3
 
 
-@pytest.mark.parametrize(
-    ("place", "told"),
+@table(
+    "place, told",
     [
         (lambda event: event, "value is a part of itself"),
         (lambda event: [1, {"a": [event]}], r"value\[1\].a\[0\] is a part of itself"),
@@ -717,7 +718,7 @@ def test_a_flat_map_is_copied_too() -> None:
     assert copy == {"a": 1, "b": "text", "c": None, "d": NOW}
 
 
-@pytest.mark.parametrize("made", [UserDict, types.MappingProxyType, collections.OrderedDict, collections.ChainMap])
+@table("made", [UserDict, types.MappingProxyType, collections.OrderedDict, collections.ChainMap])
 def test_any_mapping_is_an_untyped_event_and_becomes_a_dict(made: Callable[[Any], Any]) -> None:
     copy = checked_copy(made({"a": made({"b": [1]})}))
     assert copy == {"a": {"b": [1]}}

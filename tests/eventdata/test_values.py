@@ -25,6 +25,7 @@ from pydantic import BaseModel, RootModel, SecretStr
 from messaging.errors import DecodeError, InvalidEventError
 from messaging.eventdata import convert, from_portable, read_json, to_portable, write_json
 from messaging.eventdata.values import MAX_DEPTH, MAX_ENUMS, MAX_EQUAL_HASHES, with_tags
+from messaging.testing.tables import table
 from tests.eventdata.strategies import typed, values
 
 UTC = datetime.UTC
@@ -98,8 +99,8 @@ def test_json_is_that_of_the_standard_library(value: Any) -> None:
     assert typed(read_json(expected)) == typed(json.loads(expected))
 
 
-@pytest.mark.parametrize(
-    ("value", "form"),
+@table(
+    "value, form",
     [
         (1e-7, b"1e-07"),
         ([1e-7, "1e-7,"], b'[1e-07,"1e-7,"]'),
@@ -112,14 +113,14 @@ def test_json_of_a_value(value: Any, form: bytes) -> None:
     assert write_json(value) == form
 
 
-@pytest.mark.parametrize("value", [math.nan, [math.inf], {"a": -math.inf}, object(), {"\ud800": threading.Lock()}])
+@table("value", [math.nan, [math.inf], {"a": -math.inf}, object(), {"\ud800": threading.Lock()}])
 def test_values_that_are_not_portable_are_not_written(value: Any) -> None:
     with pytest.raises(InvalidEventError, match="cannot be written as JSON"):
         write_json(value)
 
 
-@pytest.mark.parametrize(
-    ("value", "form"),
+@table(
+    "value, form",
     [
         (5, 5),
         ("text", "text"),
@@ -169,8 +170,8 @@ def nested(depth: int, make: Any = lambda inner: [inner]) -> Any:
     return found
 
 
-@pytest.mark.parametrize(
-    ("make", "levels"),
+@table(
+    "make, levels",
     [
         (lambda inner: [inner], 1),
         (lambda inner: (inner,), 1),
@@ -192,7 +193,7 @@ def test_depth_is_bounded_and_what_is_written_can_be_read(make: Any, levels: int
         from_portable([form])
 
 
-@pytest.mark.parametrize(
+@table(
     "leaf",
     [
         math.nan,
@@ -231,7 +232,7 @@ def test_a_cycle_and_endless_depth_are_refused() -> None:
             from_portable(nested(100_000), is_bounded=is_bounded)
 
 
-@pytest.mark.parametrize(
+@table(
     "value",
     [
         pytest.param(2**20_000, id="int"),
@@ -270,7 +271,7 @@ def test_a_vast_number_takes_no_time() -> None:
 P = sys.hash_info.modulus
 
 
-@pytest.mark.parametrize(
+@table(
     "parts",
     [
         [{"$uuid": str(uuid.UUID(int=n * P + 1))} for n in range(20_000)],
@@ -292,8 +293,8 @@ def test_large_sets_of_distinct_hashes_are_read() -> None:
     assert through_json(value) == value
 
 
-@pytest.mark.parametrize(
-    ("form", "problem"),
+@table(
+    "form, problem",
     [
         ({"$unknown": 1}, "the tag '\\$unknown'"),
         ({"$": 1}, "the tag"),
@@ -404,7 +405,7 @@ class Raises:
         return super().__getattribute__(name)
 
 
-@pytest.mark.parametrize("value", [object(), {object(): 1}, {1: 0, "1": 0}, {None: 1}, threading.Lock(), Raises()])
+@table("value", [object(), {object(): 1}, {1: 0, "1": 0}, {None: 1}, threading.Lock(), Raises()])
 def test_values_without_a_form_are_refused(value: Any) -> None:
     with pytest.raises(InvalidEventError) as caught:
         to_portable([value])

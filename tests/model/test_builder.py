@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from messaging import Message, MessageContext, MessageContextBuilder, Messaging
 from messaging.errors import ArgumentError, InvalidContentError
 from messaging.services import ServiceRegistry
+from messaging.testing.tables import table
 from tests.doubles.fake import PATIENCE, FakeBroker
 from tests.doubles.fixtures import Connect
 
@@ -96,8 +97,8 @@ def test_a_message_always_has_a_context_and_a_payload() -> None:
     assert message.payload == b""
 
 
-@pytest.mark.parametrize(
-    ("content", "payload"),
+@table(
+    "content, payload",
     [
         (b"x\x00y", b"x\x00y"),
         (bytearray(b"xy"), b"xy"),
@@ -169,7 +170,7 @@ def test_an_object_is_encoded_by_the_content_type_known_in_the_end() -> None:
     assert by_context.build_message().payload == '"é"'.encode()
 
 
-@pytest.mark.parametrize("first", [True, False])
+@table("first", [True, False])
 def test_a_given_context_wins_whatever_the_order(first: bool) -> None:
     """Scenarios 9, 10 [I][B]: the builder fills what the context leaves unset."""
     context = MessageContext("c", correlation_id="id")
@@ -213,7 +214,7 @@ def test_extensions_of_a_given_context_win_key_by_key() -> None:
     assert builder.build_context().extensions == {"k": 1, "j": 3}
 
 
-@pytest.mark.parametrize("extensions", [{"k": [1]}, None, MappingProxyType({"k": (1,)})])
+@table("extensions", [{"k": [1]}, None, MappingProxyType({"k": (1,)})])
 def test_a_foreign_context_is_read_through_its_getters(extensions: Any) -> None:
     """Scenario 13 [I][B]."""
     foreign = Foreign(extensions)
@@ -236,7 +237,7 @@ def test_a_foreign_context_publishes_and_subscribes(broker: FakeBroker, m: Messa
         assert broker.live[0].spec.channel == "c"
 
 
-@pytest.mark.parametrize("bad", [None, "c", 7, object(), {"channel": "c"}])
+@table("bad", [None, "c", 7, object(), {"channel": "c"}])
 def test_objects_without_the_getters_of_a_context_are_refused(bad: Any) -> None:
     with pytest.raises(ArgumentError, match=f"a message context needs channel.*{type(bad).__name__}"):
         MessageContextBuilder().with_context(bad)
@@ -265,14 +266,14 @@ def test_builders_of_the_service_share_nothing(connect: Connect, registry: Servi
         assert other.build_message().payload == b""
 
 
-@pytest.mark.parametrize("step", ["channel", "content_type", "content_encoding", "correlation_id", "reply_to"])
-@pytest.mark.parametrize("value", [None, 7, b"a", ["a"]])
+@table("step", ["channel", "content_type", "content_encoding", "correlation_id", "reply_to"])
+@table("value", [None, 7, b"a", ["a"]])
 def test_text_is_text(step: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=f"must be a str, not {type(value).__name__}"):
         getattr(MessageContextBuilder(), step)(value)
 
 
-@pytest.mark.parametrize("key", [None, 7, b"a", ("a",)])
+@table("key", [None, 7, b"a", ("a",)])
 def test_an_extension_key_is_text(key: Any) -> None:
     with pytest.raises(ArgumentError, match="an extension key must be a str"):
         MessageContextBuilder().extension_entry(key, 1)
@@ -280,7 +281,7 @@ def test_an_extension_key_is_text(key: Any) -> None:
         MessageContextBuilder().extensions({key: 1})
 
 
-@pytest.mark.parametrize("bad", [None, 7, "ab", [1], ["ab"]])
+@table("bad", [None, 7, "ab", [1], ["ab"]])
 def test_extensions_are_a_mapping(bad: Any) -> None:
     with pytest.raises(ArgumentError):
         MessageContextBuilder().extensions(bad)

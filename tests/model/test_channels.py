@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from messaging.errors import InvalidChannelError
 from messaging.model import check_name, check_pattern, matcher, overlap
 from messaging.model.channels import MAX_BYTES, has_wildcard, matches
+from messaging.testing.tables import table
 
 LEVEL = st.text(st.sampled_from(["a", "b", "$", ".", "*", "é", "(", "\\", " "]), max_size=3)
 NAMES = st.lists(LEVEL, min_size=1, max_size=5).map("/".join).filter(bool)
@@ -56,8 +57,8 @@ def test_a_name_matches_itself_and_everything_unless_it_is_internal(name: str) -
     assert not matches(name + "/+", name)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "matching", "others"),
+@table(
+    "pattern, matching, others",
     [
         ("a/#", ["a", "a/", "a/b/c"], ["ab"]),
         ("+", ["a"], ["a/b", "/a", "$SYS"]),
@@ -105,16 +106,14 @@ def test_a_long_pattern_matches_in_linear_time() -> None:
     assert not matches(pattern, "/".join(["x"] * 4999))
 
 
-@pytest.mark.parametrize(
-    "name", ["a", "a/b", "/", "//", "a//b", " a ", "é/日本", "$SYS/x", "a" * MAX_BYTES, "*", "a.b"]
-)
+@table("name", ["a", "a/b", "/", "//", "a//b", " a ", "é/日本", "$SYS/x", "a" * MAX_BYTES, "*", "a.b"])
 def test_valid_names(name: str) -> None:
     assert check_name(name) == name
     assert check_pattern(name) == name
     assert not has_wildcard(name)
 
 
-@pytest.mark.parametrize("pattern", ["+", "#", "a/+", "+/a", "+/+/#", "a/+/b/#", "/#", "/+"])
+@table("pattern", ["+", "#", "a/+", "+/a", "+/+/#", "a/+/b/#", "/#", "/+"])
 def test_valid_patterns_are_no_names(pattern: str) -> None:
     assert check_pattern(pattern) == pattern
     assert has_wildcard(pattern)
@@ -122,8 +121,8 @@ def test_valid_patterns_are_no_names(pattern: str) -> None:
         check_name(pattern)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "message"),
+@table(
+    "pattern, message",
     [
         ("a+", r"'\+' must be a whole level \(level 1\)"),
         ("x/+a/y", r"'\+' must be a whole level \(level 2\)"),
@@ -139,8 +138,8 @@ def test_malformed_patterns_are_refused_with_the_fault_and_its_level(pattern: st
         check_pattern(pattern)
 
 
-@pytest.mark.parametrize(
-    ("channel", "message"),
+@table(
+    "channel, message",
     [
         ("", "is empty"),
         ("a\x00b", r"U\+0000 at index 1"),
@@ -155,7 +154,7 @@ def test_malformed_patterns_are_refused_with_the_fault_and_its_level(pattern: st
         ("é" * 32768, "65536 bytes long"),
     ],
 )
-@pytest.mark.parametrize("check", [check_name, check_pattern])
+@table("check", [check_name, check_pattern])
 def test_bad_text_is_refused_with_the_fault_and_its_place_in_a_short_error(
     check: Any, channel: str, message: str
 ) -> None:
@@ -166,8 +165,8 @@ def test_bad_text_is_refused_with_the_fault_and_its_place_in_a_short_error(
     text.encode()  # it can be logged
 
 
-@pytest.mark.parametrize("channel", [None, 7, b"a", ["a"], {"a": 1}, object(), 1.5, True])
-@pytest.mark.parametrize("check", [check_name, check_pattern])
+@table("channel", [None, 7, b"a", ["a"], {"a": 1}, object(), 1.5, True])
+@table("check", [check_name, check_pattern])
 def test_channels_that_are_no_text_are_refused(check: Any, channel: object) -> None:
     with pytest.raises(InvalidChannelError, match=f"must be a str, not {type(channel).__name__}"):
         check(channel)

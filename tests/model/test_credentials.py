@@ -21,6 +21,7 @@ from messaging.errors import ArgumentError, InvalidOptionError
 from messaging.model import parse_url
 from messaging.model.credentials import Credentials, token_expiry
 from messaging.model.settings import Settings, load_settings
+from messaging.testing.tables import table
 from tests.doubles.fake import FakeSettings
 
 SECRET = "hunter2-pl4nted"
@@ -56,7 +57,7 @@ def test_a_lifetime_is_counted_from_the_creation() -> None:
     assert 59 < given.expires_at - time.time() < 61
 
 
-@pytest.mark.parametrize("kind", ["seconds", "datetime"])
+@table("kind", ["seconds", "datetime"])
 def test_an_expiry_is_a_time(kind: str) -> None:
     at = datetime.now(UTC) + timedelta(seconds=100)
     given = Credentials("me", SECRET, expires_at=at if kind == "datetime" else at.timestamp())
@@ -86,7 +87,7 @@ MALFORMED: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", MALFORMED)
+@table("name", [*MALFORMED])
 def test_malformed_credentials_are_refused_without_a_value_in_the_text(name: str) -> None:
     arguments, keywords = MALFORMED[name]
     with pytest.raises(ArgumentError) as caught:
@@ -115,7 +116,7 @@ def test_a_json_web_token_says_when_it_expires() -> None:
     assert Credentials("me", token(exp=at), valid_for=5).remaining <= 5
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     ["a.b.c", "eyJ.e.s", "eyJhbGciOiJub25lIn0.W10.s", token(), token(exp="soon"), token(exp=True), token(exp=-1),
      token(exp=1e300), f"{token(exp=9)}.more", "eyJ" + "x" * 70_000 + ".b.c", "plain"],
@@ -150,8 +151,8 @@ def test_settings_show_neither_provider_nor_command() -> None:
             assert SECRET not in text
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
+@table(
+    "value, words",
     [
         ("vault read 'a b'", ("vault", "read", "a b")),
         (["vault", "read", "a b"], ("vault", "read", "a b")),
@@ -176,7 +177,7 @@ def test_a_file_is_named_by_keyword_or_url() -> None:
     assert load("fake://x?password_file=/run/secrets/p").password_file == Path("/run/secrets/p")
 
 
-@pytest.mark.parametrize("value", ["", "  ", "a 'b", [], [""], ["a", 7], 7, b"x", ["a\0b"]])
+@table("value", ["", "  ", "a 'b", [], [""], ["a", 7], 7, b"x", ["a\0b"]])
 def test_what_is_no_command_is_refused(value: Any) -> None:
     with pytest.raises(InvalidOptionError, match="option 'password_command': "):
         load(password_command=value)
@@ -190,7 +191,7 @@ PROVIDERS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("one", "other"), [(one, other) for one in PROVIDERS for other in PROVIDERS if one < other])
+@table("one, other", [(one, other) for one in PROVIDERS for other in PROVIDERS if one < other])
 def test_two_sources_of_a_password_exclude_each_other(one: str, other: str) -> None:
     with pytest.raises(InvalidOptionError, match="exclude each other") as caught:
         load(**{one: PROVIDERS[one](), other: PROVIDERS[other]()})
@@ -199,7 +200,7 @@ def test_two_sources_of_a_password_exclude_each_other(one: str, other: str) -> N
     assert SECRET not in str(caught.value)
 
 
-@pytest.mark.parametrize("option", [each for each in PROVIDERS if each != "password"])
+@table("option", [each for each in PROVIDERS if each != "password"])
 def test_a_password_in_the_url_excludes_a_provider(option: str) -> None:
     with pytest.raises(InvalidOptionError, match="and the password of the URL exclude each other"):
         load(f"fake://me:{SECRET}@x", **{option: PROVIDERS[option]()})

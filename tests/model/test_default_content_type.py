@@ -14,6 +14,7 @@ import messaging
 from messaging import Message, MessageContext
 from messaging.codecs import encode
 from messaging.errors import DecodeError, InvalidOptionError
+from messaging.testing.tables import table
 
 PATIENCE = 20.0
 PAYLOAD = b'{"celsius": 21.5}'
@@ -41,7 +42,7 @@ def test_without_the_setting_the_wanted_type_decides() -> None:
     assert message.value(Reading) == Reading(celsius=21.5)
 
 
-@pytest.mark.parametrize("way", ["keyword", "url", "environment"])
+@table("way", ["keyword", "url", "environment"])
 def test_value_is_parsed_as_the_default_content_type(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     url, settings = "memory://default-type", {}
     if way == "environment":
@@ -96,7 +97,7 @@ def test_handlers_and_replies_have_the_default_content_type() -> None:
         assert seen.get(timeout=PATIENCE) == {"celsius": 21.5}
 
 
-@pytest.mark.parametrize("content_type", ["json", "application/unheard-of", "", "a/b; c"])
+@table("content_type", ["json", "application/unheard-of", "", "a/b; c"])
 def test_a_default_content_type_that_nothing_reads_is_refused_when_connecting(content_type: str) -> None:
     with pytest.raises(InvalidOptionError, match="default_content_type"):
         messaging.connect("memory://default-type", default_content_type=content_type)

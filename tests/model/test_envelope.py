@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from messaging.model import envelope
+from messaging.testing.tables import table
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 HEADER = st.fixed_dictionaries(
@@ -68,7 +68,7 @@ def test_unknown_keys_are_ignored_so_that_a_later_version_may_add_some() -> None
     assert envelope.decode(enveloped(b'{"contentType":"a","later":[1]}')) == (b"x", {"contentType": "a"})
 
 
-@pytest.mark.parametrize(
+@table(
     "data",
     [
         *map(enveloped, [

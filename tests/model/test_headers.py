@@ -17,6 +17,7 @@ from messaging import Messaging
 from messaging.errors import InvalidHeaderError
 from messaging.model import carried_headers, headers, parse_url, requested
 from messaging.model.context import ForwardedContext
+from messaging.testing.tables import table
 from tests.doubles.fake import PATIENCE, FakeBroker
 from tests.doubles.fixtures import Connect
 
@@ -33,8 +34,7 @@ class Text(str):
         return False
 
 
-@pytest.mark.parametrize(
-    ("given", "seen"),
+@table("given, seen",
     [
         ("text", "text"), (5, 5), (-(2**63), -(2**63)), (2**63 - 1, 2**63 - 1), (True, True), (False, False),
         (0.1, 0.1), (b"\xff", b"\xff"), (bytearray(b"a"), b"a"), (None, None), (Decimal("1.25"), Decimal("1.25")),
@@ -78,8 +78,7 @@ def test_of_a_subclass_only_its_value_is_taken() -> None:
     assert (type(name), type(value), name, value) == (str, str, "name", "value")
 
 
-@pytest.mark.parametrize(
-    ("given", "seen"),
+@table("given, seen",
     [
         (Moment(2026, 11, 22, 12, tzinfo=UTC), datetime(2026, 11, 22, 12, tzinfo=UTC)),
         (Moment(2026, 11, 22, 12, tzinfo=timezone(timedelta(hours=2))), datetime(2026, 11, 22, 10, tzinfo=UTC)),
@@ -92,7 +91,7 @@ def test_a_value_of_a_subclass_is_carried_as_its_base(given: Any, seen: Any) -> 
     assert headers.uncarried(found, headers.TYPED) is None
 
 
-@pytest.mark.parametrize("precision", [1, 28])
+@table("precision", [1, 28])
 def test_decimals_are_checked_whatever_the_decimal_context_of_the_caller(precision: int) -> None:
     with localcontext() as context:
         context.prec = precision
@@ -115,8 +114,7 @@ def deep(levels: int) -> list[Any]:
     return value
 
 
-@pytest.mark.parametrize(
-    ("value", "why"),
+@table("value, why",
     [
         (2**63, "64 bits"), (-(2**63) - 1, "64 bits"), (object(), "must be str, int"), ({1, 2}, "must be str, int"),
         (1j, "not complex"), (datetime(2026, 1, 1), "time zone"),
@@ -143,8 +141,7 @@ def test_values_nest_as_deep_as_they_are_read() -> None:
         headers.check({"h": endless})
 
 
-@pytest.mark.parametrize(
-    ("value", "types", "is_carried"),
+@table("value, types, is_carried",
     [
         ("a", headers.TEXT, True), (1, headers.TEXT, False), (True, frozenset({str, int}), False),
         (("a", "b"), headers.TEXT | {tuple}, True), (("a", 1), headers.TEXT | {tuple}, False),
@@ -164,8 +161,7 @@ def test_a_value_that_the_protocol_cannot_carry_is_refused_before_anything_is_se
     assert broker.calls == ["open"]
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
+@table("value, text",
     [
         ("text", "text"), ("", ""), (None, ""), (True, "true"), (-7, "-7"), (2**40, "1099511627776"), (1.5, "1.5"),
         (Decimal("1.25"), "1.25"), (b"\xff\x00", "ff00"), ("ü".encode(), "ü"),

@@ -24,6 +24,7 @@ from messaging.model import (
     RequestManyKeywords,
     SubscribeKeywords,
 )
+from messaging.testing.tables import table
 
 #: values of the context, which are no extensions
 CONTEXT = {"content_type", "content_encoding", "correlation_id", "reply_to"}
@@ -42,8 +43,8 @@ SUBSCRIBING = {snake(key) for key in CHECKS.keys() - PUBLISH_ONLY}.union(
 )
 
 
-@pytest.mark.parametrize(
-    ("method", "extensions", "shared"),
+@table(
+    "method, extensions, shared",
     [
         (Messaging.publish, PUBLISHING, set()),
         (Messaging.request, PUBLISHING, {"timeout"}),
@@ -58,8 +59,8 @@ def test_no_parameter_hides_an_extension(method: Callable[..., Any], extensions:
     assert inspect.signature(method).parameters.keys() & extensions == shared
 
 
-@pytest.mark.parametrize(
-    ("keywords", "expected"),
+@table(
+    "keywords, expected",
     [
         (PublishKeywords, PUBLISHING | CONTEXT | {"channel_extension"}),
         (RequestKeywords, PUBLISHING - {"timeout", "store_and_forward"} | CONTEXT | {"channel_extension"}),
@@ -102,7 +103,7 @@ SAMPLES: dict[Any, tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "annotation"), sorted({**hints(PublishKeywords), **hints(SubscribeKeywords)}.items()))
+@table("name, annotation", sorted({**hints(PublishKeywords), **hints(SubscribeKeywords)}.items()))
 def test_the_check_of_an_extension_accepts_the_type_of_its_keyword(name: str, annotation: Any) -> None:
     check = checks().get(name)
     if check is None:

@@ -15,6 +15,7 @@ import messaging
 from messaging import AcknowledgeMessageContext, AcknowledgeType, Message, MessageContext
 from messaging.errors import DecodeError, UnknownContentEncodingError, UnknownContentTypeError
 from messaging.model import Incoming
+from messaging.testing.tables import table
 from tests.threads import in_threads
 
 
@@ -90,8 +91,8 @@ def test_value_is_made_once_per_model() -> None:
     assert message.value(Reading) is message.value()
 
 
-@pytest.mark.parametrize(
-    ("message", "error"),
+@table(
+    "message, error",
     [
         (json(b"{"), DecodeError),
         (json(b'{"celsius": "warm"}', Reading), DecodeError),
@@ -140,7 +141,7 @@ COPIES: list[Callable[[Message], Message]] = [
 ]
 
 
-@pytest.mark.parametrize("made", COPIES)
+@table("made", COPIES)
 def test_a_received_message_is_pickled_and_copied_without_its_handler(made: Callable[[Message], Message]) -> None:
     with messaging.connect("memory://copies") as m:
         stream = m.subscribe("a", Reading, acknowledge="manual", qos=1)
@@ -163,7 +164,7 @@ def test_a_received_message_is_pickled_and_copied_without_its_handler(made: Call
             assert settled.acknowledge_state is AcknowledgeType.ACKNOWLEDGED
 
 
-@pytest.mark.parametrize("made", COPIES)
+@table("made", COPIES)
 def test_a_message_that_was_built_is_pickled_and_copied(made: Callable[[Message], Message]) -> None:
     builder = messaging.MessageContextBuilder().channel("a", "b").content({"x": [1]}).reply_to("r")
     message = builder.extension_entry("headers", {"k": ("v", "w")}).build_message()

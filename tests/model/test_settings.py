@@ -13,6 +13,7 @@ from pydantic import SecretStr
 from messaging.errors import ConfigurationError, InvalidOptionError
 from messaging.model import parse_url
 from messaging.model.settings import Settings, TlsSettings, load_settings
+from messaging.testing.tables import table
 from tests.doubles.fake import FakeSettings
 
 SECRET = "hunter2-pl4nted"
@@ -64,7 +65,7 @@ def test_a_secret_is_also_read_from_a_file_which_loses_to_everything(
     assert password(password=SecretStr("wrapped")) == "wrapped"
 
 
-@pytest.mark.parametrize(("content", "expected"), [(" a b \r\n", " a b "), ("a\n\n", "a"), ("", ""), ("é", "é")])
+@table("content, expected", [(" a b \r\n", " a b "), ("a\n\n", "a"), ("", ""), ("é", "é")])
 def test_only_line_ends_are_cut_off_a_secret_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str, expected: str
 ) -> None:
@@ -76,7 +77,7 @@ def test_only_line_ends_are_cut_off_a_secret_file(
     assert found.get_secret_value() == expected
 
 
-@pytest.mark.parametrize("kind", ["missing", "directory", "binary"])
+@table("kind", ["missing", "directory", "binary"])
 def test_a_secret_file_that_cannot_be_read_says_which(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
 ) -> None:
@@ -106,8 +107,8 @@ def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert load().timeout == 30.0
 
 
-@pytest.mark.parametrize(
-    ("option", "hint"),
+@table(
+    "option, hint",
     [("colur", "did you mean 'colour'"), ("time_out", "did you mean 'timeout'"), ("zzz", "known: ")],
 )
 def test_an_unknown_option_suggests_the_near_one(option: str, hint: str) -> None:
@@ -140,7 +141,7 @@ BAD: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize(("option", "value"), [(option, value) for option in BAD for value in BAD[option]])
+@table("option, value", [(option, value) for option in BAD for value in BAD[option]])
 def test_a_value_that_does_not_fit_names_its_option_and_not_the_value(option: str, value: Any) -> None:
     with pytest.raises(InvalidOptionError, match=f"option '{option}': ") as caught:
         load(**{option: value})
@@ -148,7 +149,7 @@ def test_a_value_that_does_not_fit_names_its_option_and_not_the_value(option: st
     assert len(str(caught.value)) < 500
 
 
-@pytest.mark.parametrize(("option", "value"), [("timeout", SECRET), ("labels", SECRET), ("outbox_size", SECRET)])
+@table("option, value", [("timeout", SECRET), ("labels", SECRET), ("outbox_size", SECRET)])
 def test_a_value_of_the_environment_that_does_not_fit_names_its_variable(
     monkeypatch: pytest.MonkeyPatch, option: str, value: str
 ) -> None:

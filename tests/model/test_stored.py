@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from messaging.errors import ArgumentError, InvalidExtensionError
 from messaging.model import MessageContext, restored_context, stored_properties
 from messaging.model.context import frozen
+from messaging.testing.tables import table
 
 _texts = st.none() | st.text(max_size=20)
 _leaves = (
@@ -61,7 +62,7 @@ def test_the_keys_of_mappings_do_not_collide_with_the_tags_of_values():
     assert restored_context("a", stored_properties(context)) == context
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("-inf"), Decimal("1.50")])
+@table("value", [float("inf"), float("-inf"), Decimal("1.50")])
 def test_numbers_that_json_does_not_have_keep_type_and_precision(value):
     context = MessageContext("a", extensions=frozen({"headers": {"x": value}}))
     text = stored_properties(context)
@@ -77,7 +78,7 @@ def test_a_value_that_cannot_be_stored_is_refused_by_the_name_of_its_extension()
         stored_properties(MessageContext("a", extensions={"headers": {1: "x"}}))
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         "{", "[]", "3", '{"contentType":3}', '{"extensions":[]}', '{"extensions":3}', '{"extensions":{"a":{"$":1}}}',

@@ -14,6 +14,7 @@ from pydantic import SecretStr
 
 from messaging.errors import InvalidUrlError
 from messaging.model import BrokerUrl, Endpoint, Host, check_hosts, is_secret_option, parse_host, parse_url
+from messaging.testing.tables import table
 from tests.model.test_channels import allowed
 
 SECRET = "hunter2-pl4nted"
@@ -131,15 +132,15 @@ def test_a_planted_password_never_appears(prefix: str, user: str, host: str, suf
                 assert SECRET not in f"{url} {url!r}"
 
 
-@pytest.mark.parametrize("host", ["localhost=1", "localhost=%", "localhost=1&x=2", "=1"])
+@table("host", ["localhost=1", "localhost=%", "localhost=1&x=2", "=1"])
 def test_a_password_behind_a_question_mark_is_no_name_of_an_option(host: str) -> None:
     with pytest.raises(InvalidUrlError) as caught:
         parse_url(f"mqtt://user?:{SECRET}@{host}")
     assert SECRET not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
+@table(
+    "text, message",
     [
         ("", "no '://'"),
         ("localhost", "no '://'"),
@@ -194,7 +195,7 @@ def test_a_malformed_url_is_refused_with_its_fault(text: str, message: str) -> N
         parse_url(text)
 
 
-@pytest.mark.parametrize("value", [None, 7, b"mqtt://host", ["mqtt://host"]])
+@table("value", [None, 7, b"mqtt://host", ["mqtt://host"]])
 def test_urls_that_are_no_text_are_refused(value: object) -> None:
     with pytest.raises(InvalidUrlError, match="must be a str"):
         parse_url(value)  # type: ignore[arg-type]
@@ -235,8 +236,8 @@ def test_a_url_cannot_be_changed() -> None:
         url.options["a"] = "2"  # type: ignore[index]
 
 
-@pytest.mark.parametrize(
-    ("text", "address"),
+@table(
+    "text, address",
     [
         ("mqtt://joe:secret@broker:1884/x?version=5", "broker:1884"),
         ("mqtt://broker", "broker"),
@@ -264,8 +265,8 @@ def test_several_hosts_have_their_own_ports_and_share_the_rest() -> None:
     assert url.label("plant", Endpoint(Host("b", 1234), "10.0.0.1")) == "amqp 'plant' (b:1234 at 10.0.0.1)"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
+@table(
+    "text, message",
     [
         ("mqtt://a,", "an empty host beside a ','"),
         ("mqtt://,a", "an empty host beside a ','"),

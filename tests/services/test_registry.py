@@ -21,6 +21,7 @@ from messaging.services import (
     default_registry,
     interface_name,
 )
+from messaging.testing.tables import table
 from tests.threads import PATIENCE, in_threads
 
 REGISTERED = ServiceEventKind.REGISTERED
@@ -60,7 +61,7 @@ def test_interface_names_are_module_and_qualified_name() -> None:
     assert interface_name("anything") == "anything"
 
 
-@pytest.mark.parametrize("interface", ["", 5, None, [], [Printer, 5], [""], Printer()])
+@table("interface", ["", 5, None, [], [Printer, 5], [""], Printer()])
 def test_objects_that_are_no_interfaces_are_refused(registry: ServiceRegistry, interface: Any) -> None:
     with pytest.raises(ArgumentError, match="interface"):
         registry.register(interface, object())
@@ -117,8 +118,8 @@ def test_properties_compare_as_mappings() -> None:
     assert len(ServiceProperties({"a": 1, "B": 2})) == 2
 
 
-@pytest.mark.parametrize(
-    ("properties", "says"),
+@table(
+    "properties, says",
     [
         ({"a": 1, "A": 2}, "given twice"),
         ({"": 1}, "non-empty str"),
@@ -128,9 +129,8 @@ def test_properties_compare_as_mappings() -> None:
         ({"service.ranking": None}, "must be an int, not NoneType"),
     ],
 )
-def test_bad_properties_are_refused_and_change_nothing(
-    registry: ServiceRegistry, properties: dict[Any, Any], says: str
-) -> None:
+def test_bad_properties_are_refused_and_change_nothing(properties: dict[Any, Any], says: str) -> None:
+    registry = ServiceRegistry()
     registration = registry.register("a", 1, {"x": 1})
     events = Events()
     registry.add_listener(events)
