@@ -39,8 +39,17 @@ PATIENCE: Final = 20.0 * FACTOR
 _SHORTEST_PAUSE: Final = 0.001
 _LONGEST_PAUSE: Final = 0.02
 
-#: notified by recorders, so that a wait for what they hold ends at once
-_changed: Final = threading.Condition(threading.RLock())
+
+class _Changed(threading.Condition):
+    """Notified by recorders, so that a wait for what they hold ends at once."""
+
+    def forget_threads(self) -> None:
+        """Begin anew in a forked child, where the threads of the parent are gone."""
+        self.__init__()  # type: ignore[misc]
+
+
+_changed: Final = _Changed()
+os.register_at_fork(after_in_child=_changed.forget_threads)
 
 _short: Final = Repr()
 _short.maxlist = _short.maxtuple = _short.maxset = _short.maxdict = 20

@@ -50,14 +50,13 @@ from messaging.errors import (
 )
 from messaging.model import Message, MessageContext
 from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from tests.doubles.fixtures import install
 
 JSON = "application/json"
 CBOR = "application/cbor"
 MSGPACK = "application/msgpack"
 OBJECT_TYPES = [JSON, CBOR, MSGPACK]
-
-PATIENCE = 20.0
 
 
 def read(payload: bytes, content_type: str | None = None, model: Any = None, encoding: str | None = None) -> Any:

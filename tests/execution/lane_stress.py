@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from messaging.execution import Lane, LoopLane, Pool, ThreadLane
-from tests.doubles.fake import PATIENCE, until
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.threads import Loop, in_background
 
 #: seconds a receiver may take
@@ -276,11 +276,11 @@ class Stress:
         """Nobody waits for ever, nothing is left over, and each lane is as it should be."""
         everything = [*self.past, *self.subjects]
         self._hung.set()
-        until(lambda: not self.pool.has_work, "nothing left to do")
-        until(lambda: all(not len(each.lane) for each in everything), "the lanes empty")
-        until(lambda: len(self.reached) == self.waited, "all told who wait")
+        eventually(lambda: not self.pool.has_work, "nothing left to do")
+        eventually(lambda: all(not len(each.lane) for each in everything), "the lanes empty")
+        eventually(lambda: len(self.reached) == self.waited, "all told who wait")
         assert sorted(self.reached) == [*range(1, self.waited + 1)]
-        until(lambda: self.pool.is_idle, "the supervisor gone")
+        eventually(lambda: self.pool.is_idle, "the supervisor gone")
         assert self.pool.threads == 0
         for subject in everything:
             subject.check()

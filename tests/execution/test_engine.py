@@ -14,7 +14,8 @@ import pytest
 from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
 from messaging.execution import Mailbox, Promise, engine, mailbox, may_block, shielded, wait_for
 from messaging.execution.loop import THREAD_NAME
-from tests.doubles.fake import PATIENCE, on_loop, settle_loop, until
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.doubles.fake import on_loop, settle_loop
 from tests.scripts import FORK, run_script
 from tests.threads import in_background
 
@@ -108,7 +109,7 @@ def test_a_task_is_held_until_it_ends_and_its_failure_logged(caplog: pytest.LogC
     assert isinstance(record.exc_info[1], ValueError)
     caplog.clear()
     del record
-    until(lambda: gc.collect() is not None and held() is None, "the task released")
+    eventually(lambda: gc.collect() is not None and held() is None, "the task released")
 
 
 def test_wait_for_names_the_operation_that_took_too_long() -> None:

@@ -21,9 +21,10 @@ from messaging.instance import messaging as instance
 from messaging.model import Incoming, Outgoing, PublishOptions, PublishPlan, SubscribeOptions
 from messaging.receiving import StreamCounters, redelivery
 from messaging.receiving.consumers import Push
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.doubles.calling import Calling
 from tests.doubles.consumers import manual, numbered
-from tests.doubles.fake import PATIENCE, FakeAdapter, FakeBroker, settle_loop, until
+from tests.doubles.fake import FakeAdapter, FakeBroker, settle_loop
 from tests.doubles.fixtures import Connect
 from tests.threads import in_background
 
@@ -141,11 +142,11 @@ def test_one_rejected_message_does_not_make_every_acknowledgement_a_wake_up(
     stream = manual(m, maxDeliveries=3, prefetch=500)
     (bad,) = broker.deliver(b"bad")
     stream.receive(PATIENCE).reject()
-    until(lambda: broker.rejected == [bad])
+    eventually(lambda: broker.rejected == [bad])
     broker.deliver(*numbered(100))
     messages = [stream.receive(PATIENCE) for _ in range(100)]
     (subscription,) = stream._subscriptions()
-    until(lambda: not subscription.settlement.is_gathering, "the loop no longer looks for verdicts by itself")
+    eventually(lambda: not subscription.settlement.is_gathering, "the loop no longer looks for verdicts by itself")
     calls.clear()
     with Standstill():
         for message in messages:
@@ -199,7 +200,7 @@ def test_subscribing_that_never_ends_does_not_outlive_its_instance(
     gate = broker.gates["subscribe"]
     gate.close()
     streams = [m.subscribe("a") for _ in range(3)]
-    until(lambda: gate.waiting == 3, "all of them subscribing")
+    eventually(lambda: gate.waiting == 3, "all of them subscribing")
     if closed_first:
         for stream in streams:
             stream.close().result(PATIENCE)
@@ -319,7 +320,7 @@ def test_at_exit_instances_close_together_even_if_one_of_them_cannot(
     for broker in brokers:
         broker.gates["close"].close()
     join = in_background(instance._close_all)
-    until(lambda: all(broker.gates["close"].waiting for broker in brokers), "all of them closing")
+    eventually(lambda: all(broker.gates["close"].waiting for broker in brokers), "all of them closing")
     for broker in brokers:
         broker.gates["close"].open()
     join()

@@ -11,10 +11,9 @@ import pytest
 
 import messaging
 from messaging import DeadlineError, Messaging, WouldBlockError
-from tests.doubles.fake import FakeBroker, until
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.doubles.fake import FakeBroker
 from tests.doubles.fixtures import Connect
-
-PATIENCE = 10.0
 
 
 def in_loop(function: Callable[[], Any]) -> Any:
@@ -53,7 +52,7 @@ def test_iterating_a_stream_is_refused(connect: Connect) -> None:
         for wait in (lambda: next(iter(stream)), stream.receive, lambda: stream.receive(5)):
             with pytest.raises(WouldBlockError, match=r"await|async for"):
                 in_loop(wait)
-        until(lambda: stream.counters.received == 1)
+        eventually(lambda: stream.counters.received == 1)
         assert in_loop(lambda: stream.receive(0)).payload == b"1"
         with pytest.raises(DeadlineError):
             in_loop(lambda: stream.receive(0))

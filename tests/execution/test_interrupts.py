@@ -17,7 +17,8 @@ from messaging import Messaging
 from messaging.errors import ClosedError
 from messaging.execution import Promise
 from messaging.services import ServiceRegistry
-from tests.doubles.fake import PATIENCE, FakeBroker, until
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.doubles.fake import FakeBroker
 from tests.doubles.fixtures import Connect
 from tests.interrupts import RECEIVING_MODULES, InterruptError, again, interrupt_everywhere, ready
 
@@ -42,7 +43,7 @@ class Deliveries:
 
     def check(self, settled: list[Any], but: int = 0) -> None:
         expected = self.tokens[: len(self.tokens) - but]
-        until(lambda: len(settled) >= len(expected), f"{len(expected)} verdicts rather than {len(settled)}")
+        eventually(lambda: len(settled) >= len(expected), f"{len(expected)} verdicts rather than {len(settled)}")
         assert settled == expected
 
 
@@ -101,7 +102,7 @@ def test_a_message_whose_check_was_interrupted_comes_again(connect: Connect, kin
 
     def check() -> None:
         credit = stream._primary.credit
-        until(lambda: credit.handed_out - credit.settled <= (kind == "model"), "all settled")
+        eventually(lambda: credit.handed_out - credit.settled <= (kind == "model"), "all settled")
 
     assert interrupt_everywhere(run, check) > 50
 
@@ -171,7 +172,7 @@ def test_publishing_goes_on_and_nothing_stays_in_the_outbox(
         published.append(payload)
 
     def check() -> None:
-        until(lambda: m.runtime.get_runtime_dto().publisher.pending == 0, "an empty outbox")
+        eventually(lambda: m.runtime.get_runtime_dto().publisher.pending == 0, "an empty outbox")
         assert {*published} <= {*broker.payloads}
 
     assert interrupt_everywhere(run, check) > 50
@@ -194,7 +195,7 @@ def test_a_publisher_that_waits_for_room_can_be_interrupted(broker: FakeBroker, 
     confirming.start()
     try:
         assert interrupt_everywhere(run, lambda: None, "waiting.py", "admission.py", "deadlines.py") > 20
-        until(lambda: m.runtime.get_runtime_dto().publisher.pending == 0, "an empty outbox")
+        eventually(lambda: m.runtime.get_runtime_dto().publisher.pending == 0, "an empty outbox")
     finally:
         is_over.set()
         confirming.join()
@@ -213,7 +214,7 @@ def test_callbacks_of_promises_are_called(connect: Connect) -> None:
             again(lambda: promise.add_done_callback(lambda promise: called.append(promise.result())))
         if not is_done:
             promise.resolve(number)
-        until(lambda: called.count(number) >= 2)
+        eventually(lambda: called.count(number) >= 2)
 
     def run() -> None:
         call(is_done=False)
@@ -235,7 +236,7 @@ def test_requests_are_answered_and_none_stays_open(connect: Connect) -> None:
             assert again(ask) == sum(numbers)
 
     def check() -> None:
-        until(lambda: m.runtime.get_runtime_dto().requests.pending == 0, "no open requests")
+        eventually(lambda: m.runtime.get_runtime_dto().requests.pending == 0, "no open requests")
 
     assert interrupt_everywhere(run, check) > 50
 
@@ -302,7 +303,7 @@ def test_no_subscription_or_handler_is_left_behind(
     broker: FakeBroker, m: Messaging, use: Callable[[Messaging, FakeBroker], None]
 ) -> None:
     def check() -> None:
-        until(lambda: not m.handlers and not subscriptions(m) and not broker.live, "all unsubscribed")
+        eventually(lambda: not m.handlers and not subscriptions(m) and not broker.live, "all unsubscribed")
 
     assert interrupt_everywhere(partial(use, m, broker), check) > 50
 
@@ -315,7 +316,7 @@ def test_an_interrupted_connect_leaves_no_name_and_no_services_behind(connect: C
         again(m.close)
 
     def check() -> None:
-        until(lambda: not registry.find(None), "no services")
+        eventually(lambda: not registry.find(None), "no services")
 
     assert (
         interrupt_everywhere(run, check, "instance/connecting.py", "instance/messaging.py", "instance/services.py") > 50

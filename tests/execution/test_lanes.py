@@ -24,7 +24,7 @@ import pytest
 from messaging.execution import Lane, LoopLane, Pool, ThreadLane, workers
 from messaging.execution import lanes as module
 from messaging.execution import pool as pool_module
-from tests.doubles.fake import PATIENCE, until
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.execution.lane_stress import Stress
 from tests.scripts import FORK, run_script
 from tests.threads import Loop, in_background, no_more_threads, together
@@ -50,7 +50,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def pool() -> Iterator[Pool]:
     pool = Pool()
     yield pool
-    until(lambda: not pool.has_work, "nothing left to do")
+    eventually(lambda: not pool.has_work, "nothing left to do")
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def test_a_receiver_that_blocks_holds_up_no_other(pool: Pool) -> None:
         assert arrived.wait(PATIENCE)
         took.append(time.monotonic() - began)
         gate.let()
-        until(lambda: not pool.threads, "the threads gone")
+        eventually(lambda: not pool.threads, "the threads gone")
     assert min(took) < 0.1, took
 
 
@@ -249,7 +249,7 @@ def test_there_are_as_many_threads_as_receivers_that_block(pool: Pool) -> None:
     assert pool.threads >= 40
     for gate in gates:
         gate.let()
-    until(lambda: not pool.threads, "the threads gone")
+    eventually(lambda: not pool.threads, "the threads gone")
 
 
 def test_there_are_no_more_threads_than_allowed() -> None:
@@ -258,7 +258,7 @@ def test_there_are_no_more_threads_than_allowed() -> None:
     for gate in gates:
         on_threads(pool, gate).put(1)
     for _ in range(5):
-        until(lambda: len([gate for gate in gates if len(gate.seen) > len(gate.returned)]) == 2, "two at work")
+        eventually(lambda: len([gate for gate in gates if len(gate.seen) > len(gate.returned)]) == 2, "two at work")
         # more would come within some milliseconds
         deadline = time.monotonic() + 0.05
         while time.monotonic() < deadline and sum(len(gate.seen) for gate in gates) < 5:
@@ -266,12 +266,12 @@ def test_there_are_no_more_threads_than_allowed() -> None:
             time.sleep(0.005)
         gate = next(gate for gate in gates if len(gate.seen) > len(gate.returned))
         gate.let()
-        until(lambda gate=gate: gate.returned, "it returns")  # type: ignore[misc]
+        eventually(lambda gate=gate: gate.returned, "it returns")  # type: ignore[misc]
         if sum(len(gate.seen) for gate in gates) == 5:
             break
     for gate in gates:
         gate.let()
-    until(lambda: not pool.has_work, "all done")
+    eventually(lambda: not pool.has_work, "all done")
     assert all(gate.seen == [1] for gate in gates)
 
 
@@ -316,7 +316,7 @@ def test_threads_leave_when_nothing_is_left(pool: Pool) -> None:
         lane = on_threads(pool)
         lane.put(1)
         flushed(lane)
-        until(lambda: pool.is_idle, "the threads gone")
+        eventually(lambda: pool.is_idle, "the threads gone")
 
 
 def test_a_receiver_knows_that_it_is_one(pool: Pool) -> None:
@@ -355,7 +355,7 @@ def test_a_receiver_that_does_not_return_is_given_up_and_the_others_go_on() -> N
     lane.put_all([0, 1, 2])
     gate.entered(1)
     other.put_all([0, 1, 2])
-    until(lambda: stalls, "it is given up")
+    eventually(lambda: stalls, "it is given up")
     flushed(other)
     assert seen == [0, 1, 2]
     assert stalls.threads == ["messaging-worker"]
@@ -363,8 +363,8 @@ def test_a_receiver_that_does_not_return_is_given_up_and_the_others_go_on() -> N
     # without restart nothing goes on, not even when it returns; and nobody complains again
     lane.put(3)
     gate.let()
-    until(lambda: gate.returned == [0], "it returns after all")
-    until(lambda: pool.is_idle, "nothing to do")
+    eventually(lambda: gate.returned == [0], "it returns after all")
+    eventually(lambda: pool.is_idle, "nothing to do")
     assert gate.seen == [0]
     assert len(stalls) == 1
     assert lane.close() == 3
@@ -376,14 +376,14 @@ def test_a_lane_that_is_restarted_goes_on_with_the_rest_on_another_thread(pool: 
     stalls = Stalls(ThreadLane.restart)
     lane = on_threads(pool, gate, timeout=0.05, stalled=stalls)
     lane.put_all([0, 1, 2, 3, 4, 5])
-    until(lambda: len(stalls) == 2, "two are given up")
+    eventually(lambda: len(stalls) == 2, "two are given up")
     lane.put(6)
     flushed(lane)
     assert gate.seen == [*range(7)]
     assert gate.returned == [1, 2, 4, 5, 6]
     gate.let(2)  # now the two return, and find that others have gone on
-    until(lambda: len(gate.returned) == 7, "they return")
-    until(lambda: not pool.has_work, "nothing to do")
+    eventually(lambda: len(gate.returned) == 7, "they return")
+    eventually(lambda: not pool.has_work, "nothing to do")
     assert gate.seen == [*range(7)]
     assert len(stalls) == 2
     first, second, third = gate.threads[0], gate.threads[1], gate.threads[4]
@@ -398,11 +398,11 @@ def test_restarting_a_lane_that_is_not_stalled_does_nothing(pool: Pool) -> None:
     lane.put_all([0, 1])
     for _ in range(3):
         gate.entered(1)
-    until(lambda: lane.is_stalled, "it is given up")
+    eventually(lambda: lane.is_stalled, "it is given up")
     together(*[lane.restart] * 4)
     gate.entered(2)
     lane.restart()
-    until(lambda: lane.is_stalled, "it is given up once more")
+    eventually(lambda: lane.is_stalled, "it is given up once more")
     lane.timeout = 0
     lane.put(2)
     lane.restart()
@@ -429,11 +429,11 @@ def test_a_receiver_may_take_for_ever_if_there_is_no_timeout(pool: Pool) -> None
     witness = on_threads(pool, other, timeout=0.05, stalled=ThreadLane.restart)
     witness.put_all([*range(5)])
     other.entered(5)
-    until(lambda: witness.is_stalled or not witness.is_scheduled, "the last is given up")
+    eventually(lambda: witness.is_stalled or not witness.is_scheduled, "the last is given up")
     assert not stalls
     # but there may be one later
     lane.timeout = 0.05
-    until(lambda: stalls, "it is given up")
+    eventually(lambda: stalls, "it is given up")
     gate.let()
     other.let(5)
 
@@ -446,11 +446,11 @@ def test_a_process_that_was_kept_from_running_blames_nobody(pool: Pool) -> None:
     lane.put(0)
     gate.entered(1)
     (server,) = pool._threads
-    until(lambda: server.seen == server.begun, "somebody looks")
+    eventually(lambda: server.seen == server.begun, "somebody looks")
     ctypes.PyDLL(None).usleep(800_000)
     for _ in range(2):
         spent = server.spent
-        until(lambda spent=spent: server.spent > spent, "somebody looks")  # type: ignore[misc]
+        eventually(lambda spent=spent: server.spent > spent, "somebody looks")  # type: ignore[misc]
     gate.let()
     flushed(lane)
     assert not stalls
@@ -475,7 +475,7 @@ def test_a_callback_for_stalls_that_raises_is_logged(pool: Pool, caplog: pytest.
     lane = on_threads(pool, gate, timeout=0.02, stalled=stalled)
     lane.put_all([0, 1])
     gate.entered(1)
-    until(lambda: "worker job failed" in caplog.text)
+    eventually(lambda: "worker job failed" in caplog.text)
     lane.restart()
     gate.let(2)
     flushed(lane)
@@ -537,7 +537,7 @@ class Once:
 
 def moved(server: Raced) -> None:
     """Wait until the thread has returned from the receiver; then it can go no further than to the lock."""
-    until(lambda: server.begun != server.seen or server.lane is None, "it returns")
+    eventually(lambda: server.begun != server.seen or server.lane is None, "it returns")
 
 
 @pytest.mark.usefixtures("quick")
@@ -559,11 +559,11 @@ def test_a_receiver_that_returns_while_it_is_given_up_has_either_returned_or_not
     other = on_threads(pool)
     lane.put_all([*range(2 * items)])
     gate.entered(items)
-    until(lambda: gate.returned[-1:] >= [items - 1], "it is caught")
+    eventually(lambda: gate.returned[-1:] >= [items - 1], "it is caught")
     flushed(other)
     if step == "judged":
-        until(lambda: stalls, "it is given up")
-        until(lambda: not pool.has_work, "its thread is gone")
+        eventually(lambda: stalls, "it is given up")
+        eventually(lambda: not pool.has_work, "its thread is gone")
         assert gate.seen == [*range(items)]
         lane.restart()
     flushed(lane)
@@ -585,14 +585,14 @@ def test_a_thread_that_is_given_up_after_the_receiver_has_returned_takes_nothing
     lane = on_threads(pool, seen.append, timeout=0.02, stalled=stalls)
     other = on_threads(pool, others.append)
     lane.put(0)
-    until(lambda: stalls, "it is given up")
+    eventually(lambda: stalls, "it is given up")
     lane.put(1)
     other.put_all([0, 1])
     flushed(other)
     proceed.set()
     other.put(2)
     flushed(other)
-    until(lambda: len(workers()._idle) == len(worker_threads()), "all threads done")
+    eventually(lambda: len(workers()._idle) == len(worker_threads()), "all threads done")
     assert seen == [0]
     lane.restart()
     flushed(lane)
@@ -624,7 +624,7 @@ def test_a_burst_is_one_task(pool: Pool, loop: Loop) -> None:
         for number in range(500):
             lane.put((0, number))
     flushed(lane)
-    until(lambda: not lane.is_scheduled, "the task has ended")
+    eventually(lambda: not lane.is_scheduled, "the task has ended")
     assert seen == [(0, number) for number in range(500)]
     assert names == ["LoopLane._run"]
 
@@ -643,7 +643,7 @@ def test_receivers_that_never_wait_leave_their_loop_to_others(pool: Pool, loop: 
         lane.put_all([*range(2000)])
         loop.loop.call_soon_threadsafe(turn)
     flushed(lane)
-    until(lambda: turns and turns[-1] == 2000)
+    eventually(lambda: turns and turns[-1] == 2000)
     assert max(after - before for before, after in itertools.pairwise(turns)) <= module._BATCH
 
 
@@ -664,9 +664,9 @@ def test_a_task_that_is_cancelled_loses_nothing_that_waits(pool: Pool, loop: Loo
     lane = on_loop(pool, loop.loop, receive)
     lane.cancel()  # of nothing
     lane.put_all([*range(5)])
-    until(lambda: seen == [0])
+    eventually(lambda: seen == [0])
     lane.cancel()
-    until(lambda: seen == [0, 1, 2, 3])
+    eventually(lambda: seen == [0, 1, 2, 3])
     (task,) = [task for task in loop.call(asyncio.all_tasks) if task.get_name() == "events for a receiver"]
     loop.call(task.cancel)  # as somebody else would
     lane.put(5)
@@ -695,7 +695,7 @@ def test_what_is_cancelled_is_the_item_that_was_in_progress_then(pool: Pool, loo
 
     lane = on_loop(pool, loop.loop, receive)
     lane.put_all([0, 1])
-    until(lambda: loop.call(lambda: bool(proceed._waiters)), "it waits")  # type: ignore[attr-defined]
+    eventually(lambda: loop.call(lambda: bool(proceed._waiters)), "it waits")  # type: ignore[attr-defined]
     loop.loop.call_soon_threadsafe(end)
     assert ended.wait(PATIENCE)
     lane.cancel()
@@ -721,7 +721,7 @@ def test_a_loop_that_ends_with_items_in_a_lane_is_told(pool: Pool) -> None:
         return lane
 
     lane = asyncio.run(main())
-    until(lambda: stalls, "it is told")
+    eventually(lambda: stalls, "it is told")
     done = threading.Event()
     lane.when_done(done.set)
     assert not done.is_set()
@@ -745,7 +745,7 @@ def test_what_is_put_for_a_closed_loop_is_told_within_a_second(pool: Pool) -> No
     loop.close()
     began = time.monotonic()
     late.put(1)
-    until(lambda: never and closed, "it is told")
+    eventually(lambda: never and closed, "it is told")
     assert time.monotonic() - began < 1
     late.put(2)
     assert (waiting.close(), late.close()) == (1, 2)
@@ -765,7 +765,7 @@ def test_a_loop_that_is_closed_when_all_is_done_is_no_stall(pool: Pool) -> None:
             await done.wait()
 
         asyncio.run(main())
-    until(lambda: not pool.has_work, "nothing to do")
+    eventually(lambda: not pool.has_work, "nothing to do")
     assert not stalls
 
 
@@ -811,9 +811,9 @@ def test_a_coroutine_that_does_not_return_is_told_once_and_goes_on_when_cancelle
     stalls = Stalls()
     lane = on_loop(pool, loop.loop, receive, timeout=0.05, stalled=stalls)
     lane.put_all([0, 1, 2, 3])
-    until(lambda: stalls, "the first is told")
+    eventually(lambda: stalls, "the first is told")
     lane.cancel()
-    until(lambda: len(stalls) == 2, "the second is told")
+    eventually(lambda: len(stalls) == 2, "the second is told")
     assert seen == [0, 1, 2]
     loop.call(waits.set)  # it may return, too
     flushed(lane)
@@ -880,7 +880,7 @@ def test_coroutines_have_the_context_of_whoever_made_the_lane(pool: Pool, loop: 
     for _ in range(2):
         lane.put(1)
         flushed(lane)
-        until(lambda: not lane.is_scheduled, "the task has ended")
+        eventually(lambda: not lane.is_scheduled, "the task has ended")
     assert seen == ["the maker's"] * 2
 
 
@@ -908,7 +908,7 @@ def test_a_publisher_waits_until_half_of_a_full_lane_is_gone(pool: Pool) -> None
         lane.put(number)
     through = threading.Event()
     join = in_background(lambda: lane.has_room() and through.set())
-    until(lambda: lane._room.is_awaited, "it waits")
+    eventually(lambda: lane._room.is_awaited, "it waits")
     for count in range(2, 6):
         gate.let()
         gate.entered(count)
@@ -1002,7 +1002,7 @@ def test_nobody_waits_for_room_in_a_lane_that_is_closed(pool: Pool) -> None:
     lane.put_all([*range(4)])
 
     def close() -> None:
-        until(lambda: lane._room.is_awaited, "somebody waits")
+        eventually(lambda: lane._room.is_awaited, "somebody waits")
         assert lane.close() == 4
 
     began = time.monotonic()
@@ -1050,7 +1050,7 @@ def test_who_waits_is_told_when_all_before_is_done_and_not_before(make: Callable
     gate, reached = Gate(), list[list[str]]()
     lane = make(gate)
     lane.when_done(lambda: reached.append([*gate.returned]))
-    until(lambda: reached == [[]])
+    eventually(lambda: reached == [[]])
     lane.put_all(["a", "b"])
     lane.when_done(lambda: reached.append([*gate.returned]))
     lane.put("c")
@@ -1095,7 +1095,7 @@ def test_a_lane_that_is_closed_delivers_no_more_and_tells_who_waits_when_its_rec
     proceed.set()
     assert reached.wait(PATIENCE)
     assert after.wait(PATIENCE)
-    until(lambda: not pool.has_work, "nothing to do")
+    eventually(lambda: not pool.has_work, "nothing to do")
     flushed(lane)
     assert seen == [0]
 
@@ -1129,7 +1129,7 @@ def test_who_waits_is_told_when_a_lane_is_closed_whose_receiver_was_given_up(poo
     other = Gate()
     lane = on_threads(pool, other, timeout=0.05)
     lane.put_all([0, 1])
-    until(lambda: lane.is_stalled, "it is given up")
+    eventually(lambda: lane.is_stalled, "it is given up")
     reached.clear()
     lane.when_done(reached.set)
     assert lane.close() == 1
@@ -1171,7 +1171,7 @@ def test_a_lane_may_be_closed_just_when_its_last_item_is_taken(make: Callable[..
     lane = make(seen.append, is_held=True)
     lane._items = Items([0, 1, 2])
     lane.release([])
-    until(lambda: not lane.is_scheduled)
+    eventually(lambda: not lane.is_scheduled)
     flushed(lane)
     assert seen == [0, 1]
 
@@ -1196,7 +1196,7 @@ def test_closing_while_others_put_loses_nobody_who_waits(pool: Pool, loop: Loop)
 
         together(lambda: publish(0), lambda: publish(1), lambda: publish(2), close, close)
         flushed(lane)
-        until(lambda reached=reached: len(reached) == 36)  # type: ignore[misc]
+        eventually(lambda reached=reached: len(reached) == 36)  # type: ignore[misc]
         assert len(lane) == 0
         assert not receiver.was_twice
         for who in range(3):
@@ -1251,7 +1251,7 @@ def test_an_empty_lane_that_was_held_is_like_any_other(pool: Pool) -> None:
 
 def test_where_no_thread_can_be_started_the_one_in_reserve_delivers(pool: Pool, loop: Loop) -> None:
     workers().hold(pool)
-    until(lambda: len(workers()._idle) == len(worker_threads()) == 1, "only the one in reserve")
+    eventually(lambda: len(workers()._idle) == len(worker_threads()) == 1, "only the one in reserve")
     seen: list[list[int]] = [[] for _ in range(6)]
     lanes: list[Lane] = [on_threads(pool, each.append) for each in seen[:5]]
     lanes.append(on_loop(pool, loop.loop, seen[5].append))
@@ -1262,7 +1262,7 @@ def test_where_no_thread_can_be_started_the_one_in_reserve_delivers(pool: Pool, 
                     lane.put_all([*range(100)])
                 for lane in lanes:
                     flushed(lane)
-                until(lambda: not pool.has_work, "nothing to do")
+                eventually(lambda: not pool.has_work, "nothing to do")
     finally:
         workers().release(pool)
     assert seen == [[*range(100)] * 3] * 6
@@ -1271,7 +1271,7 @@ def test_where_no_thread_can_be_started_the_one_in_reserve_delivers(pool: Pool, 
 def test_what_waits_for_want_of_a_thread_goes_on_with_what_is_put_next(
     pool: Pool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    until(lambda: not worker_threads(), "no thread")
+    eventually(lambda: not worker_threads(), "no thread")
     gate, seen = Gate(1, 2), list[int]()
     lane, other = on_threads(pool, gate), on_threads(pool, seen.append)
     with no_more_threads():
@@ -1384,6 +1384,7 @@ import asyncio, time
 from messaging.execution import lanes as module
 from messaging.execution.lanes import LoopLane, ThreadLane
 from messaging.execution.pool import Pool
+from messaging.testing.waiting import eventually
 
 def lane(receive, **options):
     return ThreadLane(receive, pool, "x", **{"timeout": 0, "stalled": lambda _: None, **options})
@@ -1392,12 +1393,6 @@ def flushed(lane):
     done = threading.Event()
     lane.when_done(done.set)
     assert done.wait(10)
-
-def until(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 pool = Pool()
 """
@@ -1416,7 +1411,7 @@ put = [0] * 8
 def publish(who):
     while not stop.is_set():
         for each in lanes:
-            until(each.has_room)
+            eventually(each.has_room)
             each.put((who, put[who]))
         put[who] += 1
         if who % 3 == 0:
@@ -1433,7 +1428,7 @@ def wait():
 threads.append(threading.Thread(target=wait, daemon=True))
 for thread in threads:
     thread.start()
-until(lambda: all(put[:8]))
+eventually(lambda: all(put[:8]))
 
 def work():
     before = [[*each] for each in seen]
@@ -1633,7 +1628,7 @@ def test_nothing_holds_what_is_closed(loop: Loop) -> None:
         gc.collect()
         return not any(each() for each in left)
 
-    until(gone, "lanes and pool gone")
+    eventually(gone, "lanes and pool gone")
 
 
 @pytest.mark.usefixtures("quick")
@@ -1645,7 +1640,7 @@ def test_a_loop_that_is_closed_is_not_held_by_what_was_on_its_way_to_it(pool: Po
         lane.put(1)
         lane.cancel()
         loop.close()
-        until(lambda: stalls, "it is told")
+        eventually(lambda: stalls, "it is told")
         lane.close()
         return [weakref.ref(loop), weakref.ref(lane)]
 
@@ -1655,7 +1650,7 @@ def test_a_loop_that_is_closed_is_not_held_by_what_was_on_its_way_to_it(pool: Po
         gc.collect()
         return not any(each() for each in references)
 
-    until(gone, "the loop gone")
+    eventually(gone, "the loop gone")
 
 
 def test_items_are_not_held_when_they_are_delivered_or_given_up(pool: Pool) -> None:
@@ -1672,7 +1667,7 @@ def test_items_are_not_held_when_they_are_delivered_or_given_up(pool: Pool) -> N
             lane.close()
         lane.put(item)
         del item
-    until(lambda: not any(each() for each in references), "the items gone")
+    eventually(lambda: not any(each() for each in references), "the items gone")
 
 
 # --- all of it at once

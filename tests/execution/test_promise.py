@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
 from messaging.execution import Promise, engine
-from tests.doubles.fake import PATIENCE, on_loop, until
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.doubles.fake import on_loop
 from tests.threads import together
 
 
@@ -144,7 +145,7 @@ def test_no_wake_up_is_lost_when_asking_races_with_the_outcome(ask: str) -> None
         pool.submit(resolver).result(60)
         totals = [answer.result(60) for answer in answers]
     if ask == "callback":
-        until(lambda: len(called) == rounds * askers, "every callback")
+        eventually(lambda: len(called) == rounds * askers, "every callback")
         assert sum(called) == rounds * askers
     else:
         assert totals == [rounds] * askers
@@ -197,7 +198,7 @@ def test_callbacks_that_raise_are_logged_and_do_not_use_up_the_threads(
     promise.add_done_callback(lambda _: done.set())
     on_loop(promise.resolve, 3)
     assert done.wait(PATIENCE)
-    until(lambda: "callback of the operation raised" in caplog.text, "the log entry")
+    eventually(lambda: "callback of the operation raised" in caplog.text, "the log entry")
     caplog.clear()
 
 
@@ -219,7 +220,7 @@ def test_callbacks_that_block_do_not_breed_threads() -> None:
         assert threading.active_count() - before < 100
     finally:
         release.set()
-    until(lambda: len(finished) == 400, "every callback")
+    eventually(lambda: len(finished) == 400, "every callback")
 
 
 def test_a_failure_whose_result_is_never_retrieved_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -343,7 +344,7 @@ def test_loops_that_waited_are_not_kept_alive() -> None:
         gc.collect()
         return [found for loop in loops if (found := loop()) is not None]
 
-    until(lambda: not alive(), "all loops are gone")
+    eventually(lambda: not alive(), "all loops are gone")
 
 
 def test_asking_a_failed_promise_again_and_again_does_not_grow_its_traceback() -> None:

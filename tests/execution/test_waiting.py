@@ -13,7 +13,8 @@ import pytest
 
 from messaging import Message
 from messaging.execution import Flag, Promise, Waiters
-from tests.doubles.fake import PATIENCE, FakeBroker, until
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.doubles.fake import FakeBroker
 from tests.doubles.fixtures import Connect
 from tests.interrupts import again, interrupt_everywhere
 
@@ -34,7 +35,7 @@ def elsewhere() -> Iterator[Callable[[], Future[bool]]]:
 
     def take() -> bool:
         noticed.clear()
-        until(lambda: sys._current_frames()[main].f_code is Flag.wait.__code__)
+        eventually(lambda: sys._current_frames()[main].f_code is Flag.wait.__code__)
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
         if noticed.wait(PATIENCE):
             return True
@@ -117,7 +118,7 @@ def test_a_thread_that_waits_for_a_condition_is_woken() -> None:
     held: list[None] = []
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(waiters.wait_for, lambda: bool(held), timeout) for timeout in (None, PATIENCE)]
-        until(lambda: waiters)
+        eventually(lambda: waiters)
         held.append(None)
         waiters.wake()
         assert [each.result(PATIENCE) for each in waiting] == [True, True]

@@ -15,7 +15,8 @@ from messaging import Messaging
 from messaging.execution import threads as module
 from messaging.execution import workers
 from messaging.execution.threads import Lanes, Workers
-from tests.doubles.fake import PATIENCE, FakeBroker, until
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.doubles.fake import FakeBroker
 from tests.threads import in_threads, no_more_threads
 
 
@@ -27,7 +28,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
     monkeypatch.setattr(module, "IDLE_SECONDS", 0.0)
     for _ in range(len(pool._idle)):
         pool.submit(lambda: None)
-    until(lambda: not pool._idle, "the threads gone")
+    eventually(lambda: not pool._idle, "the threads gone")
 
 
 def threads() -> int:
@@ -45,7 +46,7 @@ def test_one_job_after_the_other_uses_one_thread(pool: Workers) -> None:
 
         pool.submit(job)
         assert done.wait(PATIENCE)
-        until(lambda: len(pool._idle) == 1, f"the thread free after job {number}")
+        eventually(lambda: len(pool._idle) == 1, f"the thread free after job {number}")
     assert len(idents) == 1
 
 
@@ -65,7 +66,7 @@ def test_blocked_jobs_do_not_starve_others(pool: Workers) -> None:
     pool.submit(done.set)
     assert done.wait(PATIENCE)
     release.set()
-    until(lambda: len(pool._idle) == 31)
+    eventually(lambda: len(pool._idle) == 31)
 
 
 def test_idle_threads_leave(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +77,7 @@ def test_idle_threads_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(10):
         pool.submit(lambda: together.wait(PATIENCE) and None)
     together.wait(PATIENCE)
-    until(lambda: not pool._idle and threads() <= before, "the threads gone")
+    eventually(lambda: not pool._idle and threads() <= before, "the threads gone")
 
 
 def test_leaving_races_with_new_jobs_and_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +94,7 @@ def test_leaving_races_with_new_jobs_and_loses_none(monkeypatch: pytest.MonkeyPa
                 pass
     for _ in range(jobs):
         assert done.acquire(timeout=PATIENCE)
-    until(lambda: not pool._idle, "the threads gone")
+    eventually(lambda: not pool._idle, "the threads gone")
 
 
 def test_submitting_from_many_threads_runs_each_job_once(pool: Workers) -> None:
@@ -110,7 +111,7 @@ def test_submitting_from_many_threads_runs_each_job_once(pool: Workers) -> None:
             pool.submit(job)
 
     in_threads(8, storm)
-    until(lambda: len(seen) == 1600)
+    eventually(lambda: len(seen) == 1600)
     assert sorted(seen) == [(thread, number) for thread in range(8) for number in range(200)]
 
 
@@ -122,7 +123,7 @@ def test_a_job_that_raises_is_logged_and_its_thread_goes_on(
         raise kind("a defect")
 
     pool.submit(job)
-    until(lambda: len(pool._idle) == 1)
+    eventually(lambda: len(pool._idle) == 1)
     done = threading.Event()
     pool.submit(done.set)
     assert done.wait(PATIENCE)
@@ -174,12 +175,12 @@ def test_there_is_one_pool_per_process() -> None:
 
 def test_where_no_thread_can_be_started_the_one_in_reserve_does_everything(pool: Workers) -> None:
     pool.hold(pool)
-    until(lambda: len(pool._idle) == 1)
+    eventually(lambda: len(pool._idle) == 1)
     with no_more_threads():
         done: list[int] = []
         for number in range(50):
             pool.submit(lambda number=number: done.append(number))  # type: ignore[misc]
-        until(lambda: len(done) == 50)
+        eventually(lambda: len(done) == 50)
     assert sorted(done) == [*range(50)]
     pool.release(pool)
 
@@ -187,12 +188,12 @@ def test_where_no_thread_can_be_started_the_one_in_reserve_does_everything(pool:
 def test_the_thread_in_reserve_stays_while_it_is_held(pool: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IDLE_SECONDS", 0.0)
     pool.hold(pool)
-    until(lambda: len(pool._idle) == 1)
+    eventually(lambda: len(pool._idle) == 1)
     with no_more_threads():
         for _ in range(20):  # it would have left between any two of them
             ran = threading.Event()
             pool.submit(ran.set)
-            until(ran.is_set)
+            eventually(ran.is_set)
     pool.release(pool)
 
 
@@ -210,7 +211,7 @@ def test_streams_go_on_where_no_thread_can_be_started(broker: FakeBroker, m: Mes
     with no_more_threads():
         for number in range(5):
             broker.deliver(*[b"x"] * 20, handle=number)
-        until(lambda: len(seen) == 100)
+        eventually(lambda: len(seen) == 100)
         m.close()
     assert m.runtime.get_runtime_dto().subscriptions == ()
 
@@ -229,10 +230,10 @@ def test_lanes_run_in_order_and_no_wider_than_their_limit() -> None:
 
     for number in range(10):
         lanes.submit(lambda number=number: job(number))  # type: ignore[misc]
-    until(lambda: len(started) == 3)
+    eventually(lambda: len(started) == 3)
     assert sorted(started) == [0, 1, 2]
     release.set()
-    until(lambda: len(started) == 10)
+    eventually(lambda: len(started) == 10)
 
 
 def test_lanes_lose_no_job_between_the_last_and_the_next() -> None:

@@ -14,7 +14,8 @@ from messaging import Message, MessageContext, MessageContextBuilder, Messaging
 from messaging.errors import ArgumentError, InvalidContentError
 from messaging.services import ServiceRegistry
 from messaging.testing.tables import table
-from tests.doubles.fake import PATIENCE, FakeBroker
+from messaging.testing.waiting import PATIENCE
+from tests.doubles.fake import FakeBroker
 from tests.doubles.fixtures import Connect
 
 GETTERS = (

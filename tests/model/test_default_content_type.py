@@ -15,8 +15,8 @@ from messaging import Message, MessageContext
 from messaging.codecs import encode
 from messaging.errors import DecodeError, InvalidOptionError
 from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 
-PATIENCE = 20.0
 PAYLOAD = b'{"celsius": 21.5}'
 
 

@@ -44,7 +44,8 @@ from messaging.model.extensions import (
     known,
 )
 from messaging.testing.tables import table
-from tests.doubles.fake import EVERYTHING, NEXT_TO_NOTHING, PATIENCE, FakeBroker, FakeSettings
+from messaging.testing.waiting import PATIENCE
+from tests.doubles.fake import EVERYTHING, NEXT_TO_NOTHING, FakeBroker, FakeSettings
 
 
 def colour(value: Any) -> Any:

@@ -18,7 +18,8 @@ from messaging.errors import InvalidHeaderError
 from messaging.model import carried_headers, headers, parse_url, requested
 from messaging.model.context import ForwardedContext
 from messaging.testing.tables import table
-from tests.doubles.fake import PATIENCE, FakeBroker
+from messaging.testing.waiting import PATIENCE
+from tests.doubles.fake import FakeBroker
 from tests.doubles.fixtures import Connect
 
 NOON = datetime(2026, 11, 22, 12, 0, 30, 500_000, timezone(timedelta(hours=2)))

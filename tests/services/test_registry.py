@@ -22,7 +22,8 @@ from messaging.services import (
     interface_name,
 )
 from messaging.testing.tables import table
-from tests.threads import PATIENCE, in_threads
+from messaging.testing.waiting import PATIENCE
+from tests.threads import in_threads
 
 REGISTERED = ServiceEventKind.REGISTERED
 MODIFIED = ServiceEventKind.MODIFIED
