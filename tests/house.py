@@ -34,6 +34,12 @@ VAGUE = re.compile(r"\b(whoever|nobody|somebody|anybody|those that|what is|what 
 PUBLIC = {"_asdict", "_fields", "_make", "_replace", "_value_", "_name_", "_generate_next_value_", "_missing_"}
 
 
+#: what stands at the end of a line of a test that sleeps, before the reason
+SLEEPS = "# sleeps: "
+#: modules of the tests' own tools, which may wait by hand
+WAITING = {Path("messaging/testing/waiting.py"), Path("messaging/testing/clock.py")}
+
+
 class Found(NamedTuple):
     """A place in the sources, and what is there."""
 
@@ -139,11 +145,50 @@ class House:
             if re.search(r"#\s*(noqa|type:\s*ignore)", line)
         ]
 
+    def tests(self) -> dict[Path, str]:
+        """Return the text of each module of the tests, those that ship with the sources included."""
+        own = {file.relative_to(self.root): file for file in sorted((self.root / "tests").rglob("*.py"))}
+        found = {file: path.read_text(encoding="utf-8") for file, path in own.items()}
+        return found | {file: text for file, text in self.files.items() if file.is_relative_to(SHIPPED_TESTS)}
+
+    def sleeps(self, *, with_reason: bool = False) -> list[Found]:
+        """Return the places where a test sleeps without a reason at the end of the line; or those with one.
+
+        ``sleep(0)`` is no sleep: it hands over to other tasks. Programs in a string count as well.
+        """
+        return [
+            Found(file, number, line.strip())
+            for file, text in self.tests().items()
+            if file not in WAITING
+            for number, line in enumerate(text.splitlines(), 1)
+            if re.search(r"(?<!def )\bu?sleep\((?!0[,)])", line) and (SLEEPS in line) is with_reason
+        ]
+
+    def patiences(self) -> list[Found]:
+        """Return the definitions of a ``PATIENCE`` beside the one of ``messaging.testing.waiting``."""
+        return [
+            Found(file, number, line.strip())
+            for file, text in self.tests().items()
+            if file not in WAITING
+            for number, line in enumerate(text.splitlines(), 1)
+            if re.match(r"\s*_?[A-Z_]*PATIENCE[A-Z_]*\b[^=(]*=[^=]", line)
+        ]
+
+    def waits(self) -> list[Found]:
+        """Return the functions of tests that wait by hand: in a loop that sleeps or looks at the clock."""
+        return [
+            Found(file, function.lineno, function.name)
+            for file, text in self.tests().items()
+            if file not in WAITING
+            for function in ast.walk(ast.parse(text))
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and _waits(function)
+        ]
+
     def measures(self) -> dict[str, int]:
         """Return each measure and its figure."""
         lines = {file: len(text.splitlines()) for file, text in self.files.items()}
         shipped = sum(count for file, count in lines.items() if file.is_relative_to(SHIPPED_TESTS))
-        tests = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in (self.root / "tests").rglob("*.py"))
+        tests = sum(len(text.splitlines()) for text in self.tests().values())
         return {
             "modules in the root of messaging": len(self.root_modules()),
             "import floors of messaging": max(self.floors().values()),
@@ -151,7 +196,11 @@ class House:
             f"classes over {MAX_METHODS} methods": len(self.large_classes()),
             "reads of other modules' private names": len(self.private_reads()),
             "lines of messaging and adapters": sum(lines.values()) - shipped,
-            "lines of tests, messaging.testing included": tests + shipped,
+            "lines of tests, messaging.testing included": tests,
+            "sleeps in tests without a reason": len(self.sleeps()),
+            "sleeps in tests with a reason": len(self.sleeps(with_reason=True)),
+            "definitions of PATIENCE in tests": len(self.patiences()),
+            "functions of tests that wait by hand": len(self.waits()),
             "vague subjects in sources and pages": len(self.vague_words()),
             "noqa and type: ignore": len(self.suppressions()),
         }
@@ -198,6 +247,30 @@ def _room(module: str) -> str:
     package, _, rest = module.partition(".")
     name = rest.partition(".")[0]
     return name if package == "messaging" and name not in FACES else ""
+
+
+def _waits(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return whether a function has a loop that sleeps or looks at the clock, and that says so nowhere."""
+    names = {"sleep", "monotonic"}
+    return any(
+        isinstance(call, ast.Call) and (ast.unparse(call.func).rpartition(".")[2] in names) and not _yields(call)
+        for loop in _own(function)
+        if isinstance(loop, ast.While) and not (isinstance(loop.test, ast.Constant) and loop.test.value)
+        for call in ast.walk(loop)
+    )
+
+
+def _own(function: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a function, without those of functions in it."""
+    for node in ast.iter_child_nodes(function):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield node
+            yield from _own(node)
+
+
+def _yields(call: ast.Call) -> bool:
+    """Return whether a call is ``sleep(0)``."""
+    return bool(call.args) and isinstance(call.args[0], ast.Constant) and call.args[0].value == 0
 
 
 def _methods(node: ast.ClassDef) -> set[str]:
@@ -289,6 +362,8 @@ def main() -> None:
         for room, floor in sorted(house.floors().items(), key=lambda each: (-each[1], each[0])):
             say(f"floor {floor}: {room}")
         for each in [*house.large_classes(), *house.private_reads(), *house.vague_words(), *house.suppressions()]:
+            say(each)
+        for each in [*house.sleeps(), *house.patiences(), *house.waits()]:
             say(each)
         say(Counter(str(each.file.parent) for each in house.private_reads()))
 

@@ -67,9 +67,9 @@ class Subject:
         call = self._begin(item)
         chance = random.random()
         if chance < 0.02:
-            time.sleep(random.uniform(0, 0.005))
+            time.sleep(random.uniform(0, 0.005))  # sleeps: random interleavings of threads
         elif chance < 0.023:
-            time.sleep(TIMEOUT * random.uniform(0.8, 1.2))
+            time.sleep(TIMEOUT * random.uniform(0.8, 1.2))  # sleeps: about as long as the time limit
         elif chance < 0.024:
             self.stress.hang()
         elif chance < 0.1:
@@ -81,13 +81,13 @@ class Subject:
         try:
             chance = random.random()
             if chance < 0.05:
-                await asyncio.sleep(random.uniform(0, 0.005))
+                await asyncio.sleep(random.uniform(0, 0.005))  # sleeps: random interleavings of threads
             elif chance < 0.053:
-                await asyncio.sleep(TIMEOUT * random.uniform(0.8, 1.2))
+                await asyncio.sleep(TIMEOUT * random.uniform(0.8, 1.2))  # sleeps: about as long as the time limit
             elif chance < 0.054:
-                await asyncio.sleep(PATIENCE)
+                await asyncio.sleep(PATIENCE)  # sleeps: until it is cancelled
             elif chance < 0.055:
-                time.sleep(TIMEOUT / 2)  # noqa: ASYNC251
+                time.sleep(TIMEOUT / 2)  # noqa: ASYNC251  # sleeps: about as long as the time limit
             elif chance < 0.1:
                 self.stress.publish_one(-1, inside=True)
         finally:
@@ -223,13 +223,13 @@ class Stress:
                 for subject in self.subjects[:2]:
                     subject.publish(who)
             if random.random() < 0.02:
-                time.sleep(random.uniform(0, 0.003))
+                time.sleep(random.uniform(0, 0.003))  # sleeps: random interleavings of threads
 
     async def _publish_async(self, who: int) -> None:
         while not self._over.is_set():
             for _ in range(random.randrange(20)):
                 self.publish_one(who)
-            await asyncio.sleep(random.choice((0, 0, 0, 0.002)))
+            await asyncio.sleep(random.choice((0, 0, 0, 0.002)))  # sleeps: random interleavings of threads
 
     def _meddle(self) -> None:
         """Of those who change lanes, there is one."""
@@ -256,7 +256,7 @@ class Stress:
                 place = self.chance.randrange(len(self.loops))
                 ended, self.loops[place] = self.loops[place], Loop()
                 ended.close()
-            time.sleep(self.chance.uniform(0, 0.004))
+            time.sleep(self.chance.uniform(0, 0.004))  # sleeps: random interleavings of threads
         for subject in self.subjects:  # somebody may be waiting for room in it
             if subject.is_held and not subject.is_closed:
                 subject.release()

@@ -136,7 +136,7 @@ def test_a_shielded_call_goes_on_without_its_caller_and_may_fail_in_silence() ->
         assert await shielded(asyncio.sleep(0, "the result")) == "the result"
         with pytest.raises(ConnectionLostError, match="lost"):
             await shielded(fail(0))
-        for call in (fail(2), asyncio.sleep(0.001)):
+        for call in (fail(2), asyncio.sleep(0.001)):  # sleeps: a turn of the loop that is none of its callbacks
             inner = loop.create_task(call)
             outer = loop.create_task(shielded(inner))
             await asyncio.sleep(0)
@@ -149,7 +149,7 @@ def test_a_shielded_call_goes_on_without_its_caller_and_may_fail_in_silence() ->
 
     async def fail(turns: int) -> None:
         for _ in range(turns):
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # sleeps: a turn of the loop that is none of its callbacks
         raise ConnectionLostError("lost")
 
     asyncio.run(main())
@@ -361,7 +361,7 @@ pending = {
     "request": m.reply_to.publish_with_reply(
         m.context_builder().content(b"?").channel("unanswered").build_message()
     ),
-    "task of the engine": engine().run(asyncio.sleep(60), "sleeping"),
+    "task of the engine": engine().run(asyncio.sleep(60), "sleeping"),  # sleeps: until the process ends
 }
 
 def work():
@@ -447,7 +447,7 @@ held = threading.Event()
 def use():
     with default_registry()._lock:
         held.set()
-        time.sleep(0.2)  # whether the fork waits for it or not
+        time.sleep(0.2)  # sleeps: whether the fork waits for it or not
 
 user = threading.Thread(target=use)
 user.start()

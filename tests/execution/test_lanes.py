@@ -263,7 +263,7 @@ def test_there_are_no_more_threads_than_allowed() -> None:
         deadline = time.monotonic() + 0.05
         while time.monotonic() < deadline and sum(len(gate.seen) for gate in gates) < 5:
             assert pool.threads <= 2
-            time.sleep(0.005)
+            time.sleep(0.005)  # sleeps: nothing tells that no thread starts
         gate = next(gate for gate in gates if len(gate.seen) > len(gate.returned))
         gate.let()
         eventually(lambda gate=gate: gate.returned, "it returns")  # type: ignore[misc]
@@ -447,7 +447,7 @@ def test_a_process_that_was_kept_from_running_blames_nobody(pool: Pool) -> None:
     gate.entered(1)
     (server,) = pool._threads
     eventually(lambda: server.seen == server.begun, "somebody looks")
-    ctypes.PyDLL(None).usleep(800_000)
+    ctypes.PyDLL(None).usleep(800_000)  # sleeps: a C call that holds the interpreter lock
     for _ in range(2):
         spent = server.spent
         eventually(lambda spent=spent: server.spent > spent, "somebody looks")  # type: ignore[misc]
@@ -459,7 +459,9 @@ def test_a_process_that_was_kept_from_running_blames_nobody(pool: Pool) -> None:
 @pytest.mark.usefixtures("quick")
 def test_many_items_one_after_the_other_are_no_long_one(pool: Pool) -> None:
     stalls = Stalls()
-    lane = on_threads(pool, lambda _: time.sleep(0.01), timeout=0.2, stalled=stalls)
+    lane = on_threads(
+        pool, lambda _: time.sleep(0.01), timeout=0.2, stalled=stalls
+    )  # sleeps: as long as many items take
     lane.put_all([*range(60)])
     flushed(lane)
     assert not stalls
@@ -656,7 +658,7 @@ def test_a_task_that_is_cancelled_loses_nothing_that_waits(pool: Pool, loop: Loo
         seen.append(number)
         try:
             if number % 3 == 0:
-                await asyncio.sleep(PATIENCE)
+                await asyncio.sleep(PATIENCE)  # sleeps: until it is cancelled
         except asyncio.CancelledError:
             cancelled.append(number)
             raise
@@ -684,7 +686,7 @@ def test_what_is_cancelled_is_the_item_that_was_in_progress_then(pool: Pool, loo
         if number == 0:
             await proceed.wait()
         else:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # sleeps: the next item is handled while the lane ends
         seen.append(number)
 
     def end() -> None:
@@ -712,7 +714,7 @@ def test_a_loop_that_ends_with_items_in_a_lane_is_told(pool: Pool) -> None:
     async def receive(number: int) -> None:
         seen.append(number)
         entered.set()
-        await asyncio.sleep(PATIENCE)
+        await asyncio.sleep(PATIENCE)  # sleeps: until it is cancelled
 
     async def main() -> LoopLane:
         lane = on_loop(pool, asyncio.get_running_loop(), receive, stalled=stalls)
@@ -833,8 +835,8 @@ def test_who_blocks_the_loop_is_to_blame_and_nobody_else_on_it(pool: Pool, loop:
     async def block(_: Any) -> None:
         deadline = time.monotonic() + PATIENCE
         while not guilty and time.monotonic() < deadline:
-            time.sleep(0.001)  # noqa: ASYNC251
-        time.sleep(0.1)  # noqa: ASYNC251  # as long as the other one has
+            time.sleep(0.001)  # noqa: ASYNC251  # sleeps: the loop must be blocked
+        time.sleep(0.1)  # noqa: ASYNC251  # sleeps: as long as the time limit of the other one
         proceed.set()
 
     waiting = on_loop(pool, loop.loop, wait, timeout=0.1, stalled=innocent)
@@ -860,7 +862,7 @@ def test_a_loop_that_somebody_else_blocks_is_nobodys_fault(pool: Pool, loop: Loo
     lane.put(1)
     assert entered.wait(PATIENCE)
     with loop.blocked():
-        time.sleep(0.5)
+        time.sleep(0.5)  # sleeps: longer than the time limit
         loop.loop.call_soon_threadsafe(proceed.set)
     flushed(lane)
     assert not stalls
@@ -1191,7 +1193,7 @@ def test_closing_while_others_put_loses_nobody_who_waits(pool: Pool, loop: Loop)
 
         def close(lane: Lane = lane, round_: int = round_) -> None:
             if round_ % 3:
-                time.sleep(0.0005)
+                time.sleep(0.0005)  # sleeps: random interleavings of threads
             lane.close()
 
         together(lambda: publish(0), lambda: publish(1), lambda: publish(2), close, close)
@@ -1332,10 +1334,7 @@ for lane in lanes:
     done = threading.Event()
     lane.when_done(done.set)
     assert done.wait(10)
-deadline = time.monotonic() + 10
-while pool.has_work:
-    assert time.monotonic() < deadline
-    time.sleep(0.001)
+eventually(lambda: not pool.has_work)
 count = next(counter)
 assert sorted(seen) == [*range(count)], (len(seen), count)
 assert count > 100
@@ -1415,7 +1414,7 @@ def publish(who):
             each.put((who, put[who]))
         put[who] += 1
         if who % 3 == 0:
-            time.sleep(0.0005)
+            time.sleep(0.0005)  # sleeps: random interleavings of threads
 
 module._PATIENCE = 0.001
 module.logger.logger.disabled = True
@@ -1515,7 +1514,7 @@ def receive(number):
     if number == 10:
         entered.set()
         assert returned.wait(10)
-        time.sleep(0.05)  # the thread that forked could go on now
+        time.sleep(0.05)  # sleeps: the thread that forked could go on now
     if number == 1:
         pid = Pid(os.fork())
         if pid:
@@ -1554,7 +1553,7 @@ threading.Thread(target=loop.run_forever, daemon=True).start()
 
 async def receive(item):
     seen.append(item)
-    await asyncio.sleep(0.001)
+    await asyncio.sleep(0.001)  # sleeps: items are handled while the process forks
 
 stalled = threading.Event()
 each = LoopLane(receive, loop, pool, "x", timeout=0, stalled=lambda _: stalled.set())

@@ -149,7 +149,7 @@ def test_a_storm_of_signals_raises_only_the_error_of_the_handler(broker: FakeBro
     def storm() -> None:
         while not is_over.is_set():
             signal.pthread_kill(main, signal.SIGUSR1)
-            time.sleep(0.0003)
+            time.sleep(0.0003)  # sleeps: a storm of signals
 
     stream = connect(broker).subscribe("a", prefetch=4)
     broker.wait_subscribed()
