@@ -18,6 +18,7 @@ import pamqp.frame
 from aiormq import spec
 
 from adapters.amqp import frames, internals
+from messaging.execution import clock
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
@@ -77,7 +78,7 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
         super().__init__(self.reader, loop=loop)
         self.lanes: dict[int, FrameLane] = {}
         #: when bytes were received last, in the loop's time
-        self.heard_at = loop.time()
+        self.heard_at = clock.time_of(loop)
         #: why the broker closed the connection: reply code and text
         self.close_reason: tuple[int, str] | None = None
         #: the method that the broker closed the connection over, as ``Frame.index`` of pamqp; 0 for none

@@ -1,8 +1,9 @@
-"""Execution: the engine's event loop, promises, lanes, worker threads, and interruptible waiting.
+"""Execution: the engine's event loop, clock, promises, lanes, worker threads, and interruptible waiting.
 
 May import: ``errors``, ``text``, ``forking``.
 """
 
+from messaging.execution.clock import clock as clock
 from messaging.execution.deadlines import Deadlines as Deadlines
 from messaging.execution.lanes import AFTER_CANCELLED as AFTER_CANCELLED
 from messaging.execution.lanes import LIMIT as LIMIT

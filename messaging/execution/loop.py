@@ -24,8 +24,10 @@ from typing import Any, Final, TypeVar
 
 from messaging import forking
 from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
+from messaging.execution.clock import clock
 from messaging.execution.promise import Promise
 from messaging.execution.threads import start_thread, workers
+from messaging.execution.waiting import Flag
 from messaging.forking import per_process
 from messaging.text import SafeLog
 
@@ -38,15 +40,6 @@ THREAD_NAME: Final = "messaging-engine"
 _PARK_TIMEOUT: Final = 1.0
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
-
-
 def _nothing() -> None:
     """Do nothing: scheduling this wakes the loop."""
 
@@ -55,11 +48,11 @@ class Engine:
     """The event loop and its thread. Use :func:`engine` to get the one of the process."""
 
     def __init__(self) -> None:
-        self.loop = _new_loop()
+        self.loop = clock.new_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ident: int | None = None
         self._generation = forking.generation
-        self._is_parked = threading.Event()
+        self._is_parked = Flag()
         try:
             self._thread = start_thread(self._run, THREAD_NAME)
         except RuntimeError:
@@ -71,7 +64,10 @@ class Engine:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
         self._is_parked.set()
-        threading.Event().wait()  # the thread keeps the loop alive: late calls are accepted, and do not run
+        # the thread keeps the loop alive: late calls are accepted, and do not run
+        never = clock.lock()
+        never.acquire()
+        never.acquire()
 
     def park(self) -> None:
         """Stop the loop for good, at the end of the process. The thread then waits for ever.

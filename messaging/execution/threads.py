@@ -39,6 +39,7 @@ from functools import partial
 from typing import Final
 from weakref import WeakSet
 
+from messaging.execution.clock import clock
 from messaging.forking import in_child
 from messaging.text import SafeLog
 
@@ -60,6 +61,7 @@ def start_thread(target: Callable[[], object], name: str) -> threading.Thread:
     """
     if sys.is_finalizing():
         raise RuntimeError("the interpreter is ending")
+    target = clock.thread(target)
     thread = threading.Thread(target=target, name=name, daemon=True)
     if threading.get_ident() != threading.main_thread().ident:
         thread.start()
@@ -79,7 +81,7 @@ class _Worker:
     __slots__ = ("wake",)
 
     def __init__(self) -> None:
-        self.wake = threading.Lock()  # held by an idle worker, which waits by acquiring it again
+        self.wake = clock.lock()  # held by an idle worker, which waits by acquiring it again
         self.wake.acquire()
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections import deque
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
+from messaging.execution import clock
 from messaging.journal.frames import HEADER_BYTES, Damage, header, next_intact, scan
 from messaging.journal.records import decode_records
 
@@ -29,7 +29,7 @@ def time_of(log: RecordLog, segment: Segment) -> float | None:
     An empty segment has the time at which this is called first. All records before it are older.
     """
     if segment.began is None and not segment.size:
-        segment.began = time.time()
+        segment.began = clock.wall()
     if segment.began is None:
         try:
             records = RecordReader(log, segment.first).take(1)
