@@ -48,9 +48,7 @@ if TYPE_CHECKING:
 class CallLater(Protocol):
     """Method ``call_later`` of an event loop."""
 
-    def __call__(
-        self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts
-    ) -> asyncio.TimerHandle:
+    def __call__(self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> asyncio.TimerHandle:
         """Call ``callback`` on the loop after ``delay`` seconds."""
 
 
@@ -153,9 +151,7 @@ class Clock:
         return loop.call_later(delay, callback, *args)
 
     @staticmethod
-    def call_at(
-        loop: Loop, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts
-    ) -> asyncio.TimerHandle:
+    def call_at(loop: Loop, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts) -> asyncio.TimerHandle:
         """Call ``callback`` on ``loop`` when :meth:`time_of` is ``when``. On its thread; see :meth:`call_later`."""
         return loop.call_at(when, callback, *args)
 
