@@ -17,6 +17,8 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from tests.clock_uses import direct_uses, is_asked
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -139,6 +141,15 @@ class House:
             if re.search(r"#\s*(noqa|type:\s*ignore)", line)
         ]
 
+    def clock_uses(self) -> list[Found]:
+        """Return the places that ask for the time, or wait with a time limit, without the clock."""
+        return [
+            Found(file, line, text)
+            for file, tree in self.trees.items()
+            if is_asked(file)
+            for line, text in direct_uses(tree)
+        ]
+
     def measures(self) -> dict[str, int]:
         """Return each measure and its figure."""
         lines = {file: len(text.splitlines()) for file, text in self.files.items()}
@@ -154,6 +165,7 @@ class House:
             "lines of tests, messaging.testing included": tests + shipped,
             "vague subjects in sources and pages": len(self.vague_words()),
             "noqa and type: ignore": len(self.suppressions()),
+            "direct uses of the clock": len(self.clock_uses()),
         }
 
 
@@ -288,7 +300,13 @@ def main() -> None:
             say("cycle:", ", ".join(circle))
         for room, floor in sorted(house.floors().items(), key=lambda each: (-each[1], each[0])):
             say(f"floor {floor}: {room}")
-        for each in [*house.large_classes(), *house.private_reads(), *house.vague_words(), *house.suppressions()]:
+        for each in [
+            *house.large_classes(),
+            *house.private_reads(),
+            *house.vague_words(),
+            *house.suppressions(),
+            *house.clock_uses(),
+        ]:
             say(each)
         say(Counter(str(each.file.parent) for each in house.private_reads()))
 

@@ -97,7 +97,7 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
         self._frame_max = _HANDSHAKE_FRAME_MAX
         #: settled after the handshake; deaf once the end was reported; at its end once the stream is closed
         self._is_settled = self._is_deaf = self._is_at_end = False
-        self._time = loop.time
+        self._time = clock.clock_of(loop)
         #: the beginning of a frame, and the number of bytes it takes to go on with it
         self._rest: bytes | bytearray = b""
         self._wanted = 0

@@ -155,8 +155,10 @@ class Clock:
         """Call ``callback`` on ``loop`` when :meth:`time_of` is ``when``. On its thread; see :meth:`call_later`."""
         return loop.call_at(when, callback, *args)
 
-    #: return the function ``call_later`` of a loop. For paths that each message takes: it saves a call per timer
+    #: returns the function ``call_later`` of a loop. For paths that each message takes: it saves a call per timer
     timers_of: Final[Callable[[Any], CallLater]] = attrgetter("call_later")
+    #: returns the function ``time`` of a loop, likewise
+    clock_of: Final[Callable[[Any], Callable[[], float]]] = attrgetter("time")
 
 
 #: the clock of the process
