@@ -53,6 +53,7 @@ class Engine:
         self._ident: int | None = None
         self._generation = forking.generation
         self._is_parked = Flag()
+        self._is_ended = False
         try:
             self._thread = start_thread(self._run, THREAD_NAME)
         except RuntimeError:
@@ -63,7 +64,11 @@ class Engine:
         self._ident = threading.get_ident()
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+        if self._is_ended:
+            self.loop.close()
         self._is_parked.set()
+        if self._is_ended:
+            return
         # the thread keeps the loop alive: late calls are accepted, and do not run
         never = clock.lock()
         never.acquire()
@@ -78,6 +83,15 @@ class Engine:
         if self._generation == forking.generation:  # otherwise the thread is the parent's
             self.call(self.loop.stop)
             self._is_parked.wait(_PARK_TIMEOUT)
+
+    def end(self) -> None:
+        """Stop and close the loop, and end the thread. For tests: every instance has to be closed before.
+
+        Late calls raise ``RuntimeError``.
+        """
+        _engines.remove(self)
+        self._is_ended = True
+        self.park()
 
     def is_current_thread(self) -> bool:
         """Return whether the calling thread is the engine's."""
@@ -155,7 +169,8 @@ def handlers_loop() -> asyncio.AbstractEventLoop:
 
     def run() -> None:
         asyncio.set_event_loop(loop)
-        loop.run_forever()
+        loop.run_forever()  # until a test stops it
+        loop.close()
 
     start_thread(run, "messaging-handlers")
     return loop

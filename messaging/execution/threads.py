@@ -235,10 +235,16 @@ class Lanes:
 #: maximum number of threads for callbacks of promises
 CALLBACK_THREADS: Final = 32
 
-_workers: Final = Workers()
-_callbacks: Final = Lanes(CALLBACK_THREADS)
-in_child(_workers.reset)
-in_child(_callbacks.reset)
+_workers = Workers()
+_callbacks = Lanes(CALLBACK_THREADS)
+
+
+def _reset() -> None:
+    _workers.reset()
+    _callbacks.reset()
+
+
+in_child(_reset)
 
 
 def call_back(job: Callable[[], object]) -> None:
@@ -249,3 +255,14 @@ def call_back(job: Callable[[], object]) -> None:
 def workers() -> Workers:
     """Return the worker threads of the process."""
     return _workers
+
+
+def swap_workers(others: tuple[Workers, Lanes] | None = None) -> tuple[Workers, Lanes]:
+    """Use other worker threads, new ones unless given; return the former. For tests.
+
+    Jobs of the former workers still run. No job may be submitted by another thread meanwhile.
+    """
+    global _workers, _callbacks
+    former = _workers, _callbacks
+    _workers, _callbacks = (Workers(), Lanes(CALLBACK_THREADS)) if others is None else others
+    return former

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from messaging.testing.brokers import Mosquitto, RabbitMQ
+    from messaging.testing.clock import VirtualClock
     from messaging.testing.postgresql import PostgreSQL
 
 
@@ -49,6 +50,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "wire: needs a network that can be held back")
     config.addinivalue_line("markers", "restart: needs a broker that can be restarted, and gets one of its own")
     config.addinivalue_line("markers", "slow: seconds rather than milliseconds")
+
+
+@pytest.fixture
+def virtual_clock() -> Iterator[VirtualClock]:
+    """Provide a virtual clock; connect after asking for it, and close before the test ends."""
+    from messaging.testing.clock import VirtualClock
+
+    with VirtualClock() as found:
+        yield found
 
 
 @pytest.fixture(scope="session")
