@@ -12,8 +12,8 @@ The fixture ``virtual_clock`` of :mod:`messaging.testing.plugin` is such a clock
 
 **When time passes.** Virtual time stands still while anything is left to do. It passes in two cases, both on the thread
 that entered the clock, the *driver*: while :meth:`VirtualClock.advance` runs; and while the driver waits for something
-(``promise.result()``, ``stream.receive(timeout=5)``, or, on an event loop, any ``await``). Then the clock goes in steps:
-it waits until every thread and event loop is at rest, sets the time to the earliest moment for which something is
+(``promise.result()``, ``stream.receive(timeout=5)``, or, on an event loop, any ``await``). Then the clock goes in
+steps: it waits until every thread and event loop is at rest, sets the time to the earliest moment for which something is
 waiting, and wakes that one. What falls due at the same moment is woken in the order in which it began to wait. So a
 time-out of a minute passes at once, if nothing comes before it.
 
@@ -71,6 +71,10 @@ _FOREIGN: Final = tuple(
 
 class VirtualClockError(RuntimeError):
     """The process did not come to rest, or something waits for what can never come."""
+
+
+class _EndedError(SystemExit):
+    """Ends a thread of the project that waits after the end of the clock."""
 
 
 class _Party:
@@ -275,6 +279,8 @@ class _Target:
         self._is_begun = True
         try:
             self._owner.watched(self._party, self._target)()
+        except _EndedError:
+            return
         finally:
             self._owner.leave(self._party)
 
@@ -402,9 +408,9 @@ class VirtualClock:
         while not holds():
             with self.changed:
                 due = min((each.due for each in self._waits), default=inf)
-            if due > end:
+            if self.time >= end:
                 raise VirtualClockError(f"{holds!r} is not true after {within:g} virtual seconds")
-            self._advance_to(due)
+            self._advance_to(min(due, end))
 
     def shift_wall(self, seconds: float) -> None:
         """Set the wall clock forward, or back if ``seconds`` is negative. Nothing else changes."""
@@ -454,7 +460,7 @@ class VirtualClock:
             timeout: of the wait in real time, should the clock have ended; negative: none.
 
         Raises:
-            SystemExit: the clock has ended, and the thread is one of the project.
+            _EndedError: the clock has ended, and the thread is one of the project.
         """
         if self.has_ended():
             door.acquire(timeout=-1 if timeout < 0 or timeout == inf else timeout)
@@ -469,7 +475,7 @@ class VirtualClock:
             with self.changed:
                 self.end_wait(wait, is_woken=False)  # interrupted, unless it is over
         if self.has_ended() and not wait.is_woken and wait.party is not None and not wait.party.is_guest:
-            raise SystemExit
+            raise _EndedError
 
     def drive(self, wait: _Wait, poll: Callable[[], object] | None = None) -> None:
         """Let time pass until ``wait``, which has not begun yet, is over. On the driver.
@@ -543,7 +549,12 @@ class VirtualClock:
 
     def _strangers(self) -> Iterator[str]:
         """Yield the threads that never waited for this clock, and run code of the project or of a test."""
-        known = {thread.ident for thread in self._others if thread.is_alive()}
+        # those of the project were started before the clock, perhaps just before: the others are parties from the start
+        known = {
+            thread.ident
+            for thread in threading.enumerate()
+            if thread in self._others or thread.name.startswith("messaging-")
+        }
         for ident, frame in sys._current_frames().items():
             if ident not in known and ident not in self._party_of and _is_ours(frame) and not _is_blocked(frame):
                 yield f"thread {ident} at {_place(frame)}"
@@ -565,10 +576,10 @@ class VirtualClock:
                 del self._party_of[thread.ident or 0]
             self.changed.notify_all()
 
-    def watched(self, party: _Party, function: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(self, party: _Party, function: Callable[[*Ts], T]) -> Callable[[*Ts], T]:
         """Return ``function``, which makes the thread that calls it the party."""
 
-        def call(*args: Any) -> Any:
+        def call(*args: *Ts) -> T:
             ident = threading.get_ident()
             with self.changed:
                 party.thread = threading.current_thread()
