@@ -20,6 +20,7 @@ from messaging.errors import JournalFullError, SubscriptionRefusedError
 from messaging.execution import clock
 from messaging.journal import State
 from messaging.model import ReceivedMessage
+from messaging.testing.clock import VirtualClock
 from tests.disks import ballast
 from tests.doubles.consumers import acknowledge, manual
 from tests.doubles.fake import PATIENCE, FakeBroker, Token, settle_loop, until
@@ -205,18 +206,17 @@ def test_a_hanging_disk_blocks_no_other_stream_when_an_inbox_is_closed(tmp_path:
 
 
 @pytest.mark.parametrize("step", [-3600.0, 10 * 365 * 86400.0])
-def test_a_clock_that_is_set_does_not_change_the_window(step: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    wall = clock.wall
-    with messaging.connect("memory://inbox") as m, m.subscribe("c", qos="1", deduplicate=0.5) as stream:
+def test_a_clock_that_is_set_does_not_change_the_window(virtual_clock: VirtualClock, step: float) -> None:
+    with messaging.connect("memory://inbox") as m, m.subscribe("c", qos="1", deduplicate=600.0) as stream:
         publish(m, "a", "0")
         stream.receive(PATIENCE)
         stream.receive(PATIENCE)
-        until(lambda: stream.counters.acknowledged)
-        monkeypatch.setattr(clock, "wall", lambda: wall() + step)
+        virtual_clock.advance(1.0)
+        assert stream.counters.acknowledged
+        virtual_clock.shift_wall(step)
         publish(m, "a", "b")
         assert stream.receive(PATIENCE).payload == b"b"
-        settled = time.monotonic()
-        until(lambda: time.monotonic() > settled + 0.55)
+        virtual_clock.advance(601.0)
         publish(m, "a")
         assert stream.receive(PATIENCE).payload == b"a"
 
