@@ -530,7 +530,8 @@ class VirtualClock:
                     return
             if time.monotonic() > limit:
                 busy = [repr(each) for each in self._parties if each.is_busy] + [*self._strangers()]
-                raise VirtualClockError(f"not at rest after {self.patience:g} s: {'; '.join(sorted(busy))}")
+                if busy:  # still
+                    raise VirtualClockError(f"not at rest after {self.patience:g} s: {'; '.join(sorted(busy))}")
 
     def _is_working(self) -> bool:
         """Return whether a busy party can go on: ``threading`` does not block it, and it has not ended."""

@@ -316,19 +316,21 @@ def test_a_pool_of_a_test_is_watched(virtual_clock: VirtualClock) -> None:
 
 
 def test_a_process_that_does_not_come_to_rest_is_reported_with_the_place() -> None:
-    over = False
+    over, begun = False, threading.Event()
 
     def spin() -> None:
+        begun.set()
         while not over:
             time.sleep(0)
 
     with VirtualClock(patience=0.2) as it:
         start_thread(spin, "messaging-spinning")
+        assert begun.wait(QUICK)
         with pytest.raises(
             VirtualClockError, match=r"not at rest after 0.2 s: messaging-spinning at .*test_clock.py:\d+ in .*spin"
         ):
             it.advance(1.0)
-        over = True
+        over, it.patience = True, QUICK
         it.advance(1.0)
 
 
