@@ -28,8 +28,10 @@ def time_of(log: RecordLog, segment: Segment) -> float | None:
 
     An empty segment has the time at which this is called first. All records before it are older.
     """
-    if segment.began is None and not segment.size:
-        segment.began = clock.wall()
+    if not segment.size:
+        if segment.empty_since is None:
+            segment.empty_since = clock.wall()
+        return segment.empty_since
     if segment.began is None:
         try:
             records = RecordReader(log, segment.first).take(1)

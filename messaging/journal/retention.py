@@ -193,3 +193,6 @@ class Retention:
             began = time_of(log, last)
             if began is None or not wall - self._max_age / _AGE_STEPS <= began <= wall:
                 self._roll()
+                last = log.segments[-1]
+        if last is not None:
+            time_of(log, last)  # an empty one begins now, and the records before it expire max_age later
