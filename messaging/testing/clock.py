@@ -13,8 +13,8 @@ The fixture ``virtual_clock`` of :mod:`messaging.testing.plugin` is such a clock
 **When time passes.** Virtual time stands still while anything is left to do. It passes in two cases, both on the thread
 that entered the clock, the *driver*: while :meth:`VirtualClock.advance` runs; and while the driver waits for something
 (``promise.result()``, ``stream.receive(timeout=5)``, or, on an event loop, any ``await``). Then the clock goes in
-steps: it waits until every thread and event loop is at rest, sets the time to the earliest moment for which something is
-waiting, and wakes that one. What falls due at the same moment is woken in the order in which it began to wait. So a
+steps: it waits until every thread and event loop is at rest, sets the time to the earliest moment for which something
+is waiting, and wakes that one. What falls due at the same moment is woken in the order in which it began to wait. So a
 time-out of a minute passes at once, if nothing comes before it.
 
 **What it watches.** The engine's loop and the loop of handlers, of which there are new ones while the clock is used;
