@@ -14,10 +14,11 @@ import os
 import threading
 from collections.abc import Callable
 from functools import wraps
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, cast
 from weakref import WeakSet
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 #: number of forks between the first process and this one. An object that remembers another number was made by a parent
 #: process
@@ -65,7 +66,17 @@ class LiveObjects(WeakSet[F]):
             _attempt(each.after_fork)
 
 
-def per_process(make: Callable[[], T]) -> Callable[[], T]:
+class PerProcess(Protocol[T_co]):
+    """Returns the only object of its kind in the process."""
+
+    def __call__(self) -> T_co:
+        """Return the object. Thread safe."""
+
+    def swap(self, other: Any) -> Any:
+        """Put ``other`` in the place of the object, and return that; ``None``: it is not made yet. For tests."""
+
+
+def per_process(make: Callable[[], T]) -> PerProcess[T]:
     """Decorate a function that makes the only object of its kind in the process.
 
     The decorated function calls it once, and once again in each forked child. Thread safe.
@@ -88,8 +99,15 @@ def per_process(make: Callable[[], T]) -> Callable[[], T]:
                     found = made = make()
         return found
 
+    def swap(other: T | None) -> T | None:
+        nonlocal made
+        with lock:
+            found, made = made, other
+        return found
+
     in_child(reset)
-    return get
+    get.swap = swap  # type: ignore[attr-defined]
+    return cast("PerProcess[T]", get)
 
 
 def _attempt(reset: Callable[[], object]) -> None:

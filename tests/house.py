@@ -17,6 +17,8 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from tests.clock_uses import direct_uses, is_asked
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -184,6 +186,15 @@ class House:
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and _waits(function)
         ]
 
+    def clock_uses(self) -> list[Found]:
+        """Return the places that ask for the time, or wait with a time limit, without the clock."""
+        return [
+            Found(file, line, text)
+            for file, tree in self.trees.items()
+            if is_asked(file)
+            for line, text in direct_uses(tree)
+        ]
+
     def measures(self) -> dict[str, int]:
         """Return each measure and its figure."""
         lines = {file: len(text.splitlines()) for file, text in self.files.items()}
@@ -203,6 +214,7 @@ class House:
             "functions of tests that wait by hand": len(self.waits()),
             "vague subjects in sources and pages": len(self.vague_words()),
             "noqa and type: ignore": len(self.suppressions()),
+            "direct uses of the clock": len(self.clock_uses()),
         }
 
 
@@ -361,9 +373,16 @@ def main() -> None:
             say("cycle:", ", ".join(circle))
         for room, floor in sorted(house.floors().items(), key=lambda each: (-each[1], each[0])):
             say(f"floor {floor}: {room}")
-        for each in [*house.large_classes(), *house.private_reads(), *house.vague_words(), *house.suppressions()]:
-            say(each)
-        for each in [*house.sleeps(), *house.patiences(), *house.waits()]:
+        for each in [
+            *house.large_classes(),
+            *house.private_reads(),
+            *house.vague_words(),
+            *house.suppressions(),
+            *house.clock_uses(),
+            *house.sleeps(),
+            *house.patiences(),
+            *house.waits(),
+        ]:
             say(each)
         say(Counter(str(each.file.parent) for each in house.private_reads()))
 

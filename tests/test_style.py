@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from tests.clock_uses import direct_uses
 from tests.conftest import LONGEST
 from tests.house import House, imported_names
 
@@ -67,6 +68,37 @@ def house() -> House:
 
 def test_no_module_imports_itself_through_others(house: House) -> None:
     assert house.cycles() == []
+
+
+def test_every_part_asks_the_clock_for_the_time(house: House) -> None:
+    assert house.clock_uses() == []
+
+
+def test_uses_of_the_time_are_found_however_they_are_written() -> None:
+    rows = {
+        "import time\ntime.monotonic()": ["time.monotonic"],
+        "import time as t\nf(t.sleep)": ["t.sleep"],
+        "from time import time_ns as now": ["from time import time_ns"],
+        "engine().loop.call_later(1, f)": ["engine().loop.call_later"],
+        "call(self._loop.call_at, when, f)": ["self._loop.call_at"],
+        "self._engine.loop.time() + 1": ["self._engine.loop.time"],
+        "asyncio.get_running_loop().time()": ["asyncio.get_running_loop().time"],
+        "import asyncio\nasync def f(): await asyncio.sleep(x)": ["asyncio.sleep(x)"],
+        "import asyncio\nasync def f(): await asyncio.sleep(0)": [],
+        "import asyncio\nasync def f(): await asyncio.wait([g], timeout=1)": ["asyncio.wait([g], timeout=1)"],
+        "import asyncio\nasync def f(): await asyncio.wait([g])": [],
+        "import asyncio\nasyncio.timeout(1)": ["asyncio.timeout"],
+        "import asyncio\nasyncio.wait_for(f, 1)": ["asyncio.wait_for"],
+        "import threading\nthreading.Event()": ["threading.Event"],
+        "import threading\nlock = threading.Lock()\nlock.acquire(timeout=1)": ["lock.acquire(timeout=1)"],
+        "lock = clock.lock()\nlock.acquire(timeout=1)": [],
+        "from queue import SimpleQueue": ["from queue import SimpleQueue"],
+        "thread.join(timeout=1)": ["thread.join(timeout=1)"],
+        "datetime.now(UTC)": ["datetime.now"],
+        "clock.monotonic(), clock.call_later(loop, 1, f), time.monotonic()": [],
+    }
+    found = {text: [use for _, use in direct_uses(ast.parse(text))] for text in rows}
+    assert found == rows
 
 
 def test_the_test_files_that_begin_first_exist() -> None:

@@ -7,7 +7,6 @@ queue is deleted. A queue that exists is waited for: its node returns, or it get
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +14,7 @@ import aiormq
 
 from adapters.amqp import topology
 from adapters.amqp.connection import reply
+from messaging.execution import clock
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -60,7 +60,7 @@ async def subscribed(subscribe: Callable[[], Awaitable[None]], what: str, is_wan
             logger.log(level, "amqp: %s: the queue cannot be used for now: %s; trying until it can", what, error)
         else:
             return
-        await asyncio.sleep(delay)
+        await clock.sleep(delay)
         delay = min(delay * 2, _LONGEST)
 
 

@@ -40,7 +40,7 @@ from messaging.errors import (
     InvalidHeaderError,
     MissingExtraError,
 )
-from messaging.execution import on_worker
+from messaging.execution import clock, on_worker
 from messaging.model import CORE_FEATURES, Capabilities, Features, Outgoing, SubscriptionSpec, channels, headers
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class AmqpAdapter(Adapter):
         if self.credentials is None:
             self._current = self._target
         else:
-            now = asyncio.get_running_loop().time()
+            now = clock.time_of(asyncio.get_running_loop())
             try:
                 self._current = log_in(self._target, await self.credentials(), now)
             except CredentialsError:
@@ -242,7 +242,7 @@ class AmqpAdapter(Adapter):
         link = self.link
         if link is None or not link.alive:
             return
-        target = log_in(self._target, credentials, asyncio.get_running_loop().time())
+        target = log_in(self._target, credentials, clock.time_of(asyncio.get_running_loop()))
         if not self._updates_secret or target.username != self._current.username:
             await link.end_as_planned("to log in with new credentials")
             return

@@ -26,6 +26,7 @@ from adapters.amqp.protocol import FrameProtocol, cut
 from messaging.adapter import PlannedLossError
 from messaging.connection import tls
 from messaging.errors import AuthenticationError, BrokerError, ConnectFailedError, ConnectionLostError
+from messaging.execution import clock
 from messaging.text import without_frames
 
 if TYPE_CHECKING:
@@ -160,14 +161,14 @@ class Wire:
             return
         loop, interval = asyncio.get_running_loop(), self._target.heartbeat
         limit = interval * SILENT_HEARTBEATS
-        silence = loop.time() - self._protocol.heard_at
+        silence = clock.time_of(loop) - self._protocol.heard_at
         if silence >= limit:
             self.abort(f"it was silent for {limit} s")
             return
         if silence < interval:
             self._protocol.feed_heartbeat()
         # aiormq takes three silent intervals for a loss, and must not be first
-        self._watch = loop.call_later(min(limit - silence, interval / 2), self._check_silence)
+        self._watch = clock.call_later(loop, min(limit - silence, interval / 2), self._check_silence)
 
     async def update_secret(self, target: Target) -> None:
         """Replace the secret of the connection by that of ``target`` (``connection.update-secret``).
@@ -189,7 +190,7 @@ class Wire:
             self.write(frames.update_secret(target.password.get_secret_value(), "credentials renewed"))
             self._check()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(answered.wait(), self._target.timeout)
+                await clock.wait_for(answered.wait(), self._target.timeout)
             self._check()
             if not answered.is_set() and not self._is_blocked:
                 why = f"no answer to update-secret within {self._target.timeout:g} s"
@@ -270,7 +271,7 @@ class Wire:
         asking = asyncio.ensure_future(request)
         asking.add_done_callback(_retrieve)
         try:
-            while not (await asyncio.wait([asking], timeout=self._target.timeout))[0]:
+            while not (await clock.wait([asking], timeout=self._target.timeout))[0]:
                 if self._is_blocked:
                     continue  # a blocked broker answers no requests, either
                 # The request is not cancelled: aiormq would log that, and send another one. It ends with the rest.
@@ -336,10 +337,10 @@ class Wire:
         # aiormq sends no good-bye to a peer that it believes to be silent
         self._protocol.feed_heartbeat()
         closing = asyncio.ensure_future(self._connection.close())
-        await asyncio.wait([closing], timeout=grace)
+        await clock.wait([closing], timeout=grace)
         cut(self.writer.transport)
         # with its transport closed, nothing in aiormq waits for the peer any more
-        if not (await asyncio.wait([closing], timeout=CLOSE_GRACE))[0]:
+        if not (await clock.wait([closing], timeout=CLOSE_GRACE))[0]:
             logger.warning("amqp '%s': the connection to %s did not close in time", self._target.name, self._target)
             closing.cancel()
 

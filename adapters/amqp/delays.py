@@ -33,6 +33,7 @@ from adapters.amqp.confirms import ConfirmChannel
 from adapters.amqp.connection import describe
 from adapters.amqp.declarations import QueueSpec
 from messaging.errors import BrokerError, ConnectionLostError, MessagingError
+from messaging.execution import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,7 +146,7 @@ class Delays:
 
     async def wait(self, timeout: float) -> None:
         """Wait until no message is being moved, for at most ``timeout`` seconds."""
-        if self._moving and (await asyncio.wait([*self._moving], timeout=timeout))[1]:
+        if self._moving and (await clock.wait([*self._moving], timeout=timeout))[1]:
             logger.debug("amqp: some messages are still being moved to the queues of their delays")
 
     async def _move(self, queue: str, spec: DelaySpec, kept: RawMessage, settle: Settle) -> None:
@@ -182,7 +183,7 @@ class Delays:
                 queue, name, describe(failure) if is_known else f"malformed properties: {failure}",
             )  # fmt: skip
             self._logged.add(name)
-            asyncio.get_running_loop().call_later(min(milliseconds / 1000, _MAX_PAUSE), settle, False)
+            clock.call_later(asyncio.get_running_loop(), min(milliseconds / 1000, _MAX_PAUSE), settle, False)
         else:
             settle(True)
 
@@ -208,7 +209,7 @@ class Delays:
                         await self._declare(name, queue, spec, milliseconds)
 
     async def _declare(self, name: str, queue: str, spec: DelaySpec, milliseconds: int) -> None:
-        began = asyncio.get_running_loop().time()
+        began = clock.time_of(asyncio.get_running_loop())
         arguments = {
             "x-queue-type": "classic",
             "x-message-ttl": milliseconds,
@@ -232,7 +233,7 @@ class Delays:
 
     def _age(self, name: str) -> float:
         """Return the time since a queue was declared, seconds; infinite if it was not."""
-        return asyncio.get_running_loop().time() - self._declared.get(name, -math.inf)
+        return clock.time_of(asyncio.get_running_loop()) - self._declared.get(name, -math.inf)
 
 
 def _lost() -> ConnectionLostError:

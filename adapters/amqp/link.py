@@ -23,6 +23,7 @@ from messaging.errors import (
     ConnectionLostError,
     SubscriptionRefusedError,
 )
+from messaging.execution import clock
 
 if TYPE_CHECKING:
     import ssl
@@ -138,7 +139,7 @@ class Link:
         self.publisher.end(ConnectionLostError(f"connection to {self._target} was closed"))
         self._delays.end()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=1.0)
+            await clock.wait(self._tasks, timeout=1.0)
 
     async def update_secret(self, target: Target) -> None:
         """Replace the secret of both connections by that of ``target``.
@@ -184,7 +185,7 @@ class Link:
 
     async def _connect(self) -> Wire:
         try:
-            async with asyncio.timeout(self._target.timeout) as self._dialling:
+            async with clock.timeout(self._target.timeout) as self._dialling:
                 try:
                     target, context = await self._log_in()
                     wire = await connect(target, "consuming", context)
@@ -228,8 +229,10 @@ class Link:
         """End the link if the broker accepts no messages for too long; with ``None`` it accepts them again."""
         if reason is not None and self._blocked_timer is None and self._blocked_timeout is not None:
             text = f"{self._target} took no messages for {self._blocked_timeout:g} s: {reason}"
-            self._blocked_timer = asyncio.get_running_loop().call_later(
-                self._blocked_timeout, lambda: self._end(ConnectionLostError(text, detail=reason))
+            self._blocked_timer = clock.call_later(
+                asyncio.get_running_loop(),
+                self._blocked_timeout,
+                lambda: self._end(ConnectionLostError(text, detail=reason)),
             )
         elif reason is None and self._blocked_timer is not None:
             self._blocked_timer.cancel()
@@ -237,7 +240,7 @@ class Link:
 
     def _stop_dialling(self) -> None:
         if self._dialling is not None and not self._dialling.expired():
-            self._dialling.reschedule(asyncio.get_running_loop().time())
+            self._dialling.reschedule(clock.time_of(asyncio.get_running_loop()))
 
     def _check(self) -> None:
         if not self.alive:

@@ -18,6 +18,7 @@ import pamqp.frame
 from aiormq import spec
 
 from adapters.amqp import frames, internals
+from messaging.execution import clock
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
@@ -77,7 +78,7 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
         super().__init__(self.reader, loop=loop)
         self.lanes: dict[int, FrameLane] = {}
         #: when bytes were received last, in the loop's time
-        self.heard_at = loop.time()
+        self.heard_at = clock.time_of(loop)
         #: why the broker closed the connection: reply code and text
         self.close_reason: tuple[int, str] | None = None
         #: the method that the broker closed the connection over, as ``Frame.index`` of pamqp; 0 for none
@@ -96,7 +97,7 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
         self._frame_max = _HANDSHAKE_FRAME_MAX
         #: settled after the handshake; deaf once the end was reported; at its end once the stream is closed
         self._is_settled = self._is_deaf = self._is_at_end = False
-        self._time = loop.time
+        self._time = clock.clock_of(loop)
         #: the beginning of a frame, and the number of bytes it takes to go on with it
         self._rest: bytes | bytearray = b""
         self._wanted = 0

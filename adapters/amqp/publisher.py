@@ -22,7 +22,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -41,6 +40,7 @@ from messaging.errors import (
     MessagingError,
     PublishRefusedError,
 )
+from messaging.execution import clock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,7 +125,7 @@ class Publisher:
         """Write no further message, and wait until none is unconfirmed, at most ``seconds``."""
         self._blocked = True
         try:
-            async with asyncio.timeout(seconds):
+            async with clock.timeout(seconds):
                 while self._wire.alive and (
                     self._unconfirmed or any(not each.settled for each in self.channels.pending())
                 ):
@@ -135,7 +135,7 @@ class Publisher:
 
     def wrote_unconfirmed(self) -> bool:
         """Return whether messages were written a short time ago that the broker does not confirm."""
-        return asyncio.get_running_loop().time() - self._unconfirmed_at < _MAY_BE_UNREAD
+        return clock.time_of(asyncio.get_running_loop()) - self._unconfirmed_at < _MAY_BE_UNREAD
 
     # --- waiting
 
@@ -197,7 +197,7 @@ class Publisher:
         size = 0
         confirmed: list[Outgoing] = []
         unconfirmed: list[Outgoing] = []
-        now = int(time.time())
+        now = int(clock.wall())
         held = None if again else self._retries.held
         form_of, frame_max = self._forms.of, self._wire.frame_max
         channels, exchanges = self.channels.open, self.channels.exchanges
@@ -235,7 +235,7 @@ class Publisher:
         for message in confirmed:
             message.sent()
         if unconfirmed:
-            self._unconfirmed_at = asyncio.get_running_loop().time()
+            self._unconfirmed_at = clock.time_of(asyncio.get_running_loop())
             for message in unconfirmed:
                 message.confirm()
         return position
@@ -277,7 +277,7 @@ class Publisher:
         try:
             # messages on two channels could overtake each other
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_RENEWAL):
+                async with clock.timeout(_RENEWAL):
                     while channel.pending:
                         await self._wait()
             if not channel.pending and channel.refusal is None:

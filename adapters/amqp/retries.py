@@ -21,6 +21,8 @@ import operator
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
+from messaging.execution import clock
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -150,7 +152,7 @@ class Retries:
 
     def _arm(self, goal: Goal, held: _Held) -> None:
         if held.timer is None:
-            held.timer = asyncio.get_running_loop().call_later(held.delay, self._probe, goal, held)
+            held.timer = clock.call_later(asyncio.get_running_loop(), held.delay, self._probe, goal, held)
 
     def _probe(self, goal: Goal, held: _Held) -> None:
         """Send the first message, unless others to the same destination are in flight."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from datetime import UTC, datetime
 
 from adapters.amqp.extensions import seconds_of
+from messaging.execution import clock
 
 
 class StreamPosition:
@@ -31,7 +31,7 @@ class StreamPosition:
             return self.next
         start = self._start
         if self._since is None:
-            self._since = time.time()
+            self._since = clock.wall()
         elif isinstance(start, str) and start != "first":
             # Nothing was delivered yet, and messages published since must not be missed: the end of the stream, or
             # one hour before now, has moved since the first connection.

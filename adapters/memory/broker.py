@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.bounded import BoundedCache
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
+from messaging.execution import clock
 from messaging.forking import in_child
 from messaging.model import Features, Incoming, channels
 
@@ -38,7 +38,7 @@ Entry = tuple[bytes, "PublishPlan", str | None, bool, int, float | None]
 
 def _is_expired(entry: Entry) -> bool:
     expires = entry[5]
-    return expires is not None and time.monotonic() >= expires
+    return expires is not None and clock.monotonic() >= expires
 
 
 def _told(entry: Entry, qos: str) -> Mapping[str, Any]:
@@ -57,7 +57,7 @@ def _told(entry: Entry, qos: str) -> Mapping[str, Any]:
     if options.message_id is not None:
         told[Features.EXTENSION_MESSAGE_ID] = options.message_id
     if expires is not None:
-        told[Features.EXTENSION_TIME_TO_LIVE] = max(expires - time.monotonic(), 0.001)
+        told[Features.EXTENSION_TIME_TO_LIVE] = max(expires - clock.monotonic(), 0.001)
     return MappingProxyType(told)
 
 
@@ -171,7 +171,7 @@ class Queue:
             if self._room is None:
                 self._room = asyncio.Event()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout):
+                async with clock.timeout(timeout):
                     await self._room.wait()
 
     def put(self, entry: Entry) -> None:
@@ -414,7 +414,7 @@ class Broker:
         """Add a message to ``queues``, which the caller must dispatch."""
         options = message.plan.options
         ttl = options.time_to_live
-        expires = None if ttl is None else time.monotonic() + ttl
+        expires = None if ttl is None else clock.monotonic() + ttl
         entry = (message.payload, message.plan, message.correlation_id, False, 0, expires)
         if options.retain:
             self.retain(entry)

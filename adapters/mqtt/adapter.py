@@ -28,6 +28,7 @@ from messaging.errors import (
     RedirectedError,
     SubscriptionRefusedError,
 )
+from messaging.execution import clock
 from messaging.model import Features, channels
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class MqttAdapter(Adapter):
         self._inbound.connected(link.writer, connack.session_present, await_claims=await_claims)
         if await_claims:
             drop = self._inbound.leftovers.drop_unclaimed
-            self._claim_timer = asyncio.get_running_loop().call_later(CLAIM_TIMEOUT, drop)
+            self._claim_timer = clock.call_later(asyncio.get_running_loop(), CLAIM_TIMEOUT, drop)
         self._outbound.connected(link.writer, link.requests.pending, connack)
         self._subscriptions.connected(link, connack)
 
@@ -288,7 +289,7 @@ class MqttAdapter(Adapter):
     async def subscribe(self, spec: SubscriptionSpec, sink: Sink, joint: Joint | None = None) -> Stream:
         """See ``Adapter.subscribe``; or subscribe as a part of ``joint``."""
         try:
-            async with asyncio.timeout(self.settings.timeout):
+            async with clock.timeout(self.settings.timeout):
                 return await self._subscriptions.subscribe(self._target, spec, sink, joint)
         except TimeoutError:
             raise SubscriptionRefusedError(f"{self._target} did not answer: {self._shown(spec)}") from None

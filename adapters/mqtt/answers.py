@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Final
 
 from adapters.mqtt import packets
 from adapters.mqtt.streams import Receipt
+from messaging.execution import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -245,7 +246,7 @@ class Answers:
     def _continue_later(self) -> None:
         """Answer more soon: there may be no further verdict to prompt it."""
         if self._pacer is None and self._due:
-            self._pacer = asyncio.get_running_loop().call_later(_PACE, self._pace)
+            self._pacer = clock.call_later(asyncio.get_running_loop(), _PACE, self._pace)
 
     def _pace(self) -> None:
         self._pacer = None
@@ -301,7 +302,7 @@ class _ResentOrder:
             self._answer(queue.popleft())
 
     def _watch(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(ORDER_TIMEOUT, self._check, self._queue[0])
+        self._timer = clock.call_later(asyncio.get_running_loop(), ORDER_TIMEOUT, self._check, self._queue[0])
 
     def _check(self, head: Receipt) -> None:
         """Give the order up if ``head`` is still the first: answer all settled messages."""

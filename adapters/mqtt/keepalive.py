@@ -8,10 +8,10 @@ peer takes some of them, it is slow and not dead.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
 from adapters.mqtt import packets
+from messaging.execution import clock
 
 if TYPE_CHECKING:
     from adapters.mqtt.wire import Wire
@@ -53,7 +53,7 @@ class Keepalive:
         """Send a ping if one is due. Return whether the broker has not answered one in time."""
         if not self.interval:
             return False
-        now, patience = time.monotonic(), self.patience
+        now, patience = clock.monotonic(), self.patience
         if self._ping is None:
             if now - min(wire.received_at, wire.sent_at) >= patience:
                 self._ping, self._ping_at = writer.send(packets.PING), now

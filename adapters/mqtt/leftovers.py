@@ -17,6 +17,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from adapters.mqtt.streams import Token
+from messaging.execution import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -136,7 +137,7 @@ class Leftovers:
         """Check later whether messages of ended streams fill the window, so that nothing else can arrive."""
         self._left = {each: None for each in self._left if self._answers.is_owed(each.receipt)}
         if self._timer is None and len(self._left) >= self._answers.window:
-            self._timer = asyncio.get_running_loop().call_later(LEFT_TIMEOUT, self._drop_left)
+            self._timer = clock.call_later(asyncio.get_running_loop(), LEFT_TIMEOUT, self._drop_left)
 
     def _drop_left(self) -> None:
         self._timer = None

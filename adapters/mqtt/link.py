@@ -31,7 +31,7 @@ from adapters.mqtt.subscribe_requests import SubscribeRequests
 from adapters.mqtt.writing import Writer
 from messaging.connection import tls
 from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError, RedirectedError
-from messaging.execution import on_worker
+from messaging.execution import clock, on_worker
 
 if TYPE_CHECKING:
     from adapters.mqtt.handshake import Target, Will
@@ -140,7 +140,7 @@ class Link:
             reason = f"no answer to a ping for {self._keepalive.patience:g} s"
             self._end(ConnectionLostError(f"connection to {self._target} lost: {reason}"))
         if not self.closed:
-            self._timer = self._loop.call_later(self._keepalive.tick, self._tick)
+            self._timer = clock.call_later(self._loop, self._keepalive.tick, self._tick)
 
     # --- events of reader and writer
 
@@ -255,7 +255,7 @@ class Link:
         self.requests.close()
         try:
             self.writer.finish(self._control.disconnect(session_expiry))
-            await asyncio.wait([self._finished], timeout=_CLOSE_TIMEOUT)
+            await clock.wait([self._finished], timeout=_CLOSE_TIMEOUT)
         finally:
             self._dispose()
 

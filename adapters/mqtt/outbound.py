@@ -33,6 +33,7 @@ from messaging.errors import (
     PublishRefusedError,
     UnroutableError,
 )
+from messaging.execution import clock
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -208,7 +209,7 @@ class Outbound:
         """Pause, and wait until no message is unconfirmed, at most ``seconds``. If it is cancelled, sending goes on."""
         self.pause()
         try:
-            async with asyncio.timeout(seconds):
+            async with clock.timeout(seconds):
                 while self._writer is not None and (self._handshakes or self._unflushed):
                     await self.progress()
         except TimeoutError:

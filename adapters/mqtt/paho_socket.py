@@ -19,11 +19,12 @@ from __future__ import annotations
 import logging
 import select
 import socket
-import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import paho.mqtt
 import paho.mqtt.client as mqtt
+
+from messaging.execution import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -170,8 +171,8 @@ class LoopbackSocket:
         if self._ours is None:
             return
         self._ours.sendall(packet)
-        deadline = time.monotonic() + _LOOPBACK_TIMEOUT
-        while not is_read() and time.monotonic() < deadline:
+        deadline = clock.monotonic() + _LOOPBACK_TIMEOUT
+        while not is_read() and clock.monotonic() < deadline:
             theirs: Any = self.client.socket()
             if theirs is None:
                 return

@@ -15,6 +15,7 @@ from adapters.mqtt import packets
 from adapters.mqtt.pacing import ReadPacer
 from adapters.mqtt.packets import ProtocolError
 from adapters.mqtt.wire import READ_SIZE
+from messaging.execution import clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,7 +125,7 @@ class Reader:
             self._process(rest)
         if self._pause is None and not self._suspended:
             # most likely bytes are there: a look is cheaper than to have the loop watch, and stop it again
-            self._pause = self._loop.call_later(0, self._continue)
+            self._pause = clock.call_later(self._loop, 0, self._continue)
 
     def drain(self, *, takes_late: bool) -> None:
         """Process the packets that were read, then only watch for the end of the stream.
@@ -174,7 +175,7 @@ class Reader:
             seconds = self._pacer.pause_after(count, wire.received_at)
             if seconds and len(data) < READ_SIZE and self._pause is None and not owner.closed:
                 self._ignore()
-                self._pause = self._loop.call_later(seconds, self._continue)
+                self._pause = clock.call_later(self._loop, seconds, self._continue)
 
     def _process(self, found: Iterator[tuple[int, bytes]]) -> int:
         """Process packets and return how many. If reading is suspended meanwhile, the rest is kept for later."""

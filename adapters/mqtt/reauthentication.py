@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from adapters.mqtt import packets
 from adapters.mqtt.packets import ProtocolError
 from messaging.errors import ConnectionLostError
+from messaging.execution import clock
 
 if TYPE_CHECKING:
     from adapters.mqtt.handshake import Target
@@ -42,7 +43,7 @@ class Reauthentication:
             self._writer.send(
                 packets.auth(packets.REAUTHENTICATE, target.auth_method, target.password.get_secret_value().encode())
             )
-            done, _ = await asyncio.wait([answer], timeout=timeout)
+            done, _ = await clock.wait([answer], timeout=timeout)
             return answer.result() if done else False
         finally:
             self._answer = None

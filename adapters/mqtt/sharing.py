@@ -17,13 +17,13 @@ import asyncio
 import dataclasses
 import logging
 import secrets
-import time
 from typing import TYPE_CHECKING, Final
 
 from adapters.mqtt import handshake, packets
 from adapters.mqtt.capabilities import NO_SHARING
 from adapters.mqtt.link import Link
 from messaging.errors import ConnectFailedError, ConnectionLostError, SubscriptionRefusedError
+from messaging.execution import clock
 
 if TYPE_CHECKING:
     from adapters.mqtt.handshake import Connack, Target
@@ -75,14 +75,14 @@ class Sharing:
         link = Link(target, probe)
         options = handshake.subscribe_options(0, no_local=False, as_published=False, retain_handling=0)
         try:
-            async with asyncio.timeout(target.connect_timeout):
+            async with clock.timeout(target.connect_timeout):
                 await link.connect(clean_start=True, will=None)
-                began = time.monotonic()
+                began = clock.monotonic()
                 answers = [
                     await link.requests.subscribe(each, options, None, lambda _: False)
                     for each in (f"$share/{token}/{probe.shared}", probe.control)
                 ]
-                wait = min(max(_LEAST_WAIT, _WAIT_FACTOR * (time.monotonic() - began)), _MOST_WAIT)
+                wait = min(max(_LEAST_WAIT, _WAIT_FACTOR * (clock.monotonic() - began)), _MOST_WAIT)
             if any(answer.code >= packets.FAILURE for answer in answers):
                 reason = "it refuses the subscriptions"
             elif (found := await probe.outcome(link, wait)) is not None:
@@ -127,7 +127,7 @@ class _Probe:
             for channel in (self.shared, self.control):
                 link.writer.send(packets.plain_publish(channel))
             try:
-                async with asyncio.timeout(wait):
+                async with clock.timeout(wait):
                     while self.shared not in self._arrived and self.ended is None:
                         self._changed.clear()
                         await self._changed.wait()

@@ -10,11 +10,11 @@ import contextlib
 import socket
 import ssl
 import sys
-import time
 from typing import TYPE_CHECKING, Final
 
 from adapters.mqtt import packets
 from adapters.mqtt.packets import LimitExceededError, ProtocolError
+from messaging.execution import clock
 
 if sys.platform == "linux":
     import fcntl
@@ -60,7 +60,7 @@ class Wire:
         #: bytes of packets handed to the socket so far
         self.sent = 0
         #: when bytes last arrived, and when the socket last took bytes; monotonic seconds
-        self.received_at = self.sent_at = time.monotonic()
+        self.received_at = self.sent_at = clock.monotonic()
 
     def fileno(self) -> int:
         """Return the descriptor of the socket."""
@@ -115,7 +115,7 @@ class Wire:
         except ssl.SSLEOFError:
             data = b""
         if data:
-            self.received_at = time.monotonic()
+            self.received_at = clock.monotonic()
         if self._web is None:
             return data
         decoded = self._web.decode(data)
@@ -211,7 +211,7 @@ class Wire:
             raise error.with_traceback(None) from None  # the frames of a TLS socket hold the bytes
         written = before - len(self._outgoing)
         if written:
-            self.sent_at = time.monotonic()
+            self.sent_at = clock.monotonic()
         return written
 
     def finish(self) -> None:

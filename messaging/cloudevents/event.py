@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
 
@@ -23,6 +22,7 @@ from messaging.cloudevents.attributes import (
     timestamp,
 )
 from messaging.errors import InvalidEventError, check_mapping
+from messaging.execution import clock
 from messaging.text import tolerant
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class CloudEvent(SdkEvent):
 
     def __init__(self, attributes: dict[str, Any], data: Any = None) -> None:
         given = {name: each for name, each in check_mapping("attributes", attributes).items() if each is not None}
-        full = checked({"specversion": SPECVERSION, "id": str(uuid4()), "time": datetime.now(UTC), **_named(given)})
+        full = checked({"specversion": SPECVERSION, "id": str(uuid4()), "time": clock.now(), **_named(given)})
         check_uris(full)
         super().__init__(full, data)
 

@@ -28,7 +28,7 @@ from messaging.errors import (
     MessagingError,
     TakenOverError,
 )
-from messaging.execution import Promise, of_library
+from messaging.execution import Promise, clock, of_library
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class Connection:
             endpoint = await self._opener.ready()
 
     async def _reconnect(self) -> bool:
-        lost_at = self.engine.loop.time()
+        lost_at = clock.time_of(self.engine.loop)
         cause = self._loss_cause
         if cause is None or isinstance(cause, PlannedLossError):
             self._opener.hosts.again()
@@ -177,7 +177,7 @@ class Connection:
                 level = logging.WARNING if self.state == "refused" and not was_refused else logging.INFO
                 logger.log(level, "%s: cannot reconnect: %s; %s", self.label, error, self._next("trying again"))
             else:
-                seconds = self.engine.loop.time() - lost_at
+                seconds = clock.time_of(self.engine.loop) - lost_at
                 logger.info("%s: connected again after %.1f s", self.label, seconds)
                 return resumed
 
@@ -199,7 +199,7 @@ class Connection:
 
     async def _connected(self, resumed: bool) -> None:
         self._epoch.number += 1
-        self._connected_at = self.engine.loop.time()
+        self._connected_at = clock.time_of(self.engine.loop)
         if not self._loss.is_set():
             self._renewal.connected()
         self._up()
@@ -260,12 +260,12 @@ class Connection:
             return
         self.endings.is_closing = True
         try:
-            await self._close_in_order(self.engine.loop.time() + timeout)
+            await self._close_in_order(clock.time_of(self.engine.loop) + timeout)
         finally:
             self._ended.set()
 
     async def _close_in_order(self, deadline: float) -> None:
-        await self.subscriptions.end_all(deadline - self.engine.loop.time())
+        await self.subscriptions.end_all(deadline - clock.time_of(self.engine.loop))
         self.outbox.refuse()
         await self.outbox.drain(deadline)
         self.verdicts.flush()
@@ -274,7 +274,7 @@ class Connection:
         self._renewal.stop()
         if self._task is not None:
             self._task.cancel()
-            await asyncio.wait([self._task], timeout=1.0)
+            await clock.wait([self._task], timeout=1.0)
         self.subscriptions.complete_all()
         self.outbox.close()
         await self._close_adapter()
@@ -287,7 +287,7 @@ class Connection:
         told = self.on_closed()
         if told is not None:
             with contextlib.suppress(TimeoutError):  # a listener of the registry that hangs must not delay closing
-                await asyncio.wait_for(told, _TELL_SECONDS)
+                await clock.wait_for(told, _TELL_SECONDS)
 
     def abandon(self) -> None:
         """End everything in a forked child, which has no engine, without touching the parent's connection."""
@@ -298,7 +298,7 @@ class Connection:
 
     async def _close_adapter(self) -> None:
         try:
-            await asyncio.wait_for(of_library(self.adapter.close()), _ADAPTER_CLOSE_SECONDS)
+            await clock.wait_for(of_library(self.adapter.close()), _ADAPTER_CLOSE_SECONDS)
         except Exception:
             logger.exception("%s: the adapter failed to close", self.label)
 

@@ -25,7 +25,6 @@ import os
 import selectors
 import signal
 import subprocess
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -33,7 +32,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from pydantic import SecretStr
 
 from messaging.errors import ArgumentError, CredentialsError
-from messaging.execution import handlers_loop, on_worker
+from messaging.execution import Flag, clock, handlers_loop, on_worker
 from messaging.model.credentials import Credentials, Provider
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class CredentialsSource:
             call = self._call = self._start()
             call.add_done_callback(self._answered)
         try:
-            done, _ = await asyncio.wait([call], timeout=self._timeout)
+            done, _ = await clock.wait([call], timeout=self._timeout)
         except asyncio.CancelledError:
             self._abandon(call)
             raise
@@ -206,12 +205,12 @@ def _finished(result: Any, provider: Provider, timeout: float) -> Any:
         return await result
 
     answer = _on_loop(ask, provider)
+    ended = Flag()
+    answer.add_done_callback(lambda _: ended.set())
     try:
-        return answer.result(timeout)
-    except TimeoutError:
-        if answer.done():  # the provider raised it
-            raise
-        raise _SourceError(_overdue(timeout)) from None
+        if not ended.wait(timeout):
+            raise _SourceError(_overdue(timeout))
+        return answer.result()
     finally:
         answer.cancel()  # unless it is done
 
@@ -289,10 +288,10 @@ def run(command: tuple[str, ...], timeout: float) -> str:
 
 
 def _output_of(process: subprocess.Popen[bytes], program: str, timeout: float) -> str:
-    deadline = time.monotonic() + timeout
+    deadline = clock.monotonic() + timeout
     try:
         output = _read(process.stdout, deadline)
-        code = 0 if len(output) > _MAX_BYTES else process.wait(max(0.0, deadline - time.monotonic()))
+        code = 0 if len(output) > _MAX_BYTES else process.wait(max(0.0, deadline - clock.monotonic()))
     except subprocess.TimeoutExpired:
         failure = f"{program!r} was killed: it took longer than {timeout:g} s"
     else:
@@ -324,7 +323,7 @@ def _read(pipe: IO[bytes] | None, deadline: float) -> bytes:
     with selectors.DefaultSelector() as readable:
         readable.register(pipe, selectors.EVENT_READ)
         while len(content) <= _MAX_BYTES:
-            left = deadline - time.monotonic()
+            left = deadline - clock.monotonic()
             if left <= 0 or not readable.select(left):
                 raise subprocess.TimeoutExpired((), 0)
             chunk = os.read(pipe.fileno(), _MAX_BYTES)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from messaging.adapter import KeepsSession
 from messaging.errors import ConnectionLostError, MessagingError
+from messaging.execution import clock
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Endings:
         if heir is None or subscription.handle is None or not self._epoch.is_usable:
             return
         with contextlib.suppress(TimeoutError, MessagingError):
-            async with asyncio.timeout(self._settings.close_timeout):
+            async with clock.timeout(self._settings.close_timeout):
                 await heir.ready
 
     async def stop_consumer(self, subscription: Subscribed) -> None:
@@ -107,12 +108,12 @@ class Endings:
         stopped = subscription.stop()
         if stopped is not None and not stopped.done():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopped, self._settings.close_timeout)
+                await clock.wait_for(stopped, self._settings.close_timeout)
 
     async def unsubscribe(self, subscription: Subscribed, handle: Any) -> None:
         """End ``handle`` of ``subscription`` at the broker; failures are logged."""
         try:
-            async with asyncio.timeout(self._settings.close_timeout):
+            async with clock.timeout(self._settings.close_timeout):
                 await subscription.unsubscribe_at(self._adapter, handle)
         except (ConnectionLostError, TimeoutError) as error:
             reason = str(error) or "no answer in time"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from messaging.adapter import TakesLastWill
 from messaging.errors import ConnectionLostError, MessagingError
-from messaging.execution import of_library
+from messaging.execution import clock, of_library
 from messaging.model import Features
 from messaging.text import SafeLog
 
@@ -64,7 +63,7 @@ class LastWill:
         try:
             if not isinstance(adapter, TakesLastWill):
                 raise adapter.capabilities.lacks(Features.EXTENSION_LAST_WILL)
-            async with asyncio.timeout(self._adapter.settings.connect_timeout):
+            async with clock.timeout(self._adapter.settings.connect_timeout):
                 await of_library(adapter.set_will(will))
         except (ConnectionLostError, TimeoutError):
             self._pending = will  # until its deadline

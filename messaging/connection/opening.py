@@ -19,7 +19,7 @@ from messaging.errors import (
     RedirectedError,
     TakenOverError,
 )
-from messaging.execution import of_library, on_worker, shielded
+from messaging.execution import clock, of_library, on_worker, shielded
 from messaging.forking import in_child
 from messaging.model import Endpoint, parse_host
 from messaging.text import SafeLog
@@ -73,7 +73,7 @@ class Opener:
             is_shuffled=settings.host_order == "shuffled",
             shortest=settings.reconnect_min,
             longest=settings.reconnect_max,
-            clock=lambda: engine.loop.time(),
+            clock=lambda: clock.time_of(engine.loop),
         )
         #: when the addresses of a host were asked for
         self._resolved_at: dict[Host, float] = {}
@@ -126,7 +126,7 @@ class Opener:
         while True:
             endpoint, wait = self.hosts.next()
             if wait > 0:
-                await asyncio.sleep(wait)
+                await clock.sleep(wait)
                 asked.clear()
             elif await self._resolve(endpoint, asked, self._share(endpoint)):
                 return endpoint
@@ -156,7 +156,7 @@ class Opener:
                 adapter.set_endpoint(endpoint)
             await self._renewal.prepare()
             try:
-                async with asyncio.timeout(timeout):
+                async with clock.timeout(timeout):
                     resumed = await of_library(adapter.open(events))
             finally:
                 _insist_on_cancellation()
@@ -244,14 +244,14 @@ class Opener:
         asked.add(host)
         loop = self._engine.loop
         known = self._resolved_at.get(host)
-        if known is not None and loop.time() - known < _FRESH_SECONDS and host not in self._unresolved:
+        if known is not None and clock.time_of(loop) - known < _FRESH_SECONDS and host not in self._unresolved:
             return True
         if len(self._resolved_at) > 2 * MAX_SERVERS + len(self.hosts.endpoints):
             self._resolved_at.clear()
             self._unresolved.clear()
         self._unresolved.discard(host)
         try:
-            async with asyncio.timeout(timeout):
+            async with clock.timeout(timeout):
                 addresses = await addresses_of(host.name)
         except TimeoutError:
             self._unresolved.add(host)
@@ -259,7 +259,7 @@ class Opener:
             logger.debug("%s: cannot look up %r: %s", self._label, host.name, error)
         else:
             self.hosts.resolved(host, addresses)
-        self._resolved_at[host] = loop.time()
+        self._resolved_at[host] = clock.time_of(loop)
         return False
 
 

@@ -22,7 +22,7 @@ from messaging.adapter import TakesCredentials
 from messaging.connection.backoff import delays, jitter
 from messaging.connection.credentials import source_of
 from messaging.errors import ConnectionLostError, CredentialsError, InvalidOptionError, MessagingError
-from messaging.execution import of_library, on_worker
+from messaging.execution import clock, of_library, on_worker
 from messaging.model.settings import PASSWORD_SOURCES
 from messaging.text import SafeLog
 
@@ -169,7 +169,7 @@ class Renewal:
             signature = None if source is None else source.signature
             self._changed.clear()
             try:
-                async with asyncio.timeout(min(left, _LONGEST if signature is None else LOOK)):
+                async with clock.timeout(min(left, _LONGEST if signature is None else LOOK)):
                     await self._changed.wait()
             except TimeoutError:
                 pass
@@ -202,7 +202,7 @@ class Renewal:
     # --- times
 
     def _now(self) -> float:
-        return self._engine.loop.time()
+        return clock.time_of(self._engine.loop)
 
     def _schedule(self, credentials: Credentials) -> None:
         remaining = credentials.remaining

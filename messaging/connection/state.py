@@ -17,7 +17,6 @@ state             meaning
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from reactivex import Observable
 from reactivex import abc as rx
 
-from messaging.execution import Serial, callbacks_of
+from messaging.execution import Serial, callbacks_of, clock
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ class ConnectionStates(Observable[ConnectionState]):
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self._engine = engine
-        self._value = ConnectionState("connecting", None, time.time())
+        self._value = ConnectionState("connecting", None, clock.wall())
         #: whether the state is ``closed``: for hot paths, because :attr:`value` costs more
         self.is_closed = False
         #: used on the loop only
@@ -119,7 +118,7 @@ class ConnectionStates(Observable[ConnectionState]):
         old = self._value
         if old.name == "closed" or (old.name == name and str(old.cause) == str(cause) and old.host == host):
             return  # an attempt that fails like the previous one changes nothing
-        self._value = value = ConnectionState(name, cause, time.time(), host)
+        self._value = value = ConnectionState(name, cause, clock.wall(), host)
         self.is_closed = name == "closed"
         self._watchers = {each for each in self._watchers if not each.is_over}
         for watcher in self._watchers:
@@ -130,7 +129,7 @@ class ConnectionStates(Observable[ConnectionState]):
     def abandon(self) -> None:
         """Enter ``closed`` in a forked child, without a call of the observers."""
         self._watchers.clear()
-        self._value = ConnectionState("closed", None, time.time(), self._value.host)
+        self._value = ConnectionState("closed", None, clock.wall(), self._value.host)
         self.is_closed = True
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.connection.endings import Endings
 from messaging.errors import ClosedError, ConnectionLostError, MessagingError, SubscriptionRefusedError
-from messaging.execution import shielded
+from messaging.execution import clock, shielded
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Subscriptions:
         opening = [self._engine.spawn(open_one(each)) for each in self._active if each.handle is None]
         if not opening:
             return set()
-        _, pending = await asyncio.wait(opening, timeout=self._settings.connect_timeout)
+        _, pending = await clock.wait(opening, timeout=self._settings.connect_timeout)
         return pending
 
     def connection_lost(self) -> None:
@@ -117,7 +117,7 @@ class Subscriptions:
         """End every subscription, for at most ``timeout`` seconds."""
         ending = [self._engine.spawn(self.remove(each)) for each in self._active | self.endings.tasks.keys()]
         if ending:
-            await asyncio.wait(ending, timeout=max(0.0, timeout))
+            await clock.wait(ending, timeout=max(0.0, timeout))
 
     def complete_all(self) -> None:
         """Complete the subscriptions that are left, and cancel those being opened."""

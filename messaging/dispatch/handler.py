@@ -8,14 +8,13 @@ import functools
 import inspect
 import math
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from messaging.errors import ClosedError, DeadlineError
-from messaging.execution import Lane, LoopLane, ThreadLane, handlers_loop, is_coroutine, running_loop
+from messaging.execution import Flag, Lane, LoopLane, ThreadLane, clock, handlers_loop, is_coroutine, running_loop
 from messaging.reporting import counter, gauge, identity, label
 from messaging.text import SafeLog
 
@@ -343,25 +342,23 @@ def run_elsewhere(awaitable: Any, loop: asyncio.AbstractEventLoop, timeout: floa
         ClosedError: the loop is closed.
         Exception: raised by the awaitable.
     """
-    deadline = time.monotonic() + timeout if timeout else math.inf
+    deadline = clock.monotonic() + timeout if timeout else math.inf
     waiting = _awaited(awaitable)
     try:
         future = asyncio.run_coroutine_threadsafe(waiting, loop)
     except RuntimeError:
         _abandon(waiting, awaitable)
         raise ClosedError("the event loop it ran on is closed") from None
-    while True:
-        try:
-            return future.result(max(0.0, min(_CHECK_INTERVAL, deadline - time.monotonic())))
-        except TimeoutError:
-            if future.done():
-                raise  # raised by the awaitable itself
-            if loop.is_closed():
-                _abandon(waiting, awaitable)
-                raise ClosedError("the event loop it ran on is closed") from None
-            if time.monotonic() >= deadline:
-                future.cancel()
-                raise DeadlineError(f"it took more than {timeout:g} s") from None
+    ended = Flag()
+    future.add_done_callback(lambda _: ended.set())
+    while not ended.wait(max(0.0, min(_CHECK_INTERVAL, deadline - clock.monotonic()))):
+        if loop.is_closed():
+            _abandon(waiting, awaitable)
+            raise ClosedError("the event loop it ran on is closed")
+        if clock.monotonic() >= deadline:
+            future.cancel()
+            raise DeadlineError(f"it took more than {timeout:g} s")
+    return future.result()
 
 
 async def _awaited(awaitable: Any) -> Any:

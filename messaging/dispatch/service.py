@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock, get_ident
 from types import TracebackType
@@ -14,7 +13,7 @@ from messaging.dispatch.dispatcher import when_all_done
 from messaging.dispatch.permission import TopicPolicy
 from messaging.dispatch.terms import Tolerance, check_count
 from messaging.errors import ArgumentError, ClosedError, DeadlineError, check_instance
-from messaging.execution import Pool, Promise, may_block, seconds, workers
+from messaging.execution import Pool, Promise, clock, may_block, seconds, workers
 from messaging.forking import LiveObjects
 from messaging.services import ServiceRegistry, default_registry
 from messaging.text import SafeLog
@@ -179,7 +178,7 @@ class Lifecycle:
 
     def _release(self, timeout: float) -> None:
         """Do the work of :meth:`_finish`; it is repeated after an interrupt."""
-        deadline = time.monotonic() + timeout
+        deadline = clock.monotonic() + timeout
         try:
             self._finisher = get_ident()
             for registration in self._registrations:
@@ -187,10 +186,10 @@ class Lifecycle:
             if self._on_closing is not None:
                 self._on_closing()
             self.publishing.discard(get_ident())  # this thread may be in a signal handler that interrupted publishing
-            while self.publishing and time.monotonic() < deadline:
-                time.sleep(_CHECK_INTERVAL)
+            while self.publishing and clock.monotonic() < deadline:
+                clock.pause(_CHECK_INTERVAL)
             with contextlib.suppress(DeadlineError):
-                self.flush().result(max(0.0, deadline - time.monotonic()))
+                self.flush().result(max(0.0, deadline - clock.monotonic()))
             lanes = self.lanes()
             self._dispatcher.close()
             lost = sum(each.close() for each in lanes)

@@ -7,7 +7,6 @@ a message; threads that run an event loop get ``OutboxFullError``.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
@@ -25,7 +24,7 @@ from messaging.errors import (
 )
 from messaging.eventdata import WireError, WireEvent, to_portable
 from messaging.eventnetwork import DISPATCH, Notification, framework_uuid
-from messaging.execution import Promise, seconds
+from messaging.execution import Promise, clock, seconds
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -260,7 +259,7 @@ def _check_sent(sent: Promise[None], notification: Notification) -> None:
 def wire_event(event: DispatchedEvent, principal: Principal = None) -> WireEvent:
     """Return an event as it is sent; the node adds its own number."""
     found = WireEvent(event.topic, to_portable(event.data) if event.kind == "data" else None)
-    found.time = int(time.time() * _MICROSECONDS)
+    found.time = int(clock.wall() * _MICROSECONDS)
     if event.kind != "data":
         found.kind = event.kind
         failure = event.failure

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.execution import ThreadLane, engine
+from messaging.execution import ThreadLane, clock, engine
 
 if TYPE_CHECKING:
     from messaging.execution import Lane, Pool
@@ -172,7 +172,7 @@ class ConsumerQueue:
         delay = self._deliver(queued)
         if delay > 0 and not self._lane.is_closed:
             self._is_delayed = True
-            engine().call(partial(engine().loop.call_later, delay, self._resume))
+            engine().call(partial(clock.call_later, engine().loop, delay, self._resume))
 
     def _resume(self) -> None:
         """End a delay. On the loop."""

@@ -42,7 +42,7 @@ from messaging.eventadmin.event import Event
 from messaging.eventadmin.handlers import EventHandler
 from messaging.eventadmin.posting import PostedQueue
 from messaging.eventadmin.receiver import AdminHandler, AdminTerms, read_terms
-from messaging.execution import Flag, Promise, running_loop, workers
+from messaging.execution import Flag, Promise, clock, running_loop, workers
 from messaging.reporting import PartReporter, Reporter, gauge, part
 from messaging.text import SafeLog, tolerant
 
@@ -393,7 +393,7 @@ async def _receive_here(handler: AdminHandler, event: Event, limit: float) -> bo
     _overdue.add(task)
     task.add_done_callback(_overdue.discard)
     try:
-        done, _ = await asyncio.wait((task,), timeout=limit)
+        done, _ = await clock.wait((task,), timeout=limit)
     finally:
         task.cancel()  # if it has not ended
     return bool(done)
@@ -404,7 +404,7 @@ async def _await_elsewhere(handler: AdminHandler, event: Event, limit: float) ->
     done: Promise[None] = Promise(f"the event {event.topic!r} for {handler.name}")
     _receive_elsewhere(handler, event, limit, None, lambda: done.resolve(None))
     try:
-        async with asyncio.timeout(limit or None):
+        async with clock.timeout(limit or None):
             await done
     except TimeoutError:
         return False

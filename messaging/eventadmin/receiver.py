@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import isawaitable
@@ -29,7 +28,7 @@ from messaging.eventadmin.context import DeliveryContext, leave, leave_anywhere
 from messaging.eventadmin.event import Event
 from messaging.eventadmin.function import HandlerFunction
 from messaging.eventadmin.posting import Inbox
-from messaging.execution import running_loop
+from messaging.execution import clock, running_loop
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -216,7 +215,7 @@ class AdminHandler(DispatchHandler[Event]):
             if inspect.iscoroutine(awaitable):
                 awaitable.close()
             raise ArgumentError("its result must be awaited by the event loop that waits for it: use asend_event()")
-        begun = time.monotonic()
+        begun = clock.monotonic()
         try:
             run_elsewhere(awaitable, loop, limit)
         except ClosedError:
@@ -224,7 +223,7 @@ class AdminHandler(DispatchHandler[Event]):
                 raise
             self.block(self.lane, "the event loop it ran on is closed")
         except DeadlineError:
-            if not limit or time.monotonic() - begun < limit:
+            if not limit or clock.monotonic() - begun < limit:
                 raise
             self.stalled(limit)
 

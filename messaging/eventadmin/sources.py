@@ -19,7 +19,6 @@ import contextlib
 import contextvars
 import functools
 import logging
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -30,6 +29,7 @@ from messaging.eventadmin.constants import LOG_TOPIC
 from messaging.eventadmin.constants import EventConstants as Names
 from messaging.eventadmin.context import is_quiet
 from messaging.eventadmin.event import Event
+from messaging.execution import clock
 from messaging.services import ServiceRegistry
 from messaging.text import SafeLog
 
@@ -309,6 +309,6 @@ class ConnectionEvents(EventSource):
             "connection.state": state.name,
             Names.EVENT: state,
             Names.MESSAGE: str(state),
-            Names.TIMESTAMP: int((state.since or time.time()) * 1000),
+            Names.TIMESTAMP: int((state.since or clock.wall()) * 1000),
         }
         self._publish(self._admin.post_event, f"{CONNECTION_TOPIC}/{state.name.upper()}", properties)

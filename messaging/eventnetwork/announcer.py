@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ClosedError, MessagingError, UnsupportedFeatureError
 from messaging.eventnetwork.announcements import Announcement, dump_announcement
-from messaging.execution import Flag, Serial, workers
+from messaging.execution import Flag, Serial, clock, workers
 from messaging.model import Features, Message
 from messaging.text import SafeLog
 
@@ -123,7 +122,7 @@ class Announcer:
 
     def _note_failure(self, why: str) -> None:
         self.failed += 1
-        now = time.monotonic()
+        now = clock.monotonic()
         if now >= self._next_log:
             self._next_log = now + _LOG_INTERVAL
             logger.warning("%s: an announcement was not sent (%d so far): %s", self._title, self.failed, why)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from messaging.execution import Serial, engine
+from messaging.execution import Serial, clock, engine
 from messaging.text import SafeLog
 
 logger = SafeLog(__name__)
@@ -51,7 +51,7 @@ class Control:
     def _schedule(self, delay: float, call: Callable[[], object]) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if self._is_closed else engine().loop.call_later(delay, self.post, call)
+        self._timer = None if self._is_closed else clock.call_later(engine().loop, delay, self.post, call)
 
     def close(self) -> None:
         """Run no more calls but the posted ones."""

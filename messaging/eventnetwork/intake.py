@@ -7,7 +7,6 @@ it sends no more. Events are acknowledged after the event service has taken them
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from messaging.errors import DecodeError, EventQueueOverflowError, MessagingError, SignatureError
 from messaging.eventdata import decode
 from messaging.eventnetwork.hops import Hop
-from messaging.execution import Serial
+from messaging.execution import Serial, clock
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ class RefusalLog:
             logger.debug("%s: %s is refused: %s", self._title, what, error)
             return
         self.refused += 1
-        now = time.monotonic()
+        now = clock.monotonic()
         if now < self._next:
             self._silent += 1
             return

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -45,7 +44,7 @@ from messaging.eventnetwork.replays import Replays
 from messaging.eventnetwork.seals import Seals
 from messaging.eventnetwork.sending import EventSender
 from messaging.eventnetwork.views import NodeDTO, view_of
-from messaging.execution import Promise, engine, may_block
+from messaging.execution import Promise, clock, engine, may_block
 from messaging.forking import LiveObjects
 from messaging.instance import Messaging
 from messaging.model import Features
@@ -325,7 +324,7 @@ class EventNode:
             return
         if len(announcements) < len(batch):  # first: see _Listener
             self._intake.put([each for each in batch if not is_announcement(each.channel)])
-        self._control.post(self._read_all, self._unacknowledged.admit(announcements), time.monotonic())
+        self._control.post(self._read_all, self._unacknowledged.admit(announcements), clock.monotonic())
 
     def _read_all(self, batch: Sequence[Incoming], now: float) -> None:
         was_due = self._membership.is_answer_due
@@ -385,7 +384,7 @@ class EventNode:
         if self._is_closed:
             return
         try:
-            self._membership.connected(time.monotonic())
+            self._membership.connected(clock.monotonic())
         finally:
             engine().call(self.ready.resolve, None)
             self._control.post_later(self._membership.interval, self._tick)
@@ -401,7 +400,7 @@ class EventNode:
         if self._is_closed:
             return
         try:
-            self._membership.tick(time.monotonic())
+            self._membership.tick(clock.monotonic())
         finally:
             self._control.post_later(self._membership.interval, self._tick)
 
@@ -455,7 +454,7 @@ class EventNode:
 
     def get_dto(self) -> NodeDTO:
         """Return a snapshot."""
-        now = time.monotonic()
+        now = clock.monotonic()
         return NodeDTO(
             member=self.member,
             prefix=self.names.prefix,

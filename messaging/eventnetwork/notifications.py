@@ -8,12 +8,11 @@ it.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import MessagingError, PartialNotificationError, TooManyRequestsError
-from messaging.execution import Promise, engine
+from messaging.execution import Promise, clock, engine
 
 if TYPE_CHECKING:
     from messaging.eventnetwork.membership import Member
@@ -57,7 +56,7 @@ class Notification:
         self.what = what
         self.timeout = timeout
         self.promise: Promise[None] = Promise(what)
-        self._deadline = time.monotonic() + timeout
+        self._deadline = clock.monotonic() + timeout
         self._lock = threading.Lock()  # guards the following
         #: consumers of this process that are waited for, by an object for each delivery
         self._parts: dict[object, str] = {}
@@ -72,7 +71,7 @@ class Notification:
     @property
     def left(self) -> float:
         """Seconds until the deadline."""
-        return self._deadline - time.monotonic()
+        return self._deadline - clock.monotonic()
 
     def waits_for(self, reason: str) -> bool:
         """Return whether ``reason`` keeps it open."""
@@ -155,7 +154,7 @@ class Notification:
     def _watch(self) -> None:
         if self.promise.done():
             return
-        timer = engine().loop.call_later(max(0.0, self.left), self.expire)
+        timer = clock.call_later(engine().loop, max(0.0, self.left), self.expire)
         self.promise.listen(lambda: engine().call(timer.cancel))
 
     def expire(self) -> None:

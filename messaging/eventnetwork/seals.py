@@ -14,13 +14,13 @@ signatures are checked without it.
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import DecodeError, PermissionDeniedError, SignatureError
 from messaging.eventdata import decode
 from messaging.eventnetwork.announcements import MAX_BYTES, Announcement, load_announcement
+from messaging.execution import clock
 
 if TYPE_CHECKING:
     from messaging.eventdata import WireEvent
@@ -186,7 +186,7 @@ class Seals:
         Raises:
             SignatureError: it is not signed as it must be, or was seen before.
         """
-        now = time.time()
+        now = clock.wall()
         opened = self._signing.open(payload, channel, now)
         if opened.is_will:
             return opened

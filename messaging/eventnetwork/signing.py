@@ -65,7 +65,6 @@ from __future__ import annotations
 import binascii
 import math
 import secrets
-import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, Self
@@ -75,6 +74,7 @@ from pydantic_core import from_json, to_json
 from messaging.errors import ArgumentError, SignatureError, check_instance
 from messaging.eventdata.json_text import is_unicode
 from messaging.eventnetwork.signing_keys import SigningKey
+from messaging.execution import clock
 from messaging.text import tolerant
 
 #: version of the envelope
@@ -213,7 +213,7 @@ class EventSigning:
         """
         own = self.own
         _check(payload, channel)
-        at = time.time_ns() // 1_000 if now is None else _microseconds(now)
+        at = clock.wall_ns() // 1_000 if now is None else _microseconds(now)
         nonce = secrets.token_hex(_NONCE_BYTES)
         found: dict[str, Any] = {
             "signed": VERSION,
@@ -267,7 +267,7 @@ class EventSigning:
             signed_bytes(algorithm, key_id, channel, at, nonce, content, is_will=is_will), value
         ):
             raise _wrong(channel, key_id, f"its signature is not that of key {key_id!r}")
-        age = (time.time_ns() // 1_000 if now is None else _microseconds(now)) - at
+        age = (clock.wall_ns() // 1_000 if now is None else _microseconds(now)) - at
         if age > self._oldest and not is_will:
             raise SignatureError(
                 "expired",

@@ -1,8 +1,9 @@
-"""Execution: the engine's event loop, promises, lanes, worker threads, and interruptible waiting.
+"""Execution: the engine's event loop, clock, promises, lanes, worker threads, and interruptible waiting.
 
 May import: ``errors``, ``text``, ``forking``.
 """
 
+from messaging.execution.clock import clock as clock
 from messaging.execution.deadlines import Deadlines as Deadlines
 from messaging.execution.lanes import AFTER_CANCELLED as AFTER_CANCELLED
 from messaging.execution.lanes import LIMIT as LIMIT
@@ -26,6 +27,7 @@ from messaging.execution.promise import PENDING as PENDING
 from messaging.execution.promise import Promise as Promise
 from messaging.execution.serial import Serial as Serial
 from messaging.execution.threads import start_thread as start_thread
+from messaging.execution.threads import swap_workers as swap_workers
 from messaging.execution.threads import workers as workers
 from messaging.execution.waiting import Flag as Flag
 from messaging.execution.waiting import Waiters as Waiters

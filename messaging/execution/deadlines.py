@@ -9,9 +9,10 @@ most one interval late, and neither adding nor removing an entry costs a timer.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
+
+from messaging.execution.clock import clock
 
 if TYPE_CHECKING:
     import asyncio
@@ -74,12 +75,12 @@ class Deadlines:
         """Start the timer, or bring it forward if a shorter timeout was announced. On the loop."""
         self.is_watching = True
         loop = self._engine.loop
-        due = loop.time() + step_of(self._shortest)
+        due = clock.time_of(loop) + step_of(self._shortest)
         if self._timer is None or due < self._due:
             if self._timer is not None:
                 self._timer.cancel()
             self._due = due
-            self._timer = loop.call_at(due, self.run)
+            self._timer = clock.call_at(loop, due, self.run)
 
     def stop(self) -> None:
         """Stop the timer; :meth:`watch` and :meth:`start` start it again. On the loop."""
@@ -93,7 +94,7 @@ class Deadlines:
         # first: a thread that adds an entry from here on starts the timer itself
         self.stop()
         self._shortest = self._timeout
-        left = self._scan(time.monotonic())
+        left = self._scan(clock.monotonic())
         if left is not None:
             self._shortest = min(left, self._shortest)
             self.start()

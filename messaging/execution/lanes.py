@@ -29,6 +29,7 @@ from itertools import repeat
 from operator import methodcaller
 from typing import Any, Final, Protocol, cast
 
+from messaging.execution.clock import clock
 from messaging.execution.mailboxes import mailbox
 from messaging.execution.waiting import Waiters, may_block
 from messaging.forking import LiveObjects
@@ -576,7 +577,7 @@ class LoopLane(Lane):
             if self._items:
                 # most likely the loop is about to end: the supervisor detects that
                 self.is_busy = False
-                self.loop.call_later(AFTER_CANCELLED, self._start)
+                clock.call_later(self.loop, AFTER_CANCELLED, self._start)
                 return
         elif (error := task.exception()) is not None:
             logger.error("the receiver of %s raised", self.name, exc_info=error)

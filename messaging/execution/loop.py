@@ -24,8 +24,10 @@ from typing import Any, Final, TypeVar
 
 from messaging import forking
 from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
+from messaging.execution.clock import clock
 from messaging.execution.promise import Promise
 from messaging.execution.threads import start_thread, workers
+from messaging.execution.waiting import Flag
 from messaging.forking import per_process
 from messaging.text import SafeLog
 
@@ -38,15 +40,6 @@ THREAD_NAME: Final = "messaging-engine"
 _PARK_TIMEOUT: Final = 1.0
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
-
-
 def _nothing() -> None:
     """Do nothing: scheduling this wakes the loop."""
 
@@ -55,11 +48,12 @@ class Engine:
     """The event loop and its thread. Use :func:`engine` to get the one of the process."""
 
     def __init__(self) -> None:
-        self.loop = _new_loop()
+        self.loop = clock.new_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ident: int | None = None
         self._generation = forking.generation
-        self._is_parked = threading.Event()
+        self._is_parked = Flag()
+        self._is_ended = False
         try:
             self._thread = start_thread(self._run, THREAD_NAME)
         except RuntimeError:
@@ -70,8 +64,15 @@ class Engine:
         self._ident = threading.get_ident()
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+        if self._is_ended:
+            self.loop.close()
         self._is_parked.set()
-        threading.Event().wait()  # the thread keeps the loop alive: late calls are accepted, and do not run
+        if self._is_ended:
+            return
+        # the thread keeps the loop alive: late calls are accepted, and do not run
+        never = clock.lock()
+        never.acquire()
+        never.acquire()
 
     def park(self) -> None:
         """Stop the loop for good, at the end of the process. The thread then waits for ever.
@@ -82,6 +83,15 @@ class Engine:
         if self._generation == forking.generation:  # otherwise the thread is the parent's
             self.call(self.loop.stop)
             self._is_parked.wait(_PARK_TIMEOUT)
+
+    def end(self) -> None:
+        """Stop and close the loop, and end the thread. For tests: every instance has to be closed before.
+
+        Late calls raise ``RuntimeError``.
+        """
+        _engines.remove(self)
+        self._is_ended = True
+        self.park()
 
     def is_current_thread(self) -> bool:
         """Return whether the calling thread is the engine's."""
@@ -159,7 +169,8 @@ def handlers_loop() -> asyncio.AbstractEventLoop:
 
     def run() -> None:
         asyncio.set_event_loop(loop)
-        loop.run_forever()
+        loop.run_forever()  # until a test stops it
+        loop.close()
 
     start_thread(run, "messaging-handlers")
     return loop

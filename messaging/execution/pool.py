@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
+from messaging.execution.clock import clock
 from messaging.execution.lanes import DeliveryThread, LoopLane, ThreadLane, here
 from messaging.execution.mailboxes import Mailbox, mailbox
 from messaging.execution.threads import start_thread, workers
@@ -59,7 +59,7 @@ class _Heartbeat:
 
 def _taken_lock() -> threading.Lock:
     """Return a locked lock: acquiring it is the wait until another thread releases it."""
-    lock = threading.Lock()
+    lock = clock.lock()
     lock.acquire()
     return lock
 
@@ -310,13 +310,13 @@ class _Supervisor:
         """Look until there has been nothing to do for some time, or there is another supervisor."""
         pool = self._pool
         taken = -1
-        looked = needed = time.monotonic()
+        looked = needed = clock.monotonic()
         to_do: deque[Callable[[], object]] = deque()
         while True:
             self._wake_up.acquire(timeout=_LOOK)
             if self._is_hurried:
-                time.sleep(GROW_AFTER)
-            now = time.monotonic()
+                clock.pause(GROW_AFTER)
+            now = clock.monotonic()
             with pool._lock:
                 if self._current is not current:
                     return

@@ -39,6 +39,7 @@ from functools import partial
 from typing import Final
 from weakref import WeakSet
 
+from messaging.execution.clock import clock
 from messaging.forking import in_child
 from messaging.text import SafeLog
 
@@ -60,6 +61,7 @@ def start_thread(target: Callable[[], object], name: str) -> threading.Thread:
     """
     if sys.is_finalizing():
         raise RuntimeError("the interpreter is ending")
+    target = clock.thread(target)
     thread = threading.Thread(target=target, name=name, daemon=True)
     if threading.get_ident() != threading.main_thread().ident:
         thread.start()
@@ -79,7 +81,7 @@ class _Worker:
     __slots__ = ("wake",)
 
     def __init__(self) -> None:
-        self.wake = threading.Lock()  # held by an idle worker, which waits by acquiring it again
+        self.wake = clock.lock()  # held by an idle worker, which waits by acquiring it again
         self.wake.acquire()
 
 
@@ -233,10 +235,16 @@ class Lanes:
 #: maximum number of threads for callbacks of promises
 CALLBACK_THREADS: Final = 32
 
-_workers: Final = Workers()
-_callbacks: Final = Lanes(CALLBACK_THREADS)
-in_child(_workers.reset)
-in_child(_callbacks.reset)
+_workers = Workers()
+_callbacks = Lanes(CALLBACK_THREADS)
+
+
+def _reset() -> None:
+    _workers.reset()
+    _callbacks.reset()
+
+
+in_child(_reset)
 
 
 def call_back(job: Callable[[], object]) -> None:
@@ -247,3 +255,14 @@ def call_back(job: Callable[[], object]) -> None:
 def workers() -> Workers:
     """Return the worker threads of the process."""
     return _workers
+
+
+def swap_workers(others: tuple[Workers, Lanes] | None = None) -> tuple[Workers, Lanes]:
+    """Use other worker threads, new ones unless given; return the former. For tests.
+
+    Jobs of the former workers still run. No job may be submitted by another thread meanwhile.
+    """
+    global _workers, _callbacks
+    former = _workers, _callbacks
+    _workers, _callbacks = (Workers(), Lanes(CALLBACK_THREADS)) if others is None else others
+    return former

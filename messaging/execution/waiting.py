@@ -12,8 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import threading
-import time
 import warnings
 from asyncio import _get_running_loop
 from collections import deque
@@ -21,6 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from messaging.errors import ArgumentError, WouldBlockError
+from messaging.execution.clock import clock
 
 #: longest wait without a check of the condition, seconds
 _STEP: Final = 0.5
@@ -51,7 +50,7 @@ class Flag:
     def __init__(self) -> None:
         self._is_set = False
         #: acquired while the flag is not set: threads wait by acquiring it again
-        self._lock = threading.Lock()
+        self._lock = clock.lock()
         self._lock.acquire()
 
     def is_set(self) -> bool:
@@ -81,13 +80,14 @@ class Flag:
         Raises:
             BaseException: the exception of a signal handler, such as ``KeyboardInterrupt``; on the main thread.
         """
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else clock.monotonic() + timeout
         while not self._is_set:
-            left = deadline - time.monotonic()
+            left = deadline - clock.monotonic()
             if left <= 0:
                 return False
             if self._lock.acquire(timeout=min(left, _STEP)):
                 self.set()  # for other waiting threads
+                return True
         return True
 
 
@@ -109,7 +109,7 @@ class Waiters:
 
     def wait_for(self, holds: Callable[[], bool], timeout: float | None = None) -> bool:
         """Wait until ``holds()`` is true, for at most ``timeout`` seconds, as :meth:`Flag.wait`; return whether."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else clock.monotonic() + timeout
         flag = Flag()
         try:
             while True:
@@ -117,7 +117,7 @@ class Waiters:
                 # checked after the flag is entered: wake() follows the change of the condition
                 if holds():
                     return True
-                left = deadline - time.monotonic()
+                left = deadline - clock.monotonic()
                 if left <= 0:
                     return False
                 flag.wait(min(left, _STEP))  # in steps: an interrupt may have ended wake() early

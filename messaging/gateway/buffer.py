@@ -12,12 +12,11 @@ time, the drain's. One lock guards what both sides use; it is held for assignmen
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Final
 
 from messaging.bounded import BoundedCache
 from messaging.errors import ArgumentError, ClosedError, JournalFullError, MessagingError
-from messaging.execution import Waiters, engine, workers
+from messaging.execution import Waiters, clock, engine, workers
 from messaging.gateway.destinations import Destination
 from messaging.gateway.ranges import CURSOR, MAX_RANGES, Range, cursor_name, later_starts
 from messaging.gateway.stored import Stored, recognition_key
@@ -137,7 +136,7 @@ class Buffer:
     def note_stored(self, stored: Stored) -> None:
         """Accept a message that is on the disk. On the thread of the journal."""
         sources, stored.sources, stored.record = stored.sources, (), b""
-        stored.timestamp = time.time()
+        stored.timestamp = clock.wall()
         with self._lock:
             self.storing -= 1
             self.accepted += 1
@@ -192,7 +191,7 @@ class Buffer:
                 logger.error("route '%s': cannot store messages: %s; trying again each %g s", self._name, error, _RETRY)
             self.problem = str(error)
             running = engine()
-            running.call(running.loop.call_later, _RETRY, self._put_again, stored)
+            running.call(clock.call_later, running.loop, _RETRY, self._put_again, stored)
 
     def _put_again(self, stored: Stored) -> None:
         try:
@@ -250,7 +249,7 @@ class Buffer:
                 stored = source.pop() if source.ready else None
             if stored is None:
                 self._load(source, end)
-            elif self._max_age is not None and stored.timestamp < time.time() - self._max_age:
+            elif self._max_age is not None and stored.timestamp < clock.wall() - self._max_age:
                 self.expired += 1
                 self.settle(stored)
             else:
@@ -336,7 +335,7 @@ class Buffer:
         if not self._is_recording:
             self._is_recording = True
             running = engine()
-            running.call(running.loop.call_later, pause, workers().submit, self._record)
+            running.call(clock.call_later, running.loop, pause, workers().submit, self._record)
 
     def _record(self) -> None:
         """Record the position on the disk. On a worker thread, one at a time."""

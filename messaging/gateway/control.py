@@ -17,14 +17,13 @@ import socket
 import stat
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging import errors
 from messaging.errors import ArgumentError, ConfigurationError, ConnectFailedError, MessagingError
-from messaging.execution import start_thread
+from messaging.execution import clock, start_thread
 from messaging.text import SafeLog, did_you_mean
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ class ControlServer:
                 if self._socket.fileno() < 0:
                     return  # closed
                 logger.warning("control socket: cannot accept a client: %s; trying again", error)
-                time.sleep(_LOOK)  # too many open files, say
+                clock.pause(_LOOK)  # too many open files, say
                 continue
             if not self._places.acquire(blocking=False):
                 self._refuse(connection)
@@ -242,9 +241,9 @@ def _line(connection: socket.socket, most: int, timeout: float) -> bytes:
         OSError: the other side is gone, sends more than ``most`` bytes, or takes longer than ``timeout`` seconds.
     """
     found = bytearray()
-    deadline = time.monotonic() + timeout
+    deadline = clock.monotonic() + timeout
     while True:
-        left = deadline - time.monotonic()
+        left = deadline - clock.monotonic()
         if left <= 0:
             raise TimeoutError(f"no line within {timeout:g} s")
         connection.settimeout(left)

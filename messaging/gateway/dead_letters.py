@@ -9,12 +9,11 @@ configuration; the dead letter is removed when what comes out of it is on the di
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import ArgumentError, DeadlineError, MessagingError
-from messaging.execution import Waiters, seconds
+from messaging.execution import Waiters, clock, seconds
 from messaging.gateway.buffer import ROUTES_FOLDER
 from messaging.services import LdapFilter
 
@@ -157,11 +156,11 @@ def replay(
         raise ArgumentError(f"rate must be a number of messages per second above 0, not {rate!r:.40}")
     done = failed = 0
     reason: str | None = None
-    begin = time.monotonic()
+    begin = clock.monotonic()
     waiters = Waiters()
     for letter in found:
         if rate is not None:
-            waiters.wait_for(lambda: False, begin + (done + failed) / rate - time.monotonic())
+            waiters.wait_for(lambda: False, begin + (done + failed) / rate - clock.monotonic())
         token = Token(waiters)
         try:
             store(letter, token)

@@ -17,13 +17,12 @@ order. Timers run on the engine's loop and only wake a worker.
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.connection import delays
 from messaging.errors import ClosedError, MessagingError
-from messaging.execution import Flag, Serial, engine, workers
+from messaging.execution import Flag, Serial, clock, engine, workers
 from messaging.gateway.destinations import Destinations, Shape, passed_gateways
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate
 from messaging.gateway.pipeline.steps import filled
@@ -157,7 +156,7 @@ class DeviceStates:
             self.problem, pause = str(error), next(self._delays)
             logger.error("devices '%s': not subscribed: %s; subscribing again in %.3g s", self.name, error, pause)
             running = engine()
-            running.call(running.loop.call_later, pause, workers().submit, self._subscribe)
+            running.call(clock.call_later, running.loop, pause, workers().submit, self._subscribe)
 
     # --- states of devices, on a worker thread, one at a time
 
@@ -256,7 +255,7 @@ class DeviceStates:
 
     def _arm_retry(self) -> None:
         if self._retry is None and not self._is_closed:
-            self._retry = engine().loop.call_later(_RETRY, workers().submit, self._retry_unsent)
+            self._retry = clock.call_later(engine().loop, _RETRY, workers().submit, self._retry_unsent)
 
     def _retry_unsent(self) -> None:
         self._retry = None
@@ -288,7 +287,7 @@ class DeviceStates:
         if is_up:
             workers().submit(self._come_back)
         elif not self._is_offline:
-            self._timer = engine().loop.call_later(self.settings.after, workers().submit, self._go_offline)
+            self._timer = clock.call_later(engine().loop, self.settings.after, workers().submit, self._go_offline)
 
     def _go_offline(self) -> None:
         if self._source.connection_state.value.is_up:
@@ -312,7 +311,7 @@ class DeviceStates:
 
     def close(self) -> None:
         """Publish that the devices are offline, and take no more states. Waits for the target, for a bounded time."""
-        deadline = time.monotonic() + _CLOSE_TIMEOUT
+        deadline = clock.monotonic() + _CLOSE_TIMEOUT
         is_up = self._target.connection_state.value.is_up
         with self._lock:
             if self._is_closed:
@@ -330,12 +329,12 @@ class DeviceStates:
         if not is_up:
             return
         self._serial.wake()
-        while not self._emptied.wait(0.1) and time.monotonic() < deadline:
+        while not self._emptied.wait(0.1) and clock.monotonic() < deadline:
             self._serial.wake()  # it was about to end when it was woken
         if self._last is not None:
             confirmed = Flag()
             self._last.listen(confirmed.set)
-            confirmed.wait(max(0.0, deadline - time.monotonic()))
+            confirmed.wait(max(0.0, deadline - clock.monotonic()))
 
     # --- state
 

@@ -14,7 +14,6 @@ engine's loop.
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
@@ -29,7 +28,7 @@ from messaging.errors import (
     PublishRefusedError,
     UnsupportedFeatureError,
 )
-from messaging.execution import Serial, engine
+from messaging.execution import Serial, clock, engine
 from messaging.reporting import Histogram
 from messaging.text import SafeLog
 
@@ -73,7 +72,7 @@ class TokenBucket:
         self._rate = rate
         self._burst = burst
         self._tokens = burst
-        self._at = time.monotonic()
+        self._at = clock.monotonic()
 
     @classmethod
     def of(cls, rate: RateSettings | None) -> Self | None:
@@ -82,7 +81,7 @@ class TokenBucket:
 
     def available(self) -> int:
         """Return the whole tokens that are there."""
-        now = time.monotonic()
+        now = clock.monotonic()
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
         self._at = now
         return int(self._tokens)
@@ -196,11 +195,11 @@ class Drain:
 
     def _wake_in(self, seconds: float) -> None:
         """Look again after a time, unless a timer does so earlier. On the worker."""
-        due = time.monotonic() + seconds
+        due = clock.monotonic() + seconds
         if due < self._timer_due:
             self._timer_due = due
             running = engine()
-            running.call(running.loop.call_later, seconds, self._note_time, due)
+            running.call(clock.call_later, running.loop, seconds, self._note_time, due)
 
     def _note_time(self, due: float) -> None:
         if due == self._timer_due:  # else an earlier timer has taken its place
@@ -253,7 +252,7 @@ class Drain:
             error = promise.exception(0)
             if error is None:
                 if count == 1:  # one of each burst is measured
-                    self.latency.record(max(0.0, time.time() - stored.timestamp))
+                    self.latency.record(max(0.0, clock.wall() - stored.timestamp))
                 self.published += 1
                 self._delays = None
                 self._buffer.settle(stored)
@@ -295,7 +294,7 @@ class Drain:
             reason,
             pause,
         )
-        self._not_before = time.monotonic() + pause
+        self._not_before = clock.monotonic() + pause
         self._wake_in(pause)
 
     def _publish(self) -> bool:
@@ -342,7 +341,7 @@ class Drain:
         """
         if self._is_stopped or self._failed or self._changes or not self._buffer.has_next or not self._target.is_up:
             return -1
-        left = self._not_before - time.monotonic()
+        left = self._not_before - clock.monotonic()
         if left > 0:
             self._wake_in(left)  # again: timers of some event loops fire a little early
             return -1

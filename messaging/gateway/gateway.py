@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import messaging
 from messaging.errors import ClosedError, ConfigurationError, MessagingError
-from messaging.execution import Flag, Waiters, seconds
+from messaging.execution import Flag, Waiters, clock, seconds
 from messaging.gateway.buffer import ROUTES_FOLDER
 from messaging.gateway.control import ControlServer
 from messaging.gateway.dead_letters import Selection
@@ -116,7 +115,7 @@ class Gateway:
         with self._lock:
             if self._state != "stopped" or self._started:
                 raise ClosedError(f"gateway '{self.name}': it was started before; make another one")
-            self._started = time.time()
+            self._started = clock.wall()
             self._state = "starting"
             try:
                 self.settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -301,10 +300,10 @@ class Gateway:
             route.pause_intake()
         for request in self._requests.values():
             request.close()
-        deadline = time.monotonic() + limit
+        deadline = clock.monotonic() + limit
         waiting = Waiters()
         while not all(route.is_drained for route in self._routes.values()):
-            left = deadline - time.monotonic()
+            left = deadline - clock.monotonic()
             if left <= 0 or self._is_hurried or not self._can_drain():
                 break
             waiting.wait_for(lambda: self._is_hurried, min(left, _LOOK))

@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
-import time
 from collections import deque
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging.bounded import BoundedCache
 from messaging.connection import delays
 from messaging.errors import ArgumentError, ClosedError, JournalError, MessagingError
-from messaging.execution import Flag, Serial, engine, workers
+from messaging.execution import Flag, Serial, clock, engine, workers
 from messaging.gateway.destinations import Shape, passed_gateways
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Draft
 from messaging.gateway.stored import Stored, recognition_key
@@ -144,7 +143,7 @@ class Rules:
             content_type=context.content_type,
             content_encoding=context.content_encoding,
             headers=dict(extensions.get(Features.EXTENSION_HEADERS) or {}),
-            timestamp=time.time(),
+            timestamp=clock.wall(),
             message_id=message_id,
             retain=bool(extensions.get(Features.EXTENSION_RETAIN)),
             sources=(source,),
@@ -158,7 +157,7 @@ class Rules:
         Raises:
             MessagingError: the message fails again.
         """
-        passed = self.pipeline.process(self.draft(payload, context, message_id, source), time.monotonic())
+        passed = self.pipeline.process(self.draft(payload, context, message_id, source), clock.monotonic())
         for each in passed.released:
             each.context.settle(True)
         ready = [*passed.ready, *self.pipeline.flush().ready]
@@ -286,7 +285,7 @@ class Intake:
         logger.error("route '%s': %s; subscribing again in %.3g s", self._rules.name, error, pause)
         self.problem = str(error)
         running = engine()
-        running.call(running.loop.call_later, pause, self.start)
+        running.call(clock.call_later, running.loop, pause, self.start)
 
     def replace(self, rules: Rules) -> None:
         """Handle messages by other rules from the next one on. The source must be the same, and ``has_timers``."""
@@ -343,7 +342,7 @@ class Intake:
                 self._store(stored)
             else:
                 draft = rules.draft(message.payload, incoming, message_id, message)
-                self._finish(rules, rules.pipeline.process(draft, time.monotonic()))
+                self._finish(rules, rules.pipeline.process(draft, clock.monotonic()))
         except ClosedError:
             return
         except MessagingError as error:
@@ -447,7 +446,7 @@ class Intake:
             self._take(self._inbox.popleft())
             if self._room.flags:
                 self._room.wake()
-        self._pass_due(time.monotonic())
+        self._pass_due(clock.monotonic())
 
     def _pass_due(self, now: float) -> None:
         pipeline = self._rules.pipeline
@@ -465,7 +464,7 @@ class Intake:
         if self._timer is not None:
             self._timer.cancel()
         if not self._is_stopped:
-            self._timer = engine().loop.call_later(pause, self._wake)
+            self._timer = clock.call_later(engine().loop, pause, self._wake)
 
 
 class _Shared:
@@ -518,7 +517,7 @@ def source_record(message: Any) -> Record:
         context.reply_to_channel, MappingProxyType(extensions),
     )  # fmt: skip
     message_id = context.extensions.get(Features.EXTENSION_MESSAGE_ID)
-    return Record(-1, time.time(), context.channel, message.payload, stored_properties(plain), message_id)
+    return Record(-1, clock.wall(), context.channel, message.payload, stored_properties(plain), message_id)
 
 
 def _shape(context: MessageContext, extensions: Mapping[str, Any]) -> Shape:

@@ -21,7 +21,7 @@ from reactivex import operators
 
 from messaging.connection import delays
 from messaging.errors import ClosedError, MessagingError, ReplyError
-from messaging.execution import Promise, engine, workers
+from messaging.execution import Promise, clock, engine, workers
 from messaging.gateway.destinations import Destinations, Shape, passed_gateways
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate
 from messaging.gateway.reports import RequestRouteDTO
@@ -109,7 +109,7 @@ class RequestRoute:
                 self.problem, pause = str(error), next(self._delays)
                 logger.error("requests '%s': not subscribed: %s; subscribing again in %.3g s", self.name, error, pause)
                 running = engine()
-                running.call(running.loop.call_later, pause, workers().submit, self._register)
+                running.call(clock.call_later, running.loop, pause, workers().submit, self._register)
             return
         self.problem, self._registration = None, registration
         if self._is_closed:

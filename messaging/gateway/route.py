@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from messaging.errors import JournalError, MessagingError
+from messaging.execution import clock
 from messaging.gateway.buffer import Buffer
 from messaging.gateway.dead_letters import TARGET, letters, replay
 from messaging.gateway.destinations import Destination, Destinations
@@ -178,8 +178,8 @@ class Route:
         """Keep a message that cannot be published; return whether it is kept. On the worker of the drain."""
         destination = stored.destination
         record = Record(
-            stored.offset, stored.timestamp or time.time(), destination.channel, stored.payload, destination.properties,
-            stored.message_id,
+            stored.offset, stored.timestamp or clock.wall(), destination.channel, stored.payload,
+            destination.properties, stored.message_id,
         )  # fmt: skip
         try:
             dropped = self.buffer.journal.add_dead_letter(record, reason, most=self.buffer.max_dead_letters)

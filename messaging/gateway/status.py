@@ -10,11 +10,10 @@ It is published when the connection is there, each time: the broker has publishe
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ClosedError, MessagingError
-from messaging.execution import Flag, Serial, engine
+from messaging.execution import Flag, Serial, clock, engine
 from messaging.gateway.pipeline import ChannelTemplate
 from messaging.model import Features
 from messaging.text import SafeLog
@@ -91,7 +90,7 @@ class Status:
 
     def _arm(self) -> None:
         if not self._is_closing:
-            self._timer = engine().loop.call_later(self.settings.interval, self._note_time)
+            self._timer = clock.call_later(engine().loop, self.settings.interval, self._note_time)
 
     def _note_time(self) -> None:
         self._arm()
@@ -148,7 +147,7 @@ class Status:
         """Publish that the gateway is offline, and stop. Idempotent; waits for the broker, for a bounded time."""
         if self._is_closing:
             return
-        deadline = time.monotonic() + _CLOSE_TIMEOUT
+        deadline = clock.monotonic() + _CLOSE_TIMEOUT
         self._is_closing = True
         if self._states is not None:
             self._states.dispose()
@@ -158,7 +157,7 @@ class Status:
         if self._ended.wait(_CLOSE_TIMEOUT) and self._last is not None:
             confirmed = Flag()
             self._last.listen(confirmed.set)
-            confirmed.wait(max(0.0, deadline - time.monotonic()))
+            confirmed.wait(max(0.0, deadline - clock.monotonic()))
 
 
 def online_state(report: GatewayDTO) -> dict[str, Any]:
@@ -166,7 +165,7 @@ def online_state(report: GatewayDTO) -> dict[str, Any]:
     return {
         "state": "online",
         "gateway": report.name,
-        "time": round(time.time(), 3),
+        "time": round(clock.wall(), 3),
         "started": round(report.started, 3),
         "routes": {
             each.name: {

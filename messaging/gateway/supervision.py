@@ -16,13 +16,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.errors import ConfigurationError, GatewaySettingsError, MessagingError
-from messaging.execution import Flag, Waiters, engine, workers
+from messaging.execution import Flag, Waiters, clock, engine, workers
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -130,19 +129,19 @@ class _Events:
 def _serve(gateway: Gateway, events: _Events, manager: ServiceManager | None) -> None:
     watchdog = None if manager is None else manager.watchdog
     pause = _STATUS_INTERVAL if watchdog is None else min(_STATUS_INTERVAL, watchdog / 3)
-    due = time.monotonic() + pause
+    due = clock.monotonic() + pause
     while True:
         events.waiters.wait_for(lambda: gateway.is_stopping or events.is_reload_due, min(_LOOK, pause))
         if gateway.is_stopping:
             return
         if events.is_reload_due:
             events.is_reload_due = False
-            _tell(manager, RELOADING=1, MONOTONIC_USEC=time.monotonic_ns() // 1000)
+            _tell(manager, RELOADING=1, MONOTONIC_USEC=round(clock.monotonic() * 1_000_000))
             _reload(gateway)
             _tell(manager, READY=1)
-        if time.monotonic() < due:
+        if clock.monotonic() < due:
             continue
-        due = time.monotonic() + pause
+        due = clock.monotonic() + pause
         if watchdog is not None:
             if _responds(watchdog * _RESPONSE):
                 _tell(manager, WATCHDOG=1)

@@ -9,14 +9,13 @@ slow down their publishers.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.errors import InterceptorError, MessagingError
-from messaging.execution import Serial, engine
+from messaging.execution import Serial, clock, engine
 from messaging.interception.interceptor import OutboundMessage, Outcome
 from messaging.model import Features, Message
 from messaging.text import SafeLog
@@ -120,7 +119,7 @@ class PublishChain:
     def failed(self, told: Sequence[Told], error: BaseException) -> None:
         """Tell that a message was not accepted. On the thread that publishes."""
         if told:
-            _call(told, Outcome(error, time.time_ns()))
+            _call(told, Outcome(error, clock.wall_ns()))
 
     def follow(self, promise: Promise[Any], told: Sequence[Told], of: Callable[[Any], dict[str, Any]]) -> None:
         """Tell the outcome of ``promise`` once it is known.
@@ -135,7 +134,7 @@ class PublishChain:
 
     def _settled(self, promise: Promise[Any], told: Sequence[Told], of: Callable[[Any], dict[str, Any]]) -> None:
         """Queue an outcome. On the loop, usually."""
-        self._outcomes.append(partial(_tell_outcome, promise, told, of, time.time_ns()))
+        self._outcomes.append(partial(_tell_outcome, promise, told, of, clock.wall_ns()))
         self._wake()
 
     def tell(self, told: Sequence[Told], outcome: Outcome) -> None:

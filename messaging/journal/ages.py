@@ -6,12 +6,12 @@ when there are many, the older ones are thinned out, so the error of an age grow
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections.abc import Callable
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
+from messaging.execution import clock
 from messaging.journal.reader import time_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class RecordAges:
         self._begin = log.end
         #: offset after the last batch
         self._end = log.end
-        self._opened = time.time()
+        self._opened = clock.wall()
         #: first offset of a batch, and its monotonic time. Appended to by one thread, replaced as a whole otherwise
         self._notes: list[tuple[int, float]] = []
         self._resolution = _RESOLUTION
@@ -49,7 +49,7 @@ class RecordAges:
             slowest: returns the offset before which no age is asked for.
         """
         first, self._end = self._end, self._log.end
-        now = time.monotonic()
+        now = clock.monotonic()
         if first >= self._end or now < self._next:
             return
         self._notes.append((first, now))
@@ -78,7 +78,7 @@ class RecordAges:
         notes = self._notes
         at = bisect_right(notes, offset, key=_first) - 1
         if at >= 0:
-            return max(0.0, time.monotonic() - notes[at][1])
+            return max(0.0, clock.monotonic() - notes[at][1])
         return self._earlier(offset)
 
     def _earlier(self, offset: int) -> float:
@@ -87,7 +87,7 @@ class RecordAges:
         at = bisect_right([each.first for each in segments], offset) - 1
         if at < 0:
             return 0.0
-        now = time.time()
+        now = clock.wall()
         begin = time_of(self._log, segments[at])
         if begin is None:
             return 0.0

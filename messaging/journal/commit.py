@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 from messaging.errors import ClosedError, JournalError, JournalFullError, MessagingError
-from messaging.execution import Flag, start_thread
+from messaging.execution import Flag, clock, start_thread
 from messaging.journal.entries import Waiting
 
 if TYPE_CHECKING:
@@ -171,7 +170,7 @@ class GroupCommit:
             try:
                 with self._committing:
                     self._retention.expire()
-                    if self._full is None or time.monotonic() >= self._retry_at:
+                    if self._full is None or clock.monotonic() >= self._retry_at:
                         while self._commit():
                             pass
                     else:
@@ -190,7 +189,7 @@ class GroupCommit:
         except Exception:
             logger.exception("journal %s: failed to store positions or to trim; going on", self._log.folder.shown)
             pauses = [_RETRY]
-        now = time.monotonic()
+        now = clock.monotonic()
         if self._waiting:
             pauses.append(
                 max(0.0, min(self._retry_at, self._waiting.deadline) - now) if self._full is not None else 0.0
@@ -232,7 +231,7 @@ class GroupCommit:
         if policy == "block":
             self._waiting.put_back(batch)
             self._full = error
-            self._retry_at = time.monotonic() + _RETRY
+            self._retry_at = clock.monotonic() + _RETRY
             self._refuse_late()
             return False
         if policy == "drop_oldest" and self._retention.drop_oldest(needed):
@@ -245,7 +244,7 @@ class GroupCommit:
 
     def _refuse_late(self) -> None:
         """Refuse the waiting records whose deadline has passed; all of them if the journal is being closed."""
-        late = self._waiting.take_late(None if self._is_closed else time.monotonic())
+        late = self._waiting.take_late(None if self._is_closed else clock.monotonic())
         if late and self._full is not None:
             self._refuse(late, self._full)
 
@@ -269,7 +268,7 @@ class GroupCommit:
             self._refuse(batch, failure)
             return None
         if not sync and self._dirty_since is None and self._fsync == "interval":
-            self._dirty_since = time.monotonic()
+            self._dirty_since = clock.monotonic()
             self.wake()
         offset = first
         for entry in batch:
@@ -290,7 +289,7 @@ class GroupCommit:
         self._after_batch()
 
     def _sync_in_time(self) -> None:
-        if self._dirty_since is None or time.monotonic() < self._dirty_since + self._interval:
+        if self._dirty_since is None or clock.monotonic() < self._dirty_since + self._interval:
             return
         self._dirty_since = None
         try:

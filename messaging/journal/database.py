@@ -11,12 +11,12 @@ import contextlib
 import logging
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from messaging.errors import ClosedError, JournalCorruptError, JournalError, JournalFullError, JournalUnreadableError
+from messaging.execution import clock
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Database:
                 kind = JournalCorruptError if is_damaged else JournalUnreadableError if writable else JournalError
                 raise self._error(kind, "cannot open", error) from error
         # the log has all records: without cursors they are delivered again, and none is lost
-        damaged = self._path.with_name(f"{FILE}.damaged-{time.time_ns()}")
+        damaged = self._path.with_name(f"{FILE}.damaged-{clock.wall_ns()}")
         self._path.rename(damaged)
         for suffix in ("-wal", "-shm"):
             self._path.with_name(FILE + suffix).unlink(missing_ok=True)

@@ -14,12 +14,12 @@ import mmap
 import os
 import re
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, TypeVar
 
 from messaging.errors import JournalError, JournalFullError, JournalLockedError, JournalUnreadableError
+from messaging.execution import clock
 from messaging.forking import LiveObjects, hold_over_fork
 
 E = TypeVar("E", bound=JournalError)
@@ -142,11 +142,11 @@ def lock_file(
         mode, flags: of a file that is created; further flags to open it.
         with_folder: whether to lock its folder, too, which other programs do not delete as they do a file.
     """
-    deadline = time.monotonic() + max(patience, _GRACE)
+    deadline = clock.monotonic() + max(patience, _GRACE)
     while (lock := _try_lock(path, mode, flags, with_folder)) is None:
-        if time.monotonic() > deadline:
+        if clock.monotonic() > deadline:
             raise refused
-        time.sleep(_PAUSE)
+        clock.pause(_PAUSE)
     return lock
 
 

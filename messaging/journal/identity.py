@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
 import zlib
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import JournalUnreadableError
+from messaging.execution import clock
 from messaging.journal.log import META
 
 if TYPE_CHECKING:
@@ -65,6 +65,6 @@ def read_identity(folder: Folder) -> str | None:
 def write_identity(folder: Folder) -> str:
     """Make ``folder`` a journal of messages; return its new id."""
     identity = uuid.uuid4().hex
-    meta = {"format": FORMAT, "kind": KIND, "id": identity, "created": time.time()}
+    meta = {"format": FORMAT, "kind": KIND, "id": identity, "created": clock.wall()}
     folder.write(META, [json.dumps(meta, indent=1).encode()])
     return identity

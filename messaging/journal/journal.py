@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -29,7 +28,7 @@ from messaging.errors import (
     JournalUnreadableError,
     WouldBlockError,
 )
-from messaging.execution import Promise, Waiters, may_block, seconds
+from messaging.execution import Promise, Waiters, clock, may_block, seconds
 from messaging.forking import LiveObjects
 from messaging.journal.ages import RecordAges
 from messaging.journal.commit import FSYNC_POLICIES, Fsync, GroupCommit
@@ -538,7 +537,7 @@ _open: Final = LiveObjects[Journal]()
 
 
 def _deadline(timeout: float) -> float:
-    return time.monotonic() + seconds(timeout)
+    return clock.monotonic() + seconds(timeout)
 
 
 def _check(*, fsync: object, full: object) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections import deque
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
+from messaging.execution import clock
 from messaging.journal.frames import HEADER_BYTES, Damage, header, next_intact, scan
 from messaging.journal.records import decode_records
 
@@ -28,8 +28,10 @@ def time_of(log: RecordLog, segment: Segment) -> float | None:
 
     An empty segment has the time at which this is called first. All records before it are older.
     """
-    if segment.began is None and not segment.size:
-        segment.began = time.time()
+    if not segment.size:
+        if segment.empty_since is None:
+            segment.empty_since = clock.wall()
+        return segment.empty_since
     if segment.began is None:
         try:
             records = RecordReader(log, segment.first).take(1)

@@ -12,10 +12,10 @@ The timestamp counts microseconds since the epoch. The properties are the text o
 from __future__ import annotations
 
 import struct
-import time
 from typing import Final, NamedTuple
 
 from messaging.errors import ArgumentError
+from messaging.execution import clock
 from messaging.model import Message, MessageContext, restored_context, stored_properties
 
 #: body of the first frame of each segment
@@ -77,7 +77,7 @@ def encode_record(
         ArgumentError: a text is too long, or has lone surrogates, or the record is larger than 2 GiB; the payload is
             not bytes; the timestamp is no number of the years 1 to 9999.
     """
-    micros = time.time_ns() // 1000 if timestamp is None else _micros(timestamp)
+    micros = clock.wall_ns() // 1000 if timestamp is None else _micros(timestamp)
     if type(payload) is not bytes:
         payload = _as_bytes(payload)
     try:
@@ -115,7 +115,7 @@ class RecordTemplate:
         length = self._size + len(identity) + len(payload)
         if length > MAX_RECORD or len(identity) > _MAX_SHORT:
             raise _too_large(length, len(channel), len(identity))
-        micros = time.time_ns() // 1000
+        micros = clock.wall_ns() // 1000
         head = _HEAD.pack(length, micros, len(channel), len(identity), len(properties))
         return b"".join((head, channel, identity, properties, payload))
 

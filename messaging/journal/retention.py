@@ -17,10 +17,10 @@ A full disk is handled by the same policy. Records beyond ``max_age`` are droppe
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING, Final, Literal
 
 from messaging.errors import JournalError, JournalFullError
+from messaging.execution import clock
 from messaging.journal.reader import time_of
 
 if TYPE_CHECKING:
@@ -173,11 +173,11 @@ class Retention:
 
     def expire(self) -> None:
         """Drop the segments whose records are all older than ``max_age``."""
-        if self._max_age is None or (now := time.monotonic()) < self._next_look:
+        if self._max_age is None or (now := clock.monotonic()) < self._next_look:
             return
         self._next_look = now + max(_AGE_PAUSE, self._max_age / _AGE_STEPS)
         log = self._log
-        wall = time.time()
+        wall = clock.wall()
         keep = log.begin
         for segment in log.segments:  # with the first: a segment after it may begin earlier, if the clock was set back
             began = time_of(log, segment)
@@ -193,3 +193,6 @@ class Retention:
             began = time_of(log, last)
             if began is None or not wall - self._max_age / _AGE_STEPS <= began <= wall:
                 self._roll()
+                last = log.segments[-1]
+        if last is not None:
+            time_of(log, last)  # an empty one begins now, and the records before it expire max_age later

@@ -36,14 +36,16 @@ class Segment:
         first: the offset of its first record, from its name.
         size: its bytes; of the last segment, the bytes of its whole frames.
         began: when it began, once that is known; see :func:`~messaging.journal.reader.time_of`.
+        empty_since: when it was first seen to be empty; records before it are no younger.
     """
 
-    __slots__ = ("began", "first", "size")
+    __slots__ = ("began", "empty_since", "first", "size")
 
     def __init__(self, first: int, size: int) -> None:
         self.first = first
         self.size = size
         self.began: float | None = None
+        self.empty_since: float | None = None
 
 
 class RecordLog(Log):

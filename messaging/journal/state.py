@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from messaging.execution import clock
 from messaging.journal.database import Database
 from messaging.journal.records import Record, decode_records
 
@@ -76,7 +76,7 @@ class State:
         """
         if not positions and not drops and not self._database.is_alone:
             return
-        now = time.time()
+        now = clock.wall()
         with self._database.change(patience=patience) as connection:
             connection.executemany(
                 "INSERT INTO cursors VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE SET position=excluded.position, "
@@ -112,7 +112,7 @@ class State:
         with self._database.change() as connection:
             connection.execute(
                 "INSERT INTO dead_letters (reason, at, record_offset, record) VALUES (?, ?, ?, ?)",
-                (reason, time.time(), offset, record),
+                (reason, clock.wall(), offset, record),
             )
             return connection.execute(
                 "DELETE FROM dead_letters WHERE id <= (SELECT max(id) FROM dead_letters) - ?", (most,)
@@ -144,7 +144,7 @@ class State:
         with self._database.change() as connection:
             # not before the latest one: the oldest are forgotten first, also after the clock was set back
             latest = connection.execute("SELECT max(at) FROM seen").fetchone()[0]
-            now = max(time.time(), latest or 0.0)
+            now = max(clock.wall(), latest or 0.0)
             connection.executemany(
                 "INSERT INTO seen VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at=excluded.at",
                 [(*each, now) for each in ids],

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import JournalError
+from messaging.execution import clock
 
 if TYPE_CHECKING:
     from messaging.journal.cursors import Cursors
@@ -57,7 +57,7 @@ class Upkeep:
         """Store the positions that have changed if it is time; return the seconds until the next call."""
         if self._cursors.is_saved:
             return None
-        now = time.monotonic()
+        now = clock.monotonic()
         if now < self._next_save:
             return self._next_save - now
         try:
@@ -69,7 +69,7 @@ class Upkeep:
                 logger.warning("%s; positions of cursors are kept in memory, and stored with the next try", error)
         else:
             pause, self._failures = _SAVE_PAUSE, 0
-        self._next_save = time.monotonic() + pause
+        self._next_save = clock.monotonic() + pause
         return None if self._cursors.is_saved else pause
 
     def free(self) -> bool:

@@ -1,28 +1,27 @@
 """The clock of leases: seconds that pass evenly, whatever happens to the wall clock.
 
 ``CLOCK_BOOTTIME`` also counts the time during which the machine is suspended, so that a lease ends in time on a machine
-that slept. Where there is no such clock, ``time.monotonic`` takes its place.
+that slept. Where there is no such clock, the monotonic one takes its place.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+
+from messaging.execution import clock
 
 Clock = Callable[[], float]
 
 
-def _lease_clock() -> Clock:
-    boot_time = getattr(time, "CLOCK_BOOTTIME", None)
-    if boot_time is None:
-        return time.monotonic
-    return lambda: time.clock_gettime(boot_time)
+def lease_time() -> float:
+    """Return the seconds since some moment; it never goes back. From any thread."""
+    return clock.boot()
 
 
-#: seconds since some moment; it never goes back
-lease_time: Final[Clock] = _lease_clock()
+def wall_time() -> float:
+    """Return the seconds since the epoch. From any thread."""
+    return clock.wall()
 
 
 def boot_id() -> str:

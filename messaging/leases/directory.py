@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ArgumentError, ClosedError, DecodeError, MessagingError
 from messaging.eventdata import from_portable, read_json, to_portable, write_json
-from messaging.execution import seconds
+from messaging.execution import clock, seconds
 from messaging.leases.lease import brief
 from messaging.leases.remote import infos_of, lease_operations
 from messaging.model import Message  # noqa: TC001  # the annotation of `_answer` is evaluated
@@ -93,8 +92,8 @@ def find_leases(messaging: Messaging, wait: float = 1.0) -> list[tuple[str, list
     room = _MOST_LEASES
     with messaging.subscribe(answers) as stream:
         messaging.publish(QUERY, write_json({"answer": answers})).result()
-        deadline = time.monotonic() + patience
-        while (left := deadline - time.monotonic()) > 0:
+        deadline = clock.monotonic() + patience
+        while (left := deadline - clock.monotonic()) > 0:
             try:
                 message = stream.receive(timeout=left)
             except TimeoutError:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.errors import ArgumentError, ClosedError, LeaseDeniedError, MessagingError, UnknownLeaseError
-from messaging.execution import Promise, Serial, engine, seconds
+from messaging.execution import Promise, Serial, clock, engine, seconds
 from messaging.forking import LiveObjects
 from messaging.leases.clock import Clock, lease_time
 from messaging.leases.granted import GrantedLease, LeaseEnd, LeaseInfo
@@ -352,7 +352,7 @@ class Landlord:
                 self.name, error, _NO_THREAD_DELAY,
             )  # fmt: skip
             running = engine()
-            running.call(lambda: running.loop.call_later(_NO_THREAD_DELAY, self._wake))
+            running.call(lambda: clock.call_later(running.loop, _NO_THREAD_DELAY, self._wake))
 
     def _call_back(self) -> None:
         """Call the callbacks of ended leases. On a worker thread, several at a time."""
@@ -382,7 +382,7 @@ class Landlord:
                 self._timer = None
             if due != math.inf and not self._is_closed:
                 delay = min(max(0.0, due - self.clock()), _LONGEST)
-                self._timer = engine().loop.call_later(delay, self.expire)
+                self._timer = clock.call_later(engine().loop, delay, self.expire)
 
     def expire(self) -> None:
         """End the leases whose time is over. The timer calls it; calling it more often does no harm."""

@@ -18,6 +18,7 @@ from messaging.errors import (
     MessagingError,
     UnknownLeaseError,
 )
+from messaging.execution import clock
 from messaging.leases.clock import Clock, lease_time
 from messaging.text import tolerant
 
@@ -191,7 +192,7 @@ class Lease:
         if left == math.inf:
             return None
         try:
-            return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=left)
+            return clock.now() + datetime.timedelta(seconds=left)
         except OverflowError:
             return None
 

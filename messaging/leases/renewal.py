@@ -32,7 +32,7 @@ from messaging.errors import (
     MessagingError,
     UnknownLeaseError,
 )
-from messaging.execution import Serial, engine, seconds
+from messaging.execution import Serial, clock, engine, seconds
 from messaging.forking import LiveObjects
 from messaging.leases.batch import ask_each
 from messaging.leases.lease import ANY, Lease, brief, check_duration, is_definite
@@ -272,20 +272,20 @@ class LeaseRenewalManager:
         running = engine()
 
         def start() -> None:
-            at = max(running.loop.time() + min(max(delay, 0.0), _LONGEST), self._fired_at + _STEP)
+            at = max(clock.time_of(running.loop) + min(max(delay, 0.0), _LONGEST), self._fired_at + _STEP)
             if self._timer is not None:
                 if self._fires_at <= at:
                     return
                 self._timer.cancel()
             self._fires_at = at
-            self._timer = running.loop.call_at(at, self._wake)
+            self._timer = clock.call_at(running.loop, at, self._wake)
 
         running.call(start)
 
     def _wake(self) -> None:
         """Look at the leases. On the loop of the engine."""
         self._timer = None
-        self._fired_at = engine().loop.time()
+        self._fired_at = clock.time_of(engine().loop)
         self.look()
 
     def look(self) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from messaging.errors import DecodeError
-from messaging.leases.clock import Clock, boot_id, lease_time
+from messaging.leases.clock import Clock, boot_id, lease_time, wall_time
 from messaging.leases.lease import brief
 
 _BOOT: Final = boot_id()
@@ -38,15 +36,13 @@ class StoredTime:
         seconds: float,
         *,
         clock: Clock = lease_time,
-        wall_clock: Callable[[], float] = time.time,
+        wall_clock: Clock = wall_time,
         boot: str = _BOOT,
     ) -> Self:
         """Return the moment that is ``seconds`` from now."""
         return cls(boot, clock() + seconds, wall_clock() + seconds)
 
-    def remaining(
-        self, *, clock: Clock = lease_time, wall_clock: Callable[[], float] = time.time, boot: str = _BOOT
-    ) -> float:
+    def remaining(self, *, clock: Clock = lease_time, wall_clock: Clock = wall_time, boot: str = _BOOT) -> float:
         """Return the seconds until the moment; 0 or less if it has passed."""
         if self.at == math.inf:
             return math.inf

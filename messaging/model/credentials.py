@@ -11,7 +11,6 @@ import binascii
 import json
 import math
 import shlex
-import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import SecretStr
 
 from messaging.errors import ArgumentError
-from messaging.execution import is_coroutine, running_loop
+from messaging.execution import clock, is_coroutine, running_loop
 from messaging.model.channels import MAX_BYTES, forbidden_character
 from messaging.text import tolerant
 
@@ -83,9 +82,9 @@ class Credentials:
         put = object.__setattr__
         put(self, "username", username)
         put(self, "password", password)
-        put(self, "expires_at", None if left is None else time.time() + left)
+        put(self, "expires_at", None if left is None else clock.wall() + left)
         # monotonic: a clock that is set meanwhile changes nothing
-        put(self, "_deadline", math.inf if left is None else time.monotonic() + left)
+        put(self, "_deadline", math.inf if left is None else clock.monotonic() + left)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"Credentials cannot be changed: {name}")
@@ -96,7 +95,7 @@ class Credentials:
     @property
     def remaining(self) -> float:
         """Seconds until the credentials expire: infinite if they never do, negative once they have."""
-        return self._deadline - time.monotonic()
+        return self._deadline - clock.monotonic()
 
     def is_same_secret(self, other: Credentials) -> bool:
         """Return whether user name and password are those of ``other``."""
@@ -132,11 +131,11 @@ def _seconds_left(password: SecretStr, valid_for: float | None, expires_at: floa
     if isinstance(expires_at, datetime):
         if expires_at.tzinfo is None:
             raise ArgumentError("expires_at must be a datetime with a time zone, such as datetime.now(UTC)")
-        return expires_at.timestamp() - time.time()
+        return expires_at.timestamp() - clock.wall()
     if expires_at is not None:
-        return _number("expires_at", expires_at) - time.time()
+        return _number("expires_at", expires_at) - clock.wall()
     expiry = token_expiry(password)
-    return None if expiry is None else expiry - time.time()
+    return None if expiry is None else expiry - clock.wall()
 
 
 def _number(name: str, value: object) -> float:

@@ -21,12 +21,12 @@ malformed envelope, or one of another version, is treated as a plain payload.
 from __future__ import annotations
 
 import math
-import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic_core import from_json, to_json
 
+from messaging.execution import clock
 from messaging.model.features import Features
 from messaging.model.headers import as_text, is_repeated_text
 
@@ -92,7 +92,7 @@ def wrap(outgoing: Outgoing, payload: bytes, *, expires: bool = True) -> bytes:
     if options.headers:
         header |= _of_headers(options.headers)
     if options.time_to_live and expires:
-        header["expires"] = time.time() + options.time_to_live
+        header["expires"] = clock.wall() + options.time_to_live
     if options.message_id is not None or (header and options.qos != "0"):
         header["messageId"] = outgoing.message_id
     return encode(payload, header)
@@ -117,7 +117,7 @@ def unwrap(data: bytes, extensions: MappingProxyType[str, Any]) -> Unwrapped | N
         return Unwrapped(payload, None, None, None, None, extensions)
     found = extensions.copy()
     if "expires" in header:
-        left = header["expires"] - time.time()
+        left = header["expires"] - clock.wall()
         if left <= 0:
             return None
         found[Features.EXTENSION_TIME_TO_LIVE] = left

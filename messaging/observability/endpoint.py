@@ -22,7 +22,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.errors import ArgumentError, ClosedError, ConfigurationError, MissingExtraError, check_instance
-from messaging.execution import start_thread
+from messaging.execution import clock, start_thread
 from messaging.observability.health import check_health, check_readiness
 from messaging.services import ServiceRegistry, default_registry
 from messaging.text import SafeLog
@@ -196,7 +196,7 @@ class _Server(http.server.HTTPServer):
 
     def _serve(self, request: Any, client_address: Any) -> None:
         # a client that sends a byte now and then would keep its thread for long
-        watch = threading.Timer(_DEADLINE, _cut, (request,))
+        watch = clock.timer(_DEADLINE, _cut, (request,))
         watch.daemon = True
         watch.start()
         try:

@@ -21,12 +21,12 @@ import contextlib
 import gzip
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ArgumentError, check_instance
 from messaging.errors import MissingExtraError as _MissingExtraError
+from messaging.execution import clock
 from messaging.interception import InboundMessage, Interceptor, OutboundMessage, Outcome
 from messaging.observability.samples import Family, Sampler
 
@@ -159,7 +159,7 @@ class LatencyInterceptor(Interceptor):
         """See :class:`messaging.interception.Interceptor`."""
         if next(self._outbound) % self._every:
             return None
-        start, name, operation = time.time_ns(), outbound.instance.name, outbound.operation
+        start, name, operation = clock.wall_ns(), outbound.instance.name, outbound.operation
 
         def settle(outcome: Outcome) -> None:
             result = "ok" if outcome.error is None else "error"
@@ -175,11 +175,9 @@ class LatencyInterceptor(Interceptor):
 
     @contextlib.contextmanager
     def _measured(self, inbound: InboundMessage) -> Iterator[None]:
-        start, result = time.perf_counter(), "error"
+        start, result = clock.monotonic(), "error"
         try:
             yield
             result = "error" if inbound.outcome == "rejected" else "ok"
         finally:
-            self._processed.labels(inbound.instance.name, inbound.operation, result).observe(
-                time.perf_counter() - start
-            )
+            self._processed.labels(inbound.instance.name, inbound.operation, result).observe(clock.monotonic() - start)

@@ -28,12 +28,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from time import time_ns
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.bounded import BoundedCache
 from messaging.errors import ArgumentError, check_instance
 from messaging.errors import MissingExtraError as _MissingExtraError
+from messaging.execution import clock
 from messaging.interception import InboundMessage, Interceptor, OutboundMessage, Outcome
 from messaging.model import Features
 
@@ -300,7 +300,7 @@ class _Publication:
         self._instance = instance
         self._operation = operation
         self._channel = channel
-        self._start = time_ns()
+        self._start = clock.wall_ns()
 
     def settle(self, outcome: Outcome) -> None:
         """End the span. On a worker thread."""
@@ -331,7 +331,7 @@ class _Processing:
         self._inbound = inbound
 
     def __enter__(self) -> None:
-        self._start = time_ns()
+        self._start = clock.wall_ns()
         self._span, inside = self._owner.start_processing(self._inbound)
         self._token = context.attach(inside)
 
@@ -351,4 +351,4 @@ class _Processing:
                 span.set_attribute("error.type", failure)
                 span.set_status(Status(StatusCode.ERROR, failure if error is None else str(error)))
             span.end()
-        self._owner.measure_processing(self._inbound, (time_ns() - self._start) / 1e9, failure)
+        self._owner.measure_processing(self._inbound, (clock.wall_ns() - self._start) / 1e9, failure)

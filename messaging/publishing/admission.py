@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ClosedError, OutboxFullError
-from messaging.execution import Waiters, may_block
+from messaging.execution import Waiters, clock, may_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,7 +95,7 @@ class Admission:
                         if queue:
                             self.waiting.append(entry)
                         break
-                wait = entry.deadline - time.monotonic() if may_block() else 0.0
+                wait = entry.deadline - clock.monotonic() if may_block() else 0.0
                 if wait <= 0 or not self.blocked.wait_for(lambda: self._may_continue(size), wait):
                     raise self._full(entry)
             if not self.is_signalled:
@@ -149,7 +148,7 @@ class Admission:
 
     def _accept_posted(self) -> None:
         if not self._lock.acquire(blocking=False):
-            self._engine.loop.call_later(_LOCK_RETRY, self._accept_posted)
+            clock.call_later(self._engine.loop, _LOCK_RETRY, self._accept_posted)
             return
         posted, self.posted = self.posted, []
         refused: list[Publication] = []
@@ -195,7 +194,7 @@ class Admission:
     def purge(self) -> None:
         """Remove settled messages from the queue."""
         if not self._lock.acquire(blocking=False):
-            self._engine.loop.call_later(_LOCK_RETRY, self.purge)
+            clock.call_later(self._engine.loop, _LOCK_RETRY, self.purge)
             return
         waiting = [*self.waiting]
         self.waiting.clear()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from messaging.bounded import BoundedCache
 from messaging.errors import MessagingError
-from messaging.execution import workers
+from messaging.execution import clock, workers
 
 if TYPE_CHECKING:
     from messaging.execution import Engine
@@ -118,4 +118,4 @@ class Backlog:
         if self.is_closed:
             return
         logger.error("%s: cannot read the outbox: %s; trying again in %g s", self._name, error, _RETRY)
-        self._engine.loop.call_later(_RETRY, self.load, *wanted)
+        clock.call_later(self._engine.loop, _RETRY, self.load, *wanted)

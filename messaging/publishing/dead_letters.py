@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import JournalFullError, MessagingError
-from messaging.execution import workers
+from messaging.execution import clock, workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +88,7 @@ class DeadLetters:
         if not self._is_reported:
             self._is_reported = True
             logger.error("%s: cannot keep a dead letter: %s; trying again each %g s", self._name, failure, _RETRY)
-        self._engine.loop.call_later(_RETRY, self._submit)
+        clock.call_later(self._engine.loop, _RETRY, self._submit)
 
     def store_last(self) -> None:
         """Keep the messages that are not kept yet. On a worker thread, when nothing else runs."""

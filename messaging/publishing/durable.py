@@ -21,7 +21,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +34,7 @@ from messaging.errors import (
     OutboxFullError,
     OutcomeUnknownError,
 )
-from messaging.execution import may_block, workers
+from messaging.execution import clock, may_block, workers
 from messaging.journal import Journal, Record
 from messaging.publishing.backlog import LOAD, Backlog
 from messaging.publishing.dead_letters import DeadLetters
@@ -302,7 +301,7 @@ class DurableOutbox:
         publication.is_stored = True
         publication.looked_at = True
         if plan.options.time_to_live is not None:
-            publication.age(time.time() - record.timestamp)
+            publication.age(clock.wall() - record.timestamp)
         return publication
 
     # --- the outbox of its publications: see ``Publications``
@@ -352,7 +351,7 @@ class DurableOutbox:
             logger.warning("%s: %s", self._name, error)
             self._release(_offset(entry), len(payload))
             return
-        record = Record(_offset(entry), time.time(), plan.channel, payload, plan.record.properties, entry.message_id)
+        record = Record(_offset(entry), clock.wall(), plan.channel, payload, plan.record.properties, entry.message_id)
         self._dead_letters.add(record, error)
 
     # --- deadlines and closing
@@ -372,12 +371,12 @@ class DurableOutbox:
     async def drain(self, deadline: float) -> None:
         """Wait until every message is settled; without a connection until every message is stored."""
         loop = self._engine.loop
-        while (left := deadline - loop.time()) > 0:
+        while (left := deadline - clock.time_of(loop)) > 0:
             if not self.intake.pending and (not self._sending.is_connected or self._position.first >= self._end):
                 return
             self._progress.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._progress.wait(), min(left, _LOOK))
+                await clock.wait_for(self._progress.wait(), min(left, _LOOK))
 
     def close(self) -> None:
         """End the promises of the messages that are left: they stay in the journal."""
@@ -412,7 +411,7 @@ class DurableOutbox:
 
         workers().submit(close)
         try:
-            await asyncio.wait_for(done.wait(), _FINISH_TIMEOUT)
+            await clock.wait_for(done.wait(), _FINISH_TIMEOUT)
         except TimeoutError:
             logger.error("%s: the outbox is not closed after %g s: the disk is slow", self._name, _FINISH_TIMEOUT)
         self.intake.take_arrived()

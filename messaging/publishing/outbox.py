@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from messaging import forking
 from messaging.errors import DeadlineError, MessagingError, OutcomeUnknownError
-from messaging.execution import Deadlines
+from messaging.execution import Deadlines, clock
 from messaging.publishing.admission import Admission
 from messaging.publishing.sender import Sender
 
@@ -153,11 +153,11 @@ class Outbox:
         """Wait until every accepted message is settled, or until ``deadline`` (loop time)."""
         if self.durable is not None:
             await self.durable.drain(deadline)
-        while self.admission.pending and (left := deadline - self._engine.loop.time()) > 0:
+        while self.admission.pending and (left := deadline - clock.time_of(self._engine.loop)) > 0:
             if self.durable is not None and not self.is_connected:
                 break
             self._drained = self._engine.loop.create_future()
-            await asyncio.wait([self._drained], timeout=left)
+            await clock.wait([self._drained], timeout=left)
         self._drained = None
 
     def close(self) -> None:

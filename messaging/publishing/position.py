@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import MessagingError
-from messaging.execution import workers
+from messaging.execution import clock, workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +78,7 @@ class Position:
 
     def _store_in(self, pause: float) -> None:
         self._is_storing = True
-        self._engine.loop.call_later(pause, self._submit)
+        clock.call_later(self._engine.loop, pause, self._submit)
 
     def _submit(self) -> None:
         position = self.first

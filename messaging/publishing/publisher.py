@@ -7,7 +7,6 @@ and raises before anything is sent. The engine's loop sends the message, see :mo
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -19,6 +18,7 @@ from messaging.errors import (
     PayloadTooLargeError,
     UnsupportedFeatureError,
 )
+from messaging.execution import clock
 from messaging.model import (
     Features,
     PublishPlan,
@@ -126,7 +126,7 @@ class MessagePublisher:
             timeout = self._timeout
         else:
             self.outbox.deadlines.watch(timeout)
-        deadline = time.monotonic() + timeout
+        deadline = clock.monotonic() + timeout
         if self._intake is not None and not plan.options.last_will:
             if plan.record is None:
                 plan.record = RecordPlan(plan.channel, context, self._requested(context))
@@ -188,7 +188,7 @@ class MessagePublisher:
         """
         payload = self.check_payload(payload)
         timeout = self._timeout if plan.options.timeout is None else plan.options.timeout
-        deadline = time.monotonic() + timeout
+        deadline = clock.monotonic() + timeout
         if message_id is None:
             publication = Publication(self.outbox, payload, plan, deadline)
         else:

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import MessagingError
-from messaging.execution import of_library
+from messaging.execution import clock, of_library
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Sender:
         except MessagingError as error:
             self._fail_unsettled(error)
             # the connection loss that caused this is reported in a moment; until then, do not spin
-            await asyncio.sleep(_AFTER_FAILURE)
+            await clock.sleep(_AFTER_FAILURE)
         except Exception as error:
             logger.exception("adapter of %r failed to publish", self._adapter.name)
             failure = MessagingError(f"the adapter failed to publish: {type(error).__name__}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging import forking
 from messaging.errors import ClosedError, DeadlineError, MessagingError, OutcomeUnknownError
-from messaging.execution import PENDING, Promise
+from messaging.execution import PENDING, Promise, clock
 from messaging.journal import RecordTemplate
 from messaging.model import Features, stored_properties
 from messaging.publishing.publication import IdentifiedPublication, Publications
@@ -87,7 +86,7 @@ class StoredPublication(IdentifiedPublication):
         self._stored: Promise[None] | None = None
         time_to_live = plan.options.time_to_live
         #: when its time to live is over, monotonic seconds
-        self._expires = inf if time_to_live is None else time.monotonic() + time_to_live
+        self._expires = inf if time_to_live is None else clock.monotonic() + time_to_live
 
     @property
     def stored(self) -> Promise[None]:
@@ -140,7 +139,7 @@ class StoredPublication(IdentifiedPublication):
         """See ``Publication``."""
         if self._expires == inf:
             return True
-        left = self._expires - time.monotonic()
+        left = self._expires - clock.monotonic()
         if left <= 0:
             self.outbox.fail(self, DeadlineError(f"{self.what}: its time to live ended in the outbox"))
             return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from functools import partial
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 from reactivex import abc as rx
 
 from messaging.errors import CodecError, DeadlineError, MessagingError, StreamConsumedError
-from messaging.execution import Flag, Promise, Serial, mailbox, running_loop, seconds
+from messaging.execution import Flag, Promise, Serial, clock, mailbox, running_loop, seconds
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -287,7 +286,7 @@ class Pull:
         caller = object()
         found: ReceivedMessage | Exception | None = None
         arrived: Flag | None = None
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else clock.monotonic() + timeout
         try:
             self._claim(caller)
             self.settle()
@@ -296,7 +295,7 @@ class Pull:
                     arrived = Flag()
                     self._arrived = arrived.set
                     continue  # the arrival of an earlier message set no flag
-                if not arrived.wait(None if deadline is None else deadline - time.monotonic()):
+                if not arrived.wait(None if deadline is None else deadline - clock.monotonic()):
                     found = DeadlineError(f"no message on {self.subscription.spec.channel!r} within {timeout:g} s")
                     break
                 arrived.clear()

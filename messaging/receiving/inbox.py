@@ -22,7 +22,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.execution import workers
+from messaging.execution import clock, workers
 from messaging.receiving.settled_ids import key_of
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class Inbox:
         try:
             workers().submit(run)
         except RuntimeError:  # no thread can be started
-            self._engine.loop.call_later(_RETRY_SECONDS, self._submit, job, done)
+            clock.call_later(self._engine.loop, _RETRY_SECONDS, self._submit, job, done)
 
     def release(self) -> list[Incoming]:
         """Return the deliveries that wait for a verdict: the subscription ends."""
@@ -219,7 +219,7 @@ class Inbox:
         """Have all ids stored and all acknowledgements sent, then :meth:`discard`; for at most ``timeout`` seconds."""
         self._proceed()
         with suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
+            async with clock.timeout(timeout):
                 while self._is_storing:
                     await self._change()
                 self.discard()

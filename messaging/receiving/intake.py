@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from messaging.adapter import FlowControl
 from messaging.bounded import BoundedCache
 from messaging.connection import Subscribed
+from messaging.execution import clock
 from messaging.model import AcknowledgeType, channels
 from messaging.text import SafeLog
 
@@ -134,7 +135,7 @@ class Intake:
         """Note that messages may arrive."""
         if self._unclaimed is not None and not self._is_timed:
             self._is_timed = True
-            self._loop.call_later(CLAIM_TIMEOUT, self._drop_unclaimed)
+            clock.call_later(self._loop, CLAIM_TIMEOUT, self._drop_unclaimed)
 
     def disconnected(self) -> None:
         """Forget the messages that are kept: the queue delivers them again."""
@@ -248,7 +249,7 @@ class Pauses:
         self._resume()
         if self.is_wanted:
             self._reading.suspend(self._owner)
-            self._timer = self._owner.connection.engine.loop.call_later(_SUSPENDED, self._let_through)
+            self._timer = clock.call_later(self._owner.connection.engine.loop, _SUSPENDED, self._let_through)
 
     def _resume(self) -> None:
         if self._timer is not None:
@@ -258,4 +259,4 @@ class Pauses:
 
     def _let_through(self) -> None:
         self._resume()
-        self._timer = self._owner.connection.engine.loop.call_later(_SLIT, self._suspend)
+        self._timer = clock.call_later(self._owner.connection.engine.loop, _SLIT, self._suspend)

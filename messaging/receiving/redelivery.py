@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from messaging.errors import ArgumentError, ClosedError, MessagingError, UnsupportedFeatureError
-from messaging.execution import Promise
+from messaging.execution import Promise, clock
 from messaging.model import Features, Incoming, Message, MessageContext, carried_headers
 from messaging.text import SafeLog
 
@@ -120,7 +120,7 @@ class Redelivery:
         elif deliveries > _AT_ONCE:
             # a message that is always rejected must not keep broker and process busy with nothing else
             delay = min(_FIRST_DELAY * 2.0 ** min(deliveries - _AT_ONCE, 16), _LONGEST_DELAY)
-            timer = self._loop.call_later(delay, self._requeue, incoming, deliveries, requeued)
+            timer = clock.call_later(self._loop, delay, self._requeue, incoming, deliveries, requeued)
             self._delayed[id(incoming)] = timer, incoming, deliveries, requeued
             return False
         else:
@@ -183,9 +183,9 @@ class Redelivery:
         """Dead-letter messages that no consumer will receive; return how many are lost instead."""
         if self._options.dead_letter_channel is None:
             return len(messages)
-        deadline = self._loop.time() + timeout
+        deadline = clock.time_of(self._loop) + timeout
         for start in range(0, len(messages), _AT_A_TIME):
-            left = deadline - self._loop.time()
+            left = deadline - clock.time_of(self._loop)
             if left <= 0:
                 return len(messages) - start
             for incoming in messages[start : start + _AT_A_TIME]:
@@ -206,7 +206,7 @@ class Redelivery:
     async def finish(self, timeout: float) -> None:
         """Wait until pending dead letters are published: unsubscribing before would requeue their messages as well."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
+            async with clock.timeout(timeout):
                 for published in [*self._dead_letters]:
                     await published
 
@@ -252,7 +252,7 @@ class Redelivery:
             first_attempt.resolve(None)
             # not acknowledged, so not lost: the broker still has it when this stream has ended
             if error is not None and not self._owner.ended and not isinstance(error, ClosedError):
-                self._loop.call_later(pause, publish)
+                clock.call_later(self._loop, pause, publish)
                 pause = min(pause * 2, _LONGEST_RETRY)
 
         publish()

@@ -28,6 +28,7 @@ from messaging.execution import (
     GROW_AFTER,
     Mailbox,
     Promise,
+    clock,
     engine,
     handlers_loop,
     is_coroutine,
@@ -233,7 +234,7 @@ class ThreadRunner(Runner):
             # once the loop has given out all that arrived: the worker would only take the interpreter from it
             engine().loop.call_soon(workers().submit, self._work)
         elif self._growing is None and self._active < self.concurrency:
-            self._growing = engine().loop.call_later(GROW_AFTER, self._grow, work)
+            self._growing = clock.call_later(engine().loop, GROW_AFTER, self._grow, work)
 
     def _grow(self, seen: Work) -> None:
         """Start another thread if no thread has reached ``seen`` meanwhile."""
@@ -246,7 +247,7 @@ class ThreadRunner(Runner):
         for _ in range(more):
             workers().submit(self._work)
         if last is not None:
-            self._growing = engine().loop.call_later(GROW_AFTER, self._grow, last)
+            self._growing = clock.call_later(engine().loop, GROW_AFTER, self._grow, last)
 
     def _work(self) -> None:
         while True:
@@ -318,7 +319,7 @@ def _look_elsewhere(work: Work, loop: asyncio.AbstractEventLoop) -> None:
     if loop.is_closed():
         workers().submit(work.requeue)
     else:
-        engine().loop.call_later(_LOOK, _look_elsewhere, work, loop)
+        clock.call_later(engine().loop, _LOOK, _look_elsewhere, work, loop)
 
 
 def _settle(handler: Handler, work: Work, promise: Promise[Any]) -> None:
@@ -361,7 +362,7 @@ class LoopRunner(Runner):
         self._waiting.append(work)
         self._box.post(self._begin)
         if self._watcher is None:
-            self._watcher = engine().loop.call_later(_LOOK, self._look)
+            self._watcher = clock.call_later(engine().loop, _LOOK, self._look)
 
     def _look(self) -> None:
         self._watcher = None
@@ -373,7 +374,7 @@ class LoopRunner(Runner):
         elif self._running or self._waiting or not self._was_idle:
             # twice: a task that moves from one to the other is in neither
             self._was_idle = not (self._running or self._waiting)
-            self._watcher = engine().loop.call_later(_LOOK, self._look)
+            self._watcher = clock.call_later(engine().loop, _LOOK, self._look)
 
     def _begin(self) -> None:
         while self._waiting and len(self._running) < self.concurrency and not self._is_exhausted:
@@ -397,11 +398,11 @@ class LoopRunner(Runner):
                 self._return(work)
         elif work is not None and (work.was_cancelled or work.is_stopped or work.has_begun):
             workers().submit(work.requeue)
-            self._loop.call_later(AFTER_CANCELLED, self._begin)
+            clock.call_later(self._loop, AFTER_CANCELLED, self._begin)
         elif work is not None:
             work.was_cancelled = True
             self._return(work)
-            self._loop.call_later(AFTER_CANCELLED, self._begin)
+            clock.call_later(self._loop, AFTER_CANCELLED, self._begin)
 
     def _return(self, work: Work) -> None:
         """Let a request wait that was not begun after all."""

@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 import threading
-import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ArgumentError, JournalUnreadableError, MessagingError
+from messaging.execution import clock
 from messaging.forking import LiveObjects
 from messaging.journal import State
 from messaging.journal.folders import LocalFolder, journal_errors
@@ -101,7 +101,7 @@ class SettledIds:
                 files.write(_META, [json.dumps({"subscription": name}).encode()])
             state = State(path, option=_OPTION)
             stack.callback(state.close)
-            now, monotonic = time.time(), time.monotonic()
+            now, monotonic = clock.wall(), clock.monotonic()
             self._forget(state, now, latest=now)
             for channel, message_id, at in state.seen(oldest=now - self.window)[-self._most :]:
                 self._ids[channel, message_id] = monotonic - max(0.0, now - at)
@@ -111,11 +111,11 @@ class SettledIds:
     def __contains__(self, key: Key) -> bool:
         with self._lock:
             at = self._ids.get(key)
-        return at is not None and at > time.monotonic() - self.window
+        return at is not None and at > clock.monotonic() - self.window
 
     def add(self, keys: Iterable[Key]) -> None:
         """Add the ids of settled messages; forget the oldest ones."""
-        now = time.monotonic()
+        now = clock.monotonic()
         oldest = now - self.window
         with self._lock:
             ids = self._ids
@@ -135,7 +135,7 @@ class SettledIds:
             if self._state is None:
                 return
             self._missing.extend(keys)
-            if self._retry_at is None or time.monotonic() >= self._retry_at:
+            if self._retry_at is None or clock.monotonic() >= self._retry_at:
                 self._store_missing(self._state)
 
     def _store_missing(self, state: State) -> None:
@@ -148,7 +148,7 @@ class SettledIds:
                 logger.warning(
                     "%s; after a crash, messages settled from now on may be handled again; trying again", error
                 )
-            self._retry_at = time.monotonic() + _RETRY_SECONDS
+            self._retry_at = clock.monotonic() + _RETRY_SECONDS
             return
         if self._retry_at is not None:
             logger.warning("inbox_path: stored the ids of %d messages, after a failure", len(self._missing))
@@ -157,7 +157,7 @@ class SettledIds:
         self._retry_at = None
         if self._stored >= max(1, self._most // _FORGET_STEPS):
             self._stored = 0
-            self._forget(state, time.time())
+            self._forget(state, clock.wall())
 
     def _forget(self, state: State, now: float, *, latest: float | None = None) -> None:
         try:

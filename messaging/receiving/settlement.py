@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from messaging.execution import clock
 from messaging.model import AcknowledgeType, Message, context_of, state_lock
 from messaging.receiving.redelivery import INVALID, REJECTED
 
@@ -104,7 +105,7 @@ class Settlement:
         #: is told every verdict, with ``deduplicate``
         self.inbox = inbox
         self._connection = owner.connection
-        self._loop = owner.connection.engine.loop
+        self._call_later = clock.timers_of(owner.connection.engine.loop)
         self._adapter = owner.adapter
         self._counters = owner.counters
         self._buffer = buffer
@@ -218,7 +219,7 @@ class Settlement:
     def gather(self) -> None:
         """Look for verdicts soon, and again while there are any."""
         self.is_gathering = True
-        self._gather_timer = self._loop.call_later(_GATHER_SECONDS, self._flush_gathered)
+        self._gather_timer = self._call_later(_GATHER_SECONDS, self._flush_gathered)
 
     def _flush_gathered(self) -> None:
         if self._owner.ended or self._connection.state == "closed":  # then the adapter is closed, too

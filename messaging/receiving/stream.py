@@ -33,7 +33,7 @@ from reactivex import abc as rx
 from reactivex.scheduler import CurrentThreadScheduler
 
 from messaging.errors import ClosedError, DeadlineError
-from messaging.execution import callbacks_of, may_block, refuse_in_loop
+from messaging.execution import callbacks_of, clock, may_block, refuse_in_loop
 from messaging.model import ReceivedMessage, V
 from messaging.receiving.blocks import Block
 from messaging.receiving.consumers import Pull, Push, StreamEndedError, ignore, remove
@@ -155,7 +155,7 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
             trampoline = CurrentThreadScheduler.singleton()
             start = push.start
             if not trampoline.schedule_required():  # a caller that blocks in there must not wait for ever
-                self._connection.engine.call(self._connection.engine.loop.call_later, _ASSEMBLY_SECONDS, start)
+                self._connection.engine.call(clock.call_later, self._connection.engine.loop, _ASSEMBLY_SECONDS, start)
             trampoline.schedule(lambda *_: start())
             return push
         except BaseException:  # an interrupt: no disposable is returned

@@ -14,6 +14,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from messaging.execution import clock
+
 if TYPE_CHECKING:
     from messaging.receiving.receiver import Receiver
 
@@ -60,7 +62,7 @@ class ReadThrottle:
 
     def _give_time(self) -> None:
         loop, delivered = self._owner.connection.engine.loop, self._owner.counters.delivered
-        self._timer = loop.call_later(CATCH_UP_SECONDS, self._check_progress, delivered)
+        self._timer = clock.call_later(loop, CATCH_UP_SECONDS, self._check_progress, delivered)
 
     def _check_progress(self, delivered: int) -> None:
         """Give the consumer more time if it made progress; otherwise resume reading."""

@@ -13,13 +13,12 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.errors import ArgumentError, DeadlineError, MessagingError
-from messaging.execution import Promise, Serial, engine, may_block, seconds
+from messaging.execution import Promise, Serial, clock, engine, may_block, seconds
 from messaging.remoteevent.failures import Disposition, disposition
 from messaging.remoteevent.listener import outcomes_of
 from messaging.text import SafeLog
@@ -246,7 +245,7 @@ class Delivery:
             self._is_pending
             and self._is_enabled
             and not self._is_busy
-            and (not self._retry_at or time.monotonic() >= self._retry_at)
+            and (not self._retry_at or clock.monotonic() >= self._retry_at)
         )
 
     def _work(self) -> None:
@@ -350,7 +349,7 @@ class Delivery:
 
     def _fail(self, event: RemoteEvent, error: MessagingError) -> None:
         """Try an event again later, or drop it."""
-        now = time.monotonic()
+        now = clock.monotonic()
         self._failures += 1
         if self._has_ended:
             return
@@ -378,11 +377,11 @@ class Delivery:
         self._wait(self._policy.delay_after(self._problems))
 
     def _wait(self, delay: float) -> None:
-        at = time.monotonic() + delay
+        at = clock.monotonic() + delay
         with self._lock:
             self._retry_at = at
         running = engine()
-        running.call(lambda: running.loop.call_later(delay, self._retry, at))
+        running.call(lambda: clock.call_later(running.loop, delay, self._retry, at))
 
     def _retry(self, at: float) -> None:
         """Make the attempt that was planned for a time, unless another plan took its place. On the engine's loop.
@@ -405,8 +404,8 @@ class Delivery:
 
 def wait_for_all(stopped: Iterable[Promise[None]], timeout: float = CLOSE_TIMEOUT) -> None:
     """Wait until deliveries have stopped, for at most ``timeout`` seconds; in an event loop not at all."""
-    deadline = time.monotonic() + timeout
+    deadline = clock.monotonic() + timeout
     for each in stopped:
         if may_block():
             with contextlib.suppress(DeadlineError):
-                each.result(max(0.0, deadline - time.monotonic()))
+                each.result(max(0.0, deadline - clock.monotonic()))

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ClosedError, DecodeError, JournalFullError, JournalUnreadableError, MessagingError
 from messaging.eventdata import from_portable, to_portable
+from messaging.execution import clock
 from messaging.journal import JournalTable
 from messaging.remoteevent.delivery import wait_for_all
 from messaging.remoteevent.event import check_event_id
@@ -66,7 +66,7 @@ class _Stored:
         self.channel = channel
         self.record = record
         self.message_id = message_id
-        self.deadline = time.monotonic() + WRITE_TIMEOUT
+        self.deadline = clock.monotonic() + WRITE_TIMEOUT
         self._storage = storage
         self._number = number
         self._interests = interests

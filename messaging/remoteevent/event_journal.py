@@ -14,7 +14,6 @@ callbacks there are quick. A queue is read by one thread at a time, its delivery
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ClosedError, DecodeError, JournalFullError, MessagingError
 from messaging.eventdata import write_json
-from messaging.execution import may_block, workers
+from messaging.execution import clock, may_block, workers
 from messaging.journal import Journal, RecordTemplate
 from messaging.remoteevent.layout import decode_event
 from messaging.text import SafeLog
@@ -177,7 +176,7 @@ class EventJournal:
             if count and size > _APPEND_BYTES:
                 channels, records = channels[:count], records[:count]
                 break
-        self.put(_Records(self, channels, records, time.monotonic() + WRITE_TIMEOUT, done))
+        self.put(_Records(self, channels, records, clock.monotonic() + WRITE_TIMEOUT, done))
 
     def note(self, channels: Sequence[str], first: int) -> None:
         """Note the channels of stored records, the first of which has the offset ``first``. On the writing thread."""

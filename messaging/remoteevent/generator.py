@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from messaging.errors import ArgumentError, ClosedError, InvalidEventError, MessagingError, UnknownEventError
 from messaging.eventdata import from_portable, to_portable
-from messaging.execution import Promise
+from messaging.execution import Promise, clock
 from messaging.leases import Landlord, Lease, LeaseEnd, release
 from messaging.remoteevent.delivery import SHORT, Delivery, DeliveryCounts, RetryPolicy
 from messaging.remoteevent.durable_storage import DurableStorage
@@ -122,7 +121,7 @@ class EventGenerator:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ArgumentError(f"{name} must be an int from 1, not {value!r:.80}")
         if begin is None:
-            begin = 0 if source is None or path is not None else time.time_ns() // 1000
+            begin = 0 if source is None or path is not None else clock.wall_ns() // 1000
         self._begin = check_sequence_number(begin)
         self._lock = threading.Lock()  # guards the kinds, their numbers and registrations
         self._kinds: dict[EventId, Kind] = {}

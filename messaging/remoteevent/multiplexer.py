@@ -12,7 +12,6 @@ behind a :class:`~messaging.remoteevent.StoreAndForwardAgent`.
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ArgumentError, UnknownEventError
 from messaging.eventdata import from_portable, to_portable
+from messaging.execution import clock
 from messaging.leases import Landlord, Lease, LeaseEnd, release
 from messaging.remoteevent.delivery import SHORT, DeliveryCounts, RetryPolicy
 from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent, check_kind
@@ -134,7 +134,7 @@ class NotificationMultiplexer(BatchListener):
     def deliver(self, events: Sequence[RemoteEvent], /) -> Promise[list[Outcome]]:
         """See :class:`~messaging.remoteevent.listener.EventTarget`."""
         fan_out = _FanOut(events)
-        now = time.monotonic()
+        now = clock.monotonic()
         with self._lock:
             for index, event in enumerate(events):
                 branches = [each for each in self._branches.get(event.kind, ()) if not each.lease.is_ended]
@@ -195,7 +195,7 @@ class NotificationMultiplexer(BatchListener):
 
     def _is_given_up(self, branch: _Branch) -> bool:
         """Return whether a listener that failed once more holds up the others no longer."""
-        now = time.monotonic()
+        now = clock.monotonic()
         branch.failures += 1
         if branch.failures == 1:
             branch.failing_since = now

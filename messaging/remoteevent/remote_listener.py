@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -30,7 +29,7 @@ from messaging.errors import (
     PayloadTooLargeError,
     ReplyError,
 )
-from messaging.execution import Promise, seconds, workers
+from messaging.execution import Promise, clock, seconds, workers
 from messaging.model import check_name
 from messaging.remoteevent.failures import Disposition, disposition
 from messaging.remoteevent.layout import decode_event, encode_event
@@ -189,7 +188,7 @@ class NotifyOperation:
             raise _gone(name)
         timeout = arguments.get("timeout", TIMEOUT)
         timeout = min(timeout, _MAX_TIMEOUT) if isinstance(timeout, (int, float)) else TIMEOUT
-        notification = _Notification(name, body, time.monotonic() + timeout)
+        notification = _Notification(name, body, clock.monotonic() + timeout)
         with self._lock:
             waiting = self._waiting.get(name)
             if waiting is not None:
@@ -221,7 +220,7 @@ class NotifyOperation:
         """Notify the listener; return whether the request is answered already."""
         promise = notification.promise
         try:
-            if time.monotonic() >= notification.deadline:
+            if clock.monotonic() >= notification.deadline:
                 raise DeadlineError("the notification waited for earlier ones longer than its sender waits")
             target = self._find(notification.name)
             if target is None:

@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from messaging import forking
 from messaging.errors import ArgumentError, MessagingError, UnknownLeaseError
-from messaging.execution import engine, seconds, workers
+from messaging.execution import clock, engine, seconds, workers
 from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalEvent, LeaseRenewalManager
 from messaging.remoteevent.event import EventRegistration, RemoteEvent
 from messaging.remoteevent.generator import EventGenerator
@@ -399,7 +399,7 @@ class _Warning:
             if not self._lease.is_ended:
                 workers().submit(self._warn)
         elif left != math.inf:
-            self._timer = engine().loop.call_later(min(left, _LONGEST), self._watch)
+            self._timer = clock.call_later(engine().loop, min(left, _LONGEST), self._watch)
 
 
 #: the warnings of the sets of each landlord, by the id of the lease: a landlord has one callback for all of them

@@ -7,12 +7,11 @@ of the engine.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Final
 
 from messaging.errors import ArgumentError
-from messaging.execution import Deadlines, engine, seconds
+from messaging.execution import Deadlines, clock, engine, seconds
 from messaging.forking import LiveObjects
 from messaging.leases.lease import brief
 
@@ -67,7 +66,7 @@ class TimeLimits:
 
     def begin(self, call: LimitedCall) -> None:
         """Watch a call that is about to be made."""
-        call.deadline = time.monotonic() + self.limit
+        call.deadline = clock.monotonic() + self.limit
         with self._lock:
             self._calls.add(call)
             if self._deadlines is None:
@@ -77,7 +76,7 @@ class TimeLimits:
 
     def go_on(self, call: LimitedCall) -> None:
         """Begin the time limit anew: one call returned, and the next one follows."""
-        call.deadline = time.monotonic() + self.limit
+        call.deadline = clock.monotonic() + self.limit
 
     def end(self, call: LimitedCall) -> None:
         """Watch a call no more: it has returned."""

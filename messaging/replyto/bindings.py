@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import MessagingError
-from messaging.execution import workers
+from messaging.execution import clock, workers
 from messaging.receiving import LoopRunner, ThreadRunner
 from messaging.replyto import serving
 from messaging.replyto.request_route import RETRY_FIRST, RequestRoute, RequestSubscription
@@ -164,7 +164,7 @@ class Bindings:
             "%s: no requests are taken on %r for %g s: %s",
             self._connection.adapter.name, route.channel, route.retry_after, error,
         )  # fmt: skip
-        self._connection.engine.loop.call_later(route.retry_after, self._retry, route)
+        clock.call_later(self._connection.engine.loop, route.retry_after, self._retry, route)
 
     def _retry(self, route: RequestRoute) -> None:
         if self._routes.get(route.key) is route and not self._connection.endings.is_closing:

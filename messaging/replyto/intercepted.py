@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.execution import clock
 from messaging.interception import Outcome
 from messaging.model import Features, Message, as_context, parts
 from messaging.model.plan import PublishPlan
@@ -119,7 +119,7 @@ class InterceptedReplyToManyPublisher(ReplyToManyPublisher):
 
         def ended(subscription: ReplySubscription) -> None:
             outcome = Outcome(
-                subscription.error, time.time_ns(), correlation_id=subscription.publication.correlation_id
+                subscription.error, clock.wall_ns(), correlation_id=subscription.publication.correlation_id
             )
             chain.tell(told, outcome)
 

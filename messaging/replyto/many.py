@@ -7,11 +7,11 @@ request. Markers beside the replies say where they end, see :mod:`messaging.repl
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from messaging.errors import StreamConsumedError
+from messaging.execution import clock
 from messaging.model import REPLY_CHANNELS, Features, SubscriptionSpec, requested, subscribe_options
 from messaging.receiving import Consumption, MessageStream, Subscription
 from messaging.replyto.inboxes import RequestPublication
@@ -109,7 +109,7 @@ class ReplyToManyPublisher:
             correlation_id=correlation_id,
             patience=patience,
         )
-        publication = RequestPublication(self._publisher.outbox, payload, plan, time.monotonic() + patience)
+        publication = RequestPublication(self._publisher.outbox, payload, plan, clock.monotonic() + patience)
         publication.correlation_id = correlation_id
         publication.requester = subscription
         subscription.publication = publication

@@ -5,7 +5,6 @@ Everything runs on the engine's loop, unless it says otherwise.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
@@ -19,7 +18,7 @@ from messaging.errors import (
     ReplyError,
     StreamConsumedError,
 )
-from messaging.execution import Deadlines, Promise
+from messaging.execution import Deadlines, Promise, clock
 from messaging.model import Features, MessageContext
 from messaging.receiving import Consumption, Subscription
 from messaging.replyto import markers
@@ -221,7 +220,7 @@ class ReplySubscription(Subscription):
         #: tokens of markers that are not acknowledged yet
         self._marker_tokens: list[Any] = []
         #: when the last message arrived, or the consumer still had one; monotonic seconds
-        self._heard_at = time.monotonic()
+        self._heard_at = clock.monotonic()
 
     # --- the request
 
@@ -234,7 +233,7 @@ class ReplySubscription(Subscription):
     def send(self) -> None:
         """Send the request: replies can be received now."""
         if not self.ended:
-            self._heard_at = time.monotonic()
+            self._heard_at = clock.monotonic()
             self._outbox.post(self.publication)
 
     def unsent(self, error: MessagingError) -> None:
@@ -246,7 +245,7 @@ class ReplySubscription(Subscription):
 
     def deliver(self, batch: Sequence[Incoming]) -> None:
         """Buffer replies, without the markers that travel beside them."""
-        self._heard_at = time.monotonic()
+        self._heard_at = clock.monotonic()
         if self.leaving:
             if not self.ended:
                 self._drain(batch)
@@ -331,7 +330,7 @@ class ReplySubscription(Subscription):
         both: Promise[None] = Promise("the end of replies")
 
         def listen() -> None:
-            self.connection.engine.loop.call_later(_LINGER, known.resolve, None)
+            clock.call_later(self.connection.engine.loop, _LINGER, known.resolve, None)
             known.listen(partial(when_stopped, partial(both.resolve, None)))
             when_stopped(self._start_draining)
 

@@ -14,11 +14,11 @@ Everything here runs on the engine's loop.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
+from messaging.execution import clock
 from messaging.receiving import Verdict
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class ExpectedCopies:
             shared: the verdict on the request.
             is_uncertain: there may be no copy.
         """
-        now = time.monotonic()
+        now = clock.monotonic()
         while (arrived := self._early.pop(identity)) is not None:
             if arrived + _PATIENCE > now:
                 return
@@ -132,17 +132,17 @@ class ExpectedCopies:
         """
         while (expected := self._expected.pop(identity)) is not None:
             since, patience, shared = expected
-            if max(since, self._full_at) + patience > time.monotonic() and shared.verdict is not Verdict.REFUSE:
+            if max(since, self._full_at) + patience > clock.monotonic() and shared.verdict is not Verdict.REFUSE:
                 return shared
         return None
 
     def arrived_early(self, identity: int) -> None:
         """Note a copy that was settled before its request is given to a handler: it is not expected then."""
-        self._early.add(identity, time.monotonic())
+        self._early.add(identity, clock.monotonic())
 
     def was_full(self) -> None:
         """Note that the subscription was full until now: copies may have waited at the broker."""
-        self._full_at = time.monotonic()
+        self._full_at = clock.monotonic()
 
     def doubt(self, origin: CopyReceiver) -> None:
         """Expect the copies of requests from ``origin`` only for a second more: ``origin`` ends, they may not come."""

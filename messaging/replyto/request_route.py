@@ -5,10 +5,9 @@ Everything runs on the engine's loop, unless it says otherwise.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from messaging.execution import Promise, workers
+from messaging.execution import Promise, clock, workers
 from messaging.model import Features, channels, context_of
 from messaging.receiving import Subscription, Verdict
 from messaging.replyto import markers
@@ -320,7 +319,7 @@ class Overlap:
     def mark_behind(self, rival: RequestRoute) -> None:
         """Note that ``rival`` has no copies of the requests that wait here."""
         self._behind.add(rival)
-        self._busy_at = time.monotonic()
+        self._busy_at = clock.monotonic()
 
     def matches(self, channel: str) -> bool:
         """Return whether the subscription receives a channel."""
@@ -347,7 +346,7 @@ class Overlap:
     def _is_behind(self, queue: str | None) -> bool:
         if not self._behind:
             return False
-        now = time.monotonic()
+        now = clock.monotonic()
         if now - self._busy_at > _CAUGHT_UP and self._route.is_idle:
             self._behind.clear()
         self._busy_at = now
@@ -396,7 +395,7 @@ class Overlap:
     def finished(self) -> None:
         """Note that a handler has finished a request of the route."""
         if self._behind:
-            self._busy_at = time.monotonic()
+            self._busy_at = clock.monotonic()
 
 
 def _overlap(first: str, second: str) -> bool:

@@ -17,7 +17,6 @@ See :mod:`messaging.replyto.inboxes` for lost connections.
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -31,7 +30,7 @@ from messaging.errors import (
     ReplyError,
     TooManyRequestsError,
 )
-from messaging.execution import Deadlines
+from messaging.execution import Deadlines, clock
 from messaging.replyto.inboxes import Inbox, Inboxes, Request, RequestPublication
 from messaging.text import SafeLog
 
@@ -116,7 +115,7 @@ class Requests:
         """
         connection = self.connection
         self.refuse_closed()
-        request: Request[Any] = Request(self, correlation_id, time.monotonic() + timeout, model)
+        request: Request[Any] = Request(self, correlation_id, clock.monotonic() + timeout, model)
         publication = RequestPublication(self._outbox, payload, plan, request.deadline)
         publication.correlation_id = correlation_id
         publication.requester = request

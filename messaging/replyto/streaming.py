@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from reactivex import Observable
 
 from messaging.errors import MessagingError, OutboxFullError, StreamOverflowError, UnroutableError
-from messaging.execution import Waiters, mailbox, may_block, workers
+from messaging.execution import Waiters, clock, mailbox, may_block, workers
 from messaging.model import Message
 from messaging.replyto.served_request import Content
 from messaging.text import SafeLog
@@ -60,7 +60,7 @@ async def with_room(send: Callable[[], T]) -> T:
         try:
             return send()
         except OutboxFullError:
-            await asyncio.sleep(_NO_ROOM)
+            await clock.sleep(_NO_ROOM)
 
 
 def send_all(request: ServedRequest, found: Any) -> None:

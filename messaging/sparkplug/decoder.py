@@ -12,12 +12,11 @@ longest is forgotten first, and is asked for a rebirth when it is heard again.
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from messaging.errors import ArgumentError, DecodeError, UnknownMetricError
-from messaging.execution import seconds
+from messaging.execution import clock, seconds
 from messaging.sparkplug.datatypes import DataType
 from messaging.sparkplug.definitions import Definitions
 from messaging.sparkplug.model import Metric, Payload, Template
@@ -287,7 +286,7 @@ class SparkplugDecoder:
         """Return whether an edge node may be asked now, and note that it is."""
         if self._request_rebirth is None:
             return False
-        now = time.monotonic()
+        now = clock.monotonic()
         asked = self._asked.get(key)
         if asked is not None and now - asked < self._interval:
             return False
@@ -313,7 +312,7 @@ def rebirth_request() -> bytes:
 
 
 def _now() -> int:
-    return int(time.time() * 1000)
+    return int(clock.wall() * 1000)
 
 
 def _bdseq(payload: Payload) -> int | None:

@@ -1,10 +1,11 @@
-"""Tools for tests of adapters and applications: a pytest plugin, brokers, a TCP proxy, the conformance suite.
+"""Tools for tests of adapters and applications: a pytest plugin, a virtual clock, brokers, the conformance suite.
 
 ===============  ===================================================================================================
 ``conformance``  the suite that every adapter passes; ``python -m messaging.testing.conformance URL``
 ``plugin``       the pytest plugin: the options and marks of the suite, fixtures such as ``mosquitto``
 ``brokers``      Mosquitto and RabbitMQ as private processes that a test starts, kills and restarts
 ``postgresql``   PostgreSQL likewise
+``clock``        a virtual clock: an hour passes at once, and everything that falls due runs in order
 ``proxy``        a TCP proxy that cuts, delays and shapes connections
 ``waiting``      ``eventually``, ``Recorder``, ``subscribed``, and the one deadline of all waits
 ``tables``       ``table``: a table of cases as one test

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from messaging import Messaging
     from messaging.testing.brokers import Mosquitto, RabbitMQ
+    from messaging.testing.clock import VirtualClock
     from messaging.testing.postgresql import PostgreSQL
     from messaging.testing.waiting import Recorder
 
@@ -70,6 +71,15 @@ def subscribe() -> Iterator[Callable[..., Recorder[Any]]]:
     yield make
     for recorder in reversed(made):
         recorder.dispose()
+
+
+@pytest.fixture
+def virtual_clock() -> Iterator[VirtualClock]:
+    """Provide a virtual clock; connect after asking for it, and close before the test ends."""
+    from messaging.testing.clock import VirtualClock
+
+    with VirtualClock() as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from messaging.dispatch import TopicFilter, TopicPermission, check_count, is_top
 from messaging.errors import ArgumentError, DecodeError, MessagingError
 from messaging.eventdata import microseconds, time_of
 from messaging.eventnetwork import MAX_PAST, TYPED, Arrival, Interest, PastRequest
+from messaging.execution import clock
 from messaging.text import SafeLog
 from messaging.typedevent.monitor import MonitorEvent
 
@@ -136,7 +137,7 @@ def read_history(history: int | datetime | timedelta, limit: int) -> tuple[Calla
 
 def _before(back: timedelta) -> datetime:
     try:
-        return datetime.now(UTC) - back
+        return clock.now() - back
     except OverflowError:
         return datetime.min.replace(tzinfo=UTC)
 

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from threading import get_ident
-from time import time as now
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypedDict, TypeVar, Unpack, overload
 
 from messaging.dispatch import (
@@ -37,7 +36,7 @@ from messaging.dispatch import (
 )
 from messaging.errors import ArgumentError, ClosedError, InvalidEventError, NullEventError, check_instance
 from messaging.eventdata import checked_copy, schema_of, topic_of
-from messaging.execution import LoopLane, running_loop
+from messaging.execution import LoopLane, clock, running_loop
 from messaging.journal import JournalReporter
 from messaging.reporting import PartReporter, Reporter, counter, gauge, part
 from messaging.services import ServiceRegistration, ServiceRegistry, Version
@@ -335,7 +334,7 @@ class TypedEventBus(EventService):
             with dispatcher.lock:
                 if dispatcher.routes.get(event.topic) is route:
                     if not event.time:
-                        event.time = kept.time = now()
+                        event.time = kept.time = clock.wall()
                     if route.store is not None:
                         self._history.number(kept)
                         route.store.put(kept)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.eventdata import EventData, checked_copy, to_map
 from messaging.eventnetwork import last_hop
+from messaging.execution import clock
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -27,7 +27,7 @@ class _Conversion:
         self.value: Any = None
         self.error: BaseException | None = None
         self.is_done = False
-        self.lock = threading.Lock()
+        self.lock = clock.lock()
         self.lock.acquire()
 
     def run(self, convert: Converter, data: Any) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,7 +45,7 @@ from messaging.eventnetwork import (
     framework_uuid,
     last_hop,
 )
-from messaging.execution import Promise, engine, may_block, seconds, workers
+from messaging.execution import Promise, clock, engine, may_block, seconds, workers
 from messaging.reporting import PartReporter, counter, gauge, register_reporter
 from messaging.text import SafeLog, tolerant
 from messaging.typedevent.asking import PAST_LIMIT, PAST_TIMEOUT, ask_past, past_request, read_history, read_past
@@ -535,7 +534,7 @@ def _send(node: EventNode, event: PublishedEvent, principal: Principal, policy: 
     if hop is None:
         wire.id = event.id
         wire.origin = _FRAMEWORK
-        wire.time = int((event.time or time.time()) * _MICROSECONDS)
+        wire.time = int((event.time or clock.wall()) * _MICROSECONDS)
     else:
         wire.id = hop.id
         wire.origin = hop.origin

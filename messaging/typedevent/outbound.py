@@ -3,13 +3,12 @@ thread."""
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal
 
 from messaging.errors import ClosedError, InvalidEventError, MessagingError
-from messaging.execution import Serial, Waiters, workers
+from messaging.execution import Serial, Waiters, clock, workers
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ class OutboundQueue:
             self._idle.wake()
 
     def _log(self, topic: str, error: Exception) -> None:
-        now = time.monotonic()
+        now = clock.monotonic()
         if now >= self._next_log:
             self._next_log = now + _LOG_INTERVAL
             logger.error("%s: an event on %r is not sent to other processes: %s", self._title, topic, error)

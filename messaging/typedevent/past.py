@@ -7,7 +7,6 @@ broker: at most ``_WINDOW`` events of an answer are unconfirmed.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
@@ -21,7 +20,7 @@ from messaging.dispatch import TopicFilter, TopicPermission, parse_filter
 from messaging.errors import DeadlineError, InvalidEventError, JournalError, MessagingError, PermissionDeniedError
 from messaging.eventdata import WireError, WireEvent, time_of, to_portable
 from messaging.eventnetwork import MAX_ANSWER_BYTES, MAX_PAST, framework_uuid, last_hop
-from messaging.execution import Serial
+from messaging.execution import Serial, clock
 from messaging.text import SafeLog
 from messaging.typedevent.replaying import replayed
 
@@ -140,7 +139,7 @@ class PastSender:
         if len(self._waiting) >= _MAX_WAITING:
             logger.error("%s: %d requests for past events wait: dropping another one", self._title, _MAX_WAITING)
             return
-        self._waiting.append((request, time.monotonic() + _TIMEOUT))
+        self._waiting.append((request, clock.monotonic() + _TIMEOUT))
         self._serial.wake()
 
     def close(self) -> None:
@@ -169,9 +168,9 @@ class PastSender:
             self._go_on(request, deadline)
             unconfirmed.append(self._node.sender.send_to(channel, payload))
             if len(unconfirmed) >= _WINDOW:
-                unconfirmed.popleft().result(max(0.0, deadline - time.monotonic()))
+                unconfirmed.popleft().result(max(0.0, deadline - clock.monotonic()))
         for each in unconfirmed:
-            each.result(max(0.0, deadline - time.monotonic()))
+            each.result(max(0.0, deadline - clock.monotonic()))
         end = WireEvent(_END, kind="close", correlation_id=request.token, sequence=len(payloads))
         self._node.sender.send_to(channel, self._node.sender.encode(end)).looked_at = True
         self.answers += 1
@@ -180,7 +179,7 @@ class PastSender:
     def _go_on(self, request: Announcement, deadline: float) -> None:
         if self._is_closed:
             raise DeadlineError("the connection is being closed")
-        if time.monotonic() > deadline:
+        if clock.monotonic() > deadline:
             raise DeadlineError(f"not sent within {_TIMEOUT:g} s")
         if not self._node.is_live(request.member):
             raise DeadlineError(f"member {request.member} is gone")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from messaging.dispatch import TopicFilter, is_topic, parse_filter
 from messaging.errors import JournalError, JournalRangeError, JournalUnreadableError, MessagingError
-from messaging.execution import Flag, start_thread, workers
+from messaging.execution import Flag, clock, start_thread, workers
 from messaging.forking import LiveObjects
 from messaging.journal import Journal, encode_record
 from messaging.text import SafeLog
@@ -246,7 +245,7 @@ class EventStore:
         """Write records, and wait for their outcomes."""
         batch = Batch()
         for record in records:
-            entry = BatchEntry(record, time.monotonic() + _WRITE_TIMEOUT, batch)
+            entry = BatchEntry(record, clock.monotonic() + _WRITE_TIMEOUT, batch)
             try:
                 self.journal.put(entry)
             except MessagingError as error:
@@ -258,7 +257,7 @@ class EventStore:
 
     def _copy_guaranteed(self) -> None:
         """Store the events that minima guarantee again, so that they are not among the oldest records."""
-        oldest = -math.inf if self._max_age is None else time.time() - self._max_age
+        oldest = -math.inf if self._max_age is None else clock.wall() - self._max_age
         records: list[bytes] = []
         size = 0
         for event in self._guaranteed():
@@ -282,7 +281,7 @@ class EventStore:
 
     def _record_of(self, event: PublishedEvent, position: int | None = None) -> bytes | None:
         """Return the record of an event, ``None`` if it has none; with ``position`` that of a copy."""
-        now = time.time()
+        now = clock.wall()
         self._stamp = max(self._stamp, now, min(event.time, now + _SKEW))
         try:
             payload = dump(event, self.journal.id)

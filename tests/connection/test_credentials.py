@@ -33,9 +33,10 @@ from messaging.errors import (
     InvalidOptionError,
     MessagingError,
 )
-from messaging.execution import engine
+from messaging.execution import clock, engine
 from messaging.model.credentials import Credentials
 from messaging.services import ServiceRegistry
+from messaging.testing.clock import VirtualClock
 from tests.doubles.fake import PATIENCE, FakeBroker, brokers, settle_loop, until
 from tests.doubles.fixtures import Connect
 from tests.instance import test_secrets
@@ -343,12 +344,13 @@ def test_closing_does_not_wait_for_a_provider_that_hangs(login: FakeBroker, conn
 # --- before they expire
 
 
+@pytest.mark.usefixtures("virtual_clock")
 def test_credentials_are_renewed_on_the_same_connection_before_they_expire(login: FakeBroker, connect: Connect) -> None:
-    provider = Counting(valid_for=0.4)
-    started = time.monotonic()
+    provider = Counting(valid_for=4.0)
+    started = clock.monotonic()
     m = connect(login, credentials=provider)
     until(lambda: len(login.renewals) >= 3)
-    assert time.monotonic() - started > 3 * 0.4 * 0.55
+    assert 3 * 4.0 * 0.55 < clock.monotonic() - started < 3 * 4.0
     assert passwords(login.renewals)[:3] == ["p2", "p3", "p4"]
     assert all(each.remaining > 0 for each in login.renewals[-1:])
     assert (login.opened, m.connection_state.value.name) == (1, "connected")
@@ -427,22 +429,23 @@ def test_a_provider_that_fails_before_the_expiry_is_asked_again_while_the_connec
 
 
 def test_credentials_that_have_expired_when_they_come_are_tried_and_reported(
-    login: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
+    virtual_clock: VirtualClock, login: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = 0
 
     def ask() -> Credentials:
         nonlocal asked
         asked += 1
-        return Credentials("me", "old", expires_at=time.time() - 100)
+        return Credentials("me", "old", expires_at=clock.wall() - 100)
 
     connect(login, credentials=ask)
     assert passwords(login.logins) == ["old"]  # the clock of this machine may be wrong
     assert "the provider returned credentials that expired 100 s ago" in caplog.text
-    time.sleep(0.5)
+    virtual_clock.advance(0.9)
     assert asked == 1
 
 
+@pytest.mark.usefixtures("virtual_clock")
 def test_a_defect_of_the_adapter_does_not_end_the_renewals(
     login: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -455,6 +458,7 @@ def test_a_defect_of_the_adapter_does_not_end_the_renewals(
     assert "the new credentials are not in use: not now" in caplog.text
 
 
+@pytest.mark.usefixtures("virtual_clock")
 def test_a_loss_while_they_are_renewed_is_a_loss_like_any_other(login: FakeBroker, connect: Connect) -> None:
     provider = Counting(valid_for=0.5)
     m = connect(login, credentials=provider)
@@ -468,6 +472,7 @@ def test_a_loss_while_they_are_renewed_is_a_loss_like_any_other(login: FakeBroke
     until(lambda: m.connection_state.value.name == "connected")
 
 
+@pytest.mark.usefixtures("virtual_clock")
 def test_closing_while_they_are_renewed_ends_both(login: FakeBroker, connect: Connect) -> None:
     m = connect(login, credentials=Counting(valid_for=0.3))
     login.gates["renew"].close()
@@ -478,13 +483,13 @@ def test_closing_while_they_are_renewed_ends_both(login: FakeBroker, connect: Co
     assert login.gates["renew"].waiting == 0
 
 
-def test_closing_ends_the_renewals(login: FakeBroker, connect: Connect) -> None:
+def test_closing_ends_the_renewals(virtual_clock: VirtualClock, login: FakeBroker, connect: Connect) -> None:
     provider = Counting(valid_for=0.3)
     m = connect(login, credentials=provider)
     until(lambda: login.renewals)
     m.close()
     asked = provider.asked
-    time.sleep(0.5)
+    virtual_clock.advance(60.0)
     assert provider.asked == asked
 
 

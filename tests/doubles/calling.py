@@ -6,10 +6,11 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, Generic, TypeVar
 
 from messaging.execution import Flag
+from messaging.testing import clock as virtual
 from tests.doubles.fake import PATIENCE, until
 
 T = TypeVar("T")
@@ -17,7 +18,14 @@ T = TypeVar("T")
 
 def until_waiting(ident: int | None) -> None:
     """Wait until the thread ``ident`` waits as the threads of this project do: in :meth:`Flag.wait`."""
-    until(lambda: sys._current_frames()[ident or 0].f_code is Flag.wait.__code__, "a thread that waits")
+
+    def is_waiting() -> bool:
+        frame: FrameType | None = sys._current_frames()[ident or 0]
+        while frame is not None and frame.f_code.co_filename in (threading.__file__, virtual.__file__):
+            frame = frame.f_back  # a virtual clock waits in Python
+        return frame is not None and frame.f_code is Flag.wait.__code__
+
+    until(is_waiting, "a thread that waits")
 
 
 def until_left(ident: int, module: ModuleType) -> None:

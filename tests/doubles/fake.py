@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from pydantic import Field
 
 from messaging.adapter import Adapter, Events, PlannedLossError, Sink
 from messaging.errors import ConnectionLostError, MessagingError
-from messaging.execution import engine
+from messaging.execution import clock, engine
 from messaging.model import NO_EXTENSIONS, Capabilities, Endpoint, Features, Incoming, Outgoing, SubscriptionSpec
 from messaging.model.credentials import Credentials
 from messaging.model.settings import Settings, TlsSettings
@@ -59,10 +58,10 @@ _numbers = itertools.count(1)
 
 def until(condition: Callable[[], Any], what: str = "condition") -> None:
     """Wait until ``condition()`` is true; fail after ``PATIENCE``."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = clock.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, f"waited {PATIENCE:g} s in vain: {what}"
-        time.sleep(0.002)
+        assert clock.monotonic() < deadline, f"waited {PATIENCE:g} s in vain: {what}"
+        clock.pause(0.002)
 
 
 def on_loop(function: Callable[..., T], *args: Any) -> T:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from messaging.execution import clock
 from messaging.journal import Record, encode_record
 from messaging.journal.folders import LocalFolder
 from messaging.journal.frames import Damage
@@ -98,7 +98,7 @@ def segment_files(folder: Path | str) -> list[Path]:
 
 def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
     """Wait until ``condition`` holds."""
-    deadline = time.monotonic() + seconds
+    deadline = clock.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain"
-        time.sleep(0.002)
+        assert clock.monotonic() < deadline, f"waited {seconds:g} s in vain"
+        clock.pause(0.002)

@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import threading
-import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
@@ -29,11 +28,12 @@ from messaging.errors import (
     MessagingError,
     WouldBlockError,
 )
-from messaging.execution import Promise
+from messaging.execution import Promise, clock
 from messaging.journal import Journal, Record, commit, encode_record
 from messaging.journal.entries import Blocking, Turns
 from messaging.journal.reader import RecordReader
 from messaging.model import Message, MessageContext
+from messaging.testing.clock import VirtualClock
 from tests.interrupts import again, interrupt_everywhere
 from tests.journal.conftest import Open
 from tests.journal.logs import Lost, add, until, writer
@@ -90,17 +90,21 @@ def test_an_append_returns_when_the_disk_has_the_record(opened: Open, monkeypatc
 
 
 def test_the_interval_policy_syncs_in_time_and_never_does_not(
-    path: str, opened: Open, monkeypatch: pytest.MonkeyPatch
+    virtual_clock: VirtualClock, path: str, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = opened(fsync="interval", fsync_interval=0.1)
+    journal = opened(fsync="interval", fsync_interval=10.0)
     journal.append("a", b"0")  # its segment exists
-    until(lambda: not threading.Event().wait(0.12))
+    virtual_clock.advance(20.0)
     seen = calls(monkeypatch, "fdatasync")
-    for _ in range(3):
-        journal.append("a", b"x")
-    until(lambda: len(seen) == 1)
-    journal.append("a", b"x")
-    until(lambda: len(seen) == 2)
+    for count in (1, 2):
+        for _ in range(3):
+            journal.append("a", b"x")
+        virtual_clock.advance(9.0)
+        assert len(seen) == count - 1
+        virtual_clock.advance(1.1)
+        assert len(seen) == count
+        virtual_clock.advance(60.0)  # nothing to sync
+        assert len(seen) == count
     journal.close()
     never = opened(f"{path}-never", fsync="never")
     never.append("a", b"0")
@@ -120,10 +124,11 @@ def test_sync_reaches_closed_segments_too(path: str, opened: Open, monkeypatch: 
 
 
 @pytest.mark.parametrize("closing", [False, True])
+@pytest.mark.usefixtures("virtual_clock")
 def test_a_sync_that_failed_in_the_background_is_told_to_the_next_caller(
     path: str, opened: Open, closing: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    journal = opened(fsync="interval", fsync_interval=0.05, segment_bytes=1 if closing else 10**6)
+    journal = opened(fsync="interval", fsync_interval=5.0, segment_bytes=1 if closing else 10**6)
     journal.append("a", b"x")
 
     def fail(file: int) -> None:
@@ -431,15 +436,16 @@ def test_an_entry_whose_callback_fails_keeps_no_other_from_its_outcome(
 # --- deadlines
 
 
+@pytest.mark.usefixtures("virtual_clock")
 def test_each_blocked_append_is_refused_at_its_own_deadline(opened: Open) -> None:
     journal = opened(max_records=1, timeout=60)
     journal.append("a", b"x")
-    began = time.monotonic()
+    began = clock.monotonic()
     slow = [journal.submit("a", b"x" * 1000) for _ in range(3_000)]  # more than one batch of them
-    fast = journal.submit("a", b"y", timeout=0.15)
+    fast = journal.submit("a", b"y", timeout=5.0)
     with pytest.raises(JournalFullError, match="it is full: 1 records"):
         fast.result(10)
-    assert 0.14 <= time.monotonic() - began < 5
+    assert 5.0 <= clock.monotonic() - began < 5.5
     with pytest.raises(JournalFullError):
         journal.append("a", b"z", timeout=0)
     assert not any(promise.done() for promise in slow)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from messaging.errors import ClosedError, JournalError, JournalUnreadableError
+from messaging.execution import clock
 from messaging.journal import DeadLetter, Journal, State, database, verify
 from messaging.journal.database import Database
 from tests.journal.conftest import Open
@@ -248,7 +249,7 @@ def test_the_oldest_ids_are_forgotten_first_after_the_clock_was_set_back(
     now = time.time()
     opened = State(tmp_path)
     for number, at in enumerate((now, now + 1, now - 3600, now - 3599)):
-        monkeypatch.setattr(time, "time", lambda at=at: at)
+        monkeypatch.setattr(clock, "wall", lambda at=at: at)
         opened.add_seen([("c", str(number))])
         opened.forget_seen(oldest=0, most=2)
     assert {each[1] for each in opened.seen(oldest=0)} == {"2", "3"}

@@ -58,13 +58,13 @@ def test_a_lease_map_takes_leases_of_one_grantor_and_forgets_those_that_failed()
 
 
 def test_a_hundred_thousand_leases_cost_little() -> None:
-    """Renewing all takes at most 5 s, and a lease at most 1 KiB."""
+    """Renewing all takes at most 5 s of processor time, and a lease at most 1 KiB."""
     count = 100_000
     with Landlord(max_leases=2 * count) as landlord:
         leases = [landlord.grant(600.0, lambda _end: None) for _ in range(count)]
-        begun = time.monotonic()
+        begun = time.process_time()
         renew_all(dict.fromkeys(leases, 600.0)).result()
-        assert time.monotonic() - begun < 5.0
+        assert time.process_time() - begun < 5.0
         cancel_all(leases).result()
         leases.clear()
         tracemalloc.start()

@@ -11,6 +11,7 @@ from typing import Final
 
 import pytest
 
+from messaging import execution
 from messaging.errors import DecodeError
 from messaging.leases import Landlord, StoredTime, lease_time
 from tests.leases.clocks import FakeClock
@@ -48,8 +49,7 @@ def test_a_wall_clock_that_is_set_changes_no_lease(monkeypatch: pytest.MonkeyPat
     clock = FakeClock()
     with Landlord(clock=clock) as landlord:
         lease = landlord.grant(100.0)
-        real = time.time
-        monkeypatch.setattr(time, "time", lambda: real() + shift)
+        monkeypatch.setattr(execution.clock, "wall", lambda: time.time() + shift)
         clock.advance(99.0)
         landlord.expire()
         assert lease.remaining == 1.0

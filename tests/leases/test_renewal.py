@@ -21,7 +21,8 @@ from messaging.errors import (
     UnknownLeaseError,
 )
 from messaging.execution import Promise
-from messaging.leases import Landlord, Lease, LeaseRenewalEvent, LeaseRenewalManager, lease_time
+from messaging.leases import Landlord, Lease, LeaseRenewalEvent, LeaseRenewalManager
+from messaging.testing.clock import VirtualClock
 from tests.leases.clocks import FakeClock
 
 
@@ -94,7 +95,7 @@ def grantor() -> Grantor:
 
 
 def test_a_lease_is_renewed_early_enough_and_for_no_longer_than_needed(
-    manager: LeaseRenewalManager, grantor: Grantor
+    virtual_clock: VirtualClock, manager: LeaseRenewalManager, grantor: Grantor
 ) -> None:
     """Scenario 21."""
     left: list[float] = []
@@ -105,35 +106,39 @@ def test_a_lease_is_renewed_early_enough_and_for_no_longer_than_needed(
 
     grantor.outcome = outcome
     told = Told()
-    lease = grantor.grant(0.5)
-    manager.renew_until(lease, 1.5, 0.5, told)
-    wait_until(lambda: told.reached)
+    lease = grantor.grant(50.0)
+    manager.renew_until(lease, 150.0, 50.0, told)
+    virtual_clock.advance(149.0)
+    assert not told.reached
+    virtual_clock.advance(1.0)
+    assert told.reached
     asked = [seconds for request in grantor.requests for _, seconds in request]
-    assert all(0.1 < each <= 0.5 for each in left), left  # not at the last moment
-    assert all(each <= 0.5 for each in asked)
-    assert asked[-1] < 0.5  # min(renewal duration, remaining)
+    assert all(5.0 <= each <= 50.0 for each in left), left  # not at the last moment
+    assert all(each <= 50.0 for each in asked)
+    assert asked[-1] < 50.0  # min(renewal duration, remaining)
     assert not told.failed
     assert lease not in manager
 
 
-def test_a_landlord_of_this_process_is_renewed(manager: LeaseRenewalManager) -> None:
+def test_a_landlord_of_this_process_is_renewed(virtual_clock: VirtualClock, manager: LeaseRenewalManager) -> None:
     """Scenario 21."""
-    with Landlord(max_duration=0.4) as landlord:
-        ended = threading.Event()
-        lease = landlord.grant(10.0, lambda _end: ended.set())
+    with Landlord(max_duration=60.0) as landlord:
+        ended: list[object] = []
+        lease = landlord.grant(600.0, ended.append)
         manager.renew_until(lease)
-        assert not ended.wait(1.2)
+        virtual_clock.advance(300.0)
+        assert not ended
         assert manager.remove(lease)
-        assert ended.wait(5)
+        virtual_clock.advance(60.0)
+        assert ended
 
 
 @pytest.mark.parametrize("error", [UnknownLeaseError("gone"), LeaseDeniedError("no"), ArgumentError("bad")])
 def test_a_definite_error_ends_the_renewal_and_the_listener_may_use_the_manager(
-    manager: LeaseRenewalManager, grantor: Grantor, error: MessagingError
+    virtual_clock: VirtualClock, manager: LeaseRenewalManager, grantor: Grantor, error: MessagingError
 ) -> None:
     """Scenario 21: calling the manager from the listener does not deadlock."""
     grantor.outcome = lambda _lease, _asked: error
-    done = threading.Event()
     found: list[LeaseRenewalEvent] = []
     other = grantor.grant(100.0)
 
@@ -145,11 +150,10 @@ def test_a_definite_error_ends_the_renewal_and_the_listener_may_use_the_manager(
             manager.set_expiration(other, 50.0)
             manager.remove(other)
             manager.clear()
-            done.set()
 
-    lease = grantor.grant(0.3)
+    lease = grantor.grant(30.0)
     manager.renew_until(lease, listener=Listener())
-    assert done.wait(10)
+    virtual_clock.until(lambda: found, within=30.0)
     assert found[0].error is error
     assert found[0].lease is lease
     assert len(grantor.requests) == 1
@@ -157,48 +161,55 @@ def test_a_definite_error_ends_the_renewal_and_the_listener_may_use_the_manager(
 
 
 def test_an_indefinite_error_is_tried_again_until_the_lease_expires(
-    manager: LeaseRenewalManager, grantor: Grantor
+    virtual_clock: VirtualClock, manager: LeaseRenewalManager, grantor: Grantor
 ) -> None:
     """Scenario 21."""
     lost = ConnectionLostError("lost")
     grantor.outcome = lambda _lease, _asked: lost
     told = Told()
-    lease = grantor.grant(1.0)
+    lease = grantor.grant(60.0)
     manager.renew_until(lease, listener=told)
-    wait_until(lambda: told.failed)
+    virtual_clock.advance(59.9)
+    assert not told.failed
+    virtual_clock.advance(0.2)
     assert told.failed[0].error is lost
     assert lease.is_expired
     assert len(grantor.requests) >= 2
     assert not told.reached
 
 
-def test_a_lease_is_renewed_after_a_passing_failure(manager: LeaseRenewalManager, grantor: Grantor) -> None:
+def test_a_lease_is_renewed_after_a_passing_failure(
+    virtual_clock: VirtualClock, manager: LeaseRenewalManager, grantor: Grantor
+) -> None:
     failures = [ConnectionLostError("lost")]
     grantor.outcome = lambda _lease, asked: failures.pop() if failures else asked
     told = Told()
-    lease = grantor.grant(0.6)
-    manager.renew_until(lease, 1.5, 0.6, told)
-    wait_until(lambda: told.reached or told.failed)
+    lease = grantor.grant(60.0)
+    manager.renew_until(lease, 150.0, 60.0, told)
+    virtual_clock.advance(150.0)
+    assert told.reached
     assert not told.failed
 
 
 def test_reaching_the_desired_expiration_is_another_event_than_a_failure(
-    manager: LeaseRenewalManager, grantor: Grantor
+    virtual_clock: VirtualClock, manager: LeaseRenewalManager, grantor: Grantor
 ) -> None:
     """Scenario 22."""
     told = Told()
-    manager.renew_for(grantor.grant(10.0), 0.2, listener=told)
-    wait_until(lambda: told.reached)
+    manager.renew_for(grantor.grant(600.0), 60.0, listener=told)
+    virtual_clock.advance(60.0)
     assert told.reached[0].error is None
     assert not told.failed
     assert not grantor.requests  # the lease is longer than desired
 
 
-def test_leases_of_one_grantor_are_renewed_with_one_request(manager: LeaseRenewalManager, grantor: Grantor) -> None:
-    leases = [grantor.grant(0.5) for _ in range(50)]
+def test_leases_of_one_grantor_are_renewed_with_one_request(
+    virtual_clock: VirtualClock, manager: LeaseRenewalManager, grantor: Grantor
+) -> None:
+    leases = [grantor.grant(60.0) for _ in range(50)]
     for each in leases:
         manager.renew_until(each)
-    wait_until(lambda: grantor.requests)
+    virtual_clock.until(lambda: grantor.requests)
     assert len(grantor.requests[0]) == 50
     assert len(manager) == 50
 
@@ -231,17 +242,16 @@ def test_bad_arguments_are_refused(manager: LeaseRenewalManager, grantor: Granto
     assert len(manager) == 0
 
 
-def test_a_closed_manager_renews_nothing(grantor: Grantor) -> None:
+def test_a_closed_manager_renews_nothing(virtual_clock: VirtualClock, grantor: Grantor) -> None:
     told = Told()
     manager = LeaseRenewalManager()
-    lease = grantor.grant(0.2)
+    lease = grantor.grant(60.0)
     manager.renew_until(lease, listener=told)
     manager.close()
     manager.close()
     with pytest.raises(ClosedError):
         manager.renew_until(lease)
-    until = lease_time() + 0.3
-    wait_until(lambda: lease_time() > until)
+    virtual_clock.advance(90.0)
     assert not grantor.requests
     assert not told.failed
 

@@ -95,6 +95,7 @@ def test_a_full_queue_makes_publishers_wait(connect: Connect) -> None:
     stream.close().result(PATIENCE)
 
 
+@pytest.mark.usefixtures("virtual_clock")
 def test_a_message_that_waits_for_room_fails_at_its_deadline_and_the_next_is_sent(connect: Connect) -> None:
     m = connect(max_queue_length=1)
     stream = manual(m, channel="full", prefetch=1)
@@ -107,6 +108,7 @@ def test_a_message_that_waits_for_room_fails_at_its_deadline_and_the_next_is_sen
     stream.close().result(PATIENCE)
 
 
+@pytest.mark.usefixtures("virtual_clock")
 def test_an_instance_dropped_while_it_waits_for_room_publishes_again(connect: Connect) -> None:
     m, consumer = connect("memory://x", max_queue_length=1), connect("memory://x", max_queue_length=1)
     stream = manual(consumer, channel="full", prefetch=1)

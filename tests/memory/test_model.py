@@ -114,7 +114,7 @@ class BrokerMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        self.patch.setattr(module, "clock", SimpleNamespace(monotonic=lambda: self.now))
         self.broker = Broker("model")
         self.adapter = MemoryAdapter(parse_url("memory://model"), MemorySettings(), "model")
         self.lines: dict[str | None, Line] = {}

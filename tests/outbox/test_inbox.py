@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from datetime import datetime, timedelta, tzinfo
-from typing import Any, Self
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 import sqlalchemy
@@ -15,7 +15,8 @@ from sqlalchemy.orm import Session
 import messaging
 from messaging import Message, MessageContext
 from messaging.errors import ArgumentError
-from messaging.outbox.sql import Inbox, OutboxTables, Relay, connections, enqueue, process_once
+from messaging.execution import clock
+from messaging.outbox.sql import Inbox, OutboxTables, Relay, enqueue, process_once
 from messaging.outbox.sql import inbox as inbox_module
 from messaging.outbox.sql.tables import DEFAULT_TABLES
 from tests.outbox.conftest import PATIENCE, Received, message, put, until
@@ -133,16 +134,10 @@ def test_old_ids_are_forgotten_by_cleanup(engine: Engine) -> None:
 def test_the_age_of_an_id_is_that_of_the_clock_of_the_database(
     postgres: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Ahead(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> Self:
-            return super().now(tz) + timedelta(days=365)
-
     inbox = Inbox(retention=86400)
     with postgres.begin() as connection:
         assert inbox.process_once(connection, "a")
-    for module in (connections, inbox_module):
-        monkeypatch.setattr(module, "datetime", Ahead, raising=False)
+    monkeypatch.setattr(clock, "now", lambda: datetime.now(UTC) + timedelta(days=365))
     with postgres.begin() as connection:
         assert inbox.process_once(connection, "b")
         assert inbox.cleanup(connection) == 0

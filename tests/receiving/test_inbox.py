@@ -17,8 +17,10 @@ import pytest
 import messaging
 from messaging import MessageStream, Messaging
 from messaging.errors import JournalFullError, SubscriptionRefusedError
+from messaging.execution import clock
 from messaging.journal import State
 from messaging.model import ReceivedMessage
+from messaging.testing.clock import VirtualClock
 from tests.disks import ballast
 from tests.doubles.consumers import acknowledge, manual
 from tests.doubles.fake import PATIENCE, FakeBroker, Token, settle_loop, until
@@ -204,18 +206,17 @@ def test_a_hanging_disk_blocks_no_other_stream_when_an_inbox_is_closed(tmp_path:
 
 
 @pytest.mark.parametrize("step", [-3600.0, 10 * 365 * 86400.0])
-def test_a_clock_that_is_set_does_not_change_the_window(step: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = time.time
-    with messaging.connect("memory://inbox") as m, m.subscribe("c", qos="1", deduplicate=0.5) as stream:
+def test_a_clock_that_is_set_does_not_change_the_window(virtual_clock: VirtualClock, step: float) -> None:
+    with messaging.connect("memory://inbox") as m, m.subscribe("c", qos="1", deduplicate=600.0) as stream:
         publish(m, "a", "0")
         stream.receive(PATIENCE)
         stream.receive(PATIENCE)
-        until(lambda: stream.counters.acknowledged)
-        monkeypatch.setattr(time, "time", lambda: clock() + step)
+        virtual_clock.advance(1.0)
+        assert stream.counters.acknowledged
+        virtual_clock.shift_wall(step)
         publish(m, "a", "b")
         assert stream.receive(PATIENCE).payload == b"b"
-        settled = time.monotonic()
-        until(lambda: time.monotonic() > settled + 0.55)
+        virtual_clock.advance(601.0)
         publish(m, "a")
         assert stream.receive(PATIENCE).payload == b"a"
 
@@ -223,11 +224,11 @@ def test_a_clock_that_is_set_does_not_change_the_window(step: float, monkeypatch
 def test_the_oldest_ids_are_forgotten_first_after_the_clock_was_set_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = time.time
+    wall = clock.wall
     with inbox(tmp_path, inbox_size=4, prefetch=1, deduplicate=86400) as (m, stream):
         for each in "abcdefgh":
             if each == "e":
-                monkeypatch.setattr(time, "time", lambda: clock() - 3600)
+                monkeypatch.setattr(clock, "wall", lambda: wall() - 3600)
             publish(m, each)
             stream.receive(PATIENCE)
     assert delivered_again(tmp_path, *"gh") == []
@@ -235,10 +236,10 @@ def test_the_oldest_ids_are_forgotten_first_after_the_clock_was_set_back(
 
 
 def test_ids_that_were_stored_while_the_clock_was_ahead_expire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, ahead = time.time, 365 * 86400.0
+    wall, ahead = clock.wall, 365 * 86400.0
     received = []
     for step, window in ((ahead, 1000.0), (0.0, 1000.0), (2000.0, 1000.0)):
-        monkeypatch.setattr(time, "time", lambda step=step: clock() + step)
+        monkeypatch.setattr(clock, "wall", lambda step=step: wall() + step)
         with inbox(tmp_path, deduplicate=window) as (m, stream):
             publish(m, "a", f"last-{step}")
             received.append(stream.receive(PATIENCE).payload)

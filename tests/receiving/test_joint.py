@@ -276,6 +276,7 @@ def test_reading_goes_on_for_a_moment_each_second_while_it_is_paused(broker: Fak
     until(lambda: broker.suspensions >= 2)
 
 
+@pytest.mark.usefixtures("virtual_clock")
 def test_closing_settles_the_promises_of_changes_that_the_broker_does_not_answer(
     broker: FakeBroker, connect: Connect
 ) -> None:

@@ -112,6 +112,7 @@ def test_memory_hands_out_a_burst_in_order_however_small_the_credit(connect: Con
     assert seen == [*range(2000)]
 
 
+@pytest.mark.usefixtures("virtual_clock")
 def test_memory_keeps_order_and_bounds_while_a_stream_drops(connect: Connect) -> None:
     m = connect()
     stream = m.subscribe("a", overflow="drop_oldest", prefetch=20, buffer_size=5)
@@ -259,6 +260,7 @@ def test_a_message_whose_check_was_interrupted_comes_next(broker: FakeBroker, m:
     assert broker.rejected == []
 
 
+@pytest.mark.usefixtures("virtual_clock")
 def test_a_verdict_after_the_end_does_not_reach_a_closed_adapter(
     broker: FakeBroker, connect: Connect, slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_rejection_is_delivered_again_from_here_where_the_protocol_cannot(bare
     assert stream.counters.redelivered == 1
 
 
+@pytest.mark.usefixtures("virtual_clock")
 def test_rejecting_again_and_again_keeps_the_credit(bare: FakeBroker, connect: Connect) -> None:
     stream = manual(connect(bare), prefetch=1)
     bare.deliver(*numbered(2))
@@ -69,7 +70,7 @@ def test_rejecting_again_and_again_keeps_the_credit(bare: FakeBroker, connect: C
         assert acknowledge(stream.receive(PATIENCE))
     bare.wait_acknowledged(2)
     with pytest.raises(TimeoutError):
-        stream.receive(0.05)
+        stream.receive(5.0)
 
 
 @pytest.mark.parametrize("count", [5, 2**31])
@@ -233,6 +234,7 @@ def test_a_dead_letter_in_flight_over_a_loss_is_published_and_its_stale_token_fo
     assert broker.acknowledged == []
 
 
+@pytest.mark.usefixtures("virtual_clock")
 def test_a_dead_letter_that_fails_for_good_is_not_acknowledged(broker: FakeBroker, connect: Connect) -> None:
     """The stream ends: the broker still has the message, and there are no further attempts."""
     close(letter_in_flight(connect(broker, close_timeout=0.2), broker))
@@ -306,6 +308,7 @@ def test_invalid_messages_do_not_stop_the_stream_at_a_credit_of_one(
     assert stream.counters.invalid == 2
 
 
+@pytest.mark.usefixtures("virtual_clock")
 def test_a_model_that_raises_something_else_is_a_decode_error_too(broker: FakeBroker, connect: Connect) -> None:
     from typing import Annotated
 
@@ -320,7 +323,7 @@ def test_a_model_that_raises_something_else_is_a_decode_error_too(broker: FakeBr
     broker.deliver(b"1", b"2", content_type="application/json")
     until(lambda: m.runtime.get_runtime_dto().subscriptions[0].buffered == 2)
     with pytest.raises(TimeoutError):
-        stream.receive(0.05)
+        stream.receive(5.0)
     assert stream.counters.invalid == 2
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from messaging.errors import BoundReachedError, JournalError, ListenerGoneError, ReplyError, UnknownEventError
-from messaging.execution import Promise
+from messaging.execution import Promise, clock
 from messaging.remoteevent import RemoteEvent, RetryPolicy
 from messaging.remoteevent import delivery as module
 from messaging.remoteevent.delivery import Delivery
@@ -69,7 +69,7 @@ def closing() -> Iterator[list[Delivery]]:
 
 def test_a_timer_that_fires_early_makes_the_attempt(closing: list[Delivery], monkeypatch: pytest.MonkeyPatch) -> None:
     """Timers of uvloop do, by some milliseconds; to this clock each one is early."""
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr(module, "clock", SimpleNamespace(monotonic=lambda: 100.0, call_later=clock.call_later))
     target = Target([ReplyError("OSError", "away")], [ReplyError("OSError", "away")])
     closing.append(Delivery("d", target, queue_of(1), policy=FAST))
     closing[0].wake()

@@ -93,6 +93,7 @@ def test_a_listener_that_was_removed_is_gone(memory: messaging.Messaging) -> Non
             stub.notify(event(2))
 
 
+@pytest.mark.usefixtures("virtual_clock")
 def test_a_listener_that_is_not_there_is_an_indefinite_failure(memory: messaging.Messaging) -> None:
     stub = RemoteListener(memory, "nowhere", timeout=0.2)
     (outcome,) = stub.deliver([event(1)]).result(10)

@@ -118,6 +118,7 @@ def test_commit_is_told_until_it_succeeds(manager: TransactionManager) -> None:
     assert slow.operations == ["prepare"] + ["commit"] * 4
 
 
+@pytest.mark.usefixtures("virtual_clock")
 def test_a_deadline_after_the_decision_says_that_it_is_committed(manager: TransactionManager) -> None:
     stuck, go_on = Recorder(), threading.Event()
     stuck.before = lambda operation: go_on.wait(20) if operation == "commit" else None

@@ -268,6 +268,7 @@ def test_named_participants_stay_reachable(remote: RemoteTransactionManager) -> 
 # --- timeouts
 
 
+@pytest.mark.usefixtures("virtual_clock")
 def test_a_commit_waits_for_the_participants_beyond_the_timeout_of_requests(
     m: messaging.Messaging, manager: TransactionManager
 ) -> None:

@@ -168,7 +168,7 @@ def test_requests_wait_longer_than_their_copies_are_expected_and_are_handled_onc
     m: Messaging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow handler, and copies that wait at the broker because their subscription is full: a minute is 0.3 s here."""
-    monkeypatch.setattr(request_copies, "time", SimpleNamespace(monotonic=lambda: time.monotonic() * 200))
+    monkeypatch.setattr(request_copies, "clock", SimpleNamespace(monotonic=lambda: time.monotonic() * 200))
     calls: list[bytes] = []
 
     def slow(request: Message) -> None:

@@ -29,7 +29,7 @@ class Receiver:
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The time of the module, in seconds: the test sets it."""
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(request_copies.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(request_copies, "clock", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.execution import clock
 from messaging.observability.monitor.rates import Path, Rates, numbers
 from messaging.observability.monitor.views import view
 
@@ -74,7 +74,7 @@ class Board:
             snapshot: of the process; one that is not newer than the one before is ignored.
             age: how long ago it was taken, seconds.
         """
-        now = time.monotonic()
+        now = clock.monotonic()
         with self._lock:
             changes: list[Change] = []
             process = self._processes.get(key)
@@ -132,7 +132,7 @@ class Board:
 
     def tick(self) -> list[Change]:
         """Return the changes that come with time: processes that have become silent, and forgotten ones."""
-        now = time.monotonic()
+        now = clock.monotonic()
         with self._lock:
             changes: list[Change] = []
             for key, process in [*self._processes.items()]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.responses import StreamingResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from messaging.execution import clock
 from messaging.observability.monitor.viewers import SlowViewerError
 from messaging.text import SafeLog
 
@@ -41,7 +42,7 @@ class TimedProtocol(H11Protocol):
         super().connection_made(transport)
         self.app_state = {**self.app_state, _ABORT: transport.abort}
         self._was_closing = False
-        self._timer = self.loop.call_later(self.patience, self._check)
+        self._timer = clock.call_later(self.loop, self.patience, self._check)
 
     def _check(self) -> None:
         is_closing = self.transport.is_closing()
@@ -49,7 +50,7 @@ class TimedProtocol(H11Protocol):
             self.transport.abort()
             return
         self._was_closing = is_closing
-        self._timer = self.loop.call_later(self.patience, self._check)
+        self._timer = clock.call_later(self.loop, self.patience, self._check)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See the base class."""

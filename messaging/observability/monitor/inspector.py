@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import ArgumentError, BoundReachedError
+from messaging.execution import clock
 from messaging.model import MessageContextBuilder, check_pattern
 from messaging.observability.monitor.plain import Bounds, Plain, clean, visible
 from messaging.observability.monitor.published import observing
@@ -111,7 +111,7 @@ class Inspection:
         payload = message.payload
         with self._lock:
             self.total += 1
-            self._ring.append(_Kept(self.total, time.time(), len(payload), payload[:_KEPT], message.context))
+            self._ring.append(_Kept(self.total, clock.wall(), len(payload), payload[:_KEPT], message.context))
 
     def _fail(self, error: Exception) -> None:
         self.failure = error

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import DecodeError
+from messaging.execution import clock
 from messaging.model import ANY_LEVEL, SEPARATOR, Features, MessageContextBuilder, check_pattern
 from messaging.observability.monitor.board import FORGET
 from messaging.observability.monitor.snapshot import MAX_BYTES, Snapshot, decoded
@@ -75,7 +75,7 @@ class PublishedSnapshots:
                 self.invalid += 1
                 return
             is_retained = bool(context.extensions.get(Features.EXTENSION_RETAIN))
-            self._newest[key] = (payload, is_retained, time.monotonic())
+            self._newest[key] = (payload, is_retained, clock.monotonic())
 
     def _fail(self, error: Exception) -> None:
         self.failure = error
@@ -87,7 +87,7 @@ class PublishedSnapshots:
             newest, self._newest = self._newest, {}
         found: list[Published] = []
         for key, (payload, is_retained, at) in newest.items():
-            age = time.monotonic() - at
+            age = clock.monotonic() - at
             if not payload:
                 found.append(Published(key, None, age))
                 continue
@@ -99,7 +99,7 @@ class PublishedSnapshots:
                 logger.debug("monitor: a message on %r is no snapshot: %s", key, error)
                 continue
             if is_retained:  # stored at some time before; the clocks of both machines may differ
-                age = max(age, time.time() - snapshot.time)
+                age = max(age, clock.wall() - snapshot.time)
             if age < FORGET:
                 found.append(Published(key, snapshot, age))
         return found

@@ -24,7 +24,7 @@ from messaging.errors import (
     check_instance,
 )
 from messaging.errors import MissingExtraError as _MissingExtraError
-from messaging.execution import Flag, start_thread
+from messaging.execution import Flag, clock, start_thread
 from messaging.instance import Messaging
 from messaging.observability.monitor.access import Access, Guard, find_token
 from messaging.observability.monitor.board import Board, Change
@@ -253,7 +253,7 @@ class Monitor:
             watching.cancel()
             stopping.cancel()
             server.should_exit = True
-            await asyncio.wait_for(serving, _PATIENCE / 2)
+            await clock.wait_for(serving, _PATIENCE / 2)
 
     async def _watch(self) -> None:
         """Take snapshots, and tell the viewers what has changed, until the monitor stops."""
@@ -264,7 +264,7 @@ class Monitor:
                 self._viewers.put("counts", event("counts", self._counts()))
             except Exception:
                 logger.exception("monitor: a snapshot failed; trying again in %g s", self._interval)
-            await asyncio.sleep(self._interval)
+            await clock.sleep(self._interval)
 
     def _changes(self) -> list[Change]:
         """Return what has changed since the last call. On a worker of the loop."""
@@ -317,7 +317,7 @@ class Monitor:
             yield event("histories", self._board.histories())
             while not viewer.is_ended:
                 try:
-                    pending = await asyncio.wait_for(viewer.take(), _HEARTBEAT)
+                    pending = await clock.wait_for(viewer.take(), _HEARTBEAT)
                 except TimeoutError:
                     pending = [b": still here\n\n"]
                 for data in pending:
@@ -331,7 +331,7 @@ class Monitor:
     async def _inspect(self, request: Request) -> Response:
         body = b""
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with clock.timeout(PATIENCE):
                 async for chunk in request.stream():
                     body += chunk
                     if len(body) > _MAX_BODY:
@@ -357,9 +357,9 @@ class Monitor:
     async def _messages(self, inspection: Inspection, seconds: float) -> AsyncGenerator[bytes, None]:
         """Yield the messages of an inspection as events, until its time is over or the server stops."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
+        end = clock.time_of(loop) + seconds
         assert self._stopping is not None  # noqa: S101  # set before requests are served
-        while loop.time() < end and not self._stopping.is_set():
+        while clock.time_of(loop) < end and not self._stopping.is_set():
             if inspection.failure is not None:
                 yield event("failure", {"text": str(inspection.failure)})
                 return
@@ -369,7 +369,7 @@ class Monitor:
             if inspection.is_exhausted:
                 yield event("end", {"text": "as many bytes were shown as one inspection may show"})
                 return
-            await asyncio.sleep(_INSPECT_PAUSE)
+            await clock.sleep(_INSPECT_PAUSE)
         yield event("end", {"text": "the time of the inspection is over"})
 
 

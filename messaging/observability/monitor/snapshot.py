@@ -25,12 +25,12 @@ import json
 import math
 import os
 import socket
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import DecodeError
+from messaging.execution import clock
 from messaging.observability.monitor.plain import Bounds, Budget, Plain, clean
 from messaging.reporting import Reporter, reporters
 from messaging.text import SafeLog
@@ -128,8 +128,8 @@ class Sampler:
         self._process = process
         self._interval = interval
         self._masking = masking
-        self._started = time.time()
-        self._began = time.monotonic()
+        self._started = clock.wall()
+        self._began = clock.monotonic()
 
     def take(self, bounds: Bounds = _NARROWING[0]) -> Snapshot:
         """Return a snapshot. The error of a reporter becomes its report."""
@@ -146,8 +146,8 @@ class Sampler:
             clean(socket.gethostname(), NAME, self._masking),
             os.getpid(),
             self._started,
-            time.monotonic() - self._began,
-            time.time(),
+            clock.monotonic() - self._began,
+            clock.wall(),
             self._interval,
             tuple(reports),
             omitted + max(0, len(found) - MAX_REPORTS),

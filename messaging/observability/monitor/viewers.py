@@ -11,6 +11,8 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
+from messaging.execution import clock
+
 #: viewers at a time
 MAX_VIEWERS: Final = 16
 #: a viewer that has not taken an event for this long is dropped, seconds
@@ -118,7 +120,7 @@ class Viewers:
             SlowViewerError: it did not take the event.
         """
         try:
-            async with asyncio.timeout(self._slow_seconds):
+            async with clock.timeout(self._slow_seconds):
                 await send()
         except TimeoutError:
             self.dropped += 1

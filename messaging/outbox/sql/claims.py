@@ -9,7 +9,6 @@ of a relay that died runs out by the clock of the database. Two relays that clai
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import LargeBinary, and_, cast, delete, exists, func, inspect, or_, select, text, union_all, update
 
 from messaging.errors import ConfigurationError
+from messaging.execution import clock
 from messaging.outbox.sql import commit_order
 from messaging.outbox.sql.connections import database_now, refuse_autocommit
 from messaging.outbox.sql.tables import BUCKETS, DEAD, PENDING, SENT, OutboxTables, prepare
@@ -133,7 +133,7 @@ class Claims:
 
     def claim(self, connection: Connection) -> Claim:
         """Claim buckets with ready rows, and fetch their first rows."""
-        began = time.monotonic()
+        began = clock.monotonic()
         outbox, lease = self._tables.outbox, self._tables.lease
         if connection.dialect.name == "postgresql":
             # a crash of the server may undo a claim: a row is then sent twice, which is allowed

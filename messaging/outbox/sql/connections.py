@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, func, select
@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_s
 from sqlalchemy.orm import Session, scoped_session
 
 from messaging.errors import ArgumentError
+from messaging.execution import clock
 
 if TYPE_CHECKING:
     from sqlalchemy import Dialect, Table
@@ -97,7 +98,7 @@ def database_now(connection: Connection) -> datetime:
     if connection.dialect.name == "postgresql":
         moment: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()
         return moment
-    return datetime.now(UTC)  # the database is a file of this machine
+    return clock.now()  # the database is a file of this machine
 
 
 def insert_or_ignore(dialect: Dialect, table: Table) -> Any:

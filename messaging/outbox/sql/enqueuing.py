@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, overload
 from uuid import uuid4
 
@@ -16,6 +15,7 @@ from messaging.errors import (
     InvalidExtensionError,
     check_instance,
 )
+from messaging.execution import clock
 from messaging.model import (
     CHECKS,
     Features,
@@ -130,7 +130,7 @@ def _row(
         "properties": stored_properties(context.replace(extensions=extensions)),
         "payload": _payload(built.payload),
         "message_id": message_id or uuid4().hex,
-        "created": datetime.now(UTC),
+        "created": clock.now(),
     }
 
 

@@ -7,12 +7,12 @@ back; only the buckets of the other keys stay claimed. The relay goes on with ot
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import DatabaseError
+from messaging.execution import clock
 from messaging.outbox.sql.delivery import Delivered, Delivery
 from messaging.outbox.sql.tables import bucket_of
 from messaging.text import SafeLog
@@ -61,17 +61,17 @@ class Handling:
             MessagingError: the run is one until idle, and the database or the broker failed.
         """
         self._state.count(claims=1)
-        end = time.monotonic() + _LONGEST_CLAIM
+        end = clock.monotonic() + _LONGEST_CLAIM
 
         def may_send() -> bool:
-            now = time.monotonic()
+            now = clock.monotonic()
             return not self._state.is_stopping and now < claim.until and now < end
 
         delivered = Delivered()
         delivering = asyncio.create_task(self._delivery.deliver(claim.rows, may_send, delivered))
         renewing = asyncio.create_task(self._renew(claim))
         try:
-            await asyncio.wait((delivering,), timeout=None if self._state.until_idle else _SLOW)
+            await clock.wait((delivering,), timeout=None if self._state.until_idle else _SLOW)
             if not delivering.done():
                 await self._settle_part(claim, delivered)
                 while len(self._slow) >= _MOST_SLOW:
@@ -158,8 +158,8 @@ class Handling:
     async def _renew(self, claim: Claim) -> None:
         """Renew the lease of a claim in time; end the claim if another relay has taken a bucket over."""
         while True:
-            await asyncio.sleep(self._lease / 3)
-            began, buckets = time.monotonic(), claim.buckets
+            await clock.sleep(self._lease / 3)
+            began, buckets = clock.monotonic(), claim.buckets
             try:
                 kept = await self._database.run(partial(self._claims.renew, buckets=buckets))
             except DatabaseError:  # the lease runs out meanwhile

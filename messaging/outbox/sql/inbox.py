@@ -7,7 +7,6 @@ was handled are committed together, or neither is.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Awaitable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, overload
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Final, overload
 from sqlalchemy import delete, func, select, tuple_
 
 from messaging.errors import ArgumentError, check_instance
-from messaging.execution import seconds
+from messaging.execution import clock, seconds
 from messaging.model import Features, Message, check_text
 from messaging.outbox.sql.connections import database_now, in_transaction, insert_or_ignore
 from messaging.outbox.sql.tables import DEFAULT_TABLES, OutboxTables, check_dialect
@@ -60,7 +59,7 @@ class Inbox:
         self.consumer: Final = consumer
         self._tables = tables
         self._lock = threading.Lock()  # guards _cleanup_at
-        self._cleanup_at = time.monotonic() + _CLEANUP_INTERVAL
+        self._cleanup_at = clock.monotonic() + _CLEANUP_INTERVAL
 
     @tolerant
     def __repr__(self) -> str:
@@ -116,7 +115,7 @@ class Inbox:
 
     def _is_cleanup_due(self) -> bool:
         with self._lock:
-            now = time.monotonic()
+            now = clock.monotonic()
             if now < self._cleanup_at:
                 return False
             self._cleanup_at = now + _CLEANUP_INTERVAL

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
 
 from messaging.errors import ArgumentError, ClosedError, MessagingError, check_instance
-from messaging.execution import Flag, refuse_in_loop, seconds, start_thread
+from messaging.execution import Flag, clock, refuse_in_loop, seconds, start_thread
 from messaging.instance import Messaging
 from messaging.model import check_text
 from messaging.outbox.sql.claims import Claims
@@ -322,10 +322,10 @@ class Relay:
             return
         run.stop()
         patience = self._confirm_timeout + _GRACE if timeout is None else seconds(timeout)
-        done, _ = await asyncio.wait((task,), timeout=patience)
+        done, _ = await clock.wait((task,), timeout=patience)
         if not done:
             task.cancel()
-            await asyncio.wait((task,), timeout=_GRACE)
+            await clock.wait((task,), timeout=_GRACE)
         if task.done() and not task.cancelled():
             task.result()
 

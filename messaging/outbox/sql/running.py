@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ClosedError, DatabaseError, DeadlineError
+from messaging.execution import clock
 from messaging.instance import Messaging, connect
 from messaging.outbox.sql import wakeup
 from messaging.outbox.sql.administration import delete_sent_rows
@@ -131,7 +131,7 @@ class Run:
                 states.dispose()
                 if listening is not None:
                     listening.cancel()
-                    await asyncio.wait((listening,), timeout=_GRACE)
+                    await clock.wait((listening,), timeout=_GRACE)
         finally:
             if instance is not None and instance is not self._messaging:
                 await instance.aclose(_CLOSE_TIMEOUT)
@@ -219,7 +219,7 @@ class Run:
 
     async def _delete_sent(self) -> None:
         """Delete sent rows that are older than the retention."""
-        now = time.monotonic()
+        now = clock.monotonic()
         if not self._retention or now < self._delete_at:
             return
         deleted = await self._database.run(
@@ -231,6 +231,6 @@ class Run:
     async def _wait(self, timeout: float) -> None:
         """Wait until woken or stopped, for at most ``timeout`` seconds."""
         try:
-            await asyncio.wait_for(self._woken.wait(), timeout)
+            await clock.wait_for(self._woken.wait(), timeout)
         except TimeoutError:
             return

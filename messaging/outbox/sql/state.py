@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from messaging.connection import delays
+from messaging.execution import clock
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class RunState:
     async def pause(self) -> None:
         """Wait for a time that grows from call to call, or until the run is to stop."""
         try:
-            await asyncio.wait_for(self.stopped.wait(), next(self._pauses))
+            await clock.wait_for(self.stopped.wait(), next(self._pauses))
         except TimeoutError:
             return
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from messaging.connection import delays
+from messaging.execution import clock
 from messaging.outbox.sql.database import describe
 from messaging.text import SafeLog
 
@@ -56,7 +57,7 @@ async def listen(database: Database, channel: str, wake: Callable[[], None], nam
             finally:
                 await _close(driver)
             logger.debug("outbox relay '%s': stopped listening: %s; polling meanwhile", name, reason)
-        await asyncio.sleep(next(pauses))
+        await clock.sleep(next(pauses))
 
 
 async def _connect(database: Database, channel: str) -> Any:

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from messaging.errors import ArgumentError, DeadlineError, InvalidIteratorError, MessagingError
-from messaging.execution import Promise, engine, may_block, refuse_in_loop, seconds
+from messaging.execution import Promise, clock, engine, may_block, refuse_in_loop, seconds
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -137,12 +136,12 @@ class RemoteEventIterator:
         if self._is_over or (self._acknowledge is not None and (self._handed is not None or self._ready)):
             yield (None if self._is_over else self._handed), None
         self._refuse_over()
-        deadline = time.monotonic() + limit
+        deadline = clock.monotonic() + limit
         step = min(limit, self._longest)
         while not self._ready:
             yield self._handed, step
             self._refuse_over()
-            step = min(deadline - time.monotonic(), self._longest)
+            step = min(deadline - clock.monotonic(), self._longest)
             if step <= 0:
                 return
 
@@ -285,7 +284,9 @@ class Fetches:
         if earlier is not None:
             earlier.promise.resolve([])
         running = engine()
-        running.call(lambda: running.loop.call_later(timeout if timeout > 0 else BATCH_WAIT, self._expire, entry))
+        running.call(
+            lambda: clock.call_later(running.loop, timeout if timeout > 0 else BATCH_WAIT, self._expire, entry)
+        )
         self.wake()  # an event may have been stored in between
         return promise
 

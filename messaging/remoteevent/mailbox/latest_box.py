@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import heapq
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ClosedError, DecodeError, MessagingError
-from messaging.execution import workers
+from messaging.execution import clock, workers
 from messaging.remoteevent.event_journal import channel_of, record_of
 from messaging.remoteevent.layout import decode_event, encode_event
 from messaging.remoteevent.mailbox.box import BoxBase
@@ -73,7 +72,7 @@ class LatestBox(BoxBase):
         self._is_compacting = False
         super().__init__(*args, max_bytes=None, **options)
         # tickets of an earlier run are lower than those of this one
-        self._tickets = time.time_ns()
+        self._tickets = clock.wall_ns()
         while records := self._cursor.read(_READ, most_bytes=2**22):
             for record in records:
                 self._written += len(record.payload)

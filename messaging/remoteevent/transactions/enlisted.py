@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.execution import Promise, workers
+from messaging.execution import Promise, clock, workers
 from messaging.remoteevent.failures import as_failure
 from messaging.remoteevent.transactions.participant import TransactionState, Vote
 
@@ -61,7 +60,7 @@ class Enlisted:
 
     def next_operation(self, state: TransactionState) -> str | None:
         """Return the call to make next; ``None`` if there is none, or its time has not come."""
-        if self.is_busy or self.is_done or self.participant is None or time.monotonic() + _EARLY < self.retry_at:
+        if self.is_busy or self.is_done or self.participant is None or clock.monotonic() + _EARLY < self.retry_at:
             return None
         if state is TransactionState.VOTING:
             return "prepare" if self.vote is None else None
@@ -81,7 +80,7 @@ class Enlisted:
     def note_failure(self, policy: RetryPolicy) -> None:
         """Note that a call failed, and when to make it again."""
         self.failures += 1
-        self.retry_at = time.monotonic() + policy.delay_after(self.failures)
+        self.retry_at = clock.monotonic() + policy.delay_after(self.failures)
 
     def to_value(self) -> list[Any]:
         """Return the participant in portable form, for :meth:`from_value`."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from messaging.errors import (
     MessagingError,
     UnknownTransactionError,
 )
-from messaging.execution import Deadlines, Promise, engine, may_block, seconds
+from messaging.execution import Deadlines, Promise, clock, engine, may_block, seconds
 from messaging.forking import LiveObjects
 from messaging.leases import Landlord, Lease, LeaseEnd
 from messaging.remoteevent.delivery import PATIENT, RetryPolicy
@@ -250,7 +249,7 @@ class TransactionManager:
         """End a phase of a transaction after the time limit. For transactions."""
         with self._lock:
             self._watched.pop(phases.id, None)
-            self._watched[phases.id] = (time.monotonic() + self.time_limit, phases)
+            self._watched[phases.id] = (clock.monotonic() + self.time_limit, phases)
         self._deadlines.watch(self.time_limit)
 
     def _expire(self, now: float) -> float | None:
@@ -319,9 +318,9 @@ def _ender(phases: TwoPhases) -> Callable[[LeaseEnd], None]:
 
 def _wait_for(promises: list[Promise[None]]) -> None:
     """Wait for promises, for at most 5 s in all."""
-    deadline = time.monotonic() + _CLOSE_TIMEOUT
+    deadline = clock.monotonic() + _CLOSE_TIMEOUT
     for each in promises:
         try:
-            each.exception(max(0.0, deadline - time.monotonic()))
+            each.exception(max(0.0, deadline - clock.monotonic()))
         except DeadlineError:
             continue

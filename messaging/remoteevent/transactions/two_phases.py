@@ -12,7 +12,6 @@ next step.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -23,7 +22,7 @@ from messaging.errors import (
     OutcomeUnknownError,
     UnknownTransactionError,
 )
-from messaging.execution import Promise, engine, workers
+from messaging.execution import Promise, clock, engine, workers
 from messaging.remoteevent.transactions.callbacks import EndCallbacks
 from messaging.remoteevent.transactions.enlisted import ABORT_ATTEMPTS, Enlisted, ask
 from messaging.remoteevent.transactions.participant import TransactionState, Vote
@@ -299,7 +298,7 @@ class TwoPhases:
                 if operation == "abort" and enlisted.failures >= ABORT_ATTEMPTS:
                     enlisted.is_done = True
                 else:
-                    delay = max(0.0, enlisted.retry_at - time.monotonic())
+                    delay = max(0.0, enlisted.retry_at - clock.monotonic())
         if error is not None and not isinstance(error, UnknownTransactionError):
             logger.warning(
                 "transaction manager '%s': %s of %s at participant '%s' failed: %s; %s",
@@ -335,4 +334,4 @@ class TwoPhases:
 def after(delay: float, run: Callable[[], object]) -> None:
     """Call ``run`` on the loop of the engine after ``delay`` seconds. It must be quick."""
     running = engine()
-    running.call(lambda: running.loop.call_later(delay, run))
+    running.call(lambda: clock.call_later(running.loop, delay, run))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -123,13 +122,11 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
-    time = staticmethod(time.time)
-
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(boards, "time", found)
+    monkeypatch.setattr(boards, "clock", found)
     return found
 
 
