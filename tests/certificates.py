@@ -88,7 +88,7 @@ class TlsRabbitMQ(RabbitMQ):
 
 
 class CertifiedRabbitMQ(TlsRabbitMQ):
-    """Takes certificates for credentials, and refuses clients without one on its TLS port. Knows the user ``gateway``."""
+    """Knows its users by their certificates: ``gateway`` alone. Clients without one are refused on its TLS port."""
 
     def __init__(self) -> None:
         lines = [

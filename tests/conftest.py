@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from messaging.testing.brokers import require
+from tests import thorough
 from tests.certificates import Authority, TlsRabbitMQ
 
 if TYPE_CHECKING:
@@ -19,9 +19,13 @@ if TYPE_CHECKING:
 
     from messaging.testing.servers import Servers
 
-# How long an example takes depends on what else the machine does, so it decides nothing here.
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("suite")
+thorough.load_profile()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before tests are selected by their marks."""
+    thorough.mark(items)
 
 
 @pytest.fixture(scope="session", autouse=True)

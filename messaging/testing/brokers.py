@@ -49,7 +49,8 @@ _PORTS: Final = range(15_000, 32_000)
 #: ports given out by this process, and the file descriptors that hold them
 _issued: Final[dict[int, int | None]] = {}
 
-#: environment variable: a file to which each start of a broker, in whatever process, adds a line with its kind
+#: environment variable: a file to which each start of a broker, in whatever process, adds a line with its kind, and
+#: with "again" unless it is the first of that broker
 STARTS: Final = "RX_MESSAGING_BROKER_STARTS"
 
 _GUARD: Final = """trap '' HUP INT TERM; read -r _ && exit 0; kill -s KILL -- "-$1"; sleep 1; rm -rf -- "$2" """
@@ -207,7 +208,7 @@ class Broker(abc.ABC):
         if self.running:
             return
         self.kill()  # processes left of a broker that ended by itself
-        _count_start(self.name)
+        _count_start(self.name, again=self._started_before)
         for attempts_left in (2, 1, 0):
             try:
                 self.log_start = self._log_file.stat().st_size if self._log_file.exists() else 0
@@ -814,12 +815,12 @@ class _Process:
         self._guard.communicate(b"\n", timeout=STOP_TIMEOUT)
 
 
-def _count_start(name: str) -> None:
+def _count_start(name: str, *, again: bool) -> None:
     """Add to the starts of a run, see :data:`STARTS`."""
     path = os.environ.get(STARTS)
     if path:
         with contextlib.suppress(OSError), open(path, "a") as file:  # noqa: PTH123  # appending is atomic
-            file.write(f"{name}\n")
+            file.write(f"{name}{' again' if again else ''}\n")
 
 
 def _search_path() -> str:

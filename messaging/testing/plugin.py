@@ -56,7 +56,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "feature(*names): covers these features; for backends that announce them all")
     config.addinivalue_line("markers", "wire: needs a network that can be held back")
     config.addinivalue_line("markers", "restart: needs a broker that can be restarted, and gets one of its own")
-    config.addinivalue_line("markers", "slow: seconds rather than milliseconds")
     if not hasattr(config, "workerinput"):
         from messaging.testing.servers import Starts, Steward
 
@@ -76,10 +75,9 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Tell how many brokers were started, by their kind."""
     if _STARTS in config.stash:
-        counts = config.stash[_STARTS].read()
-        if counts:
-            told = ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items()))
-            terminalreporter.write_line(f"brokers started: {told}")
+        told = str(config.stash[_STARTS])
+        if told:
+            terminalreporter.write_line(told)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

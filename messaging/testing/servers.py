@@ -409,5 +409,15 @@ class Starts:
             self._file = None
 
     def read(self) -> Counter[str]:
-        """Return the starts so far, by the kind of broker."""
-        return Counter() if self._file is None else Counter(self._file.read_text().split())
+        """Return the starts so far, by the kind of broker; later starts of the same broker as ``"rabbitmq again"``."""
+        return Counter() if self._file is None else Counter(self._file.read_text().splitlines())
+
+    def __str__(self) -> str:
+        """Return a line for people, or nothing if there were no starts."""
+        first: list[str] = []
+        again: list[str] = []
+        for what, count in sorted(self.read().items()):
+            kind, _, is_again = what.partition(" ")
+            (again if is_again else first).append(f"{kind} {count}")
+        told = f"brokers started: {', '.join(first)}" if first else ""
+        return f"{told}; started again: {', '.join(again)}" if again else told

@@ -86,7 +86,6 @@ async def test_a_name_that_pamqp_refuses_is_used_or_refused_with_the_reason(
     assert client.losses == []
 
 
-@pytest.mark.slow
 async def test_a_busy_connection_is_not_taken_for_silent(
     rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
