@@ -96,7 +96,8 @@ def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
     given = getattr(config, "workerinput", {})
     with contextlib.ExitStack() as stack:
         if _SERVERS in given:
-            found: Servers = RemoteServers(*given[_SERVERS], given["workerid"])
+            address, key = given[_SERVERS]
+            found: Servers = RemoteServers(address, key, given["workerid"])
         elif _STEWARD in config.stash:
             found = Servers(config.stash[_STEWARD])
         else:  # a worker whose controller has not loaded this plugin
