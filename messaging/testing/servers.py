@@ -214,7 +214,7 @@ class Steward:
                     except Exception as error:  # noqa: BLE001  # the worker raises it
                         is_known = isinstance(error, BrokerError)
                         answer = BrokerError(str(error) if is_known else f"{type(error).__name__}: {error}")
-                    connection.send(answer)
+                    connection.send_bytes(_pickled(answer))
         finally:
             for kept in borrowed.values():
                 self.give_back(kept)
@@ -227,7 +227,9 @@ class Steward:
             borrowed[kept.number] = kept
             return kept.description
         if what == "give_back":
-            self.give_back(borrowed.pop(*arguments))
+            kept = borrowed.pop(*arguments, None)
+            if kept is not None:  # else it is free since its borrower lost the connection
+                self.give_back(kept)
             return None
         return self.call(*arguments)
 
@@ -308,19 +310,30 @@ class RemoteServers(Servers):
         self._worker = worker
         self._handles = {}
         self._lock = threading.Lock()
-        self._connection = Client(address, "AF_UNIX", authkey=bytes.fromhex(key))
+        self._address = address
+        self._key = bytes.fromhex(key)
+        self._connection: Connection | None = None
 
     def close(self) -> None:
-        """End the use of the servers; they go on running."""
-        self._connection.close()
+        """End the use of the servers; they go on running, and what is borrowed still is free."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _ask(self, what: str, *arguments: Any) -> Any:
-        try:
-            with self._lock:
+        with self._lock:
+            try:
+                if self._connection is None:
+                    self._connection = Client(self._address, "AF_UNIX", authkey=self._key)
                 self._connection.send((what, *arguments))
                 answer = self._connection.recv()
-        except (OSError, EOFError) as error:
-            raise BrokerError(f"the process that controls the test run does not answer: {error}") from error
+            except BaseException as error:
+                # After an interrupt, such as a time-out of pytest, the answer must not be taken for the next one.
+                self.close()
+                if isinstance(error, (OSError, EOFError)):
+                    told = f"the process that controls the test run does not answer: {error}"
+                    raise BrokerError(told) from error
+                raise
         if isinstance(answer, BrokerError):
             raise answer
         return answer
@@ -379,6 +392,13 @@ class _Handle:
 
     def close(self) -> None:
         """Leave it running: it is the steward's."""
+
+
+def _pickled(answer: object) -> bytes:
+    try:
+        return pickle.dumps(answer)
+    except Exception as error:  # noqa: BLE001  # whatever an attribute of a broker raises
+        return pickle.dumps(BrokerError(f"this broker cannot be described to another process: {error}"))
 
 
 def _shared(kind: str, workers: list[str]) -> Broker:

@@ -253,6 +253,37 @@ def test_what_the_steward_cannot_make_is_an_error(worker: Worker) -> None:
     assert one.mosquitto().running
 
 
+def test_an_interrupted_question_is_not_answered_with_the_next(worker: Worker) -> None:
+    one = worker("gw0")
+
+    def interrupt(*_: object) -> None:
+        raise LookupError("the test takes too long")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with worker("gw1").borrow(Mosquitto, limit=1) as taken:
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(LookupError, match="too long"), one.borrow(Mosquitto, limit=1):
+                pass
+            port = taken.port
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert one.mosquitto().name == "mosquitto"
+    assert one.mosquitto().running
+    with one.borrow(Mosquitto, limit=1) as broker:
+        assert broker.port == port
+
+
+def test_a_server_that_cannot_be_described_is_an_error(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = worker("gw0")
+    monkeypatch.setattr(Mosquitto, "__getstate__", lambda self: {"lock": threading.Lock()}, raising=False)
+    with pytest.raises(BrokerError, match="cannot be described to another process"), one.borrow(Mosquitto):
+        pass
+    monkeypatch.undo()
+    assert one.mosquitto().running
+
+
 def test_the_end_of_the_steward_is_an_error_that_says_so(worker: Worker, steward: Steward) -> None:
     one = worker("gw0")
     pid = one.mosquitto().pid
