@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,8 +18,19 @@ import pytest
 
 import messaging
 from messaging.services import ServiceRegistry
+from messaging.testing import brokers
 from messaging.testing import servers as module
-from messaging.testing.brokers import STARTS, BrokerError, Mosquitto, RabbitMQ, require
+from messaging.testing.brokers import (
+    HOST,
+    STARTS,
+    Broker,
+    BrokerError,
+    Mosquitto,
+    RabbitMQ,
+    free_port,
+    release_port,
+    require,
+)
 from messaging.testing.conformance.helpers import eventually
 from messaging.testing.postgresql import PostgreSQL
 from messaging.testing.servers import RemoteServers, Servers, Starts, Steward
@@ -419,3 +431,29 @@ def test_a_free_port_is_given_to_one_process_only() -> None:
             child.communicate()
     assert len(first) == len(second) == 40
     assert first.isdisjoint(second)
+
+
+def test_a_free_port_refuses_connections_until_a_server_listens_on_it() -> None:
+    port = free_port()
+    assert not listening(port)
+    with pytest.raises(OSError, match="in use"), socket.socket() as other:
+        other.bind((HOST, port))  # as free_port of another process does
+    with socket.create_server((HOST, port)):
+        assert listening(port)
+    release_port(port)
+    release_port(port)
+
+
+@pytest.mark.parametrize("maker", [Mosquitto, RabbitMQ, PostgreSQL])
+def test_a_closed_broker_holds_no_port(maker: type[Broker]) -> None:
+    """None of them was started."""
+    before = held_ports()
+    broker = maker()
+    assert held_ports() > before
+    broker._change_ports()
+    broker.close()
+    assert held_ports() == before
+
+
+def held_ports() -> int:
+    return len([holder for holder in brokers._issued.values() if holder is not None])
