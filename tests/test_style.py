@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.conftest import LONGEST
 from tests.house import House, imported_names
 
 ROOT = Path(__file__).parents[1]
@@ -67,10 +66,6 @@ def house() -> House:
 
 def test_no_module_imports_itself_through_others(house: House) -> None:
     assert house.cycles() == []
-
-
-def test_the_test_files_that_begin_first_exist() -> None:
-    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []
 
 
 def test_nothing_unpickles() -> None:

@@ -16,8 +16,9 @@ for the next test that asks for the same configuration; one that was left broken
 from __future__ import annotations
 
 import contextlib
+import importlib
+import json
 import os
-import pickle
 import secrets
 import shutil
 import tempfile
@@ -25,6 +26,7 @@ import threading
 from collections import Counter
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
@@ -210,11 +212,11 @@ class Steward:
                 while True:
                     request = connection.recv_bytes()
                     try:
-                        answer: object = self._answer(borrowed, *pickle.loads(request))  # noqa: S301  # of a worker
+                        told = {"answer": _encoded(self._answer(borrowed, *_decoded(json.loads(request))))}
                     except Exception as error:  # noqa: BLE001  # the worker raises it
                         is_known = isinstance(error, BrokerError)
-                        answer = BrokerError(str(error) if is_known else f"{type(error).__name__}: {error}")
-                    connection.send_bytes(_pickled(answer))
+                        told = {"error": str(error) if is_known else f"{type(error).__name__}: {error}"}
+                    connection.send_bytes(json.dumps(told).encode())
         finally:
             for kept in borrowed.values():
                 self.give_back(kept)
@@ -325,18 +327,18 @@ class RemoteServers(Servers):
             try:
                 if self._connection is None:
                     self._connection = Client(self._address, "AF_UNIX", authkey=self._key)
-                self._connection.send((what, *arguments))
-                answer = self._connection.recv()
+                self._connection.send_bytes(json.dumps(_encoded([what, *arguments])).encode())
+                told = json.loads(self._connection.recv_bytes())
             except BaseException as error:
                 # After an interrupt, such as a time-out of pytest, the answer must not be taken for the next one.
                 self.close()
                 if isinstance(error, (OSError, EOFError)):
-                    told = f"the process that controls the test run does not answer: {error}"
-                    raise BrokerError(told) from error
+                    reason = f"the process that controls the test run does not answer: {error}"
+                    raise BrokerError(reason) from error
                 raise
-        if isinstance(answer, BrokerError):
-            raise answer
-        return answer
+        if "error" in told:
+            raise BrokerError(told["error"])
+        return _decoded(told["answer"])
 
 
 class _Handle:
@@ -394,11 +396,52 @@ class _Handle:
         """Leave it running: it is the steward's."""
 
 
-def _pickled(answer: object) -> bytes:
+def _encoded(value: Any) -> Any:
+    """Return what JSON has of a value: classes by their names, objects by their attributes.
+
+    Raises:
+        BrokerError: the value is of another kind.
+    """
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return {"list" if isinstance(value, list) else "tuple": [*map(_encoded, value)]}
+    if isinstance(value, dict):
+        return {"dict": [[_encoded(key), _encoded(each)] for key, each in value.items()]}
+    if isinstance(value, Path):
+        return {"path": str(value)}
+    if isinstance(value, type):
+        return {"class": [value.__module__, value.__qualname__]}
     try:
-        return pickle.dumps(answer)
-    except Exception as error:  # noqa: BLE001  # whatever an attribute of a broker raises
-        return pickle.dumps(BrokerError(f"this broker cannot be described to another process: {error}"))
+        state = value.__getstate__()
+    except TypeError:
+        state = None
+    if not isinstance(state, dict):
+        raise BrokerError(f"a {type(value).__name__} cannot be described to another process")
+    return {"object": [_encoded(type(value)), _encoded(state)]}
+
+
+def _decoded(value: Any) -> Any:
+    """Return the value that :func:`_encoded` returned ``value`` for."""
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    match kind:
+        case "list":
+            return [*map(_decoded, content)]
+        case "tuple":
+            return tuple(map(_decoded, content))
+        case "dict":
+            return {_decoded(key): _decoded(each) for key, each in content}
+        case "path":
+            return Path(content)
+        case "class":
+            return attrgetter(content[1])(importlib.import_module(content[0]))
+        case _:
+            kind, state = map(_decoded, content)
+            made = object.__new__(kind)
+            made.__dict__.update(state)
+            return made
 
 
 def _shared(kind: str, workers: list[str]) -> Broker:
