@@ -18,7 +18,7 @@ help:
 	@echo "make test   the tests; installs Mosquitto, RabbitMQ, PostgreSQL and Java if they are missing"
 	@echo "make test-slow   the tests that take long: soaks, random kills, benchmarks, the browser, thorough properties"
 	@echo "make test-stress   changed tests many times, half under load (TESTS='tests/mqtt' TIMES=50 STRESS_ARGS=...)"
-	@echo "make durations   write tests/durations.md: what the tests cost (DURATIONS_ARGS=report.xml for a run that was)"
+	@echo "make durations   write tests/durations.md: what the tests cost (DURATIONS_ARGS=record.json for a run that was)"
 	@echo "make test-system   a selection on the system's own Python, where .venv has another version"
 	@echo "make test-lowest   a selection with the lowest admitted version of every direct dependency"
 	@echo "make test-matrix   the tests on every Python from 3.11 that is found"
