@@ -229,9 +229,9 @@ class Steward:
             borrowed[kept.number] = kept
             return kept.description
         if what == "give_back":
-            kept = borrowed.pop(*arguments, None)
-            if kept is not None:  # else it is free since its borrower lost the connection
-                self.give_back(kept)
+            (number,) = arguments
+            if number in borrowed:  # else it is free since its borrower lost the connection
+                self.give_back(borrowed.pop(number))
             return None
         return self.call(*arguments)
 
