@@ -1,22 +1,27 @@
 # Nothing but Python 3.11 or newer, git and make is needed; what else there is to install, .ci/setup installs.
 #
 #   PYTHON=python3.12       interpreter for .venv (`make clean` first, if there is one)
-#   PYTEST_ARGS="-k mqtt"   what `make test` passes on; `-n 0` for one test at a time
+#   PYTEST_ARGS="-k mqtt"   what `make test` and `make test-slow` pass on; `-n 0` for one test at a time
 #   SETUP_BROKERS=no        do not let `make test` install system packages
 
 BIN := .venv/bin
+PARALLEL := --numprocesses 3 --dist worksteal
+TIMES ?= 50
 
 # The tests start hundreds of processes: without this, each would compile the project anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-system test-lowest test-matrix lint types bench soak soak-tokens failover kills distributed remote-events gateway venv clean
+.PHONY: help demo test test-slow test-system test-lowest test-matrix test-stress durations lint types bench soak soak-tokens failover kills distributed remote-events gateway venv clean
 
 help:
 	@echo "make demo   the toolkit at work, in this process, without a broker"
-	@echo "make test   all tests; installs Mosquitto, RabbitMQ, PostgreSQL and Java if they are missing"
+	@echo "make test   the tests; installs Mosquitto, RabbitMQ, PostgreSQL and Java if they are missing"
+	@echo "make test-slow   the tests that take long: soaks, random kills, benchmarks, the browser, thorough properties"
+	@echo "make test-stress   changed tests many times, half under load (TESTS='tests/mqtt' TIMES=50 STRESS_ARGS=...)"
+	@echo "make durations   write tests/durations.md: what the tests cost (DURATIONS_ARGS=record.json for a run that was)"
 	@echo "make test-system   a selection on the system's own Python, where .venv has another version"
 	@echo "make test-lowest   a selection with the lowest admitted version of every direct dependency"
-	@echo "make test-matrix   all tests on every Python from 3.11 that is found"
+	@echo "make test-matrix   the tests on every Python from 3.11 that is found"
 	@echo "make lint   ruff, and the layers of the packages        make types  mypy"
 	@echo "make bench  benchmarks against private brokers (BENCH_ARGS=...)"
 	@echo "make soak   an hour of random faults (SOAK_ARGS='--minutes 10 --protocol amqp --seed 7')"
@@ -34,7 +39,19 @@ demo: .venv/.cli
 
 test: .venv/.dev
 	@.ci/setup brokers
-	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(PYTEST_ARGS)
+
+test-slow: .venv/.dev
+	@.ci/setup brokers
+	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest $(PARALLEL) -m slow $(PYTEST_ARGS)
+
+test-stress: .venv/.dev
+	@.ci/setup brokers
+	@$(BIN)/python -m tests.stress --times $(TIMES) $(STRESS_ARGS) $(TESTS)
+
+durations: .venv/.dev
+	@.ci/setup brokers
+	@$(BIN)/python -m tests.durations $(DURATIONS_ARGS)
 
 test-system test-lowest test-matrix: test-%: .venv/.dev
 	@.ci/setup brokers

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import uuid
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from paho.mqtt.client import Client, MQTTMessage
 from paho.mqtt.enums import CallbackAPIVersion
@@ -35,7 +35,7 @@ class Lamp:
         self._subscribed = threading.Event()
         self._client = Client(CallbackAPIVersion.VERSION2)
         if broker.username is not None:
-            self._client.username_pw_set(broker.username, broker.password)
+            self._client.username_pw_set(unquote(broker.username), unquote(broker.password or ""))
         self._client.on_subscribe = lambda *_: self._subscribed.set()
         self._client.on_message = self._received
         self._client.connect(broker.hostname or "localhost", broker.port or 1883)

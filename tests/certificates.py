@@ -87,6 +87,28 @@ class TlsRabbitMQ(RabbitMQ):
         return f"amqps://guest:guest@{self.host}:{self.tls_port}"
 
 
+class CertifiedRabbitMQ(TlsRabbitMQ):
+    """Knows its users by their certificates: ``gateway`` alone. Clients without one are refused on its TLS port."""
+
+    def __init__(self) -> None:
+        lines = [
+            "ssl_options.verify = verify_peer",
+            "ssl_options.fail_if_no_peer_cert = true",
+            "ssl_cert_login_from = common_name",
+            "auth_mechanisms.1 = EXTERNAL",
+            "auth_mechanisms.2 = PLAIN",
+        ]
+        super().__init__(lines, plugins=["rabbitmq_auth_mechanism_ssl"])
+
+    def start(self) -> None:
+        """See ``Broker.start``."""
+        is_new = not self._started_before
+        super().start()
+        if is_new:
+            self.ctl("add_user", "gateway", "a password that nobody uses")
+            self.ctl("set_permissions", "gateway", ".*", ".*", ".*")
+
+
 def _expired() -> tuple[str, ...]:
     """Return the options for an expired certificate: OpenSSL before 3.4 takes no dates, later ones no negative days."""
     known = subprocess.run(["openssl", "x509", "-help"], capture_output=True, text=True, timeout=_TIMEOUT)

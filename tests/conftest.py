@@ -1,4 +1,4 @@
-"""The order of the test files, and fixtures that all of them share; those of brokers are ``messaging.testing``'s."""
+"""Fixtures that all tests share; those of brokers are ``messaging.testing``'s."""
 
 from __future__ import annotations
 
@@ -6,46 +6,26 @@ import os
 import signal
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from messaging.testing.brokers import require
+from tests import thorough
 from tests.certificates import Authority, TlsRabbitMQ
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# How long an example takes depends on what else the machine does, so it decides nothing here.
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("suite")
+    from messaging.testing.servers import Servers
 
-
-#: files that take longest, in the order in which they begin: a file runs as a whole on one worker, and a long one that
-#: begins last runs alone. Files with Java and files that wait take turns, so that they share the processor.
-LONGEST: Final = (
-    "spark/test_killed_drivers.py",
-    "faults/test_soak.py",
-    "spark/test_pipeline.py",
-    "spark/test_read.py",
-    "faults/test_mqtt_faults.py",
-    "faults/test_network_faults.py",
-    "spark/test_session.py",
-    "spark/test_archive.py",
-    "faults/test_amqp_faults.py",
-    "spark/test_write.py",
-    "spark/test_reader.py",
-    "spark/test_receiver.py",
-    "spark/test_journal.py",
-)
+thorough.load_profile()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest."""
-    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+    """Before tests are selected by their marks."""
+    thorough.mark(items)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -56,14 +36,14 @@ def _interrupts() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.fixture(scope="session")
-def own_rabbitmq() -> Iterator[TlsRabbitMQ]:
-    """A RabbitMQ that may be killed, stopped and starved. A test that breaks it repairs it.
+@pytest.fixture
+def own_rabbitmq(servers: Servers) -> Iterator[TlsRabbitMQ]:
+    """A RabbitMQ that may be killed, stopped and starved, of a pool. A test that changes its settings restores them.
 
     It listens with TLS, too, and takes messages of up to 500,000 bytes.
     """
     require("rabbitmq")
-    with TlsRabbitMQ(["max_message_size = 500000"]) as broker:
+    with servers.borrow(TlsRabbitMQ, ["max_message_size = 500000"]) as broker:
         yield broker
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,19 @@ from benchmarks.harness import Case, Plan, Run, RunError, measure, run_once
 from benchmarks.peers.job import percentiles
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require
 from messaging.testing.conformance.helpers import eventually
+from messaging.testing.servers import Servers
 from tests.spark.conftest import require_java
 
 ROOT = Path(__file__).parent.parent
 COUNT = 300
+
+
+@pytest.fixture
+def rabbitmq(servers: Servers) -> Iterator[RabbitMQ]:
+    """One of the test alone: contenders know neither virtual hosts nor other names of queues."""
+    require("rabbitmq")
+    with servers.borrow(RabbitMQ, limit=1) as broker:
+        yield broker
 
 
 def benchmark(*arguments: str) -> str:

@@ -108,7 +108,7 @@ def test_mosquitto_sub_gets_published_messages(mqtt: tuple[Messaging, list[str],
 
 @pytest.fixture
 def amqp(rabbitmq: RabbitMQ) -> Iterator[tuple[Messaging, pika.adapters.blocking_connection.BlockingChannel]]:
-    parameters = pika.URLParameters(rabbitmq.url.rstrip("/") + "/%2F")
+    parameters = pika.URLParameters(rabbitmq.url)
     parameters.blocked_connection_timeout = DEADLINE
     connection = pika.BlockingConnection(parameters)
     with messaging.connect(rabbitmq.url) as m:

@@ -13,7 +13,6 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.clock_uses import direct_uses
-from tests.conftest import LONGEST
 from tests.house import House, imported_names
 
 ROOT = Path(__file__).parents[1]
@@ -99,10 +98,6 @@ def test_uses_of_the_time_are_found_however_they_are_written() -> None:
     }
     found = {text: [use for _, use in direct_uses(ast.parse(text))] for text in rows}
     assert found == rows
-
-
-def test_the_test_files_that_begin_first_exist() -> None:
-    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []
 
 
 def test_nothing_unpickles() -> None:

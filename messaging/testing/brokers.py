@@ -15,7 +15,10 @@ kills the broker and removes its directory.
 from __future__ import annotations
 
 import abc
+import base64
 import contextlib
+import hashlib
+import json
 import os
 import pwd
 import random
@@ -28,7 +31,8 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from urllib.parse import quote, urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -42,7 +46,12 @@ CTL_TIMEOUT: Final = 60.0
 #: Below the ports that systems give to outgoing connections: from that range, a client that retries the port of a
 #: stopped broker may be given the same port as its own, connect to itself, and keep the broker from returning.
 _PORTS: Final = range(15_000, 32_000)
-_issued: Final[set[int]] = set()
+#: ports given out by this process, and the file descriptors that hold them
+_issued: Final[dict[int, int | None]] = {}
+
+#: environment variable: a file to which each start of a broker, in whatever process, adds a line with its kind, and
+#: with "again" unless it is the first of that broker
+STARTS: Final = "RX_MESSAGING_BROKER_STARTS"
 
 _GUARD: Final = """trap '' HUP INT TERM; read -r _ && exit 0; kill -s KILL -- "-$1"; sleep 1; rm -rf -- "$2" """
 
@@ -54,16 +63,33 @@ class BrokerError(RuntimeError):
 
 
 def free_port() -> int:
-    """Return a free TCP port of the loopback interface; never the same one twice."""
+    """Return a free TCP port of the loopback interface; never the same one twice.
+
+    The port is held by a socket that does not listen: until this process ends, or :func:`release_port`, no other
+    process is given it, connections to it are refused, and a server that sets ``SO_REUSEADDR`` can listen on it.
+    """
     for _ in range(1_000):
         port = random.choice(_PORTS)
         if port in _issued:
             continue
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((HOST, port))
-            _issued.add(port)
-            return port
+        holder = socket.socket()
+        try:
+            holder.bind((HOST, port))  # exclusively: fails beside another holder
+        except OSError:
+            holder.close()
+            continue
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # from now on servers may share it
+        _issued[port] = holder.detach()
+        return port
     raise BrokerError("no free port found")
+
+
+def release_port(port: int) -> None:
+    """Let other processes have a port of :func:`free_port`; this process is not given it again. Idempotent."""
+    holder = _issued.get(port)
+    if holder is not None:
+        _issued[port] = None
+        os.close(holder)
 
 
 def find_mosquitto() -> str | None:
@@ -126,11 +152,16 @@ class Broker(abc.ABC):
     def __init__(self, host: str = HOST, port: int | None = None) -> None:
         self.host = host
         self.port = port or free_port()
+        self._holds_port = port is None
         self.directory = Path(tempfile.mkdtemp(prefix=f"rx-messaging-{self.name}-"))
         self._log_file = self.directory / "broker.log"
         self.log_start = 0
         self._process: _Process | None = None
         self._started_before = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs to use the broker: everything but the process."""
+        return {**self.__dict__, "_process": None}
 
     def __enter__(self) -> Self:
         try:
@@ -177,6 +208,7 @@ class Broker(abc.ABC):
         if self.running:
             return
         self.kill()  # processes left of a broker that ended by itself
+        _count_start(self.name, again=self._started_before)
         for attempts_left in (2, 1, 0):
             try:
                 self.log_start = self._log_file.stat().st_size if self._log_file.exists() else 0
@@ -211,7 +243,19 @@ class Broker(abc.ABC):
     def close(self) -> None:
         """Stop for good and remove the directory. Idempotent."""
         self.stop()
+        self._release_ports()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    def url_at(self, host: str, port: int) -> str:
+        """Return :attr:`url` for clients that reach the broker at another address, such as a proxy."""
+        parts = urlsplit(self.url)
+        credentials, at, _ = parts.netloc.rpartition("@")
+        return parts._replace(netloc=f"{credentials}{at}{host}:{port}").geturl()
+
+    @property
+    def answers(self) -> bool:
+        """Return whether it is running and can be used; within about a second."""
+        return self.running and self._answers()
 
     def log(self, start: int = 0) -> str:
         """Return the log so far, earlier runs included, from the byte ``start`` on."""
@@ -245,7 +289,13 @@ class Broker(abc.ABC):
         """Return whether the broker can be used; within about a second."""
 
     def _change_ports(self) -> None:
+        self._release_ports()
         self.port = free_port()
+        self._holds_port = True
+
+    def _release_ports(self) -> None:
+        if self._holds_port:
+            release_port(self.port)
 
     def end_process(self, how: signal.Signals) -> None:
         """End the server with a signal, and wait until it has ended."""
@@ -366,6 +416,10 @@ class RabbitMQ(Broker):
             stopped last, unless both were given one.
         port_mapper: used instead of one of its own, so that each node of a cluster can be killed; see
             :class:`RabbitCluster`.
+        virtual_hosts: that it has beside ``/``.
+
+    Attributes:
+        virtual_host: that :attr:`url`, :attr:`mqtt_url` and :meth:`ctl` speak of; ``/``, unless it is set.
     """
 
     name = "rabbitmq"
@@ -379,23 +433,27 @@ class RabbitMQ(Broker):
         *,
         cluster: RabbitMQ | None = None,
         port_mapper: PortMapper | None = None,
+        virtual_hosts: Iterable[str] = (),
     ) -> None:
         super().__init__()
+        self.virtual_host = "/"
+        self._virtual_hosts = list(virtual_hosts)
         self._cluster = cluster
         self._is_mapper_shared = cluster is not None or port_mapper is not None
         self._mapper: PortMapper = port_mapper or (cluster._mapper if cluster else PortMapper(self.directory))
         self.plugins = tuple(plugins)
         self._lines = list(config_lines)
         self._node = f"rx{secrets.token_hex(4)}@localhost"
-        self._change_ports()
+        self.mqtt_port, self._dist_port = free_port(), free_port()
         cookie = self._cookie
         cookie.write_text(secrets.token_hex(16) if cluster is None else cluster._cookie.read_text())
         cookie.chmod(0o400)
 
     @property
     def url(self) -> str:
-        """Return ``amqp://guest:guest@127.0.0.1:PORT/``."""
-        return f"{self.scheme}://guest:guest@{self.host}:{self.port}/"
+        """Return ``amqp://guest:guest@127.0.0.1:PORT/``, and the virtual host unless it is ``/``."""
+        path = "" if self.virtual_host == "/" else quote(self.virtual_host, safe="")
+        return f"{self.scheme}://guest:guest@{self.host}:{self.port}/{path}"
 
     @property
     def version(self) -> tuple[int, ...]:
@@ -412,7 +470,8 @@ class RabbitMQ(Broker):
         """
         if "rabbitmq_mqtt" not in self.plugins:
             raise BrokerError("this RabbitMQ runs without the plugin rabbitmq_mqtt")
-        return f"mqtt://guest:guest@{self.host}:{self.mqtt_port}"
+        user = "guest" if self.virtual_host == "/" else quote(f"{self.virtual_host}:guest", safe="")
+        return f"mqtt://{user}:guest@{self.host}:{self.mqtt_port}"
 
     def start(self) -> None:
         """See ``Broker.start``."""
@@ -470,10 +529,26 @@ class RabbitMQ(Broker):
     def ctl(self, *args: str, timeout: float = CTL_TIMEOUT) -> str:
         """Run ``rabbitmqctl`` against this node (about a second) and return what it printed.
 
+        Commands that concern a virtual host get :attr:`virtual_host`, unless ``args`` name another.
+
         Raises:
             BrokerError: it failed, or took longer than ``timeout`` seconds.
         """
-        return self._command("rabbitmqctl", *args, timeout=timeout)
+        is_default = self.virtual_host == "/" or not {"-p", "--vhost"}.isdisjoint(args)
+        return self._command(
+            "rabbitmqctl", *(() if is_default else ("--vhost", self.virtual_host)), *args, timeout=timeout
+        )
+
+    def add_virtual_host(self, name: str) -> None:
+        """Add a virtual host that ``guest`` may use. Nothing happens if there is one of that name.
+
+        Raises:
+            BrokerError: RabbitMQ refused, or is not running.
+        """
+        if name not in self._virtual_hosts:
+            self._command("rabbitmqctl", "add_vhost", name)
+            self._command("rabbitmqctl", "set_permissions", "--vhost", name, "guest", ".*", ".*", ".*")
+            self._virtual_hosts.append(name)
 
     def _command(self, command: str, *args: str, timeout: float = CTL_TIMEOUT) -> str:
         script = find_rabbitmq(command)
@@ -496,9 +571,31 @@ class RabbitMQ(Broker):
         return done.stdout
 
     def _change_ports(self) -> None:
+        self._release_ports()
         self.port, self.mqtt_port, self._dist_port = (free_port() for _ in range(3))
         if not self._is_mapper_shared:
             self._mapper.port = free_port()
+
+    def _release_ports(self) -> None:
+        for port in (self.port, self.mqtt_port, self._dist_port):
+            release_port(port)
+        if not self._is_mapper_shared:
+            release_port(self._mapper.port)
+
+    def _definitions(self) -> str:
+        """Return definitions that a node imports when it starts: each ``rabbitmqctl`` would take a second."""
+        salt = secrets.token_bytes(4)
+        password = base64.b64encode(salt + hashlib.sha256(salt + b"guest").digest()).decode()
+        hosts = ["/", *self._virtual_hosts]
+        everything = {"configure": ".*", "write": ".*", "read": ".*"}
+        hashed = {"password_hash": password, "hashing_algorithm": "rabbit_password_hashing_sha256"}
+        return json.dumps(
+            {
+                "users": [{"name": "guest", "tags": "administrator", **hashed}],
+                "vhosts": [{"name": host} for host in hosts],
+                "permissions": [{"user": "guest", "vhost": host, **everything} for host in hosts],
+            }
+        )
 
     @property
     def _cookie(self) -> Path:
@@ -513,6 +610,10 @@ class RabbitMQ(Broker):
             "disk_free_limit.absolute = 16MB",
             "vm_memory_high_watermark.relative = 0.8",
         ]
+        if self._virtual_hosts:
+            definitions = self.directory / "definitions.json"
+            definitions.write_text(self._definitions())
+            defaults.append(f"load_definitions = {definitions}")
         lines = [*_overridden(defaults, self._lines, "="), *self._lines]
         (self.directory / "rabbitmq.conf").write_text("\n".join(lines) + "\n")
         # rabbitmq.conf may not speak of plugins that are not enabled yet; this file may.
@@ -584,6 +685,9 @@ class PortMapper:
         self.port = free_port()
         self._directory = directory
         self._process: _Process | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_process": None}
 
     def start(self) -> None:
         """Start, and wait until it answers.
@@ -659,6 +763,7 @@ class RabbitCluster:
             node.kill()
             node.close()
         self._mapper.stop()
+        release_port(self._mapper.port)
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
@@ -708,6 +813,14 @@ class _Process:
                 os.killpg(self.pid, signal.SIGKILL)
             self._popen.wait(STOP_TIMEOUT)
         self._guard.communicate(b"\n", timeout=STOP_TIMEOUT)
+
+
+def _count_start(name: str, *, again: bool) -> None:
+    """Add to the starts of a run, see :data:`STARTS`."""
+    path = os.environ.get(STARTS)
+    if path:
+        with contextlib.suppress(OSError), open(path, "a") as file:  # noqa: PTH123  # appending is atomic
+            file.write(f"{name}{' again' if again else ''}\n")
 
 
 def _search_path() -> str:

@@ -15,7 +15,6 @@ It listens on 127.0.0.1 only, with a random password. PostgreSQL refuses to run 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import pwd
 import secrets
@@ -52,7 +51,6 @@ class PostgreSQL(Broker):
         super().__init__()
         self._lines = list(config_lines)
         self._durable = durable
-        self._numbers = itertools.count(1)
         self._password = secrets.token_hex(16)
         self._data = self.directory / "data"
         self._user = _unprivileged() if os.geteuid() == 0 else None
@@ -79,7 +77,7 @@ class PostgreSQL(Broker):
         Raises:
             BrokerError: the server is not running.
         """
-        name = f"test{next(self._numbers)}"
+        name = f"test_{secrets.token_hex(6)}"
         self._execute("createdb", "--host", self.host, "--port", str(self.port), "--username", "postgres", name)
         return self.database_url(name)
 
@@ -114,7 +112,7 @@ class PostgreSQL(Broker):
             raise BrokerError(f"postgresql is not installed: {_HOW_TO}")
         if not (self._data / "PG_VERSION").exists():
             self._initialize()
-        defaults = ["max_connections = 60", "shared_buffers = 32MB", "unix_socket_directories = ''"]
+        defaults = ["max_connections = 200", "shared_buffers = 32MB", "unix_socket_directories = ''"]
         if not self._durable:
             defaults += ["fsync = off", "full_page_writes = off"]
         lines = [f"listen_addresses = '{self.host}'", f"port = {self.port}", *defaults, *self._lines]

@@ -28,7 +28,7 @@ def foreign(rabbitmq: RabbitMQ) -> Iterator[BlockingChannel]:
 
 @contextlib.contextmanager
 def foreign_channel(broker: RabbitMQ) -> Iterator[BlockingChannel]:
-    connection = pika.BlockingConnection(pika.ConnectionParameters(broker.host, broker.port))
+    connection = pika.BlockingConnection(pika.URLParameters(broker.url))
     try:
         yield connection.channel()
     finally:

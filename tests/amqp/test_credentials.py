@@ -28,6 +28,7 @@ from messaging.errors import (
 from messaging.model.credentials import Credentials
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import require
+from messaging.testing.servers import Servers
 from tests.amqp.harness import Client, Out, make_adapter, until, within
 from tests.amqp.peer import Peer, Session
 from tests.doubles.fake import until as until_true
@@ -341,10 +342,10 @@ async def test_access_that_is_refused_with_valid_credentials_fails_the_message()
 # --- RabbitMQ with tokens
 
 
-@pytest.fixture(scope="module")
-def oauth() -> Iterator[TokenRabbitMQ]:
+@pytest.fixture
+def oauth(servers: Servers) -> Iterator[TokenRabbitMQ]:
     require("rabbitmq")
-    with TokenRabbitMQ() as broker:
+    with servers.borrow(TokenRabbitMQ, limit=1) as broker:
         yield broker
 
 

@@ -191,7 +191,9 @@ async def test_a_type_the_broker_does_not_know_is_refused_though_it_costs_the_co
 
 
 @pytest.mark.parametrize("declare", ["passive", "none"])
-async def test_without_declaring_a_missing_exchange_is_refused(client: Client, declare: str) -> None:
+async def test_without_declaring_a_missing_exchange_is_refused(
+    client: Client, rabbitmq: RabbitMQ, declare: str
+) -> None:
     exchange = unique("missing")
     sink, _ = await client.subscribe("sibling")
     batch = [
@@ -202,7 +204,10 @@ async def test_without_declaring_a_missing_exchange_is_refused(client: Client, d
     assert await outcomes(batch) == ["PublishRefusedError", ""]
     error = batch[0].error
     assert isinstance(error, PublishRefusedError)
-    assert (error.code, error.detail) == (404, f"NOT_FOUND - no exchange '{exchange}' in vhost '/'")
+    assert (error.code, error.detail) == (
+        404,
+        f"NOT_FOUND - no exchange '{exchange}' in vhost '{rabbitmq.virtual_host}'",
+    )
     await sink.count(1)
     assert client.losses == []
 

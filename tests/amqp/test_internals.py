@@ -61,7 +61,7 @@ async def test_a_loss_is_reported_and_only_the_adaptation_keeps_aiormq_quiet(
     rabbitmq: RabbitMQ, is_adapted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
-        async with connected(f"amqp://guest:guest@{proxy.host}:{proxy.port}") as client:
+        async with connected(rabbitmq.url_at(proxy.host, proxy.port)) as client:
             await client.subscribe("lost")
             proxy.sever()
             assert isinstance(await client.lost(), ConnectionLostError)
@@ -86,7 +86,6 @@ async def test_a_name_that_pamqp_refuses_is_used_or_refused_with_the_reason(
     assert client.losses == []
 
 
-@pytest.mark.slow
 async def test_a_busy_connection_is_not_taken_for_silent(
     rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

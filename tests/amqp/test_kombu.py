@@ -25,7 +25,7 @@ DEADLINE = 15.0
 
 @pytest.fixture
 def connection(rabbitmq: RabbitMQ) -> Iterator[kombu.Connection]:
-    with kombu.Connection(f"amqp://guest:guest@{rabbitmq.host}:{rabbitmq.port}//") as opened:
+    with kombu.Connection(rabbitmq.url.rstrip("/")) as opened:
         yield opened
 
 

@@ -44,7 +44,7 @@ async def test_a_loss_is_reported_once_and_aiormq_logs_nothing(
 ) -> None:
     """Busy: requests are under way, messages unconfirmed, deliveries unsettled."""
     with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
-        client = Client(make_adapter(f"amqp://guest:guest@{proxy.host}:{proxy.port}"))
+        client = Client(make_adapter(rabbitmq.url_at(proxy.host, proxy.port)))
         await client.open()
         await client.publish("loss", b"x")
         sink, _ = await client.subscribe("loss")
@@ -97,7 +97,7 @@ async def test_closing_in_good_order_is_no_loss_at_all(rabbitmq: RabbitMQ, aiorm
 def test_a_queue_deleted_during_an_outage_is_declared_again(rabbitmq: RabbitMQ) -> None:
     queue, exchange = unique("outage"), unique("outage")
     with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
-        url = f"amqp://guest:guest@{proxy.host}:{proxy.port}"
+        url = rabbitmq.url_at(proxy.host, proxy.port)
         with (
             messaging.connect(url, reconnect_min=0.02, reconnect_max=0.1) as m,
             messaging.connect(rabbitmq.url) as other,
@@ -129,7 +129,7 @@ def test_a_program_reads_one_line_about_a_loss(
     rabbitmq: RabbitMQ, aiormq_log: list[logging.LogRecord], caplog: pytest.LogCaptureFixture
 ) -> None:
     with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
-        url = f"amqp://guest:guest@{proxy.host}:{proxy.port}"
+        url = rabbitmq.url_at(proxy.host, proxy.port)
         with messaging.connect(url, reconnect_min=0.02) as m, m.subscribe("one/line") as stream:
             m.publish("one/line", b"1").result(timeout=10)
             assert stream.receive(timeout=10).payload == b"1"

@@ -613,7 +613,6 @@ async def test_a_channel_that_is_always_closed_over_publishing_refuses_each_mess
 # --- silence
 
 
-@pytest.mark.slow
 async def test_silence_is_a_loss_after_two_heartbeats(peer: Peer) -> None:
     async with client_of(peer, heartbeat=1) as client:
         await opened(client, peer)
@@ -622,7 +621,6 @@ async def test_silence_is_a_loss_after_two_heartbeats(peer: Peer) -> None:
         assert time.monotonic() - started < 3
 
 
-@pytest.mark.slow
 async def test_without_heartbeats_it_still_says_good_bye(peer: Peer) -> None:
     async with client_of(peer, heartbeat=0) as client:
         session = await opened(client, peer)

@@ -104,7 +104,7 @@ async def test_messages_published_before_the_first_delivery_are_not_missed(
     rabbitmq: RabbitMQ, stream: str, begin: str
 ) -> None:
     with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
-        client = Client(make_adapter(f"amqp://guest:guest@{proxy.host}:{proxy.port}"))
+        client = Client(make_adapter(rabbitmq.url_at(proxy.host, proxy.port)))
         await client.open()
         sink, _ = await client.subscribe(stream, queue=stream, streamOffset=begin, **STREAM)
         proxy.sever()
@@ -121,7 +121,7 @@ async def test_messages_published_before_the_first_delivery_are_not_missed(
 def test_an_instance_reads_on_by_itself_after_a_loss(rabbitmq: RabbitMQ, stream: str) -> None:
     seen: list[bytes] = []
     with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
-        url = f"amqp://guest:guest@{proxy.host}:{proxy.port}"
+        url = rabbitmq.url_at(proxy.host, proxy.port)
         with (
             messaging.connect(url, reconnect_min=0.02, reconnect_max=0.1) as m,
             messaging.connect(rabbitmq.url) as publisher,

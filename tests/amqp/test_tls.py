@@ -12,27 +12,20 @@ import pytest
 from messaging.errors import AuthenticationError, InvalidOptionError
 from messaging.testing.brokers import require
 from tests.amqp.harness import connected, make_adapter, open_fails
-from tests.certificates import TlsRabbitMQ
+from tests.certificates import CertifiedRabbitMQ, TlsRabbitMQ
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from messaging.testing.servers import Servers
 
-@pytest.fixture(scope="module")
-def certified() -> Iterator[TlsRabbitMQ]:
+
+@pytest.fixture
+def certified(servers: Servers) -> Iterator[TlsRabbitMQ]:
     """A broker that knows its users by their certificates, and refuses clients without one on its TLS port."""
     require("rabbitmq")
-    lines = [
-        "ssl_options.verify = verify_peer",
-        "ssl_options.fail_if_no_peer_cert = true",
-        "ssl_cert_login_from = common_name",
-        "auth_mechanisms.1 = EXTERNAL",
-        "auth_mechanisms.2 = PLAIN",
-    ]
-    with TlsRabbitMQ(lines, plugins=["rabbitmq_auth_mechanism_ssl"]) as broker:
-        broker.ctl("add_user", "gateway", "a password that nobody uses")
-        broker.ctl("set_permissions", "gateway", ".*", ".*", ".*")
+    with servers.borrow(CertifiedRabbitMQ, limit=1) as broker:
         yield broker
 
 

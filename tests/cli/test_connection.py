@@ -68,7 +68,7 @@ def test_quiet_does_not_report_a_lost_connection(own: Mosquitto, topic: str) -> 
 
 def test_a_lost_amqp_connection_is_reported(rabbitmq: RabbitMQ, topic: str) -> None:
     with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
-        url = f"amqp://guest:guest@{proxy.host}:{proxy.port}"
+        url = rabbitmq.url_at(proxy.host, proxy.port)
         with Program("sub", url, "-t", topic, "-C", "1") as program:
             program.says("subscribed to")
             proxy.sever()

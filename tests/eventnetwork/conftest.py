@@ -19,7 +19,6 @@ from messaging.dispatch import DISTRIBUTED_EVENTS
 from messaging.eventdata import WireEvent, encode
 from messaging.eventnetwork import DISPATCH, Arrival, EventNetwork, EventNode, Interest, NodeService, Notification
 from messaging.services import ServiceRegistry
-from messaging.testing.brokers import Mosquitto, require
 from tests.doubles.fake import until
 
 #: heartbeats in tests, seconds: long enough for a machine under load
@@ -119,13 +118,6 @@ def join() -> Iterator[Join]:
 def memory() -> str:
     """The URL of a network in this process."""
     return f"memory://network{next(_numbers)}"
-
-
-@pytest.fixture(scope="session")
-def mosquitto() -> Iterator[Mosquitto]:
-    require("mosquitto")
-    with Mosquitto() as broker:
-        yield broker
 
 
 def update(member: str | None = None, *topics: str, **fields: Any) -> bytes:

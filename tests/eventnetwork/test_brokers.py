@@ -198,7 +198,7 @@ def test_members_meet_again_after_their_connections_were_killed(rabbitmq: Rabbit
 
 def test_pika_takes_part(rabbitmq: RabbitMQ, join: Join) -> None:
     one = join(rabbitmq.url, "plain/*", settings={"prefix": "pika"})
-    connection = pika.BlockingConnection(pika.ConnectionParameters(rabbitmq.host, rabbitmq.port))
+    connection = pika.BlockingConnection(pika.URLParameters(rabbitmq.url))
     try:
         channel = connection.channel()
         queue = channel.queue_declare("", exclusive=True).method.queue

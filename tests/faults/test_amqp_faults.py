@@ -55,7 +55,6 @@ def test_a_connection_that_only_the_client_lost_keeps_its_messages_until_the_bro
 # --- brokers
 
 
-@pytest.mark.slow
 def test_a_killed_broker_loses_nothing_that_is_persistent(own_rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     """And of what is transient all that it had: a confirm is a place in the queue, then, not on the disk."""
     broker = own_rabbitmq
@@ -86,7 +85,6 @@ def test_a_killed_broker_loses_nothing_that_is_persistent(own_rabbitmq: RabbitMQ
     assert all(histories[stamp.publisher].confirmed[stamp.sequence] <= restarted for stamp in verdict.lost)
 
 
-@pytest.mark.slow
 def test_a_broker_short_of_memory_makes_publishers_wait_and_consumers_go_on(
     own_rabbitmq: RabbitMQ, tmp_path: Path
 ) -> None:

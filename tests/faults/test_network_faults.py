@@ -153,7 +153,6 @@ def test_a_connection_that_ends_within_the_handshake_is_made_again(
 # --- half open
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("profile", "settings", "limit"),
     [

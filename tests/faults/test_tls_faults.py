@@ -46,7 +46,7 @@ class Endpoint:
         self.reload()
 
 
-@pytest.fixture(scope="module", params=["mqtts", "amqps"])
+@pytest.fixture(params=["mqtts", "amqps"])
 def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     if request.param == "amqps":
         rabbitmq: TlsRabbitMQ = request.getfixturevalue("own_rabbitmq")

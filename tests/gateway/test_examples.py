@@ -31,7 +31,7 @@ def until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.02)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def other_mosquitto() -> Iterator[Mosquitto]:
     """A second broker: what is published at one must reach the other by the gateway only."""
     require("mosquitto")

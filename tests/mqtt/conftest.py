@@ -28,7 +28,7 @@ def needs_mosquitto() -> None:
     require("mosquitto")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def mosquitto(needs_mosquitto: None) -> Iterator[Mosquitto]:
     with Mosquitto() as broker:
         yield broker

@@ -291,21 +291,20 @@ async def test_a_loss_right_after_connack_is_a_failure_to_connect_or_a_loss_but_
 # --- the will
 
 
-async def test_closing_in_good_order_publishes_no_will_even_with_unread_data() -> None:
-    with Mosquitto() as broker:
-        async with connected(broker.url) as other:
-            wills, _ = await other.subscribe("last")
-            for number in range(5):
-                core = Core(broker.url)
-                await core.open()
-                await core.adapter.set_will(core.out("last", b"no", last_will=True))
-                await core.reopen()
-                await core.subscribe("flood")
-                await other.send(*[other.out("flood", bytes(1000)) for _ in range(500)])
-                await core.adapter.close()
-                await other.publish("last", b"%d" % number)
-            await wills.count(5)
-            assert wills.payloads == [b"%d" % number for number in range(5)]
+async def test_closing_in_good_order_publishes_no_will_even_with_unread_data(mosquitto: Mosquitto) -> None:
+    async with connected(mosquitto.url) as other:
+        wills, _ = await other.subscribe("last")
+        for number in range(5):
+            core = Core(mosquitto.url)
+            await core.open()
+            await core.adapter.set_will(core.out("last", b"no", last_will=True))
+            await core.reopen()
+            await core.subscribe("flood")
+            await other.send(*[other.out("flood", bytes(1000)) for _ in range(500)])
+            await core.adapter.close()
+            await other.publish("last", b"%d" % number)
+        await wills.count(5)
+        assert wills.payloads == [b"%d" % number for number in range(5)]
 
 
 async def test_a_will_whose_deadline_ends_its_reconnect_leaves_the_connection_in_use() -> None:

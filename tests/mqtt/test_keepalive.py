@@ -48,7 +48,6 @@ async def publishing_unanswered(core: Core, connection: Connection) -> None:
         await asyncio.sleep(0.1)
 
 
-@pytest.mark.slow
 async def test_a_silent_broker_is_lost_within_twice_the_keepalive() -> None:
     async def lose(traffic: Traffic) -> None:
         async with session(keepalive=KEEPALIVE) as (core, _, connection):
@@ -64,7 +63,6 @@ async def test_a_silent_broker_is_lost_within_twice_the_keepalive() -> None:
     await asyncio.gather(*map(lose, [idle, publishing_a_little, publishing_a_lot, publishing_unanswered]))
 
 
-@pytest.mark.slow
 async def test_a_broker_that_goes_silent_while_it_sends_is_lost_within_twice_the_keepalive() -> None:
     async with session(keepalive=KEEPALIVE) as (core, _, connection):
         sink, _ = await subscribed(core, connection)
@@ -79,7 +77,6 @@ async def test_a_broker_that_goes_silent_while_it_sends_is_lost_within_twice_the
         assert time.monotonic() - start < KEEPALIVE * 2 + SLACK
 
 
-@pytest.mark.slow
 async def test_a_broker_that_sends_is_alive_even_if_its_answers_to_pings_are_late() -> None:
     async with session(keepalive=KEEPALIVE) as (core, _, connection):
         _, _ = await subscribed(core, connection)
@@ -90,7 +87,6 @@ async def test_a_broker_that_sends_is_alive_even_if_its_answers_to_pings_are_lat
         assert await connection.packet() == (packets.PINGREQ, b"")  # it was asked, and needed not answer
 
 
-@pytest.mark.slow
 async def test_an_idle_connection_lives_on_pings() -> None:
     async with session(keepalive=KEEPALIVE) as (core, _, connection):
         start = time.monotonic()
@@ -101,7 +97,6 @@ async def test_an_idle_connection_lives_on_pings() -> None:
         assert not core.losses
 
 
-@pytest.mark.slow
 async def test_without_keepalive_there_are_no_pings_and_silence_is_no_loss() -> None:
     async with session(keepalive=0) as (core, _, connection):
         with pytest.raises(TimeoutError):
@@ -110,7 +105,6 @@ async def test_without_keepalive_there_are_no_pings_and_silence_is_no_loss() -> 
         assert not core.losses
 
 
-@pytest.mark.slow
 async def test_a_slow_upstream_with_a_large_backlog_is_not_taken_for_dead_while_it_makes_progress() -> None:
     """The ping stands behind megabytes: some in the adapter's buffer, most in the kernel's."""
     rate = 700_000  # bytes a second

@@ -34,7 +34,6 @@ def watcher(mosquitto: Mosquitto, connect: Connect) -> Messaging:
     return connect(mosquitto.url)
 
 
-@pytest.mark.slow
 def test_the_will_is_sent_once_its_delay_has_passed_unless_its_client_reconnects_in_time(
     mosquitto: Mosquitto, connect: Connect, watcher: Messaging, channel: str
 ) -> None:

@@ -25,6 +25,7 @@ from messaging.observability.endpoint import MonitoringEndpoint
 from messaging.observability.health import check_health, check_readiness
 from messaging.reporting import PartReporter, register_reporter
 from messaging.services import ServiceRegistry
+from messaging.testing.brokers import free_port
 
 PATIENCE = 15.0
 
@@ -194,11 +195,6 @@ def test_a_closed_endpoint_does_not_listen() -> None:
         socket.create_connection((host, endpoint.port), 1)
     with pytest.raises(ClosedError):
         endpoint.start()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def test_a_gateway_serves_the_endpoint_of_its_configuration(tmp_path: Path) -> None:

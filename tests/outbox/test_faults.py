@@ -23,14 +23,15 @@ from messaging.outbox.sql.tables import DEFAULT_TABLES
 from messaging.testing.brokers import Mosquitto, require
 from messaging.testing.postgresql import PostgreSQL
 from messaging.testing.proxy import Proxy
+from messaging.testing.servers import Servers
 from tests.outbox.conftest import PATIENCE, Held, Received, prepared, put, status, until
 
 
 @pytest.fixture
-def server() -> Iterator[PostgreSQL]:
+def server(servers: Servers) -> Iterator[PostgreSQL]:
     """A server that the test may kill."""
     require("postgresql")
-    with PostgreSQL() as server:
+    with servers.borrow(PostgreSQL) as server:
         yield server
 
 

@@ -13,7 +13,8 @@ import messaging
 from messaging import MessageStream, Messaging, MessagingError, Promise
 from messaging.errors import OutboxFullError
 from messaging.journal import Journal
-from messaging.testing.brokers import Mosquitto, RabbitMQ, require
+from messaging.testing.brokers import BrokerError, Mosquitto, RabbitMQ, require
+from messaging.testing.servers import Servers
 from tests.faults.kills import PROTOCOLS
 from tests.faults.scenario import PATIENCE, QUICK, eventually
 
@@ -23,14 +24,17 @@ RELIABLE: dict[str, Any] = {"guaranteed_delivery": True}
 
 
 @pytest.fixture(params=["mosquitto", "rabbitmq"])
-def stopped(request: pytest.FixtureRequest) -> Iterator[Mosquitto | RabbitMQ]:
+def stopped(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Mosquitto | RabbitMQ]:
     """A broker that is stopped, and knows a receiver for which it keeps the messages."""
     require(request.param)
-    made: Mosquitto | RabbitMQ = (
-        Mosquitto(["max_queued_messages 0"], persistence=True) if request.param == "mosquitto" else RabbitMQ()
-    )
-    with made as broker:
-        yield broker
+    if request.param == "mosquitto":
+        with Mosquitto(["max_queued_messages 0"], persistence=True) as broker:
+            yield broker
+        return
+    with servers.borrow(RabbitMQ) as rabbitmq:
+        with contextlib.suppress(BrokerError):  # there is none
+            rabbitmq.ctl("delete_queue", "receiver")
+        yield rabbitmq
 
 
 @contextlib.contextmanager

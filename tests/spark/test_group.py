@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_a_query_whose_journal_was_deleted_fails_before_it_touches_the_broker(
     shutil.rmtree(journal)
     publish(url, channel, numbers(5, 20))
     with (
-        Proxy("127.0.0.1", rabbitmq.port if url.startswith("amqp") else int(url.rpartition(":")[2])) as proxy,
+        Proxy("127.0.0.1", urlsplit(url).port or 0) as proxy,
         Driven(_through(url, proxy), journal, first.checkpoint, channel=channel) as second,
         pytest.raises(DataLossError, match=rf"journalPath.*failOnDataLoss=false goes on .*{left}"),
     ):
@@ -267,6 +268,6 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def _through(url: str, proxy: Proxy) -> str:
-    scheme = url.partition("://")[0]
-    login = "guest:guest@" if scheme == "amqp" else ""
-    return f"{scheme}://{login}127.0.0.1:{proxy.port}"
+    parts = urlsplit(url)
+    credentials, at, _ = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{credentials}{at}127.0.0.1:{proxy.port}").geturl()

@@ -280,7 +280,7 @@ def test_a_broker_of_streams_that_is_away_for_a_while(rabbitmq: RabbitMQ) -> Non
     make_stream(rabbitmq.url, name, numbers(100))
     options = {"queue": name, "queueType": "stream", "timeout": "1", "reconnect_max": "0.2"}
     with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
-        url = f"amqp://guest:guest@127.0.0.1:{proxy.port}"
+        url = rabbitmq.url_at("127.0.0.1", proxy.port)
         with Driven(url, None, **options).start() as query:
             query.receive(100)
             proxy.refuse()

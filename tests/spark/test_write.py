@@ -325,7 +325,7 @@ def test_a_lost_connection_loses_no_row(rabbitmq: RabbitMQ, channel: str) -> Non
             proxy.sever()
             yield table(*rows[3000:])
 
-        assert write_all(batches(), url=f"amqp://guest:guest@127.0.0.1:{proxy.port}", channel=channel) == len(rows)
+        assert write_all(batches(), url=rabbitmq.url_at("127.0.0.1", proxy.port), channel=channel) == len(rows)
         missing = set(rows)
         while missing:
             missing.discard(stream.receive(PATIENCE).payload)

@@ -92,7 +92,6 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3 * LIMIT)
 def test_events_of_eight_threads_reach_ten_handlers_once_and_in_order(
     services: ServiceRegistry, capsys: pytest.CaptureFixture[str]

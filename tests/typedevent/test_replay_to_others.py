@@ -22,7 +22,7 @@ from messaging.errors import ArgumentError, MessagingError, PartialNotificationE
 from messaging.eventdata import WireEvent, decode, encode
 from messaging.eventnetwork import EventNetwork
 from messaging.services import ServiceRegistry
-from messaging.testing.brokers import Mosquitto, RabbitMQ, require
+from messaging.testing.brokers import Mosquitto
 from messaging.testing.conformance.helpers import eventually
 from messaging.typedevent import (
     BusConnection,
@@ -101,20 +101,6 @@ def stack() -> Iterator[ExitStack]:
 @pytest.fixture
 def plant(stack: ExitStack) -> Plant:
     return Plant(f"memory://{uuid4()}", stack)
-
-
-@pytest.fixture(scope="module")
-def mosquitto() -> Iterator[Mosquitto]:
-    require("mosquitto")
-    with Mosquitto() as broker:
-        yield broker
-
-
-@pytest.fixture(scope="module")
-def rabbitmq() -> Iterator[RabbitMQ]:
-    require("rabbitmq")
-    with RabbitMQ() as broker:
-        yield broker
 
 
 @pytest.fixture(params=["memory", "mosquitto", "rabbitmq"])

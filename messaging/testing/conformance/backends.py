@@ -49,7 +49,7 @@ class Backend:
     Args:
         name: the id of the parametrised test.
         url: the URL of the broker.
-        broker: a broker that ends with this backend; by default it outlives it.
+        broker: what :meth:`restart` restarts.
 
     Attributes:
         name, url: see above.
@@ -65,8 +65,6 @@ class Backend:
         self.services = ServiceRegistry()
         self._broker = broker
         self._stack = ExitStack()
-        if broker is not None:
-            self._stack.callback(broker.close)
 
     def close(self) -> None:
         """Close every instance, newest first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -34,8 +35,9 @@ def _managed(name: str) -> Maker:
     def make(request: pytest.FixtureRequest) -> Backend:
         if request.node.get_closest_marker("restart"):
             require(kind)
-            own = _KINDS[kind]()
-            own.start()
+            stack = contextlib.ExitStack()
+            request.addfinalizer(stack.close)
+            own: Broker = stack.enter_context(request.getfixturevalue("servers").borrow(_KINDS[kind]))
             return Backend(name, own.url + options, own)
         broker: Broker = request.getfixturevalue(kind)
         return Backend(name, broker.url + options)

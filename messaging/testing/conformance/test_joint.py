@@ -342,7 +342,6 @@ def test_all_channels_are_back_after_a_reconnect(backend: Backend) -> None:
     joint.subscription.close().result(PATIENCE)
 
 
-@pytest.mark.slow
 @restart
 def test_all_channels_are_back_after_the_broker_was_restarted(backend: Backend, m: Messaging) -> None:
     base = [backend.channel(str(number)) for number in range(100)]

@@ -203,7 +203,6 @@ def test_a_queue_keeps_what_arrives_while_its_consumer_is_away(backend: Backend)
         assert receive(stream, len(payloads)) == payloads
 
 
-@pytest.mark.slow
 @restart
 @feature(Features.EXTENSION_GUARANTEED_DELIVERY, Features.QUEUE_RETENTION, Features.EXTENSION_QUEUE)
 def test_guaranteed_delivery_outlives_the_broker(backend: Backend, m: Messaging) -> None:
