@@ -92,7 +92,4 @@ def test_a_consumer_that_is_killed_has_the_effect_once(postgres: Engine, rabbitm
     second.kill()
     second.wait(PATIENCE)
     for each in (first, second):
-        each.stdin.close()
-        each.stderr.close()
-        assert each.stdout is not None
-        each.stdout.close()
+        each.close()
