@@ -93,9 +93,7 @@ def test_the_inbox_and_the_administration_are_awaitable(url: str, m: Messaging) 
     asyncio.run(main())
 
 
-def test_the_relay_runs_in_the_loop_with_a_blocking_engine_too(
-    engine: Engine, m: Messaging, received: Received
-) -> None:
+def test_the_relay_runs_in_the_loop_with_a_blocking_engine(engine: Engine, m: Messaging, received: Received) -> None:
     async def main() -> None:
         async with Relay(engine, m, poll_interval=0.05):
             await asyncio.to_thread(put, engine, 1)

@@ -18,9 +18,7 @@ from messaging.testing.waiting import PATIENCE
 from tests.outbox.conftest import Received, message, put, status, store
 
 
-def test_a_row_that_was_written_first_and_committed_last_comes_last(
-    postgres: Engine, m: Messaging, received: Received
-) -> None:
+def test_a_row_written_first_and_committed_last_comes_last(postgres: Engine, m: Messaging, received: Received) -> None:
     with postgres.connect() as first, postgres.connect() as second:
         enqueue(first, message("written first"))
         enqueue(second, message("written second"))  # waits for nothing
@@ -30,9 +28,7 @@ def test_a_row_that_was_written_first_and_committed_last_comes_last(
     assert received.wait(2) == [b"written second", b"written first"]
 
 
-def test_a_row_that_commits_after_later_rows_were_published_is_published(
-    postgres: Engine, m: Messaging, received: Received
-) -> None:
+def test_a_row_that_commits_after_later_rows_is_published(postgres: Engine, m: Messaging, received: Received) -> None:
     with postgres.connect() as slow, Relay(postgres, m):
         enqueue(slow, message("slow"))
         for number in range(5):
@@ -73,9 +69,7 @@ def test_the_order_holds_with_repeatable_read(postgres: Engine, m: Messaging, re
     assert received.wait(2) == [b"2", b"1"]
 
 
-def test_serializable_transactions_that_fail_are_retried_as_always(
-    postgres: Engine, m: Messaging, received: Received
-) -> None:
+def test_serializable_transactions_that_fail_are_retried(postgres: Engine, m: Messaging, received: Received) -> None:
     engine = postgres.execution_options(isolation_level="SERIALIZABLE")
 
     def write(number: int) -> None:
@@ -93,9 +87,7 @@ def test_serializable_transactions_that_fail_are_retried_as_always(
         assert sorted(received.wait(8)) == [b"%d" % number for number in range(8)]
 
 
-def test_the_order_of_interleaved_writers_is_that_of_their_commits(
-    postgres: Engine, m: Messaging, received: Received
-) -> None:
+def test_interleaved_writers_keep_the_order_of_commits(postgres: Engine, m: Messaging, received: Received) -> None:
     """Writers commit in turns that a lock makes known; meanwhile a relay publishes."""
     committed: dict[str, list[bytes]] = {key: [] for key in ("a", "b", "c")}
     turns = threading.Lock()
@@ -152,7 +144,7 @@ def drop_trigger(connection: Connection) -> None:
     connection.execute(text("DROP TRIGGER messaging_outbox_commit_order ON messaging_outbox"))
 
 
-def test_a_database_without_the_trigger_is_refused_and_create_tables_adds_it(
+def test_create_tables_adds_the_trigger_that_start_misses(
     own_postgres: Engine, m: Messaging, received: Received
 ) -> None:
     with own_postgres.begin() as connection:
@@ -166,9 +158,7 @@ def test_a_database_without_the_trigger_is_refused_and_create_tables_adds_it(
     assert received.wait(1) == [b"1"]
 
 
-def test_a_migration_installs_the_trigger_with_the_statements(
-    own_postgres: Engine, m: Messaging, received: Received
-) -> None:
+def test_a_migration_installs_the_trigger_by_statements(own_postgres: Engine, m: Messaging, received: Received) -> None:
     with own_postgres.begin() as connection:
         drop_trigger(connection)
         for statement in OutboxTables().postgresql_statements():

@@ -65,7 +65,7 @@ def fail_after(_: str) -> None:
 
 
 @table("ends", ["rollback", "exception", "savepoint"])
-def test_a_message_of_a_transaction_that_rolls_back_is_never_published(
+def test_a_message_that_was_rolled_back_is_not_published(
     engine: Engine, m: Messaging, received: Received, ends: str
 ) -> None:
     with engine.connect() as connection:
@@ -122,7 +122,7 @@ def test_a_session_with_several_databases_finds_the_one_of_the_outbox(engine: En
         (lambda: (b"1", None), ArgumentError, "enqueue takes a Message"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_stored_is_refused_before_anything_is_written(
+def test_what_cannot_be_stored_is_refused_at_once(
     engine: Engine, wrong: Any, error: type[Exception], text: str
 ) -> None:
     content, key = wrong()

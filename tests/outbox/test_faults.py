@@ -41,7 +41,7 @@ def numbers(received: Received) -> list[int]:
     return list(dict.fromkeys(map(int, received.payloads)))
 
 
-def test_the_relay_waits_for_a_database_that_was_killed(
+def test_the_relay_waits_for_a_killed_database(
     server: PostgreSQL, m: Messaging, caplog: pytest.LogCaptureFixture
 ) -> None:
     received = Received(m)
@@ -155,9 +155,7 @@ def test_a_relay_that_waits_for_its_first_connection_can_be_stopped(engine: Engi
         assert not relay.is_running
 
 
-def test_rows_go_on_after_the_clock_of_the_database_was_set_back(
-    engine: Engine, m: Messaging, received: Received
-) -> None:
+def test_rows_go_on_after_the_database_clock_was_set_back(engine: Engine, m: Messaging, received: Received) -> None:
     """Buckets were given back, and a retry was planned, by the clock as it was before."""
     late = datetime(2999, 1, 1, tzinfo=UTC)
     put(engine, 1, 2)

@@ -137,9 +137,7 @@ def test_old_ids_are_forgotten_by_cleanup(engine: Engine) -> None:
     assert remembered(engine) == 6
 
 
-def test_the_age_of_an_id_is_that_of_the_clock_of_the_database(
-    postgres: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_age_of_an_id_is_by_the_clock_of_the_database(postgres: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     class Ahead(datetime):
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> Self:

@@ -42,7 +42,7 @@ def test_a_refused_row_waits_with_its_key_and_other_keys_go_on(engine: Engine, m
     assert status(engine).pending == status(engine).dead == 0
 
 
-def test_a_row_is_dead_after_so_many_attempts_and_its_key_goes_on(
+def test_a_row_is_dead_after_some_attempts_and_its_key_goes_on(
     engine: Engine, m: Messaging, caplog: pytest.LogCaptureFixture
 ) -> None:
     received = Received(m, "a/b")
@@ -90,9 +90,7 @@ def test_what_the_instance_can_never_publish_is_dead_at_once(
     assert status(engine).dead == 0
 
 
-def test_a_reason_that_no_database_can_store_does_not_stop_the_relay(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reason_that_no_database_stores_stops_no_relay(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise ArgumentError("no\0text \ud800")
 
@@ -105,9 +103,7 @@ def test_a_reason_that_no_database_can_store_does_not_stop_the_relay(
     assert "ArgumentError: 'no\\x00text \\ud800'" in dead.reason
 
 
-def test_a_payload_that_another_program_wrote_as_text_is_published(
-    engine: Engine, m: Messaging, received: Received
-) -> None:
+def test_a_payload_that_another_program_wrote_is_published(engine: Engine, m: Messaging, received: Received) -> None:
     put(engine, "x", "y")
     with engine.begin() as connection:
         first = "(SELECT min(id) FROM messaging_outbox)"
@@ -162,9 +158,7 @@ def test_a_queue_that_refuses_for_lack_of_room_keeps_the_order(engine: Engine, r
     assert found == [b"%d" % number for number in range(5)]
 
 
-def test_a_defect_that_one_row_meets_does_not_end_the_relay(
-    engine: Engine, m: Messaging, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_defect_of_one_row_ends_no_relay(engine: Engine, m: Messaging, monkeypatch: pytest.MonkeyPatch) -> None:
     publish = m.publisher.publish
 
     def failing(found: Message) -> object:

@@ -207,9 +207,7 @@ def test_a_wrong_password_is_not_repeated(postgresql: Any, m: Messaging) -> None
         (7, ArgumentError, "a URL, an Engine or an AsyncEngine, not int"),
     ],
 )
-def test_wrong_databases_are_refused_without_their_password(
-    m: Messaging, database: Any, error: type[Exception], text: str
-) -> None:
+def test_wrong_databases_are_refused_secretly(m: Messaging, database: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text) as caught:
         Relay(database, m)
     assert "hunter2" not in str(caught.value)
@@ -333,7 +331,7 @@ def test_relays_of_one_name_are_told_apart(engine: Engine, held: Held, m: Messag
         eventually(lambda: status(engine).pending == 0)
 
 
-def test_a_stop_with_an_instance_of_its_own_takes_no_longer(
+def test_a_stop_with_its_own_instance_takes_no_longer(
     engine: Engine, held: Held, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(engine, 1, channel="held/1")

@@ -98,7 +98,7 @@ def lease_to_the_dead(engine: Engine, until_: datetime) -> None:
         connection.execute(update(DEFAULT_TABLES.lease).values(owner="dead", until=until_))
 
 
-def test_the_rows_of_a_relay_that_died_are_taken_over_after_its_lease(
+def test_the_rows_of_a_dead_relay_are_taken_over_after_its_lease(
     engine: Engine, m: Messaging, received: Received
 ) -> None:
     put(engine, 1)
@@ -114,7 +114,7 @@ def test_the_rows_of_a_relay_that_died_are_taken_over_after_its_lease(
     assert received.wait(2) == [b"1", b"2"]
 
 
-def test_a_relay_that_lost_its_lease_publishes_no_further_rows(
+def test_a_relay_that_lost_its_lease_stops_publishing(
     engine: Engine, held: Held, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(engine, 1, 2, channel="held/1")
@@ -131,7 +131,7 @@ def test_a_relay_that_lost_its_lease_publishes_no_further_rows(
     assert owners == ["dead"] * BUCKETS  # what is another's is not given back
 
 
-def test_a_key_without_confirmation_holds_back_no_other(
+def test_an_unconfirmed_key_holds_back_no_other(
     engine: Engine, rabbitmq: RabbitMQ, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A queue is full and refuses: the adapter sends the message again until it is accepted."""
