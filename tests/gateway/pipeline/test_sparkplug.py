@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 import messaging
+from messaging import Message
 from messaging.errors import ConfigurationError
 from messaging.gateway import Gateway
 from messaging.gateway.dead_letters import Selection, letters
 from messaging.gateway.pipeline import Pipeline, PipelineError
 from messaging.sparkplug import DataType, Metric, Payload, decode, encode
 from messaging.testing.brokers import Mosquitto
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.gateway import kit as gateway_kit
-from tests.gateway.kit import PATIENCE, Broker, settings, started, unique, wait
+from tests.gateway.kit import Broker, settings, started, unique
 from tests.gateway.pipeline.kit import Source, draft, pipeline, route, values
 
 TS = 1486144502122
@@ -181,13 +183,13 @@ def test_a_route_asks_for_a_rebirth_and_delivers_readings(mosquitto: Mosquitto, 
         Broker(target, "readings/#") as host,
         Gateway(settings(tmp_path, instances=instances, routes=routes)) as gateway,
     ):
-        commands: list[bytes] = []
+        commands: Recorder[bytes] = Recorder()
 
-        def rebirth(received: messaging.Message) -> None:
+        def rebirth(received: Message) -> None:
             commands.append(received.payload)
             node.publish(topic.format("NBIRTH"), NBIRTH)
 
-        node.on(topic.format("NCMD"), rebirth)
+        node.on(topic.format("NCMD"), rebirth).ready.result(PATIENCE)
         started(gateway)
         journal = gateway.route("r").buffer.journal
         sent = 0
@@ -197,9 +199,9 @@ def test_a_route_asks_for_a_rebirth_and_delivers_readings(mosquitto: Mosquitto, 
             if not journal.dead_letter_count:
                 node.publish(topic.format("NDATA"), NDATA).result(PATIENCE)
                 sent += 1
-            return bool(host.received)
+            return bool(host.messages)
 
-        wait(send)
+        eventually(send)
         (command,) = commands
         assert decode(command).metrics[0].name == "Node Control/Rebirth"
         (first, *_) = host.received
@@ -212,17 +214,17 @@ def test_a_route_asks_for_a_rebirth_and_delivers_readings(mosquitto: Mosquitto, 
         assert "is not known: no birth was received" in found[0].reason
         outcome = gateway.route("r").replay(Selection())
         assert (outcome.replayed, outcome.failed) == (len(found), 0)
-        wait(lambda: [json.loads(payload)["value"] for _, payload in host.received].count(13) == len(found))
+        eventually(lambda: [json.loads(payload)["value"] for _, payload in host.received].count(13) == len(found))
         # live data is read by the alias, in sequence
         node.publish(topic.format("NDATA"), message(Metric(alias=1, value=14, type=Int32, timestamp=TS), seq=1))
-        wait(lambda: json.loads(host.received[-1][1])["value"] == 14)
+        eventually(lambda: json.loads(host.received[-1][1])["value"] == 14)
         assert "is_uncertain" not in json.loads(host.received[-1][1])
         # a reload keeps the births
         routes["r"]["transform"] = [*STEP, {"set": {"v": 2}}]
         gateway.reload(settings(tmp_path, instances=instances, routes=routes))
         node.publish(topic.format("NDATA"), message(Metric(alias=1, value=15, type=Int32, timestamp=TS), seq=2))
-        wait(lambda: json.loads(host.received[-1][1])["value"] == 15)
+        eventually(lambda: json.loads(host.received[-1][1])["value"] == 15)
         assert json.loads(host.received[-1][1])["v"] == 2
         assert len(commands) == 1
         node.publish(topic.format("NDEATH"), message(BDSEQ, seq=None))
-        wait(lambda: json.loads(host.received[-1][1])["is_stale"])
+        eventually(lambda: json.loads(host.received[-1][1])["is_stale"])
