@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 import messaging
 from messaging import Message, MessageContext, Messaging
 from messaging.outbox.sql import Relay, enqueue, process_once
-from messaging.testing.brokers import Mosquitto, free_port
+from messaging.testing.brokers import Mosquitto
 from messaging.testing.postgresql import PostgreSQL
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
@@ -107,9 +107,11 @@ def test_relay_waits_while_the_broker_is_away(engine: Engine, database: str, own
         assert program.ended() == 130
 
 
-def test_relay_fails_where_a_published_message_is_not_confirmed(engine: Engine, database: str, run: Run) -> None:
+def test_relay_fails_where_nothing_is_confirmed(engine: Engine, database: str, run: Run, refusing_port: int) -> None:
     put(engine, "1")
-    error = refused(run, "outbox", "relay", f"mqtt://127.0.0.1:{free_port()}", "--once", "--database", database, code=1)
+    error = refused(
+        run, "outbox", "relay", f"mqtt://127.0.0.1:{refusing_port}", "--once", "--database", database, code=1
+    )
     assert "refused" in error
 
 

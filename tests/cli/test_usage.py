@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from messaging.cli.app import app
 from messaging.cli.commands import OWN, load_own
 from messaging.cli.output import ExitCode, one_line
-from messaging.testing.brokers import RabbitMQ, free_port
+from messaging.testing.brokers import RabbitMQ
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE
 from tests.cli.conftest import Run, refused
@@ -224,8 +224,8 @@ def test_an_error_is_written_as_one_printable_line(run: Run) -> None:
         ("events", "members"),
     ],
 )
-def test_a_broker_that_is_not_there_is_a_failure(run: Run, arguments: tuple[str, ...]) -> None:
-    assert "cannot connect" in refused(run, *arguments, "--url", f"mqtt://127.0.0.1:{free_port()}", code=1)
+def test_a_broker_that_is_not_there_is_a_failure(run: Run, refusing_port: int, arguments: tuple[str, ...]) -> None:
+    assert "cannot connect" in refused(run, *arguments, "--url", f"mqtt://127.0.0.1:{refusing_port}", code=1)
 
 
 @table("command", [("sub",), ("reply", "--exec", "true")])

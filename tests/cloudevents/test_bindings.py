@@ -109,9 +109,7 @@ def test_data_is_read_by_its_content_type(content_type: str | None, payload: byt
         ("image/png", bytearray(b"\x89"), b"\x89", "image/png"),
     ],
 )
-def test_data_is_written_by_its_content_type(
-    content_type: str | None, data: Any, payload: bytes, sent_as: str | None
-) -> None:
+def test_data_is_written_by_its_type(content_type: str | None, data: Any, payload: bytes, sent_as: str | None) -> None:
     sent = to_message(CloudEvent({**NEEDED, "datacontenttype": content_type}, data), "a")
     assert (sent.payload, sent.context.content_type) == (payload, sent_as)
 

@@ -107,9 +107,7 @@ def test_events_pass_operators(m: Messaging) -> None:
 
 
 @table("policy", ["skip", "reject"])
-def test_a_message_that_is_no_event_is_passed_over_and_logged(
-    m: Messaging, policy: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_message_that_is_no_event_is_skipped(m: Messaging, policy: Any, caplog: pytest.LogCaptureFixture) -> None:
     with (
         m.subscribe("dead") as dead,
         events(m.subscribe("a/+", qos=1, dead_letter_channel="dead"), on_invalid=policy) as stream,

@@ -17,7 +17,8 @@ import messaging
 from messaging import DeadlineError, Message, MessagingError, ReplyError
 from messaging.gateway import Gateway, GatewaySettings
 from messaging.gateway.reports import RequestRouteDTO
-from messaging.testing.brokers import Mosquitto, RabbitMQ, free_port
+from messaging.testing.brokers import Mosquitto, RabbitMQ
+from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.gateway.kit import settings, unique
@@ -314,19 +315,24 @@ def test_a_circle_of_requests_ends(url: Urls, tmp_path: Path) -> None:
         eventually(is_refused)
 
 
-def test_requests_are_taken_when_the_source_comes_later(url: Urls, tmp_path: Path) -> None:
-    port = free_port()
-    target = url("memory")
-    source = {"url": f"mqtt://127.0.0.1:{port}?version=5", "reconnect_max": 0.2, "timeout": 0.3}
-    requests = {"ask": {"from": {"instance": "source", "channel": "ask"}, "to": {"instance": "b", "channel": "ask"}}}
-    given = settings(tmp_path, instances={"source": source, "b": {"url": target}}, routes={}, requests=requests)
-    with Gateway(given) as gateway, messaging.connect(target) as responder:
-        responder.reply("ask", lambda: b"here").ready.result(PATIENCE)
-        time.sleep(0.5)  # sleeps: longer than the timeout of the instance, which nothing tells of
-        with Mosquitto(port=port) as broker, messaging.connect(f"{broker.url}?version=5") as requester:
+def test_requests_are_taken_when_the_source_comes_later(mosquitto: Mosquitto, url: Urls, tmp_path: Path) -> None:
+    target, name = url("memory"), unique("late")
+    with Proxy(mosquitto.host, mosquitto.port) as proxy:
+        proxy.refuse()
+        source = {"url": f"mqtt://127.0.0.1:{proxy.port}?version=5", "reconnect_max": 0.2, "timeout": 0.3}
+        requests = {"ask": {"from": {"instance": "a", "channel": name}, "to": {"instance": "b", "channel": "ask"}}}
+        given = settings(tmp_path, instances={"a": source, "b": {"url": target}}, routes={}, requests=requests)
+        with (
+            Gateway(given) as gateway,
+            messaging.connect(target) as responder,
+            messaging.connect(f"{mosquitto.url}?version=5") as requester,
+        ):
+            responder.reply("ask", lambda: b"here").ready.result(PATIENCE)
+            time.sleep(0.5)  # sleeps: longer than the timeout of the instance, which nothing tells of
+            proxy.accept()
 
             def is_answered() -> bool:
-                return requester.request("ask", qos=1, timeout=1.0).result().payload == b"here"
+                return requester.request(name, qos=1, timeout=1.0).result().payload == b"here"
 
             eventually(lambda: answered(is_answered))
             assert gateway.problems() == []

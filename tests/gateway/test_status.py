@@ -15,7 +15,7 @@ import pytest
 import messaging
 from messaging import Message, Messaging
 from messaging.gateway import Gateway, GatewaySettings
-from messaging.testing.brokers import Mosquitto, RabbitMQ, free_port
+from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.cli.program import Lines
@@ -101,12 +101,14 @@ def test_heartbeats_come_in_the_interval_and_the_last_state_is_offline(tmp_path:
     assert all(each["gateway"] == settings["name"] for each in watcher.states)
 
 
-def test_a_heartbeat_tells_depth_age_and_bytes_of_the_buffers(mosquitto: Mosquitto, tmp_path: Path) -> None:
+def test_a_heartbeat_tells_depth_age_and_bytes_of_buffers(
+    mosquitto: Mosquitto, tmp_path: Path, refusing_port: int
+) -> None:
     settings = given(
         tmp_path, mosquitto.url, interval=0.1,
         instances={
             "plant": {"url": "memory://status-plant"},
-            "away": {"url": f"mqtt://127.0.0.1:{free_port()}", "reconnect_max": 0.2},
+            "away": {"url": f"mqtt://127.0.0.1:{refusing_port}", "reconnect_max": 0.2},
         },
         routes={
             "data": {
@@ -154,13 +156,14 @@ def test_a_gateway_that_is_killed_is_offline(mosquitto: Mosquitto, tmp_path: Pat
     assert retained(url, settings["name"]) == "offline"
 
 
-def test_a_gateway_that_was_there_before_its_broker_has_its_will(tmp_path: Path) -> None:
-    port = free_port()
-    settings = given(tmp_path, f"mqtt://127.0.0.1:{port}?timeout=0.2")
-    with running(settings, tmp_path) as (process, log):
-        log.until(lambda line: line == b"up\n")
-        time.sleep(0.5)  # sleeps: a process of its own, and longer than the timeout of its instance
-        with Mosquitto(port=port) as broker, watching(broker.url, settings["name"]) as watcher:
+def test_a_gateway_that_was_there_before_its_broker_has_its_will(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    with Proxy(mosquitto.host, mosquitto.port) as proxy:
+        proxy.refuse()
+        settings = given(tmp_path, f"mqtt://127.0.0.1:{proxy.port}?timeout=0.2")
+        with running(settings, tmp_path) as (process, log), watching(mosquitto.url, settings["name"]) as watcher:
+            log.until(lambda line: line == b"up\n")
+            time.sleep(0.5)  # sleeps: a process of its own, and longer than the timeout of its instance
+            proxy.accept()
             eventually(lambda: "online" in watcher.names, "online")
             process.kill()
             eventually(lambda: watcher.names[-1] == "offline", "offline")
@@ -177,15 +180,16 @@ def test_after_a_lost_connection_the_state_is_online_again_at_once(mosquitto: Mo
             eventually(lambda: watcher.names[-1] == "online", "online again")
 
 
-def test_a_broker_that_is_there_later_gets_the_state(tmp_path: Path) -> None:
-    port = free_port()
-    settings = given(tmp_path, f"mqtt://127.0.0.1:{port}")
-    with (
-        Gateway(GatewaySettings.model_validate(settings)),
-        Mosquitto(port=port) as broker,
-        watching(broker.url, settings["name"]) as watcher,
-    ):
-        eventually(lambda: "online" in watcher.names)
+def test_a_broker_that_is_there_later_gets_the_state(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    with Proxy(mosquitto.host, mosquitto.port) as proxy:
+        proxy.refuse()
+        settings = given(tmp_path, f"mqtt://127.0.0.1:{proxy.port}")
+        with (
+            Gateway(GatewaySettings.model_validate(settings)),
+            watching(mosquitto.url, settings["name"]) as watcher,
+        ):
+            proxy.accept()
+            eventually(lambda: "online" in watcher.names)
 
 
 def test_without_retained_messages_the_heartbeats_come_all_the_same(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
@@ -232,8 +236,8 @@ def test_a_report_that_fails_does_not_end_the_heartbeats(tmp_path: Path, monkeyp
         eventually(lambda: watcher.names[-1] == "offline")
 
 
-def test_closing_does_not_wait_for_a_broker_that_is_away(tmp_path: Path) -> None:
-    settings = given(tmp_path, f"mqtt://127.0.0.1:{free_port()}")
+def test_closing_does_not_wait_for_a_broker_that_is_away(tmp_path: Path, refusing_port: int) -> None:
+    settings = given(tmp_path, f"mqtt://127.0.0.1:{refusing_port}")
     gateway = Gateway(GatewaySettings.model_validate(settings)).start()
     begun = time.monotonic()
     gateway.close()

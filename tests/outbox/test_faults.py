@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -140,19 +139,17 @@ def test_a_locked_table_fails_the_start_of_a_relay(postgres: Engine, m: Messagin
             Relay(postgres, m).start()
 
 
-def test_a_relay_that_waits_for_its_first_connection_can_be_stopped(engine: Engine) -> None:
-    with socket.socket() as unused:  # bound, and nothing listens
-        unused.bind(("127.0.0.1", 0))
-        relay = Relay(engine, f"mqtt://127.0.0.1:{unused.getsockname()[1]}?retry_connect=true")
-        starting = threading.Thread(target=relay.start)
-        starting.start()
-        eventually(lambda: relay.is_running)
-        began = time.monotonic()
-        relay.stop()
-        starting.join(PATIENCE)
-        assert time.monotonic() - began < 15
-        assert not starting.is_alive()
-        assert not relay.is_running
+def test_a_relay_that_waits_for_its_first_connection_can_be_stopped(engine: Engine, refusing_port: int) -> None:
+    relay = Relay(engine, f"mqtt://127.0.0.1:{refusing_port}?retry_connect=true")
+    starting = threading.Thread(target=relay.start)
+    starting.start()
+    eventually(lambda: relay.is_running)
+    began = time.monotonic()
+    relay.stop()
+    starting.join(PATIENCE)
+    assert time.monotonic() - began < 15
+    assert not starting.is_alive()
+    assert not relay.is_running
 
 
 def test_rows_go_on_after_the_database_clock_was_set_back(engine: Engine, m: Messaging, received: Received) -> None:

@@ -16,7 +16,7 @@ from messaging import Messaging
 from messaging.errors import ArgumentError, ClosedError, ConfigurationError, DatabaseError, WouldBlockError
 from messaging.outbox.sql import OutboxTables, Relay, create_tables, delete_sent, enqueue
 from messaging.outbox.sql.tables import DEFAULT_TABLES
-from messaging.testing.brokers import Mosquitto, free_port
+from messaging.testing.brokers import Mosquitto
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.outbox.conftest import Held, Received, message, prepared, put, status, store
@@ -183,8 +183,8 @@ def test_tables_of_another_version_are_refused(engine: Engine, m: Messaging) -> 
         create_tables(connection)
 
 
-def test_a_database_that_cannot_be_reached_fails_the_start(m: Messaging) -> None:
-    url = f"postgresql://joe:hunter2@127.0.0.1:{free_port()}/shop"
+def test_a_database_that_cannot_be_reached_fails_the_start(m: Messaging, refusing_port: int) -> None:
+    url = f"postgresql://joe:hunter2@127.0.0.1:{refusing_port}/shop"
     with pytest.raises(DatabaseError, match=r"database postgresql://127\.0\.0\.1:\d+/shop: .*refused") as caught:
         Relay(url, m).start()
     assert "hunter2" not in str(caught.value)
@@ -228,9 +228,9 @@ def test_wrong_arguments_are_refused_by_name(m: Messaging, wrong: dict[str, Any]
         Relay("sqlite:///unused.db", m, **wrong)
 
 
-def test_the_broker_must_be_reachable_at_the_start(engine: Engine) -> None:
+def test_the_broker_must_be_reachable_at_the_start(engine: Engine, refusing_port: int) -> None:
     with pytest.raises(messaging.ConnectFailedError):
-        Relay(engine, f"mqtt://127.0.0.1:{free_port()}?connect_timeout=2").start()
+        Relay(engine, f"mqtt://127.0.0.1:{refusing_port}?connect_timeout=2").start()
 
 
 def test_a_relay_whose_instance_was_closed_ends_with_an_error(engine: Engine) -> None:
