@@ -41,7 +41,7 @@ def test_a_process_publishes_snapshots_and_then_its_end(services: ServiceRegistr
         publisher.close()
         with pytest.raises(ClosedError):
             publisher.__enter__()
-    assert found.payloads.count(b"") == 1
+    assert found.payloads.index(b"") == len(found) - 1, "nothing follows"
 
 
 def test_a_monitor_that_comes_later_gets_the_retained_snapshot(mosquitto: Mosquitto, services: ServiceRegistry) -> None:
