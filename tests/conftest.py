@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,6 +65,14 @@ def disk_of(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     yield mount
     for folder in folders:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def refusing_port() -> Iterator[int]:
+    """A port of 127.0.0.1 that refuses connections, and that no other program gets: it is bound, and nobody listens."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        yield unused.getsockname()[1]
 
 
 @pytest.fixture(scope="session")

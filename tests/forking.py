@@ -30,7 +30,10 @@ _MODULES = [
     *("messaging.codecs", "messaging.instance", "adapters.memory", "adapters.mqtt", "adapters.amqp", "uvloop"),
     *(
         f"messaging.cli.{name}"
-        for name in ("app", "bench", "context", "demo", "info", "journal", "outbox", "pub", "reply", "request", "sub")
+        for name in (
+            *("app", "bench", "context", "demo", "events", "gateway", "info", "journal", "mailbox", "monitor"),
+            *("outbox", "pub", "reply", "request", "sub"),
+        )
     ),
     "messaging.outbox.sql",
     "psycopg",
@@ -93,6 +96,12 @@ class ForkedProcess:
     def kill(self) -> None:
         """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close the pipes."""
+        for pipe in (self.stdin, self.stdout, self.stderr):
+            if pipe is not None:
+                pipe.close()
 
 
 def _pipe_to() -> tuple[int, IO[bytes]]:

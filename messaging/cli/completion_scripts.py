@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from messaging.cli.context_file import base_directory
+from messaging.cli.user_folders import base_directory
 from messaging.errors import ArgumentError
 
 _BASH: Final = """\

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from messaging.cli.user_folders import base_directory
 from messaging.errors import ConfigurationError
 from messaging.model import is_secret_option, parse_url
 from messaging.text import did_you_mean
@@ -65,12 +66,6 @@ class SavedContext(NamedTuple):
 def path() -> Path:
     """Return the file of the saved contexts; it need not exist."""
     return base_directory("XDG_CONFIG_HOME", Path.home() / ".config") / "messaging" / "contexts.json"
-
-
-def base_directory(variable: str, default: Path) -> Path:
-    """Return a base directory of the user. The XDG specification demands that relative paths are ignored."""
-    given = os.environ.get(variable, "")
-    return Path(given) if given.startswith("/") else default
 
 
 def check_name(name: str) -> None:

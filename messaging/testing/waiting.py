@@ -162,6 +162,9 @@ class Recorder(list[T]):
         is_completed: whether ``on_completed`` was called.
     """
 
+    #: without an annotation: a handler gets the message, and not its decoded content
+    __signature__ = inspect.Signature([inspect.Parameter("item", inspect.Parameter.POSITIONAL_ONLY)])
+
     def __init__(self, act: Callable[[T], object] | None = None) -> None:
         super().__init__()
         self.error: Exception | None = None

@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 
 import messaging
+from messaging import Messaging
 from messaging.cli import main
 from messaging.testing.brokers import Mosquitto, require
 
@@ -57,7 +58,7 @@ def url(mosquitto: Mosquitto) -> str:
 
 
 @pytest.fixture
-def m(url: str) -> Iterator[messaging.Messaging]:
+def m(url: str) -> Iterator[Messaging]:
     """An instance in this process, as the other side of a command."""
     with messaging.connect(url) as m:
         yield m

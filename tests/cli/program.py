@@ -4,38 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import os
-import queue
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Self
 
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.forking import ForkedProcess
 
 ROOT = Path(__file__).parents[2]
-#: how long to wait for anything, seconds
-PATIENCE = 20.0
 
 COMMAND = (sys.executable, "-m", "messaging.cli")
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until ``condition`` holds."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {PATIENCE:g} s in vain"
-        time.sleep(0.005)
 
 
 def process(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run ``command`` to its end with these environment variables."""
     return subprocess.run(
         command, cwd=ROOT, env=environment(**variables), capture_output=True, encoding="utf-8", check=False,
-        timeout=PATIENCE,
+        timeout=3 * PATIENCE,
     )  # fmt: skip
 
 
@@ -50,36 +39,30 @@ class Lines:
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self.seen: list[bytes] = []
-        self._arrived: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._arrived: Recorder[bytes] = Recorder()
         self._thread = threading.Thread(target=self._read, args=(pipe,), daemon=True)
         self._thread.start()
 
     def _read(self, pipe: IO[bytes]) -> None:
         with pipe:
             for line in pipe:
-                self._arrived.put(line)
-        self._arrived.put(None)
+                self._arrived(line)
+        self._arrived.on_completed()
 
     def until(self, wanted: Callable[[bytes], bool]) -> bytes:
         """Return the next line that is ``wanted``."""
-        deadline = time.monotonic() + PATIENCE
         while True:
-            try:
-                line = self._arrived.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                raise AssertionError(f"waited {PATIENCE:g} s in vain; there came {self.seen}") from None
-            assert line is not None, f"ended without the line; there came {self.seen}"
-            self.seen.append(line)
-            if wanted(line):
-                return line
+            eventually(lambda: len(self._arrived) > len(self.seen) or self._arrived.is_completed, lambda: self.seen)
+            assert len(self._arrived) > len(self.seen), f"ended without the line; there came {self.seen}"
+            self.seen.append(self._arrived[len(self.seen)])
+            if wanted(self.seen[-1]):
+                return self.seen[-1]
 
     def rest(self) -> bytes:
         """Wait for the end of the pipe; return all its lines."""
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), "the pipe has not ended"
-        while (line := self._arrived.get()) is not None:
-            self.seen.append(line)
-        self._arrived.put(None)
+        self.seen = [*self._arrived]
         return b"".join(self.seen)
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
 import select
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from messaging.cli.completion_scripts import SCRIPTS
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.cli.conftest import Run
-from tests.cli.program import COMMAND, PATIENCE, ROOT, environment, process, until
+from tests.cli.program import COMMAND, ROOT, environment, process
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -27,8 +30,8 @@ def values(output: str) -> list[str]:
 SCHEMES = ["amqp://", "amqps://", "memory://", "mqtt://", "mqtts://", "ws://", "wss://"]
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
+@table(
+    "words, expected",
     [
         (("su",), ["sub"]),
         (("sub", ""), SCHEMES),
@@ -70,11 +73,12 @@ def test_candidates_fit_the_words_before_them(
     assert (values(out), err) == (expected, "")
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_every_shell_gets_the_commands_as_candidates(shell: str) -> None:
-    done = process(*COMMAND, "messaging " if shell == "bash" else "", _MESSAGING_COMPLETE=shell)
-    assert done.stderr == ""
-    found = values(done.stdout)
+@table("shell", SHELLS)
+def test_every_shell_gets_the_commands_as_candidates(run: Run, monkeypatch: pytest.MonkeyPatch, shell: str) -> None:
+    monkeypatch.setenv("_MESSAGING_COMPLETE", shell)
+    _, out, err = run("messaging " if shell == "bash" else "")
+    assert err == ""
+    found = values(out)
     assert [*found[:2], found[-1]] == ["pub", "sub", "pipeline"]
 
 
@@ -107,18 +111,20 @@ class Bash:
             f"printf '%s\\n' \"$@\" END > {self._notes}\n"
         )
         program.chmod(0o755)
-        config = str(folder / "config")
-        assert process(*COMMAND, "context", "add", "plant", "mqtt://broker", XDG_CONFIG_HOME=config).returncode == 0
+        config = folder / "config"
+        (config / "messaging").mkdir(parents=True)
+        contexts = {"version": 1, "contexts": {"plant": {"url": "mqtt://broker"}}}
+        (config / "messaging" / "contexts.json").write_text(json.dumps(contexts))
         self._terminal, slave = pty.openpty()
         self._process = subprocess.Popen(
             ["bash", "--norc", "-i"], stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
             env=environment(
-                PATH=f"{folder}:{os.environ['PATH']}", TERM="dumb", HISTFILE="/dev/null", XDG_CONFIG_HOME=config
+                PATH=f"{folder}:{os.environ['PATH']}", TERM="dumb", HISTFILE="/dev/null", XDG_CONFIG_HOME=str(config)
             ),
             cwd=ROOT,
         )  # fmt: skip
         os.close(slave)
-        (folder / "script").write_text(process(*COMMAND, "--show-completion", "bash").stdout)
+        (folder / "script").write_text(SCRIPTS["bash"])
         self._write(f". {folder}/script; echo loa''ded\n")
         self._until(b"loaded")
 
@@ -126,9 +132,9 @@ class Bash:
         os.write(self._terminal, text.encode())
 
     def _until(self, wanted: bytes) -> None:
-        seen, deadline = b"", time.monotonic() + PATIENCE
+        seen = b""
         while wanted not in seen:
-            ready, _, _ = select.select([self._terminal], [], [], max(0.0, deadline - time.monotonic()))
+            ready, _, _ = select.select([self._terminal], [], [], PATIENCE)
             assert ready, f"bash did not write {wanted!r}, but {seen!r}"
             seen += os.read(self._terminal, 4096)
 
@@ -136,7 +142,7 @@ class Bash:
         """Type ``typed``, where a tab completes; the arguments that the command then has."""
         self._notes.unlink(missing_ok=True)
         self._write(typed + " | cat\n")
-        until(lambda: self._notes.exists() and self._notes.read_text().endswith("END\n"))
+        eventually(lambda: self._notes.exists() and self._notes.read_text().endswith("END\n"))
         return self._notes.read_text().splitlines()[:-1]
 
     def close(self) -> None:
@@ -186,7 +192,7 @@ def test_a_shell_without_completion_is_refused(run: Run) -> None:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("shell", SHELLS)
+@table("shell", SHELLS)
 def test_installing_twice_loads_it_once_and_keeps_the_start_up_file(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shell: str
 ) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import time
 
 import pytest
 
 import messaging
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.cli.conftest import Run
-from tests.cli.program import COMMAND, PATIENCE, ROOT, Lines, Program, environment
+from tests.cli.program import COMMAND, ROOT, Lines, Program, environment
 
 SECONDS = r"\d+\.\d s"
 
@@ -22,9 +23,7 @@ LISTENERS = pytest.mark.parametrize("listener", [("sub",), ("reply", "--exec", "
 
 
 @LISTENERS
-def test_a_listener_reports_the_loss_and_the_return_of_its_connection(
-    own: Mosquitto, topic: str, listener: tuple[str, ...]
-) -> None:
+def test_a_listener_reports_a_lost_and_a_new_connection(own: Mosquitto, topic: str, listener: tuple[str, ...]) -> None:
     with Program(*listener, own.url, "-t", topic) as program:
         program.says(f" {topic} at {own.url} as ")
         where = rf"mqtt '{listener[0]}-{program.process.pid}' \(127\.0\.0\.1:{own.port}\)"
@@ -76,17 +75,18 @@ def test_a_lost_amqp_connection_is_reported(rabbitmq: RabbitMQ, topic: str) -> N
             assert where + "connection lost: " in program.says("connection lost")
             assert where + "connected again after " in program.says("connected again")
             with messaging.connect(rabbitmq.url) as m:
-                while program.process.poll() is None:  # the subscription comes back after the connection
+
+                def has_ended() -> bool:  # the subscription comes back after the connection
                     m.publish(topic, "after").result(PATIENCE)
-                    time.sleep(0.02)
+                    return program.process.poll() is not None
+
+                eventually(has_ended)
             assert program.out.rest() == b"after\n"
             assert b"guest:guest" not in program.err.rest()
 
 
 @LISTENERS
-def test_a_listener_works_as_a_service_whose_stdin_is_closed(
-    mosquitto: Mosquitto, topic: str, listener: tuple[str, ...]
-) -> None:
+def test_a_listener_works_with_a_closed_stdin(mosquitto: Mosquitto, topic: str, listener: tuple[str, ...]) -> None:
     command = " ".join([*COMMAND, *listener, mosquitto.url, "-t", topic, "-C", "1"])
     program = subprocess.Popen(
         ["bash", "-c", f"exec {command} <&-"], cwd=ROOT, env=environment(), stdout=subprocess.PIPE,
@@ -124,9 +124,7 @@ def test_stderr_has_the_client_id_that_the_broker_logs(mosquitto: Mosquitto, top
         assert all(f" as {name} (p" in mosquitto.log() for name in found)
 
 
-def test_a_given_name_of_the_instance_is_kept(
-    run: Run, mosquitto: Mosquitto, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_given_name_is_kept(run: Run, mosquitto: Mosquitto, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for arguments in (("--option", "name=given"), ("--url", f"{mosquitto.url}?name=given")):
         url = () if "--url" in arguments else (mosquitto.url,)
         assert '"instance_id":"given"' in run("info", *url, "--json", *arguments)[1]
@@ -144,8 +142,8 @@ def test_on_amqp_stderr_names_the_connection_as_the_broker_lists_it(rabbitmq: Ra
 # --- memory://
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
+@table(
+    "arguments, code",
     [
         (("pub", "-t", "a", "-m", "x"), 0),
         (("sub", "-t", "a", "-W", "0.05"), 0),

@@ -6,8 +6,6 @@ import io
 import json
 import operator
 import stat
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,11 @@ from messaging.cli import context_file
 from messaging.cli.context_file import SavedContext
 from messaging.errors import ConfigurationError
 from messaging.testing.brokers import Mosquitto
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from tests.cli.conftest import Run, refused
-from tests.cli.program import COMMAND, PATIENCE, ROOT, Program, environment
+from tests.cli.program import Program, environment
+from tests.forking import ForkedProcess
 
 
 @pytest.fixture(autouse=True)
@@ -117,8 +118,8 @@ def test_files_are_saved_with_absolute_names(run: Run, monkeypatch: pytest.Monke
     assert listed(run)[0]["settings"] == {"cafile": str(tmp_path / "ca.pem"), "keyfile": "/etc/key.pem"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
+@table(
+    "arguments, expected",
     [
         (("a b", "mqtt://x"), "context name 'a b': must be 1 to 64 letters"),
         (("@plant", "mqtt://x"), "context name '@plant'"),
@@ -133,9 +134,7 @@ def test_files_are_saved_with_absolute_names(run: Run, monkeypatch: pytest.Monke
         (("plant",), "Missing argument"),
     ],
 )  # fmt: skip
-def test_a_broker_with_wrong_settings_is_not_saved(
-    run: Run, file: Path, arguments: tuple[str, ...], expected: str
-) -> None:
+def test_wrong_settings_are_not_saved(run: Run, file: Path, arguments: tuple[str, ...], expected: str) -> None:
     assert expected in refused(run, "context", "add", *arguments)
     assert not file.exists()
 
@@ -143,16 +142,12 @@ def test_a_broker_with_wrong_settings_is_not_saved(
 # --- secrets
 
 
-def test_no_password_is_shown_and_others_may_not_read_it(run: Run, file: Path) -> None:
+def test_no_password_is_shown_and_others_may_not_read_it(run: Run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add(run, "one", "mqtt://joe:hunter2@broker")
     add(run, "two", "mqtt://joe@broker?password=hunter2")
     add(run, "three", "mqtt://joe@broker", "--option", "password=hunter2")
-    done = subprocess.run(
-        [*COMMAND, "context", "add", "four", "mqtt://joe@broker", "--password-stdin"], input="hunter2\nmore\n",
-        env=environment(XDG_CONFIG_HOME=str(file.parents[1])), cwd=ROOT, capture_output=True, text=True,
-        timeout=PATIENCE, check=True,
-    )  # fmt: skip
-    assert "hunter2" not in done.stdout + done.stderr
+    monkeypatch.setattr("sys.stdin", io.StringIO("hunter2\nmore\n"))
+    add(run, "four", "mqtt://joe@broker", "--password-stdin")
     for arguments in (("list",), ("list", "--json"), *(("show", name) for name in ("one", "two", "three", "four"))):
         code, out, err = run("context", *arguments, "--debug")
         assert code == 0
@@ -182,10 +177,8 @@ def test_a_file_that_others_may_read_is_warned_of(run: Run, file: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("text", ["", "mqtt://joe@x"])
-def test_a_password_that_is_not_there_or_there_twice_is_refused(
-    run: Run, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
+@table("text", ["", "mqtt://joe@x"])
+def test_a_password_missing_or_there_twice_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("\n" if not text else "hunter2\n"))
     url = "mqtt://joe:hunter2@x" if text else "mqtt://joe@x"
     found = refused(run, "context", "add", "plant", url, "--password-stdin")
@@ -195,8 +188,8 @@ def test_a_password_that_is_not_there_or_there_twice_is_refused(
 # --- the file
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
+@table(
+    "text, expected",
     [
         ("", "is not JSON"),
         ("{", "is not JSON (line 1)"),
@@ -215,7 +208,7 @@ def test_a_password_that_is_not_there_or_there_twice_is_refused(
     ],
 )
 def test_a_bad_file_is_an_error_that_names_it_and_is_left_alone(run: Run, file: Path, text: str, expected: str) -> None:
-    file.parent.mkdir(parents=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
     for arguments in (("context", "list"), ("context", "add", "b", "mqtt://x"), ("info", "@a")):
         code, out, err = run(*arguments)
@@ -268,14 +261,10 @@ def test_concurrent_changes_lose_none(file: Path) -> None:
         "from messaging.cli.context_file import SavedContext, change\n"
         "for number in range(20):\n"
         "    change(lambda known: known.update({f'{NAME}-{number}': SavedContext('mqtt://x', {})}))\n"
+        "raise SystemExit(0)\n"
     )
-    others = [
-        subprocess.Popen(
-            [sys.executable, "-c", f"NAME = 'process{each}'\n{script}"],
-            env=environment(XDG_CONFIG_HOME=str(file.parents[1])), cwd=ROOT,
-        )
-        for each in range(2)
-    ]  # fmt: skip
+    variables = environment(XDG_CONFIG_HOME=str(file.parents[1]))
+    others = [ForkedProcess(f"NAME = 'process{each}'\n{script}", (), variables) for each in range(2)]
 
     def save(name: str) -> None:
         for number in range(20):
@@ -285,6 +274,8 @@ def test_concurrent_changes_lose_none(file: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(save, [f"thread{each}" for each in range(4)], timeout=PATIENCE))
     assert [other.wait(PATIENCE) for other in others] == [0, 0]
+    for other in others:
+        other.close()
     assert len(context_file.load()) == 120
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -15,20 +14,26 @@ from uuid import uuid4
 import pytest
 
 import messaging
+from messaging import Messaging
 from messaging.distributedeventing import DistributedEventAdmin, EventNetwork
 from messaging.eventdata import WireEvent, encode
 from messaging.journal import Journal
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from messaging.typedevent import TypedEventBus
 from tests.cli.conftest import Run, refused
-from tests.cli.program import PATIENCE, Program, ready, until
+from tests.cli.program import Program, ready
 
 FAST = ("--heartbeat", "0.3")
 
 
+Here = tuple[str, Messaging]
+
+
 @pytest.fixture
-def here() -> Iterator[tuple[str, messaging.Messaging]]:
+def here() -> Iterator[Here]:
     """A broker in this process: its URL, and an instance."""
     url = f"memory://events-{uuid4().hex[:8]}"
     with messaging.connect(url) as m:
@@ -36,7 +41,7 @@ def here() -> Iterator[tuple[str, messaging.Messaging]]:
 
 
 @contextmanager
-def admin_at(m: messaging.Messaging, name: str = "billing", **settings: Any) -> Iterator[DistributedEventAdmin]:
+def admin_at(m: Messaging, name: str = "billing", **settings: Any) -> Iterator[DistributedEventAdmin]:
     with DistributedEventAdmin(ServiceRegistry(), m, name=name, network=EventNetwork(**settings)) as admin:
         admin.ready.result(PATIENCE)
         yield admin
@@ -49,7 +54,7 @@ def meanwhile(admin: DistributedEventAdmin, act: Callable[[], object]) -> Iterat
 
     def run() -> None:
         try:
-            until(lambda: any(each.interests for each in admin.members()))
+            eventually(lambda: any(each.interests for each in admin.members()))
             act()
         except BaseException as error:  # noqa: BLE001  # raised below
             errors.append(error)
@@ -72,7 +77,7 @@ def watched(run: Run, url: str, *arguments: str) -> list[str]:
 # --- watch
 
 
-def test_watch_writes_topic_sender_and_data(run: Run, here: tuple[str, messaging.Messaging]) -> None:
+def test_watch_writes_topic_sender_and_data(run: Run, here: Here) -> None:
     url, m = here
     with admin_at(m) as admin:
 
@@ -87,7 +92,7 @@ def test_watch_writes_topic_sender_and_data(run: Run, here: tuple[str, messaging
         assert (topic, sender, data) == ("orders/placed", "billing", '{"id":7,"text":"é\\x9b"}')
 
 
-def test_watch_writes_json_payloads_and_formats(run: Run, here: tuple[str, messaging.Messaging]) -> None:
+def test_watch_writes_json_payloads_and_formats(run: Run, here: Here) -> None:
     url, m = here
     with admin_at(m) as admin:
         node = admin.node
@@ -111,7 +116,7 @@ def test_watch_writes_json_payloads_and_formats(run: Run, here: tuple[str, messa
             assert watched(run, url, "-C", "1", "-F", "%t=%p %D") == ['a/b={"set":{"$set":[1]}} c1']
 
 
-def test_watch_shows_the_ends_of_sessions_only_when_asked(run: Run, here: tuple[str, messaging.Messaging]) -> None:
+def test_watch_shows_the_ends_of_sessions_only_when_asked(run: Run, here: Here) -> None:
     url, m = here
     with admin_at(m) as admin:
 
@@ -132,7 +137,7 @@ def test_watch_shows_the_ends_of_sessions_only_when_asked(run: Run, here: tuple[
             assert [line.split("  ")[3] for line in watched(run, url, "-C", "3")] == ["1", "2", "3"]
 
 
-def test_a_member_that_crashes_ends_its_sessions(url: str, topic: str, m: messaging.Messaging) -> None:
+def test_a_member_that_crashes_ends_its_sessions(url: str, topic: str, m: Messaging) -> None:
     prefix = topic.replace("/", "-")
     with ready("watching", "events", "watch", url, "--type", "all", "--prefix", prefix, *FAST, "--json") as program:
         member, session = str(uuid4()), "s1"
@@ -145,13 +150,13 @@ def test_a_member_that_crashes_ends_its_sessions(url: str, topic: str, m: messag
         assert (end["topic"], end["session"], end["error"]["type"]) == ("a", session, "EventSessionLostError")
 
 
-def test_watch_understands_the_events_of_typed_buses(run: Run, here: tuple[str, messaging.Messaging]) -> None:
+def test_watch_understands_the_events_of_typed_buses(run: Run, here: Here) -> None:
     url, m = here
     with TypedEventBus(ServiceRegistry(), name="shop") as bus, bus.connect(m, "*") as connection:
         connection.ready.result(PATIENCE)
 
         def act() -> None:
-            until(lambda: any(each.interests for each in connection.get_dto().node.members))
+            eventually(lambda: any(each.interests for each in connection.get_dto().node.members))
             bus.deliver_untyped("a-b/c_d", {"n": 1})
 
         thread = threading.Thread(target=act)
@@ -161,22 +166,20 @@ def test_watch_understands_the_events_of_typed_buses(run: Run, here: tuple[str, 
         assert line.split("  ")[1:] == ["a-b/c_d", "shop", '{"n":1}']
 
 
-def test_watch_ends_with_3_without_enough_events(run: Run, here: tuple[str, messaging.Messaging]) -> None:
+def test_watch_ends_with_3_without_enough_events(run: Run, here: Here) -> None:
     code, out, err = run("events", "watch", here[0], "-C", "2", "-W", "0.1", *FAST)
     assert (code, out) == (3, "")
     assert "timeout: 0 of 2 events within 0.1 s" in err
     assert run("events", "watch", here[0], "-W", "0.1", *FAST)[:2] == (0, "")
 
 
-def test_the_broker_of_the_environment_needs_no_argument(
-    run: Run, here: tuple[str, messaging.Messaging], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_broker_may_come_from_the_environment(run: Run, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESSAGING_URL", here[0])
     with admin_at(here[1]) as admin:
-        got: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        admin.on("a", handler=lambda event: got.put(event.value))
+        got: Recorder[Any] = Recorder()
+        admin.on("a", handler=lambda event: got.append(event.value))
         assert run("events", "publish", "a", "text")[0] == 0
-        assert got.get(timeout=PATIENCE) == "text"
+        assert got.wait_for(1) == ["text"]
         with meanwhile(admin, lambda: admin.publish_event("b", 2)):
             code, out, _ = run("events", "watch", "b", "-C", "1", "-F", "payload", *FAST)
         assert (code, out) == (0, "2\n")
@@ -187,10 +190,10 @@ def test_an_interrupted_watch_leaves_the_network(url: str, topic: str, number: s
     prefix = topic.replace("/", "-")
     with messaging.connect(url) as m, admin_at(m, prefix=prefix) as admin:
         with ready("watching", "events", "watch", url, "--prefix", prefix) as program:
-            until(lambda: len(admin.members()) == 1)
+            eventually(lambda: len(admin.members()) == 1)
             program.signal(number)
             assert program.ended() == 130
-        until(lambda: not admin.members())  # at once: a lost one would be known for seconds
+        eventually(lambda: not admin.members())  # at once: a lost one would be known for seconds
 
 
 def test_a_watch_without_a_reader_ends(url: str, topic: str) -> None:
@@ -204,8 +207,8 @@ def test_a_watch_without_a_reader_ends(url: str, topic: str) -> None:
 # --- publish
 
 
-@pytest.mark.parametrize(
-    ("arguments", "data"),
+@table(
+    "arguments, data",
     [
         (('{"id": 7}',), {"id": 7}),
         (("7",), 7),
@@ -216,22 +219,22 @@ def test_a_watch_without_a_reader_ends(url: str, topic: str) -> None:
     ],
 )
 def test_publish_sends_json_or_text(
-    run: Run, here: tuple[str, messaging.Messaging], tmp_path: Path, arguments: tuple[str, ...], data: Any
+    run: Run, here: Here, tmp_path: Path, arguments: tuple[str, ...], data: Any
 ) -> None:
     url, m = here
     file = tmp_path / "data.json"
     file.write_text("[1, 2]\n")
     with admin_at(m) as admin:
-        got: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        admin.on("a/*", handler=lambda event: got.put(event.value), is_whole=True)
+        got: Recorder[Any] = Recorder()
+        admin.on("a/*", handler=lambda event: got.append(event.value), is_whole=True)
         given = [each.replace("FILE", str(file)) for each in arguments]
         code, out, err = run("events", "publish", url, "a/b", *given, "--correlation-id", "c", "--reply-to", ".r")
         assert (code, out, err) == (0, "", "")
-        event = got.get(timeout=PATIENCE)
+        (event,) = got.wait_for(1)
         assert (event.topic, event.data, event.correlation_id, event.reply_to) == ("a/b", data, "c", ".r")
 
 
-def test_publish_reaches_programs_that_announce_nothing(url: str, topic: str, m: messaging.Messaging) -> None:
+def test_publish_reaches_programs_that_announce_nothing(url: str, topic: str, m: Messaging) -> None:
     prefix = topic.replace("/", "-")
     with m.subscribe(f"{prefix}/#", qos=1) as stream:
         with Program("events", "publish", url, "a/b", "-", "--prefix", prefix, "-q", "at_least_once") as program:
@@ -242,10 +245,10 @@ def test_publish_reaches_programs_that_announce_nothing(url: str, topic: str, m:
         assert (found["topic"], found["data"]) == ("a/b", {"n": 1})
 
 
-def test_publish_names_the_members_that_were_notified(run: Run, here: tuple[str, messaging.Messaging]) -> None:
+def test_publish_names_the_members_that_were_notified(run: Run, here: Here) -> None:
     url, m = here
     with admin_at(m) as admin:
-        got: list[Any] = []
+        got: Recorder[Any] = Recorder()
         admin.on("a", handler=lambda event: got.append(event.value))
         code, _, err = run("events", "publish", url, "a", "1", "--notify", *FAST)
         assert (code, got) == (0, [1])
@@ -254,7 +257,7 @@ def test_publish_names_the_members_that_were_notified(run: Run, here: tuple[str,
         assert (code, err) == (0, "messaging: warning: notified no member: no consumer of 'b' is known\n")
 
 
-def test_publish_names_the_members_that_were_not_notified(run: Run, here: tuple[str, messaging.Messaging]) -> None:
+def test_publish_names_the_members_that_were_not_notified(run: Run, here: Here) -> None:
     url, m = here
     free = threading.Event()
     with admin_at(m) as admin:
@@ -269,7 +272,7 @@ def test_publish_names_the_members_that_were_not_notified(run: Run, here: tuple[
 # --- topics and members
 
 
-def test_topics_and_members_are_listed(run: Run, here: tuple[str, messaging.Messaging]) -> None:
+def test_topics_and_members_are_listed(run: Run, here: Here) -> None:
     url, m = here
     with messaging.connect(url) as other, admin_at(m) as billing, admin_at(other, "audit") as audit:
         billing.publish_event("orders/placed", 1)
@@ -293,7 +296,7 @@ def test_topics_and_members_are_listed(run: Run, here: tuple[str, messaging.Mess
         assert "orders/**" in run("events", "members", url, *FAST)[1]
 
 
-def test_an_empty_network_lists_nothing(run: Run, here: tuple[str, messaging.Messaging]) -> None:
+def test_an_empty_network_lists_nothing(run: Run, here: Here) -> None:
     for command in ("topics", "members"):
         assert run("events", command, here[0], *FAST) == (0, "", "")
         assert run("events", command, here[0], "--json", *FAST) == (0, "[]\n", "")
@@ -319,9 +322,7 @@ def test_changes_of_members_are_written(own: Mosquitto) -> None:
 
 
 @pytest.mark.parametrize("broker", ["mosquitto", "rabbitmq"])
-def test_an_event_crosses_a_broker_between_two_programs(
-    run: Run, broker: str, request: pytest.FixtureRequest, topic: str
-) -> None:
+def test_an_event_crosses_a_broker(run: Run, broker: str, request: pytest.FixtureRequest, topic: str) -> None:
     url = request.getfixturevalue(broker).url
     prefix = topic.replace("/", "-")
     with ready(
@@ -361,8 +362,8 @@ def test_history_writes_past_events(run: Run, stored: str) -> None:
     assert "the record at offset 3 is no event: skipped" in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "numbers"),
+@table(
+    "arguments, numbers",
     [
         (("orders/*",), [11, 12]),
         (("orders/+", "weather"), [11, 12, 13]),
@@ -395,8 +396,8 @@ WATCH = ("events", "watch", "memory://usage")
 PUBLISH = ("events", "publish", "memory://usage")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
+@table(
+    "arguments, expected",
     [
         (("events",), "Missing command"),
         (("event",), "did you mean 'events'?"),

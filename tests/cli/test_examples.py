@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,13 +42,7 @@ EXPECTED = {
         "no responder: UnroutableError",
         "no reply: OutcomeUnknownError",
     ],
-    "08_stock_quotes": [
-        "ACME: 101.20",
-        "ACME: 101.35",
-        "ACME: 100.90",
-        "all received: True",
-        "handler stopped: True",
-    ],
+    "08_stock_quotes": ["ACME: 101.20", "ACME: 101.35", "ACME: 100.90", "all received: True", "handler stopped: True"],
     "09_mqtt_asks_amqp": [
         "fastest from Cork: Cobh, 24 minutes",
         "from Oslo: Bergen, 403 minutes",
@@ -111,10 +106,7 @@ EXPECTED = {
         "cellar: event 5",
         "cellar: event 6",
     ],
-    "17_filter_agent_mailbox": [
-        "event 2 in the cellar: 95.5 °C",
-        "event 4 in the cellar: 99.0 °C",
-    ],
+    "17_filter_agent_mailbox": ["event 2 in the cellar: 95.5 °C", "event 4 in the cellar: 99.0 °C"],
     "18_gateway": [
         "cloud/bonn/d1: 22.0 °C",
         "cloud/bonn/d1: 27.0 °C",
@@ -126,68 +118,75 @@ EXPECTED = {
 LOCAL = {"10_typed_events", "11_event_admin"}
 #: examples that need a broker which several processes or programs reach
 BETWEEN_PROCESSES = {"13_events_between_processes", "15_plain_mqtt_member", "17_filter_agent_mailbox"}
+#: examples with two kinds of clients, which meet at a broker of both kinds; what follows its URL of MQTT
+OF_BOTH_KINDS = {"09_mqtt_asks_amqp": "OPTIONS", "15_plain_mqtt_member": ""}
 FILES = sorted((ROOT / "examples").glob("*.py"))
 
 
-def output(example: Path) -> list[str]:
-    done = process(sys.executable, "-W", "error", str(example), PYTHONIOENCODING="utf-8")
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout.splitlines()
+Output = Callable[..., list[str]]
 
 
-def check(example: Path, found: list[str]) -> None:
+@pytest.fixture
+def output(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Output:
+    """Run an example as a program in this process; return the lines that it writes."""
+
+    def output(example: Path, *urls: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", [str(example), *urls])
+        runpy.run_path(str(example), run_name="__main__")
+        out, err = capfd.readouterr()
+        assert "Traceback" not in err
+        return out.splitlines()
+
+    return output
+
+
+def check(stem: str, found: list[str]) -> None:
     """Compare the output of an example with the expected one."""
-    lines = slice(-1, None) if example.stem == "05_work_queue" else slice(None)  # which worker gets a job is open
-    assert found[lines] == EXPECTED[example.stem][lines]
+    lines = slice(-1, None) if stem == "05_work_queue" else slice(None)  # which worker gets a job is open
+    assert found[lines] == EXPECTED[stem][lines]
 
 
 def test_every_example_is_tested() -> None:
     assert [file.stem for file in FILES] == sorted(EXPECTED)
 
 
+def test_an_example_is_a_program() -> None:
+    done = process(sys.executable, "-W", "error", str(FILES[0]), PYTHONIOENCODING="utf-8")
+    assert (done.returncode, done.stderr) == (0, "")
+    check(FILES[0].stem, done.stdout.splitlines())
+
+
 @pytest.mark.parametrize(
     "example", [each for each in FILES if each.stem not in BETWEEN_PROCESSES], ids=lambda file: file.stem
 )
-def test_example_prints_the_expected_lines(example: Path) -> None:
-    check(example, output(example))
+def test_example_prints_the_expected_lines(example: Path, output: Output) -> None:
+    check(example.stem, output(example))
 
 
-@pytest.mark.parametrize("broker", ["mosquitto", "rabbitmq"])
-@pytest.mark.parametrize("example", [each for each in FILES if each.stem not in LOCAL], ids=lambda file: file.stem)
-def test_example_runs_at_a_broker(
-    example: Path,
-    broker: str,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    if broker == "rabbitmq" and example.stem in ("09_mqtt_asks_amqp", "15_plain_mqtt_member"):
-        pytest.skip("needs a broker of both kinds: see the next tests")
-    monkeypatch.setattr(sys, "argv", [str(example), request.getfixturevalue(broker).url])
-    runpy.run_path(str(example), run_name="__main__")
-    check(example, capfd.readouterr().out.splitlines())
+#: of the examples that start processes, one broker is enough for the first tier
+AT_BROKERS = [
+    pytest.param(
+        each, broker, id=f"{each.stem}-{broker}",
+        marks=[pytest.mark.slow] if broker == "rabbitmq" and each.stem in BETWEEN_PROCESSES else [],
+    )
+    for each in FILES
+    for broker in ("mosquitto", "rabbitmq")
+    if each.stem not in LOCAL and not (broker == "rabbitmq" and each.stem in OF_BOTH_KINDS)
+]  # fmt: skip
 
 
-def test_mqtt_asks_amqp_at_one_broker(
-    rabbitmq_mqtt: RabbitMQ, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (example,) = (file for file in FILES if file.stem == "09_mqtt_asks_amqp")
+@pytest.mark.parametrize(("example", "broker"), AT_BROKERS)
+def test_example_runs_at_a_broker(example: Path, broker: str, request: pytest.FixtureRequest, output: Output) -> None:
+    check(example.stem, output(example, request.getfixturevalue(broker).url))
+
+
+def test_mqtt_meets_amqp_at_one_broker(rabbitmq_mqtt: RabbitMQ, output: Output) -> None:
     # RabbitMQ 4 does not mark the messages of its MQTT plugin: AMQP cannot recognise an envelope there
-    options = "version=5" if rabbitmq_mqtt.version >= (4,) else "version=3.1.1&envelope=true"
-    urls = [f"{rabbitmq_mqtt.mqtt_url}?{options}", rabbitmq_mqtt.url]
-    monkeypatch.setattr(sys, "argv", [str(example), *urls])
-    runpy.run_path(str(example), run_name="__main__")
-    check(example, capfd.readouterr().out.splitlines())
-
-
-def test_a_plain_mqtt_program_meets_amqp_at_one_broker(
-    rabbitmq_mqtt: RabbitMQ, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (example,) = (file for file in FILES if file.stem == "15_plain_mqtt_member")
-    monkeypatch.setattr(sys, "argv", [str(example), rabbitmq_mqtt.mqtt_url, rabbitmq_mqtt.url])
-    runpy.run_path(str(example), run_name="__main__")
-    check(example, capfd.readouterr().out.splitlines())
+    options = "?version=5" if rabbitmq_mqtt.version >= (4,) else "?version=3.1.1&envelope=true"
+    for example in FILES:
+        if example.stem in OF_BOTH_KINDS:
+            urls = rabbitmq_mqtt.mqtt_url + OF_BOTH_KINDS[example.stem].replace("OPTIONS", options), rabbitmq_mqtt.url
+            check(example.stem, output(example, *urls))
 
 
 def test_the_plain_part_of_the_plain_program_imports_nothing_of_the_toolkit() -> None:

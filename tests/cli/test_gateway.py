@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 import messaging
 from messaging.gateway import Gateway, GatewaySettings, load, plan, schema
+from messaging.gateway.control import call
 from messaging.testing.brokers import Mosquitto
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.cli.conftest import Run, refused
-
-PATIENCE = 20.0
-
-
-def wait(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.02)
+from tests.cli.program import Program, ready
 
 
 @pytest.fixture
@@ -95,7 +86,7 @@ def test_check_writes_problems_as_json(run: Run, file: Path) -> None:
     assert problem["line"] == 14
 
 
-@pytest.mark.parametrize("command", ["check", "plan", "run", "status", "reload"])
+@table("command", ["check", "plan", "run", "status", "reload"])
 def test_a_file_that_is_not_there_is_named(run: Run, command: str, tmp_path: Path) -> None:
     assert "No such file" in refused(run, "gateway", command, str(tmp_path / "missing.toml"))
 
@@ -133,7 +124,7 @@ def test_the_published_schema_is_that_of_the_settings(run: Run) -> None:
 
 
 def test_status_and_reload_of_a_running_gateway(run: Run, file: Path, running: Gateway) -> None:
-    wait(lambda: not running.problems())
+    eventually(lambda: not running.problems())
     code, out, _ = run("gateway", "status", str(file))
     assert code == 0
     assert "gateway cli: running" in out
@@ -156,11 +147,11 @@ def test_status_without_a_running_gateway(run: Run, file: Path) -> None:
 
 def test_dead_letters_are_listed_shown_replayed_and_dropped(run: Run, file: Path, running: Gateway) -> None:
     route = running.route("telemetry")
-    wait(lambda: route.report().is_subscribed)
+    eventually(lambda: route.report().is_subscribed)
     with messaging.connect(running.settings.instances["a"].url) as m:
         for payload in (b"one", b"two", b"three"):
             m.publish("in/7", payload).result(PATIENCE)
-    wait(lambda: route.buffer.journal.dead_letter_count == 3)
+    eventually(lambda: route.buffer.journal.dead_letter_count == 3)
     command = ("gateway", "dead-letters")
     code, out, _ = run(*command, "list", str(file))
     assert code == 0
@@ -180,8 +171,8 @@ def test_dead_letters_are_listed_shown_replayed_and_dropped(run: Run, file: Path
     assert run(*command, "list", str(file))[1] == ""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
+@table(
+    "arguments, text",
     [
         (("drop",), "--all"),
         (("replay", "--all", "--id", "1"), "--all"),
@@ -198,18 +189,6 @@ def test_wrong_arguments_are_refused(run: Run, file: Path, arguments: tuple[str,
 # --- the service
 
 
-@contextmanager
-def service(file: Path, *options: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """``messaging gateway run`` in a process of its own."""
-    command = [sys.executable, "-m", "messaging.cli", "gateway", "run", str(file), *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, **environment})
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
 class Manager:
     """The notification socket of systemd."""
 
@@ -220,52 +199,51 @@ class Manager:
         self._socket.settimeout(PATIENCE)
         self.heard: list[str] = []
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
     def wait_for(self, text: str) -> None:
         """Wait for a notification that holds a text."""
         while not self.heard or text not in self.heard[-1]:
             self.heard.append(self._socket.recv(65_536).decode())
 
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
-
 
 def test_systemd_hears_of_start_reload_watchdog_and_stop(file: Path, tmp_path: Path) -> None:
-    manager = Manager(tmp_path)
-    try:
-        with service(file, NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="1500000") as process:
-            manager.wait_for("READY=1")
-            assert "STATUS=1 routes" in manager.heard[-1]
-            manager.wait_for("WATCHDOG=1")
-            process.send_signal(signal.SIGHUP)
-            manager.wait_for("RELOADING=1")
-            assert "MONOTONIC_USEC=" in manager.heard[-1]
-            manager.wait_for("READY=1")
-            process.send_signal(signal.SIGTERM)
-            manager.wait_for("STOPPING=1")
-            assert process.wait(PATIENCE) == 0
-    finally:
-        manager.close()
+    variables = {"WATCHDOG_USEC": "1500000"}
+    with (
+        Manager(tmp_path) as manager,
+        Program("gateway", "run", str(file), variables=variables | {"NOTIFY_SOCKET": manager.address}) as gateway,
+    ):
+        manager.wait_for("READY=1")
+        assert "STATUS=1 routes" in manager.heard[-1]
+        manager.wait_for("WATCHDOG=1")
+        gateway.signal(signal.SIGHUP)
+        manager.wait_for("RELOADING=1")
+        assert "MONOTONIC_USEC=" in manager.heard[-1]
+        manager.wait_for("READY=1")
+        gateway.signal(signal.SIGTERM)
+        manager.wait_for("STOPPING=1")
+        assert gateway.ended() == 0
 
 
 def test_a_reload_of_a_broken_file_keeps_the_gateway_running(file: Path) -> None:
     right = file.read_text()
-    with service(file, "--log-format", "json") as process:
-        assert process.stderr is not None
-        lines = iter(process.stderr.readline, b"")
-        assert any(b"running with 1 routes" in line for line in lines)
+    with ready("running with 1 routes", "gateway", "run", str(file), "--log-format", "json") as gateway:
         file.write_text(right.replace("priority = 7", 'priority = "high"'))
-        process.send_signal(signal.SIGHUP)
-        error = next(json.loads(line) for line in lines if b"must be a whole number" in line)
+        gateway.signal(signal.SIGHUP)
+        error = json.loads(gateway.says("must be a whole number"))
         assert f"{file}:" in error["message"]
         assert error["level"] == "error"
-        assert b"not reloaded" in next(lines)
+        assert b"not reloaded" in gateway.err.until(lambda _: True)
         file.write_text(right)
-        process.send_signal(signal.SIGHUP)
-        assert any(b"changed configuration" in line for line in lines)
-        process.send_signal(signal.SIGINT)
-        assert any(b"stopped" in line for line in lines)
-        assert process.wait(PATIENCE) == 0
+        gateway.signal(signal.SIGHUP)
+        gateway.says("changed configuration")
+        gateway.signal(signal.SIGINT)
+        gateway.says("stopped")
+        assert gateway.ended() == 0
 
 
 def test_a_second_signal_ends_the_gateway_at_once(mosquitto: Mosquitto, tmp_path: Path) -> None:
@@ -282,8 +260,11 @@ to = {{ instance = "a", channel = "slow/out" }}
 buffer = {{ full = "block" }}
 rate = {{ messages = 1, burst = 1 }}
 """)
-    with service(file) as process, messaging.connect(mosquitto.url) as m:
-        from messaging.gateway.control import call
+    with (
+        Manager(tmp_path) as manager,
+        Program("gateway", "run", str(file), variables={"NOTIFY_SOCKET": manager.address}) as gateway,
+        messaging.connect(mosquitto.url) as m,
+    ):
 
         def depth() -> int:
             try:
@@ -295,12 +276,12 @@ rate = {{ messages = 1, burst = 1 }}
             m.publish("slow/in", b"x", qos=1).result(PATIENCE)
             return depth() > 10
 
-        wait(stored)
-        process.send_signal(signal.SIGTERM)
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(1.0)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        eventually(stored)
+        gateway.signal(signal.SIGTERM)
+        manager.wait_for("STOPPING=1")
+        assert gateway.process.poll() is None, "it drains for up to a minute"
+        gateway.signal(signal.SIGTERM)
+        assert gateway.ended() == 0
 
 
 def test_a_port_of_monitoring_that_is_taken_is_told(run: Run, file: Path) -> None:
@@ -310,7 +291,7 @@ def test_a_port_of_monitoring_that_is_taken_is_told(run: Run, file: Path) -> Non
         assert f"127.0.0.1:{port}: cannot listen" in refused(run, "gateway", "run", str(file))
 
 
-@pytest.mark.parametrize(("option", "value"), [("--log-format", "xml"), ("--log-level", "loud")])
+@table("option, value", [("--log-format", "xml"), ("--log-level", "loud")])
 def test_other_formats_and_levels_of_logs_are_refused(run: Run, file: Path, option: str, value: str) -> None:
     assert f"not '{value}'" in refused(run, "gateway", "run", str(file), option, value)
 
@@ -321,7 +302,7 @@ def test_settings_of_python_run_as_those_of_a_file(tmp_path: Path, file: Path) -
         assert gateway.report().name == "cli"
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "status"])
+@table("command", ["run", "plan", "status"])
 def test_each_problem_of_a_broken_file_is_a_line(run: Run, file: Path, command: str) -> None:
     file.write_text(file.read_text().replace("priority = 7", "priority = 70").replace('"in/{x}"', '"in/{x"'))
     code, out, err = run("gateway", command, str(file))

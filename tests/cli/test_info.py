@@ -124,10 +124,7 @@ def test_watch_writes_each_state_until_interrupted() -> None:
 
 def test_watch_shows_a_refusal_with_its_code() -> None:
     require("mosquitto")
-    with (
-        Mosquitto(["allow_anonymous false"]) as broker,
-        Program("info", broker.url, "--watch") as program,
-    ):
+    with Mosquitto(["allow_anonymous false"]) as broker, Program("info", broker.url, "--watch") as program:
         line = program.out.until(lambda line: b" refused: " in line).decode()
         assert "Not authorized" in line
         assert datetime.fromisoformat(line.split()[0]).tzinfo is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from messaging.journal.folders import LocalFolder
 from messaging.journal.identity import seed_of
 from messaging.journal.log import LogWriter
 from messaging.model import Message, MessageContext
+from messaging.testing.tables import table
 from tests.cli.conftest import Run, refused
-from tests.cli.program import COMMAND, PATIENCE, ROOT, Program, environment
+from tests.cli.program import Program
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_info_and_verify_pass_no_partition_behind_an_empty_one(run: Run, path: s
     assert (code, place["partition"]) == (1, 1)
 
 
-@pytest.mark.parametrize("command", [["info"], ["read"], ["verify"], ["export"], ["trim", "--before", "1"]], ids=str)
+@table("command", [["info"], ["read"], ["verify"], ["export"], ["trim", "--before", "1"]], ids=str)
 def test_a_folder_without_a_journal_is_refused_and_nothing_is_created(run: Run, path: str, command: list[str]) -> None:
     name, *more = command
     assert "there is no journal: no file journal.json" in refused(run, "journal", name, path, *more, code=1)
@@ -171,8 +171,8 @@ def test_read_writes_dead_letters_with_their_reason(run: Run, filled: str) -> No
     assert lines(run, "read", filled, "--dead-letters", "--json", "-t", "x") == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
+@table(
+    "arguments, expected",
     [
         (("--from", "1", "--cursor", "slow"), "give one of them"),
         (("--dead-letters", "--follow"), "--dead-letters does not go with"),
@@ -256,11 +256,10 @@ def test_verify_and_read_work_beside_a_writer(run: Run, path: str) -> None:
 def test_exported_payloads_are_the_input_of_pub(run: Run, filled: str) -> None:
     code, out, err = run("journal", "export", filled, "--payloads", "-t", "a/1")
     assert (code, out, err) == (0, "text 1\ntext 3\ntext 5\n", "")
-    done = subprocess.run(
-        [*COMMAND, "pub", "memory://export", "-t", "a/1", "-l"], input=out.encode(), capture_output=True,
-        env=environment(), cwd=ROOT, timeout=PATIENCE, check=False,
-    )  # fmt: skip
-    assert (done.returncode, b"published 3 messages" in done.stderr) == (0, True)
+    with Program("pub", "memory://export", "-t", "a/1", "-l") as pub:
+        pub.send(out.encode())
+        pub.end_input()
+        assert (pub.ended(), b"published 3 messages" in pub.err.rest()) == (0, True)
     code, out, err = run("journal", "export", filled, "--payloads", "-t", "c")
     assert (code, out) == (2, "")
     assert "the payload at offset 7 has a newline; export JSON" in err

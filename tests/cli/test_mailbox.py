@@ -10,24 +10,27 @@ from pathlib import Path
 import pytest
 
 import messaging
+from messaging import Messaging
 from messaging.remoteevent import EventGenerator, EventMailbox, EventServer, MailboxServer, RemoteEvent
 from messaging.testing.brokers import Mosquitto
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.cli.conftest import Run, refused
-from tests.cli.program import Program, ready, until
+from tests.cli.program import Program, ready
 
 
 @pytest.fixture
-def mailbox(m: messaging.Messaging, topic: str, tmp_path: Path) -> Iterator[EventMailbox]:
+def mailbox(m: Messaging, topic: str, tmp_path: Path) -> Iterator[EventMailbox]:
     """A mailbox of this process, at the channel ``topic``."""
     with EventMailbox(tmp_path / "mailbox", messaging=m) as made, MailboxServer(m, topic, made) as server:
-        server.ready.result(10)
+        server.ready.result(PATIENCE)
         yield made
 
 
 def store(mailbox: EventMailbox, name: str, first: int, last: int) -> None:
     listener = mailbox.registration(name).listener
     given = [RemoteEvent("boiler", "hot", number, None) for number in range(first, last + 1)]
-    assert listener.deliver(given).result(10) == [None] * len(given)
+    assert listener.deliver(given).result(PATIENCE) == [None] * len(given)
 
 
 def numbers(out: str) -> list[int]:
@@ -43,7 +46,7 @@ def registered(run: Run, url: str, topic: str, *arguments: str) -> str:
 # --- running
 
 
-def test_a_mailbox_runs_until_it_is_interrupted_and_goes_on_after_a_restart(
+def test_a_mailbox_ends_when_interrupted_and_goes_on_after_a_restart(
     run: Run, url: str, topic: str, tmp_path: Path
 ) -> None:
     folder = str(tmp_path / "folder")
@@ -72,8 +75,8 @@ def test_a_folder_has_one_mailbox(run: Run, url: str, topic: str, mailbox: Event
     assert "another mailbox uses the folder" in error
 
 
-@pytest.mark.parametrize(
-    ("channel", "path", "options", "text"),
+@table(
+    "channel, path, options, text",
     [
         ("a/#", "PATH", [], "a/#"),
         ("", "PATH", [], "channel"),
@@ -94,7 +97,7 @@ def test_a_command_line_that_is_wrong_leaves_nothing_behind(
 # --- without a mailbox
 
 
-@pytest.mark.parametrize("command", [["register"], ["list"], ["drain", "ID"], ["cancel", "ID"]])
+@table("command", [["register"], ["list"], ["drain", "ID"], ["cancel", "ID"]])
 def test_a_command_says_that_no_mailbox_answers(
     run: Run, url: str, topic: str, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,14 +107,14 @@ def test_a_command_says_that_no_mailbox_answers(
     assert error == f"no mailbox answers at '{topic}'; is `messaging mailbox run` running?"
 
 
-def test_another_object_is_no_mailbox(run: Run, url: str, topic: str, m: messaging.Messaging, tmp_path: Path) -> None:
+def test_another_object_is_no_mailbox(run: Run, url: str, topic: str, m: Messaging, tmp_path: Path) -> None:
     with EventGenerator("boiler", events=["hot"]) as boiler, EventServer(m, topic, boiler) as server:
-        server.ready.result(10)
+        server.ready.result(PATIENCE)
         assert "is no mailbox" in refused(run, "mailbox", "list", url, topic)
         assert "is no mailbox" in refused(run, "mailbox", "run", url, topic, str(tmp_path / "folder"))
 
 
-@pytest.mark.parametrize("duration", ["0", "-1", "-5", "nan"])
+@table("duration", ["0", "-1", "-5", "nan"])
 def test_an_error_names_the_option(run: Run, url: str, topic: str, duration: str) -> None:
     error = refused(run, "mailbox", "register", url, topic, "--duration", duration)
     assert error.startswith("--duration must be a number of seconds above 0")
@@ -131,9 +134,7 @@ def test_drain_writes_the_events_and_removes_them(run: Run, url: str, topic: str
     assert run("mailbox", "drain", url, topic, name) == (0, "", "")
 
 
-def test_fewer_events_than_asked_for_end_with_exit_code_3(
-    run: Run, url: str, topic: str, mailbox: EventMailbox
-) -> None:
+def test_fewer_events_than_wanted_end_with_exit_code_3(run: Run, url: str, topic: str, mailbox: EventMailbox) -> None:
     name = registered(run, url, topic)
     for timeout, text in (([], "only 0 of 5 events"), (["--timeout", "0.1"], "0 of 5 events within 0.1 s")):
         code, out, err = run("mailbox", "drain", url, topic, name, "--count", "5", *timeout)
@@ -160,7 +161,7 @@ def test_a_drain_goes_on_after_a_restart_of_the_broker(run: Run, own: Mosquitto,
         EventMailbox(tmp_path / "mailbox", messaging=m) as mailbox,
         MailboxServer(m, topic, mailbox) as server,
     ):
-        server.ready.result(10)
+        server.ready.result(PATIENCE)
         name = registered(run, own.url, topic)
         store(mailbox, name, 1, 2)
         arguments = ("mailbox", "drain", own.url, topic, name, "--timeout", "60", "--count", "4")
@@ -169,7 +170,7 @@ def test_a_drain_goes_on_after_a_restart_of_the_broker(run: Run, own: Mosquitto,
             own.stop()
             program.says("connection lost")
             own.start()
-            until(lambda: m.connection_state.value.is_up)
+            eventually(lambda: m.connection_state.value.is_up)
             store(mailbox, name, 3, 4)
             assert program.ended() == 0
             assert numbers(program.out.rest().decode()) == [1, 2, 3, 4]

@@ -12,12 +12,14 @@ import sqlalchemy
 from sqlalchemy import Engine
 
 import messaging
-from messaging import Message, MessageContext
+from messaging import Message, MessageContext, Messaging
 from messaging.outbox.sql import Relay, enqueue, process_once
-from messaging.testing.brokers import Mosquitto, free_port
+from messaging.testing.brokers import Mosquitto
 from messaging.testing.postgresql import PostgreSQL
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.cli.conftest import Run, refused
-from tests.cli.program import PATIENCE, ready, until
+from tests.cli.program import ready
 
 
 @pytest.fixture
@@ -54,9 +56,7 @@ def kill_rows(engine: Engine, *payloads: str) -> None:
         Relay(engine, m, max_attempts=1).drain()
 
 
-def test_relay_publishes_until_it_is_interrupted(
-    engine: Engine, database: str, url: str, m: messaging.Messaging, run: Run
-) -> None:
+def test_relay_publishes_until_interrupted(engine: Engine, database: str, url: str, m: Messaging, run: Run) -> None:
     put(engine, "1")
     with (
         m.subscribe("shop/#", str, qos=1) as stream,
@@ -71,9 +71,7 @@ def test_relay_publishes_until_it_is_interrupted(
     assert state(run, database)["pending"] == 0
 
 
-def test_relay_once_publishes_what_is_there(
-    engine: Engine, database: str, url: str, m: messaging.Messaging, run: Run
-) -> None:
+def test_relay_once_publishes_what_is_there(engine: Engine, database: str, url: str, m: Messaging, run: Run) -> None:
     put(engine, "1", "2")
     with m.subscribe("shop/#", str, qos=1) as stream:
         code, out, err = run("outbox", "relay", url, "--once", "--database", database)
@@ -104,14 +102,16 @@ def test_relay_waits_while_the_broker_is_away(engine: Engine, database: str, own
         put(engine, "1")
         own.start()
         program.says("connected again after")
-        until(lambda: state(run, database)["pending"] == 0)
+        eventually(lambda: state(run, database)["pending"] == 0)
         program.signal(signal.SIGINT)
         assert program.ended() == 130
 
 
-def test_relay_fails_where_a_published_message_is_not_confirmed(engine: Engine, database: str, run: Run) -> None:
+def test_relay_fails_where_nothing_is_confirmed(engine: Engine, database: str, run: Run, refusing_port: int) -> None:
     put(engine, "1")
-    error = refused(run, "outbox", "relay", f"mqtt://127.0.0.1:{free_port()}", "--once", "--database", database, code=1)
+    error = refused(
+        run, "outbox", "relay", f"mqtt://127.0.0.1:{refusing_port}", "--once", "--database", database, code=1
+    )
     assert "refused" in error
 
 
@@ -164,7 +164,7 @@ def test_dead_rows_are_retried_or_discarded(engine: Engine, database: str, run: 
     assert state(run, database)["dead"] == 0
 
 
-@pytest.mark.parametrize("command", ["retry", "discard"])
+@table("command", ["retry", "discard"])
 def test_dead_rows_must_be_named(run: Run, database: str, command: str) -> None:
     for arguments in ((), ("1", "--all")):
         assert "--all" in refused(run, "outbox", command, *arguments, "--database", database)
@@ -196,8 +196,8 @@ def test_create_tables_writes_the_statements_for_a_migration(run: Run, postgresq
     engine.dispose()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
+@table(
+    "arguments, text",
     [
         (("status",), "no database URL: give one, such as postgresql://host/name, or set MESSAGING_DATABASE"),
         (("status", "--database", "nonsense"), "the database URL does not parse"),

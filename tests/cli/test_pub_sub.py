@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 import messaging
+from messaging import Messaging
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.cli.conftest import Run
-from tests.cli.program import PATIENCE, Program, subscriber, until
+from tests.cli.program import Program, subscriber
 
 
 def published(run: Run, *arguments: str) -> str:
@@ -199,9 +201,7 @@ def test_a_timeout_before_the_count_is_reached_has_an_exit_code_of_its_own(run: 
 
 
 @pytest.mark.parametrize(("number", "elsewhere"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
-def test_a_signal_ends_sub_in_good_order(
-    run: Run, url: str, topic: str, number: signal.Signals, elsewhere: bool
-) -> None:
+def test_a_signal_ends_sub_properly(run: Run, url: str, topic: str, number: signal.Signals, elsewhere: bool) -> None:
     with subscriber(url, "-t", topic) as sub:
         published(run, url, "-t", topic, "-m", "x")
         assert sub.out.until(bool) == b"x\n"
@@ -240,9 +240,7 @@ def test_a_full_disk_is_an_error(run: Run, url: str, topic: str) -> None:
         assert sub.err.rest().endswith(b"messaging: error: No space left on device\n")
 
 
-def test_messages_that_were_not_written_are_redelivered_after_a_kill(
-    m: messaging.Messaging, url: str, topic: str
-) -> None:
+def test_messages_that_were_not_written_are_redelivered_after_a_kill(m: Messaging, url: str, topic: str) -> None:
     # far more than a pipe without a reader holds, so that sub blocks in the middle
     count, size = 40, 20_000
     session = ["-i", f"cli-{topic[4:]}", "--option", "clean_start=false", "--option", "session_expiry=60"]
@@ -265,9 +263,7 @@ def test_messages_that_were_not_written_are_redelivered_after_a_kill(
 # --- queues
 
 
-def test_messages_stay_in_their_queue_until_they_are_written_and_acknowledged(
-    run: Run, rabbitmq: RabbitMQ, topic: str
-) -> None:
+def test_messages_stay_in_their_queue_until_acknowledged(run: Run, rabbitmq: RabbitMQ, topic: str) -> None:
     arguments = ["sub", rabbitmq.url, "-t", topic, "--queue", topic.replace("/", "-"), "-C", "3", "-W", "20", "--quiet"]
     assert run(*arguments[:6], "-C", "1", "-W", "0.1", "--quiet")[0] == 3  # the queue is there now
     with messaging.connect(rabbitmq.url) as m:
@@ -301,7 +297,7 @@ def test_partial_failure_says_how_many(topic: str) -> None:
     arguments = ["-t", topic, "-q", "1", "-l", "--option", "timeout=0.5"]
     with Mosquitto(["log_type all"]) as own, Program("pub", own.url, *arguments) as pub:
         pub.send(b"1\n2\n")
-        until(lambda: own.log().count("Sending PUBACK to") == 2)
+        eventually(lambda: own.log().count("Sending PUBACK to") == 2)
         messaging.connect(own.url).close()  # the broker writes to its log before it sends
         own.kill()
         pub.says("connection lost")
@@ -313,7 +309,7 @@ def test_partial_failure_says_how_many(topic: str) -> None:
     assert rest.splitlines()[-1].startswith("messaging: error: 3 of 5 messages failed: publish to ")
 
 
-def test_credentials_come_from_the_url_or_the_environment(
+def test_credentials_come_from_url_or_environment(
     run: Run, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require("mosquitto")

@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 
 import messaging
+from messaging import Message, Messaging
 from messaging.testing.brokers import Mosquitto, RabbitMQ
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.cli.conftest import Run
-from tests.cli.program import PATIENCE, Program, ready, until
+from tests.cli.program import Program, ready
 
 Ask = Callable[..., tuple[int, str, str]]
 
@@ -68,7 +71,7 @@ def shell(shells: dict[str, Program]) -> Program:
 
 def written(file: Path) -> str:
     """Return the line of ``file`` when a command has written it."""
-    until(lambda: file.exists() and file.read_text().endswith("\n"))
+    eventually(lambda: file.exists() and file.read_text().endswith("\n"))
     return file.read_text().strip()
 
 
@@ -168,12 +171,12 @@ def test_a_command_need_not_read_its_stdin(ask: Ask) -> None:
     assert ask("echo read; exit\n" + "x" * 90_000) == (0, "read\n\n", "")
 
 
-def test_requests_get_a_content_encoding_and_headers(run: Run, url: str, m: messaging.Messaging, topic: str) -> None:
-    def handler(request: messaging.Message) -> str:
+def test_requests_get_a_content_encoding_and_headers(run: Run, url: str, m: Messaging, topic: str) -> None:
+    def handler(request: Message) -> str:
         context = request.context
         return f"{context.content_encoding} {request.value(str)} {dict(context.extensions['headers'])}"
 
-    m.reply(topic, handler)
+    m.reply(topic, handler).ready.result(PATIENCE)
     arguments = ("--content-type", "text/plain", "--encoding", "gzip", "-D", "k=v", "-x", "timeToLive=5")
     found = run("request", url, "-i", topic[4:], "-t", topic, "-m", "grüße", *arguments)
     assert found == (0, "gzip grüße {'k': 'v'}\n", "")
@@ -196,7 +199,7 @@ def test_many_replies_as_json(ask_many: Ask) -> None:
 def test_a_request_for_one_reply_gets_the_first_line(ask_many: Ask, tmp_path: Path) -> None:
     file = tmp_path / "pid"
     assert ask_many(f"echo $$ > {file}; echo first; sleep 1000") == (0, "first\n", "")
-    until(lambda: has_ended(written(file)))
+    eventually(lambda: has_ended(written(file)))
 
 
 def test_a_request_for_many_replies_gets_a_single_one(ask: Ask) -> None:
@@ -216,7 +219,7 @@ def test_a_line_is_sent_and_written_at_once(url: str, shells: dict[str, Program]
 def test_reaching_the_count_of_replies_ends_the_command(ask_many: Ask, tmp_path: Path) -> None:
     code, out, err = ask_many("echo $$; sleep 1000", "--many", "-C", "1")
     assert (code, err) == (0, "")
-    until(lambda: has_ended(out.strip()))
+    eventually(lambda: has_ended(out.strip()))
 
 
 @pytest.mark.parametrize("end", ["interrupt", "its reader ends"])
@@ -230,14 +233,14 @@ def test_a_request_that_ends_early_ends_the_command_quietly(url: str, shells: di
             request.process.stdout.close()
         assert request.ended() == (130 if end == "interrupt" else 0)
         assert request.err.rest() == b""
-    until(lambda: has_ended(pid))
+    eventually(lambda: has_ended(pid))
 
 
 # --- what goes wrong with a command
 
 
-@pytest.mark.parametrize(
-    ("script", "reason"),
+@table(
+    "script, reason",
     [
         ("echo lost; exit 3", "exit status 3"),
         ("nonesuch", "exit status 127"),
@@ -251,8 +254,8 @@ def test_a_command_that_fails_makes_a_fault(ask: Ask, shell: Program, script: st
     shell.says(f"messaging: error: the handler of 'shell/a' failed: CommandFailedError: {reason}")
 
 
-@pytest.mark.parametrize(
-    ("script", "out", "reason"),
+@table(
+    "script, out, reason",
     [
         ("seq 3; printf partial; exit 3", "1\n2\n3\n", "exit status 3"),
         ("echo a; cat /dev/zero", "a\n", "killed: a line of more than 100000 bytes"),
@@ -270,7 +273,7 @@ def test_a_reply_of_the_largest_size_is_sent_and_a_larger_one_refused(ask: Ask, 
         assert f"of more than {LIMIT} bytes" in err
 
 
-@pytest.mark.parametrize("script", ["sleep 1000", "exec >&-; sleep 1000", "echo a; sleep 1000"])
+@table("script", ["sleep 1000", "exec >&-; sleep 1000", "echo a; sleep 1000"])
 def test_a_command_that_takes_too_long_is_killed(ask_hasty: Ask, script: str) -> None:
     assert ask_hasty(script) == (1, "", "messaging: error: CommandFailedError: killed after 0.5 s\n")
 
@@ -280,7 +283,7 @@ def test_the_processes_of_a_command_are_killed_with_it(ask_hasty: Ask, tmp_path:
     code, _, err = ask_hasty(f"sleep 1000 & echo $$ $! > {file}; wait")
     assert (code, "killed after" in err) == (1, True)
     pids = written(file).split()
-    until(lambda: all(map(has_ended, pids)))
+    eventually(lambda: all(map(has_ended, pids)))
 
 
 def test_a_process_that_has_left_the_group_delays_no_reply(ask_hasty: Ask, tmp_path: Path) -> None:
@@ -304,9 +307,7 @@ def test_a_message_without_a_reply_channel_is_handled_and_not_answered(run: Run,
 # --- how many, and when it ends
 
 
-def test_one_command_runs_at_a_time_unless_told_otherwise(
-    m: messaging.Messaging, url: str, topic: str, tmp_path: Path
-) -> None:
+def test_one_command_runs_at_a_time_unless_told_otherwise(m: Messaging, url: str, topic: str, tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     command = f"mkdir {lock} && sleep 0.02 && rmdir {lock}"
     with responder(url, "-t", f"{topic}/+", "-t", topic, "--exec", command, "-C", "4"):
@@ -315,9 +316,7 @@ def test_one_command_runs_at_a_time_unless_told_otherwise(
         assert [request.exception(PATIENCE) for request in requests] == [None] * 4
 
 
-def test_concurrency_commands_run_at_the_same_time(
-    m: messaging.Messaging, url: str, topic: str, tmp_path: Path
-) -> None:
+def test_concurrency_commands_run_at_the_same_time(m: Messaging, url: str, topic: str, tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     # one waits for the other
     command = f'if [ "$(cat)" = in ]; then echo met > {pipe}; else cat {pipe}; fi'
@@ -329,7 +328,7 @@ def test_concurrency_commands_run_at_the_same_time(
 
 
 @pytest.mark.parametrize("kind", [[], ["--lines"]], ids=["whole", "lines"])
-def test_requests_beyond_the_count_are_refused(m: messaging.Messaging, url: str, topic: str, kind: list[str]) -> None:
+def test_requests_beyond_the_count_are_refused(m: Messaging, url: str, topic: str, kind: list[str]) -> None:
     with responder(url, "-t", topic, "--exec", "echo yes", "-C", "2", "-q", "0", *kind) as reply:
         requests = [m.request(topic, qos=0) for _ in range(4)]
         started = time.monotonic()
@@ -346,13 +345,7 @@ def test_requests_beyond_the_count_are_refused(m: messaging.Messaging, url: str,
     ids=["main_thread-whole", "another_thread-lines"],
 )
 def test_a_signal_ends_reply_and_kills_running_commands(
-    m: messaging.Messaging,
-    url: str,
-    topic: str,
-    tmp_path: Path,
-    number: signal.Signals,
-    kind: list[str],
-    elsewhere: bool,
+    m: Messaging, url: str, topic: str, tmp_path: Path, number: signal.Signals, kind: list[str], elsewhere: bool
 ) -> None:
     file = tmp_path / "pid"
     command = f"sleep 1000 & echo $$ $! > {file}; wait"
@@ -364,14 +357,12 @@ def test_a_signal_ends_reply_and_kills_running_commands(
         error = request.exception(PATIENCE)
     assert isinstance(error, messaging.ReplyError)
     assert str(error) == "CommandFailedError: the responder ends"
-    until(lambda: all(map(has_ended, pids)))
+    eventually(lambda: all(map(has_ended, pids)))
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["main_thread", "another_thread"])
 @pytest.mark.parametrize("many", [[], ["--many"]], ids=["one", "many"])
-def test_interrupting_a_request_cancels_it(
-    m: messaging.Messaging, url: str, topic: str, many: list[str], elsewhere: bool
-) -> None:
+def test_an_interrupt_cancels_a_request(m: Messaging, url: str, topic: str, many: list[str], elsewhere: bool) -> None:
     with m.subscribe(topic) as stream, Program("request", url, "-t", topic, "-m", "x", *many) as request:
         stream.receive(PATIENCE)
         request.signal(signal.SIGINT, elsewhere=elsewhere)
@@ -382,20 +373,20 @@ def test_interrupting_a_request_cancels_it(
 # --- what goes wrong with a request
 
 
-def test_a_fault_is_one_line_of_kind_and_text(run: Run, url: str, m: messaging.Messaging, topic: str) -> None:
+def test_a_fault_is_one_line_of_kind_and_text(run: Run, url: str, m: Messaging, topic: str) -> None:
     def handler() -> None:
         raise ValueError("no such\norder: mqtt://joe:hunter2@host")
 
-    m.reply(topic, handler)
+    m.reply(topic, handler).ready.result(PATIENCE)
     for many in ([], ["--many"]):
         code, out, err = run("request", url, "-t", topic, "-n", *many, "--quiet")
         assert (code, out) == (1, "")
         assert err.splitlines()[-1] == "messaging: error: ValueError: no such order: mqtt://***@host"
 
 
-@pytest.mark.parametrize("many", [[], ["--many"]])
-def test_no_reply_before_the_deadline_has_an_exit_code_of_its_own(
-    run: Run, url: str, m: messaging.Messaging, topic: str, many: list[str]
+@table("many", [[], ["--many"]])
+def test_no_reply_before_the_deadline_has_its_exit_code(
+    run: Run, url: str, m: Messaging, topic: str, many: list[str]
 ) -> None:
     with m.subscribe(topic):
         for deadline in (["-W", "0.1"], ["--option", "timeout=0.1"]):
@@ -408,10 +399,10 @@ def test_a_timeout_between_replies_keeps_the_written_ones(ask_many: Ask) -> None
     code, out, err = ask_many("echo $$; sleep 1000", "--many", "-W", "0.3")
     assert code == 3
     assert err.count("\n") == 1
-    until(lambda: has_ended(out.strip()))
+    eventually(lambda: has_ended(out.strip()))
 
 
-@pytest.mark.parametrize("many", [[], ["--many"]])
+@table("many", [[], ["--many"]])
 def test_a_request_without_a_responder_is_a_failure(run: Run, url: str, topic: str, many: list[str]) -> None:
     code, out, err = run("request", url, "-t", topic, "-m", "x", "-q", "1", *many)
     assert (code, out) == (1, "")
@@ -453,10 +444,7 @@ def test_requests_stay_in_their_queue_until_a_responder_serves_them(run: Run, ra
     assert err.count("\n") == 1
     arguments = [url, "-t", topic, "--queue", topic.replace("/", "-"), "--exec", "cat"]
     # two at a time, so the first responder receives one too many and requeues it
-    with (
-        responder(*arguments, "-C", "3", "--concurrency", "2") as first,
-        messaging.connect(url) as m,
-    ):
+    with responder(*arguments, "-C", "3", "--concurrency", "2") as first, messaging.connect(url) as m:
         requests = [m.request(topic, str(number)) for number in range(5)]
         assert first.ended() == 0
         assert [request.result(PATIENCE).payload for request in requests[:3]] == [b"0", b"1", b"2"]

@@ -13,16 +13,20 @@ from pathlib import Path
 import pytest
 
 import messaging
-from messaging import Message, MessageContext
+from messaging import Message, MessageContext, Messaging
 from messaging.cli.formats import UnformattableError, compiled
 from messaging.errors import ArgumentError
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from tests.cli.conftest import Run, refused
-from tests.cli.program import PATIENCE, subscriber
+from tests.cli.program import subscriber
+
+Retained = Callable[..., None]
 
 
 @pytest.fixture
-def retained(m: messaging.Messaging, topic: str) -> Iterator[Callable[..., None]]:
+def retained(m: Messaging, topic: str) -> Iterator[Retained]:
     """Publish retained messages to channels below the topic, and remove them after the test."""
     names: set[str] = set()
 
@@ -48,8 +52,8 @@ def message() -> Message:
 PLAIN = Message(b'{"x": 1}', MessageContext("a/b"))
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
+@table(
+    "text, expected",
     [
         ("%t %p", b"a/b p\xff"),
         ("%%|%C|%D|%E|%R", b"%|text/x|c-7|60|back"),
@@ -104,8 +108,8 @@ def test_json_as_value_keeps_the_digits_of_the_payload(message: Message) -> None
         compiled("%J")[0](message)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
+@table(
+    "text, expected",
     [
         ("%k", "unknown sequence '%k'"),
         ("%S", "unknown sequence '%S'"),
@@ -126,7 +130,7 @@ def test_an_unknown_or_incomplete_sequence_is_an_error(run: Run, text: str, expe
     assert expected in refused(run, "sub", "memory://formats", "-t", "a", "-F", text)
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         "%t|%p|%q|%r|%l|%C|%D|%R|%P",
@@ -137,7 +141,7 @@ def test_an_unknown_or_incomplete_sequence_is_an_error(run: Run, text: str, expe
     ],
 )
 def test_formats_agree_with_mosquitto_sub(
-    run: Run, m: messaging.Messaging, url: str, topic: str, retained: Callable[..., None], text: str
+    run: Run, m: Messaging, url: str, topic: str, retained: Retained, text: str
 ) -> None:
     if shutil.which("mosquitto_sub") is None:
         pytest.skip("mosquitto_sub is not installed")
@@ -164,7 +168,7 @@ def test_formats_agree_with_mosquitto_sub(
     assert objects[0] == objects[1]
 
 
-def test_a_message_without_a_form_is_skipped_with_a_warning(m: messaging.Messaging, url: str, topic: str) -> None:
+def test_a_message_without_a_form_is_skipped_with_a_warning(m: Messaging, url: str, topic: str) -> None:
     with subscriber(url, "-t", topic, "-C", "1", "-F", "%J") as sub:
         m.publish(topic, "no JSON").result(PATIENCE)
         m.publish(topic, "17").result(PATIENCE)
@@ -172,7 +176,7 @@ def test_a_message_without_a_form_is_skipped_with_a_warning(m: messaging.Messagi
         assert b"warning: message on '" + topic.encode() + b"': %J: its payload is not JSON" in sub.err.rest()
 
 
-def test_a_format_may_tell_the_packet_id(m: messaging.Messaging, url: str, topic: str) -> None:
+def test_a_format_may_tell_the_packet_id(m: Messaging, url: str, topic: str) -> None:
     with subscriber(url, "-t", topic, "-C", "1", "-F", "%m", "-q", "1", "-N") as sub:
         m.publish(topic, "x", qos=1).result(PATIENCE)
         assert int(sub.out.rest()) > 0
@@ -189,7 +193,7 @@ def test_formats_work_on_amqp(rabbitmq: RabbitMQ, topic: str) -> None:
         assert sub.out.rest() == f"{topic}|x/y|k:v|".encode() + b"\xff\n"
 
 
-@pytest.mark.parametrize("other", [("--format", "%p"), ("--verbose",)])
+@table("other", [("--format", "%p"), ("--verbose",)])
 def test_json_excludes_other_formats(run: Run, other: tuple[str, ...]) -> None:
     assert f"--json and {other[0]}" in refused(run, "sub", "memory://formats", "-t", "a", "--json", *other)
 
@@ -203,7 +207,7 @@ def seen(run: Run, url: str, *arguments: str, code: int = 0) -> list[str]:
     return sorted(out.splitlines())
 
 
-def test_filtered_channels_are_not_written_and_not_counted(m: messaging.Messaging, url: str, topic: str) -> None:
+def test_filtered_channels_are_not_written_and_not_counted(m: Messaging, url: str, topic: str) -> None:
     arguments = ("-t", f"{topic}/#", "-T", f"{topic}/a/+", "-T", f"{topic}/c", "-C", "2", "-q", "1")
     with subscriber(url, *arguments) as sub:
         for name in ("a/x", "b", "c", "a", "d"):
@@ -222,18 +226,14 @@ def test_filtered_messages_are_acknowledged(run: Run, rabbitmq: RabbitMQ, topic:
     assert run("sub", rabbitmq.url, *queue, "-W", "0.2", "--quiet") == (0, "", "")
 
 
-def test_no_retained_writes_only_live_messages(
-    m: messaging.Messaging, url: str, topic: str, retained: Callable[..., None]
-) -> None:
+def test_no_retained_writes_only_live_messages(m: Messaging, url: str, topic: str, retained: Retained) -> None:
     retained(old="old")
     with subscriber(url, "-t", f"{topic}/#", "-R", "-C", "1") as sub:
         m.publish(f"{topic}/old", "new", qos=1).result(PATIENCE)
         assert sub.out.rest() == b"new\n"
 
 
-def test_retained_only_ends_at_the_first_other_message(
-    m: messaging.Messaging, url: str, topic: str, retained: Callable[..., None]
-) -> None:
+def test_retained_only_ends_at_the_first_other_message(m: Messaging, url: str, topic: str, retained: Retained) -> None:
     retained(a="1", b="2")
     with subscriber(url, "-t", f"{topic}/#", "--retained-only", "-C", "5") as sub:
         m.publish(f"{topic}/c", "live", qos=1).result(PATIENCE)
@@ -241,9 +241,7 @@ def test_retained_only_ends_at_the_first_other_message(
         assert sub.ended() == 0
 
 
-def test_remove_retained_spares_filtered_channels(
-    run: Run, url: str, topic: str, retained: Callable[..., None]
-) -> None:
+def test_remove_retained_spares_filtered_channels(run: Run, url: str, topic: str, retained: Retained) -> None:
     retained(a="1", b="2", kept="3")
     code, out, err = run(
         "sub", url, "-t", f"{topic}/#", "-T", f"{topic}/kept", "--remove-retained", "--retained-only", "-W", "0.5"
@@ -254,7 +252,7 @@ def test_remove_retained_spares_filtered_channels(
 
 
 def test_retained_messages_of_several_patterns_are_removed(
-    m: messaging.Messaging, run: Run, url: str, topic: str, retained: Callable[..., None]
+    m: Messaging, run: Run, url: str, topic: str, retained: Retained
 ) -> None:
     retained(a="1", b="2", c="3")
     patterns = [word for name in "abc" for word in ("-t", f"{topic}/{name}")]
@@ -265,9 +263,7 @@ def test_retained_messages_of_several_patterns_are_removed(
     assert seen(run, url, "-t", f"{topic}/#") == []
 
 
-def test_remove_retained_works_without_writing_them(
-    run: Run, url: str, topic: str, retained: Callable[..., None]
-) -> None:
+def test_remove_retained_works_without_writing_them(run: Run, url: str, topic: str, retained: Retained) -> None:
     retained(a="1")
     assert seen(run, url, "-t", f"{topic}/#", "--remove-retained", "-R") == []
     assert seen(run, url, "-t", f"{topic}/#") == []
@@ -287,17 +283,15 @@ def test_a_removal_that_the_broker_refuses_is_a_failure(run: Run, tmp_path: Path
     assert "removed 0 retained messages" in err
 
 
-@pytest.mark.parametrize("option", ["--retained-only", "--remove-retained"])
-def test_options_about_retained_messages_are_refused_where_there_are_none(
-    run: Run, rabbitmq: RabbitMQ, option: str
-) -> None:
+@table("option", ["--retained-only", "--remove-retained"])
+def test_options_about_retained_messages_need_some(run: Run, rabbitmq: RabbitMQ, option: str) -> None:
     assert "does not support 'retain'" in refused(run, "sub", rabbitmq.url, "-t", "a", option)
     found = refused(run, "sub", "memory://formats", "-t", "a", "--queue", "q", option)
     assert "does not go with --queue" in found
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
+@table(
+    "arguments, expected",
     [
         (("-R", "--retained-only"), "--no-retained and --retained-only"),
         (("-T", "a/#/b"), "'#' must be the whole of the last level"),

@@ -17,14 +17,16 @@ from typer.testing import CliRunner
 from messaging.cli.app import app
 from messaging.cli.commands import OWN, load_own
 from messaging.cli.output import ExitCode, one_line
-from messaging.testing.brokers import RabbitMQ, free_port
+from messaging.testing.brokers import RabbitMQ
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from tests.cli.conftest import Run, refused
-from tests.cli.program import COMMAND, PATIENCE, ROOT, Program, process
+from tests.cli.program import COMMAND, ROOT, Program, process
 
 # --- help
 
 
-@pytest.mark.parametrize("arguments", [["--help"], []])
+@table("arguments", [["--help"], []])
 def test_help_names_the_commands_and_explains_the_exit_codes(run: Run, arguments: list[str]) -> None:
     code, out, err = run(*arguments)
     assert code == (0 if arguments else 2)
@@ -37,8 +39,8 @@ def test_help_names_the_commands_and_explains_the_exit_codes(run: Run, arguments
     assert err == ""
 
 
-@pytest.mark.parametrize(
-    ("command", "options"),
+@table(
+    "command, options",
     [
         ("pub", "-t -m -f -s -l -n -q -r -D -x --repeat --rate --content-type --encoding --reply-to"),
         ("sub", "-t -q -C -W -v -N -x --count --timeout --json --queue --ack"),
@@ -100,8 +102,8 @@ REQUEST = ("request", "memory://usage", "-t", "a/b", "-m", "x")
 REPLY = ("reply", "memory://usage", "-t", "a/b", "--exec", "true")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
+@table(
+    "arguments, expected",
     [
         # the URL
         (("pub", "localhost", "-t", "a", "-m", "x"), "has no '://'"),
@@ -206,7 +208,7 @@ def test_an_error_is_written_as_one_printable_line(run: Run) -> None:
 # --- at run time
 
 
-@pytest.mark.parametrize(
+@table(
     "arguments",
     [
         ("pub", "-t", "a", "-m", "x"),
@@ -222,11 +224,11 @@ def test_an_error_is_written_as_one_printable_line(run: Run) -> None:
         ("events", "members"),
     ],
 )
-def test_a_broker_that_is_not_there_is_a_failure(run: Run, arguments: tuple[str, ...]) -> None:
-    assert "cannot connect" in refused(run, *arguments, "--url", f"mqtt://127.0.0.1:{free_port()}", code=1)
+def test_a_broker_that_is_not_there_is_a_failure(run: Run, refusing_port: int, arguments: tuple[str, ...]) -> None:
+    assert "cannot connect" in refused(run, *arguments, "--url", f"mqtt://127.0.0.1:{refusing_port}", code=1)
 
 
-@pytest.mark.parametrize("command", [("sub",), ("reply", "--exec", "true")])
+@table("command", [("sub",), ("reply", "--exec", "true")])
 def test_a_refused_subscription_is_a_failure(run: Run, command: tuple[str, ...]) -> None:
     command_line = (*command, "memory://usage", "-t", "a", "--queue", "nonesuch", "-x", "autocreate=false")
     code, out, err = run(*command_line)
@@ -240,7 +242,7 @@ def test_a_refused_subscription_is_a_failure(run: Run, command: tuple[str, ...])
 SECRET = "hunter2&%C3%A9"
 
 
-@pytest.mark.parametrize(
+@table(
     "arguments",
     [
         ("pub", f"mqtt://joe:{SECRET}@127.0.0.1:1", "-t", "a", "-m", "x"),
@@ -269,7 +271,7 @@ SECRET = "hunter2&%C3%A9"
         ),
     ],
 )
-@pytest.mark.parametrize("debug", [[], ["--debug"]])
+@table("debug", [[], ["--debug"]])
 def test_no_secret_is_ever_shown(run: Run, arguments: tuple[str, ...], debug: list[str]) -> None:
     code, out, err = run(*arguments, *debug)
     assert code in (1, 2)
@@ -282,7 +284,7 @@ def test_secrets_in_logs_of_libraries_are_redacted() -> None:
     assert one_line(text) == "opening amqp://***@[::1]/v?password=***&x=y, client_secret=*** then https://a/b"
 
 
-def test_the_password_is_taken_from_the_environment_and_not_shown(
+def test_the_password_of_the_environment_is_not_shown(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "password"
@@ -295,22 +297,17 @@ def test_the_password_is_taken_from_the_environment_and_not_shown(
     assert "hunter2" not in out + err
 
 
-def test_python_m_runs_the_program_and_reports_its_exit_code() -> None:
-    done = process(*COMMAND, "pub", "memory://a")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith("messaging: error: Missing option '--topic'")
-
-
 SCRIPT = Path(sys.executable).with_name("messaging")
 
 
 @pytest.mark.parametrize(
     "command", [[SCRIPT], [sys.executable, "-m", "messaging"], COMMAND], ids=["script", "m", "cli"]
 )
-def test_the_installed_script_and_python_m_are_the_program(command: list[str | Path]) -> None:
+def test_the_installed_script_and_python_m_run_the_program_and_report_its_exit_code(command: list[str | Path]) -> None:
     assert SCRIPT.exists(), "the project is not installed in this environment"
-    done = process(*map(str, command), "--version")
-    assert (done.returncode, done.stdout) == (0, f"messaging {version('rx-messaging')}\n")
+    done = process(*map(str, command), "pub", "memory://a")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("messaging: error: Missing option '--topic'")
 
 
 def test_the_list_of_commands_shows_the_first_sentence_of_their_help() -> None:
@@ -335,6 +332,12 @@ def test_a_command_imports_neither_the_other_commands_nor_tables_nor_other_packa
 
 def test_the_list_of_commands_imports_none_of_them() -> None:
     assert imported("--help") & {f"messaging.cli.{name}" for name in OWN} == set()
+
+
+def test_the_version_is_told_without_the_toolkit() -> None:
+    found = imported("--version")
+    assert "messaging.cli.app" in found
+    assert found & {"messaging.model", "pydantic", "reactivex"} == set()
 
 
 # --- exit codes, as far as the tests of the commands do not show them
@@ -367,10 +370,7 @@ def test_no_subscriber_where_one_is_required_is_1(run: Run, rabbitmq: RabbitMQ, 
     assert run("pub", rabbitmq.url, "-t", topic, "-m", "x", "-x", "mandatory=true")[0] == 1
 
 
-SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-
-
-@SIGNALS
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_while_connecting_is_130(silent: socket.socket, number: signal.Signals) -> None:
     url = f"mqtt://127.0.0.1:{silent.getsockname()[1]}"
     with Program("sub", url, "-t", "a", "--option", "connect_timeout=60") as sub, silent.accept()[0]:
@@ -379,8 +379,15 @@ def test_an_interrupt_while_connecting_is_130(silent: socket.socket, number: sig
         assert b"Traceback" not in sub.err.rest()
 
 
-@pytest.mark.parametrize("module", ["messaging.cli.app", "messaging.cli.sub"])
-@SIGNALS
+@pytest.mark.parametrize(
+    ("number", "module"),
+    [
+        (signal.SIGINT, "messaging.cli.app"),
+        (signal.SIGTERM, "messaging.cli.sub"),
+        pytest.param(signal.SIGTERM, "messaging.cli.app", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, "messaging.cli.sub", marks=pytest.mark.slow),
+    ],
+)
 def test_an_interrupt_while_the_command_is_imported_is_130(number: signal.Signals, module: str) -> None:
     """The signal arrives when the module is looked up."""
     code = (

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from messaging.cloudevents import CloudEvent, from_message, to_message
 from messaging.errors import DecodeError, InvalidEventError
 from messaging.model import Message, MessageContext
+from messaging.testing.tables import table
 
 NEEDED = {"specversion": "1.0", "id": "1", "source": "/plant", "type": "reading"}
 
@@ -21,8 +22,8 @@ def received(**headers: Any) -> CloudEvent:
     return from_message(Message(b"", MessageContext("a", extensions={"headers": {**NEEDED, **headers}})))
 
 
-@pytest.mark.parametrize(
-    ("attributes", "text"),
+@table(
+    "attributes, text",
     [
         ({"source": "/a"}, "attribute 'type' is missing"),
         ({"type": "a"}, "attribute 'source' is missing"),
@@ -84,8 +85,8 @@ def test_events_are_equal_by_attributes_and_data_and_show_no_data() -> None:
     assert repr(one) == "<CloudEvent id='1' source='/plant' type='reading'>"
 
 
-@pytest.mark.parametrize(
-    ("text", "time"),
+@table(
+    "text, time",
     [
         ("2018-04-05T17:31:00Z", datetime(2018, 4, 5, 17, 31, tzinfo=UTC)),
         ("2018-04-05t17:31:00z", datetime(2018, 4, 5, 17, 31, tzinfo=UTC)),
@@ -99,7 +100,7 @@ def test_times_are_read_as_in_rfc_3339(text: str, time: datetime) -> None:
     assert received(time=text).get_time() == time
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     ["2018-04-05", "2018-04-05T17:31:00", "2018-04-05 17:31:00Z", "17:31Z", "", "now", "2018-13-05T17:31:00Z",
      "2018-04-05T17:31:61Z", "9999-12-31T23:59:60Z", "2018-04-05T17:31:00+25:00", "٢٠١٨-04-05T17:31:00Z"],

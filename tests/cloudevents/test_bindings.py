@@ -14,6 +14,7 @@ from messaging.cloudevents import CloudEvent, JsonFormat, from_message, is_cloud
 from messaging.errors import ArgumentError, DecodeError, EncodeError, InvalidEventError, MessagingError
 from messaging.model import Message, MessageContext
 from messaging.model.message import maker
+from messaging.testing.tables import table
 
 NEEDED = {"specversion": "1.0", "id": "1", "source": "/plant", "type": "reading"}
 JSON = "application/cloudevents+json"
@@ -30,8 +31,8 @@ def structured(**members: Any) -> Message:
 # --- recognising
 
 
-@pytest.mark.parametrize(
-    ("received", "is_event"),
+@table(
+    "received, is_event",
     [
         (structured(), True),
         (message(b"no json", "Application/CloudEvents+json; charset=utf-8"), True),
@@ -50,8 +51,8 @@ def test_an_event_is_recognised_by_content_type_or_headers(received: Message, is
     assert is_cloud_event(received) is is_event
 
 
-@pytest.mark.parametrize(
-    ("payload", "is_event"),
+@table(
+    "payload, is_event",
     [(json.dumps(NEEDED).encode(), True), (b" \n" + json.dumps(NEEDED).encode(), True), (b"{}", False), (b"{", False),
      (b"[1]", False), (b"\xff", False), (b"", False)],
 )  # fmt: skip
@@ -73,8 +74,8 @@ def test_the_default_content_type_of_an_instance_counts() -> None:
 # --- data
 
 
-@pytest.mark.parametrize(
-    ("content_type", "payload", "data"),
+@table(
+    "content_type, payload, data",
     [
         ("application/json", b'{"a": 1}', {"a": 1}),
         ("application/vnd.a+json", b'"text"', "text"),
@@ -95,8 +96,8 @@ def test_data_is_read_by_its_content_type(content_type: str | None, payload: byt
     assert from_message(message(payload, content_type, **NEEDED)).get_data() == data
 
 
-@pytest.mark.parametrize(
-    ("content_type", "data", "payload", "sent_as"),
+@table(
+    "content_type, data, payload, sent_as",
     [
         ("application/json", {"a": 1}, b'{"a":1}', "application/json"),
         (None, {"a": 1}, b'{"a":1}', "application/json"),
@@ -108,22 +109,20 @@ def test_data_is_read_by_its_content_type(content_type: str | None, payload: byt
         ("image/png", bytearray(b"\x89"), b"\x89", "image/png"),
     ],
 )
-def test_data_is_written_by_its_content_type(
-    content_type: str | None, data: Any, payload: bytes, sent_as: str | None
-) -> None:
+def test_data_is_written_by_its_type(content_type: str | None, data: Any, payload: bytes, sent_as: str | None) -> None:
     sent = to_message(CloudEvent({**NEEDED, "datacontenttype": content_type}, data), "a")
     assert (sent.payload, sent.context.content_type) == (payload, sent_as)
 
 
-@pytest.mark.parametrize("mode", ["binary", "structured"])
-@pytest.mark.parametrize("content_type", ["text/plain", "image/png"])
+@table("mode", ["binary", "structured"])
+@table("content_type", ["text/plain", "image/png"])
 def test_data_that_does_not_suit_its_content_type_is_refused(mode: Any, content_type: str) -> None:
     with pytest.raises(EncodeError, match=f"must be bytes or a str for datacontenttype '{content_type}', not dict"):
         to_message(CloudEvent({**NEEDED, "datacontenttype": content_type}, {"a": 1}), "a", mode)
 
 
-@pytest.mark.parametrize("mode", ["binary", "structured"])
-@pytest.mark.parametrize("data", [float("nan"), object()])
+@table("mode", ["binary", "structured"])
+@table("data", [float("nan"), object()])
 def test_data_that_is_no_json_is_refused(mode: Any, data: Any) -> None:
     with pytest.raises(EncodeError):
         to_message(CloudEvent(NEEDED, data), "a", mode)
@@ -159,7 +158,7 @@ def test_headers_of_the_application_are_sent_beside_those_of_the_event() -> None
         to_message(event, "a", extensions={"headers": {"id": "2"}})
 
 
-@pytest.mark.parametrize("binding", ["mqtt", "amqp"])
+@table("binding", ["mqtt", "amqp"])
 def test_the_tracing_extension_lives_beside_the_header_of_trace_context(binding: Any) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     event = CloudEvent({**NEEDED, "traceparent": trace, "tracestate": "a=1"})
@@ -178,8 +177,8 @@ def test_the_tracing_extension_lives_beside_the_header_of_trace_context(binding:
 # --- input of strangers
 
 
-@pytest.mark.parametrize(
-    ("received", "text"),
+@table(
+    "received, text",
     [
         (message(b"", "text/plain"), "neither content type 'application/cloudevents.json' nor the headers"),
         (message(b"x", "text/plain", id="1", type="a"), "nor the headers 'specversion', 'source'"),
@@ -249,7 +248,7 @@ def test_whatever_arrives_is_an_event_or_a_typed_error(
     assert from_message(to_message(event, "a")).get_id() == event.get_id()
 
 
-@pytest.mark.parametrize("junk", [None, 5, b"", {}, object()])
+@table("junk", [None, 5, b"", {}, object()])
 def test_what_is_no_message_or_event_is_refused(junk: Any) -> None:
     for call in (from_message, is_cloud_event):
         with pytest.raises(ArgumentError, match="message must be a Message"):

@@ -15,9 +15,10 @@ import messaging
 from messaging import Messaging
 from messaging.cloudevents import CloudEvent, events, from_message, publish, to_message
 from messaging.model import Message, MessageContext
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from tests.cloudevents.samples import BINARY, STRUCTURED
 
-TIMEOUT = 10.0
 JSON = "application/cloudevents+json"
 
 
@@ -38,7 +39,7 @@ def comparable(event: CloudEvent) -> tuple[dict[str, Any], Any]:
     return attributes, data
 
 
-@pytest.mark.parametrize("name", STRUCTURED)
+@table("name", [*STRUCTURED])
 def test_a_sample_in_structured_mode_is_read_and_written_back(name: str) -> None:
     event = structured(name)
     written = json.loads(to_message(event, "a/b", "structured").payload)
@@ -48,14 +49,14 @@ def test_a_sample_in_structured_mode_is_read_and_written_back(name: str) -> None
     assert written == expected
 
 
-@pytest.mark.parametrize("binding", ["mqtt", "amqp", "amqp-colon", "rabbitmq"])
-@pytest.mark.parametrize("name", STRUCTURED)
+@table("binding", ["mqtt", "amqp", "amqp-colon", "rabbitmq"])
+@table("name", [*STRUCTURED])
 def test_a_sample_is_equal_after_binary_mode(name: str, binding: Any) -> None:
     event = structured(name)
     assert comparable(from_message(to_message(event, "a/b", binding=binding))) == comparable(event)
 
 
-@pytest.mark.parametrize("name", BINARY)
+@table("name", [*BINARY])
 def test_a_sample_in_binary_mode_is_read_and_written_back(name: str) -> None:
     headers, content_type, payload, same = BINARY[name]
     event = from_message(message(payload, content_type, headers))
@@ -68,7 +69,7 @@ def test_a_sample_in_binary_mode_is_read_and_written_back(name: str) -> None:
     assert json.loads(written.payload) == json.loads(payload)
 
 
-@pytest.mark.parametrize("name", STRUCTURED)
+@table("name", [*STRUCTURED])
 def test_what_the_python_sdk_writes_for_rabbitmq_is_read(name: str) -> None:
     event = structured(name)
     if event.get_time() is None:
@@ -83,7 +84,7 @@ def test_what_the_python_sdk_writes_for_rabbitmq_is_read(name: str) -> None:
         assert found.get_data() == event.get_data()
 
 
-@pytest.mark.parametrize("name", ["json-object", "json-xml", "sdk-python"])
+@table("name", ["json-object", "json-xml", "sdk-python"])
 def test_the_python_sdk_reads_what_is_written_for_rabbitmq(name: str) -> None:
     event = structured(name)
     sent = to_message(event, "a/b", binding="rabbitmq")
@@ -117,28 +118,28 @@ def test_samples_arrive_in_the_mode_that_the_transport_has(m: Messaging) -> None
     with events(m.subscribe("cloudevents/samples", qos=1)) as stream:
         for name in STRUCTURED:
             event = structured(name)
-            publish(m, "cloudevents/samples", event, qos=1).result(TIMEOUT)
-            assert comparable(stream.receive(TIMEOUT)) == comparable(event)
+            publish(m, "cloudevents/samples", event, qos=1).result(PATIENCE)
+            assert comparable(stream.receive(PATIENCE)) == comparable(event)
 
 
 def test_samples_arrive_equal_in_structured_mode(m: Messaging) -> None:
     with m.subscribe("cloudevents/structured", CloudEvent, qos=1) as stream:
         for name in STRUCTURED:
             event = structured(name)
-            publish(m, "cloudevents/structured", event, "structured", qos=1).result(TIMEOUT)
-            received = stream.receive(TIMEOUT)
+            publish(m, "cloudevents/structured", event, "structured", qos=1).result(PATIENCE)
+            received = stream.receive(PATIENCE)
             assert received.value() == event
             assert from_message(received) == event
 
 
-@pytest.mark.parametrize("binding", ["amqp", "amqp-colon", "rabbitmq"])
+@table("binding", ["amqp", "amqp-colon", "rabbitmq"])
 def test_headers_of_amqp_keep_their_types(rabbitmq: Any, binding: Any) -> None:
     event = CloudEvent(
         {"source": "/plant", "type": "reading", "sequence": 5, "critical": True, "raw": b"\x00\xff"}, {"celsius": 21.5}
     )
     with messaging.connect(rabbitmq.url) as m, m.subscribe("cloudevents/typed", qos=1) as stream:
-        publish(m, "cloudevents/typed", event, binding=binding, qos=1).result(TIMEOUT)
-        found = from_message(stream.receive(TIMEOUT))
+        publish(m, "cloudevents/typed", event, binding=binding, qos=1).result(PATIENCE)
+        found = from_message(stream.receive(PATIENCE))
     kept = {"sequence": "5", "critical": "true", "raw": "AP8="} if binding == "rabbitmq" else {}
     assert {**found.get_attributes()} == {**event.get_attributes(), "datacontenttype": "application/json", **kept}
     assert found.get_time() == event.get_time()  # to the microsecond, which a timestamp of AMQP has not

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import queue
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,8 +20,9 @@ from messaging.codecs import decode, encode
 from messaging.errors import ArgumentError, DecodeError, EncodeError, InvalidEventError, UnsupportedFeatureError
 from messaging.model import MessageContext
 from messaging.testing.brokers import Mosquitto
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder
 
-TIMEOUT = 10.0
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
 NEEDED = {"specversion": "1.0", "id": "1", "source": "/plant", "type": "reading"}
 JSON = "application/cloudevents+json"
@@ -42,21 +42,21 @@ def test_a_stream_with_the_model_reads_structured_mode(m: Messaging) -> None:
     with m.subscribe("a/+", CloudEvent) as stream:
         m.publish("a/b", event(), content_type=JSON)
         publish(m, "a/b", event(2), "structured")
-        assert [stream.receive(TIMEOUT).value() for _ in range(2)] == [event(1), event(2)]
+        assert [stream.receive(PATIENCE).value() for _ in range(2)] == [event(1), event(2)]
 
 
 def test_a_handler_with_the_model_gets_events(m: Messaging) -> None:
-    found: queue.SimpleQueue[CloudEvent] = queue.SimpleQueue()
-    m.on("a/+", found.put, model=CloudEvent)
+    found: Recorder[CloudEvent] = Recorder()
+    m.on("a/+", found, model=CloudEvent).ready.result(PATIENCE)
     publish(m, "a/b", event(), "structured")
-    assert found.get(timeout=TIMEOUT) == event()
+    assert found.wait_for(1) == [event()]
 
 
 def test_a_message_in_binary_mode_does_not_fit_the_model_and_the_error_says_why(m: Messaging) -> None:
     with m.subscribe("a/+") as stream:
         publish(m, "a/b", event())
         with pytest.raises(DecodeError, match=r"in binary mode they are headers, which from_message\(\) reads"):
-            stream.receive(TIMEOUT).value(CloudEvent)
+            stream.receive(PATIENCE).value(CloudEvent)
 
 
 def test_the_codec_leaves_other_objects_to_json() -> None:
@@ -97,18 +97,17 @@ def test_events_are_iterated_with_asyncio() -> None:
 
 
 def test_events_pass_operators(m: Messaging) -> None:
-    found: queue.SimpleQueue[CloudEvent] = queue.SimpleQueue()
+    found: Recorder[CloudEvent] = Recorder()
     stream = m.subscribe("a/+")
-    stream.pipe(operators.filter(is_cloud_event), operators.map(from_message)).subscribe(found.put)
+    stream.pipe(operators.filter(is_cloud_event), operators.map(from_message)).subscribe(found)
+    stream.ready.result(PATIENCE)
     m.publish("a/b", "no event")
     publish(m, "a/b", event())
-    assert found.get(timeout=TIMEOUT).get_id() == "1"
+    assert [each.get_id() for each in found.wait_for(1)] == ["1"]
 
 
-@pytest.mark.parametrize("policy", ["skip", "reject"])
-def test_a_message_that_is_no_event_is_passed_over_and_logged(
-    m: Messaging, policy: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+@table("policy", ["skip", "reject"])
+def test_a_message_that_is_no_event_is_skipped(m: Messaging, policy: Any, caplog: pytest.LogCaptureFixture) -> None:
     with (
         m.subscribe("dead") as dead,
         events(m.subscribe("a/+", qos=1, dead_letter_channel="dead"), on_invalid=policy) as stream,
@@ -116,12 +115,12 @@ def test_a_message_that_is_no_event_is_passed_over_and_logged(
         m.publish("a/b", "no event", qos=1)
         publish(m, "a/b", event(), qos=1)
         with caplog.at_level(logging.WARNING, "messaging.cloudevents"):
-            assert stream.receive(TIMEOUT).get_id() == "1"
+            assert stream.receive(PATIENCE).get_id() == "1"
         assert stream.skipped == 1
         assert "events of 'a/b': message " in caplog.text
         assert "nor the headers 'specversion'" in caplog.text
         if policy == "reject":
-            assert dead.receive(TIMEOUT).value() == "no event"
+            assert dead.receive(PATIENCE).value() == "no event"
 
 
 def test_a_message_that_is_no_event_raises_and_is_rejected(m: Messaging) -> None:
@@ -129,9 +128,9 @@ def test_a_message_that_is_no_event_raises_and_is_rejected(m: Messaging) -> None
         m.publish("a/b", "no event", qos=1)
         publish(m, "a/b", event(), qos=1)
         with pytest.raises(DecodeError, match="no CloudEvent"):
-            stream.receive(TIMEOUT)
-        assert dead.receive(TIMEOUT).value() == "no event"
-        assert stream.receive(TIMEOUT).get_id() == "1"
+            stream.receive(PATIENCE)
+        assert dead.receive(PATIENCE).value() == "no event"
+        assert stream.receive(PATIENCE).get_id() == "1"
 
 
 def test_mqtt_3_refuses_binary_mode_before_anything_is_sent(mosquitto: Mosquitto) -> None:
@@ -140,7 +139,7 @@ def test_mqtt_3_refuses_binary_mode_before_anything_is_sent(mosquitto: Mosquitto
             publish(m, "a/b", event(), "binary")
         with m.subscribe("cloudevents/3") as stream:
             publish(m, "cloudevents/3", event())
-            received = stream.receive(TIMEOUT)
+            received = stream.receive(PATIENCE)
         assert received.context.content_type is None
         assert received.payload.startswith(b"{")
         assert not is_cloud_event(received)
@@ -151,7 +150,7 @@ def test_mqtt_3_refuses_binary_mode_before_anything_is_sent(mosquitto: Mosquitto
 def test_mqtt_5_has_the_attributes_as_user_properties_and_the_content_type(mosquitto: Mosquitto) -> None:
     with messaging.connect(mosquitto.url, version="5") as m, m.subscribe("cloudevents/5") as stream:
         publish(m, "cloudevents/5", event())
-        received = stream.receive(TIMEOUT)
+        received = stream.receive(PATIENCE)
     assert received.context.content_type == "application/json"
     assert {**received.context.extensions["headers"]} == {
         **NEEDED,

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import messaging
+from messaging import Message
 from messaging.gateway import Gateway, GatewaySettings
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.proxy import Proxy
-
-PATIENCE = 20.0
-_names = itertools.count()
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, results
 
 
 def unique(name: str) -> str:
     """Return a name that no other test uses: brokers are shared."""
-    return f"{name}-{next(_names)}"
-
-
-def wait(condition: Callable[[], object], what: str = "not in time", patience: float = PATIENCE) -> None:
-    """Wait until a condition holds."""
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
+    return f"{name}-{uuid4().hex[:8]}"
 
 
 def settings(
@@ -58,28 +47,27 @@ def route(source: Any = "in/{x}", target: Any = "out/{x}", buffer: Any = None, *
 
 
 class Broker:
-    """A program at a broker of this process, or of another one."""
+    """A program at a broker of this process, or of another one: what it sends, and the messages that it receives."""
 
     def __init__(self, url: str, pattern: str | None = None, **options: Any) -> None:
         self.m = messaging.connect(url)
-        self.received: list[tuple[str, bytes]] = []
-        self.messages: list[messaging.Message] = []
+        self.messages: Recorder[Message] = Recorder()
         if pattern is not None:
-            self.m.on(pattern, self._note, **options)
-
-    def _note(self, message: messaging.Message) -> None:
-        self.messages.append(message)
-        self.received.append((message.context.channel or "", message.payload))
+            self.m.on(pattern, self.messages, **options).ready.result(PATIENCE)
 
     def send(self, channel: str, *payloads: bytes, **options: Any) -> None:
         """Publish, and wait for the confirmation."""
-        for promise in [self.m.publish(channel, each, **options) for each in payloads]:
-            promise.result(PATIENCE)
+        results(self.m.publish(channel, each, **options) for each in payloads)
+
+    @property
+    def received(self) -> list[tuple[str, bytes]]:
+        """Channels and payloads of the messages."""
+        return [(each.context.channel or "", each.payload) for each in self.messages]
 
     @property
     def payloads(self) -> list[bytes]:
-        """What has arrived."""
-        return [payload for _, payload in self.received]
+        """Payloads of the messages."""
+        return self.messages.payloads
 
     def __enter__(self) -> Broker:
         return self
@@ -90,7 +78,7 @@ class Broker:
 
 def started(gateway: Gateway) -> Gateway:
     """Wait until the routes of a gateway have subscribed."""
-    wait(
+    eventually(
         lambda: all(each.is_source_up and each.is_subscribed and each.is_target_up for each in gateway.report().routes),
         "connected",
     )

@@ -14,6 +14,7 @@ import pytest
 from messaging.cli.app import run
 from messaging.errors import GatewaySettingsError
 from messaging.gateway import load, read
+from messaging.testing.tables import table
 
 FOLDER = Path(__file__).parent / "broken"
 FILES = sorted(each for each in FOLDER.iterdir() if each.suffix in (".toml", ".yaml", ".yml"))
@@ -32,8 +33,8 @@ def test_there_are_enough() -> None:
     assert len(FILES) >= 40
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda each: each.stem)
-def test_the_check_names_line_and_key_and_what_would_be_right(
+@table("file", FILES, ids=lambda each: each.stem)
+def test_the_check_names_line_key_and_fix_and_nothing_loads(
     file: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     line, key, text = expected(file)
@@ -45,10 +46,6 @@ def test_the_check_names_line_and_key_and_what_would_be_right(
     if key:
         assert said.startswith(f"{key}: "), said
     assert text in said, said
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda each: each.stem)
-def test_a_broken_configuration_is_not_loaded(file: Path) -> None:
     with pytest.raises(GatewaySettingsError) as refusal:
         load(file)
     assert sum("error: " in str(each) for each in refusal.value.problems) == 1

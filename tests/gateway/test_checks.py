@@ -9,6 +9,7 @@ import pytest
 
 from messaging.errors import ArgumentError
 from messaging.gateway import GatewaySettings, Severity, check
+from messaging.testing.tables import table
 
 
 def settings(tmp_path: Path, **changes: Any) -> GatewaySettings:
@@ -42,14 +43,14 @@ def test_right_settings_have_no_problems(tmp_path: Path) -> None:
     assert check(settings(tmp_path)) == []
 
 
-@pytest.mark.parametrize("value", [None, {}, "gateway.toml"])
+@table("value", [None, {}, "gateway.toml"])
 def test_only_settings_are_checked(value: object) -> None:
     with pytest.raises(ArgumentError, match="settings must be a GatewaySettings"):
         check(value)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("changes", "key", "text"),
+@table(
+    "changes, key, text",
     [
         ({"routes": {}}, "", "nothing to do"),
         ({"instances": {"a": {"url": "mqtt://a"}, "b": {"url": "amqp://b"}, "c": {"url": "memory://c"}}}, "instances.c",
@@ -103,7 +104,7 @@ def test_routes_there_and_back_on_other_channels_are_no_circle(tmp_path: Path) -
     assert warnings(settings(tmp_path, routes=routes)) == []
 
 
-@pytest.mark.parametrize(("version", "is_told"), [("3.1.1", True), ("5", False)])
+@table("version, is_told", [("3.1.1", True), ("5", False)])
 def test_a_source_that_does_not_tell_what_is_retained_is_warned_of(tmp_path: Path, version: str, is_told: bool) -> None:
     instances = {"a": {"url": f"mqtt://a?version={version}"}, "b": {"url": "mqtt://b"}}
     mirror = route(to={"instance": "b", "channel": "out/{x}", "retain": "keep"})

@@ -8,7 +8,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messaging.errors import ArgumentError, ConfigurationError, ConnectFailedError, MessagingError
-from messaging.gateway import Gateway, GatewaySettings
+from messaging.gateway import Gateway
 from messaging.gateway import control as module
 from messaging.gateway.control import FILE, MAX_CONNECTIONS, Calls, ControlServer, call
-
-PATIENCE = 10.0
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
+from tests.gateway import kit
 
 
 def fail(error: Exception) -> Any:
@@ -59,9 +60,15 @@ def raw(folder: Path, data: bytes) -> bytes:
         return found
 
 
-def test_a_request_gets_its_result(tmp_path: Path) -> None:
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a control socket that serves ``CALLS``."""
     with serving(tmp_path):
-        assert call(tmp_path, "echo", {"a": [1, None, "ü"]}) == {"a": [1, None, "ü"]}
+        yield tmp_path
+
+
+def test_a_request_gets_its_result(served: Path) -> None:
+    assert call(served, "echo", {"a": [1, None, "ü"]}) == {"a": [1, None, "ü"]}
 
 
 def test_only_the_owner_may_connect_and_the_mask_of_the_process_stays(tmp_path: Path) -> None:
@@ -85,54 +92,51 @@ def test_the_socket_has_its_mode_from_the_first_moment_on(tmp_path: Path, monkey
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_client_of_another_user_gets_no_answer(tmp_path: Path) -> None:
-    with serving(tmp_path):
-        for folder in (tmp_path, *tmp_path.parents[:3]):
-            folder.chmod(0o755)
-        (tmp_path / FILE).chmod(0o666)  # as a careless program might have it
-        read, write = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.setuid(65534)
-            try:
-                os.write(write, raw(tmp_path, b'{"call": "echo"}\n') or b"nothing")
-            except OSError:
-                os.write(write, b"nothing")
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-        os.close(write)
-        assert os.read(read, 1000) == b"nothing"
-        os.close(read)
+def test_a_client_of_another_user_gets_no_answer(served: Path) -> None:
+    for folder in (served, *served.parents[:3]):
+        folder.chmod(0o755)
+    (served / FILE).chmod(0o666)  # as a careless program might have it
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        try:
+            os.write(write, raw(served, b'{"call": "echo"}\n') or b"nothing")
+        except OSError:
+            os.write(write, b"nothing")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    assert os.read(read, 1000) == b"nothing"
+    os.close(read)
 
 
-def test_errors_keep_their_class_where_it_is_one_of_arguments_or_configuration(tmp_path: Path) -> None:
-    with serving(tmp_path):
-        with pytest.raises(ConfigurationError, match="there is no route 'x'"):
-            call(tmp_path, "refuse")
-        with pytest.raises(MessagingError, match="ZeroDivisionError: a defect"):
-            call(tmp_path, "break")
-        with pytest.raises(ArgumentError, match=r"there is no request 'ecco'; did you mean 'echo'\?"):
-            call(tmp_path, "ecco")
-        assert call(tmp_path, "echo") == {}
+def test_errors_keep_their_class_where_it_is_one_of_arguments_or_configuration(served: Path) -> None:
+    with pytest.raises(ConfigurationError, match="there is no route 'x'"):
+        call(served, "refuse")
+    with pytest.raises(MessagingError, match="ZeroDivisionError: a defect"):
+        call(served, "break")
+    with pytest.raises(ArgumentError, match=r"there is no request 'ecco'; did you mean 'echo'\?"):
+        call(served, "ecco")
+    assert call(served, "echo") == {}
 
 
-@pytest.mark.parametrize(
+@table(
     "line",
     [
         b"", b"{", b"null", b"[]", b"1e999", b'"echo"', b'{"call": 1}', b'{"call": ["echo"]}', b"\xff\xfe",
         b'{"call": "echo", "arguments": []}', b'{"call": "echo", "arguments": null}', b"[" * 100_000,
     ],
 )  # fmt: skip
-def test_junk_is_answered_with_an_argument_error(tmp_path: Path, line: bytes) -> None:
-    with serving(tmp_path):
-        kind, text = json.loads(raw(tmp_path, line + b"\n"))["error"]
-        assert kind == "ArgumentError"
-        assert text
-        assert call(tmp_path, "echo") == {}
+def test_junk_is_answered_with_an_argument_error(line: bytes, served: Path) -> None:
+    kind, text = json.loads(raw(served, line + b"\n"))["error"]
+    assert kind == "ArgumentError"
+    assert text
+    assert call(served, "echo") == {}
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(line=st.binary(max_size=200).filter(lambda line: b"\n" not in line))
 def test_whatever_bytes_come_the_next_client_is_served(tmp_path_factory: pytest.TempPathFactory, line: bytes) -> None:
     folder = tmp_path_factory.mktemp("control")
@@ -141,61 +145,58 @@ def test_whatever_bytes_come_the_next_client_is_served(tmp_path_factory: pytest.
         assert call(folder, "echo") == {}
 
 
-def test_what_follows_the_line_is_ignored(tmp_path: Path) -> None:
-    with serving(tmp_path):
-        assert json.loads(raw(tmp_path, b'{"call": "echo"}\n{"call": "break"}')) == {"result": {}}
+def test_what_follows_the_line_is_ignored(served: Path) -> None:
+    assert json.loads(raw(served, b'{"call": "echo"}\n{"call": "break"}')) == {"result": {}}
 
 
-def test_a_client_that_leaves_within_a_line_is_no_problem(tmp_path: Path) -> None:
-    with serving(tmp_path):
-        assert raw(tmp_path, b'{"call": "ec') == b""
-        assert call(tmp_path, "echo") == {}
+def test_a_client_that_leaves_within_a_line_is_no_problem(served: Path) -> None:
+    assert raw(served, b'{"call": "ec') == b""
+    assert call(served, "echo") == {}
 
 
-def test_a_request_that_is_too_long_is_cut(tmp_path: Path) -> None:
-    with serving(tmp_path):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            client.settimeout(PATIENCE)
-            client.connect(str(tmp_path / FILE))
-            sent = 0
-            with pytest.raises(OSError):  # noqa: PT012
-                while sent < 2**23:
-                    sent += client.send(b"x" * 65_536)
-        assert sent < 2**22
-        assert call(tmp_path, "echo") == {}
+def test_a_request_that_is_too_long_is_cut(served: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(PATIENCE)
+        client.connect(str(served / FILE))
+        sent = 0
+        with pytest.raises(OSError):  # noqa: PT012
+            while sent < 2**23:
+                sent += client.send(b"x" * 65_536)
+    assert sent < 2**22
+    assert call(served, "echo") == {}
 
 
-def test_a_long_answer_arrives_and_one_that_is_too_long_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with serving(tmp_path):
-        assert len(call(tmp_path, "fill", {"bytes": 3_000_000})) == 3_000_000
-        monkeypatch.setattr(module, "_MAX_ANSWER", 1000)
-        with pytest.raises(MessagingError, match="the answer is too long: 2015 bytes"):
-            call(tmp_path, "fill", {"bytes": 2000})
+def test_a_long_answer_arrives_and_a_longer_one_is_an_error(monkeypatch: pytest.MonkeyPatch, served: Path) -> None:
+    assert len(call(served, "fill", {"bytes": 3_000_000})) == 3_000_000
+    monkeypatch.setattr(module, "_MAX_ANSWER", 1000)
+    with pytest.raises(MessagingError, match="the answer is too long: 2015 bytes"):
+        call(served, "fill", {"bytes": 2000})
 
 
-def test_a_client_that_dribbles_is_cut_and_others_are_served_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_dribbles_is_cut_and_others_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CLIENT_TIMEOUT", 0.6)
     with serving(tmp_path), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as slow:
         slow.connect(str(tmp_path / FILE))
         begun = time.monotonic()
-        with pytest.raises(OSError):  # noqa: PT012
-            while time.monotonic() - begun < PATIENCE:
+
+        def is_cut() -> bool:
+            assert call(tmp_path, "echo") == {}
+            try:
                 slow.send(b"x")
-                assert call(tmp_path, "echo") == {}
-                time.sleep(0.05)
-        assert 0.5 < time.monotonic() - begun < PATIENCE / 2
+            except OSError:
+                return True
+            return False
+
+        eventually(is_cut)
+        assert time.monotonic() - begun > 0.5
 
 
 def test_a_request_that_lasts_does_not_hold_up_others_and_their_number_is_bounded(tmp_path: Path) -> None:
     release = threading.Event()
-    waiting = threading.Semaphore(0)
+    waiting: Recorder[object] = Recorder()
 
-    def wait(_: Mapping[str, Any]) -> str:
-        waiting.release()
+    def wait(arguments: Mapping[str, Any]) -> str:
+        waiting.append(arguments)
         assert release.wait(PATIENCE)
         return "released"
 
@@ -206,7 +207,7 @@ def test_a_request_that_lasts_does_not_hold_up_others_and_their_number_is_bounde
         ]
         for number, thread in enumerate(threads):
             thread.start()
-            assert waiting.acquire(timeout=PATIENCE)
+            waiting.wait_for(number + 1)
             if number == 0:
                 assert call(tmp_path, "echo") == {}
         with pytest.raises(MessagingError, match=f"busy with {MAX_CONNECTIONS} requests"):
@@ -215,7 +216,7 @@ def test_a_request_that_lasts_does_not_hold_up_others_and_their_number_is_bounde
         for thread in threads:
             thread.join(PATIENCE)
         assert results == ["released"] * MAX_CONNECTIONS
-        until(lambda: _is_served(tmp_path))
+        eventually(lambda: _is_served(tmp_path))
 
 
 def _is_served(folder: Path) -> bool:
@@ -285,26 +286,15 @@ def test_an_answer_that_is_no_answer_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_gateway_tells_its_state_and_refuses_a_second_one_without_routes(tmp_path: Path) -> None:
-    given: dict[str, Any] = {
-        "name": "gw",
-        "data": str(tmp_path),
-        "instances": {"a": {"url": "memory://control-a"}},
-        "requests": {"r": {"from": {"instance": "a", "channel": "x"}, "to": {"instance": "a", "channel": "y"}}},
-    }
-    with Gateway(GatewaySettings.model_validate(given)):
+    requests = {"r": {"from": {"instance": "a", "channel": "x"}, "to": {"instance": "a", "channel": "y"}}}
+    given = kit.settings(tmp_path, routes={}, requests=requests)
+    with Gateway(given):
         found = call(tmp_path, "status")
         assert (found["name"], found["state"], found["problems"]) == ("gw", "running", [])
         with pytest.raises(ConfigurationError, match="another gateway"):
-            Gateway(GatewaySettings.model_validate({**given, "name": "other"})).start()
+            Gateway(given.model_copy(update={"name": "other"})).start()
         with pytest.raises(ConfigurationError, match="no route 'x'"):
             call(tmp_path, "drop", {"route": "x"})
         with pytest.raises(ConfigurationError, match="not started from a file"):
             call(tmp_path, "reload")
         assert call(tmp_path, "status")["state"] == "running"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

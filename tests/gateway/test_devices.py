@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,22 +11,16 @@ import pika
 import pytest
 
 import messaging
+from messaging import Message
 from messaging.gateway import Gateway, GatewaySettings
 from messaging.gateway import devices as module
 from messaging.gateway.pipeline import ChannelTemplate
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
+from tests.gateway.kit import Broker, settings, unique
 
-PATIENCE = 20.0
 AFTER = 0.3
-_numbers = itertools.count()
-
-
-def until(condition: Callable[[], object], what: str = "") -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 class Plant:
@@ -38,14 +30,13 @@ class Plant:
         self.name = name
         self.gateway = gateway
         self.devices = devices
-        self.cloud = cloud
-        self.arrived: list[tuple[str, bytes]] = []
-        self.contexts: list[Any] = []
-        cloud.on(f"{name}/cloud/#", self._note)
+        self.messages: Recorder[Message] = Recorder()
+        cloud.on(f"{name}/cloud/#", self.messages).ready.result(PATIENCE)
 
-    def _note(self, message: messaging.Message) -> None:
-        self.contexts.append(message.context)
-        self.arrived.append((str(message.context.channel).rpartition("/")[2], message.payload))
+    @property
+    def arrived(self) -> list[tuple[str, bytes]]:
+        """The devices and states at the target."""
+        return [(str(each.context.channel).rpartition("/")[2], each.payload) for each in self.messages]
 
     def report(self, device: str, state: str, **options: Any) -> None:
         """Publish the state of a device, retained as devices do."""
@@ -59,7 +50,7 @@ class Plant:
     def wait(self, **states: str) -> None:
         """Wait until these are the last states."""
         expected = {device: state.encode() for device, state in states.items()}
-        until(lambda: self.last() == expected, f"{self.last} instead of {expected}")
+        eventually(lambda: self.last() == expected, lambda: f"{expected} instead of {self.last()}")
 
     @property
     def known(self) -> int:
@@ -69,10 +60,10 @@ class Plant:
 
 @contextmanager
 def plant(
-    source: str, target: str, folder: Path, *, source_side: str = "", target_side: str = "", **settings: Any
+    source: str, target: str, folder: Path, *, source_side: str = "", target_side: str = "", **options: Any
 ) -> Iterator[Plant]:
     """Run a gateway between two brokers; ``..._side`` is the URL of those who use the broker by another way."""
-    name = f"d{next(_numbers)}-{time.time_ns():x}"
+    name = unique("d")
     given = GatewaySettings.model_validate({
         "name": f"gw-{name}",
         "data": str(folder / name),
@@ -83,10 +74,10 @@ def plant(
         "devices": {
             "all": {
                 "from": {"instance": "plant", "channel": f"{name}/plant/{{device}}"},
-                "to": {"instance": "cloud", "channel": f"{name}/cloud/{{device}}", **settings.pop("to", {})},
+                "to": {"instance": "cloud", "channel": f"{name}/cloud/{{device}}", **options.pop("to", {})},
                 "offline": "{device} is offline",
                 "after": AFTER,
-                **settings,
+                **options,
             }
         },
     })  # fmt: skip
@@ -103,11 +94,10 @@ def plant(
             found.report("probe", str(probe))
             return bool(found.arrived)
 
-        until(is_subscribed, "the gateway subscribes")
+        eventually(is_subscribed, "the gateway subscribes")
         found.report("probe", "")  # forgotten
-        until(lambda: found.known == 0 and found.arrived[-1] == ("probe", b""))
-        found.arrived.clear()
-        found.contexts.clear()
+        eventually(lambda: found.known == 0 and found.arrived[-1] == ("probe", b""))
+        found.messages.clear()
         yield found
 
 
@@ -129,13 +119,9 @@ def test_a_mirrored_state_is_retained(mosquitto: Mosquitto, tmp_path: Path, vers
     with plant("memory://devices-c", url, tmp_path) as found:
         found.report("d1", "on")
         found.wait(d1="on")
-        late: list[tuple[bytes, Any]] = []
-        with messaging.connect(url) as m:
-            m.on(
-                f"{found.name}/cloud/d1",
-                lambda message: late.append((message.payload, message.context.extensions.get("retain"))),
-            )
-            until(lambda: late == [(b"on", True)])
+        with Broker(url, f"{found.name}/cloud/d1") as late:
+            (message,) = late.messages.wait_for(1)
+            assert (message.payload, message.context.extensions.get("retain")) == (b"on", True)
 
 
 def test_the_will_of_a_device_is_mirrored(mosquitto: Mosquitto, tmp_path: Path) -> None:
@@ -158,15 +144,15 @@ def test_devices_are_offline_while_their_broker_is_unreachable(mosquitto: Mosqui
         with plant(url, "memory://devices-e", tmp_path, source_side=mosquitto.url) as found:
             for number in range(50):
                 found.report(f"d{number}", "on")
-            until(lambda: len(found.last()) == 50)
+            eventually(lambda: len(found.last()) == 50)
             proxy.refuse()
-            until(lambda: all(state.endswith(b" is offline") for state in found.last().values()))
+            eventually(lambda: all(state.endswith(b" is offline") for state in found.last().values()))
             assert found.last()["d7"] == b"d7 is offline"
             assert found.gateway.report().devices[0].is_offline
             found.report("d7", "off")  # the broker keeps it for the session of the gateway
             proxy.accept()
             expected = {f"d{number}": b"off" if number == 7 else b"on" for number in range(50)}
-            until(lambda: found.last() == expected, "the last states are back")
+            eventually(lambda: found.last() == expected, "the last states are back")
             assert not found.gateway.report().devices[0].is_offline
 
 
@@ -183,7 +169,7 @@ def test_a_short_interruption_changes_nothing(mosquitto: Mosquitto, tmp_path: Pa
 
 
 def test_states_reach_a_target_that_was_away_as_they_are_then(
-    mosquitto: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mosquitto: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # as if the outage had lasted longer than messages wait for a connection
     monkeypatch.setattr("messaging.gateway.destinations.CONFIRM_TIMEOUT", 0.2)
@@ -197,7 +183,7 @@ def test_states_reach_a_target_that_was_away_as_they_are_then(
             proxy.refuse()
             for state in ("starting", "running", "off"):
                 found.report("d1", state)
-            time.sleep(1.0)  # the publications have failed
+            eventually(lambda: "is not published" in caplog.text, "the publications have failed")
             assert found.last()["d1"] == b"on"
             proxy.accept()
             found.wait(d1="off", d2="on")
@@ -220,10 +206,10 @@ def test_the_number_of_devices_is_bounded(tmp_path: Path) -> None:
         for number in range(5):
             found.report(f"d{number}", "on")
         found.report("d2", "on again")
-        until(lambda: len(found.arrived) == 6)
+        eventually(lambda: len(found.arrived) == 6)
         assert found.known == 3
         found.gateway.close()
-        until(lambda: len(found.arrived) == 9)
+        eventually(lambda: len(found.arrived) == 9)
         assert sorted(found.arrived[6:]) == [(f"d{number}", f"d{number} is offline".encode()) for number in (2, 3, 4)]
 
 
@@ -235,7 +221,7 @@ def test_states_that_come_back_are_dropped_and_others_name_the_gateways(tmp_path
         found.report("d3", "on", headers={"messaging-gateways": ",".join(map(str, range(16)))})
         found.report("d4", "on")
         found.wait(d1="on", d4="on")
-        first, second = found.contexts
+        first, second = (each.context for each in found.messages)
         assert dict(first.extensions["headers"]) == {
             "messaging-gateways": f"other,{found.gateway.name}", "mine": "1", "device": "d1",
         }  # fmt: skip
@@ -255,13 +241,13 @@ def test_a_reload_interrupts_no_unchanged_group_and_forgets_a_removed_one(tmp_pa
     with plant("memory://devices-l", "memory://devices-m", tmp_path) as found:
         found.report("d1", "on")
         found.wait(d1="on")
-        settings = found.gateway.settings
-        found.gateway.reload(settings.model_copy(update={"drain_timeout": 3.0}))
+        before = found.gateway.settings
+        found.gateway.reload(before.model_copy(update={"drain_timeout": 3.0}))
         assert found.known == 1
         found.report("d1", "off")
         found.wait(d1="off")
         assert found.arrived == [("d1", b"on"), ("d1", b"off")]
-        found.gateway.reload(settings.model_copy(update={"devices": {}}))
+        found.gateway.reload(before.model_copy(update={"devices": {}}))
         found.wait(d1="d1 is offline")
         assert found.gateway.report().devices == ()
 
@@ -287,59 +273,40 @@ def test_a_name_that_makes_no_channel_is_logged_and_the_next_state_passes(
 def test_a_source_that_is_away_when_the_gateway_starts_is_no_problem(mosquitto: Mosquitto, tmp_path: Path) -> None:
     with Proxy(mosquitto.host, mosquitto.port) as proxy:
         proxy.refuse()
-        name = f"late-{time.time_ns():x}"
-        given = GatewaySettings.model_validate({
-            "name": name,
-            "data": str(tmp_path),
-            "instances": {
-                "plant": {
-                    "url": f"mqtt://127.0.0.1:{proxy.port}", "reconnect_max": 0.2, "timeout": 0.2,
-                },
-                "cloud": {"url": "memory://devices-late"},
-            },
-            "devices": {
-                "all": {
-                    "from": {"instance": "plant", "channel": f"{name}/{{device}}"}, "to": {"instance": "cloud"},
-                    "offline": "offline", "after": 0.1,
-                }
-            },
-        })  # fmt: skip
-        states: list[bytes] = []
-        with messaging.connect(mosquitto.url) as m, messaging.connect("memory://devices-late") as cloud:
-            m.publish(f"{name}/d1", b"on", qos=1, retain=True).result(PATIENCE)
-            cloud.on("#", lambda message: states.append(message.payload))
+        name = unique("late")
+        plant = {"url": f"mqtt://127.0.0.1:{proxy.port}", "reconnect_max": 0.2, "timeout": 0.2}
+        devices = {
+            "from": {"instance": "a", "channel": f"{name}/{{device}}"}, "to": {"instance": "b"},
+            "offline": "offline", "after": 0.1,
+        }  # fmt: skip
+        instances = {"a": plant, "b": {"url": "memory://devices-late"}}
+        given = settings(tmp_path, instances=instances, routes={}, devices={"all": devices})
+        with Broker(mosquitto.url) as m, Broker("memory://devices-late", "#") as cloud:
+            m.send(f"{name}/d1", b"on", qos=1, retain=True)
             with Gateway(given) as gateway:
-                until(lambda: gateway.report().devices[0].is_offline)
+                eventually(lambda: gateway.report().devices[0].is_offline)
                 proxy.accept()
-                until(lambda: states == [b"on"])
+                eventually(lambda: cloud.payloads == [b"on"])
                 assert gateway.problems() == []
-            until(lambda: states == [b"on", b"offline"])
+            eventually(lambda: cloud.payloads == [b"on", b"offline"])
 
 
 def test_a_refused_subscription_is_a_problem_and_is_made_again(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    name = f"refused-{time.time_ns():x}"
-    given = GatewaySettings.model_validate({
-        "name": name,
-        "data": str(tmp_path),
-        "instances": {"plant": {"url": rabbitmq.url}, "cloud": {"url": f"memory://{name}"}},
-        "devices": {
-            "all": {
-                "from": {"instance": "plant", "channel": f"{name}/{{device}}", "queue": name},
-                "to": {"instance": "cloud"},
-                "offline": "offline",
-            }
-        },
-    })  # fmt: skip
+    name = unique("refused")
+    source = {"instance": "a", "channel": f"{name}/{{device}}", "queue": name}
+    instances = {"a": {"url": rabbitmq.url}, "b": {"url": f"memory://{name}"}}
+    devices = {"all": {"from": source, "to": {"instance": "b"}, "offline": "offline"}}
+    given = settings(tmp_path, instances=instances, routes={}, devices=devices)
     owner = pika.BlockingConnection(pika.URLParameters(rabbitmq.url))
     owner.channel().queue_declare(name, exclusive=True)  # no other connection may use the queue
     with Gateway(given) as gateway, messaging.connect(rabbitmq.url) as m:
-        until(gateway.problems)
+        eventually(gateway.problems)
         assert gateway.problems()[0].startswith("devices 'all': ")
         owner.close()
-        until(lambda: not gateway.problems())
+        eventually(lambda: not gateway.problems())
 
         def is_known() -> bool:
             m.publish(f"{name}/d1", b"on").result(PATIENCE)
             return gateway.report().devices[0].known == 1
 
-        until(is_known)
+        eventually(is_known)

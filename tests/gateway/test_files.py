@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from messaging.errors import ArgumentError, ConfigurationError, GatewaySettingsError
 from messaging.gateway import GatewaySettings, Severity, load, read
+from messaging.testing.tables import table
 
 TOML = """
 name = "gw"
@@ -69,7 +70,7 @@ def test_a_file_becomes_settings(tmp_path: Path) -> None:
     assert settings.data == tmp_path / "data"
 
 
-@pytest.mark.parametrize("name", ["gateway.yaml", "gateway.yml"])
+@table("name", ["gateway.yaml", "gateway.yml"])
 def test_yaml_says_the_same(tmp_path: Path, name: str) -> None:
     assert load(write(tmp_path, YAML, name)) == load(write(tmp_path, TOML))
 
@@ -90,10 +91,7 @@ def test_variables_of_the_environment_are_put_in(tmp_path: Path, monkeypatch: py
     assert settings.routes["data"].target.channel == "$SYS/{site}"
 
 
-@pytest.mark.parametrize(
-    ("line", "text", "value"),
-    [("priority", "7", 7), ("enabled", "false", False), ("priority", "0", 0)],
-)
+@table("line, text, value", [("priority", "7", 7), ("enabled", "false", False), ("priority", "0", 0)])
 def test_a_whole_variable_may_stand_for_a_number_or_a_boolean(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, text: str, value: object
 ) -> None:
@@ -102,9 +100,7 @@ def test_a_whole_variable_may_stand_for_a_number_or_a_boolean(
     assert getattr(settings.routes["data"], line) == value
 
 
-def test_a_number_in_a_variable_stays_a_text_where_a_text_is_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_number_in_a_variable_is_a_text_where_one_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RX_NAME", "123")
     assert load(write(tmp_path, TOML.replace('name = "gw"', 'name = "${RX_NAME}"'))).name == "123"
 
@@ -154,8 +150,8 @@ def test_all_errors_are_named_at_once(tmp_path: Path) -> None:
     assert [each.key for each in problems] == ["instances.plant.url", "routes.data.from.channel"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "text"),
+@table(
+    "name, content, text",
     [
         ("gateway.ini", b"", "ends with .toml, .yaml, .yml"),
         ("gateway.toml", b"name = '\xff'", "gateway.toml:1: a byte is no UTF-8"),
@@ -170,7 +166,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, name: str, conten
         load(tmp_path / name)
 
 
-@pytest.mark.parametrize("path", [None, 3, b"gateway.toml", "a\0b.toml"])
+@table("path", [None, 3, b"gateway.toml", "a\0b.toml"])
 def test_what_is_no_path_is_refused(path: object) -> None:
     with pytest.raises(ArgumentError, match="path"):
         load(path)  # type: ignore[arg-type]
@@ -181,8 +177,8 @@ def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     assert load(tmp_path / "a.toml").name == "gw"
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
+@table(
+    "name, text",
     [
         ("a.toml", "x = " + "[" * 5000),
         ("a.yaml", "x: " + "[" * 5000),
@@ -228,7 +224,7 @@ def test_any_text_is_settings_or_problems(text: str, tmp_path_factory: pytest.Te
     ),
     key=st.sampled_from(["name", "data", "instances", "routes", "requests", "devices", "status", "monitoring"]),
 )
-def test_values_of_any_shape_are_settings_or_problems(
+def test_values_of_any_shape_are_handled(
     value: object, key: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:  # fmt: skip
     import yaml

@@ -7,12 +7,12 @@ import re
 import tomllib
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from messaging.gateway.positions import toml_positions
 from messaging.gateway.problems import KeyPath, Position
+from messaging.testing.tables import table
 
 DOCUMENT = """\
 name = "plant"  # [not.a.table]
@@ -68,7 +68,7 @@ def test_every_key_and_element_has_its_line_and_column() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["", "\n", "# only a comment", "a=1", "a=1\r\nb=2\r\n", "[a]", "a = []\n", "a.b.c={}"])
+@table("text", ["", "\n", "# only a comment", "a=1", "a=1\r\nb=2\r\n", "[a]", "a = []\n", "a.b.c={}"])
 def test_short_documents(text: str) -> None:
     assert toml_positions(text).keys() == paths(tomllib.loads(text))
 

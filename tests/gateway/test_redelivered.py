@@ -8,7 +8,8 @@ import pytest
 
 from messaging.gateway import buffer as buffer_module
 from messaging.gateway.stored import Stored, recognition_key
-from tests.gateway.test_ranges import DESTINATION, opened, wait
+from messaging.testing.waiting import eventually
+from tests.gateway.test_ranges import DESTINATION, opened
 
 
 def stored(buffer: buffer_module.Buffer, number: int, payload: bytes = b"x") -> Stored:
@@ -21,7 +22,7 @@ def test_a_stored_message_is_recognised_in_the_same_run(tmp_path: Path) -> None:
     with opened(tmp_path) as buffer:
         assert not buffer.is_stored(stored(buffer, 1))
         buffer.store(stored(buffer, 1))
-        wait(lambda: buffer.accepted == 1)
+        eventually(lambda: buffer.accepted == 1)
         assert buffer.is_stored(stored(buffer, 1))
         assert not buffer.is_stored(stored(buffer, 2))
 
@@ -30,7 +31,7 @@ def test_a_stored_message_is_recognised_after_a_restart(tmp_path: Path) -> None:
     with opened(tmp_path) as buffer:
         for number in range(10):
             buffer.store(stored(buffer, number))
-        wait(lambda: buffer.accepted == 10)
+        eventually(lambda: buffer.accepted == 10)
         while (taken := buffer.take()) is not None:
             buffer.settle(taken)
     with opened(tmp_path) as buffer:
@@ -41,7 +42,7 @@ def test_a_stored_message_is_recognised_after_a_restart(tmp_path: Path) -> None:
 def test_another_payload_with_the_same_id_is_another_message(tmp_path: Path) -> None:
     with opened(tmp_path) as buffer:
         buffer.store(stored(buffer, 1))
-        wait(lambda: buffer.accepted == 1)
+        eventually(lambda: buffer.accepted == 1)
         assert not buffer.is_stored(stored(buffer, 1, b"y"))
 
 
@@ -50,7 +51,7 @@ def test_the_number_of_known_messages_is_bounded(tmp_path: Path, monkeypatch: py
     with opened(tmp_path) as buffer:
         for number in range(8):
             buffer.store(stored(buffer, number))
-        wait(lambda: buffer.accepted == 8)
+        eventually(lambda: buffer.accepted == 8)
         assert [buffer.is_stored(stored(buffer, number)) for number in range(8)] == [False] * 3 + [True] * 5
     with opened(tmp_path) as buffer:
         assert [buffer.is_stored(stored(buffer, number)) for number in range(8)] == [False] * 3 + [True] * 5

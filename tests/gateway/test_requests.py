@@ -17,11 +17,13 @@ import messaging
 from messaging import DeadlineError, Message, MessagingError, ReplyError
 from messaging.gateway import Gateway, GatewaySettings
 from messaging.gateway.reports import RequestRouteDTO
-from messaging.testing.brokers import Mosquitto, RabbitMQ, free_port
+from messaging.testing.brokers import Mosquitto, RabbitMQ
+from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
+from tests.gateway.kit import settings, unique
 
-PATIENCE = 20.0
 PROTOCOLS = ("mqtt3.1.1", "mqtt5", "amqp")
-_numbers = itertools.count()
 
 Urls = Callable[[str], str]
 
@@ -32,7 +34,7 @@ def url(request: pytest.FixtureRequest) -> Urls:
 
     def find(protocol: str) -> str:
         if protocol == "memory":
-            return f"memory://requests-{next(_numbers)}"
+            return unique("memory://requests")
         if protocol == "amqp":
             return str(request.getfixturevalue("rabbitmq").url)
         mosquitto = request.getfixturevalue("mosquitto").url
@@ -51,7 +53,7 @@ class Bridge:
         self.name = name
 
     def respond(self, device: str, handler: Callable[..., Any], **options: Any) -> None:
-        self.responder.reply(f"{self.name}/{device}/ask", handler, **options)
+        self.responder.reply(f"{self.name}/{device}/ask", handler, **options).ready.result(PATIENCE)
 
     def ask(self, device: str, content: Any = b"", **options: Any) -> Any:
         return self.requester.request(f"{self.name}/ask/{device}", content, timeout=PATIENCE, **options)
@@ -66,24 +68,29 @@ class Bridge:
     def wait_ready(self) -> None:
         """Wait until requests reach the gateway: it subscribes in the background."""
         before = self.report()
-        deadline = time.monotonic() + PATIENCE
         channel = f"{self.name}/ask/ready"
-        while True:
-            try:
-                if self.gateway.settings.requests["ask"].many:
-                    assert len([*self.requester.request_many(channel, timeout=1.0)]) == 1
-                else:
-                    self.requester.request(channel, timeout=1.0).result()
-                break
-            except (MessagingError, AssertionError):
-                assert time.monotonic() < deadline
-        until(lambda: self.report().pending == 0)
+
+        def is_answered() -> bool:
+            if self.gateway.settings.requests["ask"].many:
+                return len([*self.requester.request_many(channel, timeout=1.0)]) == 1
+            return bool(self.requester.request(channel, timeout=1.0).result())
+
+        eventually(lambda: answered(is_answered))
+        eventually(lambda: self.report().pending == 0)
         assert self.report().answered > before.answered
 
 
+def answered(ask: Callable[[], bool]) -> bool:
+    """Return the result of ``ask``; a request that fails is not answered."""
+    try:
+        return ask()
+    except MessagingError:
+        return False
+
+
 @contextmanager
-def bridging(source: str, target: str, folder: Path, **settings: Any) -> Iterator[Bridge]:
-    name = f"r{next(_numbers)}-{time.time_ns():x}"
+def bridging(source: str, target: str, folder: Path, **options: Any) -> Iterator[Bridge]:
+    name = unique("r")
     given = GatewaySettings.model_validate({
         "name": f"gw-{name}",
         "data": str(folder / name),
@@ -91,9 +98,9 @@ def bridging(source: str, target: str, folder: Path, **settings: Any) -> Iterato
         "requests": {
             "ask": {
                 "from": {"instance": "source", "channel": f"{name}/ask/{{device}}"},
-                "to": {"instance": "target", "channel": f"{name}/{{device}}/ask", **settings.pop("to", {})},
+                "to": {"instance": "target", "channel": f"{name}/{{device}}/ask", **options.pop("to", {})},
                 "timeout": 1.0,
-                **settings,
+                **options,
             }
         },
     })  # fmt: skip
@@ -104,13 +111,6 @@ def bridging(source: str, target: str, folder: Path, **settings: Any) -> Iterato
         bridge.respond("ready", lambda: b"ready")
         bridge.wait_ready()
         yield bridge
-
-
-def until(condition: Callable[[], object], patience: float = PATIENCE) -> None:
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 PAIRS = [(a, b) for a in PROTOCOLS for b in PROTOCOLS if a != b] + [("memory", "memory"), ("mqtt5", "memory")]
@@ -151,7 +151,7 @@ def test_many_replies_cross_in_order(source: str, target: str, url: Urls, tmp_pa
         bridge.respond("d1", count)
         assert [each.value() for each in bridge.ask_many("d1", 200)] == [*range(200)]
         assert [each.value() for each in bridge.ask_many("d1", 0)] == []
-        until(lambda: bridge.report().pending == 0)
+        eventually(lambda: bridge.report().pending == 0)
         assert bridge.report().answered >= 2
 
 
@@ -168,26 +168,24 @@ def test_a_stream_of_replies_fails_with_the_error_of_its_responder(url: Urls, tm
         with pytest.raises(ReplyError, match="LookupError: no more") as caught:
             next(replies)
         assert (caught.value.kind, caught.value.reason) == ("LookupError", "no more")
-        until(lambda: bridge.report().pending == 0)
+        eventually(lambda: bridge.report().pending == 0)
 
 
 def test_a_requester_that_wants_no_more_stops_the_responder(url: Urls, tmp_path: Path) -> None:
-    closed: list[bool] = []
+    closed: Recorder[bool] = Recorder()
     with bridging(url("mqtt5"), url("amqp"), tmp_path, many=True) as bridge:
 
         def endless() -> Iterator[int]:
             try:
-                for number in itertools.count():
-                    yield number
-                    time.sleep(0.01)
+                yield from itertools.count()
             finally:
                 closed.append(True)
 
         bridge.respond("d1", endless)
         with bridge.ask_many("d1") as replies:
             assert next(iter(replies)).value() == 0
-        until(lambda: closed == [True])
-        until(lambda: bridge.report().pending == 0)
+        closed.wait_for(1)
+        eventually(lambda: bridge.report().pending == 0)
 
 
 @pytest.mark.parametrize(("source", "target"), [("mqtt3.1.1", "amqp"), ("amqp", "mqtt3.1.1"), ("memory", "memory")])
@@ -208,17 +206,15 @@ def test_the_error_of_a_responder_keeps_kind_and_reason(
 
 
 @pytest.mark.parametrize(("source", "target"), [("mqtt5", "mqtt3.1.1"), ("amqp", "mqtt5")])
-def test_a_device_that_does_not_answer_is_reported_before_the_requester_gives_up(
-    source: str, target: str, url: Urls, tmp_path: Path
-) -> None:
+def test_a_device_that_does_not_answer_is_reported_in_time(source: str, target: str, url: Urls, tmp_path: Path) -> None:
     with bridging(url(source), url(target), tmp_path) as bridge:
-        bridge.responder.on(f"{bridge.name}/mute/ask", lambda message: None)
+        bridge.responder.on(f"{bridge.name}/mute/ask", lambda message: None).ready.result(PATIENCE)
         before = bridge.report().failed
         begun = time.monotonic()
         with pytest.raises(ReplyError) as caught:
             bridge.ask("mute").result()
         assert caught.value.kind == "OutcomeUnknownError"
-        assert 0.9 < time.monotonic() - begun < PATIENCE / 2
+        assert 0.9 < time.monotonic() - begun < PATIENCE
         assert bridge.report().failed == before + 1
 
 
@@ -288,7 +284,7 @@ def test_correlation_ids_of_the_two_sides_are_independent(url: Urls, tmp_path: P
     assert seen[0].context.correlation_id != "mine"
 
 
-@pytest.mark.parametrize("hops", ["gateway", "many"])
+@table("hops", ["gateway", "many"])
 def test_a_request_that_comes_back_is_refused(hops: str, url: Urls, tmp_path: Path) -> None:
     with bridging(url("mqtt5"), url("amqp"), tmp_path) as bridge:
         bridge.respond("d1", lambda: b"x")
@@ -300,19 +296,11 @@ def test_a_request_that_comes_back_is_refused(hops: str, url: Urls, tmp_path: Pa
 
 def test_a_circle_of_requests_ends(url: Urls, tmp_path: Path) -> None:
     a, b = url("memory"), url("memory")
-    given = GatewaySettings.model_validate({
-        "name": "circle",
-        "data": str(tmp_path),
-        "instances": {"a": {"url": a}, "b": {"url": b}},
-        "requests": {
-            "there": {
-                "from": {"instance": "a", "channel": "x"}, "to": {"instance": "b", "channel": "x"}, "timeout": 5.0,
-            },
-            "back": {
-                "from": {"instance": "b", "channel": "x"}, "to": {"instance": "a", "channel": "x"}, "timeout": 5.0,
-            },
-        },
-    })  # fmt: skip
+    requests = {
+        name: {"from": {"instance": x, "channel": "x"}, "to": {"instance": y, "channel": "x"}, "timeout": 5.0}
+        for name, x, y in (("there", "a", "b"), ("back", "b", "a"))
+    }
+    given = settings(tmp_path, instances={"a": {"url": a}, "b": {"url": b}}, routes={}, requests=requests)
     with Gateway(given), messaging.connect(a) as m:
 
         def is_refused() -> bool:
@@ -324,37 +312,29 @@ def test_a_circle_of_requests_ends(url: Urls, tmp_path: Path) -> None:
                 return False
             return False
 
-        until(is_refused)
+        eventually(is_refused)
 
 
-def test_requests_are_taken_when_the_source_comes_later(url: Urls, tmp_path: Path) -> None:
-    port = free_port()
-    target = url("memory")
-    given = GatewaySettings.model_validate({
-        "name": "late",
-        "data": str(tmp_path),
-        "instances": {
-            "source": {
-                "url": f"mqtt://127.0.0.1:{port}?version=5", "reconnect_max": 0.2, "timeout": 0.3,
-            },
-            "target": {"url": target},
-        },
-        "requests": {
-            "ask": {"from": {"instance": "source", "channel": "ask"}, "to": {"instance": "target", "channel": "ask"}}
-        },
-    })  # fmt: skip
-    with Gateway(given) as gateway, messaging.connect(target) as responder:
-        responder.reply("ask", lambda: b"here")
-        time.sleep(1.0)  # longer than the timeout of the instance
-        with Mosquitto(port=port) as broker, messaging.connect(f"{broker.url}?version=5") as requester:
+def test_requests_are_taken_when_the_source_comes_later(mosquitto: Mosquitto, url: Urls, tmp_path: Path) -> None:
+    target, name = url("memory"), unique("late")
+    with Proxy(mosquitto.host, mosquitto.port) as proxy:
+        proxy.refuse()
+        source = {"url": f"mqtt://127.0.0.1:{proxy.port}?version=5", "reconnect_max": 0.2, "timeout": 0.3}
+        requests = {"ask": {"from": {"instance": "a", "channel": name}, "to": {"instance": "b", "channel": "ask"}}}
+        given = settings(tmp_path, instances={"a": source, "b": {"url": target}}, routes={}, requests=requests)
+        with (
+            Gateway(given) as gateway,
+            messaging.connect(target) as responder,
+            messaging.connect(f"{mosquitto.url}?version=5") as requester,
+        ):
+            responder.reply("ask", lambda: b"here").ready.result(PATIENCE)
+            time.sleep(0.5)  # sleeps: longer than the timeout of the instance, which nothing tells of
+            proxy.accept()
 
             def is_answered() -> bool:
-                try:
-                    return bool(requester.request("ask", qos=1, timeout=1.0).result().payload == b"here")
-                except MessagingError:
-                    return False
+                return requester.request(name, qos=1, timeout=1.0).result().payload == b"here"
 
-            until(is_answered)
+            eventually(lambda: answered(is_answered))
             assert gateway.problems() == []
 
 
@@ -363,45 +343,35 @@ def test_a_reload_keeps_what_is_the_same_and_ends_what_is_gone(url: Urls, tmp_pa
         bridge.respond("d1", lambda: b"x")
         bridge.ask("d1").result()
         answered = bridge.report().answered
-        settings = bridge.gateway.settings
-        bridge.gateway.reload(settings.model_copy(update={"drain_timeout": 3.0}))
+        before = bridge.gateway.settings
+        bridge.gateway.reload(before.model_copy(update={"drain_timeout": 3.0}))
         assert bridge.report().answered == answered  # the same route, with its counters
         bridge.ask("d1").result()
-        bridge.gateway.reload(settings.model_copy(update={"requests": {}}))
+        bridge.gateway.reload(before.model_copy(update={"requests": {}}))
         with pytest.raises(MessagingError):
             bridge.requester.request(f"{bridge.name}/ask/d1", qos=1, timeout=0.5).result()
-        bridge.gateway.reload(settings)
+        bridge.gateway.reload(before)
         bridge.wait_ready()
         bridge.ask("d1").result()
 
 
 def test_a_refused_subscription_is_a_problem_and_is_made_again(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    name = f"refused-{time.time_ns():x}"
-    given = GatewaySettings.model_validate({
-        "name": name,
-        "data": str(tmp_path),
-        "instances": {"source": {"url": rabbitmq.url}, "target": {"url": f"memory://{name}"}},
-        "requests": {
-            "ask": {
-                "from": {"instance": "source", "channel": name, "queue": name},
-                "to": {"instance": "target", "channel": "ask"},
-            }
-        },
-    })  # fmt: skip
+    name = unique("refused")
+    source = {"instance": "a", "channel": name, "queue": name}
+    requests = {"ask": {"from": source, "to": {"instance": "b", "channel": "ask"}}}
+    instances = {"a": {"url": rabbitmq.url}, "b": {"url": f"memory://{name}"}}
+    given = settings(tmp_path, instances=instances, routes={}, requests=requests)
     owner = pika.BlockingConnection(pika.URLParameters(rabbitmq.url))
     owner.channel().queue_declare(name, exclusive=True)  # no other connection may use the queue
     with Gateway(given) as gateway, messaging.connect(f"memory://{name}") as responder:
-        responder.reply("ask", lambda: b"here")
-        until(gateway.problems)
+        responder.reply("ask", lambda: b"here").ready.result(PATIENCE)
+        eventually(gateway.problems)
         assert gateway.problems()[0].startswith("requests 'ask': ")
         owner.close()
-        until(lambda: not gateway.problems())
+        eventually(lambda: not gateway.problems())
         with messaging.connect(rabbitmq.url) as requester:
 
             def is_answered() -> bool:
-                try:
-                    return bool(requester.request(name, timeout=1.0).result().payload == b"here")
-                except MessagingError:
-                    return False
+                return requester.request(name, timeout=1.0).result().payload == b"here"
 
-            until(is_answered)
+            eventually(lambda: answered(is_answered))

@@ -7,6 +7,8 @@ import json
 import logging
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,25 +25,46 @@ from messaging.gateway.settings import RateSettings
 from messaging.journal import Journal
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
-from tests.gateway.kit import PATIENCE, Away, Broker, route, settings, started, unique, wait
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.gateway.kit import Away, Broker, route, settings, started, unique
+
+Names = dict[str, Any]
 
 
 @pytest.fixture
-def names(request: pytest.FixtureRequest) -> dict[str, Any]:
+def names() -> Names:
     """Two brokers of this process, of this test only."""
     name = unique("routes")
     return {"a": {"url": f"memory://{name}-a"}, "b": {"url": f"memory://{name}-b"}}
 
 
-def test_messages_go_from_the_source_to_the_target(names: dict[str, Any], tmp_path: Path) -> None:
-    with (
-        Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "out/+") as b,
-        Gateway(settings(tmp_path, instances=names)) as gateway,
-    ):  # fmt: skip
-        started(gateway)
+Bridged = Callable[..., AbstractContextManager[tuple[Broker, Broker, Gateway]]]
+
+
+@pytest.fixture
+def bridged(names: Names, tmp_path: Path) -> Bridged:
+    """Run a gateway between two brokers: the source, the target with what arrives at a channel, and the gateway."""
+
+    @contextmanager
+    def bridged(
+        routes: dict[str, Any] | None = None, target: str = "out/+", **other: Any
+    ) -> Iterator[tuple[Broker, Broker, Gateway]]:
+        with (
+            Broker(names["a"]["url"]) as a,
+            Broker(names["b"]["url"], target) as b,
+            Gateway(settings(tmp_path, instances=names, routes=routes), **other) as gateway,
+        ):
+            yield a, b, started(gateway)
+
+    return bridged
+
+
+def test_messages_go_from_the_source_to_the_target(bridged: Bridged) -> None:
+    with bridged() as (a, b, gateway):
         a.send("in/1", b"x", b"y", content_type="text/plain", headers={"h": "v"})
-        wait(lambda: len(b.received) == 2)
-        wait(lambda: gateway.route("r").buffer.depth == 0)
+        eventually(lambda: len(b.received) == 2)
+        eventually(lambda: gateway.route("r").buffer.depth == 0)
         report = gateway.report().routes[0]
     assert b.received == [("out/1", b"x"), ("out/1", b"y")]
     context = b.messages[0].context
@@ -52,9 +75,7 @@ def test_messages_go_from_the_source_to_the_target(names: dict[str, Any], tmp_pa
 
 
 @pytest.mark.parametrize("version", ["5", "3.1.1"])
-def test_messages_go_from_mqtt_to_amqp_in_order(
-    version: str, mosquitto: Mosquitto, rabbitmq: RabbitMQ, tmp_path: Path
-) -> None:
+def test_messages_reach_amqp_in_order(version: str, mosquitto: Mosquitto, rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     name = unique("routes-amqp")
     instances = {"a": {"url": f"{mosquitto.url}?version={version}"}, "b": {"url": rabbitmq.url}}
     routes = {"r": route({"channel": f"{name}/{{d}}/+"}, f"{name}/out/{{d}}")}
@@ -64,11 +85,11 @@ def test_messages_go_from_mqtt_to_amqp_in_order(
         Gateway(settings(tmp_path, instances=instances, routes=routes, name=name)) as gateway,
     ):
         started(gateway)
-        wait(lambda: _arrives(a, b, f"{name}/0/x"))
-        b.received.clear()
+        eventually(lambda: _arrives(a, b, f"{name}/0/x"))
+        b.messages.clear()
         sent = [b"%d" % number for number in range(500)]
         a.send(f"{name}/7/x", *sent, qos=1)
-        wait(lambda: len(b.received) >= 500 and b.payloads[-1] == sent[-1])
+        eventually(lambda: len(b.received) >= 500 and b.payloads[-1] == sent[-1])
         assert b.messages[-1].context.extensions["messageId"]
     assert [each for each in b.received if each[1]] == [(f"{name}/out/7", payload) for payload in sent]
 
@@ -87,16 +108,16 @@ def test_messages_wait_for_a_target_that_is_away_also_over_a_restart(mosquitto: 
         )
         away.leave()
         with Gateway(chosen) as gateway:
-            wait(lambda: gateway.report().routes[0].is_subscribed)
-            wait(lambda: _is_taken(m, f"{name}/in", gateway))
+            eventually(lambda: gateway.report().routes[0].is_subscribed)
+            eventually(lambda: _is_taken(m, f"{name}/in", gateway))
             m.send(f"{name}/in", *(b"%d" % number for number in range(100)), qos=1)
-            wait(lambda: gateway.route("r").buffer.depth >= 101)
+            eventually(lambda: gateway.route("r").buffer.depth >= 101)
             assert gateway.report().routes[0].buffer.age > 0
         assert m.received == []
         away.come_back()
         with Gateway(chosen) as gateway:
-            wait(lambda: m.payloads[-1:] == [b"99"])
-            wait(lambda: gateway.route("r").buffer.depth == 0)
+            eventually(lambda: m.payloads[-1:] == [b"99"])
+            eventually(lambda: gateway.route("r").buffer.depth == 0)
     tail = [payload for payload in m.payloads if payload != b"first"]
     assert tail == [b"%d" % number for number in range(100)]
 
@@ -111,7 +132,7 @@ def _is_queued(m: Broker, channel: str) -> bool:
     return m.m.publish(channel, b"", mandatory=True).exception(PATIENCE) is None
 
 
-def test_a_message_that_returns_is_dropped(names: dict[str, Any], tmp_path: Path) -> None:
+def test_a_message_that_returns_is_dropped(names: Names, tmp_path: Path) -> None:
     routes = {
         "there": route("#", "{channel}"),
         "back": {
@@ -126,27 +147,23 @@ def test_a_message_that_returns_is_dropped(names: dict[str, Any], tmp_path: Path
     ):  # fmt: skip
         started(gateway)
         a.send("x", b"1")
-        wait(lambda: gateway.route("back").report().looped == 1)
-        wait(lambda: len(b.received) == 1)
+        eventually(lambda: gateway.route("back").report().looped == 1)
+        eventually(lambda: len(b.received) == 1)
         assert (a.payloads, b.payloads) == ([b"1"], [b"1"])
         a.send("x", b"2", headers={PASSED_HEADER: ",".join(f"g{number}" for number in range(16))})
-        wait(lambda: gateway.route("there").report().looped == 1)
+        eventually(lambda: gateway.route("there").report().looped == 1)
     assert b.payloads == [b"1"]
 
 
 def test_what_the_pipeline_cannot_handle_is_a_dead_letter_and_the_rest_goes_on(
-    names: dict[str, Any], tmp_path: Path
+    bridged: Bridged, names: Names, tmp_path: Path
 ) -> None:
     routes = {"r": route(transform=[{"select": ["a"]}])}
-    with (
-        Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "out/+") as b,
-        Gateway(settings(tmp_path, instances=names, routes=routes)) as gateway,
-    ):  # fmt: skip
-        started(gateway)
+    with bridged(routes) as (a, b, gateway):
         a.send("in/1", b"no json", b'{"a": 1, "b": 2}')
-        wait(lambda: len(b.received) == 1)
+        eventually(lambda: len(b.received) == 1)
         journal = gateway.route("r").buffer.journal
-        wait(lambda: journal.dead_letter_count == 1)
+        eventually(lambda: journal.dead_letter_count == 1)
         (letter,) = letters(journal, Selection())
         assert (letter.stage, letter.channel, letter.payload) == ("source", "in/1", b"no json")
         assert "not JSON" in letter.reason
@@ -154,17 +171,16 @@ def test_what_the_pipeline_cannot_handle_is_a_dead_letter_and_the_rest_goes_on(
         gateway.reload(settings(tmp_path, instances=names, routes={"r": route()}))
         outcome = gateway.route("r").replay(Selection(where="(reason=*JSON*)"))
         assert (outcome.replayed, outcome.failed) == (1, 0)
-        wait(lambda: b.payloads == [b'{"a":1}', b"no json"])
+        eventually(lambda: b.payloads == [b'{"a":1}', b"no json"])
         assert journal.dead_letter_count == 0
 
 
-def test_a_replay_that_fails_again_keeps_the_dead_letter(names: dict[str, Any], tmp_path: Path) -> None:
+def test_a_replay_that_fails_again_keeps_the_dead_letter(bridged: Bridged) -> None:
     routes = {"r": route(transform=[{"select": ["a"]}])}
-    with Broker(names["a"]["url"]) as a, Gateway(settings(tmp_path, instances=names, routes=routes)) as gateway:
-        started(gateway)
+    with bridged(routes) as (a, _, gateway):
         a.send("in/1", b"x", b"y")
         found = gateway.route("r")
-        wait(lambda: found.buffer.journal.dead_letter_count == 2)
+        eventually(lambda: found.buffer.journal.dead_letter_count == 2)
         began = time.monotonic()
         outcome = found.replay(Selection(), rate=10)
         assert time.monotonic() - began >= 0.1
@@ -176,19 +192,16 @@ def test_a_replay_that_fails_again_keeps_the_dead_letter(names: dict[str, Any], 
         assert found.drop(Selection()) == 1
 
 
-def test_the_number_of_dead_letters_is_bounded(names: dict[str, Any], tmp_path: Path) -> None:
+def test_the_number_of_dead_letters_is_bounded(bridged: Bridged) -> None:
     routes = {"r": route(transform=[{"select": ["a"]}], buffer={"max_dead_letters": 3})}
-    with Broker(names["a"]["url"]) as a, Gateway(settings(tmp_path, instances=names, routes=routes)) as gateway:
-        started(gateway)
+    with bridged(routes) as (a, _, gateway):
         a.send("in/1", *(b"x%d" % number for number in range(5)))
-        wait(lambda: gateway.route("r").report().failed == 5)
+        eventually(lambda: gateway.route("r").report().failed == 5)
         found = letters(gateway.route("r").buffer.journal, Selection())
         assert [each.payload for each in found] == [b"x2", b"x3", b"x4"]
 
 
-def test_a_message_that_the_target_refuses_again_and_again_is_a_dead_letter(
-    names: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_message_that_the_target_always_refuses_is_a_dead_letter(names: Names, tmp_path: Path) -> None:
     rules = tmp_path / "acl"
     rules.write_text("topic readwrite open/#\n")
     with (
@@ -204,61 +217,59 @@ def test_a_message_that_the_target_refuses_again_and_again_is_a_dead_letter(
             a.send("in/open", b"1")
             a.send("in/shut", b"2")
             a.send("in/open", b"3")
-            wait(lambda: found.buffer.journal.dead_letter_count == 1, patience=40)
-            wait(lambda: b.payloads[-1:] == [b"3"])
+            eventually(lambda: found.buffer.journal.dead_letter_count == 1, patience=2 * PATIENCE)
+            eventually(lambda: b.payloads[-1:] == [b"3"])
             (letter,) = letters(found.buffer.journal, Selection())
             assert (letter.stage, letter.channel, letter.payload) == ("target", "shut/1", b"2")
             assert "PublishRefusedError" in letter.reason
             assert found.report().retried >= ATTEMPTS - 1
-            wait(lambda: found.buffer.depth == 0)
+            eventually(lambda: found.buffer.depth == 0)
             rules.write_text("topic readwrite #\n")
             broker.reload()
             assert found.replay(Selection()).replayed == 1
-            wait(lambda: found.buffer.depth == 0)
+            eventually(lambda: found.buffer.depth == 0)
             assert found.buffer.journal.dead_letter_count == 0
 
 
-def test_a_full_buffer_holds_the_source_back(names: dict[str, Any], mosquitto: Mosquitto, tmp_path: Path) -> None:
+def test_a_full_buffer_holds_the_source_back(names: Names, mosquitto: Mosquitto, tmp_path: Path) -> None:
     with Away(mosquitto) as away, Broker(names["a"]["url"]) as a:
         away.leave()
         routes = {"r": route({"channel": "in", "queue": "gw", "prefetch": 10}, "out", buffer={"max_bytes": 2**20})}
         chosen = settings(tmp_path, instances={"a": names["a"], "b": away.instance}, routes=routes)
         with Gateway(chosen) as gateway:
-            wait(lambda: gateway.report().routes[0].is_subscribed)
-            wait(lambda: a.m.publish("in", b"", mandatory=True).exception(PATIENCE) is None)
-            promises = [a.m.publish("in", bytes(10_000)) for _ in range(300)]
+            eventually(lambda: gateway.report().routes[0].is_subscribed)
+            eventually(lambda: a.m.publish("in", b"", mandatory=True).exception(PATIENCE) is None)
+            for _ in range(300):
+                a.m.publish("in", bytes(10_000))
             found = gateway.route("r")
-            wait(lambda: found.buffer.storing >= 5)
+            eventually(lambda: found.buffer.storing >= 5)
             accepted = found.buffer.accepted
             assert accepted < 200
             assert found.buffer.journal.size <= 1.3 * 2**20
             assert found.report().received <= accepted + 11
-            del promises
 
 
 @pytest.mark.parametrize("policy", ["drop_oldest", "drop_newest"])
-def test_a_full_buffer_drops_and_counts(
-    policy: str, names: dict[str, Any], mosquitto: Mosquitto, tmp_path: Path
-) -> None:
+def test_a_full_buffer_drops(policy: str, names: Names, mosquitto: Mosquitto, tmp_path: Path) -> None:
     name = unique(policy)
     with Away(mosquitto) as away, Broker(names["a"]["url"]) as a, Broker(mosquitto.url, name, qos=1) as b:
         away.leave()
         routes = {"r": route("in", name, buffer={"full": policy, "max_bytes": 2**20})}
         chosen = settings(tmp_path, instances={"a": names["a"], "b": away.instance}, routes=routes)
         with Gateway(chosen) as gateway:
-            wait(lambda: gateway.report().routes[0].is_subscribed)
-            wait(lambda: a.m.publish("in", b"-1", mandatory=True).exception(PATIENCE) is None)
+            eventually(lambda: gateway.report().routes[0].is_subscribed)
+            eventually(lambda: a.m.publish("in", b"-1", mandatory=True).exception(PATIENCE) is None)
             a.send("in", *(b"%4d" % number + bytes(10_000) for number in range(300)))
             found = gateway.route("r")
-            wait(lambda: found.report().received == 301)
-            wait(lambda: found.buffer.storing == 0)
+            eventually(lambda: found.report().received == 301)
+            eventually(lambda: found.buffer.storing == 0)
             dropped = found.report().buffer.dropped
             assert dropped > 50
             away.come_back()
-            wait(lambda: found.buffer.depth == 0)
-            wait(lambda: found.report().published + found.report().buffer.dropped >= 301)
+            eventually(lambda: found.buffer.depth == 0)
+            eventually(lambda: found.report().published + found.report().buffer.dropped >= 301)
             # the broker has confirmed them; the subscriber gets the last ones after that
-            wait(lambda: len(b.received) == found.report().published)
+            eventually(lambda: len(b.received) == found.report().published)
             arrived = [int(payload[:4]) for payload in b.payloads]
     assert arrived == sorted(arrived)
     if policy == "drop_newest":
@@ -268,26 +279,25 @@ def test_a_full_buffer_drops_and_counts(
 
 
 def test_a_source_is_acknowledged_only_when_the_message_is_on_the_disk(
-    names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bridged: Bridged, names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Broker(names["a"]["url"]) as a, Gateway(settings(tmp_path, instances=names)) as gateway:
-        started(gateway)
+    with bridged() as (a, _, gateway):
         found = gateway.route("r")
         held: list[Any] = []
         put = found.buffer.journal.put
         monkeypatch.setattr(found.buffer.journal, "put", held.append)
         a.send("in/1", b"x")
-        wait(lambda: len(held) == 1)
+        eventually(lambda: len(held) == 1)
         with messaging.connect(names["a"]["url"]) as m:
             assert m.runtime is not None
         assert found.buffer.accepted == 0
         (source,) = held[0].sources
         assert source.acknowledge_state is messaging.AcknowledgeType.RECEIVED
         put(held[0])
-        wait(lambda: source.acknowledge_state is messaging.AcknowledgeType.ACKNOWLEDGED)
+        eventually(lambda: source.acknowledge_state is messaging.AcknowledgeType.ACKNOWLEDGED)
 
 
-def test_batches_are_acknowledged_when_they_are_stored(names: dict[str, Any], tmp_path: Path) -> None:
+def test_batches_are_acknowledged_when_they_are_stored(names: Names, tmp_path: Path) -> None:
     routes = {"r": route(batch={"count": 3, "delay": "30 s"}, compress="gzip")}
     with Broker(names["a"]["url"]) as a:
         _batches(a, names, routes, tmp_path)
@@ -296,45 +306,34 @@ def test_batches_are_acknowledged_when_they_are_stored(names: dict[str, Any], tm
             Broker(names["b"]["url"], "out/+") as b,
             Gateway(settings(tmp_path, instances=names, routes={"r": route()})),
         ):
-            wait(lambda: b.payloads == [b'{"n":4}'])
+            eventually(lambda: b.payloads == [b'{"n":4}'])
 
 
-def _batches(a: Broker, names: dict[str, Any], routes: dict[str, Any], folder: Path) -> None:
-    with (
-        Broker(names["b"]["url"], "out/+") as b,
-        Gateway(settings(folder, instances=names, routes=routes)) as gateway,
-    ):
+def _batches(a: Broker, names: Names, routes: dict[str, Any], folder: Path) -> None:
+    with Broker(names["b"]["url"], "out/+") as b, Gateway(settings(folder, instances=names, routes=routes)) as gateway:
         started(gateway)
         a.send("in/1", b'{"n":1}', b'{"n":2}', b'{"n":3}', b'{"n":4}')
-        wait(lambda: len(b.received) == 1)
+        eventually(lambda: len(b.received) == 1)
         lines = gzip.decompress(b.payloads[0]).splitlines()
         assert [json.loads(line)["n"] for line in lines] == [1, 2, 3]
         assert b.messages[0].context.content_encoding == "gzip"
 
 
-def test_the_last_sample_of_an_interval_is_published_when_it_ends(names: dict[str, Any], tmp_path: Path) -> None:
+def test_the_last_sample_of_an_interval_is_published_when_it_ends(bridged: Bridged) -> None:
     routes = {"r": route(sample={"every": "200 ms", "keep": "last"})}
-    with (
-        Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "out/+") as b,
-        Gateway(settings(tmp_path, instances=names, routes=routes)) as gateway,
-    ):  # fmt: skip
-        started(gateway)
+    with bridged(routes) as (a, b, gateway):
         a.send("in/1", b"1", b"2", b"3")
         a.send("in/2", b"4")
-        wait(lambda: sorted(b.received) == [("out/1", b"3"), ("out/2", b"4")])
+        eventually(lambda: sorted(b.received) == [("out/1", b"3"), ("out/2", b"4")])
         assert gateway.route("r").report().filtered == 2
 
 
-def test_a_route_publishes_at_its_rate(names: dict[str, Any], tmp_path: Path) -> None:
+def test_a_route_publishes_at_its_rate(bridged: Bridged) -> None:
     routes = {"r": route(rate={"messages": 100, "burst": 10})}
-    with (
-        Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "out/+") as b,
-        Gateway(settings(tmp_path, instances=names, routes=routes)) as gateway,
-    ):  # fmt: skip
-        started(gateway)
+    with bridged(routes) as (a, b, _):
         began = time.monotonic()
         a.send("in/1", *(b"%d" % number for number in range(60)))
-        wait(lambda: len(b.received) == 60)
+        eventually(lambda: len(b.received) == 60)
         assert time.monotonic() - began >= 0.45
     assert b.payloads == [b"%d" % number for number in range(60)]
 
@@ -349,9 +348,7 @@ def test_a_token_bucket_gives_no_more_than_its_burst() -> None:
     assert TokenBucket.of(None) is None
 
 
-def test_a_route_of_higher_priority_publishes_first(
-    mosquitto: Mosquitto, names: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_higher_priority_publishes_first(mosquitto: Mosquitto, names: Names, tmp_path: Path) -> None:
     name = unique("priority")
     with Away(mosquitto) as away, Broker(names["a"]["url"]) as a, Broker(mosquitto.url, f"{name}/+", qos=1) as b:
         away.leave()
@@ -361,13 +358,13 @@ def test_a_route_of_higher_priority_publishes_first(
         }
         chosen = settings(tmp_path, instances={"a": names["a"], "b": away.instance}, routes=routes)
         with Gateway(chosen) as gateway:
-            wait(lambda: all(each.is_subscribed for each in gateway.report().routes))
+            eventually(lambda: all(each.is_subscribed for each in gateway.report().routes))
             for channel in ("low", "high"):
-                wait(partial(_is_queued, a, channel))
+                eventually(partial(_is_queued, a, channel))
                 a.send(channel, *(b"%d" % number for number in range(200)))
-            wait(lambda: all(each.buffer.depth == 201 for each in gateway.report().routes))
+            eventually(lambda: all(each.buffer.depth == 201 for each in gateway.report().routes))
             away.come_back()
-            wait(lambda: len(b.received) == 402)
+            eventually(lambda: len(b.received) == 402)
     channels = [channel.rpartition("/")[2] for channel, _ in b.received]
     last_high = len(channels) - 1 - channels[::-1].index("high")
     assert channels[: last_high + 1].count("low") < 60
@@ -381,13 +378,13 @@ def test_retained_state_is_mirrored(mosquitto: Mosquitto, tmp_path: Path) -> Non
         m.send(f"{name}/in/kept", b"old", qos=1, retain=True)
         with Gateway(settings(tmp_path, instances=instances, routes=routes, name=name)) as gateway:
             started(gateway)
-            wait(lambda: gateway.route("r").report().published >= 1)
+            eventually(lambda: gateway.route("r").report().published >= 1)
             m.send(f"{name}/in/passing", b"1", qos=1)
-            wait(lambda: gateway.route("r").report().published >= 2)
+            eventually(lambda: gateway.route("r").report().published >= 2)
         with Broker(mosquitto.url, f"{name}/out/+", qos=1) as late:
-            wait(lambda: late.received)
+            eventually(lambda: late.received)
             m.send(f"{name}/out/end", b"", qos=1)
-            wait(lambda: (f"{name}/out/end", b"") in late.received)
+            eventually(lambda: (f"{name}/out/end", b"") in late.received)
         for channel in (f"{name}/in/kept", f"{name}/out/kept"):
             m.send(channel, b"", qos=1, retain=True)
     assert late.received == [(f"{name}/out/kept", b"old"), (f"{name}/out/end", b"")]
@@ -406,7 +403,7 @@ def test_a_gateway_starts_while_its_brokers_are_away(tmp_path: Path) -> None:
     assert time.monotonic() - began < 10
 
 
-def test_a_gateway_is_started_once(names: dict[str, Any], tmp_path: Path) -> None:
+def test_a_gateway_is_started_once(names: Names, tmp_path: Path) -> None:
     gateway = Gateway(settings(tmp_path, instances=names))
     with gateway, pytest.raises(ClosedError, match="started before"):
         gateway.start()
@@ -415,9 +412,7 @@ def test_a_gateway_is_started_once(names: dict[str, Any], tmp_path: Path) -> Non
         gateway.start()
 
 
-def test_two_gateways_do_not_share_a_folder(
-    names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_gateways_share_no_folder(names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = Journal.open
     monkeypatch.setattr(Journal, "open", lambda *given, **options: original(*given, **{**options, "lock_timeout": 0.1}))
     with Gateway(settings(tmp_path, instances=names)):
@@ -426,51 +421,49 @@ def test_two_gateways_do_not_share_a_folder(
             other.start()
 
 
-def test_a_data_folder_that_is_a_file_is_a_configuration_error(names: dict[str, Any], tmp_path: Path) -> None:
+def test_a_data_folder_that_is_a_file_is_a_configuration_error(names: Names, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="data folder"):
         Gateway(settings(tmp_path / "file", instances=names)).start()
 
 
-def test_run_ends_when_another_thread_stops_it(names: dict[str, Any], tmp_path: Path) -> None:
+def test_run_ends_when_another_thread_stops_it(names: Names, tmp_path: Path) -> None:
     gateway = Gateway(settings(tmp_path, instances=names))
     thread = threading.Thread(target=gateway.run)
     thread.start()
-    wait(lambda: gateway.report().state == "running")
+    eventually(lambda: gateway.report().state == "running")
     gateway.stop()
     thread.join(PATIENCE)
     assert not thread.is_alive()
     assert gateway.report().state == "closed"
 
 
-def test_a_stop_publishes_what_is_stored_within_its_time(
-    names: dict[str, Any], mosquitto: Mosquitto, tmp_path: Path
-) -> None:
+def test_a_stop_publishes_what_it_can_in_time(names: Names, mosquitto: Mosquitto, tmp_path: Path) -> None:
     routes = {"r": route("in", "out", rate={"messages": 50, "burst": 1})}
     with Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "out") as b:
         gateway = Gateway(settings(tmp_path, instances=names, routes=routes)).start()
         started(gateway)
         a.send("in", *(b"%d" % number for number in range(40)))
-        wait(lambda: gateway.route("r").buffer.accepted == 40)
+        eventually(lambda: gateway.route("r").buffer.accepted == 40)
         began = time.monotonic()
         gateway.close(0.3)
         assert time.monotonic() - began < 3
-        wait(lambda: len(b.received) >= 5)
+        eventually(lambda: len(b.received) >= 5)
         assert len(b.received) < 40
         before = len(b.received)
         with Gateway(settings(tmp_path, instances=names, routes={"r": route("in", "out")})):
-            wait(lambda: len(set(b.payloads)) == 40)
+            eventually(lambda: len(set(b.payloads)) == 40)
     assert sorted(set(b.payloads), key=int) == [b"%d" % number for number in range(40)]
     assert before < 40
 
 
-@pytest.mark.parametrize("timeout", ["1", object(), float("nan")])
-def test_a_wrong_time_to_close_is_refused(timeout: Any, names: dict[str, Any], tmp_path: Path) -> None:
+@table("timeout", ["1", object(), float("nan")])
+def test_a_wrong_time_to_close_is_refused(timeout: Any, names: Names, tmp_path: Path) -> None:
     with Gateway(settings(tmp_path, instances=names)) as gateway, pytest.raises(ArgumentError):
         gateway.close(timeout)
 
 
-def test_a_route_that_is_not_there_is_named(names: dict[str, Any], tmp_path: Path) -> None:
+def test_a_route_that_is_not_there_is_named(names: Names, tmp_path: Path) -> None:
     with (
         Gateway(settings(tmp_path, instances=names, routes={"telemetry": route()})) as gateway,
         pytest.raises(ConfigurationError, match="did you mean 'telemetry'"),
@@ -481,13 +474,9 @@ def test_a_route_that_is_not_there_is_named(names: dict[str, Any], tmp_path: Pat
 # --- reload
 
 
-def test_a_reload_leaves_what_is_the_same_alone(names: dict[str, Any], tmp_path: Path) -> None:
+def test_a_reload_leaves_what_is_the_same_alone(bridged: Bridged, names: Names, tmp_path: Path) -> None:
     routes = {"r": route(), "s": route({"channel": "other", "queue": "s"}, "there")}
-    with (
-        Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "#") as b,
-        Gateway(settings(tmp_path, instances=names, routes=routes)) as gateway,
-    ):  # fmt: skip
-        started(gateway)
+    with bridged(routes, target="#") as (a, b, gateway):
         same = gateway.route("s")
         journal = gateway.route("r").buffer.journal
         gateway.reload(settings(tmp_path, instances=names, routes={**routes, "r": route("in/{x}", "new/{x}")}))
@@ -495,11 +484,11 @@ def test_a_reload_leaves_what_is_the_same_alone(names: dict[str, Any], tmp_path:
         assert gateway.route("r").buffer.journal is journal, "a reload never rebuilds a buffer"
         a.send("in/1", b"x")
         a.send("other", b"y")
-        wait(lambda: sorted(b.received) == [("new/1", b"x"), ("there", b"y")])
+        eventually(lambda: sorted(b.received) == [("new/1", b"x"), ("there", b"y")])
         assert gateway.report().reloads == 1
 
 
-def test_a_reload_adds_and_removes_routes_and_instances(names: dict[str, Any], tmp_path: Path) -> None:
+def test_a_reload_adds_and_removes_routes_and_instances(names: Names, tmp_path: Path) -> None:
     third = {"url": f"memory://{unique('third')}"}
     with (
         Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "#") as b, Broker(third["url"], "#") as c,
@@ -510,45 +499,39 @@ def test_a_reload_adds_and_removes_routes_and_instances(names: dict[str, Any], t
         gateway.reload(settings(tmp_path, instances={**names, "c": third}, routes={"t": {**route(), "to": target}}))
         started(gateway)
         a.send("in/1", b"x")
-        wait(lambda: c.received == [("out/1", b"x")])
+        eventually(lambda: c.received == [("out/1", b"x")])
         assert b.received == []
         with pytest.raises(ConfigurationError):
             gateway.route("r")
         gateway.reload(settings(tmp_path, instances=names))
         started(gateway)
         a.send("in/2", b"y")
-        wait(lambda: b.received == [("out/2", b"y")])
+        eventually(lambda: b.received == [("out/2", b"y")])
 
 
-def test_a_reload_to_another_target_loses_nothing_that_is_stored(
-    names: dict[str, Any], mosquitto: Mosquitto, tmp_path: Path
-) -> None:
+def test_a_reload_to_another_target_loses_nothing(names: Names, mosquitto: Mosquitto, tmp_path: Path) -> None:
     with Away(mosquitto) as away, Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "out") as b:
         away.leave()
         lost = settings(tmp_path, instances={"a": names["a"], "b": away.instance}, routes={"r": route("in", "out")})
         with Gateway(lost) as gateway:
-            wait(lambda: gateway.report().routes[0].is_subscribed)
-            wait(lambda: a.m.publish("in", b"0", mandatory=True).exception(PATIENCE) is None)
+            eventually(lambda: gateway.report().routes[0].is_subscribed)
+            eventually(lambda: a.m.publish("in", b"0", mandatory=True).exception(PATIENCE) is None)
             a.send("in", b"1", b"2")
-            wait(lambda: gateway.route("r").buffer.depth == 3)
+            eventually(lambda: gateway.route("r").buffer.depth == 3)
             gateway.reload(settings(tmp_path, instances=names, routes={"r": route("in", "out")}))
-            wait(lambda: b.payloads == [b"0", b"1", b"2"])
+            eventually(lambda: b.payloads == [b"0", b"1", b"2"])
 
 
 def test_a_reload_that_cannot_be_run_keeps_the_present_configuration(
-    names: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    bridged: Bridged, names: Names, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with (
-        Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "#") as b,
-        Gateway(settings(tmp_path, instances=names)) as gateway,
-    ):  # fmt: skip
-        started(gateway)
+    with bridged(target="#") as (a, b, gateway):
         with pytest.raises(ConfigurationError, match="name cannot change"):
             gateway.reload(settings(tmp_path, instances=names, name="other"))
         with pytest.raises(ConfigurationError, match="data cannot change"):
             gateway.reload(settings(tmp_path / "other", instances=names))
         a.send("in/1", b"x")
-        wait(lambda: b.received == [("out/1", b"x")])
+        eventually(lambda: b.received == [("out/1", b"x")])
         with caplog.at_level(logging.WARNING):
             gateway.reload(settings(tmp_path, instances=names, routes={"r": route(buffer={"max_bytes": 2**21})}))
         assert "max_bytes take effect with the next start" in caplog.text
@@ -556,7 +539,7 @@ def test_a_reload_that_cannot_be_run_keeps_the_present_configuration(
         gateway.reload(settings(tmp_path, instances=names))
 
 
-def test_a_disabled_route_takes_nothing_and_keeps_its_buffer(names: dict[str, Any], tmp_path: Path) -> None:
+def test_a_disabled_route_takes_nothing_and_keeps_its_buffer(names: Names, tmp_path: Path) -> None:
     with (
         Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "#") as b,
         Gateway(settings(tmp_path, instances=names, routes={"r": route(enabled=False)})) as gateway,
@@ -564,28 +547,24 @@ def test_a_disabled_route_takes_nothing_and_keeps_its_buffer(names: dict[str, An
         a.send("in/1", b"lost: nothing has subscribed")
         gateway.reload(settings(tmp_path, instances=names))
         started(gateway)
-        wait(lambda: a.m.publish("in/2", b"x", mandatory=True).exception(PATIENCE) is None)
-        wait(lambda: b.received == [("out/2", b"x")])
+        eventually(lambda: a.m.publish("in/2", b"x", mandatory=True).exception(PATIENCE) is None)
+        eventually(lambda: b.received == [("out/2", b"x")])
 
 
-def test_interceptors_see_what_a_gateway_publishes(names: dict[str, Any], tmp_path: Path) -> None:
+def test_interceptors_see_what_a_gateway_publishes(bridged: Bridged) -> None:
     from messaging.interception import Interceptor, OutboundMessage
 
     class Stamp(Interceptor):
         def intercept_publish(self, outbound: OutboundMessage) -> None:
             outbound.add_headers({"stamped": "yes"})
 
-    with (
-        Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "#") as b,
-        Gateway(settings(tmp_path, instances=names), interceptors=[Stamp()]) as gateway,
-    ):  # fmt: skip
-        started(gateway)
+    with bridged(target="#", interceptors=[Stamp()]) as (a, b, _):
         a.send("in/1", b"x")
-        wait(lambda: b.received)
+        eventually(lambda: b.received)
     assert b.messages[0].context.extensions["headers"]["stamped"] == "yes"
 
 
-def test_refused_credentials_are_not_tried_in_a_loop(names: dict[str, Any], tmp_path: Path) -> None:
+def test_refused_credentials_are_not_tried_in_a_loop(names: Names, tmp_path: Path) -> None:
     passwords = tmp_path / "passwords"
     passwords.write_text("")
     with (
@@ -598,11 +577,12 @@ def test_refused_credentials_are_not_tried_in_a_loop(names: dict[str, Any], tmp_
         routes = {"r": route("in", "out")}
         chosen = settings(tmp_path / "data", instances={"a": names["a"], "b": refused}, routes=routes)
         with Gateway(chosen) as gateway:
-            wait(lambda: gateway.report().routes[0].is_subscribed)
+            eventually(lambda: gateway.report().routes[0].is_subscribed)
             a.send("in", b"1", b"2")
-            wait(lambda: gateway.route("r").buffer.depth == 2)
-            before, began = proxy.attempts, time.monotonic()
-            wait(lambda: time.monotonic() > began + 3)
-            assert proxy.attempts - before <= 10
+            eventually(lambda: gateway.route("r").buffer.depth == 2)
+            # with a port of its own: a loop would have tried again many times before the other instance is served
+            before = proxy.attempts
+            time.sleep(1)  # sleeps: the adapter's back-off is in real time
+            assert proxy.attempts - before <= 5
             gateway.reload(settings(tmp_path / "data", instances=names, routes=routes))
-            wait(lambda: b.payloads == [b"1", b"2"])
+            eventually(lambda: b.payloads == [b"1", b"2"])

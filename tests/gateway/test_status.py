@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,26 +13,22 @@ from typing import Any
 import pytest
 
 import messaging
+from messaging import Message, Messaging
 from messaging.gateway import Gateway, GatewaySettings
-from messaging.testing.brokers import Mosquitto, RabbitMQ, free_port
+from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
+from tests.cli.program import Lines
+from tests.forking import ForkedProcess
+from tests.gateway.kit import unique
 
-PATIENCE = 20.0
 #: longer than a test: a state that arrives was not due by the interval
 NEVER = 3600.0
-_numbers = itertools.count()
-
-
-def until(condition: Callable[[], object], what: str = "") -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def given(folder: Path, url: str, *, interval: float = NEVER, name: str = "", **more: Any) -> dict[str, Any]:
     """Settings of a gateway whose state is at ``url``."""
-    name = name or f"status-{next(_numbers)}-{time.time_ns():x}"
+    name = name or unique("status")
     return {
         "name": name,
         "data": str(folder / name),
@@ -47,21 +41,17 @@ def given(folder: Path, url: str, *, interval: float = NEVER, name: str = "", **
 class Watcher:
     """Keeps the states of one gateway that a subscriber sees."""
 
-    def __init__(self, m: Any, gateway: str) -> None:
-        self.states: list[dict[str, Any]] = []
-        self.retained: list[bool] = []
-        self._registration = m.on(f"gateways/{gateway}/state", self._note)
+    def __init__(self, m: Messaging, gateway: str) -> None:
+        self.messages: Recorder[Message] = Recorder()
+        m.on(f"gateways/{gateway}/state", self.messages).ready.result(PATIENCE)
 
-    def _note(self, message: messaging.Message) -> None:
-        self.retained.append(bool(message.context.extensions.get("retain")))
-        self.states.append(json.loads(message.payload))
+    @property
+    def states(self) -> list[dict[str, Any]]:
+        return [json.loads(each.payload) for each in self.messages]
 
     @property
     def names(self) -> list[str]:
         return [each["state"] for each in self.states]
-
-    def close(self) -> None:
-        self._registration.close()
 
 
 @contextmanager
@@ -73,34 +63,36 @@ def watching(url: str, gateway: str) -> Iterator[Watcher]:
 def retained(url: str, gateway: str) -> str:
     """Return the state that the broker keeps."""
     with watching(url, gateway) as watcher:
-        until(lambda: watcher.states, "a retained state")
-        assert watcher.retained == [True]
-        return str(watcher.states[0]["state"])
+        (message, *_) = watcher.messages.wait_for(1)
+        assert message.context.extensions.get("retain")
+        assert len(watcher.messages) == 1
+        return watcher.names[0]
 
 
 @contextmanager
-def running(settings: dict[str, Any], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a gateway in a process of its own, and kill it at the end."""
+def running(settings: dict[str, Any], folder: Path) -> Iterator[tuple[ForkedProcess, Lines]]:
+    """Run a gateway in a process of its own, and kill it at the end; its log is read."""
     file = folder / "gateway.json"
     file.write_text(json.dumps(settings))
-    command = [sys.executable, "-m", "tests.faults.gateway_process", str(file)]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    process = ForkedProcess("import sys; from tests.faults.gateway_process import main; sys.exit(main())", [str(file)])
     try:
-        yield process
+        yield process, Lines(process.stderr)
     finally:
         process.kill()
-        process.wait()
+        process.wait(PATIENCE)
+        process.stdin.close()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 def test_heartbeats_come_in_the_interval_and_the_last_state_is_offline(tmp_path: Path) -> None:
-    url = f"memory://status-{next(_numbers)}"
+    url = unique("memory://status")
     settings = given(tmp_path, url, interval=0.05)
     with watching(url, settings["name"]) as watcher:
         with Gateway(GatewaySettings.model_validate(settings)) as gateway:
-            until(lambda: len(watcher.states) >= 3)
+            eventually(lambda: len(watcher.states) >= 3)
             started = gateway.report().started
-        until(lambda: watcher.names[-1] == "offline")
+        eventually(lambda: watcher.names[-1] == "offline")
         count = len(watcher.states)
     beats = watcher.states[:-1]
     assert watcher.names == ["online"] * (count - 1) + ["offline"]
@@ -109,12 +101,14 @@ def test_heartbeats_come_in_the_interval_and_the_last_state_is_offline(tmp_path:
     assert all(each["gateway"] == settings["name"] for each in watcher.states)
 
 
-def test_a_heartbeat_tells_depth_age_and_bytes_of_the_buffers(mosquitto: Mosquitto, tmp_path: Path) -> None:
+def test_a_heartbeat_tells_depth_age_and_bytes_of_buffers(
+    mosquitto: Mosquitto, tmp_path: Path, refusing_port: int
+) -> None:
     settings = given(
         tmp_path, mosquitto.url, interval=0.1,
         instances={
             "plant": {"url": "memory://status-plant"},
-            "away": {"url": f"mqtt://127.0.0.1:{free_port()}", "reconnect_max": 0.2},
+            "away": {"url": f"mqtt://127.0.0.1:{refusing_port}", "reconnect_max": 0.2},
         },
         routes={
             "data": {
@@ -131,12 +125,12 @@ def test_a_heartbeat_tells_depth_age_and_bytes_of_the_buffers(mosquitto: Mosquit
     ):
         for number in range(7):
             m.publish("data", f"{number}".encode()).result(PATIENCE)
-        until(lambda: gateway.report().routes[0].buffer.depth == 7, "stored")
-        until(lambda: watcher.states[-1].get("routes", {}).get("data", {}).get("depth") == 7, "told")
+        eventually(lambda: gateway.report().routes[0].buffer.depth == 7, "stored")
+        eventually(lambda: watcher.states[-1].get("routes", {}).get("data", {}).get("depth") == 7, "told")
         first = watcher.states[-1]["routes"]["data"]
         assert first["bytes"] > 0
         assert first["dead_letters"] == 0
-        until(lambda: watcher.states[-1]["routes"]["data"]["age"] > first["age"] + 0.3, "older")
+        eventually(lambda: watcher.states[-1]["routes"]["data"]["age"] > first["age"] + 0.3, "older")
 
 
 @pytest.mark.parametrize("version", ["3.1.1", "5"])
@@ -144,7 +138,7 @@ def test_the_state_is_retained_from_the_connection_on(mosquitto: Mosquitto, tmp_
     url = f"{mosquitto.url}?version={version}"
     settings = given(tmp_path, url)
     with Gateway(GatewaySettings.model_validate(settings)), watching(url, settings["name"]) as watcher:
-        until(lambda: "online" in watcher.names)
+        eventually(lambda: "online" in watcher.names)
     assert retained(url, settings["name"]) == "offline"
 
 
@@ -153,58 +147,57 @@ def test_a_gateway_that_is_killed_is_offline(mosquitto: Mosquitto, tmp_path: Pat
     url = f"{mosquitto.url}?version={version}"
     settings = given(tmp_path, url)
     with watching(url, settings["name"]) as watcher:
-        for _ in range(3):  # a second life is online again, and has its will, too
+        for _ in range(2):  # a second life is online again, and has its will, too
             count = len(watcher.states)
-            with running(settings, tmp_path) as process:
-                until(lambda count=count: "online" in watcher.names[count:], "online")  # type: ignore[misc]
+            with running(settings, tmp_path) as (process, _):
+                eventually(lambda count=count: "online" in watcher.names[count:], "online")  # type: ignore[misc]
                 process.kill()
-                until(lambda: watcher.names[-1] == "offline", "offline")
+                eventually(lambda: watcher.names[-1] == "offline", "offline")
     assert retained(url, settings["name"]) == "offline"
 
 
-def test_a_gateway_that_was_there_before_its_broker_has_its_will(tmp_path: Path) -> None:
-    port = free_port()
-    settings = given(tmp_path, f"mqtt://127.0.0.1:{port}?timeout=0.2")
-    with running(settings, tmp_path) as process:
-        until(lambda: b"up" in (tmp_path / "log").read_bytes(), "starts")
-        time.sleep(0.5)  # longer than the timeout of its instance
-        with Mosquitto(port=port) as broker, watching(broker.url, settings["name"]) as watcher:
-            until(lambda: "online" in watcher.names, "online")
+def test_a_gateway_that_was_there_before_its_broker_has_its_will(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    with Proxy(mosquitto.host, mosquitto.port) as proxy:
+        proxy.refuse()
+        settings = given(tmp_path, f"mqtt://127.0.0.1:{proxy.port}?timeout=0.2")
+        with running(settings, tmp_path) as (process, log), watching(mosquitto.url, settings["name"]) as watcher:
+            log.until(lambda line: line == b"up\n")
+            time.sleep(0.5)  # sleeps: a process of its own, and longer than the timeout of its instance
+            proxy.accept()
+            eventually(lambda: "online" in watcher.names, "online")
             process.kill()
-            until(lambda: watcher.names[-1] == "offline", "offline")
+            eventually(lambda: watcher.names[-1] == "offline", "offline")
 
 
 def test_after_a_lost_connection_the_state_is_online_again_at_once(mosquitto: Mosquitto, tmp_path: Path) -> None:
     with Proxy(mosquitto.host, mosquitto.port) as proxy:
         settings = given(tmp_path, f"mqtt://127.0.0.1:{proxy.port}?version=5")
-        with (
-            watching(mosquitto.url, settings["name"]) as watcher,
-            Gateway(GatewaySettings.model_validate(settings)),
-        ):
-            until(lambda: watcher.names[-1:] == ["online"])
+        with watching(mosquitto.url, settings["name"]) as watcher, Gateway(GatewaySettings.model_validate(settings)):
+            eventually(lambda: watcher.names[-1:] == ["online"])
             proxy.refuse()
-            until(lambda: watcher.names[-1] == "offline", "the last will")
+            eventually(lambda: watcher.names[-1] == "offline", "the last will")
             proxy.accept()
-            until(lambda: watcher.names[-1] == "online", "online again")
+            eventually(lambda: watcher.names[-1] == "online", "online again")
 
 
-def test_a_broker_that_is_there_later_gets_the_state(tmp_path: Path) -> None:
-    port = free_port()
-    settings = given(tmp_path, f"mqtt://127.0.0.1:{port}")
-    with (
-        Gateway(GatewaySettings.model_validate(settings)),
-        Mosquitto(port=port) as broker,
-        watching(broker.url, settings["name"]) as watcher,
-    ):
-        until(lambda: "online" in watcher.names)
+def test_a_broker_that_is_there_later_gets_the_state(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    with Proxy(mosquitto.host, mosquitto.port) as proxy:
+        proxy.refuse()
+        settings = given(tmp_path, f"mqtt://127.0.0.1:{proxy.port}")
+        with (
+            Gateway(GatewaySettings.model_validate(settings)),
+            watching(mosquitto.url, settings["name"]) as watcher,
+        ):
+            proxy.accept()
+            eventually(lambda: "online" in watcher.names)
 
 
 def test_without_retained_messages_the_heartbeats_come_all_the_same(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     settings = given(tmp_path, rabbitmq.url, interval=0.1)
     with watching(rabbitmq.url, settings["name"]) as watcher:
         with Gateway(GatewaySettings.model_validate(settings)):
-            until(lambda: watcher.names.count("online") >= 2)
-        until(lambda: watcher.names[-1] == "offline")
+            eventually(lambda: watcher.names.count("online") >= 2)
+        eventually(lambda: watcher.names[-1] == "offline")
 
 
 def test_a_reload_leaves_an_unchanged_state_alone_and_moves_a_changed_one(mosquitto: Mosquitto, tmp_path: Path) -> None:
@@ -213,20 +206,20 @@ def test_a_reload_leaves_an_unchanged_state_alone_and_moves_a_changed_one(mosqui
     status = {"instance": "cloud", "channel": "gateways/{gateway}/moved/state"}
     moved = GatewaySettings.model_validate({**settings, "status": status})
     with watching(mosquitto.url, settings["name"]) as old, Gateway(before) as gateway:
-        until(lambda: old.names[-1:] == ["online"])
+        eventually(lambda: old.names[-1:] == ["online"])
         gateway.reload(before.model_copy(update={"drain_timeout": 3.0}))
         gateway.reload(before)
         with watching(mosquitto.url, settings["name"] + "/moved") as new:
             count = len(old.states)
             gateway.reload(moved)
-            until(lambda: new.names[-1:] == ["online"])
-            until(lambda: old.names[-1] == "offline")
+            eventually(lambda: new.names[-1:] == ["online"])
+            eventually(lambda: old.names[-1] == "offline")
             assert old.names[count:] == ["offline"]  # and nothing while the reload changed something else
     assert retained(mosquitto.url, settings["name"] + "/moved") == "offline"
 
 
 def test_a_report_that_fails_does_not_end_the_heartbeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = f"memory://status-{next(_numbers)}"
+    url = unique("memory://status")
     settings = given(tmp_path, url, interval=0.05)
     with watching(url, settings["name"]) as watcher:
         gateway = Gateway(GatewaySettings.model_validate(settings))
@@ -239,13 +232,13 @@ def test_a_report_that_fails_does_not_end_the_heartbeats(tmp_path: Path, monkeyp
 
         monkeypatch.setattr(gateway, "report", sometimes)
         with gateway:
-            until(lambda: watcher.names.count("online") >= 3)
-        until(lambda: watcher.names[-1] == "offline")
+            eventually(lambda: watcher.names.count("online") >= 3)
+        eventually(lambda: watcher.names[-1] == "offline")
 
 
-def test_closing_does_not_wait_for_a_broker_that_is_away(tmp_path: Path) -> None:
-    settings = given(tmp_path, f"mqtt://127.0.0.1:{free_port()}")
+def test_closing_does_not_wait_for_a_broker_that_is_away(tmp_path: Path, refusing_port: int) -> None:
+    settings = given(tmp_path, f"mqtt://127.0.0.1:{refusing_port}")
     gateway = Gateway(GatewaySettings.model_validate(settings)).start()
     begun = time.monotonic()
     gateway.close()
-    assert time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun < PATIENCE

@@ -8,10 +8,9 @@ import json
 import socket
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,8 @@ from messaging.observability.health import check_health, check_readiness
 from messaging.reporting import PartReporter, register_reporter
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import free_port
-
-PATIENCE = 15.0
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 
 
 def get(port: int, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
@@ -50,11 +49,10 @@ def raw(port: int, request: bytes) -> bytes:
     return found
 
 
-def wait(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.01)
+@pytest.fixture
+def endpoint() -> Iterator[MonitoringEndpoint]:
+    with MonitoringEndpoint(port=0, services=ServiceRegistry()) as endpoint:
+        yield endpoint
 
 
 def test_a_program_is_healthy_and_ready() -> None:
@@ -118,42 +116,37 @@ def test_metrics_are_served_in_the_format_that_is_asked_for() -> None:
         assert body.endswith(b"# EOF\n")
 
 
-@pytest.mark.parametrize("path", ["/", "/metric", "/../etc/passwd", "/healthz/"])
-def test_other_paths_are_not_found(path: str) -> None:
-    with MonitoringEndpoint(port=0, services=ServiceRegistry()) as endpoint:
-        status, _, body = get(endpoint.port, path)
+@table("path", ["/", "/metric", "/../etc/passwd", "/healthz/"])
+def test_other_paths_are_not_found(path: str, endpoint: MonitoringEndpoint) -> None:
+    status, _, body = get(endpoint.port, path)
     assert status == 404
     assert b"/healthz, /readyz and /metrics" in body
 
 
-def test_other_methods_are_refused() -> None:
-    with MonitoringEndpoint(port=0, services=ServiceRegistry()) as endpoint:
-        request = urllib.request.Request(f"http://127.0.0.1:{endpoint.port}/healthz", data=b"x", method="POST")
-        with pytest.raises(urllib.error.HTTPError) as refusal:
-            urllib.request.urlopen(request, timeout=PATIENCE)
-        with refusal.value:
-            assert refusal.value.code == 501
-        request = urllib.request.Request(f"http://127.0.0.1:{endpoint.port}/healthz", method="HEAD")
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-            assert answer.status == 200
-            assert answer.read() == b""
+def test_other_methods_are_refused(endpoint: MonitoringEndpoint) -> None:
+    request = urllib.request.Request(f"http://127.0.0.1:{endpoint.port}/healthz", data=b"x", method="POST")
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        urllib.request.urlopen(request, timeout=PATIENCE)
+    with refusal.value:
+        assert refusal.value.code == 501
+    request = urllib.request.Request(f"http://127.0.0.1:{endpoint.port}/healthz", method="HEAD")
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        assert answer.status == 200
+        assert answer.read() == b""
 
 
-@pytest.mark.parametrize(
-    "sent", [b"", b"\r\n", b"GET", b"\x00\xff" * 100, b"GET / HTTP/9.9\r\n\r\n", b"GET " + b"x" * 200_000]
-)
-def test_junk_ends_its_connection_only(sent: bytes) -> None:
-    with MonitoringEndpoint(port=0, services=ServiceRegistry()) as endpoint:
-        with socket.create_connection(("127.0.0.1", endpoint.port), PATIENCE) as client:
-            try:
-                client.sendall(sent)
-                client.shutdown(socket.SHUT_WR)
-                while client.recv(65_536):
-                    pass
-            except OSError as error:  # the endpoint has closed it, which shutdown() reports as ENOTCONN
-                if not isinstance(error, ConnectionError) and error.errno != errno.ENOTCONN:
-                    raise
-        assert get(endpoint.port, "/healthz")[0] == 200
+@table("sent", [b"", b"\r\n", b"GET", b"\x00\xff" * 100, b"GET / HTTP/9.9\r\n\r\n", b"GET " + b"x" * 200_000])
+def test_junk_ends_its_connection_only(sent: bytes, endpoint: MonitoringEndpoint) -> None:
+    with socket.create_connection(("127.0.0.1", endpoint.port), PATIENCE) as client:
+        try:
+            client.sendall(sent)
+            client.shutdown(socket.SHUT_WR)
+            while client.recv(65_536):
+                pass
+        except OSError as error:  # the endpoint has closed it, which shutdown() reports as ENOTCONN
+            if not isinstance(error, ConnectionError) and error.errno != errno.ENOTCONN:
+                raise
+    assert get(endpoint.port, "/healthz")[0] == 200
 
 
 def test_clients_that_send_nothing_do_not_lock_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +157,7 @@ def test_clients_that_send_nothing_do_not_lock_others_out(monkeypatch: pytest.Mo
             for _ in range(endpoint_module.MAX_CONNECTIONS)
         ]
         try:
-            wait(lambda: b"200 OK" in raw(endpoint.port, b"GET /healthz HTTP/1.0\r\n\r\n"))
+            eventually(lambda: b"200 OK" in raw(endpoint.port, b"GET /healthz HTTP/1.0\r\n\r\n"))
         finally:
             for client in clients:
                 client.close()
@@ -177,7 +170,7 @@ def test_a_port_that_is_taken_is_a_configuration_error() -> None:
             MonitoringEndpoint(port=port).start()
 
 
-@pytest.mark.parametrize("arguments", [{"host": None}, {"port": -1}, {"port": 65_536}, {"port": True}, {"services": 3}])
+@table("arguments", [{"host": None}, {"port": -1}, {"port": 65_536}, {"port": True}, {"services": 3}])
 def test_wrong_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         MonitoringEndpoint(**arguments)
@@ -213,7 +206,7 @@ def test_a_gateway_serves_the_endpoint_of_its_configuration(tmp_path: Path) -> N
         "monitoring": f"127.0.0.1:{port}",
     }
     with Gateway(GatewaySettings.model_validate(settings), services=ServiceRegistry()) as gateway:
-        wait(lambda: get(port, "/readyz")[0] == 200)
+        eventually(lambda: get(port, "/readyz")[0] == 200)
         assert b'messaging_gateway_routes_received_messages_total{name="served",route="r"}' in get(port, "/metrics")[2]
         gateway.reload(GatewaySettings.model_validate({**settings, "monitoring": f"127.0.0.1:{other}"}))
         assert get(other, "/readyz")[0] == 200

@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from messaging.errors import ArgumentError
 from messaging.observability.logs import JsonFormatter, configure_logging, formatter, level_number
+from messaging.testing.tables import table
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_a_long_text_is_cut() -> None:
     assert len(JsonFormatter().format(record)) < 20_000
 
 
-@pytest.mark.parametrize("level", ["", "loud", 10, None])
+@table("level", ["", "loud", 10, None])
 def test_other_levels_are_refused(level: Any) -> None:
     with pytest.raises(ArgumentError, match="log level must be one of debug, info, warning, error, critical"):
         level_number(level)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +17,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 import messaging
+from messaging import Message, Messaging
 from messaging.errors import ArgumentError
 from messaging.gateway import Gateway, GatewaySettings
 from messaging.observability.opentelemetry import OPT_IN, OpenTelemetryInterceptor
 from messaging.testing.brokers import Mosquitto, RabbitMQ
-
-PATIENCE = 15.0
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
 
 
 class Traces:
@@ -42,7 +41,7 @@ class Traces:
 
     def spans(self, count: int) -> dict[str, ReadableSpan]:
         """Wait for so many spans; return them by name."""
-        wait(lambda: len(self.exporter.get_finished_spans()) >= count)
+        eventually(lambda: len(self.exporter.get_finished_spans()) >= count)
         found = self.exporter.get_finished_spans()
         assert len(found) == count, [each.name for each in found]
         return {each.name: each for each in found}
@@ -59,16 +58,21 @@ class Traces:
         }
 
 
-def wait(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.005)
-
-
 @pytest.fixture(autouse=True)
 def _present_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OPT_IN, "messaging")
+
+
+@pytest.fixture
+def traces() -> Traces:
+    return Traces()
+
+
+@pytest.fixture
+def m(traces: Traces, request: pytest.FixtureRequest) -> Iterator[Messaging]:
+    """A traced instance at a broker of its own."""
+    with messaging.connect(f"memory://traces-{id(request)}", interceptors=[traces.interceptor]) as m:
+        yield m
 
 
 @pytest.fixture(params=["memory", "mqtt5", "mqtt311-envelope", "amqp"])
@@ -85,11 +89,10 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 # --- publish and subscribe
 
 
-def test_a_received_message_links_to_the_span_of_its_publisher(url: str) -> None:
-    traces = Traces()
+def test_a_received_message_links_to_the_span_of_its_publisher(url: str, traces: Traces) -> None:
     inside: list[trace.Span] = []
     with messaging.connect(url, interceptors=[traces.interceptor]) as m:
-        m.on("traces/links", lambda _: inside.append(trace.get_current_span()))
+        m.on("traces/links", lambda _: inside.append(trace.get_current_span())).ready.result(PATIENCE)
         m.publish("traces/links", b"hello").result(PATIENCE)
         spans = traces.spans(2)
     published, processed = spans["publish traces/links"], spans["process traces/links"]
@@ -108,25 +111,22 @@ def test_a_received_message_links_to_the_span_of_its_publisher(url: str) -> None
 def test_a_received_message_continues_the_trace_of_its_publisher_if_asked_for() -> None:
     traces = Traces(parent=True)
     with messaging.connect("memory://traces-parent", interceptors=[traces.interceptor]) as m:
-        m.on("a", lambda _: None)
+        m.on("a", lambda _: None).ready.result(PATIENCE)
         m.publish("a", b"").result(PATIENCE)
         spans = traces.spans(2)
     assert spans["process a"].parent is not None
     assert spans["process a"].parent.span_id == spans["publish a"].context.span_id
 
 
-def test_a_message_is_published_in_the_current_span() -> None:
-    traces = Traces()
-    with messaging.connect("memory://traces-current", interceptors=[traces.interceptor]) as m:
-        with traces.tracer.start_as_current_span("work") as work:
-            m.publish("a", b"").result(PATIENCE)
-        published = traces.spans(2)["publish a"]
+def test_a_message_is_published_in_the_current_span(traces: Traces, m: Messaging) -> None:
+    with traces.tracer.start_as_current_span("work") as work:
+        m.publish("a", b"").result(PATIENCE)
+    published = traces.spans(2)["publish a"]
     assert published.parent is not None
     assert published.parent.span_id == work.get_span_context().span_id
 
 
-def test_the_body_of_a_loop_runs_in_the_span_of_its_message() -> None:
-    traces = Traces()
+def test_the_body_of_a_loop_runs_in_the_span_of_its_message(traces: Traces) -> None:
     current: list[int] = []
     with messaging.connect("memory://traces-loop", interceptors=[traces.interceptor]) as m:
         stream = m.subscribe("a")
@@ -139,7 +139,7 @@ def test_the_body_of_a_loop_runs_in_the_span_of_its_message() -> None:
                 break
         stream.close()
         assert not trace.get_current_span().get_span_context().is_valid
-        wait(lambda: len(traces.exporter.get_finished_spans()) == 6)
+        eventually(lambda: len(traces.exporter.get_finished_spans()) == 6)
     ids = [each.context.span_id for each in traces.exporter.get_finished_spans() if each.name == "process a"]
     assert current == ids
 
@@ -161,29 +161,26 @@ async def _asynchronous_loop() -> None:
             if len(current) == 2:
                 break
         stream.close()
-        wait(lambda: len(traces.exporter.get_finished_spans()) == 4)
+        eventually(lambda: len(traces.exporter.get_finished_spans()) == 4)
     ids = [each.context.span_id for each in traces.exporter.get_finished_spans() if each.name == "process a"]
     assert current == ids
 
 
-def test_a_handler_that_raises_is_an_error_of_its_span() -> None:
-    traces = Traces()
+def test_a_handler_that_raises_is_an_error_of_its_span(traces: Traces, m: Messaging) -> None:
 
-    def fail(_: messaging.Message) -> None:
+    def fail(_: Message) -> None:
         raise ValueError("no")
 
-    with messaging.connect("memory://traces-error", interceptors=[traces.interceptor]) as m:
-        m.on("a", fail, max_deliveries=1, dead_letter_channel="dead")
-        m.publish("a", b"").result(PATIENCE)
-        processed = traces.spans(2)["process a"]
+    m.on("a", fail, max_deliveries=1, dead_letter_channel="dead").ready.result(PATIENCE)
+    m.publish("a", b"").result(PATIENCE)
+    processed = traces.spans(2)["process a"]
     assert processed.status.status_code is StatusCode.ERROR
     assert processed.attributes is not None
     assert processed.attributes["error.type"] == "ValueError"
     assert [event.name for event in processed.events] == ["exception"]
 
 
-def test_a_message_that_is_refused_is_an_error_of_its_span() -> None:
-    traces = Traces()
+def test_a_message_that_is_refused_is_an_error_of_its_span(traces: Traces) -> None:
     m = messaging.connect("memory://traces-refused", interceptors=[traces.interceptor])
     m.close()
     with pytest.raises(messaging.MessagingError):
@@ -194,33 +191,29 @@ def test_a_message_that_is_refused_is_an_error_of_its_span() -> None:
     assert published.attributes["error.type"] == "ClosedError"
 
 
-def test_baggage_travels_with_the_message() -> None:
-    traces = Traces()
+def test_baggage_travels_with_the_message(traces: Traces, m: Messaging) -> None:
     found: list[object] = []
-    with messaging.connect("memory://traces-baggage", interceptors=[traces.interceptor]) as m:
-        m.on("a", lambda _: found.append(baggage.get_baggage("plant")))
-        token = context.attach(baggage.set_baggage("plant", "7"))
-        try:
-            m.publish("a", b"").result(PATIENCE)
-        finally:
-            context.detach(token)
-        wait(lambda: bool(found))
+    m.on("a", lambda _: found.append(baggage.get_baggage("plant"))).ready.result(PATIENCE)
+    token = context.attach(baggage.set_baggage("plant", "7"))
+    try:
+        m.publish("a", b"").result(PATIENCE)
+    finally:
+        context.detach(token)
+    eventually(lambda: bool(found))
     assert found == ["7"]
 
 
-@pytest.mark.parametrize(
-    "value", ["", "00-xyz", "00-00000000000000000000000000000000-0000000000000000-01", "x" * 10_000, ("a", "b")]
-)
+@table("value", ["", "00-xyz", "00-00000000000000000000000000000000-0000000000000000-01", "x" * 10_000, ("a", "b")])
 def test_a_wrong_trace_context_is_ignored(value: Any) -> None:
     traces = Traces()
     with (
         messaging.connect("memory://traces-wrong") as other,
         messaging.connect("memory://traces-wrong", interceptors=[traces.interceptor]) as m,
     ):
-        done = threading.Event()
-        m.on("a", lambda _: done.set())
+        found: Recorder[Message] = Recorder()
+        m.on("a", found).ready.result(PATIENCE)
         other.publish("a", b"", headers={"traceparent": value}).result(PATIENCE)
-        assert done.wait(PATIENCE)
+        found.wait_for(1)
         processed = traces.spans(1)["process a"]
     assert processed.parent is None
     assert not processed.links
@@ -229,12 +222,11 @@ def test_a_wrong_trace_context_is_ignored(value: Any) -> None:
 # --- requests
 
 
-def test_a_request_and_its_reply_are_one_trace(url: str) -> None:
-    traces = Traces()
+def test_a_request_and_its_reply_are_one_trace(url: str, traces: Traces) -> None:
     with messaging.connect(url, interceptors=[traces.interceptor]) as m:
-        m.reply("traces/ask", lambda payload: payload)
+        m.reply("traces/ask", lambda payload: payload).ready.result(PATIENCE)
         assert m.request("traces/ask", b"x", timeout=PATIENCE).result(PATIENCE).payload == b"x"
-        wait(lambda: len(traces.exporter.get_finished_spans()) == 3)
+        eventually(lambda: len(traces.exporter.get_finished_spans()) == 3)
     found = {each.kind: each for each in traces.exporter.get_finished_spans()}
     assert len({each.context.trace_id for each in traces.exporter.get_finished_spans()}) == 1
     client, server, reply = found[SpanKind.CLIENT], found[SpanKind.CONSUMER], found[SpanKind.PRODUCER]
@@ -245,10 +237,9 @@ def test_a_request_and_its_reply_are_one_trace(url: str) -> None:
     assert reply.parent.span_id == server.context.span_id
 
 
-def test_a_request_over_a_gateway_from_mqtt_to_amqp_is_one_trace(
-    mosquitto: Mosquitto, rabbitmq: RabbitMQ, tmp_path: Path
+def test_a_request_over_a_gateway_is_one_trace(
+    mosquitto: Mosquitto, rabbitmq: RabbitMQ, tmp_path: Path, traces: Traces
 ) -> None:
-    traces = Traces()
     settings = GatewaySettings.model_validate({
         "name": "traced",
         "data": str(tmp_path / "data"),
@@ -265,17 +256,18 @@ def test_a_request_over_a_gateway_from_mqtt_to_amqp_is_one_trace(
         messaging.connect(mosquitto.url, interceptors=[traces.interceptor]) as plant,
         Gateway(settings, interceptors=[traces.interceptor]),
     ):
-        cloud.reply("traced/asked/+", lambda _: b"21 degC")
-        reply = None
-        deadline = time.monotonic() + PATIENCE
-        while reply is None:  # until the gateway has subscribed
+        cloud.reply("traced/asked/+", lambda _: b"21 degC").ready.result(PATIENCE)
+
+        def ask() -> Message | None:  # until the gateway has subscribed
             try:
-                reply = plant.request("traced/d7", b"temperature", timeout=1.0).result(PATIENCE)
+                return plant.request("traced/d7", b"temperature", timeout=1.0).result(PATIENCE)
             except messaging.MessagingError:
-                assert time.monotonic() < deadline
                 traces.exporter.clear()
+                return None
+
+        reply = eventually(ask)
         assert reply.payload == b"21 degC"
-        wait(lambda: len(traces.exporter.get_finished_spans()) >= 6)
+        eventually(lambda: len(traces.exporter.get_finished_spans()) >= 6)
     spans = [each for each in traces.exporter.get_finished_spans() if each.attributes is not None]
     request = next(each for each in spans if each.name == "request traced/d7")
     one_trace = [each for each in spans if each.context.trace_id == request.context.trace_id]
@@ -295,8 +287,7 @@ def test_a_request_over_a_gateway_from_mqtt_to_amqp_is_one_trace(
     assert systems["request traced/asked/d7"] == "rabbitmq"
 
 
-def test_a_message_that_passes_a_gateway_stays_in_the_trace_of_its_publisher(tmp_path: Path) -> None:
-    traces = Traces()
+def test_a_message_that_passes_a_gateway_stays_in_the_trace_of_its_publisher(tmp_path: Path, traces: Traces) -> None:
     settings = GatewaySettings.model_validate({
         "name": "traced-route",
         "data": str(tmp_path / "data"),
@@ -314,12 +305,13 @@ def test_a_message_that_passes_a_gateway_stays_in_the_trace_of_its_publisher(tmp
         messaging.connect("memory://traced-b", interceptors=[traces.interceptor]) as b,
         Gateway(settings, interceptors=[traces.interceptor]) as gateway,
     ):
-        b.on("y", lambda _: None)
-        wait(lambda: gateway.route("r").report().is_source_up)
-        wait(lambda: a.publish("x", b"", mandatory=True).exception(PATIENCE) is None)
+        b.on("y", lambda _: None).ready.result(PATIENCE)
+        eventually(lambda: gateway.route("r").report().is_source_up)
+        eventually(lambda: a.publish("x", b"", mandatory=True).exception(PATIENCE) is None)
         traces.exporter.clear()
         a.publish("x", b"1").result(PATIENCE)
-        wait(lambda: {"publish x", "publish y", "process y"} <= {e.name for e in traces.exporter.get_finished_spans()})
+        wanted = {"publish x", "publish y", "process y"}
+        eventually(lambda: wanted <= {each.name for each in traces.exporter.get_finished_spans()})
     spans = {each.name: each for each in traces.exporter.get_finished_spans()}
     assert spans["publish y"].context.trace_id == spans["publish x"].context.trace_id
 
@@ -327,8 +319,8 @@ def test_a_message_that_passes_a_gateway_stays_in_the_trace_of_its_publisher(tmp
 # --- names, metrics, arguments
 
 
-@pytest.mark.parametrize(
-    ("opt_in", "name", "present", "absent"),
+@table(
+    "opt_in, name, present, absent",
     [
         ("", "a publish", {"messaging.operation", "messaging.message.payload_size_bytes"},
          {"messaging.operation.name"}),
@@ -338,7 +330,7 @@ def test_a_message_that_passes_a_gateway_stays_in_the_trace_of_its_publisher(tmp
         ("messaging/dup", "publish a", {"messaging.operation.name", "messaging.operation"}, set()),
     ],
 )  # fmt: skip
-def test_the_environment_chooses_the_names_of_attributes(
+def test_the_environment_chooses_names(
     monkeypatch: pytest.MonkeyPatch, opt_in: str, name: str, present: set[str], absent: set[str]
 ) -> None:
     monkeypatch.setenv(OPT_IN, opt_in)
@@ -354,7 +346,7 @@ def test_the_environment_chooses_the_names_of_attributes(
 def test_metrics_count_messages_and_measure_durations() -> None:
     traces = Traces(destination=lambda channel: channel.partition("/")[0])
     with messaging.connect("memory://traces-metrics", interceptors=[traces.interceptor]) as m:
-        m.on("a/+", lambda _: None)
+        m.on("a/+", lambda _: None).ready.result(PATIENCE)
         for number in range(10):
             m.publish(f"a/{number}", b"").result(PATIENCE)
         traces.spans(20)
@@ -368,14 +360,14 @@ def test_metrics_count_messages_and_measure_durations() -> None:
 
 
 def test_without_an_sdk_messages_are_handled_as_ever() -> None:
-    got = threading.Event()
+    got: Recorder[Message] = Recorder()
     with messaging.connect("memory://traces-api", interceptors=[OpenTelemetryInterceptor()]) as m:
-        m.on("a", lambda _: got.set())
+        m.on("a", got).ready.result(PATIENCE)
         m.publish("a", b"").result(PATIENCE)
-        assert got.wait(PATIENCE)
+        got.wait_for(1)
 
 
-@pytest.mark.parametrize("arguments", [{"destination": "a/b"}, {"parent": 1}])
+@table("arguments", [{"destination": "a/b"}, {"parent": 1}])
 def test_wrong_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         OpenTelemetryInterceptor(**arguments)

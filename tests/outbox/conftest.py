@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,15 +14,13 @@ import sqlalchemy
 from sqlalchemy import Engine, text
 
 import messaging
-from messaging import Message, MessageContext
-from messaging.outbox.sql import OutboxStatus, OutboxTables, create_tables, enqueue, outbox_status
+from messaging import Message, MessageContext, Messaging
+from messaging.outbox.sql import DeadRow, OutboxStatus, OutboxTables, create_tables, dead_rows, enqueue, outbox_status
 from messaging.outbox.sql.tables import DEFAULT_TABLES, prepare
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.postgresql import PostgreSQL
 from messaging.testing.proxy import Proxy
-
-#: how long to wait for anything, seconds
-PATIENCE = 20.0
+from messaging.testing.waiting import PATIENCE, Recorder
 
 
 @pytest.fixture(autouse=True)
@@ -94,42 +90,31 @@ def prepared(url: str, tables: OutboxTables | None = None) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def m() -> Iterator[messaging.Messaging]:
+def m() -> Iterator[Messaging]:
     """A broker in this process."""
     with messaging.connect(f"memory://{uuid4().hex}") as m:
         yield m
 
 
-class Received:
-    """The messages of a subscription, in the order of their arrival. Thread safe."""
+class Received(Recorder[Message]):
+    """The messages of a subscription, in the order of their arrival."""
 
-    def __init__(self, m: messaging.Messaging, channel: str = "#", **context: Any) -> None:
-        self.messages: list[Message] = []
-        self._changed = threading.Condition()
-        m.on(channel, self._add, **context)
-
-    def _add(self, message: Message) -> None:
-        with self._changed:
-            self.messages.append(message)
-            self._changed.notify_all()
-
-    @property
-    def payloads(self) -> list[bytes]:
-        return [message.payload for message in self.messages]
+    def __init__(self, m: Messaging, channel: str = "#", **context: Any) -> None:
+        super().__init__()
+        m.on(channel, self, **context).ready.result(PATIENCE)
 
     @property
     def ids(self) -> list[str]:
-        return [message.context.extensions["messageId"] for message in self.messages]
+        return [message.context.extensions["messageId"] for message in self]
 
     def wait(self, count: int) -> list[bytes]:
         """Wait for ``count`` messages; return all payloads."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self.messages) >= count, PATIENCE), self.payloads
+        self.wait_for(count)
         return self.payloads
 
 
 @pytest.fixture
-def received(m: messaging.Messaging) -> Received:
+def received(m: Messaging) -> Received:
     return Received(m)
 
 
@@ -145,17 +130,20 @@ def put(engine: Engine, *payloads: bytes | str | int, key: str | None = None, ch
             enqueue(connection, message(each, channel), key=key)
 
 
+def store(engine: Engine, content: Message, **options: Any) -> None:
+    """Enqueue a message in a transaction of its own."""
+    with engine.begin() as connection:
+        enqueue(connection, content, **options)
+
+
+def dead_of(engine: Engine) -> Sequence[DeadRow]:
+    with engine.begin() as connection:
+        return dead_rows(connection)
+
+
 def status(engine: Engine) -> OutboxStatus:
     with engine.begin() as connection:
         return outbox_status(connection)
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait until ``condition`` holds."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {PATIENCE:g} s in vain"
-        time.sleep(0.005)
 
 
 class Held:

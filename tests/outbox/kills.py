@@ -149,7 +149,7 @@ def run(server: PostgreSQL, broker: Broker, seconds: float, seed: int, relays: i
         with Writers(engine, result, seed) as writers:
             end = time.monotonic() + seconds
             while time.monotonic() < end:
-                time.sleep(choose.uniform(0.05, 0.8))
+                time.sleep(choose.uniform(0.05, 0.8))  # sleeps: kills at random times
                 victim = choose.randrange(relays)
                 running[victim].process.send_signal(signal.SIGKILL)
                 running[victim].process.wait(PATIENCE)
@@ -165,7 +165,7 @@ def run(server: PostgreSQL, broker: Broker, seconds: float, seed: int, relays: i
                 break
             if found > before:  # a slow machine is no loss
                 deadline, before = time.monotonic() + PATIENCE, found
-            time.sleep(0.05)
+            time.sleep(0.05)  # sleeps: as long as anything arrives
         for each in running:
             each.signal(signal.SIGTERM)
             assert each.ended() == 130, each.err.rest()

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import (
 )
 
 import messaging
+from messaging import Messaging
 from messaging.errors import ArgumentError, ClosedError, ConfigurationError
 from messaging.outbox.sql import (
     Inbox,
@@ -30,7 +31,8 @@ from messaging.outbox.sql import (
     process_once,
     retry_dead,
 )
-from tests.outbox.conftest import PATIENCE, Received, message, put, status, until
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.outbox.conftest import Received, message, put, status
 
 
 @asynccontextmanager
@@ -44,9 +46,7 @@ async def opened(url: str) -> AsyncIterator[AsyncEngine]:
         await engine.dispose()
 
 
-def test_connections_and_sessions_take_part_in_their_transaction(
-    url: str, m: messaging.Messaging, received: Received
-) -> None:
+def test_connections_and_sessions_take_part_in_their_transaction(url: str, m: Messaging, received: Received) -> None:
     async def main() -> None:
         async with opened(url) as engine:
             async with engine.begin() as connection:
@@ -69,7 +69,7 @@ def test_connections_and_sessions_take_part_in_their_transaction(
     assert received.payloads == [b"1", b"2", b"3"]
 
 
-def test_the_inbox_and_the_administration_are_awaitable(url: str, m: messaging.Messaging) -> None:
+def test_the_inbox_and_the_administration_are_awaitable(url: str, m: Messaging) -> None:
     async def main() -> None:
         async with opened(url) as engine:
             for expected in (True, False):
@@ -82,7 +82,7 @@ def test_the_inbox_and_the_administration_are_awaitable(url: str, m: messaging.M
                 await enqueue(connection, message(1, mandatory=True))
                 await enqueue(connection, message(2, mandatory=True))
             async with Relay(engine, m, max_attempts=1) as relay:
-                await asyncio.to_thread(until, lambda: relay.counters.dead == 2)
+                await asyncio.to_thread(eventually, lambda: relay.counters.dead == 2)
             async with engine.begin() as connection:
                 dead = await dead_rows(connection)
                 assert await discard_dead(connection, [dead[0].id]) == 1
@@ -93,9 +93,7 @@ def test_the_inbox_and_the_administration_are_awaitable(url: str, m: messaging.M
     asyncio.run(main())
 
 
-def test_the_relay_runs_in_the_loop_with_a_blocking_engine_too(
-    engine: Engine, m: messaging.Messaging, received: Received
-) -> None:
+def test_the_relay_runs_in_the_loop_with_a_blocking_engine(engine: Engine, m: Messaging, received: Received) -> None:
     async def main() -> None:
         async with Relay(engine, m, poll_interval=0.05):
             await asyncio.to_thread(put, engine, 1)
@@ -105,9 +103,7 @@ def test_the_relay_runs_in_the_loop_with_a_blocking_engine_too(
     assert status(engine).pending == 0
 
 
-def test_an_awaited_driver_listens(
-    postgresql: object, postgres: Engine, m: messaging.Messaging, received: Received
-) -> None:
+def test_an_awaited_driver_listens(postgresql: object, postgres: Engine, m: Messaging, received: Received) -> None:
     url = postgres.url
 
     async def main() -> None:
@@ -122,9 +118,7 @@ def test_an_awaited_driver_listens(
     asyncio.run(main())
 
 
-def test_a_url_with_an_async_driver_runs_in_a_thread(
-    engine: Engine, m: messaging.Messaging, received: Received
-) -> None:
+def test_a_url_with_an_async_driver_runs_in_a_thread(engine: Engine, m: Messaging, received: Received) -> None:
     url = engine.url.render_as_string(hide_password=False).replace("sqlite://", "sqlite+aiosqlite://")
     put(engine, 1)
     with Relay(url, m, poll_interval=0.05):
@@ -133,7 +127,7 @@ def test_a_url_with_an_async_driver_runs_in_a_thread(
         received.wait(2)
 
 
-def test_the_errors_of_the_start_are_raised_by_the_block(url: str, m: messaging.Messaging) -> None:
+def test_the_errors_of_the_start_are_raised_by_the_block(url: str, m: Messaging) -> None:
     async def main() -> None:
         with pytest.raises(ConfigurationError, match="no table"):
             async with Relay(url, m):
@@ -149,20 +143,20 @@ def test_a_relay_that_ended_by_itself_raises_when_it_is_stopped(engine: Engine) 
             await relay.astart()
             assert relay.is_running
             await m.aclose()
-            await asyncio.to_thread(until, lambda: not relay.is_running)
+            await asyncio.to_thread(eventually, lambda: not relay.is_running)
             with pytest.raises(ClosedError, match="is closed"):
                 await relay.astop()
 
     asyncio.run(main())
 
 
-def test_a_block_that_is_cancelled_stops_the_relay(engine: Engine, m: messaging.Messaging, received: Received) -> None:
+def test_a_block_that_is_cancelled_stops_the_relay(engine: Engine, m: Messaging, received: Received) -> None:
     entered = asyncio.Event()
 
     async def block() -> None:
         async with Relay(engine, m, poll_interval=0.05):
             entered.set()
-            await asyncio.sleep(PATIENCE)
+            await asyncio.Event().wait()
 
     async def main() -> None:
         task = asyncio.create_task(block())
@@ -177,7 +171,7 @@ def test_a_block_that_is_cancelled_stops_the_relay(engine: Engine, m: messaging.
     assert status(engine).pending == 1
 
 
-def test_an_async_engine_belongs_to_its_loop(url: str, m: messaging.Messaging) -> None:
+def test_an_async_engine_belongs_to_its_loop(url: str, m: Messaging) -> None:
     async def made() -> AsyncEngine:
         async with opened(url) as engine:
             return engine

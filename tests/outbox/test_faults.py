@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from sqlalchemy import Engine, text, update
 from sqlalchemy.exc import OperationalError
 
 import messaging
+from messaging import Messaging
 from messaging.errors import DatabaseError
 from messaging.outbox.sql import Relay
 from messaging.outbox.sql.tables import DEFAULT_TABLES
@@ -24,7 +24,8 @@ from messaging.testing.brokers import Mosquitto, require
 from messaging.testing.postgresql import PostgreSQL
 from messaging.testing.proxy import Proxy
 from messaging.testing.servers import Servers
-from tests.outbox.conftest import PATIENCE, Held, Received, prepared, put, status, until
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.outbox.conftest import Held, Received, prepared, put, status
 
 
 @pytest.fixture
@@ -40,8 +41,8 @@ def numbers(received: Received) -> list[int]:
     return list(dict.fromkeys(map(int, received.payloads)))
 
 
-def test_the_relay_waits_for_a_database_that_was_killed(
-    server: PostgreSQL, m: messaging.Messaging, caplog: pytest.LogCaptureFixture
+def test_the_relay_waits_for_a_killed_database(
+    server: PostgreSQL, m: Messaging, caplog: pytest.LogCaptureFixture
 ) -> None:
     received = Received(m)
     url = server.create_database()
@@ -49,11 +50,11 @@ def test_the_relay_waits_for_a_database_that_was_killed(
         put(engine, *range(50))
         received.wait(50)
         server.kill()
-        until(lambda: relay.counters.database_failures >= 2)
+        eventually(lambda: relay.counters.database_failures >= 2)
         server.start()
-        until(lambda: commits(engine, *range(50, 100)))
-        until(lambda: numbers(received) == [*range(100)])
-        until(lambda: status(engine).pending == 0)
+        eventually(lambda: commits(engine, *range(50, 100)))
+        eventually(lambda: numbers(received) == [*range(100)])
+        eventually(lambda: status(engine).pending == 0)
     texts = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert any("database postgresql://127.0.0.1" in text and "trying again" in text for text in texts)
     assert any("works again" in text for text in texts)
@@ -80,15 +81,13 @@ def test_what_was_published_is_removed_when_the_database_is_back(postgres: Engin
         held.until_published(1)
         proxy.refuse()
         held.release()
-        until(lambda: relay.counters.database_failures >= 2)
+        eventually(lambda: relay.counters.database_failures >= 2)
         proxy.accept()
-        until(lambda: status(postgres).pending == 0)
+        eventually(lambda: status(postgres).pending == 0)
         assert relay.counters.published == relay.counters.claims == 1
 
 
-def test_a_connection_that_the_server_ends_is_made_anew(
-    postgres: Engine, m: messaging.Messaging, received: Received
-) -> None:
+def test_a_connection_that_the_server_ends_is_made_anew(postgres: Engine, m: Messaging, received: Received) -> None:
     url = postgres.url.render_as_string(hide_password=False)
     with Relay(url, m, poll_interval=0.05):
         for number in range(5):
@@ -105,7 +104,7 @@ def test_a_connection_that_the_server_ends_is_made_anew(
     assert numbers(received) == [*range(5)]
 
 
-def test_a_database_that_is_locked_is_tried_again(tmp_path: Path, m: messaging.Messaging) -> None:
+def test_a_database_that_is_locked_is_tried_again(tmp_path: Path, m: Messaging) -> None:
     received = Received(m)
     url = f"sqlite:///{tmp_path}/locked.db"
     with prepared(url) as engine:
@@ -116,49 +115,45 @@ def test_a_database_that_is_locked_is_tried_again(tmp_path: Path, m: messaging.M
             with engine.connect() as writer:
                 put(engine, 2)
                 writer.exec_driver_sql("BEGIN EXCLUSIVE")
-                until(lambda: relay.counters.database_failures >= 1)
+                eventually(lambda: relay.counters.database_failures >= 1)
                 writer.rollback()
             received.wait(2)
         quick.dispose()
     assert numbers(received) == [1, 2]
 
 
-def test_a_locked_table_does_not_delay_the_end_of_a_relay(postgres: Engine, m: messaging.Messaging) -> None:
+def test_a_locked_table_does_not_delay_the_end_of_a_relay(postgres: Engine, m: Messaging) -> None:
     relay = Relay(postgres, m, poll_interval=0.02)
     with relay, postgres.connect() as writer:
         writer.execute(text("LOCK TABLE messaging_outbox IN ACCESS EXCLUSIVE MODE"))
-        until(lambda: relay.counters.database_failures >= 1)
+        eventually(lambda: relay.counters.database_failures >= 1)
         began = time.monotonic()
         relay.stop()
         assert time.monotonic() - began < 15
         assert not relay.is_running
 
 
-def test_a_locked_table_fails_the_start_of_a_relay(postgres: Engine, m: messaging.Messaging) -> None:
+def test_a_locked_table_fails_the_start_of_a_relay(postgres: Engine, m: Messaging) -> None:
     with postgres.connect() as writer:
         writer.execute(text("LOCK TABLE messaging_outbox_schema IN ACCESS EXCLUSIVE MODE"))
         with pytest.raises(DatabaseError, match="lock timeout"):
             Relay(postgres, m).start()
 
 
-def test_a_relay_that_waits_for_its_first_connection_can_be_stopped(engine: Engine) -> None:
-    with socket.socket() as unused:  # bound, and nothing listens
-        unused.bind(("127.0.0.1", 0))
-        relay = Relay(engine, f"mqtt://127.0.0.1:{unused.getsockname()[1]}?retry_connect=true")
-        starting = threading.Thread(target=relay.start)
-        starting.start()
-        until(lambda: relay.is_running)
-        began = time.monotonic()
-        relay.stop()
-        starting.join(PATIENCE)
-        assert time.monotonic() - began < 15
-        assert not starting.is_alive()
-        assert not relay.is_running
+def test_a_relay_that_waits_for_its_first_connection_can_be_stopped(engine: Engine, refusing_port: int) -> None:
+    relay = Relay(engine, f"mqtt://127.0.0.1:{refusing_port}?retry_connect=true")
+    starting = threading.Thread(target=relay.start)
+    starting.start()
+    eventually(lambda: relay.is_running)
+    began = time.monotonic()
+    relay.stop()
+    starting.join(PATIENCE)
+    assert time.monotonic() - began < 15
+    assert not starting.is_alive()
+    assert not relay.is_running
 
 
-def test_rows_go_on_after_the_clock_of_the_database_was_set_back(
-    engine: Engine, m: messaging.Messaging, received: Received
-) -> None:
+def test_rows_go_on_after_the_database_clock_was_set_back(engine: Engine, m: Messaging, received: Received) -> None:
     """Buckets were given back, and a retry was planned, by the clock as it was before."""
     late = datetime(2999, 1, 1, tzinfo=UTC)
     put(engine, 1, 2)
@@ -178,16 +173,16 @@ def test_the_relay_waits_for_a_broker_that_was_killed(engine: Engine, caplog: py
         m = stack.enter_context(messaging.connect(broker.url))
         stack.enter_context(Relay(engine, m, poll_interval=0.05, confirm_timeout=5))
         put(engine, *range(20))
-        until(lambda: status(engine).pending == 0)
+        eventually(lambda: status(engine).pending == 0)
         broker.kill()
-        until(lambda: not m.connection_state.value.is_up)
+        eventually(lambda: not m.connection_state.value.is_up)
         put(engine, *range(20, 40))
         broker.start()
         other = stack.enter_context(messaging.connect(broker.url))
         received = Received(other, qos="1")
         put(engine, *range(40, 60))
-        until(lambda: status(engine).pending == 0)
-        until(lambda: 59 in numbers(received))
+        eventually(lambda: status(engine).pending == 0)
+        eventually(lambda: 59 in numbers(received))
         found = numbers(received)
         assert found == [*range(found[0], 60)]  # what came before the subscription is not seen
     assert status(engine).dead == 0  # the broker was away: no fault of the rows
@@ -204,7 +199,7 @@ def test_a_drain_fails_where_the_broker_does_not_confirm(engine: Engine, held: H
     assert status(engine).relays == ()
 
 
-def test_a_drain_fails_where_the_database_does(postgres: Engine, m: messaging.Messaging) -> None:
+def test_a_drain_fails_where_the_database_does(postgres: Engine, m: Messaging) -> None:
     url = postgres.url
     with Proxy(str(url.host), int(url.port or 0)) as proxy:
         proxy.refuse()

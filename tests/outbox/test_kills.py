@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import Engine, text
@@ -10,10 +10,11 @@ from sqlalchemy import Engine, text
 from messaging.outbox.sql import Relay
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.postgresql import PostgreSQL
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.cli.program import environment
 from tests.forking import ForkedProcess
 from tests.outbox import kills
-from tests.outbox.conftest import put, until
+from tests.outbox.conftest import put
 
 
 def test_relays_that_are_killed_lose_nothing_and_keep_the_order(postgresql: PostgreSQL, mosquitto: Mosquitto) -> None:
@@ -25,7 +26,7 @@ def test_relays_that_are_killed_lose_nothing_and_keep_the_order(postgresql: Post
 
 #: handles the messages of a queue; says "reached", and waits for its end, at the point that is named
 CONSUMER = """
-import sys, time
+import sys, threading
 import messaging, sqlalchemy
 from messaging.outbox.sql import process_once
 
@@ -36,7 +37,7 @@ def reach(name):
     if name == point:
         sys.stdout.write("reached\\n")
         sys.stdout.flush()
-        time.sleep(60)
+        threading.Event().wait()
 
 def handle(message):
     with engine.begin() as connection:
@@ -52,14 +53,14 @@ m = messaging.connect(url)
 m.on(queue, handle, queue=queue)
 sys.stdout.write("subscribed\\n")
 sys.stdout.flush()
-time.sleep(60)
+sys.stdin.read()
 """
 
 
 @pytest.mark.parametrize("point", ["before the commit", "before the acknowledgement"])
 def test_a_consumer_that_is_killed_has_the_effect_once(postgres: Engine, rabbitmq: RabbitMQ, point: str) -> None:
     """The broker delivers the message again; after the commit the inbox knows it."""
-    queue = f"consumer-{time.time_ns()}"
+    queue = f"consumer-{uuid4().hex}"
     with postgres.begin() as connection:
         connection.execute(text("CREATE TABLE effects (payload TEXT)"))
 
@@ -81,17 +82,14 @@ def test_a_consumer_that_is_killed_has_the_effect_once(postgres: Engine, rabbitm
     Relay(postgres, rabbitmq.url).drain()
     assert says(first) == "reached"
     first.kill()
-    first.wait(20)
+    first.wait(PATIENCE)
     is_committed = point == "before the acknowledgement"
-    until(lambda: effects() == (["7"] if is_committed else []))
+    eventually(lambda: effects() == (["7"] if is_committed else []))
     second = start("none")
     assert says(second) == "subscribed"
     assert says(second) == f"handled {not is_committed}"
     assert effects() == ["7"]
     second.kill()
-    second.wait(20)
+    second.wait(PATIENCE)
     for each in (first, second):
-        each.stdin.close()
-        each.stderr.close()
-        assert each.stdout is not None
-        each.stdout.close()
+        each.close()

@@ -9,11 +9,14 @@ import pytest
 from sqlalchemy import Engine, text
 
 import messaging
-from messaging import Message, MessageContext
+from messaging import Message, MessageContext, Messaging
 from messaging.errors import ArgumentError
 from messaging.outbox.sql import Relay, dead_rows, discard_dead, enqueue, retry_dead
+from messaging.outbox.sql.tables import DEFAULT_TABLES
 from messaging.testing.brokers import RabbitMQ
-from tests.outbox.conftest import PATIENCE, Received, message, put, status, until
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.outbox.conftest import Received, dead_of, message, put, status, store
 
 
 def refusing(engine: Engine, *payloads: object, key: str | None = None, channel: str = "none/here") -> None:
@@ -23,7 +26,7 @@ def refusing(engine: Engine, *payloads: object, key: str | None = None, channel:
             enqueue(connection, message(str(each), channel, mandatory=True), key=key)
 
 
-def test_a_refused_row_waits_with_its_key_and_other_keys_go_on(engine: Engine, m: messaging.Messaging) -> None:
+def test_a_refused_row_waits_with_its_key_and_other_keys_go_on(engine: Engine, m: Messaging) -> None:
     with engine.begin() as connection:
         for number in range(3):
             enqueue(connection, message(number, "late", mandatory=True), key="refused")
@@ -31,7 +34,7 @@ def test_a_refused_row_waits_with_its_key_and_other_keys_go_on(engine: Engine, m
     early = Received(m, "early")
     with Relay(engine, m, backoff=(0.05, 0.2), poll_interval=0.05, max_attempts=1000) as relay:
         early.wait(3)
-        until(lambda: relay.counters.refused >= 3)
+        eventually(lambda: relay.counters.refused >= 3)
         assert status(engine).pending == 3
         assert status(engine).retrying == 1  # the first one: the others wait for it
         late = Received(m, "late")
@@ -39,8 +42,8 @@ def test_a_refused_row_waits_with_its_key_and_other_keys_go_on(engine: Engine, m
     assert status(engine).pending == status(engine).dead == 0
 
 
-def test_a_row_is_dead_after_so_many_attempts_and_its_key_goes_on(
-    engine: Engine, m: messaging.Messaging, caplog: pytest.LogCaptureFixture
+def test_a_row_is_dead_after_some_attempts_and_its_key_goes_on(
+    engine: Engine, m: Messaging, caplog: pytest.LogCaptureFixture
 ) -> None:
     received = Received(m, "a/b")
     refusing(engine, "refused", key="k")
@@ -48,8 +51,7 @@ def test_a_row_is_dead_after_so_many_attempts_and_its_key_goes_on(
     with Relay(engine, m, backoff=(0.01, 0.02), poll_interval=0.05, max_attempts=3) as relay:
         assert received.wait(1) == [b"after"]
     assert (relay.counters.refused, relay.counters.dead, relay.counters.published) == (2, 1, 1)
-    with engine.begin() as connection:
-        (dead,) = dead_rows(connection)
+    (dead,) = dead_of(engine)
     assert (dead.key, dead.channel, dead.size, dead.attempts) == ("k", "none/here", 7, 3)
     assert dead.reason.startswith("UnroutableError: ")
     assert dead.dead_since is not None
@@ -59,45 +61,36 @@ def test_a_row_is_dead_after_so_many_attempts_and_its_key_goes_on(
     assert f"row {dead.id} to 'none/here' is dead after 3 attempts: UnroutableError" in errors[0]
 
 
-def test_what_the_instance_can_never_publish_is_dead_at_once(engine: Engine, m: messaging.Messaging) -> None:
-    received = Received(m, "a/b")
-    with engine.begin() as connection:
-        enqueue(connection, message("no such extension", flavour="sweet"))
-        enqueue(connection, message("after"))
-    Relay(engine, m).drain()
-    assert received.wait(1) == [b"after"]
-    with engine.begin() as connection:
-        (dead,) = dead_rows(connection)
-    assert dead.reason.startswith("UnsupportedFeatureError: ")
-    assert dead.attempts == 1
-
-
-def test_a_payload_that_is_too_large_is_dead_at_once(engine: Engine) -> None:
-    with messaging.connect("memory://small?max_message_size=10") as m:
-        received = Received(m)
-        put(engine, "x" * 11, "short")
-        Relay(engine, m).drain()
-        assert received.wait(1) == [b"short"]
-    with engine.begin() as connection:
-        assert [each.reason.partition(":")[0] for each in dead_rows(connection)] == ["PayloadTooLargeError"]
-
-
-def test_stored_properties_that_do_not_parse_are_dead_at_once(engine: Engine, m: messaging.Messaging) -> None:
-    from messaging.outbox.sql.tables import DEFAULT_TABLES
-
-    put(engine, "spoilt")
-    with engine.begin() as connection:
-        connection.execute(DEFAULT_TABLES.outbox.update().values(properties="{"))
-    put(engine, "after")
-    received = Received(m)
-    Relay(engine, m).drain()
-    assert received.wait(1) == [b"after"]
-    assert status(engine).dead == 1
-
-
-def test_a_reason_that_no_database_can_store_does_not_stop_the_relay(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+@table(
+    "content, properties, reason",
+    {
+        "no such extension": (message("x", flavour="sweet"), None, "UnsupportedFeatureError"),
+        "a payload that is too large": (message("x" * 11), None, "PayloadTooLargeError"),
+        "stored properties that do not parse": (message("x"), "{", ""),
+    },
+)
+def test_what_the_instance_can_never_publish_is_dead_at_once(
+    engine: Engine, content: Message, properties: str | None, reason: str
 ) -> None:
+    with messaging.connect("memory://small?max_message_size=10") as m:
+        received = Received(m, "a/b")
+        store(engine, content)
+        if properties is not None:
+            with engine.begin() as connection:
+                outbox = DEFAULT_TABLES.outbox
+                connection.execute(outbox.update().where(outbox.c.state == "pending").values(properties=properties))
+        put(engine, "after")
+        Relay(engine, m).drain()
+        assert received.wait(1) == [b"after"]
+    dead = dead_of(engine)[0]  # the latest one
+    assert dead.reason.startswith(reason)
+    assert dead.attempts == 1
+    with engine.begin() as connection:
+        assert discard_dead(connection, [dead.id]) == 1
+    assert status(engine).dead == 0
+
+
+def test_a_reason_that_no_database_stores_stops_no_relay(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise ArgumentError("no\0text \ud800")
 
@@ -106,14 +99,11 @@ def test_a_reason_that_no_database_can_store_does_not_stop_the_relay(
         put(engine, 1)
         counters = Relay(engine, m).drain()
     assert counters.dead == 1
-    with engine.begin() as connection:
-        (dead,) = dead_rows(connection)
+    (dead,) = dead_of(engine)
     assert "ArgumentError: 'no\\x00text \\ud800'" in dead.reason
 
 
-def test_a_payload_that_another_program_wrote_as_text_is_published(
-    engine: Engine, m: messaging.Messaging, received: Received
-) -> None:
+def test_a_payload_that_another_program_wrote_is_published(engine: Engine, m: Messaging, received: Received) -> None:
     put(engine, "x", "y")
     with engine.begin() as connection:
         first = "(SELECT min(id) FROM messaging_outbox)"
@@ -122,7 +112,7 @@ def test_a_payload_that_another_program_wrote_as_text_is_published(
     assert received.wait(2) == [b"text", b"y"]
 
 
-def test_dead_rows_are_published_again_with_their_ids(engine: Engine, m: messaging.Messaging) -> None:
+def test_dead_rows_are_published_again_with_their_ids(engine: Engine, m: Messaging) -> None:
     refusing(engine, 1, 2, 3)
     Relay(engine, m, max_attempts=1).drain()
     assert status(engine).dead == 3
@@ -143,11 +133,11 @@ def test_dead_rows_are_published_again_with_their_ids(engine: Engine, m: messagi
     assert status(engine).dead == 0
 
 
-def test_the_pauses_of_a_key_grow_to_their_bound(engine: Engine, m: messaging.Messaging) -> None:
+def test_the_pauses_of_a_key_grow_to_their_bound(engine: Engine, m: Messaging) -> None:
     refusing(engine, 1)
     began = time.monotonic()
     with Relay(engine, m, backoff=(0.1, 0.2), poll_interval=0.01, max_attempts=4) as relay:
-        until(lambda: relay.counters.dead)
+        eventually(lambda: relay.counters.dead)
     # at least half of 0.1, 0.2 and 0.2 s
     assert 0.25 <= time.monotonic() - began < PATIENCE
 
@@ -163,14 +153,12 @@ def test_a_queue_that_refuses_for_lack_of_room_keeps_the_order(engine: Engine, r
                 for number in range(5):
                     enqueue(connection, message(number, channel, queueOverflow="reject-publish"))
             with Relay(engine, rabbitmq.url, backoff=(0.05, 0.1), poll_interval=0.02, max_attempts=1000) as relay:
-                until(lambda: relay.counters.refused >= 2)
+                eventually(lambda: relay.counters.refused >= 2)
                 found = [stream.receive(timeout=PATIENCE).payload for _ in range(5)]
     assert found == [b"%d" % number for number in range(5)]
 
 
-def test_a_defect_that_one_row_meets_does_not_end_the_relay(
-    engine: Engine, m: messaging.Messaging, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_defect_of_one_row_ends_no_relay(engine: Engine, m: Messaging, monkeypatch: pytest.MonkeyPatch) -> None:
     publish = m.publisher.publish
 
     def failing(found: Message) -> object:
@@ -184,6 +172,5 @@ def test_a_defect_that_one_row_meets_does_not_end_the_relay(
     put(engine, "good")
     with Relay(engine, m, backoff=(0.01, 0.02), poll_interval=0.05, max_attempts=2) as relay:
         assert received.wait(1) == [b"good"]
-        until(lambda: relay.counters.dead == 1)
-    with engine.begin() as connection:
-        assert [each.reason for each in dead_rows(connection)] == ["RuntimeError: a defect"]
+        eventually(lambda: relay.counters.dead == 1)
+    assert [each.reason for each in dead_of(engine)] == ["RuntimeError: a defect"]

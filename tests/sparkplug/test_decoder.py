@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from messaging import MessagingError
@@ -25,6 +25,8 @@ from messaging.sparkplug import (
     decode,
     encode,
 )
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 
 TS = 1486144502122
 Int32, Boolean, String, UInt64 = DataType.Int32, DataType.Boolean, DataType.String, DataType.UInt64
@@ -58,13 +60,24 @@ class Host:
         self.read("DBIRTH", Metric("temp", 20, Int32, TS, 2), Metric("on", False, Boolean, TS, 3), seq=1, at=at)
 
 
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+@pytest.fixture
+def born(host: Host) -> Host:
+    """A host that has received the births of an edge node and of its device."""
+    host.born()
+    return host
+
+
 def values(readings: list[Reading]) -> list[tuple[str | None, str, Any]]:
     return [(each.device, each.metric, each.value) for each in readings]
 
 
-def test_a_birth_gives_a_reading_for_each_metric() -> None:
+def test_a_birth_gives_a_reading_for_each_metric(host: Host) -> None:
     """tck-id-payloads-nbirth-*: the birth tells every metric, its type and its value."""
-    host = Host()
     found = host.read(
         "NBIRTH", bdseq(0), Metric("volt", 12, Int32, TS - 5, 1, properties={"engUnit": Property(String, "V")}), seq=0
     )
@@ -75,33 +88,26 @@ def test_a_birth_gives_a_reading_for_each_metric() -> None:
     assert not host.requests
 
 
-def test_data_is_read_by_alias_without_name_and_type() -> None:
+def test_data_is_read_by_alias_without_name_and_type(born: Host) -> None:
     """tck-id-payloads-alias-data-cmd-requirement: data has the alias only."""
-    host = Host()
-    host.born()
-    found = host.read("DDATA", Metric(alias=2, value=-3, type=Int32, timestamp=TS), seq=2)
+    found = born.read("DDATA", Metric(alias=2, value=-3, type=Int32, timestamp=TS), seq=2)
     assert found == [Reading("G", "E", "D", "temp", Int32, -3, TS, 2)]
     # of the type of the birth: -1, as an unsigned number without a type
     raw = bytes.fromhex("1208") + bytes.fromhex("1002") + bytes.fromhex("50ffffffff0f")
-    assert values(host.decoder.read("spBv1.0/G/DDATA/E/D", raw + bytes.fromhex("1803"))) == [("D", "temp", -1)]
-    assert not host.requests
+    assert values(born.decoder.read("spBv1.0/G/DDATA/E/D", raw + bytes.fromhex("1803"))) == [("D", "temp", -1)]
+    assert not born.requests
 
 
-def test_data_is_read_by_name() -> None:
-    host = Host()
-    host.born()
-    assert values(host.read("NDATA", Metric("volt", 13, Int32, TS), seq=2)) == [(None, "volt", 13)]
-    assert not host.requests
+def test_data_is_read_by_name(born: Host) -> None:
+    assert values(born.read("NDATA", Metric("volt", 13, Int32, TS), seq=2)) == [(None, "volt", 13)]
+    assert not born.requests
 
 
-def test_the_timestamp_of_the_message_stands_in_for_that_of_a_metric() -> None:
-    host = Host()
-    host.born()
-    assert host.read("NDATA", Metric("volt", 13, Int32), seq=2)[0].timestamp == TS
+def test_the_timestamp_of_the_message_stands_in_for_that_of_a_metric(born: Host) -> None:
+    assert born.read("NDATA", Metric("volt", 13, Int32), seq=2)[0].timestamp == TS
 
 
-def test_the_members_of_a_template_are_read_by_the_types_of_the_birth() -> None:
-    host = Host()
+def test_the_members_of_a_template_are_read_by_the_types_of_the_birth(host: Host) -> None:
     members = (Metric("a", -5, Int32, alias=11), Metric("b", "x", String))
     host.read("NBIRTH", bdseq(0), Metric("udt", Template(reference="T", metrics=members), DataType.Template), seq=0)
     member_a, member_b = bytes.fromhex("0a016150ffffffff0f"), bytes.fromhex("0a01627a0179")
@@ -119,17 +125,15 @@ def test_the_members_of_a_template_are_read_by_the_types_of_the_birth() -> None:
 # --- sequence numbers and rebirths
 
 
-def test_sequence_numbers_wrap_after_255() -> None:
+def test_sequence_numbers_wrap_after_255(born: Host) -> None:
     """tck-id-payloads-sequence-num-incrementing."""
-    host = Host()
-    host.born()
     for number in range(2, 600):
-        (found,) = host.read("NDATA", Metric(alias=1, value=number, type=Int32), seq=number % 256)
+        (found,) = born.read("NDATA", Metric(alias=1, value=number, type=Int32), seq=number % 256)
         assert not found.is_uncertain
-    assert not host.requests
+    assert not born.requests
 
 
-@pytest.mark.parametrize("kind", ["NDATA", "DDATA", "DBIRTH", "DDEATH"])
+@table("kind", ["NDATA", "DDATA", "DBIRTH", "DDEATH"])
 def test_a_lost_message_asks_for_a_rebirth(kind: str) -> None:
     """tck-id-operational-behavior-host-reordering-rebirth, without a reorder timeout: MQTT keeps the order."""
     host = Host()
@@ -138,25 +142,20 @@ def test_a_lost_message_asks_for_a_rebirth(kind: str) -> None:
     assert host.requests == ["spBv1.0/G/NCMD/E"]
 
 
-def test_data_after_a_lost_message_is_uncertain_until_the_rebirth() -> None:
-    host = Host()
-    host.born()
-    assert host.read("NDATA", Metric(alias=1, value=1, type=Int32), seq=5)[0].is_uncertain
-    assert host.read("DDATA", Metric(alias=2, value=1, type=Int32), seq=6)[0].is_uncertain
-    host.born()
-    assert not host.read("NDATA", Metric(alias=1, value=1, type=Int32), seq=2)[0].is_uncertain
+def test_data_after_a_lost_message_is_uncertain_until_the_rebirth(born: Host) -> None:
+    assert born.read("NDATA", Metric(alias=1, value=1, type=Int32), seq=5)[0].is_uncertain
+    assert born.read("DDATA", Metric(alias=2, value=1, type=Int32), seq=6)[0].is_uncertain
+    born.born()
+    assert not born.read("NDATA", Metric(alias=1, value=1, type=Int32), seq=2)[0].is_uncertain
 
 
-def test_a_message_that_is_delivered_twice_asks_for_nothing() -> None:
-    host = Host()
-    host.born()
+def test_a_message_that_is_delivered_twice_asks_for_nothing(born: Host) -> None:
     for _ in range(2):
-        assert not host.read("NDATA", Metric(alias=1, value=1, type=Int32), seq=2)[0].is_uncertain
-    assert not host.requests
+        assert not born.read("NDATA", Metric(alias=1, value=1, type=Int32), seq=2)[0].is_uncertain
+    assert not born.requests
 
 
-def test_data_without_a_birth_asks_for_a_rebirth() -> None:
-    host = Host()
+def test_data_without_a_birth_asks_for_a_rebirth(host: Host) -> None:
     with pytest.raises(UnknownMetricError, match="alias 1 of edge node 'G/E' is not known: no birth was received"):
         host.read("NDATA", Metric(alias=1, value=1, type=Int32), seq=9)
     with pytest.raises(UnknownMetricError, match="alias 2 of device 'G/E/D'"):
@@ -164,49 +163,41 @@ def test_data_without_a_birth_asks_for_a_rebirth() -> None:
     assert host.requests == ["spBv1.0/G/NCMD/E"]
 
 
-def test_data_with_name_and_type_is_read_without_a_birth() -> None:
-    host = Host()
+def test_data_with_name_and_type_is_read_without_a_birth(host: Host) -> None:
     (found,) = host.read("NDATA", Metric("volt", 1, Int32), seq=9)
     assert (found.metric, found.value, found.is_uncertain) == ("volt", 1, True)
     assert host.requests == ["spBv1.0/G/NCMD/E"]
 
 
-def test_data_with_a_name_and_no_type_is_not_guessed() -> None:
-    host = Host()
+def test_data_with_a_name_and_no_type_is_not_guessed(host: Host) -> None:
     with pytest.raises(UnknownMetricError, match="metric 'm'"):
         host.decoder.read("spBv1.0/G/NDATA/E", bytes.fromhex("12050a016d5005"))
 
 
-def test_data_of_a_metric_that_the_birth_does_not_define_asks_for_a_rebirth() -> None:
+def test_data_of_a_metric_that_the_birth_does_not_define_asks_for_a_rebirth(born: Host) -> None:
     """Sparkplug 3.0, 5.15: a metric in NDATA that was not in the NBIRTH."""
-    host = Host()
-    host.born()
-    assert values(host.read("NDATA", Metric("new", 1, Int32), seq=2)) == [(None, "new", 1)]
-    assert host.requests == ["spBv1.0/G/NCMD/E"]
+    assert values(born.read("NDATA", Metric("new", 1, Int32), seq=2)) == [(None, "new", 1)]
+    assert born.requests == ["spBv1.0/G/NCMD/E"]
 
 
-def test_data_of_an_alias_that_the_birth_does_not_define_asks_for_a_rebirth() -> None:
+def test_data_of_an_alias_that_the_birth_does_not_define_asks_for_a_rebirth(born: Host) -> None:
     """Sparkplug 3.0, 5.15: an alias that is not known."""
-    host = Host()
-    host.born()
     with pytest.raises(UnknownMetricError, match="alias 99 of edge node 'G/E' is not known: its birth does not define"):
-        host.read("NDATA", Metric(alias=99, value=1, type=Int32), seq=2)
-    assert host.requests == ["spBv1.0/G/NCMD/E"]
+        born.read("NDATA", Metric(alias=99, value=1, type=Int32), seq=2)
+    assert born.requests == ["spBv1.0/G/NCMD/E"]
     # the sequence goes on
-    assert not host.read("NDATA", Metric(alias=1, value=1, type=Int32), seq=3)[0].is_uncertain
+    assert not born.read("NDATA", Metric(alias=1, value=1, type=Int32), seq=3)[0].is_uncertain
 
 
-def test_a_device_without_a_birth_asks_for_a_rebirth() -> None:
-    host = Host()
+def test_a_device_without_a_birth_asks_for_a_rebirth(host: Host) -> None:
     host.read("NBIRTH", bdseq(1), seq=0)
     with pytest.raises(UnknownMetricError):
         host.read("DDATA", Metric(alias=2, value=1, type=Int32), seq=1)
     assert host.requests == ["spBv1.0/G/NCMD/E"]
 
 
-def test_the_birth_of_a_device_without_that_of_its_edge_node_asks_for_a_rebirth() -> None:
+def test_the_birth_of_a_device_without_that_of_its_edge_node_asks_for_a_rebirth(host: Host) -> None:
     """tck-id-message-flow-device-birth-publish-nbirth-wait."""
-    host = Host()
     assert values(host.read("DBIRTH", Metric("temp", 5, Int32, TS, 2), seq=5)) == [("D", "temp", 5)]
     assert host.requests == ["spBv1.0/G/NCMD/E"]
     assert values(host.read("DDATA", Metric(alias=2, value=6, type=Int32), seq=6)) == [("D", "temp", 6)]
@@ -231,96 +222,79 @@ def test_requests_are_repeated_after_the_interval() -> None:
     assert len(host.requests) == 3
 
 
-def test_an_alias_that_stands_for_two_metrics_stands_for_none() -> None:
+def test_an_alias_that_stands_for_two_metrics_stands_for_none(host: Host) -> None:
     """tck-id-payloads-alias-uniqueness: a violation does not mistake one metric for the other."""
-    host = Host()
     host.read("NBIRTH", bdseq(0), Metric("a", 1, Int32, TS, 5), Metric("b", 2, Int32, TS, 5), seq=0)
     with pytest.raises(UnknownMetricError, match="alias 5"):
         host.read("NDATA", Metric(alias=5, value=1, type=Int32), seq=1)
     assert values(host.read("NDATA", Metric("a", 3, Int32), seq=2)) == [(None, "a", 3)]
 
 
-def test_devices_may_have_the_aliases_of_others() -> None:
-    host = Host()
-    host.born()
-    host.read("DBIRTH", Metric("speed", 1, Int32, TS, 2), seq=2, device="D2")
-    assert values(host.read("DDATA", Metric(alias=2, value=1, type=Int32), seq=3)) == [("D", "temp", 1)]
-    assert values(host.read("DDATA", Metric(alias=2, value=1, type=Int32), seq=4, device="D2")) == [("D2", "speed", 1)]
+def test_devices_may_have_the_aliases_of_others(born: Host) -> None:
+    born.read("DBIRTH", Metric("speed", 1, Int32, TS, 2), seq=2, device="D2")
+    assert values(born.read("DDATA", Metric(alias=2, value=1, type=Int32), seq=3)) == [("D", "temp", 1)]
+    assert values(born.read("DDATA", Metric(alias=2, value=1, type=Int32), seq=4, device="D2")) == [("D2", "speed", 1)]
 
 
 # --- deaths
 
 
-def test_the_death_of_an_edge_node_makes_its_metrics_stale() -> None:
+def test_the_death_of_an_edge_node_makes_its_metrics_stale(born: Host) -> None:
     """tck-id-operational-behavior-edge-node-termination-host-action-ndeath-*: node and devices, time of the host."""
-    host = Host()
-    host.born()
-    found = host.read("NDEATH", bdseq(7), timestamp=None)
+    found = born.read("NDEATH", bdseq(7), timestamp=None)
     assert [(each.device, each.metric) for each in found] == [
         (None, "bdSeq"), (None, "volt"), ("D", "temp"), ("D", "on"),
     ]  # fmt: skip
     assert all(each.is_stale and each.is_null and each.quality == 500 for each in found)
     assert all(each.timestamp is not None and each.timestamp > TS for each in found)
     assert [each.type for each in found] == [UInt64, Int32, Int32, Boolean]
-    assert host.decoder.known_nodes == host.decoder.known_metrics == 0
+    assert born.decoder.known_nodes == born.decoder.known_metrics == 0
 
 
-def test_a_death_of_another_session_is_ignored() -> None:
+def test_a_death_of_another_session_is_ignored(born: Host) -> None:
     """tck-id-payloads-ndeath-bdseq: the will of the session before may come after the birth of the new one."""
-    host = Host()
-    host.born()
-    assert host.read("NDEATH", bdseq(6)) == []
-    assert values(host.read("NDATA", Metric(alias=1, value=1, type=Int32), seq=2)) == [(None, "volt", 1)]
+    assert born.read("NDEATH", bdseq(6)) == []
+    assert values(born.read("NDATA", Metric(alias=1, value=1, type=Int32), seq=2)) == [(None, "volt", 1)]
 
 
-def test_a_death_without_a_number_is_that_of_the_session() -> None:
-    host = Host()
-    host.born()
-    assert len(host.decoder.read("spBv1.0/G/NDEATH/E", b"")) == 4
+def test_a_death_without_a_number_is_that_of_the_session(born: Host) -> None:
+    assert len(born.decoder.read("spBv1.0/G/NDEATH/E", b"")) == 4
 
 
-def test_the_death_of_a_device_makes_its_metrics_stale() -> None:
+def test_the_death_of_a_device_makes_its_metrics_stale(born: Host) -> None:
     """tck-id-operational-behavior-edge-node-termination-host-action-ddeath-*: time of the payload."""
-    host = Host()
-    host.born()
-    found = host.read("DDEATH", seq=2, timestamp=TS + 9)
+    found = born.read("DDEATH", seq=2, timestamp=TS + 9)
     assert [(each.metric, each.is_stale, each.timestamp) for each in found] == [
         ("temp", True, TS + 9), ("on", True, TS + 9),
     ]  # fmt: skip
-    assert values(host.read("NDATA", Metric(alias=1, value=1, type=Int32), seq=3)) == [(None, "volt", 1)]
-    assert not host.requests
-    assert host.read("DDEATH", seq=4) == []
-    assert host.read("DDEATH", seq=5, device="unknown") == []
+    assert values(born.read("NDATA", Metric(alias=1, value=1, type=Int32), seq=3)) == [(None, "volt", 1)]
+    assert not born.requests
+    assert born.read("DDEATH", seq=4) == []
+    assert born.read("DDEATH", seq=5, device="unknown") == []
 
 
-def test_a_death_of_an_edge_node_that_is_not_known_has_no_readings() -> None:
-    host = Host()
+def test_a_death_of_an_edge_node_that_is_not_known_has_no_readings(host: Host) -> None:
     assert host.read("NDEATH", bdseq(1)) == host.read("DDEATH", seq=3) == []
     assert not host.requests
 
 
-def test_devices_of_a_session_that_ended_unnoticed_become_stale() -> None:
-    host = Host()
-    host.born()
-    found = host.read("NBIRTH", bdseq(8), Metric("volt", 12, Int32, TS, 1), seq=0)
+def test_devices_of_a_session_that_ended_unnoticed_become_stale(born: Host) -> None:
+    found = born.read("NBIRTH", bdseq(8), Metric("volt", 12, Int32, TS, 1), seq=0)
     assert [(each.device, each.metric, each.is_stale) for each in found] == [
         ("D", "temp", True), ("D", "on", True), (None, "bdSeq", False), (None, "volt", False),
     ]  # fmt: skip
 
 
-def test_a_rebirth_in_the_same_session_keeps_the_devices() -> None:
-    host = Host()
-    host.born()
-    assert len(host.read("NBIRTH", bdseq(7), seq=0)) == 1
-    assert values(host.read("DDATA", Metric(alias=2, value=5, type=Int32), seq=1)) == [("D", "temp", 5)]
+def test_a_rebirth_in_the_same_session_keeps_the_devices(born: Host) -> None:
+    assert len(born.read("NBIRTH", bdseq(7), seq=0)) == 1
+    assert values(born.read("DDATA", Metric(alias=2, value=5, type=Int32), seq=1)) == [("D", "temp", 5)]
 
 
 # --- quality, flags and JSON
 
 
-def test_the_quality_of_a_metric_is_its_property() -> None:
+def test_the_quality_of_a_metric_is_its_property(host: Host) -> None:
     """tck-id-payloads-propertyset-quality-value-value: 0, 192 or 500."""
-    host = Host()
     metrics = [
         Metric(f"m{code}", 1, Int32, TS, properties={"Quality": Property(Int32, code)}) for code in (0, 192, 500)
     ]
@@ -329,8 +303,7 @@ def test_the_quality_of_a_metric_is_its_property() -> None:
     assert [each.is_stale for each in found] == [False, False, False, True]
 
 
-def test_a_reading_is_a_json_object() -> None:
-    host = Host()
+def test_a_reading_is_a_json_object(host: Host) -> None:
     table = DataSet(("a", "b"), (Int32, DataType.Double), ((1, float("inf")), (None, 2.5)))
     template = Template("1", "T", False, (Parameter("p", Int32, 5),), (Metric("x", b"\0", DataType.Bytes, TS),))
     made = [
@@ -372,9 +345,8 @@ def test_a_reading_is_a_json_object() -> None:
 # --- what has no readings, and what is refused
 
 
-@pytest.mark.parametrize("channel", ["spBv1.0/G/NCMD/E", "spBv1.0/G/DCMD/E/D", "spBv1.0/STATE/host", "STATE/host"])
-def test_commands_and_states_of_hosts_have_no_readings(channel: str) -> None:
-    host = Host()
+@table("channel", ["spBv1.0/G/NCMD/E", "spBv1.0/G/DCMD/E/D", "spBv1.0/STATE/host", "STATE/host"])
+def test_commands_and_states_of_hosts_have_no_readings(host: Host, channel: str) -> None:
     assert host.decoder.read(channel, b'{"online": true}') == host.decoder.reread(channel, b"") == []
     assert not host.requests
 
@@ -384,8 +356,8 @@ def test_other_channels_are_refused() -> None:
         SparkplugDecoder().read("plant/line", b"")
 
 
-@pytest.mark.parametrize(
-    ("metrics", "text"),
+@table(
+    "metrics, text",
     [
         ((Metric("m", timestamp=TS),), "a metric of a birth needs its datatype"),
         ((Metric(None, 1, Int32, TS, 5),), "a metric of a birth has no name"),
@@ -402,13 +374,11 @@ def test_a_birth_that_does_not_define_its_metrics_is_refused(metrics: tuple[Metr
     assert values(host.read("NDATA", Metric(alias=1, value=1, type=Int32), seq=2)) == [(None, "volt", 1)]
 
 
-def test_a_payload_that_cannot_be_read_counts_as_lost() -> None:
-    host = Host()
-    host.born()
+def test_a_payload_that_cannot_be_read_counts_as_lost(born: Host) -> None:
     with pytest.raises(DecodeError):
-        host.decoder.read("spBv1.0/G/NDATA/E", b"\xff\xff")
-    assert host.read("NDATA", Metric(alias=1, value=1, type=Int32), seq=3)[0].is_uncertain
-    assert host.requests == ["spBv1.0/G/NCMD/E"]
+        born.decoder.read("spBv1.0/G/NDATA/E", b"\xff\xff")
+    assert born.read("NDATA", Metric(alias=1, value=1, type=Int32), seq=3)[0].is_uncertain
+    assert born.requests == ["spBv1.0/G/NCMD/E"]
 
 
 # --- bounds
@@ -453,7 +423,7 @@ def test_requests_that_are_remembered_are_bounded() -> None:
     assert len(host.requests) == 4
 
 
-@pytest.mark.parametrize(
+@table(
     "options",
     [
         {"max_nodes": 0}, {"max_metrics": True}, {"max_nodes": "x"}, {"rebirth_interval": -1},
@@ -468,8 +438,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
 # --- rereading, and threads
 
 
-def test_rereading_changes_nothing() -> None:
-    host = Host()
+def test_rereading_changes_nothing(host: Host) -> None:
     data = encode(Payload(TS, (Metric(alias=1, value=5, type=Int32),), 77))
     with pytest.raises(UnknownMetricError):
         host.decoder.reread("spBv1.0/G/NDATA/E", data)
@@ -503,7 +472,7 @@ def test_a_decoder_may_be_used_by_the_callback_and_by_several_threads() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert decoder.known_nodes == 4
     assert len(found) == 4  # data without a birth; later data has the number of the birth again
 
@@ -527,7 +496,6 @@ MESSAGES = st.tuples(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(MESSAGES, max_size=40))
 def test_any_messages_keep_the_bounds_and_the_count(messages: list[Any]) -> None:
     decoder = SparkplugDecoder(lambda *_: None, max_nodes=2, max_metrics=9)

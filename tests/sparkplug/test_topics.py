@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from messaging.errors import InvalidChannelError
 from messaging.sparkplug import MessageType, Topic
+from messaging.testing.tables import table
 
 NAME = st.text(st.characters(exclude_characters="+#/\0", exclude_categories=["Cs"]), min_size=1, max_size=10)
 
 
-@pytest.mark.parametrize(
-    ("text", "topic"),
+@table(
+    "text, topic",
     [
         ("spBv1.0/G 1/NBIRTH/E", Topic(MessageType.NBIRTH, "G 1", "E")),
         ("spBv1.0/G/NDEATH/E", Topic(MessageType.NDEATH, "G", "E")),
@@ -37,7 +38,7 @@ def test_the_state_topic_of_sparkplug_2_is_read() -> None:
     assert Topic.parse("STATE/scada") == Topic(MessageType.STATE, "", "scada")
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         "", "/", "spBv1.0", "spBv1.0/G", "spBv1.0/G/NDATA", "spBv1.0/G/NDATA/", "spBv1.0//NDATA/E",
@@ -51,7 +52,7 @@ def test_other_topics_are_refused(text: str) -> None:
         Topic.parse(text)
 
 
-@pytest.mark.parametrize(
+@table(
     "arguments",
     [
         (MessageType.NDATA, "G", "E", "D"),
@@ -69,7 +70,7 @@ def test_parts_that_make_no_topic_are_refused(arguments: tuple[Any, ...]) -> Non
         Topic(*arguments)
 
 
-@pytest.mark.parametrize("junk", [None, 5, b"spBv1.0/G/NDATA/E", object()])
+@table("junk", [None, 5, b"spBv1.0/G/NDATA/E", object()])
 def test_a_topic_that_is_no_text_is_refused(junk: Any) -> None:
     with pytest.raises(InvalidChannelError):
         Topic.parse(junk)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from messaging.sparkplug import DataSet, DataType, Metric, Payload, Property, Template, decode, encode
+from messaging.testing.tables import table
 
 VECTORS: dict[str, list[dict[str, Any]]] = json.loads(
     (Path(__file__).parent / "vectors" / "tahu.json").read_text(encoding="utf-8")
@@ -48,7 +49,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize(("group", "vector"), CASES)
+@table("group, vector", CASES)
 def test_a_vector_is_read(group: str, vector: dict[str, Any]) -> None:
     payload = decode(bytes.fromhex(vector["hex"]))
     (metric,) = payload.metrics
@@ -72,7 +73,7 @@ def test_a_vector_is_read(group: str, vector: dict[str, Any]) -> None:
         assert (payload.seq, payload.uuid, payload.timestamp) == (0, "123456789", 1479424852194)
 
 
-@pytest.mark.parametrize(("group", "vector"), CASES)
+@table("group, vector", CASES)
 def test_a_vector_is_written_back(group: str, vector: dict[str, Any]) -> None:
     data = bytes.fromhex(vector["hex"])
     payload = decode(data)
@@ -104,9 +105,7 @@ def test_every_data_type_of_metrics_has_a_vector() -> None:
     assert found == {each.name for each in DataType} - {"PropertySet", "PropertySetList"}
 
 
-@pytest.mark.parametrize(
-    ("text", "seq"), [("0800", None), ("08001800", 0), ("08001801", 1)], ids=["none", "zero", "one"]
-)
+@table("text, seq", [("0800", None), ("08001800", 0), ("08001801", 1)], ids=["none", "zero", "one"])
 def test_sequence_numbers_of_the_tahu_sequence_test(text: str, seq: int | None) -> None:
     payload = Payload(0, (), seq)
     assert encode(payload).hex() == text

@@ -67,6 +67,14 @@ def test_a_recorder_is_a_handler_an_observer_and_a_list() -> None:
     assert recorder.wait_for(4) == [1, 2, 3, 4]
 
 
+def test_a_recorder_that_is_a_handler_gets_messages_and_not_their_contents() -> None:
+    with messaging.connect("memory://waiting-handler") as m:
+        received: Recorder[messaging.Message] = Recorder()
+        m.on("a", received).ready.result(PATIENCE)
+        m.publish("a", 7).result(PATIENCE)
+        assert received.wait_for(1)[0].payload == b"7"
+
+
 def test_a_recorder_wakes_the_thread_that_waits_for_its_items() -> None:
     recorder: Recorder[int] = Recorder()
     thread = threading.Thread(target=lambda: [recorder.append(number) for number in range(100)])

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from messaging.gateway.pipeline import Draft, Pipeline, PipelineError
 from messaging.gateway.pipeline import batches as batches_module
+from messaging.testing.tables import table
 from tests.gateway.pipeline.kit import Source, draft, pipeline
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678000, UTC).timestamp()
@@ -68,9 +69,7 @@ def test_a_batch_is_closed_by_its_bytes() -> None:
 
 
 @given(st.lists(st.integers(0, 30), max_size=40), st.integers(5, 60), st.sampled_from(["json_lines", "json_array"]))
-def test_batches_hold_every_message_once_in_order_and_within_the_bounds(
-    lengths: list[int], most: int, kind: str
-) -> None:
+def test_batches_hold_every_message_once_in_order_within_bounds(lengths: list[int], most: int, kind: str) -> None:
     made = batching(count=5, max_bytes=most, format=kind)
     texts = [f"{number}{'x' * length}" for number, length in enumerate(lengths)]
     ready = [*fill(made, *texts), *made.flush().ready]
@@ -158,10 +157,7 @@ def test_what_is_no_json_fails_and_is_not_kept() -> None:
 
 def test_nothing_of_a_message_is_kept_when_a_part_of_it_cannot_be_batched() -> None:
     source = Source()
-    made = pipeline(
-        transform=[{"call": "tests.gateway.pipeline.functions:bad_item"}],
-        batch={"count": 2, "delay": 10},
-    )
+    made = pipeline(transform=[{"call": "tests.gateway.pipeline.functions:bad_item"}], batch={"count": 2, "delay": 10})
     with pytest.raises(PipelineError, match="the payload is not JSON"):
         made.process(draft(1, source=source), 0)
     assert made.flush().ready == []
@@ -176,7 +172,7 @@ def test_nothing_of_a_message_is_kept_when_a_part_of_it_cannot_be_batched() -> N
 # --- compression
 
 
-@pytest.mark.parametrize("name", ["gzip", "zstd"])
+@table("name", ["gzip", "zstd"])
 def test_payloads_are_compressed(name: str) -> None:
     def expand(data: bytes) -> bytes:
         return gzip.decompress(data) if name == "gzip" else zstandard.ZstdDecompressor().decompress(data)

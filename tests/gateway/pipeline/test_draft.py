@@ -10,6 +10,7 @@ import pytest
 
 from messaging.errors import CodecError, DecodeError, EncodeError
 from messaging.gateway.pipeline import Draft
+from messaging.testing.tables import table
 
 
 def test_a_value_is_decoded_once_and_encoded_when_it_is_read() -> None:
@@ -29,7 +30,7 @@ def test_a_compressed_payload_is_decompressed_for_its_value() -> None:
     assert (made.payload, made.content_encoding) == (payload, "gzip")
 
 
-@pytest.mark.parametrize("payload", [b"", b"no json", b"\xff", b"[" * 100_000, b"1" * 5000])
+@table("payload", [b"", b"no json", b"\xff", b"[" * 100_000, b"1" * 5000])
 def test_what_is_no_json_is_refused(payload: bytes) -> None:
     made = Draft("a", payload)
     with pytest.raises(DecodeError, match="the payload is not JSON"):
@@ -37,7 +38,7 @@ def test_what_is_no_json_is_refused(payload: bytes) -> None:
     assert made.fields == {}
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "unknown"])
+@table("encoding", ["gzip", "unknown"])
 def test_an_encoding_that_cannot_be_undone_is_refused(encoding: str) -> None:
     made = Draft("a", b"{}", content_encoding=encoding)
     with pytest.raises(CodecError):
@@ -45,7 +46,7 @@ def test_an_encoding_that_cannot_be_undone_is_refused(encoding: str) -> None:
     assert made.fields == {}
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), "\ud800", {1j: 1}])
+@table("value", [float("nan"), float("inf"), object(), "\ud800", {1j: 1}])
 def test_what_json_cannot_express_is_refused(value: Any) -> None:
     made = Draft("a", b"")
     made.set_value(value)

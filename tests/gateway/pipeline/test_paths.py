@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from messaging.errors import ArgumentError
 from messaging.gateway.pipeline.paths import MISSING, FieldPath, remove_all
+from messaging.testing.tables import table
 
 VALUE = {"a": {"b": [1, {"c": 2}], "n": None}, "t": "text", "x y": 3}
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
+@table(
+    "text, found",
     [
         ("$", VALUE),
         ("a.b", [1, {"c": 2}]),
@@ -46,7 +47,7 @@ def test_items_of_an_array_that_is_the_payload() -> None:
         assert FieldPath(text).get([0, {"a": 5}]) == 5
 
 
-@pytest.mark.parametrize(
+@table(
     "text", ["", "?", "$.", ".a", "a.", "a..b", "a[", "a[]", "a[x]", "a[-1]", "a]b", "a.[0]", "a[0]b", "[0]x", "a.?"]
 )
 def test_what_is_no_path_is_refused(text: str) -> None:

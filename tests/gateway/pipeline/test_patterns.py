@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from messaging.errors import InvalidChannelError
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate
+from messaging.testing.tables import table
 
 
 def reference(pattern: list[str], levels: list[str]) -> dict[str, str] | None:
@@ -63,8 +64,8 @@ def test_the_plain_pattern_matches_the_same_channels(pattern: list[str], levels:
     assert (made.match(channel) is None) == (ChannelPattern(made.pattern).match(channel) is None)
 
 
-@pytest.mark.parametrize(
-    ("text", "channel", "captures"),
+@table(
+    "text, channel, captures",
     [
         ("site/{site}/+/telemetry", "site/9/x/telemetry", {"site": "9"}),
         ("site/{site}/+/telemetry", "site/9/telemetry", None),
@@ -89,8 +90,8 @@ def test_a_pattern_tells_what_to_subscribe_to() -> None:
     assert repr(made) == "ChannelPattern('site/{site}/+/{rest#}')"
 
 
-@pytest.mark.parametrize(
-    ("text", "part"),
+@table(
+    "text, part",
     [
         ("a/{b", "level 2 has a brace"),
         ("a/x{b}", "level 2 has a brace"),
@@ -112,7 +113,7 @@ def test_a_malformed_pattern_is_refused(text: str, part: str) -> None:
     assert part in str(raised.value)
 
 
-@pytest.mark.parametrize("junk", [None, 5, b"a", ["a"]])
+@table("junk", [None, 5, b"a", ["a"]])
 def test_what_is_no_text_is_refused(junk: Any) -> None:
     for kind in (ChannelPattern, ChannelTemplate):
         with pytest.raises(InvalidChannelError):
@@ -122,8 +123,8 @@ def test_what_is_no_text_is_refused(junk: Any) -> None:
 # --- templates
 
 
-@pytest.mark.parametrize(
-    ("text", "channel"),
+@table(
+    "text, channel",
     [
         ("uplink/{site}", "uplink/9"),
         ("uplink-{site}/x{rest}", "uplink-9/xb/c"),
@@ -145,7 +146,7 @@ def test_every_text_can_be_a_template_with_doubled_braces(captured: dict[str, st
     assert made.names == set(captured)
 
 
-@pytest.mark.parametrize("text", ["a/{b", "a/b}", "a/{}", "a/{b c}", "a/{b}}", "{b}/+", "{b}/#", "a/#", "+", ""])
+@table("text", ["a/{b", "a/b}", "a/{}", "a/{b c}", "a/{b}}", "{b}/+", "{b}/#", "a/#", "+", ""])
 def test_a_malformed_template_is_refused(text: str) -> None:
     with pytest.raises(InvalidChannelError):
         ChannelTemplate(text)
@@ -160,8 +161,8 @@ def test_a_value_that_is_missing_or_no_channel_is_refused() -> None:
             made.render({"b": wrong})
 
 
-@pytest.mark.parametrize(
-    ("text", "open_names", "pattern"),
+@table(
+    "text, open_names, pattern",
     [
         ("a/b", (), "a/b"),
         ("a/{b}/c", (), "a/+/c"),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from messaging.gateway.pipeline import Draft, PipelineError
 from messaging.gateway.pipeline.parts import Part, divide
+from messaging.testing.waiting import PATIENCE
 from tests.gateway.pipeline.kit import Source, draft, pipeline, values
 
 HERE = "tests.gateway.pipeline.functions"
@@ -148,7 +149,7 @@ def test_parts_may_be_settled_by_several_threads() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert source.settled == [True]
 
 

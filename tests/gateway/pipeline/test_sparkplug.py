@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 import messaging
+from messaging import Message
 from messaging.errors import ConfigurationError
 from messaging.gateway import Gateway
 from messaging.gateway.dead_letters import Selection, letters
 from messaging.gateway.pipeline import Pipeline, PipelineError
 from messaging.sparkplug import DataType, Metric, Payload, decode, encode
 from messaging.testing.brokers import Mosquitto
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.gateway import kit as gateway_kit
-from tests.gateway.kit import PATIENCE, Broker, settings, started, unique, wait
+from tests.gateway.kit import Broker, settings, started, unique
 from tests.gateway.pipeline.kit import Source, draft, pipeline, route, values
 
 TS = 1486144502122
@@ -181,48 +183,39 @@ def test_a_route_asks_for_a_rebirth_and_delivers_readings(mosquitto: Mosquitto, 
         Broker(target, "readings/#") as host,
         Gateway(settings(tmp_path, instances=instances, routes=routes)) as gateway,
     ):
-        commands: list[bytes] = []
+        commands: Recorder[bytes] = Recorder()
 
-        def rebirth(received: messaging.Message) -> None:
+        def rebirth(received: Message) -> None:
             commands.append(received.payload)
             node.publish(topic.format("NBIRTH"), NBIRTH)
 
-        node.on(topic.format("NCMD"), rebirth)
+        node.on(topic.format("NCMD"), rebirth).ready.result(PATIENCE)
         started(gateway)
         journal = gateway.route("r").buffer.journal
-        sent = 0
-
-        def send() -> bool:  # until the route has subscribed
-            nonlocal sent
-            if not journal.dead_letter_count:
-                node.publish(topic.format("NDATA"), NDATA).result(PATIENCE)
-                sent += 1
-            return bool(host.received)
-
-        wait(send)
+        node.publish(topic.format("NDATA"), NDATA).result(PATIENCE)
+        host.messages.wait_for(1)
         (command,) = commands
         assert decode(command).metrics[0].name == "Node Control/Rebirth"
         (first, *_) = host.received
         assert first[0] == "readings/E/-/volt"
         assert json.loads(first[1])["value"] == 12
         # data before the birth is a dead letter, which can be read now
-        found = [*letters(journal, Selection())]
-        assert found
-        assert all(each.payload == NDATA for each in found)
-        assert "is not known: no birth was received" in found[0].reason
+        (found,) = letters(journal, Selection())
+        assert found.payload == NDATA
+        assert "is not known: no birth was received" in found.reason
         outcome = gateway.route("r").replay(Selection())
-        assert (outcome.replayed, outcome.failed) == (len(found), 0)
-        wait(lambda: [json.loads(payload)["value"] for _, payload in host.received].count(13) == len(found))
+        assert (outcome.replayed, outcome.failed) == (1, 0)
+        eventually(lambda: json.loads(host.payloads[-1])["value"] == 13)
         # live data is read by the alias, in sequence
         node.publish(topic.format("NDATA"), message(Metric(alias=1, value=14, type=Int32, timestamp=TS), seq=1))
-        wait(lambda: json.loads(host.received[-1][1])["value"] == 14)
+        eventually(lambda: json.loads(host.received[-1][1])["value"] == 14)
         assert "is_uncertain" not in json.loads(host.received[-1][1])
         # a reload keeps the births
         routes["r"]["transform"] = [*STEP, {"set": {"v": 2}}]
         gateway.reload(settings(tmp_path, instances=instances, routes=routes))
         node.publish(topic.format("NDATA"), message(Metric(alias=1, value=15, type=Int32, timestamp=TS), seq=2))
-        wait(lambda: json.loads(host.received[-1][1])["value"] == 15)
+        eventually(lambda: json.loads(host.received[-1][1])["value"] == 15)
         assert json.loads(host.received[-1][1])["v"] == 2
         assert len(commands) == 1
         node.publish(topic.format("NDEATH"), message(BDSEQ, seq=None))
-        wait(lambda: json.loads(host.received[-1][1])["is_stale"])
+        eventually(lambda: json.loads(host.received[-1][1])["is_stale"])

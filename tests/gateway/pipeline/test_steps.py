@@ -11,6 +11,7 @@ import pytest
 from messaging.errors import ConfigurationError
 from messaging.gateway.pipeline import PipelineError
 from messaging.gateway.pipeline import steps as steps_module
+from messaging.testing.tables import table
 from tests.gateway.pipeline.kit import Source, draft, pipeline, values
 
 HERE = "tests.gateway.pipeline.functions"
@@ -22,8 +23,8 @@ def changed(step: dict[str, Any], value: Any, **other: Any) -> Any:
     return found
 
 
-@pytest.mark.parametrize(
-    ("step", "value", "expected"),
+@table(
+    "step, value, expected",
     [
         ({"rename": {"a": "b"}}, {"a": 1, "c": 2}, {"c": 2, "b": 1}),
         ({"rename": {"a": "b", "b": "a"}}, {"a": 1, "b": 2}, {"a": 2, "b": 1}),
@@ -55,8 +56,8 @@ def test_a_step_changes_the_value(step: dict[str, Any], value: Any, expected: An
     assert changed(step, value) == expected
 
 
-@pytest.mark.parametrize(
-    ("step", "value", "reason"),
+@table(
+    "step, value, reason",
     [
         ({"rename": {"a": "b"}}, [1], "the payload is no JSON object, but an array"),
         ({"rename": {"a": "b.c"}}, {"a": 1, "b": 5}, "the value around 'c' is no object"),
@@ -80,9 +81,7 @@ def test_a_step_changes_the_value(step: dict[str, Any], value: Any, expected: An
     ],
     ids=str,
 )
-def test_a_message_that_does_not_fit_fails_with_the_step_and_the_reason(
-    step: dict[str, Any], value: Any, reason: str
-) -> None:
+def test_a_message_that_does_not_fit_fails_with_step_and_reason(step: dict[str, Any], value: Any, reason: str) -> None:
     made = pipeline(transform=[{"call": f"{HERE}:Nested.same"}, step])
     with pytest.raises(PipelineError) as raised:
         made.process(draft(value), 0)
@@ -111,8 +110,8 @@ def test_steps_are_applied_in_order() -> None:
     assert found.content_type == "application/json"
 
 
-@pytest.mark.parametrize(
-    ("name", "payload", "content_type"),
+@table(
+    "name, payload, content_type",
     [("text", b"text", "text/plain"), ("raw", b"\x00raw", "own/type"), ("array", b"raw", "own/type")],
 )
 def test_a_function_may_return_text_and_bytes(name: str, payload: bytes, content_type: str) -> None:
@@ -161,8 +160,8 @@ def test_the_number_of_messages_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 # --- filters
 
 
-@pytest.mark.parametrize(
-    ("where", "passes"),
+@table(
+    "where, passes",
     [
         ("(status.battery>=20)", True),
         ("(status.battery>=90)", False),
@@ -203,8 +202,8 @@ def test_deep_fields_are_left_out() -> None:
 # --- errors of the configuration, with their place
 
 
-@pytest.mark.parametrize(
-    ("step", "text"),
+@table(
+    "step, text",
     [
         ({"rename": {"a..b": "c"}}, "routes.r.transform[1].rename: 'a..b' is no path"),
         ({"rename": {"a": "c."}}, "transform[1].rename: 'c.' is no path"),
@@ -237,8 +236,8 @@ def test_a_module_that_fails_when_it_is_imported_is_named(tmp_path: Path, monkey
     assert "pipeline_broken" not in sys.modules
 
 
-@pytest.mark.parametrize(
-    ("other", "text"),
+@table(
+    "other, text",
     [
         ({"where": "(a=1"}, "routes.r.where: "),
         ({"deadband": {"field": "a..b", "absolute": 1}}, "routes.r.deadband.field: 'a..b' is no path"),
@@ -255,9 +254,7 @@ def test_a_pipeline_that_cannot_be_made_is_refused_with_its_place(other: dict[st
     assert str(raised.value).startswith(text)
 
 
-def test_a_missing_package_for_compression_is_found_when_the_pipeline_is_made(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_package_for_compression_is_found_when_the_pipeline_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(ConfigurationError, match=r"routes\.r\.compress: .*rx-messaging\[zstd\]"):
         pipeline(compress="zstd")

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from messaging.errors import ArgumentError
 from messaging.gateway.pipeline.units import UNITS, converter
+from messaging.testing.tables import table
 
 
-@pytest.mark.parametrize(
-    ("source", "target", "value", "expected"),
+@table(
+    "source, target, value, expected",
     [
         ("degC", "degF", 100.0, 212.0),
         ("degF", "degC", 32.0, 0.0),
@@ -67,7 +68,7 @@ def test_every_unit_converts_to_itself_and_to_no_other_quantity() -> None:
         converter("degC", "bar")
 
 
-@pytest.mark.parametrize(("name", "hint"), [("celsius", "there are"), ("degc", "degC"), ("", "there are")])
+@table("name, hint", [("celsius", "there are"), ("degc", "degC"), ("", "there are")])
 def test_an_unknown_unit_is_refused(name: str, hint: str) -> None:
     with pytest.raises(ArgumentError, match="unknown unit") as raised:
         converter(name, "K")

@@ -11,13 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messaging.errors import ArgumentError, ConfigurationError
-from messaging.observability.monitor.access import (
-    TOKEN_FILE_VARIABLE,
-    TOKEN_VARIABLE,
-    Access,
-    Token,
-    find_token,
-)
+from messaging.observability.monitor.access import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, Access, Token, find_token
+from messaging.testing.tables import table
 
 TOKEN = "0123456789abcdef-token"
 OTHER = "fedcba9876543210-other"
@@ -29,14 +24,14 @@ def _no_token(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost", "LOCALHOST"])
+@table("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost", "LOCALHOST"])
 def test_loopback_needs_no_token(host: str) -> None:
     access = Access(host, None)
     assert not access.needs_token
     assert access.allows(None)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "localhost.example.com", "monitor.example.com"])
+@table("host", ["0.0.0.0", "::", "192.168.1.7", "localhost.example.com", "monitor.example.com"])
 def test_any_other_address_needs_a_token(host: str) -> None:
     with pytest.raises(ConfigurationError, match="needs a token"):
         Access(host, None)
@@ -57,8 +52,8 @@ def test_any_other_address_needs_a_token(host: str) -> None:
         assert not access.allows(wrong)
 
 
-@pytest.mark.parametrize(
-    ("header", "is_allowed"),
+@table(
+    "header, is_allowed",
     [
         ("127.0.0.1:8787", True), ("localhost:8787", True), ("[::1]:8787", True), ("127.0.0.9", True),
         ("proxy.example.com", True), ("PROXY.example.com:443", True), ("evil.example.com", False),
@@ -70,16 +65,16 @@ def test_a_monitor_on_loopback_is_opened_by_loopback_or_by_a_given_name(header: 
     assert Access("127.0.0.1", None, ["proxy.example.com"]).allows_host(header) is is_allowed
 
 
-@pytest.mark.parametrize(
-    ("header", "is_allowed"),
+@table(
+    "header, is_allowed",
     [("192.168.1.7:8787", True), ("[fe80::1]:8787", True), ("localhost", True), ("evil.example.com", False)],
 )
 def test_a_monitor_for_other_machines_is_opened_by_any_address(header: str, is_allowed: bool) -> None:
     assert Access("0.0.0.0", Token(TOKEN)).allows_host(header) is is_allowed
 
 
-@pytest.mark.parametrize(
-    ("origin", "site", "is_allowed"),
+@table(
+    "origin, site, is_allowed",
     [
         (None, None, True), ("http://localhost:8787", "same-origin", True), ("http://LOCALHOST:8787", None, True),
         (None, "none", True), ("http://localhost:9999", None, False), ("http://evil.example.com", None, False),
@@ -99,9 +94,7 @@ def test_any_header_is_allowed_or_not(text: str, other: str | None) -> None:
     assert not access.allows(other)
 
 
-def test_a_token_comes_from_an_argument_a_file_or_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_comes_from_argument_file_or_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_token(None, None) is None
     file = tmp_path / "token"
     file.write_text(f"  {TOKEN}\n")
@@ -118,7 +111,7 @@ def test_a_token_comes_from_an_argument_a_file_or_the_environment(
     assert found.matches(OTHER), "the variable with the token comes first"
 
 
-@pytest.mark.parametrize(
+@table(
     "token",
     ["", "short", "x" * 15, "x" * 513, "with a space in it", "with\nnewline-in-it", "ümläüts-ümläüts!", 3, b"x" * 20],
 )
@@ -150,13 +143,13 @@ def test_a_token_is_in_no_representation(caplog: pytest.LogCaptureFixture) -> No
     assert TOKEN not in caplog.text
 
 
-@pytest.mark.parametrize("host", ["", 3, None, "a\nb", "x" * 256])
-def test_a_host_that_is_none_is_refused(host: Any) -> None:
+@table(
+    "host, names",
+    [
+        *((host, []) for host in ("", 3, None, "a\nb", "x" * 256)),
+        *(("127.0.0.1", names) for names in ("a", 3, [3], ["a/b"], [""], ["x"] * 101)),
+    ],
+)
+def test_hosts_that_are_none_are_refused(host: Any, names: Any) -> None:
     with pytest.raises(ArgumentError):
-        Access(host, Token(TOKEN))
-
-
-@pytest.mark.parametrize("names", ["a", 3, [3], ["a/b"], [""], ["x"] * 101])
-def test_allowed_hosts_that_are_none_are_refused(names: Any) -> None:
-    with pytest.raises(ArgumentError):
-        Access("127.0.0.1", None, names)
+        Access(host, Token(TOKEN), names)

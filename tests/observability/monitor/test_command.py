@@ -15,7 +15,9 @@ from messaging.cli import main
 from messaging.observability.monitor import SnapshotPublisher
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto
-from tests.cli.program import PATIENCE, Program, until
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.cli.program import Program
 
 TOKEN = "0123456789abcdef-token"
 
@@ -31,9 +33,7 @@ def snapshot(port: int, token: str) -> Any:
         connection.close()
 
 
-def test_the_command_serves_the_processes_of_a_broker_until_it_is_interrupted(
-    mosquitto: Mosquitto, tmp_path: Path
-) -> None:
+def test_the_command_serves_processes_of_a_broker_until_interrupted(mosquitto: Mosquitto, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(TOKEN)
     arguments = ("monitor", mosquitto.url, "--listen", "127.0.0.1:0", "--channel", "by/command", "--token-file")
@@ -44,14 +44,14 @@ def test_the_command_serves_the_processes_of_a_broker_until_it_is_interrupted(
     ):
         url = program.out.until(lambda line: line.startswith(b"http://")).decode().strip()
         port = int(url.rstrip("/").rpartition(":")[2])
-        until(lambda: "by/command/press-1" in snapshot(port, TOKEN)["processes"])
+        eventually(lambda: "by/command/press-1" in snapshot(port, TOKEN)["processes"])
         program.signal(signal.SIGINT)
         assert program.ended() == 130
         assert TOKEN.encode() not in program.out.rest() + program.err.rest()
 
 
-@pytest.mark.parametrize(
-    ("listen", "text"),
+@table(
+    "listen, text",
     [
         ("8787", "--listen must be HOST:PORT"),
         ("127.0.0.1:x", "--listen must be HOST:PORT"),
@@ -59,7 +59,7 @@ def test_the_command_serves_the_processes_of_a_broker_until_it_is_interrupted(
         ("0.0.0.0:0", "needs a token"),
     ],
 )
-def test_an_address_that_cannot_be_used_is_refused(
+def test_a_wrong_address_is_refused(
     listen: str, text: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("MESSAGING_MONITOR_TOKEN", "MESSAGING_MONITOR_TOKEN_FILE"):

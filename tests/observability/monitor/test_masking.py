@@ -13,13 +13,14 @@ from messaging.errors import ArgumentError
 from messaging.observability.monitor.inspector import payload_text
 from messaging.observability.monitor.masking import MASK, Masking
 from messaging.observability.monitor.plain import Bounds, Plain, clean
+from messaging.testing.tables import table
 
 SECRET = "hunter2hunter2"
 #: values that no pattern would find: only the name of the field says that they are secret
 SECRETS = st.from_regex(r"[a-z0-9]{8,20}", fullmatch=True).map(lambda text: f"Zq{text}")
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         f"amqp://user:{SECRET}@broker/vhost", f"amqp://user:{SECRET}", f"password={SECRET}", f"Password : {SECRET}",
@@ -32,13 +33,13 @@ def test_secrets_in_a_text_are_masked(text: str) -> None:
     assert SECRET not in Masking().text(text, is_cut=True)
 
 
-@pytest.mark.parametrize("text", ["celsius=21", "http://host/a@b", "a token ring", "basic", "sensors/attic: 21.5"])
+@table("text", ["celsius=21", "http://host/a@b", "a token ring", "basic", "sensors/attic: 21.5"])
 def test_other_texts_stay_as_they_are(text: str) -> None:
     if "@" not in text:
         assert Masking().text(text) == text
 
 
-@pytest.mark.parametrize(
+@table(
     "name",
     ["password", "PASSWORD", "dbPassword", "x-api-key", "API KEY", "clientSecret", "access_token", "auth", "pin", "jwt",
      "Cookie", "user.credentials"],
@@ -49,7 +50,7 @@ def test_fields_with_the_name_of_a_secret_are_masked(name: str) -> None:
     assert masking.value({"a": [{name: {"deep": SECRET}}], "b": {name: 7}}) == {"a": [{name: MASK}], "b": {name: MASK}}
 
 
-@pytest.mark.parametrize("name", ["celsius", "author", "pins", "path", "keyboard", "passed"])
+@table("name", ["celsius", "author", "pins", "path", "keyboard", "passed"])
 def test_other_fields_are_not_masked(name: str) -> None:
     assert not Masking().is_secret(name)
 
@@ -64,7 +65,7 @@ def test_further_names_are_masked_where_an_application_says_so() -> None:
     assert not Masking().is_secret("iban")
 
 
-@pytest.mark.parametrize("names", ["password", 3, [3], [""], ["-"], ["x" * 101], ["a"] * 101])
+@table("names", ["password", 3, [3], [""], ["-"], ["x" * 101], ["a"] * 101])
 def test_names_that_are_none_are_refused(names: Any) -> None:
     with pytest.raises(ArgumentError):
         Masking(names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import re
 import shutil
 import threading
@@ -16,6 +15,7 @@ from messaging.observability.monitor import SnapshotPublisher
 from messaging.observability.monitor.server import Monitor
 from messaging.reporting import PartReporter, register_reporter
 from messaging.services import ServiceRegistry
+from messaging.testing.waiting import PATIENCE, Recorder
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -26,7 +26,6 @@ pytestmark = [
 ]
 MARKUP = '<img src=x onerror="document.title=1"><script>document.title=2</script><b id="injected">x</b>'
 TOKEN = "0123456789abcdef-token"
-PATIENCE = 30.0
 
 
 class Plant:
@@ -34,24 +33,24 @@ class Plant:
 
     def __init__(self, url: str, services: ServiceRegistry, channel: str, payload: bytes, **options: Any) -> None:
         self._stop = threading.Event()
-        self._ready = threading.Event()
+        self._ready: Recorder[object] = Recorder()
         self._thread = threading.Thread(target=self._run, args=(url, services, channel, payload, options))
 
     def _run(self, url: str, services: ServiceRegistry, channel: str, payload: bytes, options: dict[str, Any]) -> None:
         with messaging.connect(url, services=services, name="plant") as m:
             m.on("a/+", lambda _: None)
-            self._ready.set()
+            self._ready.append(m)
             while not self._stop.wait(0.01):
                 m.publish(channel, payload, **options)
 
     def __enter__(self) -> Plant:
         self._thread.start()
-        assert self._ready.wait(10)
+        self._ready.wait_for(1)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(10)
+        self._thread.join(PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +72,7 @@ def page(browser: Any) -> Iterator[Any]:
 
 def test_live_rates_appear_on_the_page(page: Any) -> None:
     services = ServiceRegistry()
-    with (
-        Plant("memory://browsed", services, "a/1", b"x"),
-        Monitor(services=services, port=0, interval=0.2) as monitor,
-    ):
+    with Plant("memory://browsed", services, "a/1", b"x"), Monitor(services=services, port=0, interval=0.2) as monitor:
         page.goto(monitor.url)
         page.get_by_text("live", exact=True).wait_for()
         card = page.locator("article", has=page.get_by_role("heading", name="plant"))
@@ -152,10 +148,7 @@ def test_the_page_asks_for_nothing_that_it_does_not_need(page: Any) -> None:
     urls: list[str] = []
     page.on("console", lambda message: messages.append(message.text))
     page.on("request", lambda request: urls.append(request.url))
-    with (
-        Plant("memory://needed", services, "a/1", b"x"),
-        Monitor(services=services, port=0, interval=0.2) as monitor,
-    ):
+    with Plant("memory://needed", services, "a/1", b"x"), Monitor(services=services, port=0, interval=0.2) as monitor:
         page.goto(monitor.url)
         page.get_by_role("heading", name="plant").wait_for()
         assert not page.locator("#login").is_visible(), "no token is needed"
@@ -165,10 +158,7 @@ def test_the_page_asks_for_nothing_that_it_does_not_need(page: Any) -> None:
 
 def test_what_is_selected_stays_while_numbers_change(page: Any) -> None:
     services = ServiceRegistry()
-    with (
-        Plant("memory://selected", services, "a/1", b"x"),
-        Monitor(services=services, port=0, interval=0.1) as monitor,
-    ):
+    with Plant("memory://selected", services, "a/1", b"x"), Monitor(services=services, port=0, interval=0.1) as monitor:
         page.goto(monitor.url)
         heading = page.get_by_role("heading", name="plant")
         heading.wait_for()
@@ -196,16 +186,16 @@ def test_a_process_appears_while_it_publishes(page: Any) -> None:
             messaging.connect("memory://processes", services=services) as m,
             Monitor(m, port=0, interval=0.2) as monitor,
         ):
-            urls.put(monitor.url)
+            urls.append(monitor.url)
             done.wait(PATIENCE)
 
-    urls: queue.Queue[str] = queue.Queue()
+    urls: Recorder[str] = Recorder()
     done = threading.Event()
     threads = [threading.Thread(target=each) for each in (serve, publish)]
     for each in threads:
         each.start()
     try:
-        page.goto(urls.get(timeout=PATIENCE))
+        page.goto(urls.wait_for(1)[0])
         process = page.get_by_role("heading", name="press-1")
         process.wait_for()
         page.get_by_role("heading", name="plant").wait_for()

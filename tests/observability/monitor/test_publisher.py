@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import queue
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,15 +18,8 @@ from messaging.observability.monitor.snapshot import MAX_BYTES
 from messaging.reporting import PartReporter, register_reporter
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto, require
-
-PATIENCE = 15.0
-
-
-def wait(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.02)
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually, subscribed
 
 
 @pytest.fixture
@@ -37,23 +28,20 @@ def services() -> ServiceRegistry:
 
 
 def test_a_process_publishes_snapshots_and_then_its_end(services: ServiceRegistry) -> None:
-    found: queue.Queue[bytes] = queue.Queue()
     with messaging.connect("memory://published", services=services, name="plant") as m:
-        m.on("messaging/monitor/press-1", lambda message: found.put(message.payload))
+        found = subscribed(m, "messaging/monitor/press-1")
         with SnapshotPublisher(m, interval=0.1, process="press-1") as publisher:
             assert publisher.channel == "messaging/monitor/press-1"
-            for _ in range(3):
-                snapshot = json.loads(found.get(timeout=PATIENCE))
+            for message in found.wait_for(3)[:3]:
+                snapshot = json.loads(message.payload)
                 assert (snapshot["process"], snapshot["interval"]) == ("press-1", 0.1)
                 assert [each["name"] for each in snapshot["reports"]] == ["plant"]
-        deadline = time.monotonic() + PATIENCE
-        while found.get(timeout=PATIENCE):  # the last message is empty
-            assert time.monotonic() < deadline
+        found.wait_until(lambda messages: messages[-1].payload == b"", "the last message is empty")
         assert publisher.published >= 3
         publisher.close()
         with pytest.raises(ClosedError):
             publisher.__enter__()
-    assert found.empty()
+    assert found.payloads.index(b"") == len(found) - 1, "nothing follows"
 
 
 def test_a_monitor_that_comes_later_gets_the_retained_snapshot(mosquitto: Mosquitto, services: ServiceRegistry) -> None:
@@ -61,7 +49,7 @@ def test_a_monitor_that_comes_later_gets_the_retained_snapshot(mosquitto: Mosqui
         messaging.connect(mosquitto.url, services=services) as m,
         SnapshotPublisher(m, interval=3600, process="late", channel="by/retained") as publisher,
     ):
-        wait(lambda: publisher.published == 1)
+        eventually(lambda: publisher.published == 1)
         with messaging.connect(mosquitto.url, services=ServiceRegistry()) as other:
             snapshots = PublishedSnapshots(other, "by/retained", Masking())
             found: list[Any] = []
@@ -70,61 +58,59 @@ def test_a_monitor_that_comes_later_gets_the_retained_snapshot(mosquitto: Mosqui
                 found.extend(snapshots.take())
                 return bool(found)
 
-            wait(take)
+            eventually(take)
             assert (found[0].key, found[0].snapshot.process) == ("by/retained/late", "late")
             publisher.close()
             found.clear()
-            wait(take)
+            eventually(take)
             assert found[0].snapshot is None
             snapshots.close()
 
 
 def test_a_report_that_fails_does_not_stop_the_others(services: ServiceRegistry) -> None:
-    found: queue.Queue[Any] = queue.Queue()
-
     def fail() -> Any:
         raise ValueError("password=hunter2")
 
     register_reporter(services, PartReporter("press", "x", fail))
     with messaging.connect("memory://failing", services=services, name="plant") as m:
-        m.on("messaging/monitor/+", lambda message: found.put(json.loads(message.payload)))
+        found = subscribed(m, "messaging/monitor/+")
         with SnapshotPublisher(m, interval=0.1, process="p"):
-            reports = {each["name"]: each for each in found.get(timeout=PATIENCE)["reports"]}
+            snapshot = json.loads(found.wait_for(1)[0].payload)
+            reports = {each["name"]: each for each in snapshot["reports"]}
             assert reports["x"]["error"] == "ValueError: password=***"
             assert reports["plant"]["data"]["connection"]["state"] == "connected"
 
 
 def test_snapshots_keep_to_the_limit_of_the_broker(services: ServiceRegistry) -> None:
-    sizes: queue.Queue[int] = queue.Queue()
     register_reporter(services, PartReporter("large", "x", lambda: {str(n): "x" * 200 for n in range(200)}))
     with messaging.connect("memory://narrow?max_message_size=4096", services=services) as m:
-        m.on("messaging/monitor/+", lambda message: sizes.put(len(message.payload)))
+        found = subscribed(m, "messaging/monitor/+")
         with SnapshotPublisher(m, interval=0.1, process="p"):
-            assert 0 < sizes.get(timeout=PATIENCE) <= 4096 < MAX_BYTES
+            assert 0 < len(found.wait_for(1)[0].payload) <= 4096 < MAX_BYTES
 
 
 def test_a_broker_that_is_away_costs_snapshots_but_nothing_else(services: ServiceRegistry) -> None:
     require("mosquitto")
     with Mosquitto() as broker, messaging.connect(broker.url, services=services) as m:
         with SnapshotPublisher(m, interval=0.1, process="p") as publisher:
-            wait(lambda: publisher.published)
+            eventually(lambda: publisher.published)
             broker.stop()
-            wait(lambda: publisher.skipped >= 3)
+            eventually(lambda: publisher.skipped >= 3)
             assert m.runtime.get_runtime_dto().publisher.pending <= 1, "at most one snapshot waits"
             began = time.monotonic()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < PATIENCE
 
 
 def test_closing_the_instance_ends_the_thread(services: ServiceRegistry) -> None:
     with messaging.connect("memory://ended", services=services) as m:
         publisher = SnapshotPublisher(m, interval=0.1, process="p").__enter__()
-        wait(lambda: publisher.published)
+        eventually(lambda: publisher.published)
     began = time.monotonic()
     publisher.close()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < PATIENCE / 2
 
 
-@pytest.mark.parametrize(
+@table(
     "arguments",
     [
         {"m": 3}, {"interval": 0}, {"interval": 0.05}, {"interval": 3601}, {"interval": "1"}, {"interval": math.nan},

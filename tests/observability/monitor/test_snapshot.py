@@ -18,6 +18,7 @@ from messaging.observability.monitor.rates import keyed
 from messaging.observability.monitor.snapshot import MAX_BYTES, Report, Sampler, Snapshot, decoded, encoded
 from messaging.reporting import PartReporter, register_reporter
 from messaging.services import ServiceRegistry
+from messaging.testing.tables import table
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -49,7 +50,7 @@ def test_secrets_in_reports_and_problems_do_not_leave_the_process() -> None:
     assert b"hunter2" not in Sampler(services, "p", 1.0, Masking()).encode()
 
 
-@pytest.mark.parametrize("most", [MAX_BYTES, 20_000, 1_000])
+@table("most", [MAX_BYTES, 20_000, 1_000])
 def test_a_snapshot_that_is_too_large_is_narrowed_and_says_so(most: int) -> None:
     services = ServiceRegistry()
     for number in range(30):
@@ -60,7 +61,7 @@ def test_a_snapshot_that_is_too_large_is_narrowed_and_says_so(most: int) -> None
     assert decoded(payload, Masking()).omitted > 0
 
 
-@pytest.mark.parametrize(
+@table(
     "changes",
     [
         {"v": 2}, {"v": True}, {"process": ""}, {"process": 3}, {"host": None}, {"pid": "7"}, {"pid": -1},
@@ -76,9 +77,7 @@ def test_a_message_that_is_no_snapshot_is_refused(changes: dict[str, Any]) -> No
         decoded(json.dumps({**GOOD, **changes}).encode(), Masking())
 
 
-@pytest.mark.parametrize(
-    "payload", [b"", b"x", b"\xff", b"[]", b"null", b"[" * 100_000, b" " * (MAX_BYTES + 1), b"9" * 9999]
-)
+@table("payload", [b"", b"x", b"\xff", b"[]", b"null", b"[" * 100_000, b" " * (MAX_BYTES + 1), b"9" * 9999])
 def test_bytes_that_are_no_snapshot_are_refused(payload: bytes) -> None:
     with pytest.raises(DecodeError):
         decoded(payload, Masking())

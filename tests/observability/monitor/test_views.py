@@ -6,8 +6,6 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
-
 import messaging
 from messaging.gateway.reports import BufferDTO, DeviceStateDTO, GatewayDTO, RequestRouteDTO, RouteDTO
 from messaging.journal.report import CursorDTO, JournalDTO
@@ -18,6 +16,8 @@ from messaging.observability.monitor.snapshot import Report
 from messaging.observability.monitor.views import view
 from messaging.reporting import Histogram, counter, gauge, label
 from messaging.services import ServiceRegistry
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from messaging.typedevent import TypedEventBus
 
 BOUNDS = (0.1, 1.0)
@@ -111,7 +111,7 @@ def test_an_instance_shows_its_streams_and_its_connection() -> None:
         m.on("a/+", lambda _: None)
         before = Plain(Masking(), Bounds()).convert(m.runtime.get_runtime_dto())
         for _ in range(6):
-            m.publish("a/1", b"").result(10)
+            m.publish("a/1", b"").result(PATIENCE)
         found = shown("instance", m.runtime.get_runtime_dto(), before)
     assert found["state"] == ["connected", "good"]
     assert tiles(found)["out"] == 3.0
@@ -153,10 +153,8 @@ def test_a_report_of_another_kind_is_shown_with_units_and_rates() -> None:
     assert rows(found, "parts") == [{"name": "a", "position": 3, "behind": 0}]
 
 
-@pytest.mark.parametrize(
-    "kind", ["instance", "gateway", "journal", "typed_event_bus", "distributed_event_admin", "odd"]
-)
-@pytest.mark.parametrize(
+@table("kind", ["instance", "gateway", "journal", "typed_event_bus", "distributed_event_admin", "odd"])
+@table(
     "data",
     [
         None, 7, "text", [], [1, 2], {}, {"name": 3}, {"routes": None}, {"routes": [1]}, {"routes": [{}], "state": {}},
