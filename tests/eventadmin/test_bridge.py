@@ -22,13 +22,16 @@ from messaging.eventadmin import (
     TopicPolicy,
 )
 from messaging.services import ServiceRegistry
+from messaging.testing import waiting
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from messaging.typedevent import (
     TypedEventBus,
-    UnhandledEventHandler,
     UntypedEventHandler,
 )
-from tests.eventadmin.conftest import PATIENCE, Evil, Gate, Hub, Hubs, eventually
+from tests.eventadmin.conftest import Evil, Hub, Hubs
 from tests.threads import in_background
+from tests.typedevent.conftest import Gate as BusGate
 from tests.typedevent.conftest import Recorder as BusRecorder
 
 Buses = Callable[..., TypedEventBus]
@@ -46,12 +49,8 @@ class Order:
     items: list[Item] = field(default_factory=list)
 
 
-def listen(
-    services: ServiceRegistry, topics: Any = "*", interface: Any = UntypedEventHandler, **more: Any
-) -> BusRecorder:
-    recorder = BusRecorder()
-    services.register(interface, recorder, {"event.topics": topics, **more})
-    return recorder
+def listen(services: ServiceRegistry, topics: Any = "*") -> BusRecorder:
+    return BusRecorder().untyped(services, topics)
 
 
 @pytest.fixture
@@ -99,7 +98,7 @@ def test_events_cross_to_the_bus(hub: Hub, bus: TypedEventBus, bridge: EventBrid
     assert recorder.events == [("a/b", {"x": 1}), ("c", {"y": "z"})]
 
 
-@pytest.mark.parametrize(
+@table(
     "value",
     [
         "text", "", "ü 日本 \U0001f600 \x00", 5, -(2**63), 2**80, 127, 1.5, float("inf"), True, False, "c",
@@ -148,13 +147,13 @@ UNSUPPORTED: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", UNSUPPORTED)
+@table("make", UNSUPPORTED)
 def test_values_of_other_types_must_be_silently_discarded(
-    hub: Hub, bus: TypedEventBus, bridge: EventBridge, kind: str
+    hub: Hub, bus: TypedEventBus, bridge: EventBridge, make: Callable[[], Any]
 ) -> None:
     """Scenario 44; RFC 97 5.5: and the event still passes."""
     recorder = listen(hub.services)
-    hub.admin.send_event(Event("a", {"before": 1, "value": UNSUPPORTED[kind](), "after": 2}))
+    hub.admin.send_event(Event("a", {"before": 1, "value": make(), "after": 2}))
     settle(bus)
     assert recorder.events == [("a", {"before": 1, "after": 2})]
     assert not hub.logged()
@@ -276,7 +275,7 @@ def test_several_bridges_between_the_same_two_are_no_loop(hub: Hub, bus: TypedEv
     assert sorted(map(str, back.of("x"))) == ["1", "1", "None"]
 
 
-@pytest.mark.parametrize("start", [0, 1, 2, 3])
+@table("start", [0, 1, 2, 3])
 def test_a_ring_of_two_admins_and_two_buses_is_no_loop(hubs: Hubs, buses: Buses, start: int) -> None:
     """Once at each for each way round, and it ends where it began."""
     registries = [ServiceRegistry() for _ in range(4)]
@@ -337,7 +336,7 @@ def test_only_the_topics_and_directions_asked_for_cross(hub: Hub, bus: TypedEven
     assert [event.topic for event in back.events if event.get_property("from") == "bus"] == ["in/x", "both"]
 
 
-@pytest.mark.parametrize(
+@table(
     ("topics", "expected"),
     [
         ("a/+/c", ["a/b/c", "a/x/c"]),
@@ -361,7 +360,7 @@ def test_filters_may_have_single_level_wildcards(
     assert [event.topic for event in back.events if event.get_property("from") == "bus"] == expected
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "error"),
     [
         ({"topics": "a//b"}, InvalidTopicError),
@@ -387,7 +386,7 @@ def test_a_bridge_that_cannot_be_is_refused(
 def test_an_event_without_other_handlers_is_unhandled_on_the_bus(
     hub: Hub, bus: TypedEventBus, bridge: EventBridge
 ) -> None:
-    unhandled, back = listen(hub.services, "*", UnhandledEventHandler), hub.record()
+    unhandled, back = BusRecorder().unhandled(hub.services, "*"), hub.record()
     handled = listen(hub.services, "handled/*")
     bus.deliver_untyped("handled/x", {})
     bus.deliver_untyped("other", {})
@@ -432,7 +431,7 @@ def test_a_closed_bridge_lets_nothing_cross(hub: Hub, bus: TypedEventBus) -> Non
     assert len(hub.services.find(EventHandler)) == 1
 
 
-@pytest.mark.parametrize("first", ["admin", "bus"])
+@table("first", ["admin", "bus"])
 def test_when_one_side_is_closed_the_bridge_closes_itself(hubs: Hubs, buses: Buses, first: str) -> None:
     hub, bus = hubs(), buses()
     EventBridge(hub.admin, bus)
@@ -484,28 +483,21 @@ def test_permissions_count_on_both_sides(hubs: Hubs, buses: Buses) -> None:
 
 def test_a_bus_that_is_behind_slows_down_senders(hub: Hub, bus: TypedEventBus) -> None:
     """Scenario 42: across the bridge, too."""
-    gate = Gate()
-    reached = threading.Event()
-
-    def slow(topic: str, event: Any) -> None:
-        reached.set()
-        assert gate.opened.wait(PATIENCE)
-
-    hub.services.register(UntypedEventHandler, slow, {"event.topics": "*"})
-    for lane in bus.lifecycle.lanes():
-        lane._room.limit = 5
-    sent: list[int] = []
+    gate = BusGate().untyped(hub.services, "*")
+    (lane,) = bus.lifecycle.lanes()
+    lane._room.limit = 5
+    sent: waiting.Recorder[int] = waiting.Recorder()
 
     def send() -> None:
         for number in range(20):
-            hub.admin.send_event(Event("a", {"n": number}))
+            hub.send_number(number)
             sent.append(number)
 
     with EventBridge(hub.admin, bus):
         join = in_background(send)
-        assert reached.wait(PATIENCE)
-        eventually(lambda: len(sent) >= 5, "there is room for some")
-        threading.Event().wait(0.05)
+        gate.wait()
+        sent.wait_for(5)
+        eventually(lambda: lane._room.is_awaited, "it waits for room")
         assert len(sent) <= 7
         gate.opened.set()
         join()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import enum
+import itertools
 import math
 import pickle
-import sys
-import threading
 from collections import ChainMap, OrderedDict
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -25,6 +24,8 @@ from messaging.errors import (
 )
 from messaging.eventadmin import Event, EventConstants
 from messaging.services import LdapFilter, ServiceProperties
+from messaging.testing.tables import table
+from tests.dispatch.helpers import meanwhile, switching_often
 
 NAMES = EventConstants.EVENT_TOPIC_NAMES
 
@@ -41,7 +42,7 @@ class Odd:
 # --- topics
 
 
-@pytest.mark.parametrize(
+@table(
     "topic",
     ["", "/", "a/", "/a", "a//b", "a b", "a.b", "*", "a/*", "a/+", "+", "a\n", "a/b\n", "a/\u200b", "a:b", "a/b?",
      "\ud800", "org.osgi/service/upnp/UPnPEvent"],
@@ -53,7 +54,7 @@ def test_the_topic_must_conform_to_the_grammar(topic: str) -> None:
     assert issubclass(InvalidTopicError, ArgumentError)
 
 
-@pytest.mark.parametrize("topic", [5, b"a/b", ["a"], object()])
+@table("topic", [5, b"a/b", ["a"], object()])
 def test_a_topic_is_a_str(topic: Any) -> None:
     with pytest.raises(InvalidTopicError, match="must be a str"):
         Event(topic)
@@ -64,7 +65,7 @@ def test_there_is_no_event_without_a_topic() -> None:
         Event(None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("topic", ["a", "a/b", "org/osgi/framework/BundleEvent/STARTED", "A-1/_b/$c", "ä/日本", "0"])
+@table("topic", ["a", "a/b", "org/osgi/framework/BundleEvent/STARTED", "A-1/_b/$c", "ä/日本", "0"])
 def test_any_tokens_with_solidi_between_them_are_a_topic(topic: str) -> None:
     """RFC 97 5.1.1.1."""
     event = Event(topic)
@@ -97,7 +98,7 @@ def test_an_event_without_properties_has_its_topic_as_the_only_one() -> None:
         assert dict(event.properties) == {"event.topics": "a/b"}
 
 
-@pytest.mark.parametrize("name", ["topic", "event.topic", "event.topics"])
+@table("name", ["topic", "event.topic", "event.topics"])
 def test_the_topic_is_available_as_a_property(name: str) -> None:
     """Scenario 3; RFC 97 5.1.1.2: under the name of the text, of the constants, and of later versions."""
     event = Event("a/b", {"x": 1})
@@ -105,7 +106,7 @@ def test_the_topic_is_available_as_a_property(name: str) -> None:
     assert event.get_property_names() == ["event.topics", "x"]
 
 
-@pytest.mark.parametrize("name", ["topic", "event.topic", "event.topics"])
+@table("name", ["topic", "event.topic", "event.topics"])
 def test_the_real_topic_wins(name: str) -> None:
     """Scenario 4."""
     event = Event("a/b", {name: "c/d", "x": 1})
@@ -114,7 +115,7 @@ def test_the_real_topic_wins(name: str) -> None:
     assert event == Event("a/b", {"x": 1})
 
 
-@pytest.mark.parametrize(
+@table(
     ("names", "left"),
     [((), {"topic": 1, "event.topic": 2}), ("topic", {"event.topic": 2}), (["event.topic"], {"topic": 1})],
 )
@@ -147,7 +148,7 @@ def test_keys_that_are_no_text_are_dropped() -> None:
     assert event.get_property_names() == ["event.topics", "s"]
 
 
-@pytest.mark.parametrize("properties", [[], "ab", 5, {"a"}, [("a", 1)], object()])
+@table("properties", [[], "ab", 5, {"a"}, [("a", 1)], object()])
 def test_properties_are_a_mapping(properties: Any) -> None:
     with pytest.raises(InvalidEventError, match="mapping"):
         Event("a", properties)
@@ -166,26 +167,16 @@ def test_the_caller_may_change_the_mapping_afterwards() -> None:
 def test_the_caller_may_change_the_mapping_meanwhile() -> None:
     """Scenario 7: the copy is atomic, so an event has the properties of one moment."""
     given: dict[str, int] = {f"k{number}": 0 for number in range(50)}
-    done = threading.Event()
+    numbers = itertools.count(50)
 
-    def change() -> None:
-        number = 50
-        while not done.is_set():
-            given[f"k{number}"] = 0
-            given.pop(f"k{number - 50}")
-            number += 1
+    def change(_: int) -> None:
+        number = next(numbers)
+        given[f"k{number}"] = 0
+        given.pop(f"k{number - 50}")
 
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    thread = threading.Thread(target=change)
-    thread.start()
-    try:
+    with switching_often(), meanwhile(change, [0]):
         for _ in range(2000):
             assert len(Event("a", given).get_property_names()) in (51, 52)
-    finally:
-        done.set()
-        thread.join()
-        sys.setswitchinterval(interval)
 
 
 def test_results_of_an_event_cannot_change_it() -> None:
@@ -216,7 +207,7 @@ class Shouting(Mapping[str, int]):
         raise RuntimeError("neither true nor false")
 
 
-@pytest.mark.parametrize(
+@table(
     "properties",
     [
         {"y": 2, "x": 1},
@@ -262,7 +253,7 @@ def test_another_topic_or_property_makes_another_event() -> None:
         assert not event == other  # noqa: SIM201  # both are asked for
 
 
-@pytest.mark.parametrize("other", [None, 5, "a/b", {"event.topics": "a/b"}, ("a/b", {}), object()])
+@table("other", [None, 5, "a/b", {"event.topics": "a/b"}, ("a/b", {}), object()])
 def test_comparing_with_another_type_is_false(other: Any) -> None:
     """Scenario 6."""
     assert (Event("a/b") == other) is False
@@ -326,7 +317,7 @@ def test_the_topic_can_be_asked_for_in_filters() -> None:
     assert not event.matches("(Topic=*)")
 
 
-@pytest.mark.parametrize("text", ["", "x=1", "(x=1", "(&)", None, 5])
+@table("text", ["", "x=1", "(x=1", "(&)", None, 5])
 def test_objects_that_are_no_filters_are_refused(text: Any) -> None:
     with pytest.raises(InvalidFilterError):
         Event("a").matches(text)
@@ -360,7 +351,7 @@ def test_an_event_may_have_more_than_the_class_says() -> None:
     assert repr(question).startswith("<Question 'a/b'")
 
 
-@pytest.mark.parametrize(
+@table(
     "name",
     ["topic", "get_topic", "properties", "get_property", "get_property_names", "matches", "__eq__", "__hash__",
      "__str__"],

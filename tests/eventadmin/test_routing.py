@@ -10,7 +10,9 @@ import pytest
 from messaging.eventadmin import Event, EventAdmin, EventHandler
 from messaging.eventadmin.event import Event as SameEvent
 from messaging.services import LdapFilter, ServiceRegistry
-from tests.eventadmin.conftest import PATIENCE, Evil, Gate, Hub, Hubs, RaisingFilter, Recorder, eventually, record
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.eventadmin.conftest import Evil, Hub, Hubs, RaisingFilter, Recorder, own_hub, record
 
 # --- topics
 
@@ -43,7 +45,8 @@ def test_handlers_must_only_receive_their_registered_topics(hub: Hub) -> None:
     assert second.topics == [topic for topic, (_, it_is) in table.items() if it_is] * 2
 
 
-@pytest.mark.parametrize("name", ["event.topics", "event.topic", "topic", "EVENT.TOPIC"])
+@table("name", ["event.topics", "event.topic", "topic", "EVENT.TOPIC"])
+@own_hub
 def test_handlers_may_name_their_topics_in_any_way_of_the_rfc(hub: Hub, name: str) -> None:
     """Scenario 3; RFC 97 5.1.2, 6.5.1. A single one need not be in a list."""
     recorder = Recorder()
@@ -85,7 +88,8 @@ def test_handlers_without_topics_get_none_if_the_admin_is_told_so(hubs: Hubs) ->
     assert len(hub.logged("has no event.topics: it gets no events")) == 2
 
 
-@pytest.mark.parametrize("topics", [[], (), set(), frozenset()])
+@table("topics", [[], (), set(), frozenset()])
+@own_hub
 def test_an_empty_list_of_topics_gets_no_events_and_is_logged(hub: Hub, topics: Any) -> None:
     """Scenario 14."""
     recorder = hub.record(topics)
@@ -101,24 +105,25 @@ def test_overlapping_topics_are_one_call_per_event(hub: Hub) -> None:
     assert recorder.topics == ["a/b/c"] * 2
 
 
-@pytest.mark.parametrize(
+@table(
     "topics",
     ["", "a/+", "+", "a*", "*/a", "a/*/b", "a//b", "a/", ["a/b", "b c"], ["a", None], 5, b"a", {"a": 1}, [5], "a.b/*"],
 )
+@own_hub
 def test_a_handler_with_topics_outside_the_grammar_is_ignored(hub: Hub, topics: Any) -> None:
     """RFC 97 5.1.2, 6.5.1: as a whole; and it gets another chance."""
     recorder = Recorder()
     registration = hub.handle(recorder, topics)
     hub.send("a", "a/b", "a/c/b")
     assert recorder.topics == []
-    assert hub.dto(registration) is None
+    assert hub.ignores(registration)
     assert hub.logged(repr(registration.reference), "is ignored", level=logging.ERROR)
     registration.update({"event.topics": "a/b"})
     hub.send("a", "a/b")
     assert recorder.topics == ["a/b"]
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "values", "says"),
     [
         ("target", ["one"], ""),
@@ -127,17 +132,19 @@ def test_a_handler_with_topics_outside_the_grammar_is_ignored(hub: Hub, topics: 
         ("principal", [5], "principal must be a str"),
     ],
 )
+@own_hub
 def test_a_handler_with_an_invalid_property_is_ignored(hub: Hub, name: str, values: list[Any], says: str) -> None:
     for value in values:
         registration = hub.handle(Recorder(), **{name: value})
-        assert hub.dto(registration) is None
+        assert hub.ignores(registration)
         assert hub.logged(repr(registration.reference), "is ignored", says, level=logging.ERROR)
 
 
 # --- filters
 
 
-@pytest.mark.parametrize("name", ["event.filter", "filter"])
+@table("name", ["event.filter", "filter"])
+@own_hub
 def test_topic_and_filter_must_both_agree(hub: Hub, name: str) -> None:
     """Scenario 16; RFC 97 5.1.2, 6.5.2."""
     recorder = Recorder()
@@ -158,7 +165,8 @@ def test_any_property_may_be_in_the_filter(hub: Hub) -> None:
     assert recorder.topics == ["a/b", "b"]
 
 
-@pytest.mark.parametrize("case_sensitive", [False, True])
+@table("case_sensitive", [False, True])
+@own_hub
 def test_a_filter_may_be_given_parsed_and_case_still_counts(hub: Hub, case_sensitive: bool) -> None:
     """RFC 97 5.7.1."""
     exact = hub.record(filter=LdapFilter("(Colour=red)", case_sensitive=case_sensitive))
@@ -167,7 +175,8 @@ def test_a_filter_may_be_given_parsed_and_case_still_counts(hub: Hub, case_sensi
     assert (exact.topics, other.topics) == (["a"], [])
 
 
-@pytest.mark.parametrize("filter_", ["(x=1", "x=1", "(&)", "  ", 5, ["(x=1)"], b"(x=1)"])
+@table("filter_", ["(x=1", "x=1", "(&)", "  ", 5, ["(x=1)"], b"(x=1)"])
+@own_hub
 def test_a_handler_with_a_filter_that_does_not_parse_is_ignored(hub: Hub, filter_: Any) -> None:
     """Scenario 17; RFC 97 5.1.2: the filter MUST be a string with a filter. No filter is something else."""
     recorder = Recorder()
@@ -334,8 +343,7 @@ def test_handlers_get_the_events_of_all_admins_they_do_not_exclude(hubs: Hubs) -
 def test_two_admins_may_deliver_to_one_handler_at_the_same_time(hubs: Hubs) -> None:
     """They have nothing in common but the registry: order is that of each."""
     one, other = hubs(), hubs()
-    gate = Gate()
-    one.handle(gate)
+    gate = one.gate()
     one.admin.post_event(Event("a"))
     other.admin.post_event(Event("b"))
     gate.wait()
@@ -347,7 +355,8 @@ def test_two_admins_may_deliver_to_one_handler_at_the_same_time(hubs: Hubs) -> N
 # --- what events are
 
 
-@pytest.mark.parametrize("publish", ["post_event", "send_event"])
+@table("publish", ["post_event", "send_event"])
+@own_hub
 def test_objects_that_are_no_events_are_refused(hub: Hub, publish: str) -> None:
     for wrong, problem in (("a/b", "of type str"), ({"event.topics": "a"}, "of type dict"), (None, "not None")):
         with pytest.raises(ValueError, match=problem):
@@ -371,19 +380,15 @@ def test_handlers_get_the_event_itself(hub: Hub) -> None:
 
 
 def test_the_dto_tells_about_handlers(hub: Hub) -> None:
-    gate = Gate()
-    first = hub.handle(gate, ["a/*", "b"], filter="( x =1)", ranking=1)
-    second = hub.handle(Recorder(), delivery="async.unordered")
-    third = hub.handle(Recorder(), ["a/b"])
+    gate = hub.gate(topics=["a/*", "b"], filter="( x =1)", ranking=1)
+    second, third = hub.record(delivery="async.unordered"), hub.record(["a/b"])
     for _ in range(3):
         hub.admin.post_event(Event("a/b", {"x": "1"}))
     gate.wait()
-    eventually(lambda: hub.dto(second).waiting == 0, "the unordered one does not wait")  # type: ignore[union-attr]
-    mine, _, other = hub.dto(first), hub.dto(second), hub.dto(third)
-    assert mine is not None
-    assert other is not None
+    eventually(lambda: hub.dto(second).waiting == 0, "the unordered one does not wait")
+    mine, other = hub.dto(gate), hub.dto(third)
     assert (mine.kind, mine.topics, mine.filter) == ("EventHandler", ("a/*", "b"), "(x=1)")
-    assert mine.name == f"{first.reference!r} (Gate.handle_event)"
+    assert mine.name == f"{gate.registration.reference!r} (Gate.handle_event)"
     assert (mine.waiting, other.waiting, hub.admin.get_dto().waiting) == (2, 3, 5)
     assert (mine.blocked, mine.failures, mine.dropped, mine.principal) == (None, 0, 0, None)
     assert hub.admin.get_dto().name == hub.admin.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import threading
@@ -28,18 +29,10 @@ from messaging.eventadmin import (
     TopicPolicy,
 )
 from messaging.services import LdapFilter, ServiceEventKind, ServiceRegistry
-from tests.eventadmin.conftest import (
-    PATIENCE,
-    AsyncRecorder,
-    Failing,
-    Gate,
-    Hub,
-    Hubs,
-    RaisingFilter,
-    Recorder,
-    eventually,
-    on,
-)
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.dispatch.helpers import renewed
+from tests.eventadmin.conftest import AsyncRecorder, Hub, Hubs, RaisingFilter, Recorder, on, opened_hub, own_hub
 from tests.threads import in_background, in_threads
 
 SERVICE = "org/osgi/framework/ServiceEvent"
@@ -65,7 +58,7 @@ def log() -> Iterator[logging.Logger]:
         log.removeHandler(each)
 
 
-@pytest.mark.parametrize(
+@table(
     ("error", "class_", "message"),
     [
         (ValueError("boom"), "builtins.ValueError", "boom"),
@@ -75,6 +68,7 @@ def log() -> Iterator[logging.Logger]:
         (KeyboardInterrupt(), "builtins.KeyboardInterrupt", None),
     ],
 )
+@own_hub
 def test_the_properties_of_an_exception_agree(
     hub: Hub, log: logging.Logger, error: BaseException, class_: str, message: str | None
 ) -> None:
@@ -310,9 +304,18 @@ def test_records_that_are_odd_do_no_harm(hub: Hub, log: logging.Logger, capsys: 
 @pytest.fixture
 def rooted(hub: Hub) -> Iterator[LogEvents]:
     """All that is logged anywhere."""
-    root = logging.getLogger()
-    with LogEvents(hub.admin, root) as source:
+    with LogEvents(hub.admin, logging.getLogger()) as source:
         yield source
+
+
+@contextlib.contextmanager
+def opened_rooted_hub(caplog: pytest.LogCaptureFixture) -> Iterator[Hub]:
+    with opened_hub(caplog) as hub, LogEvents(hub.admin, logging.getLogger()):
+        yield hub
+
+
+#: gives each row of a table a hub that posts all that is logged anywhere
+own_rooted_hub = renewed("hub", opened_rooted_hub, "caplog")
 
 
 def settled(hub: Hub, recorder: Recorder) -> list[str]:
@@ -329,19 +332,18 @@ here = logging.getLogger("here")
 
 def test_a_handler_of_log_events_that_raises_must_not_feed_itself(hub: Hub, rooted: LogEvents) -> None:
     """Scenario 51: its failure is logged, and the record is not posted to any handler."""
-    failing, recorder = Failing(ValueError("boom")), hub.record(LOG)
-    hub.handle(failing, LOG)
-    hub.handle(Failing(ValueError("boom")), "*")
+    recorder = hub.record(LOG)
+    for topics in (LOG, "*"):
+        hub.failing(ValueError("boom"), topics)
     here.error("once")
     assert settled(hub, recorder) == ["once"]
     assert not [each for each in recorder.of("message") if "failed on" in each]
     assert len(hub.logged("failed on the event 'org/osgi/service/log/LogEntry'")) == 2 * len(recorder.events)
 
 
-@pytest.mark.parametrize("kind", ["function", "coroutine", "task", "unordered", "returns an awaitable"])
-def test_a_handler_of_log_events_may_log(
-    hub: Hub, rooted: LogEvents, loop: asyncio.AbstractEventLoop, kind: str
-) -> None:
+@table("kind", ["function", "coroutine", "task", "unordered", "returns an awaitable"])
+@own_rooted_hub
+def test_a_handler_of_log_events_may_log(hub: Hub, loop: asyncio.AbstractEventLoop, kind: str) -> None:
     """Scenario 51."""
     recorder = hub.record(LOG)
 
@@ -364,10 +366,11 @@ def test_a_handler_of_log_events_may_log(
     assert settled(hub, recorder) == ["once"]
 
 
-@pytest.mark.parametrize("publish", ["post", "send", "send elsewhere", "asend"])
-@pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
+@table("publish", ["post", "send", "send elsewhere", "asend"])
+@table("delivery", ["async.ordered", "async.unordered"])
+@own_rooted_hub
 def test_log_records_caused_by_log_events_are_not_posted(
-    hub: Hub, rooted: LogEvents, loop: asyncio.AbstractEventLoop, publish: str, delivery: str
+    hub: Hub, loop: asyncio.AbstractEventLoop, publish: str, delivery: str
 ) -> None:
     """Scenario 51: log event, another event, a handler of that which logs: it would go round for ever."""
     recorder, alarms = hub.record(LOG), hub.record("alarm/*")
@@ -394,7 +397,7 @@ def test_log_records_caused_by_log_events_are_not_posted(
     else:
         hub.handle(alarm, LOG, filter=filter_, delivery=delivery)
     hub.handle(again, "alarm/*", delivery=delivery)
-    hub.handle(Failing(ValueError("boom")), "alarm/*")
+    hub.failing(ValueError("boom"), "alarm/*")
     here.error("once")
     eventually(lambda: len(alarms.events) == 2, "both alarms")
     assert settled(hub, recorder) == ["once"]
@@ -457,8 +460,7 @@ def test_threads_may_log_while_log_events_are_delivered(hub: Hub, log: logging.L
 
 def test_that_a_handler_of_log_events_is_blocked_is_posted_to_the_others(hub: Hub, rooted: LogEvents) -> None:
     """Scenarios 38 and 51."""
-    gate, recorder = Gate(), hub.record(LOG)
-    hub.handle(gate, LOG, filter="(log.logger=here)", timeout=0.1)
+    gate, recorder = hub.gate(topics=LOG, filter="(log.logger=here)", timeout=0.1), hub.record(LOG)
     here.error("once")
     gate.wait()
     eventually(lambda: [each for each in recorder.of("message") if "is blocked" in each], "the others hear of it")
@@ -470,8 +472,7 @@ def test_that_a_handler_of_log_events_is_blocked_is_posted_to_the_others(hub: Hu
 
 def test_a_handler_of_log_events_may_be_blocked_for_its_failures(hubs: Hubs, log: logging.Logger) -> None:
     hub = hubs(tolerance=Tolerance(failures=2))
-    failing = Failing(ValueError("boom"))
-    hub.handle(failing, LOG)
+    failing = hub.failing(ValueError("boom"), LOG)
     dispatch = logging.getLogger("messaging.dispatch")
     with LogEvents(hub.admin, log), LogEvents(hub.admin, dispatch):
         for number in range(5):
@@ -483,8 +484,7 @@ def test_a_handler_of_log_events_may_be_blocked_for_its_failures(hubs: Hubs, log
 def test_no_lock_of_logging_is_held_while_log_events_are_posted(hub: Hub, log: logging.Logger) -> None:
     """Scenario 41: posting may have to wait for handlers, which may log."""
     hub.admin._queue._room.limit = 1
-    gate = Gate()
-    hub.handle(gate, LOG)
+    gate = hub.gate(topics=LOG)
     with LogEvents(hub.admin, log):
         joins = [in_background(functools.partial(log.error, "%d", number)) for number in range(4)]
         gate.wait()
@@ -568,7 +568,8 @@ def test_configuration_events_are_posted(hub: Hub) -> None:
     assert len(recorder.events) == 3
 
 
-@pytest.mark.parametrize("wrong", [("", None), (None, None), (5, None), ("a", ""), ("a", 5)])
+@table("wrong", [("", None), (None, None), (5, None), ("a", ""), ("a", 5)])
+@own_hub
 def test_a_pid_is_a_text(hub: Hub, wrong: Any) -> None:
     configurations = ConfigurationEvents(hub.admin)
     for call in (configurations.updated, configurations.deleted):

@@ -34,10 +34,13 @@ from messaging.errors import (
 )
 from messaging.journal import Journal
 from messaging.services import ServiceRegistry
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from messaging.typedevent import DurableHistory, MonitorEvent, RangePolicy, TypedEventBus, TypedEventMonitor
 from messaging.typedevent.durable import DurableHistoryDTO
 from tests.disks import ballast
-from tests.typedevent.conftest import PATIENCE, Bus, Item, Order, Recorder, eventually, logged
+from tests.typedevent import conftest as handlers
+from tests.typedevent.conftest import Bus, Item, Order, logged, own_bus
 
 ALL = {"*": RangePolicy.unlimited()}
 #: seconds; short, so that nothing waits for it
@@ -75,15 +78,33 @@ def opened(folder: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Open]:
         each.close()
 
 
+class Sequences(Recorder[int]):
+    """An observer that records the sequences of its events."""
+
+    def on_next(self, item: Any) -> None:
+        self.append(item.sequence)
+
+
+class Slow(Sequences):
+    """It returns from its events once it is opened."""
+
+    def __init__(self) -> None:
+        super().__init__(self._stay)
+        self.begun: Recorder[int] = Recorder()
+        self.opened = threading.Event()
+
+    def _stay(self, sequence: int) -> None:
+        self.begun.append(sequence)
+        assert self.opened.wait(PATIENCE)
+
+
 def replayed(bus: TypedEventBus, since: Any = 0, topics: Any = "*", **options: Any) -> list[MonitorEvent]:
     """Return what ``replay`` emits before the live events."""
-    found: list[MonitorEvent] = []
-    failures: list[Exception] = []
-    subscription = bus.monitor.replay(since, topics, **options).subscribe(found.append, failures.append)
-    bus.monitor.flush().result(PATIENCE)
-    subscription.dispose()
-    if failures:
-        raise failures[0]
+    found: Recorder[MonitorEvent] = Recorder()
+    with bus.monitor.replay(since, topics, **options).subscribe(found):
+        bus.monitor.flush().result(PATIENCE)
+    if found.error is not None:
+        raise found.error
     return found
 
 
@@ -115,7 +136,7 @@ def test_a_late_handler_gets_events_of_earlier_runs(opened: Open) -> None:
         bus.numbered("a 1", "b 2", "a 3")
     with opened() as bus:
         bus.numbered("a 4")
-        late = Recorder().untyped(bus, ["a", "b"], history=3)
+        late = handlers.Recorder().untyped(bus, ["a", "b"], history=3)
         bus.numbered("a 5")
         bus.drain()
     assert late.numbered == ["b 2", "a 3", "a 4", "a 5"]
@@ -126,7 +147,7 @@ def test_a_typed_handler_gets_events_of_earlier_runs_as_its_type(opened: Open) -
     with opened() as bus:
         bus.send("orders", *sent)
     with opened() as bus:
-        late = Recorder().typed(bus, "orders", type=Order, history=10)
+        late = handlers.Recorder().typed(bus, "orders", type=Order, history=10)
         bus.drain()
     assert late.data == sent
 
@@ -233,17 +254,12 @@ class Everything:
 def test_every_kind_of_value_survives(opened: Open) -> None:
     with opened() as bus:
         bus.deliver(Everything(), "a")
-        bus.deliver_untyped(
-            "b",
-            {
-                "$only": float("-inf"),
-            },
-        )
+        bus.deliver_untyped("b", {"$only": float("-inf")})
         bus.deliver_untyped("b", {"$only": {"$bytes": "no base64"}})
         bus.deliver_untyped("b", {"text": "\ud800"})
     with opened() as bus:
-        late = Recorder().typed(bus, "a", type=Everything, history=1)
-        maps = Recorder().untyped(bus, "b", history=9)
+        late = handlers.Recorder().typed(bus, "a", type=Everything, history=1)
+        maps = handlers.Recorder().untyped(bus, "b", history=9)
         bus.drain()
     assert late.data == [Everything()]
     assert maps.data == [{"$only": float("-inf")}, {"$only": {"$bytes": "no base64"}}, {"text": "\ud800"}]
@@ -334,20 +350,15 @@ def test_a_slow_observer_of_a_long_replay_holds_up_only_itself(opened: Open, mon
     bus = opened()
     bus.count(range(1000))
     stored(bus)
-    opening, found, others = threading.Event(), [], []
-
-    def slow(event: MonitorEvent) -> None:
-        assert opening.wait(PATIENCE)
-        found.append(event.sequence)
-
-    with bus.monitor.replay(0).subscribe(slow), bus.monitor.replay(0).subscribe(others.append):
+    slow, others = Slow(), Sequences()
+    with bus.monitor.replay(0).subscribe(slow), bus.monitor.replay(0).subscribe(others):
         bus.count(range(1000, 1100))
-        eventually(lambda: len(others) == 1100)
+        others.wait_for(1100)
         flushed = bus.monitor.flush()
         assert not flushed.done()
-        opening.set()
+        slow.opened.set()
         flushed.result(PATIENCE)
-    assert found == [*range(1, 1101)]
+    assert slow == others == [*range(1, 1101)]
 
 
 def test_closing_the_bus_completes_a_replay_after_all_events(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,38 +366,30 @@ def test_closing_the_bus_completes_a_replay_after_all_events(opened: Open, monke
     bus = opened()
     bus.count(range(500))
     stored(bus)
-    opening, completed, found = threading.Event(), threading.Event(), []
-
-    def slow(event: MonitorEvent) -> None:
-        assert opening.wait(PATIENCE)
-        found.append(event.sequence)
-
-    bus.monitor.replay(0).subscribe(slow, on_completed=completed.set)
+    slow, late = Slow(), Sequences()
+    bus.monitor.replay(0).subscribe(slow)
     bus.count(range(500, 600))
     bus.close()
-    opening.set()
-    assert completed.wait(PATIENCE)
-    assert found == [*range(1, 601)]
-    failed: list[Exception] = []
-    bus.monitor.replay(0).subscribe(on_error=failed.append)
-    assert isinstance(failed[0], ClosedError)
+    slow.opened.set()
+    slow.wait_completed()
+    assert slow == [*range(1, 601)]
+    bus.monitor.replay(0).subscribe(late)
+    assert isinstance(late.error, ClosedError)
 
 
 def test_an_observer_that_raises_ends_its_replay(opened: Open) -> None:
     bus = opened()
     bus.count(range(5))
-    found: list[int] = []
-    failed: list[Exception] = []
 
-    def failing(event: MonitorEvent) -> None:
-        found.append(event.sequence)
-        if event.sequence == 2:
+    def fail(sequence: int) -> None:
+        if sequence == 2:
             raise KeyError("x")
 
-    bus.monitor.replay(0).subscribe(failing, failed.append)
+    failing = Sequences(fail)
+    bus.monitor.replay(0).subscribe(failing)
     bus.monitor.flush().result(PATIENCE)
-    assert found == [1, 2]
-    assert isinstance(failed[0], KeyError)
+    assert failing == [1]
+    assert isinstance(failing.error, KeyError)
     assert bus.get_dto().monitors == 0
     assert numbers(replayed(bus)) == [*range(5)]
 
@@ -413,7 +416,8 @@ def test_a_disposed_replay_reads_no_more(opened: Open, monkeypatch: pytest.Monke
     assert found == [1, 2, 3]
 
 
-@pytest.mark.parametrize("since", [-1, True, 1.5, "1", None])
+@table("since", [-1, True, 1.5, "1", None])
+@own_bus
 def test_replay_refuses_other_beginnings(bus: Bus, since: Any) -> None:
     with pytest.raises(ArgumentError, match="since must be a sequence"):
         bus.monitor.replay(since)
@@ -508,22 +512,17 @@ def test_a_replay_that_the_bounds_overtake_counts_what_it_missed(opened: Open, m
     bus = opened(max_bytes=100_000, max_pending=100_000)
     bus.count(range(2000))  # more than one read of the journal takes
     stored(bus)
-    opening, found = threading.Event(), []
-
-    def slow(event: MonitorEvent) -> None:
-        found.append(event.sequence)
-        assert opening.wait(PATIENCE)
-
+    slow = Slow()
     with bus.monitor.replay(0).subscribe(slow):
-        eventually(lambda: bool(found))
+        slow.begun.wait_for(1)
         for begin in range(2000, 8000, 500):
             bus.count(range(begin, begin + 500))
             stored(bus)
-        opening.set()
+        slow.opened.set()
         bus.monitor.flush().result(PATIENCE)
-        assert found == sorted({*found})
-        assert found[-1] == 8000
-        assert bus.monitor.missed == 8001 - found[0] - len(found) > 0
+        assert slow == sorted({*slow})
+        assert slow[-1] == 8000
+        assert bus.monitor.missed == 8001 - slow[0] - len(slow) > 0
     assert bus.monitor.missed > 0
 
 
@@ -571,7 +570,7 @@ def test_a_full_disk_is_an_error_at_construction(opened: Open, disk_of: Callable
 def test_a_disk_that_fills_up_costs_old_events_and_not_the_bus(opened: Open, disk_of: Callable[[str], Path]) -> None:
     disk = disk_of("1m")
     bus = opened(path=disk / "history", max_pending=100_000)
-    handler = Recorder().untyped(bus, "a")
+    handler = handlers.Recorder().untyped(bus, "a")
     bus.count(range(100))
     stored(bus)
     file = ballast(disk)
@@ -591,7 +590,7 @@ def test_a_disk_that_fails_is_logged_and_counted_and_the_bus_goes_on(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = opened()
-    handler = Recorder().untyped(bus, "a")
+    handler = handlers.Recorder().untyped(bus, "a")
     bus.numbered("a 1")
     stored(bus)
     real = os.fdatasync
@@ -645,26 +644,26 @@ def test_a_damaged_end_costs_no_sequence_twice(opened: Open, folder: Path) -> No
         assert replayed(bus)[-1].sequence == 11
 
 
-@pytest.mark.parametrize("content", [None, b"", b"\xff", b"[]", b'{"next": true}', b'{"next": -5}', b"[" * 100_000])
+@table("content", [None, b"", b"\xff", b"[]", b'{"next": true}', b'{"next": -5}', b"[" * 100_000])
 def test_without_the_file_of_sequences_no_number_is_used_again(
-    opened: Open, folder: Path, content: bytes | None
+    opened: Open, tmp_path: Path, content: bytes | None
 ) -> None:
-    with opened() as bus:
+    with opened(path=tmp_path) as bus:
         bus.count(range(10))
-    file = folder / "sequences.json"
+    file = tmp_path / "sequences.json"
     assert json.loads(file.read_bytes())["next"] == 11
     if content is None:
         file.unlink()
     else:
         file.write_bytes(content)
-    with opened() as bus:
+    with opened(path=tmp_path) as bus:
         assert bus.logged("sequences.json of its durable history cannot be used", level=logging.ERROR)
         bus.numbered("a 10")
         assert replayed(bus)[-1].sequence > 1000
         assert numbers(replayed(bus)) == [*range(11)]
 
 
-@pytest.mark.parametrize(
+@table(
     "payload",
     [
         b"", b"\xff", b"[]", b"{}", b'{"event":2}', b'{"event":1,"topic":"a//b","sequence":1,"time":1,"data":{}}',
@@ -679,12 +678,12 @@ def test_without_the_file_of_sequences_no_number_is_used_again(
         b"[" * 100_000,
     ],
 )  # fmt: skip
-def test_records_that_are_no_events_are_left_out_and_logged(opened: Open, folder: Path, payload: bytes) -> None:
-    with Journal.open(folder) as journal:
+def test_records_that_are_no_events_are_left_out_and_logged(opened: Open, tmp_path: Path, payload: bytes) -> None:
+    with Journal.open(tmp_path) as journal:
         journal.append("a", payload, message_id="1")
         journal.append("a", payload, message_id="2")
-    with opened() as bus:
-        late = Recorder().untyped(bus, "a", history=9)
+    with opened(path=tmp_path) as bus:
+        late = handlers.Recorder().untyped(bus, "a", history=9)
         bus.send_each([3])
         assert late.of("n") == [3]
         assert numbers(replayed(bus)) == [3]
@@ -728,11 +727,9 @@ def test_a_forked_child_stores_nothing(opened: Open) -> None:
             code = 0
         finally:
             os._exit(code)
-    deadline = time.monotonic() + PATIENCE
-    while (found := os.waitpid(child, os.WNOHANG))[0] == 0:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert found[1] == 0
+    ended: dict[int, int] = {}
+    eventually(lambda: ended.update([os.waitpid(child, os.WNOHANG)]) or child in ended, "the child ends")
+    assert ended[child] == 0
     bus.numbered("a 4")
     bus.close()
     with opened() as bus:
@@ -742,7 +739,7 @@ def test_a_forked_child_stores_nothing(opened: Open) -> None:
 # --- options
 
 
-@pytest.mark.parametrize(
+@table(
     "wrong",
     [
         {"path": ""}, {"path": "a\x00b"}, {"path": 7}, {"topics": []}, {"topics": 7}, {"window": -1},

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import pytest
 
 from messaging.services import ServiceRegistry
+from messaging.testing.waiting import PATIENCE, eventually
 from messaging.typedevent import DurableHistory, MonitorEvent, TypedEventBus
 from tests.forking import ForkedProcess
-from tests.typedevent.conftest import PATIENCE, eventually
 
 PROGRAM = """
 import os, random, sys, threading, time
@@ -33,11 +33,11 @@ def publish(thread):
             bus.deliver_untyped(f"a/{thread}", {"run": run, "n": n, "text": "x" * choose.randrange(200)})
             os.write(1, b"n %d %d %.6f\\n" % (thread, n, time.monotonic()))
             n += 1
-        time.sleep(choose.random() / 200)
+        time.sleep(choose.random() / 200)  # sleeps: it publishes at random times until it is killed
 
 for thread in range(2):
     threading.Thread(target=publish, args=(thread,), daemon=True).start()
-time.sleep(60)
+time.sleep(60)  # sleeps: until it is killed
 """
 
 
@@ -57,7 +57,7 @@ def killed(path: Path, out: Path, run: int, window: float, after: float) -> Run:
         process = ForkedProcess(PROGRAM, (str(path), str(run), str(window)), stdout=writing)
         with process.stdin, process.stderr:
             eventually(lambda: out.stat().st_size > 0)
-            time.sleep(after)
+            time.sleep(after)  # sleeps: the process is killed at a random time
             at = time.monotonic()
             process.kill()
             process.wait(PATIENCE)
@@ -85,7 +85,10 @@ def read(path: Path) -> list[MonitorEvent]:
     return found
 
 
-@pytest.mark.parametrize(("window", "seed"), [(0.0, 1), (0.1, 2), (0.4, 3)])
+@pytest.mark.parametrize(
+    ("window", "seed"),
+    [(0.1, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((0.0, 1), (0.4, 3)))],
+)
 def test_a_killed_process_loses_at_most_the_window(tmp_path: Path, window: float, seed: int) -> None:
     choose = random.Random(seed)
     path = tmp_path / "history"

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from messaging.services import ServiceRegistry
+from messaging.testing.waiting import PATIENCE, eventually
 from messaging.typedevent import DurableHistory, MonitorEvent, RangePolicy
-from tests.typedevent.conftest import PATIENCE, Bus, Recorder, eventually, in_threads, matches
+from tests.typedevent.conftest import Bus, Recorder, in_threads, matches
 
 TOPICS = ["a/x", "a/y", "b", "c"]
 #: of the bus; "c" is not recorded

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from typing import Any
 
 import pytest
@@ -17,9 +16,12 @@ from messaging.errors import (
     NullEventError,
 )
 from messaging.services import ServiceRegistry
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
 from messaging.typedevent import RangePolicy, TypedEventPublisher
 from tests.dispatch.helpers import FILTERS, NEITHER
-from tests.typedevent.conftest import ORDERS, Bus, Gate, Order, Recorder, in_threads
+from tests.threads import in_background
+from tests.typedevent.conftest import ORDERS, SOON, Bus, Gate, Order, Recorder, in_threads, own_bus
 
 
 @pytest.fixture
@@ -37,7 +39,8 @@ def test_the_topic_of_a_publisher_is_that_it_was_made_for_even_when_it_is_closed
     assert publisher.topic == "a/b"
 
 
-@pytest.mark.parametrize("topic", [*NEITHER, *FILTERS], ids=ascii)
+@table("topic", [*NEITHER, *FILTERS], ids=ascii)
+@own_bus
 def test_an_invalid_topic_is_refused_when_the_publisher_is_made(bus: Bus, topic: str) -> None:
     """Scenario 16; 157.3.4."""
     for more in ((), (Order,)):
@@ -199,18 +202,11 @@ def test_a_publisher_that_waits_for_room_when_the_bus_is_closed_does_not_hang(bu
     gate.wait()
     for _ in range(10_000):
         publisher.deliver_untyped({})
-    ended = threading.Event()
-
-    def publish() -> None:
-        publisher.deliver_untyped({})
-        ended.set()
-
-    thread = threading.Thread(target=publish, daemon=True)
-    thread.start()
-    assert not ended.wait(0.1)
-    bus.close(0.2)
-    thread.join(5)
-    assert not thread.is_alive()
+    join = in_background(lambda: publisher.deliver_untyped({}))
+    (lane,) = bus.lifecycle.lanes()
+    eventually(lambda: lane._room.is_awaited, "it waits for room")
+    bus.close(SOON)
+    join()
     gate.opened.set()
 
 

@@ -18,9 +18,11 @@ from pydantic import BaseModel, SecretStr
 
 from messaging.dispatch import dispatcher
 from messaging.errors import ArgumentError, InvalidEventError, InvalidTopicError, NullEventError
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from messaging.typedevent import MonitorEvent, topic_of
 from tests.dispatch.helpers import FILTERS, NEITHER, TOPICS
-from tests.typedevent.conftest import ORDERS, PATIENCE, Bus, Gate, Item, Order, Recorder, eventually, in_threads
+from tests.typedevent.conftest import ORDERS, Bus, Gate, Item, Order, Recorder, in_threads, own_bus
 
 
 class Outer:
@@ -84,7 +86,8 @@ def test_a_topic_that_breaks_the_grammar_is_refused_in_the_caller_and_no_handler
     assert watcher.saw_nothing()
 
 
-@pytest.mark.parametrize("topic", [5, b"a", ["a"], {"a": 1}, Order(1), object()], ids=lambda each: type(each).__name__)
+@table("topic", [5, b"a", ["a"], {"a": 1}, Order(1), object()], ids=lambda each: type(each).__name__)
+@own_bus
 def test_a_topic_that_is_no_text_is_refused(bus: Bus, topic: Any) -> None:
     with pytest.raises(InvalidTopicError, match="must be a str"):
         bus.deliver(Order(1), topic)
@@ -120,11 +123,12 @@ def test_topics_are_case_sensitive(bus: Bus) -> None:
     assert received.topics == ["Foo/bar"]
 
 
-@pytest.mark.parametrize(
+@table(
     "event",
     [5, "a", b"a", 1.5, True, [1], ("a", 1), {"a"}, datetime.now(UTC), Order, object(), ValueError("no"), re.ASCII],
     ids=lambda each: type(each).__name__,
 )
+@own_bus
 def test_objects_without_fields_are_no_events(bus: Bus, event: Any) -> None:
     """157.2.1."""
     watcher = Watcher(bus)
@@ -153,7 +157,7 @@ def _endless_list() -> list[Any]:
     return part
 
 
-@pytest.mark.parametrize(
+@table(
     ("event", "says"),
     [
         ({5: 1}, "the keys of an event are str: in the event there is a int$"),
@@ -167,6 +171,7 @@ def _endless_list() -> list[Any]:
         ({"a": _endless_list()}, r"must be a tree: a\[0\].b is a part of itself$"),
     ],
 )
+@own_bus
 def test_untyped_data_that_no_event_can_have_is_refused_with_its_place(bus: Bus, event: Any, says: str) -> None:
     """157.2.2: whether the topic is observed or not."""
 
@@ -245,7 +250,8 @@ class Plain:
         self.items = []
 
 
-@pytest.mark.parametrize("event", [Model(x=1), Tuple(1), Plain(1)], ids=lambda each: type(each).__name__)
+@table("event", [Model(x=1), Tuple(1), Plain(1)], ids=lambda each: type(each).__name__)
+@own_bus
 def test_any_class_with_fields_makes_typed_events(bus: Bus, event: Any) -> None:
     """157.2.1, 157.3.2."""
     as_map = Recorder().untyped(bus, topic_of(type(event)))

@@ -8,7 +8,6 @@ import functools
 import itertools
 import logging
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -18,18 +17,21 @@ from typing import Annotated, Any, ClassVar, Generic, Optional, TypeVar
 import pytest
 
 from messaging.errors import ArgumentError
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from messaging.typedevent import TypedEventHandler, UntypedEventHandler, topic_of
+from tests.dispatch.helpers import switching_often
 from tests.typedevent.conftest import (
     ORDERS,
-    PATIENCE,
     Bus,
     Invoice,
     Item,
     Order,
     Recorder,
     RushOrder,
-    eventually,
+    coroutine_of,
     named,
+    own_bus,
 )
 
 T = TypeVar("T")
@@ -174,7 +176,8 @@ def test_without_topics_a_handler_gets_those_of_the_topic_of_its_type_as_instanc
     assert handler.events == [(ORDERS, Order(5, items=[Item("a")])), (ORDERS, Order(7))]
 
 
-@pytest.mark.parametrize("wanted", [RushOrder, topic_of(RushOrder).replace("/", ".")], ids=["class", "name"])
+@table("wanted", [RushOrder, topic_of(RushOrder).replace("/", ".")], ids=["class", "name"])
+@own_bus
 def test_event_type_goes_before_the_reified_type_as_target_and_as_default_topic(bus: Bus, wanted: Any) -> None:
     """Scenario 27; 157.4.1."""
     handler = Orders().typed(bus, type=wanted)
@@ -194,8 +197,9 @@ def test_topics_select_events_and_the_type_converts_them(bus: Bus) -> None:
     assert handler.events == [("foo", Order(2)), ("foo/bar", Order(3, "c"))]
 
 
-@pytest.mark.parametrize("topics", [None, ["foo"], "*"])
-@pytest.mark.parametrize("make", [lambda: Base[Any](), Recorder, lambda: lambda topic, event: None])
+@table("topics", [None, ["foo"], "*"])
+@table("make", [lambda: Base[Any](), Recorder, lambda: lambda topic, event: None])
+@own_bus
 def test_a_handler_whose_type_cannot_be_found_is_ignored_and_logged(
     bus: Bus, make: Callable[[], Any], topics: Any
 ) -> None:
@@ -209,7 +213,7 @@ def test_a_handler_whose_type_cannot_be_found_is_ignored_and_logged(
     assert bus.handler_of(registration) is not None
 
 
-@pytest.mark.parametrize(
+@table(
     "name",
     [
         *("no.such.module.Order", "Order", "", "...", ".a.B", "a..B"),
@@ -220,6 +224,7 @@ def test_a_handler_whose_type_cannot_be_found_is_ignored_and_logged(
     ],
     ids=lambda each: repr(each).partition(" at 0x")[0][:40],
 )
+@own_bus
 def test_a_handler_whose_event_type_cannot_be_loaded_is_ignored_and_logged(
     bus: Bus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: Any
 ) -> None:
@@ -242,7 +247,7 @@ def test_a_handler_whose_event_type_cannot_be_loaded_is_ignored_and_logged(
             bus.on("*", handler=handler.notify, type=name)
 
 
-@pytest.mark.parametrize(
+@table(
     "name",
     [
         "tests.typedevent.test_typed_handlers.Shop.Order",
@@ -251,6 +256,7 @@ def test_a_handler_whose_event_type_cannot_be_loaded_is_ignored_and_logged(
     ],
     ids=str,
 )
+@own_bus
 def test_event_type_may_be_a_class_within_a_class(bus: Bus, name: Any) -> None:
     handler = Recorder().typed(bus, type=name)
     bus.send(topic_of(Shop.Order), {"id": 1})
@@ -282,13 +288,14 @@ def test_properties_are_found_in_any_case(bus: Bus) -> None:
     assert filtered.data == [{"id": 2}]
 
 
-@pytest.mark.parametrize(
+@table(
     "make",
     [
         *(Orders, OfBase, OfPair, OfChild, ByName, BaseByName, Mixed, Base[Order], Pair[Item, Order], ByAnnotation),
         *(Duck, Unknown, Defaults, OnlyEvent, CallableObject, AsyncCallableObject, AsyncNotify, SyncAwaitable),
     ],
 )
+@own_bus
 def test_the_type_is_found_wherever_a_class_says_it(bus: Bus, make: Callable[[], Any]) -> None:
     """157.4.1: the parameter of the interface, through bases and type variables; or an annotation, if it has none."""
     handler = make()
@@ -302,7 +309,8 @@ def test_the_type_is_found_wherever_a_class_says_it(bus: Bus, make: Callable[[],
     assert type(handler).__name__ in found.name
 
 
-@pytest.mark.parametrize("make", [SeveralOrders, SeveralByName])
+@table("make", [SeveralOrders, SeveralByName])
+@own_bus
 def test_type_variables_and_names_are_found_within_a_type(bus: Bus, make: Callable[[], Any]) -> None:
     handler = make()
     bus.typed(handler, "a")
@@ -405,7 +413,8 @@ class MissingMethod:
         pass
 
 
-@pytest.mark.parametrize("handler", [missing, failing, MissingMethod(), functools.partial(missing)])
+@table("handler", [missing, failing, MissingMethod(), functools.partial(missing)])
+@own_bus
 def test_an_annotation_that_cannot_be_resolved_is_refused_and_in_the_registry_ignored_and_logged(
     bus: Bus, handler: Any
 ) -> None:
@@ -496,6 +505,16 @@ def test_failing_to_convert_is_not_the_handler_s_failure(bus: Bus) -> None:
     assert (found.failures, found.blocked) == (0, None)
 
 
+def meeting(recorder: Recorder, barrier: threading.Barrier) -> Callable[[str, Any], None]:
+    """Return a handler that waits in each event for others: they need a thread each, and go on together."""
+
+    def handle(topic: str, event: Any) -> None:
+        recorder.notify(topic, event)
+        barrier.wait(PATIENCE)
+
+    return handle
+
+
 class Counted:
     """Counts how often it is made."""
 
@@ -504,7 +523,6 @@ class Counted:
 
     def __init__(self, x: int) -> None:
         next(self.made)
-        time.sleep(0.02)  # so that others come meanwhile
         self.x = x
 
 
@@ -512,31 +530,16 @@ def test_an_event_is_converted_once_however_many_handlers_want_it(bus: Bus) -> N
     """On however many threads and loops; the one who comes first does it."""
     Counted.made = itertools.count()
     handlers = [Recorder() for _ in range(6)]
-    slow = [Recorder() for _ in range(4)]
-    later: list[Any] = []
-
-    def slowly(recorder: Recorder) -> Callable[[str, Any], None]:
-        def handle(topic: str, event: Any) -> None:
-            recorder.notify(topic, event)
-            time.sleep(0.03)  # so that there are several threads
-
-        return handle
-
-    async def keep(event: Any) -> None:
-        later.append(event)
-
-    for each in handlers:
+    together, later = [Recorder() for _ in range(4)], Recorder()
+    barrier = threading.Barrier(4)
+    for each in (*handlers, *(meeting(each, barrier) for each in together), coroutine_of(later)):
         bus.typed(each, "a", type=Counted)
-    for each in slow:
-        bus.typed(slowly(each), "a", type=Counted)
-    bus.typed(keep, "a", type=Counted)
-    for number in range(10):
-        bus.deliver_untyped("a", {"x": number})
-    bus.drain()
+    with switching_often():
+        bus.send("a", *({"x": number} for number in range(10)))
     assert next(Counted.made) == 10
-    for received in (*(each.data for each in handlers + slow), later):
-        assert [each.x for each in received] == [*range(10)]
-        assert all(event is other for event, other in zip(received, later, strict=True))
+    for each in (*handlers, *together, later):
+        assert [event.x for event in each.data] == [*range(10)]
+        assert all(event is other for event, other in zip(each.data, later.data, strict=True))
 
 
 class Stubborn:
@@ -546,32 +549,26 @@ class Stubborn:
     x: int
 
     def __init__(self, x: int) -> None:
-        time.sleep(0.02)
-        if self.error is not None:
+        if self.error is not None and x:
             raise self.error("hush")
         self.x = x
 
 
-@pytest.mark.parametrize("error", [ValueError, RecursionError, SystemExit, KeyboardInterrupt])
+@table("error", [ValueError, RecursionError, SystemExit, KeyboardInterrupt])
+@own_bus
 def test_a_constructor_may_raise_anything_and_no_handler_gets_anything_else_instead(
     bus: Bus, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     """Neither the handler that converted it, nor handlers that waited for it on other threads."""
-    handlers = [Recorder() for _ in range(4)]
+    handlers, barrier = [Recorder() for _ in range(4)], threading.Barrier(4)
     for each in handlers:
-
-        def handle(topic: str, event: Any, each: Recorder = each) -> None:
-            each.notify(topic, event)
-            time.sleep(0.02)
-
-        bus.typed(handle, "a", type=Stubborn)
+        bus.typed(meeting(each, barrier), "a", type=Stubborn)
     monkeypatch.setattr(Stubborn, "error", error)
-    for number in range(3):
-        bus.deliver_untyped("a", {"x": number})
-    bus.drain()
+    with switching_often():
+        bus.send("a", *({"x": number} for number in range(4)))
     monkeypatch.setattr(Stubborn, "error", None)
-    bus.send("a", {"x": 3})
-    assert [[event.x for event in each.data] for each in handlers] == [[3]] * 4
+    bus.send("a", {"x": 4})
+    assert [[event.x for event in each.data] for each in handlers] == [[0, 4]] * 4
 
 
 def test_a_hanging_constructor_delays_only_its_own_handler(bus: Bus) -> None:
@@ -587,13 +584,14 @@ def test_a_hanging_constructor_delays_only_its_own_handler(bus: Bus) -> None:
                 assert opened.wait(PATIENCE)
             self.x = x
 
-    first = Recorder().typed(bus, "a", type=Hanging)
-    second = Recorder().typed(bus, "a", type=Hanging)
+    received = Recorder()
+    for _ in range(2):
+        bus.typed(received, "a", type=Hanging)
     bus.deliver_untyped("a", {"x": 1})
-    eventually(lambda: first.data or second.data, "one of them has it")
+    received.events.wait_for(1)
     opened.set()
     bus.drain()
-    assert [each.x for each in first.data + second.data] == [1, 1]
+    assert [each.x for each in received.data] == [1, 1]
 
 
 # --- one service, several roles

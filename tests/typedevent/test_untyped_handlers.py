@@ -13,8 +13,11 @@ import pytest
 
 from messaging.errors import ArgumentError
 from messaging.services import ServiceRegistry
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
 from messaging.typedevent import RangePolicy, UntypedEventHandler
-from tests.typedevent.conftest import ORDERS, Bus, Failing, Gate, Order, Recorder, eventually, named, untyped
+from tests.dispatch.helpers import Stubborn
+from tests.typedevent.conftest import ORDERS, Bus, Failing, Gate, Order, Recorder, coroutine_of, named, own_bus, untyped
 
 
 class Handler(Recorder, UntypedEventHandler):
@@ -46,7 +49,7 @@ def test_topics_may_be_given_and_taken_away_by_updates(bus: Bus) -> None:
     assert handler.of("n") == [1, 3, 5]
 
 
-@pytest.mark.parametrize(
+@table(
     "topics",
     [
         ["foo", "bar"],
@@ -59,6 +62,7 @@ def test_topics_may_be_given_and_taken_away_by_updates(bus: Bus) -> None:
     ],
     ids=lambda each: type(each).__name__,
 )
+@own_bus
 def test_topics_may_be_in_any_collection(bus: Bus, topics: Any) -> None:
     """157.4.8: String+."""
     handler = Handler().untyped(bus, topics)
@@ -133,7 +137,8 @@ class Anything(Duck):
         return lambda *_: None
 
 
-@pytest.mark.parametrize("make", [Duck, AsyncDuck, Callable, AsyncCallable, Anything])
+@table("make", [Duck, AsyncDuck, Callable, AsyncCallable, Anything])
+@own_bus
 def test_objects_of_all_kinds_are_handlers(bus: Bus, make: type[Duck]) -> None:
     """157.4.2."""
     handler = make()
@@ -178,7 +183,8 @@ def test_an_awaitable_result_of_a_handler_is_awaited_before_the_next_event(bus: 
 
     async def work(number: int) -> None:
         log.append(f"begin {number}")
-        await asyncio.sleep(0.01)
+        for _ in range(10):
+            await asyncio.sleep(0)
         log.append(f"end {number}")
 
     bus.untyped(lambda event: work(event["n"]), "a")
@@ -204,7 +210,7 @@ async def agen(event: Any) -> Any:
     yield event
 
 
-@pytest.mark.parametrize(
+@table(
     "handler",
     [
         lambda: None,
@@ -223,6 +229,7 @@ async def agen(event: Any) -> Any:
         type("NoSignature", (), {"__signature__": 5, "__call__": lambda *_: None})(),
     ],
 )
+@own_bus
 def test_an_object_that_cannot_be_called_with_topic_and_event_is_refused_and_in_the_registry_ignored_and_logged(
     bus: Bus, handler: Any
 ) -> None:
@@ -284,7 +291,8 @@ def test_a_coroutine_gets_one_event_at_a_time_in_order(bus: Bus) -> None:
 
     async def handle(event: dict[str, Any]) -> None:
         log.append(("begin", event["n"]))
-        await asyncio.sleep(0.001 if event["n"] % 3 else 0)
+        for _ in range(event["n"] % 4):
+            await asyncio.sleep(0)
         log.append(("end", event["n"]))
 
     bus.untyped(handle, "a")
@@ -294,21 +302,13 @@ def test_a_coroutine_gets_one_event_at_a_time_in_order(bus: Bus) -> None:
 
 def test_coroutines_do_not_wait_for_each_other(bus: Bus) -> None:
     """Scenario 12, on one loop."""
-    opened = threading.Event()
-    fast: list[Any] = []
-
-    async def wait(event: Any) -> None:
-        while not opened.is_set():  # noqa: ASYNC110  # another thread sets it
-            await asyncio.sleep(0.005)
-
-    async def handle(event: Any) -> None:
-        fast.append(event)
-
-    bus.untyped(wait, "a")
-    bus.untyped(handle, "a")
+    slow, fast = Stubborn(), Recorder()
+    bus.untyped(slow, "a")
+    bus.untyped(coroutine_of(fast), "a")
     bus.count(range(100))
-    eventually(lambda: len(fast) == 100, "the other one has all")
-    opened.set()
+    fast.events.wait_for(100)
+    assert len(slow.events) == 1
+    slow.open()
     bus.drain()
 
 
@@ -332,23 +332,15 @@ def test_pending_events_of_an_unregistered_handler_are_not_delivered(bus: Bus) -
 
 
 def test_pending_events_of_an_unregistered_coroutine_are_not_delivered(bus: Bus) -> None:
-    received: list[Any] = []
-    entered, opened = threading.Event(), threading.Event()
-
-    async def handle(event: dict[str, Any]) -> None:
-        received.append(event["n"])
-        entered.set()
-        while not opened.is_set():  # noqa: ASYNC110  # another thread sets it
-            await asyncio.sleep(0.005)
-
-    registration = bus.untyped(handle, "a")
+    slow = Stubborn()
+    registration = bus.untyped(slow, "a")
     bus.count(range(100))
-    assert entered.wait(10)
+    slow.events.wait_for(1)
     lane = bus._dispatcher.handlers()[0][1].lane
     registration.unregister()
-    opened.set()
+    slow.open()
     eventually(lambda: not lane.is_scheduled, "no thread will come any more")
-    assert received == [0]
+    assert slow.events == [{"n": 0}]
 
 
 def test_a_handler_may_unregister_itself(bus: Bus) -> None:
