@@ -207,12 +207,6 @@ def test_the_configured_policies_are_a_copy(make_bus: Make) -> None:
     assert monitor.get_configured_history_storage() == {"a": RangePolicy.at_most(1)}
 
 
-# --- keeping (157.6.2)
-
-
-# --- changing policies while there is something (157.6.2.2)
-
-
 # --- the record of an event
 
 

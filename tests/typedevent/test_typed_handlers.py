@@ -8,11 +8,12 @@ import functools
 import itertools
 import logging
 import threading
+import types
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Optional, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Generic, Optional, TypeVar
 
 import pytest
 
@@ -51,55 +52,31 @@ class Orders(Recorder, TypedEventHandler[Order]):
 
 
 class Base(Recorder, TypedEventHandler[T]):
-    pass
+    """Of a type that those derived from it say."""
 
 
 class Pair(Base[U], Generic[T, U]):
     """Its second parameter is that of its base."""
 
 
-class OfBase(Base[Order]):
-    pass
-
-
-class OfPair(Pair[Item, Order]):
-    pass
-
-
-class OfChild(OfPair):
-    pass
-
-
-class ByName(Recorder, TypedEventHandler["Order"]):
-    pass
-
-
-class BaseByName(Base["Order"]):
-    pass
-
-
-class Mixed(Base[Order], abc.ABC):
-    pass
-
-
 class Several(Base[list[T]]):
-    pass
+    """Its parameter is within that of its base."""
 
 
-class SeveralOrders(Several[Order]):
-    pass
+def derived(name: str, *bases: Any) -> type[Any]:
+    return types.new_class(name, bases, exec_body=lambda body: body.update(__module__=__name__))
 
 
-class SeveralByName(Recorder, TypedEventHandler[list["Order"]]):
-    pass
-
-
-class ByAnnotation(TypedEventHandler[Any]):
-    def __init__(self) -> None:
-        self.data: list[Order] = []
-
-    def notify(self, topic: str, event: Order) -> None:
-        self.data.append(event)
+OfPair: Any = derived("OfPair", Pair[Item, Order])
+OF_ORDERS: Final = [
+    *(Orders, Base[Order], Pair[Item, Order], OfPair, derived("OfChild", OfPair)),
+    *(derived("OfBase", Base[Order]), derived("BaseByName", Base["Order"]), derived("Mixed", Base[Order], abc.ABC)),
+    derived("ByName", Recorder, TypedEventHandler["Order"]),
+]
+OF_SEVERAL_ORDERS: Final = [
+    derived("SeveralOrders", Several[Order]),
+    derived("SeveralByName", Recorder, TypedEventHandler[list["Order"]]),
+]
 
 
 class Duck:
@@ -110,6 +87,10 @@ class Duck:
 
     def notify(self, topic: str, event: Order) -> None:
         self.data.append(event)
+
+
+class ByAnnotation(Duck, TypedEventHandler[Any]):
+    """Its parameter says nothing, so the annotation counts."""
 
 
 class Unknown(Recorder, TypedEventHandler["Missing"]):  # type: ignore[name-defined]
@@ -291,8 +272,18 @@ def test_properties_are_found_in_any_case(bus: Bus) -> None:
 @table(
     "make",
     [
-        *(Orders, OfBase, OfPair, OfChild, ByName, BaseByName, Mixed, Base[Order], Pair[Item, Order], ByAnnotation),
-        *(Duck, Unknown, Defaults, OnlyEvent, CallableObject, AsyncCallableObject, AsyncNotify, SyncAwaitable),
+        *OF_ORDERS,
+        *(
+            ByAnnotation,
+            Duck,
+            Unknown,
+            Defaults,
+            OnlyEvent,
+            CallableObject,
+            AsyncCallableObject,
+            AsyncNotify,
+            SyncAwaitable,
+        ),
     ],
 )
 @own_bus
@@ -309,7 +300,7 @@ def test_the_type_is_found_wherever_a_class_says_it(bus: Bus, make: Callable[[],
     assert type(handler).__name__ in found.name
 
 
-@table("make", [SeveralOrders, SeveralByName])
+@table("make", OF_SEVERAL_ORDERS)
 @own_bus
 def test_type_variables_and_names_are_found_within_a_type(bus: Bus, make: Callable[[], Any]) -> None:
     handler = make()
