@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from pathlib import Path
@@ -35,6 +36,12 @@ def publish(thread):
             n += 1
         time.sleep(choose.random() / 200)  # sleeps: it publishes at random times until it is killed
 
+def beat():
+    while True:
+        time.sleep(0.01)  # sleeps: how much later than this it goes on tells how busy the machine is
+        os.write(1, b"b %.6f\\n" % time.monotonic())
+
+threading.Thread(target=beat, daemon=True).start()
 for thread in range(2):
     threading.Thread(target=publish, args=(thread,), daemon=True).start()
 time.sleep(60)  # sleeps: until it is killed
@@ -49,6 +56,8 @@ class Run(NamedTuple):
     #: sequences of events that an observer has received
     seen: set[int]
     killed: float
+    #: longest time in which a thread that wanted to run did not, seconds
+    late: float
 
 
 def killed(path: Path, out: Path, run: int, window: float, after: float) -> Run:
@@ -63,17 +72,21 @@ def killed(path: Path, out: Path, run: int, window: float, after: float) -> Run:
             process.wait(PATIENCE)
     published: list[list[float]] = [[], []]
     seen = set()
+    beats: list[float] = []
     for line in out.read_bytes().splitlines(keepends=True):
         if not line.endswith(b"\n"):
             continue
         kind, *rest = line.split()
         if kind == b"s":
             seen.add(int(rest[0]))
+        elif kind == b"b":
+            beats.append(float(rest[0]))
         else:
             of = published[int(rest[0])]
             assert int(rest[1]) == len(of)
             of.append(float(rest[2]))
-    return Run(published, seen, at)
+    late = max((after - before for before, after in itertools.pairwise([*beats, at])), default=at)
+    return Run(published, seen, at, late)
 
 
 def read(path: Path) -> list[MonitorEvent]:
@@ -107,8 +120,8 @@ def test_a_killed_process_loses_at_most_the_window(tmp_path: Path, window: float
             stored = [each.event_data["n"] for each in mine if each.topic == f"a/{thread}"]
             assert stored == [*range(len(stored))], "an event in the middle is lost"
             if len(stored) < len(times):
-                lost_for.append(run.killed - times[len(stored)])
+                lost_for.append(run.killed - times[len(stored)] - 5 * run.late)
         assert {each.event_data["run"] for each in events} <= {*range(number + 1)}
-    # the disk and the threads of a busy machine take some time, too
-    assert max(lost_for, default=0.0) <= window + 0.5
+    # the disk takes some time, too; and several threads of a busy machine, one after the other
+    assert max(lost_for, default=0.0) <= window + 0.3
     assert len(used) > 100
