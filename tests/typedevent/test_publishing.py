@@ -88,19 +88,7 @@ def _endless_list() -> list[Any]:
 
 
 TYPES: Final = [
-    5,
-    "a",
-    b"a",
-    1.5,
-    True,
-    [1],
-    ("a", 1),
-    {"a"},
-    datetime.now(UTC),
-    Order,
-    object(),
-    ValueError("no"),
-    re.ASCII,
+    *(5, "a", b"a", 1.5, True, [1], ("a", 1), {"a"}, datetime.now(UTC), Order, object(), ValueError("no"), re.ASCII),
 ]
 UNTYPED: Final = [
     ({5: 1}, "the keys of an event are str: in the event there is a int$"),
