@@ -26,8 +26,6 @@ from tests.dispatch.helpers import meanwhile
 from tests.eventadmin.conftest import (
     DELIVERIES,
     MOMENT,
-    AsyncGate,
-    AsyncRecorder,
     Gate,
     Hub,
     Hubs,
@@ -36,7 +34,6 @@ from tests.eventadmin.conftest import (
     on,
     own_hub,
 )
-from tests.raising import raising_log
 from tests.threads import in_background, in_threads
 
 # --- when
@@ -374,17 +371,6 @@ def test_handlers_may_be_anything_that_can_be_called(
     assert target.events == events
 
 
-def test_coroutine_functions_run_on_the_loop_they_were_registered_on(hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
-    there, elsewhere = AsyncRecorder(), AsyncRecorder()
-    on(loop, lambda: hub.handle(there))
-    hub.handle(elsewhere)
-    hub.deliver(1)
-    hub.send("a")
-    assert there.loops == [loop, loop]
-    assert loop not in elsewhere.loops
-    assert len(set(elsewhere.loops)) == 1
-
-
 def generator(event: Event) -> Iterator[Event]:
     yield event
 
@@ -453,68 +439,6 @@ def test_a_handler_that_raises_is_called_again_and_others_before(hub: Hub) -> No
         assert each.numbers == [*range(20)]
     assert [hub.dto(each).failures for each in failing] == [20] * 5
     assert len(hub.logged("(Failing.handle_event) failed on the event 'a'", level=logging.ERROR)) == 100
-
-
-@table("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
-@own_hub
-def test_a_coroutine_function_that_raises_ends_no_event_loop(hub: Hub, error: type[BaseException]) -> None:
-    """RFC 97 5.3.1. asyncio lets some of these out of its loops, on which others run."""
-
-    async def handler(event: Event) -> None:
-        await asyncio.sleep(0)
-        raise error
-
-    hub.handle(handler)
-    other = AsyncRecorder()
-    hub.handle(other)
-    hub.deliver(1, 2)
-    assert other.numbers == [1, 2]
-    assert len(hub.logged("failed on the event 'a'", level=logging.ERROR)) == 2
-
-
-def test_not_even_a_log_that_raises_keeps_events_from_others(hub: Hub) -> None:
-    """RFC 97 5.3.1: delivery MUST continue."""
-    hub.failing(ValueError("boom"))
-    other = hub.record()
-    with raising_log("messaging.dispatch.handler"):
-        hub.deliver(1, 2)
-        hub.send_number(3)
-    assert other.numbers == [1, 2, 3]
-
-
-# --- loops
-
-
-@table("when", ["before the event", "before it begins", "while it runs"])
-@own_hub
-def test_a_coroutine_whose_loop_is_closed_is_blocked(hub: Hub, when: str) -> None:
-    """It would fail with every event. An update gives it another loop."""
-    mine = asyncio.new_event_loop()
-    handler, other = AsyncGate() if when == "while it runs" else AsyncRecorder(), hub.record()
-
-    async def register() -> None:
-        hub.handle(handler)
-
-    mine.run_until_complete(register())
-    if when == "before the event":
-        mine.close()
-    hub.post(1, 2)
-    if when == "before it begins":  # then it is not awaited, and Python does not warn about that
-        eventually(lambda: mine._ready, "it is about to begin")  # type: ignore[attr-defined]
-    elif isinstance(handler, AsyncGate):
-        mine.run_until_complete(asyncio.to_thread(handler.wait))
-        for task in asyncio.all_tasks(mine):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]  # which is true, but not what this is about
-    mine.close()
-    hub.flush()
-    gc.collect()
-    assert (handler.numbers, other.numbers) == ([1] if isinstance(handler, AsyncGate) else [], [1, 2])
-    assert hub.blocked(handler) == "the event loop it ran on is closed"
-    assert len(hub.logged("is blocked: the event loop it ran on is closed")) == 1
-    if not isinstance(handler, AsyncGate):
-        handler.registration.update({"event.topics": "*"})
-        hub.deliver(3)
-        assert handler.numbers == [3]
 
 
 # --- how much

@@ -1,4 +1,4 @@
-"""Handlers that raise, hang, or lose their event loop (157.4.6): they harm no other handler, and are blocked."""
+"""Handlers that raise or hang (157.4.6): they harm no other handler, and are blocked. More: ``tests/dispatch``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -16,10 +15,9 @@ import pytest
 from messaging.errors import ArgumentError, DeadlineError
 from messaging.services import ServiceRegistration, ServiceRegistry
 from messaging.testing.tables import table
-from messaging.testing.waiting import PATIENCE, eventually, eventually_async
+from messaging.testing.waiting import PATIENCE, eventually
 from messaging.typedevent import Tolerance
 from tests.dispatch.helpers import Stubborn
-from tests.raising import raising_log
 from tests.threads import Loop
 from tests.typedevent.conftest import SOON, Bus, Failing, Gate, Order, Recorder, coroutine_of, logged, named, own_bus
 
@@ -192,56 +190,6 @@ def test_pending_events_of_a_blocked_handler_are_dropped_and_counted(bus: Bus) -
     assert (found.waiting, found.failures, found.dropped, found.blocked) == (0, FAILURES, 15, None)
 
 
-class UnprintableError(Exception):
-    def __str__(self) -> str:
-        raise LookupError("nor this")
-
-    __repr__ = __str__
-
-
-@table(
-    "error",
-    [
-        *(SystemExit(3), KeyboardInterrupt(), GeneratorExit(), StopIteration(), StopAsyncIteration(), RecursionError()),
-        *(asyncio.CancelledError(), MemoryError(), UnprintableError()),
-        BaseExceptionGroup("several", [SystemExit(1), ValueError("no")]),
-    ],
-    ids=lambda each: type(each).__name__,
-)
-@own_bus
-def test_a_handler_may_raise_anything(bus: Bus, error: BaseException) -> None:
-    """Scenario 6; 157.4.6, 157.5.1: threads and loops go on, for it, for others and for the publisher."""
-    failing, later = Failing(error), Failing(error)
-    handle = coroutine_of(later)
-
-    def handle_later(topic: str, event: Any) -> Any:
-        return handle(topic, event)
-
-    registrations = [bus.untyped(each, "a") for each in (failing, handle, handle_later)]
-    other = Recorder().untyped(bus, "a")
-    bus.send_each(range(FAILURES - 1))
-    assert failing.of("n") == other.of("n") == [*range(FAILURES - 1)]
-    assert len(later.events) == 2 * (FAILURES - 1)
-    for registration in registrations:
-        found = bus.state_of(registration)
-        assert (found.failures, found.blocked) == (FAILURES - 1, None)
-    bus.send_each(range(3))
-    assert all(bus.blocked(each) for each in registrations)
-    assert len(other.events) == FAILURES + 2
-
-
-def test_a_handler_is_blocked_even_if_that_cannot_be_logged(bus: Bus) -> None:
-    """157.4.6: what the log of the application raises is no matter of its events."""
-    failing, later = Failing(LookupError("no")), Failing(LookupError("no"))
-    registrations = [bus.untyped(each, "a") for each in (failing, coroutine_of(later))]
-    other = Recorder().untyped(bus, "a")
-    with raising_log("messaging"):
-        bus.send_each(range(FAILURES + 5))
-    assert all(bus.blocked(each) for each in registrations)
-    assert len(failing.events) == len(later.events) == FAILURES
-    assert len(other.events) == FAILURES + 5
-
-
 # --- handlers that do not return
 
 
@@ -367,27 +315,6 @@ def test_a_coroutine_that_does_not_return_is_cancelled_and_blocked(bus: Bus) -> 
     eventually(lambda: log == [0, "cancelled", 6, "cancelled"], "and again")
 
 
-def test_a_coroutine_that_does_not_let_itself_be_cancelled_gets_no_more_events(bus: Bus) -> None:
-    stubborn = Stubborn()
-    registration = bus.untyped(stubborn, "a", timeout=SOON)
-    bus.count(range(5))
-    until_blocked(bus, registration)
-    stubborn.open()
-    bus.send_each([5])
-    assert stubborn.events == [{"n": 0}]
-    registration.update(named("a"))
-    bus.send_each([6])
-    assert stubborn.events == [{"n": 0}, {"n": 6}]
-
-
-def test_a_function_that_returns_something_that_does_not_end_is_blocked(bus: Bus) -> None:
-    stubborn = Stubborn()
-    registration = bus.untyped(lambda event: stubborn(event), "a", timeout=SOON)
-    bus.deliver_untyped("a", {})
-    until_blocked(bus, registration)
-    stubborn.open()
-
-
 def test_a_coroutine_that_something_it_awaits_cancels_has_failed(bus: Bus) -> None:
     """It is not the bus's task that is cancelled: it gets the next event."""
     log: list[int] = []
@@ -419,68 +346,6 @@ def test_a_coroutine_that_holds_up_its_loop_is_blocked_and_others_there_are_not(
         hanging.opened.set()
         bus.send_each([1])
         assert other.of("n") == [0, 1]
-
-
-# --- event loops that end
-
-
-def test_a_coroutine_whose_loop_was_closed_is_blocked_until_it_is_updated(bus: Bus) -> None:
-    """157.4.6: then it runs on the loop that the update was made on, or on one for all."""
-    received: list[tuple[int, int]] = []
-
-    async def handle(event: dict[str, Any]) -> None:
-        received.append((event["n"], threading.get_ident()))
-
-    async def register() -> ServiceRegistration:
-        return bus.untyped(handle, "a")
-
-    async def update() -> None:
-        registration.update(named("a"))
-        bus.deliver_untyped("a", {"n": 3})
-        await bus.flush()
-
-    left = Recorder().unhandled(bus)
-    for how in ("elsewhere", "here"):
-        registration = asyncio.run(register())
-        bus.deliver_untyped("a", {"n": 0})
-        assert until_blocked(bus, registration) == "the event loop it ran on is closed"
-        bus.send_each([1])
-        if how == "elsewhere":
-            registration.update(named("a"))
-            bus.send_each([2])
-        else:
-            asyncio.run(update())
-        registration.unregister()
-    assert left.of("n") == [1, 1]
-    assert [number for number, _ in received] == [2, 3]
-    assert received[0][1] != received[1][1] == threading.get_ident()
-    eventually(lambda: len(bus.logged("is blocked", "the event loop it ran on is closed")) == 2, "it is logged")
-
-
-def test_of_a_loop_that_ends_in_the_middle_no_handler_is_called_any_more(bus: Bus) -> None:
-    """The event in progress is lost, and so are the pending ones."""
-    log: list[Any] = []
-
-    async def handle(event: dict[str, Any]) -> None:
-        log.append(event["n"])
-        await asyncio.get_running_loop().create_future()
-
-    async def main() -> ServiceRegistration:
-        registration = bus.untyped(handle, "a")
-        bus.count(range(3))
-        await eventually_async(lambda: log)
-        return registration
-
-    registration = asyncio.run(main())  # cancels the remaining tasks
-    assert until_blocked(bus, registration) == "the event loop it ran on is closed"
-    assert log == [0]
-    # this one is closed as it is
-    log.clear()
-    loop = asyncio.new_event_loop()
-    registration = loop.run_until_complete(main())
-    loop.close()
-    until_blocked(bus, registration)
-    assert log == [0]
 
 
 # --- waiting for handlers that misbehave

@@ -9,8 +9,7 @@ import itertools
 import logging
 import threading
 import types
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Generic, Optional, TypeVar
@@ -79,13 +78,32 @@ OF_SEVERAL_ORDERS: Final = [
 ]
 
 
+def of_order(function: Any) -> Any:
+    """Annotate the event of a function."""
+    function.__annotations__["event"] = Order
+    return function
+
+
 class Duck:
-    """Does not inherit from anything."""
+    """Does not inherit from anything; with methods of all kinds."""
 
     def __init__(self) -> None:
         self.data: list[Order] = []
 
     def notify(self, topic: str, event: Order) -> None:
+        self.data.append(event)
+
+    async def later(self, topic: str, event: Order) -> None:
+        await asyncio.sleep(0)
+        self.data.append(event)
+
+    def keep(self, event: Order) -> None:
+        self.data.append(event)
+
+    def with_prefix(self, prefix: str, topic: str, event: Order) -> None:
+        self.data.append(event)
+
+    def with_defaults(self, topic: str = "", event: Order = NO_ORDER, *more: int) -> None:
         self.data.append(event)
 
 
@@ -100,49 +118,31 @@ class Unknown(Recorder, TypedEventHandler["Missing"]):  # type: ignore[name-defi
         super().notify(topic, event)
 
 
-class Defaults(Duck):
-    def notify(self, topic: str, event: Order = NO_ORDER, *more: int) -> None:
-        self.data.append(event)
+def duck(name: str, **members: Any) -> Any:
+    return type(name, (Duck,), members)
 
 
-class OnlyEvent(Duck):
-    def notify(self, event: Order) -> None:  # type: ignore[override]
-        self.data.append(event)
-
-
-class CallableObject:
-    __slots__ = ("data",)
-
-    def __init__(self) -> None:
-        self.data: list[Order] = []
-
-    def __call__(self, event: Order) -> None:
-        self.data.append(event)
-
-
-class AsyncCallableObject(CallableObject):
-    __slots__ = ()
-
-    async def __call__(self, topic: str, event: Order) -> None:  # type: ignore[override]
-        await asyncio.sleep(0)
-        self.data.append(event)
-
-
-class AsyncNotify(Duck):
-    async def notify(self, topic: str, event: Order) -> None:  # type: ignore[override]
-        await asyncio.sleep(0)
-        self.data.append(event)
-
-
-class SyncAwaitable(Duck):
-    """Does not say that it has to be awaited."""
-
-    def notify(self, topic: str, event: Order) -> Awaitable[None]:  # type: ignore[override]
-        async def later() -> None:
-            await asyncio.sleep(0)
-            self.data.append(event)
-
-        return later()
+DUCKS: Final = [
+    *(Duck, ByAnnotation, Unknown, duck("Defaults", notify=Duck.with_defaults), duck("OnlyEvent", notify=Duck.keep)),
+    *(duck("AsyncNotify", notify=Duck.later), duck("CallableObject", notify=None, __call__=Duck.keep)),
+    duck("AsyncCallableObject", notify=None, __call__=Duck.later),
+    # does not say that it has to be awaited
+    duck("SyncAwaitable", notify=of_order(lambda self, topic, event: self.later(topic, event))),
+]
+FUNCTIONS: Final[dict[str, Callable[[Duck], Any]]] = {
+    "event": lambda to: of_order(lambda event: to.keep(event)),
+    "topic and event": lambda to: of_order(lambda topic, event: to.keep(event)),
+    "with default": lambda to: of_order(lambda event, prefix="x": to.keep(event)),
+    "one default": lambda to: of_order(lambda event=NO_ORDER: to.keep(event)),
+    "wrapper": lambda to: functools.wraps(to.notify)(lambda *arguments, **keywords: to.keep(arguments[1])),
+    "partial": lambda to: functools.partial(to.with_prefix, "x"),
+    "nested": lambda to: functools.partial(functools.partial(Duck.with_prefix, to), "x"),
+    "defaults": lambda to: to.with_defaults,
+    "coroutine": lambda to: to.later,
+    "method": lambda to: to.keep,
+    "static method": lambda to: type("Static", (), {"keep": staticmethod(to.keep)})().keep,
+    "class method": lambda to: type("C", (), {"keep": classmethod(of_order(lambda _, event: to.keep(event)))}).keep,
+}
 
 
 # --- which topic, which type
@@ -269,31 +269,13 @@ def test_properties_are_found_in_any_case(bus: Bus) -> None:
     assert filtered.data == [{"id": 2}]
 
 
-@table(
-    "make",
-    [
-        *OF_ORDERS,
-        *(
-            ByAnnotation,
-            Duck,
-            Unknown,
-            Defaults,
-            OnlyEvent,
-            CallableObject,
-            AsyncCallableObject,
-            AsyncNotify,
-            SyncAwaitable,
-        ),
-    ],
-)
+@table("make", [*OF_ORDERS, *DUCKS])
 @own_bus
 def test_the_type_is_found_wherever_a_class_says_it(bus: Bus, make: Callable[[], Any]) -> None:
     """157.4.1: the parameter of the interface, through bases and type variables; or an annotation, if it has none."""
     handler = make()
     registration = bus.typed(handler)
-    for number in range(20):
-        bus.deliver_untyped(ORDERS, {"id": str(number)})
-    bus.drain()
+    bus.send(ORDERS, *({"id": str(number)} for number in range(20)))
     assert handler.data == [Order(number) for number in range(20)]
     found = bus.state_of(registration)
     assert found.topics == (ORDERS,)
@@ -320,65 +302,14 @@ def test_the_parameter_of_the_interface_goes_before_annotations(bus: Bus) -> Non
     assert received == [RushOrder(1)]
 
 
-def test_functions_of_all_kinds_are_typed_handlers_by_their_annotation(bus: Bus) -> None:
+@table("make", FUNCTIONS)
+@own_bus
+def test_functions_of_all_kinds_are_typed_handlers_by_their_annotation(bus: Bus, make: Callable[[Duck], Any]) -> None:
     """157.4.1."""
-    seen: dict[str, list[Any]] = defaultdict(list)
-
-    def keep(name: str, event: Any) -> None:
-        seen[name].append(event)
-
-    def with_prefix(prefix: str, topic: str, event: Order) -> None:
-        keep(prefix, event)
-
-    plain: list[Callable[..., None]] = [
-        lambda event: keep("event", event),
-        lambda topic, event: keep("topic and event", event),
-        lambda event, prefix="with default": keep(prefix, event),
-        lambda event=NO_ORDER: keep("one default", event),
-    ]
-    for function in plain:
-        function.__annotations__["event"] = Order
-
-    def of_defaults(topic: str = "", event: Order | None = None) -> None:
-        keep("defaults", event)
-
-    async def coroutine(event: Order) -> None:
-        await asyncio.sleep(0)
-        keep("coroutine", event)
-
-    async def coroutine_of_both(topic: str, event: Order) -> None:
-        keep("coroutine of both", event)
-
-    @functools.wraps(plain[1])
-    def wrapper(*arguments: Any, **keywords: Any) -> None:
-        keep("wrapper", arguments[1])
-
-    class Object:
-        def method(self, event: Order) -> None:
-            keep("method", event)
-
-        @classmethod
-        def class_method(cls, topic: str, event: Order) -> None:
-            keep("class method", event)
-
-        @staticmethod
-        def static_method(topic: str, event: Order) -> None:
-            keep("static method", event)
-
-    partials = [functools.partial(with_prefix, "partial"), functools.partial(functools.partial(with_prefix), "nested")]
-    methods = [Object().method, Object.class_method, Object().static_method]
-    for each in (*plain, *partials, coroutine, coroutine_of_both, wrapper, *methods):
-        bus.typed(each)
-    bus.typed(of_defaults, ORDERS)
-    for number in range(5):
-        bus.deliver_untyped(ORDERS, {"id": number})
-    bus.drain()
-    assert seen.keys() == {
-        *("event", "topic and event", "with default", "partial", "nested", "defaults", "one default"),
-        *("coroutine", "coroutine of both", "wrapper", "method", "class method", "static method"),
-    }
-    for name, events in seen.items():
-        assert events == [Order(number) for number in range(5)], name
+    seen = Duck()
+    bus.typed(make(seen))
+    bus.send(ORDERS, *({"id": str(number)} for number in range(5)))
+    assert seen.data == [Order(number) for number in range(5)]
 
 
 # --- annotations
@@ -463,9 +394,7 @@ def test_a_handler_misses_an_event_that_cannot_be_converted_and_that_is_logged(b
     """Scenario 33; 157.4.9: others get it, and the handler gets the next one."""
     handler = Orders().typed(bus, "a")
     other = Recorder().untyped(bus, "a")
-    for data in ({"id": 1}, {"id": "one, and a secret"}, {"id": [{}]}, {}, {"id": 2}):
-        bus.deliver_untyped("a", data)
-    bus.drain()
+    bus.send("a", {"id": 1}, {"id": "one, and a secret"}, {"id": [{}]}, {}, {"id": 2})
     assert handler.data == [Order(1), Order(2)]
     assert len(other.data) == 5
     found = bus.logged(repr(handler.registration.reference), "notify", "'a'", level=logging.ERROR)
@@ -488,9 +417,7 @@ def test_an_event_that_its_only_handler_cannot_have_is_not_unhandled(bus: Bus) -
 def test_failing_to_convert_is_not_the_handler_s_failure(bus: Bus) -> None:
     """It is not blocked for it, however often it happens."""
     handler = Orders().typed(bus, "a")
-    for _ in range(50):
-        bus.deliver_untyped("a", {"id": "one"})
-    bus.send("a", {"id": 1})
+    bus.send("a", *[{"id": "one"}] * 50, {"id": 1})
     assert handler.data == [Order(1)]
     found = bus.state_of(handler.registration)
     assert (found.failures, found.blocked) == (0, None)
@@ -591,25 +518,18 @@ def test_a_hanging_constructor_delays_only_its_own_handler(bus: Bus) -> None:
 def test_a_service_with_two_interfaces_is_called_by_each_of_them(bus: Bus) -> None:
     """Each is a handler of its own, with the same properties."""
 
-    class Both:
-        def __init__(self) -> None:
-            self.typed: list[Order] = []
-            self.untyped: list[dict[str, Any]] = []
-
-        def notify(self, topic: str, event: Order) -> None:
-            self.typed.append(event)
-
+    class Both(Duck):
         def notify_untyped(self, topic: str, event: dict[str, Any]) -> None:
-            self.untyped.append(event)
+            untyped.append(event)
 
-    both = Both()
+    both, untyped = Both(), list[dict[str, Any]]()
     registration = bus.services.register([TypedEventHandler, UntypedEventHandler], both, {"event.topics": "a"})
     bus.send("a", {"id": "1"})
-    assert both.typed == [Order(1)]
-    assert both.untyped == [{"id": "1"}]
+    assert both.data == [Order(1)]
+    assert untyped == [{"id": "1"}]
     registration.update({"event.topics": "b", "event.filter": "(id=2)"})
     bus.send_to(("a", "b"), {"id": "2"})
-    assert (len(both.typed), len(both.untyped)) == (2, 2)
+    assert (len(both.data), len(untyped)) == (2, 2)
     registration.unregister()
     assert bus.get_dto().handlers == ()
 

@@ -232,26 +232,6 @@ def test_an_object_that_cannot_be_called_with_topic_and_event_is_refused_and_in_
 # --- on event loops
 
 
-def test_coroutines_run_on_the_loop_they_were_registered_on_and_else_on_one_of_their_own(bus: Bus) -> None:
-    threads: dict[str, set[int]] = {"mine": set(), "other": set()}
-
-    async def handle(name: str, event: Any) -> None:
-        threads[name].add(threading.get_ident())
-
-    bus.untyped(functools.partial(handle, "other"), "a")
-
-    async def main() -> None:
-        bus.untyped(functools.partial(handle, "mine"), "a")
-        for _ in range(10):
-            bus.deliver_untyped("a", {})
-        await bus.flush()
-
-    asyncio.run(main())
-    assert threads["mine"] == {threading.get_ident()}
-    assert len(threads["other"]) == 1
-    assert threads["other"] != threads["mine"]
-
-
 def test_a_coroutine_that_was_there_before_the_bus_runs_on_the_loop_that_the_bus_was_opened_on(
     services: ServiceRegistry,
 ) -> None:
