@@ -151,8 +151,7 @@ def test_an_admin_inside_a_handler_of_another_one_is_waited_for(hubs: Hubs) -> N
         counts.append(len(recorder.events))
 
     hub.handle(handler)
-    hub.post(1)
-    hub.flush()
+    hub.deliver(1)
     assert counts == [50]
 
 

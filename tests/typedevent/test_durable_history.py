@@ -262,7 +262,7 @@ class Holding:
 
 def test_an_event_that_cannot_be_stored_is_logged_and_counted_and_kept_in_memory(opened: Open) -> None:
     deep: dict[str, Any] = {}
-    for _ in range(100_000):
+    for _ in range(10_000):
         deep = {"a": deep}
     with opened() as bus:
         bus.deliver(Holding(object()), "a")

@@ -249,8 +249,7 @@ def test_the_history_keeps_no_converted_events(make_bus: Make) -> None:
     bus.on("a", handler=handle)
     bus.deliver(Reading(1), "a")
     bus.on("a", history=1, filter="(n=1)", handler=handle)
-    bus.deliver(Reading(2), "a")
-    bus.drain()
+    bus.send("a", Reading(2))
     bus.deliver(Reading(3), "b")  # the delivery threads have something else in hand
     bus.drain()
     assert len(made) == 3

@@ -172,8 +172,7 @@ def test_without_topic_an_event_goes_to_the_one_of_its_class_name(bus: Bus) -> N
     """Scenario 5; 157.3.2: full stops become solidi; of nested classes, too."""
     received = Recorder().untyped(bus, "*")
     bus.deliver(Order(1))
-    bus.deliver(Outer.Inner())
-    bus.drain()
+    bus.send(None, Outer.Inner())
     assert received.topics == [ORDERS, f"{__name__.replace('.', '/')}/Outer/Inner"]
     assert topic_of(Outer.Inner) == received.topics[1]
 
@@ -189,8 +188,7 @@ def test_a_class_name_that_is_no_topic_is_refused_and_no_handler_is_notified(bus
     with pytest.raises(InvalidTopicError, match="no topic can be made of the name"):
         bus.deliver(Local())
     assert watcher.saw_nothing()
-    bus.deliver(Local(), "seen/a")
-    bus.drain()
+    bus.send("seen/a", Local())
     assert watcher.handler.data[-1] == {"x": 0}
 
 
@@ -308,8 +306,7 @@ def test_handlers_are_not_called_on_the_thread_that_publishes(bus: Bus) -> None:
     """157.3."""
     threads: list[int] = []
     bus.untyped(lambda topic, event: threads.append(threading.get_ident()), "a")
-    bus.deliver_untyped("a", {})
-    bus.drain()
+    bus.send("a", {})
     assert threads != [threading.get_ident()]
 
 

@@ -63,9 +63,7 @@ def test_an_event_for_none_but_a_blocked_handler_is_unhandled(bus: Bus) -> None:
     """Scenario 62."""
     failing = Failing(ValueError("no")).untyped(bus, "a")
     left = Left().unhandled(bus)
-    for _ in range(10):
-        bus.deliver_untyped("a", {"n": 0})
-    bus.drain()
+    bus.send("a", *({"n": 0} for _ in range(10)))
     eventually(lambda: bus.blocked(failing.registration), "it is blocked")
     assert left.events == []
     bus.send("a", {"n": 1})
