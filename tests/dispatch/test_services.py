@@ -153,6 +153,14 @@ def test_on_an_event_loop_closing_does_not_wait_but_delivers_and_aclose_waits(ma
         with pytest.raises(ClosedError):
             await another.it.__aenter__()
         assert not another.is_found
+        stuck, gate = make(), Gate()
+        stuck.handle(gate)
+        stuck.publish(1, 2)
+        await asyncio.to_thread(gate.wait)
+        stuck.it.close()  # nor does it wait for a handler on another thread
+        gate.opened.set()
+        await stuck.it.aclose()
+        assert gate.events == [1, 2]
         with pytest.raises(LookupError):
             async with make().it:
                 raise LookupError

@@ -28,6 +28,7 @@ from tests.eventadmin.conftest import (
     on,
     own_hub,
 )
+from tests.raising import raising_log
 from tests.threads import in_background, in_threads
 
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="none")
@@ -131,6 +132,10 @@ def test_exceptions_must_be_caught_logged_and_delivery_continued(hub: Hub, timeo
     for part in (repr(failing.registration.reference), "Failing.handle_event", "ValueError: boom"):
         assert part in text
     assert (hub.dto(failing).failures, hub.blocked(failing)) == (1, None)
+    failing.error = ValueError("boom")
+    with raising_log("messaging"):
+        hub.send_number(3, timeout=timeout)
+    assert failing.numbers == other.numbers == [1, 2, 3]
 
 
 def test_a_deadlock_of_the_sender_s_own_making_ends_with_its_timeout(hubs: Hubs) -> None:

@@ -122,8 +122,8 @@ def test_an_event_or_topic_that_cannot_be_is_refused_in_the_caller_and_no_handle
     bus: Bus, event: Any, topics: list[Any], error: type[Exception], says: str
 ) -> None:
     """Scenarios 1, 2 and 4; 157.2.1, 157.2.2, 157.3.1, 157.5.1: publishing raises only argument errors."""
-    watcher = Watcher(bus)
-    for topic in topics:
+
+    def refuse(topic: Any) -> None:
         untyped = {"x": 1} if isinstance(event, Order) else event
         calls: list[Callable[[], None]] = [functools.partial(bus.deliver, event, topic)]
         if topic is not None or event is None:  # of an untyped event no topic can be made, which is another error
@@ -132,8 +132,15 @@ def test_an_event_or_topic_that_cannot_be_is_refused_in_the_caller_and_no_handle
             with pytest.raises(error, match=says or None) as raised:
                 call()
             assert isinstance(raised.value, ArgumentError)
+            assert isinstance(raised.value, TypeError) is (error is NullEventError)
             if isinstance(raised.value, InvalidTopicError):
                 assert raised.value.topic == topic
+
+    for topic in topics:
+        refuse(topic)
+    watcher = Watcher(bus)
+    for topic in topics:
+        refuse(topic)
     assert watcher.saw_nothing()
 
 

@@ -561,28 +561,30 @@ def answering(mosquitto: Mosquitto) -> Iterator[Callable[..., subprocess.Popen[s
         each.communicate()
 
 
+@pytest.mark.timeout(400)
 def test_the_history_of_a_real_process_is_replayed(
     mosquitto: Mosquitto, stack: ExitStack, answering: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    answering(3000)
+    answering(1000)
     _, late = Plant(mosquitto.url, stack).bus(shares=False)
     until_known(late, 1)
-    found = replayed(late, timeout=PATIENCE)
+    found = replayed(late, timeout=6 * PATIENCE)
     assert found.error is None
-    assert found.numbers == [*range(3000)]
+    assert found.numbers == [*range(1000)]
 
 
+@pytest.mark.timeout(400)
 def test_a_process_that_is_killed_while_it_answers_is_named_and_the_others_events_are_there(
     mosquitto: Mosquitto, stack: ExitStack, answering: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    process = answering(2_000, 500)
+    process = answering(1_000, 500)
     plant = Plant(mosquitto.url, stack)
     bus, _ = plant.bus(inbound=False)
     bus.deliver_untyped("b", {"n": -1})
     _, late = plant.bus(shares=False)
     until_known(late, 2)
-    found = replayed(late, timeout=PATIENCE)
-    assert process.wait(PATIENCE) == -signal.SIGKILL
+    found = replayed(late, timeout=6 * PATIENCE)
+    assert process.wait(6 * PATIENCE) == -signal.SIGKILL
     assert isinstance(found.error, PartialNotificationError)
     assert len(found.error.missing) == 1
     assert "remote" in found.error.missing[0]

@@ -139,6 +139,7 @@ FUNCTIONS: Final[dict[str, Callable[[Duck], Any]]] = {
     "nested": lambda to: functools.partial(functools.partial(Duck.with_prefix, to), "x"),
     "defaults": lambda to: to.with_defaults,
     "coroutine": lambda to: to.later,
+    "coroutine of the event": lambda to: functools.partial(to.later, "topic"),
     "method": lambda to: to.keep,
     "static method": lambda to: type("Static", (), {"keep": staticmethod(to.keep)})().keep,
     "class method": lambda to: type("C", (), {"keep": classmethod(of_order(lambda _, event: to.keep(event)))}).keep,
