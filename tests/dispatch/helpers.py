@@ -1,17 +1,26 @@
-"""Service properties of handlers, the log, and indexes under change, for the tests of the event services."""
+"""Handlers, service properties, the log, and indexes under change, for the tests of the event services."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
+import inspect
+import itertools
 import logging
 import sys
 import threading
-import time
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, TypeVar
 
 import pytest
 
 from messaging.dispatch import TopicIndex
+from messaging.testing.waiting import PATIENCE, Recorder
+from tests.threads import in_background, in_threads
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 #: texts that are topics (157.3.1)
 TOPICS: Final = [
@@ -37,6 +46,77 @@ _DEFECTS: Final = (
 )
 
 
+class Gated:
+    """A handler that records its events, and returns when a test has opened it."""
+
+    events: Recorder[Any]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened = threading.Event()
+        self._seen = 0
+
+    def wait(self) -> None:
+        """Wait until it has another event."""
+        self._seen += 1
+        self.events.wait_for(self._seen)
+
+    def stay(self) -> None:
+        """Wait until it is opened."""
+        assert self.opened.wait(PATIENCE)
+
+
+class Stubborn:
+    """A coroutine function that records its events, ignores that it is cancelled, and returns when it was opened."""
+
+    def __init__(self) -> None:
+        self.events: Recorder[Any] = Recorder()
+        self.ended: Recorder[Any] = Recorder()
+        self._is_open = False
+
+    async def __call__(self, event: Any) -> None:
+        self._loop, self._opened = asyncio.get_running_loop(), asyncio.Event()
+        self.events.append(event)
+        while not self._is_open:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._opened.wait()
+        self.ended.append(event)
+
+    def open(self) -> None:
+        self._is_open = True
+        self._loop.call_soon_threadsafe(self._opened.set)
+
+
+def renewed(name: str, make: Callable[..., AbstractContextManager[Any]], *fixtures: str) -> Callable[[F], F]:
+    """Return a decorator that gives each row of a table an object of its own, in the place of the fixture ``name``.
+
+    Args:
+        name: the parameter of the test.
+        make: called for each row.
+        fixtures: names of the fixtures that ``make`` takes as keyword arguments.
+    """
+
+    def decorate(test: F) -> F:
+        parameters = inspect.signature(test).parameters
+        more = [each for each in fixtures if each not in parameters]
+
+        @functools.wraps(test)
+        def run(**given: Any) -> Any:
+            options = {each: given[each] for each in fixtures}
+            for each in more:
+                del given[each]
+            with make(**options) as value:
+                return test(**given, **{name: value})
+
+        kept = [each for each in parameters.values() if each.name != name]
+        kept += [inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY) for each in more]
+        run.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
+        del run.__wrapped__
+        return run  # type: ignore[return-value]
+
+    return decorate
+
+
 def no_defects(caplog: pytest.LogCaptureFixture) -> None:
     """Fail if the log has a record about a defect of this project."""
     texts = [each.getMessage() for each in [*caplog.records] if each.name.startswith("messaging.")]
@@ -60,37 +140,59 @@ def logged(caplog: pytest.LogCaptureFixture, *parts: str, level: int = logging.W
     ]
 
 
-def look_while_it_changes(index: TopicIndex[Any, int], filters: Sequence[Any], topic: str) -> None:
-    """Add and remove ``filters`` while other threads look ``topic`` up, which has the value -1 all the time."""
-    failures: list[BaseException] = []
+@contextlib.contextmanager
+def meanwhile(change: Callable[[Any], object], values: Sequence[Any]) -> Iterator[None]:
+    """On another thread, call ``change`` with one value after the other, at least once, until the block ends."""
     is_over = threading.Event()
 
-    def look() -> None:
+    def run() -> None:
+        for value in itertools.cycle(values):
+            change(value)
+            if is_over.is_set():
+                return
+
+    join = in_background(run)
+    try:
+        yield
+    finally:
+        is_over.set()
+        join()
+
+
+@contextlib.contextmanager
+def switching_often() -> Iterator[None]:
+    """Have the interpreter switch threads after a microsecond."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def look_while_it_changes(index: TopicIndex[Any, int], filters: Sequence[Any], topic: str) -> None:
+    """Add and remove ``filters`` while other threads look ``topic`` up, which has the value -1 all the time."""
+    is_over = threading.Event()
+    looks = [0] * 3
+
+    def look(thread: int) -> None:
         try:
             while not is_over.is_set():
                 assert -1 in index.match(topic)
                 assert index.preferred(topic) is not None
                 assert len(index) > 0
-        except BaseException as error:  # noqa: BLE001
-            failures.append(error)
+                looks[thread] += 1
+        finally:
+            is_over.set()
 
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=look) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        ends = time.monotonic() + 0.4
-        while time.monotonic() < ends and not failures:
-            for value in range(50):
-                for each in filters:
-                    index.add(each, value)
-            for value in range(50):
-                for each in filters:
-                    index.remove(each, value)
-    finally:
+    def change() -> None:
+        while min(looks) < 300 and not is_over.is_set():
+            for change in (index.add, index.remove):
+                for value in range(50):
+                    for each in filters:
+                        change(each, value)
         is_over.set()
-        sys.setswitchinterval(interval)
-        for thread in threads:
-            thread.join()
-    assert failures == []
+
+    with switching_often():
+        in_threads(4, lambda thread: look(thread) if thread < 3 else change())
+    assert min(looks) >= 300

@@ -9,14 +9,15 @@ import pytest
 
 import messaging
 from messaging import MessageContext
+from messaging.dispatch import DISTRIBUTED_EVENTS, EVENT_ADMIN, TYPED_EVENTS
 from messaging.dispatch.permission import TopicPermission, TopicPolicy
-from messaging.dispatch.topics import check_topic, parse_filter
 from messaging.errors import MessagingError, PermissionDeniedError
 from messaging.eventadmin import Event, EventAdmin, EventHandler
 from messaging.services import LdapFilter, ServiceRegistry
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from messaging.typedevent import RangePolicy, TypedEventBus
 
-PATIENCE = 20.0
 ALLOWED, SECRET = "open/news", "secret/news"
 
 
@@ -55,7 +56,7 @@ def policy() -> TopicPolicy:
     return TopicPolicy({None: [TopicPermission("open/*", "publish"), TopicPermission("*", "subscribe")]})
 
 
-@pytest.mark.parametrize("publish", ["deliver", "deliver_untyped", "publisher"])
+@table("publish", ["deliver", "deliver_untyped", "publisher"])
 def test_a_topic_of_the_bus_is_permitted_by_its_characters(publish: str) -> None:
     got: list[str] = []
     with TypedEventBus(permissions=policy()) as bus:
@@ -107,11 +108,12 @@ def test_a_principal_is_identified_by_its_characters() -> None:
 
 
 def test_topics_and_filters_are_their_characters() -> None:
-    assert type(check_topic(pretending())) is str
-    assert check_topic(pretending()) == SECRET
-    assert parse_filter(ALLOWED).text == ALLOWED
-    assert parse_filter(pretending()).text == SECRET
-    assert parse_filter(Pretending(ALLOWED, SECRET)).text == ALLOWED
+    for grammar in (TYPED_EVENTS, EVENT_ADMIN, DISTRIBUTED_EVENTS):
+        assert grammar.parse(ALLOWED).text == ALLOWED
+        for text in (grammar.check_topic(pretending()), grammar.parse(pretending()).text):
+            assert type(text) is str
+            assert text == SECRET
+        assert grammar.parse(Pretending(ALLOWED, SECRET)).text == ALLOWED
     assert TopicPermission(pretending(), "publish").name == SECRET
     with TypedEventBus(history={ALLOWED: RangePolicy.exact(3)}) as bus:
         assert bus.monitor.get_effective_history_storage(pretending()) == RangePolicy.none()

@@ -34,26 +34,12 @@ from messaging.errors import ArgumentError, InvalidTopicError, MessagingError, P
 from messaging.eventadmin import EventAdmin
 from messaging.execution import Lane
 from messaging.services import ServiceProperties, ServiceReference, ServiceRegistry
+from messaging.testing.tables import table
 from messaging.typedevent import TypedEventBus
 
 GRAMMARS: Final = [TYPED_EVENTS, EVENT_ADMIN, DISTRIBUTED_EVENTS]
-OF_ANY_GRAMMAR: Final = pytest.mark.parametrize("grammar", GRAMMARS, ids=repr)
+OF_ANY_GRAMMAR: Final = table("grammar", GRAMMARS, ids=repr)
 BOTH: Final = "publish,subscribe"
-
-
-class Pretending(str):
-    """Says that it is another text."""
-
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        return "open"
-
-    def __eq__(self, other: object) -> bool:
-        return other == "open"
-
-    def __hash__(self) -> int:
-        return hash("open")
 
 
 # --- grammars
@@ -77,15 +63,6 @@ def test_filters_are_remembered_up_to_a_limit(grammar: TopicGrammar[Any]) -> Non
         grammar.parse(f"many/{number}")
     assert grammar.parse("a/b") is not first
     assert grammar.parse("a/b") == first
-
-
-@OF_ANY_GRAMMAR
-def test_topics_and_filters_are_their_characters(grammar: TopicGrammar[Any]) -> None:
-    secret = Pretending("secret")
-    for text in (grammar.check_topic(secret), grammar.parse(secret).text):
-        assert type(text) is str
-        assert text == "secret"
-    assert grammar.parse("open").text == "open"
 
 
 @OF_ANY_GRAMMAR
@@ -166,7 +143,7 @@ def test_permissions_of_any_grammar_can_be_copied(grammar: TopicGrammar[Any]) ->
     assert ("grammar" in repr(permission)) is (grammar is not TYPED_EVENTS)
 
 
-@pytest.mark.parametrize("odd", [None, "DISTRIBUTED_EVENTS", 5, object(), TopicGrammar])
+@table("odd", [None, "DISTRIBUTED_EVENTS", 5, object(), TopicGrammar])
 def test_a_grammar_that_is_none_is_refused(odd: Any) -> None:
     for make in (
         lambda: TopicPermission("a", "publish", grammar=odd),
@@ -205,7 +182,7 @@ def test_a_policy_grants_permissions_of_its_grammar_only() -> None:
         TopicPolicy({"meter": [granted]})
 
 
-@pytest.mark.parametrize("service", [TypedEventBus, EventAdmin])
+@table("service", [TypedEventBus, EventAdmin])
 def test_a_service_refuses_a_policy_of_another_grammar(service: Callable[..., Any]) -> None:
     """It would deny everything."""
     with pytest.raises(ArgumentError, match="needs a TopicPolicy of the grammar TYPED_EVENTS, not of DISTRIBUTED_EVE"):

@@ -13,8 +13,8 @@ import pytest
 from messaging.dispatch.service import EventService
 from messaging.eventadmin import EventAdmin
 from messaging.services import ServiceRegistry
+from messaging.testing.waiting import PATIENCE, eventually
 from messaging.typedevent import TypedEventBus, UntypedEventHandler
-from tests.doubles.fake import PATIENCE, until
 from tests.interrupts import again, interrupt_everywhere
 
 KINDS = pytest.mark.parametrize("kind", [TypedEventBus, EventAdmin])
@@ -65,7 +65,7 @@ def test_a_signal_handler_may_close_a_service_that_its_thread_is_closing(
     registry.add_listener(lambda _: service.close())  # as a signal handler would: on the thread, in between
     closer = threading.Thread(target=service.close)
     closer.start()
-    until(lambda: not closer.is_alive(), "the end of closing")
+    eventually(lambda: not closer.is_alive(), "the end of closing")
 
 
 @pytest.mark.parametrize("is_coroutine", [False, True])
@@ -89,7 +89,7 @@ def test_events_are_delivered_in_spite_of_interrupts(is_coroutine: bool) -> None
         def run() -> None:
             number = next(numbers)
             again(lambda: bus.deliver_untyped("a", {"number": number}))
-            until(lambda: number in seen, f"event {number}")
+            eventually(lambda: number in seen, f"event {number}")
 
         assert (
             interrupt_everywhere(run, lambda: None, "lanes.py", "pool.py", "threads.py", "loop.py", "mailboxes.py") > 5

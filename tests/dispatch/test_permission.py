@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from messaging.dispatch.permission import TopicPermission, TopicPermissionCollection, TopicPolicy
 from messaging.errors import ArgumentError, InvalidTopicError, NullEventError, PermissionDeniedError
+from messaging.testing.tables import table
 from tests.dispatch.helpers import NEITHER
 from tests.threads import in_background, in_threads
 
@@ -30,7 +31,7 @@ def actions_of(permission: TopicPermission) -> list[TopicPermission]:
 # --- one permission
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "expected"),
     [
         ("publish", "publish"),
@@ -50,7 +51,7 @@ def test_actions_are_normalised(text: str, expected: str) -> None:
     assert TopicPermission("a/b", text).actions == expected
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         *("", " ", ",", ",publish", "publish,", "publish,,subscribe", "publish, ,subscribe", "publish subscribe"),
@@ -64,7 +65,7 @@ def test_actions_are_refused_otherwise(text: Any) -> None:
         TopicPermission("a/b", text)
 
 
-@pytest.mark.parametrize("name", [*NEITHER, 5, b"a"], ids=ascii)
+@table("name", [*NEITHER, 5, b"a"], ids=ascii)
 def test_names_are_topics_or_filters(name: Any) -> None:
     """Scenario 86."""
     with pytest.raises(InvalidTopicError):
@@ -76,7 +77,7 @@ def test_a_permission_needs_a_name() -> None:
         TopicPermission(None, "publish")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@table(
     ("mine", "theirs", "is_narrower"),
     [
         *((mine, theirs, True) for mine, theirs in [("x/y/*", "x/y/z"), ("*", "x/y"), ("a/b/*", "a/b/c/d")]),
@@ -97,7 +98,7 @@ def test_a_permission_implies_narrower_topics_and_its_own_actions(mine: str, the
         assert TopicPolicy({"p": [permission]}).permits("p", other) is expected
 
 
-@pytest.mark.parametrize("other", [None, "x/y", 5, object(), TopicPermissionCollection()])
+@table("other", [None, "x/y", 5, object(), TopicPermissionCollection()])
 def test_nothing_but_permissions_is_implied(other: Any) -> None:
     everything = TopicPermission("*", BOTH)
     assert not everything.implies(other)
@@ -147,7 +148,7 @@ def test_a_permission_makes_an_empty_collection_for_its_kind() -> None:
     assert [*collection] == [permission]
 
 
-@pytest.mark.parametrize("odd", [None, "a", object(), TopicPermissionCollection()])
+@table("odd", [None, "a", object(), TopicPermissionCollection()])
 def test_a_collection_takes_nothing_but_permissions(odd: Any) -> None:
     collection = TopicPermissionCollection()
     with pytest.raises(ArgumentError, match="permission must be a TopicPermission"):
@@ -314,7 +315,7 @@ def test_threads_change_a_policy_without_losing_grants() -> None:
     assert len(count) == 800
 
 
-@pytest.mark.parametrize("principal", [5, [], ("p",), b"meter"])
+@table("principal", [5, [], ("p",), b"meter"])
 def test_a_principal_that_is_no_name_is_refused_everywhere(principal: Any) -> None:
     policy = TopicPolicy()
     for call in (

@@ -1,4 +1,4 @@
-"""An EventAdmin with a registry of its own, handlers that record their events, and waits with deadlines."""
+"""An EventAdmin with a registry of its own, and handlers that record their events."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import pytest
 
 from messaging.eventadmin import Event, EventAdmin, EventHandler, HandlerDTO
 from messaging.services import LdapFilter, ServiceRegistration, ServiceRegistry
-from messaging.testing.conformance.helpers import eventually as eventually
+from messaging.testing import waiting
+from messaging.testing.waiting import PATIENCE
+from tests.dispatch.helpers import Gated, named, no_defects, renewed
 from tests.dispatch.helpers import logged as logged
-from tests.dispatch.helpers import named as named
-from tests.dispatch.helpers import no_defects as no_defects
 from tests.threads import Loop
 
 T = TypeVar("T")
 
-#: seconds any wait in a test may take
-PATIENCE: Final = 20.0
 #: seconds after which a handler that does not return is blocked, in tests of that
 SOON: Final = 0.25
-#: and how long a test waits for what must not happen
+#: seconds that a test gives to a wait that must end with its deadline
 MOMENT: Final = 0.05
+#: the two ways in which posted events are delivered
+DELIVERIES: Final = ("async.ordered", "async.unordered")
 
 
 @pytest.fixture
@@ -54,8 +54,12 @@ def on(loop: asyncio.AbstractEventLoop, call: Callable[[], T]) -> T:
 class Recorder:
     """A handler that records its events."""
 
+    #: registration of this handler; set by ``handle``
+    registration: ServiceRegistration
+
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        super().__init__()
+        self.events: waiting.Recorder[Event] = waiting.Recorder()
         self.threads: list[int] = []
 
     def handle_event(self, event: Event) -> Any:
@@ -75,29 +79,22 @@ class Recorder:
         return [event.get_property(name) for event in self.events]
 
 
-class Gate(Recorder):
+class Gate(Recorder, Gated):
     """A handler that returns from its events once it is opened."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.entered = threading.Semaphore(0)
-        self.returned = threading.Semaphore(0)
-        self.opened = threading.Event()
+        self.returned: waiting.Recorder[Event] = waiting.Recorder()
 
     def handle_event(self, event: Event) -> None:
         super().handle_event(event)
-        self.entered.release()
-        assert self.opened.wait(PATIENCE)
-        self.returned.release()
-
-    def wait(self) -> None:
-        """Wait until it has another event."""
-        assert self.entered.acquire(timeout=PATIENCE)
+        self.stay()
+        self.returned.append(event)
 
     def leave(self) -> None:
         """Open it, and wait until it has returned once."""
         self.opened.set()
-        assert self.returned.acquire(timeout=PATIENCE)
+        self.returned.wait_for(1)
 
 
 class Failing(Recorder):
@@ -126,34 +123,26 @@ class AsyncRecorder(Recorder):
         super().handle_event(event)
 
 
-class AsyncGate(AsyncRecorder):
+class AsyncGate(AsyncRecorder, Gated):
     """A coroutine function that returns once it is opened."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.entered = threading.Semaphore(0)
-        self.opened: asyncio.Event | None = None
-        self.cancelled = threading.Event()
-        self.returned = threading.Event()
+        self.cancelled: waiting.Recorder[Event] = waiting.Recorder()
+        self.returned: waiting.Recorder[Event] = waiting.Recorder()
 
     async def handle_event(self, event: Event) -> None:
+        self._leave = asyncio.Event()
         await super().handle_event(event)
-        self.opened = asyncio.Event()
-        self.entered.release()
         try:
-            await self.opened.wait()
+            await self._leave.wait()
         except asyncio.CancelledError:
-            self.cancelled.set()
+            self.cancelled.append(event)
             raise
-        self.returned.set()
-
-    def wait(self) -> None:
-        """Wait until it has another event."""
-        assert self.entered.acquire(timeout=PATIENCE)
+        self.returned.append(event)
 
     def open(self) -> None:
-        assert self.opened is not None
-        self.loops[-1].call_soon_threadsafe(self.opened.set)
+        self.loops[-1].call_soon_threadsafe(self._leave.set)
 
 
 class Evil:
@@ -174,7 +163,10 @@ def handle(
     services: ServiceRegistry, handler: Any, topics: Any = "*", *, scope: Any = "singleton", **properties: Any
 ) -> ServiceRegistration:
     """Register a handler."""
-    return services.register(EventHandler, handler, named(topics, **properties), scope=scope)
+    registration = services.register(EventHandler, handler, named(topics, **properties), scope=scope)
+    if isinstance(handler, Recorder):
+        handler.registration = registration
+    return registration
 
 
 def record(services: ServiceRegistry, topics: Any = "*", **properties: Any) -> Recorder:
@@ -212,21 +204,47 @@ class Hub:
         for topic in topics:
             self.admin.send_event(Event(topic, properties))
 
+    def deliver(self, *numbers: Any, topic: str = "a") -> None:
+        """Post as ``post`` does, and wait until all handlers have processed the events."""
+        self.post(*numbers, topic=topic)
+        self.flush()
+
+    def gate(self, *numbers: Any, topics: Any = "*", **properties: Any) -> Gate:
+        """Register a gate; post an event with each number, and wait until it has the first one."""
+        gate = Gate()
+        self.handle(gate, topics, **properties)
+        self.post(*numbers)
+        if numbers:
+            gate.wait()
+        return gate
+
+    def failing(self, error: BaseException, topics: Any = "*", **properties: Any) -> Failing:
+        """Register a handler that raises ``error``."""
+        failing = Failing(error)
+        self.handle(failing, topics, **properties)
+        return failing
+
+    def send_number(self, number: Any, topic: str = "a", **options: Any) -> None:
+        """Send an event with ``number`` as its property ``n``."""
+        self.admin.send_event(Event(topic, {"n": number}), **options)
+
     def flush(self) -> None:
         """Wait until all handlers have processed the posted events."""
         self.admin.flush().result(PATIENCE)
 
-    def dto(self, registration: ServiceRegistration) -> HandlerDTO | None:
-        """Return the snapshot of a handler; ``None`` if the admin ignores it."""
-        found = [each for each in self.admin.get_dto().handlers if each.service_id == registration.reference.id]
-        assert len(found) <= 1
-        return found[0] if found else None
+    def ignores(self, registration: ServiceRegistration) -> bool:
+        """Return whether the admin ignores a handler."""
+        return registration.reference.id not in {each.service_id for each in self.admin.get_dto().handlers}
 
-    def blocked(self, registration: ServiceRegistration) -> str | None:
+    def dto(self, handler: ServiceRegistration | Recorder) -> HandlerDTO:
+        """Return the snapshot of a handler."""
+        registration = handler.registration if isinstance(handler, Recorder) else handler
+        (found,) = [each for each in self.admin.get_dto().handlers if each.service_id == registration.reference.id]
+        return found
+
+    def blocked(self, handler: ServiceRegistration | Recorder) -> str | None:
         """Return why a handler is blocked."""
-        found = self.dto(registration)
-        assert found is not None
-        return found.blocked
+        return self.dto(handler).blocked
 
     def logged(self, *parts: str, level: int = logging.WARNING) -> list[str]:
         return logged(self.caplog, *parts, level=level)
@@ -235,12 +253,23 @@ class Hub:
 Hubs = Callable[..., Hub]
 
 
-@pytest.fixture
-def hub(services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Iterator[Hub]:
-    """An EventAdmin with the default settings."""
+@contextlib.contextmanager
+def opened_hub(caplog: pytest.LogCaptureFixture, services: ServiceRegistry | None = None) -> Iterator[Hub]:
+    services = services or ServiceRegistry()
     with EventAdmin(services) as admin:
         yield Hub(admin, services, caplog)
     no_defects(caplog)
+
+
+#: gives each row of a table a hub of its own
+own_hub: Final = renewed("hub", opened_hub, "caplog")
+
+
+@pytest.fixture
+def hub(services: ServiceRegistry, caplog: pytest.LogCaptureFixture) -> Iterator[Hub]:
+    """An EventAdmin with the default settings."""
+    with opened_hub(caplog, services) as hub:
+        yield hub
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -22,13 +23,16 @@ from messaging.eventadmin import (
     TopicPolicy,
 )
 from messaging.services import ServiceRegistry
+from messaging.testing import waiting
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from messaging.typedevent import (
     TypedEventBus,
-    UnhandledEventHandler,
     UntypedEventHandler,
 )
-from tests.eventadmin.conftest import PATIENCE, Evil, Gate, Hub, Hubs, eventually
+from tests.eventadmin.conftest import Evil, Hub, Hubs
 from tests.threads import in_background
+from tests.typedevent.conftest import Gate as BusGate
 from tests.typedevent.conftest import Recorder as BusRecorder
 
 Buses = Callable[..., TypedEventBus]
@@ -46,37 +50,8 @@ class Order:
     items: list[Item] = field(default_factory=list)
 
 
-def listen(
-    services: ServiceRegistry, topics: Any = "*", interface: Any = UntypedEventHandler, **more: Any
-) -> BusRecorder:
-    recorder = BusRecorder()
-    services.register(interface, recorder, {"event.topics": topics, **more})
-    return recorder
-
-
-@pytest.fixture
-def bus(services: ServiceRegistry) -> Iterator[TypedEventBus]:
-    with TypedEventBus(services) as bus:
-        yield bus
-
-
-@pytest.fixture
-def buses(services: ServiceRegistry) -> Iterator[Buses]:
-    made: list[TypedEventBus] = []
-
-    def make(services: ServiceRegistry = services, **options: Any) -> TypedEventBus:
-        made.append(TypedEventBus(services, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close(0)
-
-
-@pytest.fixture
-def bridge(hub: Hub, bus: TypedEventBus) -> Iterator[EventBridge]:
-    with EventBridge(hub.admin, bus) as bridge:
-        yield bridge
+def listen(services: ServiceRegistry, topics: Any = "*") -> BusRecorder:
+    return BusRecorder().untyped(services, topics)
 
 
 def settle(*several: Any, rounds: int = 4) -> None:
@@ -86,20 +61,78 @@ def settle(*several: Any, rounds: int = 4) -> None:
             each.flush().result(PATIENCE)
 
 
+@dataclass
+class Sides:
+    """An Event Admin and a typed event bus, with a handler of all events on each side."""
+
+    hub: Hub
+    bus: TypedEventBus
+
+    def __post_init__(self) -> None:
+        self.there, self.back = listen(self.hub.services), self.hub.record()
+
+    def send(self, topic: str, **properties: Any) -> None:
+        """Send an event by the admin, and wait until it has crossed."""
+        self.hub.send(topic, **properties)
+        self.settle()
+
+    def deliver(self, topic: str, event: Any) -> None:
+        """Publish an event on the bus, and wait until it has crossed."""
+        self.bus.deliver(event, topic)
+        self.settle()
+
+    def publish(self, *topics: str) -> None:
+        """Publish an event to each topic on both sides, and wait until they have crossed."""
+        for topic in topics:
+            self.hub.send(topic, **{"from": "admin"})
+            self.bus.deliver_untyped(topic, {"from": "bus"})
+        self.settle()
+
+    def settle(self) -> None:
+        settle(self.hub.admin, self.bus)
+
+    def crossed(self) -> tuple[list[str], list[str]]:
+        """Return the topics of the events that ``publish`` published and that crossed: to the bus, and to the admin."""
+        return (
+            [topic for topic, event in self.there.events if event["from"] == "admin"],
+            [event.topic for event in self.back.events if event.get_property("from") == "bus"],
+        )
+
+
+@pytest.fixture
+def buses(services: ServiceRegistry) -> Iterator[Buses]:
+    with contextlib.ExitStack() as stack:
+
+        def make(services: ServiceRegistry = services, **options: Any) -> TypedEventBus:
+            return stack.enter_context(TypedEventBus(services, **options))
+
+        yield make
+
+
+@pytest.fixture
+def sides(hub: Hub, buses: Buses) -> Sides:
+    """Two sides without a bridge."""
+    return Sides(hub, buses())
+
+
+@pytest.fixture
+def bridged(sides: Sides) -> Iterator[Sides]:
+    """Two sides with a bridge."""
+    with EventBridge(sides.hub.admin, sides.bus):
+        yield sides
+
+
 # --- there
 
 
-def test_events_cross_to_the_bus(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
+def test_events_cross_to_the_bus(bridged: Sides) -> None:
     """RFC 97 5.5: topic and properties, of posted and of sent events."""
-    recorder = listen(hub.services)
-    hub.admin.post_event(Event("a/b", {"x": 1}))
-    hub.flush()
-    hub.admin.send_event(Event("c", {"y": "z"}))
-    settle(hub.admin, bus)
-    assert recorder.events == [("a/b", {"x": 1}), ("c", {"y": "z"})]
+    bridged.hub.deliver(1, topic="a/b")
+    bridged.send("c", y="z")
+    assert bridged.there.events == [("a/b", {"n": 1}), ("c", {"y": "z"})]
 
 
-@pytest.mark.parametrize(
+@table(
     "value",
     [
         "text", "", "ü 日本 \U0001f600 \x00", 5, -(2**63), 2**80, 127, 1.5, float("inf"), True, False, "c",
@@ -109,12 +142,10 @@ def test_events_cross_to_the_bus(hub: Hub, bus: TypedEventBus, bridge: EventBrid
     ],
     ids=repr,
 )  # fmt: skip
-def test_values_of_these_types_must_be_supported(hub: Hub, bus: TypedEventBus, bridge: EventBridge, value: Any) -> None:
+def test_values_of_these_types_must_be_supported(bridged: Sides, value: Any) -> None:
     """Scenario 44; RFC 97 5.5: text, the eight scalar kinds, flat lists of them; and more, nested ones among it."""
-    recorder = listen(hub.services)
-    hub.admin.send_event(Event("a", {"value": value, "other": 1}))
-    settle(bus)
-    ((_, event),) = recorder.events
+    bridged.send("a", value=value, other=1)
+    event = bridged.there.data[-1]
     expected = [*value] if isinstance(value, (tuple, array.array)) else value
     expected = {"a": [1, 2]} if isinstance(value, MappingProxyType) else expected
     assert event == {"value": expected, "other": 1}
@@ -148,81 +179,61 @@ UNSUPPORTED: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", UNSUPPORTED)
-def test_values_of_other_types_must_be_silently_discarded(
-    hub: Hub, bus: TypedEventBus, bridge: EventBridge, kind: str
-) -> None:
+@table("make", UNSUPPORTED)
+def test_values_of_other_types_must_be_silently_discarded(bridged: Sides, make: Callable[[], Any]) -> None:
     """Scenario 44; RFC 97 5.5: and the event still passes."""
-    recorder = listen(hub.services)
-    hub.admin.send_event(Event("a", {"before": 1, "value": UNSUPPORTED[kind](), "after": 2}))
-    settle(bus)
-    assert recorder.events == [("a", {"before": 1, "after": 2})]
-    assert not hub.logged()
+    bridged.send("a", before=1, value=make(), after=2)
+    assert bridged.there.events[-1] == ("a", {"before": 1, "after": 2})
+    assert not bridged.hub.logged()
 
 
-def test_an_exception_of_a_mapping_does_not_reach_the_sender(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
-    recorder = listen(hub.services)
-    hub.admin.send_event(Event("a", {"value": EvilMapping(), "after": 2}))
-    settle(bus)
-    ((_, event),) = recorder.events
-    assert event["after"] == 2
+def test_an_exception_of_a_mapping_does_not_reach_the_sender(bridged: Sides) -> None:
+    bridged.send("a", value=EvilMapping(), after=2)
+    assert bridged.there.of("after") == [2]
 
 
-def test_events_are_copied_when_they_cross(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
+def test_events_are_copied_when_they_cross(bridged: Sides) -> None:
     """RFC 97 5.1.1.2: a list that handlers on one side change stays the same on the other."""
-    recorder = listen(hub.services)
     values = [1]
-    hub.admin.send_event(Event("a", {"values": values, "nested": {"values": values}}))
+    bridged.hub.send("a", values=values, nested={"values": values})
     values.append(2)
-    settle(bus)
-    assert recorder.of("values") == [[1]]
-    assert recorder.of("nested") == [{"values": [1]}]
+    bridged.settle()
+    assert bridged.there.data == [{"values": [1], "nested": {"values": [1]}}]
 
 
-def test_typed_handlers_receive_their_type_across_the_bridge(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
+def test_typed_handlers_receive_their_type_across_the_bridge(bridged: Sides) -> None:
     orders: list[Order] = []
-
-    @bus.on("orders/*")
-    def handle_order(event: Order) -> None:
-        orders.append(event)
-
-    hub.admin.send_event(Event("orders/new", {"id": "7", "items": [{"name": "a", "price": 2}], "more": 1}))
-    settle(bus)
+    bridged.bus.on("orders/*", handler=orders.append, type=Order)
+    bridged.send("orders/new", id="7", items=[{"name": "a", "price": 2}], more=1)
     assert orders == [Order(7, [Item("a", 2.0)])]
 
 
 # --- and back
 
 
-def test_typed_events_cross_as_maps(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
-    recorder = hub.record()
-    bus.deliver(Order(7, [Item("a")]), "orders/new")
-    bus.deliver_untyped("plain", {"x": {"y": [1]}})
-    settle(bus, hub.admin)
-    assert recorder.topics == ["orders/new", "plain"]
+def test_typed_events_cross_as_maps(bridged: Sides) -> None:
+    bridged.bus.deliver(Order(7, [Item("a")]), "orders/new")
+    bridged.deliver("plain", {"x": {"y": [1]}})
+    recorder = bridged.back
+    assert recorder.topics == recorder.of("event.topics") == ["orders/new", "plain"]
     assert recorder.of("id") == [7, None]
     assert recorder.of("items") == [[{"name": "a", "price": 1.0}], None]
     assert recorder.of("x") == [None, {"y": [1]}]
-    for event in recorder.events:
-        assert event.get_property("event.topics") == event.topic
-        assert isinstance(event, Event)
+    assert all(isinstance(event, Event) for event in recorder.events)
     assert threading.get_ident() not in recorder.threads
 
 
-def test_filters_of_the_admin_apply_to_events_that_crossed(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
-    recorder = hub.record("orders/*", filter="(&(id>=5)(topic=orders/new))")
+def test_filters_of_the_admin_apply_to_events_that_crossed(bridged: Sides) -> None:
+    recorder = bridged.hub.record("orders/*", filter="(&(id>=5)(topic=orders/new))")
     for number in (4, 5):
-        bus.deliver(Order(number), "orders/new")
-    settle(bus, hub.admin)
+        bridged.deliver("orders/new", Order(number))
     assert recorder.of("id") == [5]
 
 
-def test_the_real_topic_wins_over_fields_of_its_name(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
+def test_the_real_topic_wins_over_fields_of_its_name(bridged: Sides) -> None:
     """Scenario 4."""
-    recorder = hub.record()
-    bus.deliver_untyped("a", {"topic": "b", "event.topics": "c", "x": 1})
-    settle(bus, hub.admin)
-    assert dict(recorder.events[0].properties) == {"event.topics": "a", "x": 1}
+    bridged.deliver("a", {"topic": "b", "event.topics": "c", "x": 1})
+    assert dict(bridged.back.events[0].properties) == {"event.topics": "a", "x": 1}
 
 
 @dataclass
@@ -230,53 +241,47 @@ class Looping:
     x: list[Any]
 
 
-def test_events_that_are_no_trees_do_not_cross(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
-    recorder = hub.record()
-    bus.deliver(Looping(circle), "a")
-    bus.deliver(Order(1), "b")
-    settle(bus, hub.admin)
-    assert recorder.topics == ["b"]
-    assert len(hub.logged("an event on 'a' does not cross the bridge", level=logging.ERROR)) == 1
+def test_events_that_are_no_trees_do_not_cross(bridged: Sides) -> None:
+    bridged.bus.deliver(Looping(circle), "a")
+    bridged.deliver("b", Order(1))
+    assert bridged.back.topics == ["b"]
+    assert len(bridged.hub.logged("an event on 'a' does not cross the bridge", level=logging.ERROR)) == 1
 
 
 # --- order
 
 
-def test_order_is_kept_both_ways(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
+def test_order_is_kept_both_ways(bridged: Sides) -> None:
     """RFC 97 5.2.2."""
-    there, back = listen(hub.services), hub.record()
     for number in range(200):
-        hub.admin.post_event(Event("to/bus", {"n": number}))
-        bus.deliver_untyped("to/admin", {"n": number})
-    settle(hub.admin, bus)
+        bridged.hub.post(number, topic="to/bus")
+        bridged.bus.deliver_untyped("to/admin", {"n": number})
+    bridged.settle()
     for topic in ("to/bus", "to/admin"):
-        assert [event["n"] for each, event in there.events if each == topic] == [*range(200)]
-        assert [event.get_property("n") for event in back.events if event.topic == topic] == [*range(200)]
+        assert [event["n"] for each, event in bridged.there.events if each == topic] == [*range(200)]
+        assert [event.get_property("n") for event in bridged.back.events if event.topic == topic] == [*range(200)]
 
 
 # --- round and round
 
 
-def test_an_event_does_not_come_back(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
-    there, back = listen(hub.services), hub.record()
-    hub.admin.post_event(Event("from/admin"))
-    bus.deliver_untyped("from/bus", {})
-    settle(hub.admin, bus)
-    assert sorted(there.topics) == sorted(back.topics) == ["from/admin", "from/bus"]
+def test_an_event_does_not_come_back(bridged: Sides) -> None:
+    bridged.hub.admin.post_event(Event("from/admin"))
+    bridged.deliver("from/bus", {})
+    assert sorted(bridged.there.topics) == sorted(bridged.back.topics) == ["from/admin", "from/bus"]
 
 
-def test_several_bridges_between_the_same_two_are_no_loop(hub: Hub, bus: TypedEventBus) -> None:
+def test_several_bridges_between_the_same_two_are_no_loop(sides: Sides) -> None:
     """Each takes it there, since each is a way; wildcards that overlap within one are not two."""
-    there, back = listen(hub.services), hub.record()
-    with EventBridge(hub.admin, bus, ["a/*", "*", "a/b"]), EventBridge(hub.admin, bus, "a/b"):
-        hub.admin.send_event(Event("a/b"))
-        bus.deliver_untyped("a/b", {"x": 1})
-        settle(hub.admin, bus)
-    assert sorted(map(str, there.of("x"))) == ["1", "None", "None"]
-    assert sorted(map(str, back.of("x"))) == ["1", "1", "None"]
+    admin, bus = sides.hub.admin, sides.bus
+    with EventBridge(admin, bus, ["a/*", "*", "a/b"]), EventBridge(admin, bus, "a/b"):
+        sides.hub.send("a/b")
+        sides.deliver("a/b", {"x": 1})
+    assert sorted(map(str, sides.there.of("x"))) == ["1", "None", "None"]
+    assert sorted(map(str, sides.back.of("x"))) == ["1", "1", "None"]
 
 
-@pytest.mark.parametrize("start", [0, 1, 2, 3])
+@table("start", [0, 1, 2, 3])
 def test_a_ring_of_two_admins_and_two_buses_is_no_loop(hubs: Hubs, buses: Buses, start: int) -> None:
     """Once at each for each way round, and it ends where it began."""
     registries = [ServiceRegistry() for _ in range(4)]
@@ -307,14 +312,14 @@ def test_a_chain_is_passed_from_end_to_end(hubs: Hubs, buses: Buses) -> None:
     assert recorder.of("x") == [[1]]
 
 
-def test_log_events_cross_and_do_not_come_back(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
+def test_log_events_cross_and_do_not_come_back(bridged: Sides) -> None:
     """Scenario 51."""
     log = logging.Logger("test")  # noqa: LOG001  # its records go nowhere else
-    there, back = listen(hub.services, "org/osgi/service/log/*"), hub.record("org/osgi/service/log/*")
-    hub.handle(lambda event: log.error("again"), "*")
-    with LogEvents(hub.admin, log):
+    there, back = listen(bridged.hub.services, "org/osgi/service/log/*"), bridged.hub.record("org/osgi/service/log/*")
+    bridged.hub.handle(lambda event: log.error("again"), "*")
+    with LogEvents(bridged.hub.admin, log):
         log.error("once", exc_info=ValueError("boom"))
-        settle(hub.admin, bus)
+        bridged.settle()
     assert there.of("message") == back.of("message") == ["once"]
     assert there.of("exception.class") == ["builtins.ValueError"]
     assert there.of("exception") == [None]  # of no type that can cross
@@ -323,21 +328,16 @@ def test_log_events_cross_and_do_not_come_back(hub: Hub, bus: TypedEventBus, bri
 # --- what crosses
 
 
-def test_only_the_topics_and_directions_asked_for_cross(hub: Hub, bus: TypedEventBus) -> None:
-    there, back = listen(hub.services), hub.record()
+def test_only_the_topics_and_directions_asked_for_cross(sides: Sides) -> None:
     with (
-        EventBridge(hub.admin, bus, ["in/*", "both"], to_bus=False),
-        EventBridge(hub.admin, bus, ["out/*"], to_admin=False),
+        EventBridge(sides.hub.admin, sides.bus, ["in/*", "both"], to_bus=False),
+        EventBridge(sides.hub.admin, sides.bus, ["out/*"], to_admin=False),
     ):
-        for topic in ("in/x", "out/x", "both", "neither"):
-            hub.admin.send_event(Event(topic, {"from": "admin"}))
-            bus.deliver_untyped(topic, {"from": "bus"})
-        settle(hub.admin, bus)
-    assert [topic for topic, event in there.events if event["from"] == "admin"] == ["out/x"]
-    assert [event.topic for event in back.events if event.get_property("from") == "bus"] == ["in/x", "both"]
+        sides.publish("in/x", "out/x", "both", "neither")
+    assert sides.crossed() == (["out/x"], ["in/x", "both"])
 
 
-@pytest.mark.parametrize(
+@table(
     ("topics", "expected"),
     [
         ("a/+/c", ["a/b/c", "a/x/c"]),
@@ -347,21 +347,16 @@ def test_only_the_topics_and_directions_asked_for_cross(hub: Hub, bus: TypedEven
         (["a/+/c", "a/b/+"], ["a/b/c", "a/x/c"]),
     ],
 )
-def test_filters_may_have_single_level_wildcards(
-    hub: Hub, bus: TypedEventBus, topics: Any, expected: list[str]
-) -> None:
+def test_filters_may_have_single_level_wildcards(sides: Sides, topics: Any, expected: list[str]) -> None:
     """Which only the bus knows; both ways."""
-    there, back = listen(hub.services), hub.record()
-    with EventBridge(hub.admin, bus, topics):
-        for topic in ("a", "a/b", "a/b/c", "a/x/c", "a/b/c/d", "b"):
-            hub.admin.send_event(Event(topic, {"from": "admin"}))
-            bus.deliver_untyped(topic, {"from": "bus"})
-        settle(hub.admin, bus)
-    assert [topic for topic, event in there.events if event["from"] == "admin"] == expected
-    assert [event.topic for event in back.events if event.get_property("from") == "bus"] == expected
+    for recorder in (sides.there, sides.back):
+        recorder.events.clear()
+    with EventBridge(sides.hub.admin, sides.bus, topics):
+        sides.publish("a", "a/b", "a/b/c", "a/x/c", "a/b/c/d", "b")
+    assert sides.crossed() == (expected, expected)
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "error"),
     [
         ({"topics": "a//b"}, InvalidTopicError),
@@ -372,67 +367,55 @@ def test_filters_may_have_single_level_wildcards(
         ({"principal": 5}, ArgumentError),
     ],
 )
-def test_a_bridge_that_cannot_be_is_refused(
-    hub: Hub, bus: TypedEventBus, arguments: Any, error: type[Exception]
-) -> None:
-    before = hub.services.find()
+def test_a_bridge_that_cannot_be_is_refused(sides: Sides, arguments: Any, error: type[Exception]) -> None:
+    before = sides.hub.services.find()
     with pytest.raises(error):
-        EventBridge(hub.admin, bus, **arguments)
-    assert hub.services.find() == before
+        EventBridge(sides.hub.admin, sides.bus, **arguments)
+    assert sides.hub.services.find() == before
 
 
 # --- it is no handler
 
 
-def test_an_event_without_other_handlers_is_unhandled_on_the_bus(
-    hub: Hub, bus: TypedEventBus, bridge: EventBridge
-) -> None:
-    unhandled, back = listen(hub.services, "*", UnhandledEventHandler), hub.record()
-    handled = listen(hub.services, "handled/*")
-    bus.deliver_untyped("handled/x", {})
-    bus.deliver_untyped("other", {})
-    hub.admin.send_event(Event("from/admin"))
-    settle(hub.admin, bus)
+def test_an_event_without_other_handlers_is_unhandled_on_the_bus(bridged: Sides) -> None:
+    bridged.there.registration.unregister()
+    unhandled, handled = BusRecorder().unhandled(bridged.hub.services, "*"), listen(bridged.hub.services, "handled/*")
+    for topic in ("handled/x", "other"):
+        bridged.deliver(topic, {})
+    bridged.send("from/admin")
     assert sorted(unhandled.topics) == ["from/admin", "other"]
     assert handled.topics == ["handled/x"]
-    assert sorted(back.topics) == ["from/admin", "handled/x", "other"]
+    assert sorted(bridged.back.topics) == ["from/admin", "handled/x", "other"]
 
 
-def test_typed_handlers_of_the_bus_may_be_services_of_both(hub: Hub, bus: TypedEventBus, bridge: EventBridge) -> None:
+def test_typed_handlers_of_the_bus_may_be_services_of_both(bridged: Sides) -> None:
     """One service with the interfaces of both gets what crosses from both."""
 
     class Both(BusRecorder):
-        def __init__(self) -> None:
-            super().__init__()
-            self.of_admin: list[str] = []
-
         def handle_event(self, event: Event) -> None:
-            self.of_admin.append(event.topic)
+            of_admin.append(event.topic)
 
-    both = Both()
-    hub.services.register([EventHandler, UntypedEventHandler], both, {"event.topics": "*"})
-    hub.admin.send_event(Event("a"))
-    bus.deliver_untyped("b", {})
-    settle(hub.admin, bus)
-    assert sorted(both.of_admin) == sorted(both.topics) == ["a", "b"]
+    of_admin, both = list[str](), Both()
+    bridged.hub.services.register([EventHandler, UntypedEventHandler], both, {"event.topics": "*"})
+    bridged.send("a")
+    bridged.deliver("b", {})
+    assert sorted(of_admin) == sorted(both.topics) == ["a", "b"]
 
 
 # --- ends
 
 
-def test_a_closed_bridge_lets_nothing_cross(hub: Hub, bus: TypedEventBus) -> None:
-    there, back = listen(hub.services), hub.record()
-    bridge = EventBridge(hub.admin, bus)
-    bridge.close()
-    bridge.close()
-    hub.admin.send_event(Event("a"))
-    bus.deliver_untyped("b", {})
-    settle(hub.admin, bus)
-    assert (there.topics, back.topics) == (["b"], ["a"])
-    assert len(hub.services.find(EventHandler)) == 1
+def test_a_closed_bridge_lets_nothing_cross(sides: Sides) -> None:
+    bridge = EventBridge(sides.hub.admin, sides.bus)
+    for _ in range(2):
+        bridge.close()
+    sides.publish("a")
+    assert sides.crossed() == ([], [])
+    assert len(sides.there.events) == len(sides.back.events) == 1
+    assert len(sides.hub.services.find(EventHandler)) == 1
 
 
-@pytest.mark.parametrize("first", ["admin", "bus"])
+@table("first", ["admin", "bus"])
 def test_when_one_side_is_closed_the_bridge_closes_itself(hubs: Hubs, buses: Buses, first: str) -> None:
     hub, bus = hubs(), buses()
     EventBridge(hub.admin, bus)
@@ -455,23 +438,20 @@ def test_permissions_count_on_both_sides(hubs: Hubs, buses: Buses) -> None:
     """RFC 97 5.4: the bridge needs those of a handler where events leave, and those of a publisher where they enter."""
     everything = [TopicPermission("*", "publish,subscribe")]
     of_admin, of_bus = TopicPolicy({None: everything}), TopicPolicy({None: everything})
-    hub, bus = hubs(permissions=of_admin), buses(permissions=of_bus)
-    there, back = listen(hub.services), hub.record()
-    with EventBridge(hub.admin, bus, principal="bridge"):
+    sides = Sides(hubs(permissions=of_admin), buses(permissions=of_bus))
+    with EventBridge(sides.hub.admin, sides.bus, principal="bridge"):
 
         def publish() -> tuple[int, int]:
-            hub.admin.send_event(Event("a", {"from": "admin"}))
-            bus.deliver_untyped("a", {"from": "bus"})
-            settle(hub.admin, bus)
-            found = there.of("from").count("admin"), back.of("from").count("bus")
-            there.events.clear()
-            back.events.clear()
-            return found
+            sides.publish("a")
+            found = sides.crossed()
+            for recorder in (sides.there, sides.back):
+                recorder.events.clear()
+            return len(found[0]), len(found[1])
 
         assert publish() == (0, 0)
         of_admin.grant("bridge", TopicPermission("*", "subscribe"))
         assert publish() == (0, 0)
-        assert len(hub.logged("does not cross the bridge", "'bridge' may not publish 'a'")) == 1
+        assert len(sides.hub.logged("does not cross the bridge", "'bridge' may not publish 'a'")) == 1
         of_bus.grant("bridge", TopicPermission("a", "publish"))
         assert publish() == (1, 0)
         of_bus.grant("bridge", TopicPermission("*", "subscribe"))
@@ -482,31 +462,25 @@ def test_permissions_count_on_both_sides(hubs: Hubs, buses: Buses) -> None:
 # --- flooding
 
 
-def test_a_bus_that_is_behind_slows_down_senders(hub: Hub, bus: TypedEventBus) -> None:
+def test_a_bus_that_is_behind_slows_down_senders(sides: Sides) -> None:
     """Scenario 42: across the bridge, too."""
-    gate = Gate()
-    reached = threading.Event()
-
-    def slow(topic: str, event: Any) -> None:
-        reached.set()
-        assert gate.opened.wait(PATIENCE)
-
-    hub.services.register(UntypedEventHandler, slow, {"event.topics": "*"})
-    for lane in bus.lifecycle.lanes():
-        lane._room.limit = 5
-    sent: list[int] = []
+    sides.there.registration.unregister()
+    gate = BusGate().untyped(sides.hub.services, "*")
+    (lane,) = sides.bus.lifecycle.lanes()
+    lane._room.limit = 5
+    sent: waiting.Recorder[int] = waiting.Recorder()
 
     def send() -> None:
         for number in range(20):
-            hub.admin.send_event(Event("a", {"n": number}))
+            sides.hub.send_number(number)
             sent.append(number)
 
-    with EventBridge(hub.admin, bus):
+    with EventBridge(sides.hub.admin, sides.bus):
         join = in_background(send)
-        assert reached.wait(PATIENCE)
-        eventually(lambda: len(sent) >= 5, "there is room for some")
-        threading.Event().wait(0.05)
+        gate.wait()
+        sent.wait_for(5)
+        eventually(lambda: lane._room.is_awaited, "it waits for room")
         assert len(sent) <= 7
         gate.opened.set()
         join()
-        settle(hub.admin, bus)
+        sides.settle()

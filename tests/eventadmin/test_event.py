@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import enum
+import itertools
 import math
 import pickle
-import sys
-import threading
 from collections import ChainMap, OrderedDict
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 from unittest import mock
 
 import pytest
@@ -25,8 +24,13 @@ from messaging.errors import (
 )
 from messaging.eventadmin import Event, EventConstants
 from messaging.services import LdapFilter, ServiceProperties
+from messaging.testing.tables import table
+from tests.dispatch.helpers import meanwhile, switching_often
 
-NAMES = EventConstants.EVENT_TOPIC_NAMES
+NAMES: Final = EventConstants.EVENT_TOPIC_NAMES
+TOPIC: Final = "org/acme/Orders/PLACED"
+OF_NAMES: Final = {"topic": 1, "event.topic": 2, "event.topics": 3}
+OTHER_TYPES: Final = [None, 5, "a/b", {"event.topics": "a/b"}, ("a/b", {}), object()]
 
 
 class Odd:
@@ -40,90 +44,75 @@ class Odd:
 
 # --- topics
 
+NO_TOPICS: Final = [
+    *("", "/", "a/", "/a", "a//b", "a b", "a.b", "*", "a/*", "a/+", "+", "a\n", "a/b\n", "a/\u200b", "a:b", "a/b?"),
+    *("\ud800", "org.osgi/service/upnp/UPnPEvent"),
+]
 
-@pytest.mark.parametrize(
-    "topic",
-    ["", "/", "a/", "/a", "a//b", "a b", "a.b", "*", "a/*", "a/+", "+", "a\n", "a/b\n", "a/\u200b", "a:b", "a/b?",
-     "\ud800", "org.osgi/service/upnp/UPnPEvent"],
-)  # fmt: skip
-def test_the_topic_must_conform_to_the_grammar(topic: str) -> None:
+
+@table(
+    "topic, error, says",
+    [
+        *((each, InvalidTopicError, "") for each in NO_TOPICS),
+        *((each, InvalidTopicError, "must be a str") for each in (5, b"a/b", ["a"], object())),
+        (None, NullEventError, ""),
+    ],
+)
+def test_the_topic_must_conform_to_the_grammar(topic: Any, error: type[Exception], says: str) -> None:
     """Scenarios 1 and 49; RFC 97 5.1.1.1, 6.3.1: refused when the event is made."""
-    with pytest.raises(InvalidTopicError):
+    with pytest.raises(error, match=says or None):
         Event(topic)
     assert issubclass(InvalidTopicError, ArgumentError)
 
 
-@pytest.mark.parametrize("topic", [5, b"a/b", ["a"], object()])
-def test_a_topic_is_a_str(topic: Any) -> None:
-    with pytest.raises(InvalidTopicError, match="must be a str"):
-        Event(topic)
+class Topic(str, enum.Enum):  # noqa: UP042  # the way it was before StrEnum
+    ORDERS = "shop/orders"
+
+    def __str__(self) -> str:
+        return "something else"
 
 
-def test_there_is_no_event_without_a_topic() -> None:
-    with pytest.raises(NullEventError):
-        Event(None)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("topic", ["a", "a/b", "org/osgi/framework/BundleEvent/STARTED", "A-1/_b/$c", "ä/日本", "0"])
+@table(
+    "topic",
+    ["a", "a/b", "org/osgi/framework/BundleEvent/STARTED", "A-1/_b/$c", "ä/日本", "0", Topic.ORDERS],
+)
 def test_any_tokens_with_solidi_between_them_are_a_topic(topic: str) -> None:
-    """RFC 97 5.1.1.1."""
+    """RFC 97 5.1.1.1: case-sensitive; a subclass of ``str`` becomes a plain one."""
     event = Event(topic)
-    assert (event.topic, event.get_topic()) == (topic, topic)
-
-
-def test_topics_are_case_sensitive() -> None:
-    """RFC 97 5.1.1.1."""
-    assert Event("a/B") != Event("a/b")
-
-
-def test_a_topic_of_a_subclass_of_str_becomes_a_plain_one() -> None:
-    class Topic(str, enum.Enum):  # noqa: UP042  # the way it was before StrEnum
-        ORDERS = "shop/orders"
-
-        def __str__(self) -> str:
-            return "something else"
-
-    topic = Event(Topic.ORDERS).topic
-    assert (type(topic), topic, f"{topic}") == (str, "shop/orders", "shop/orders")
+    assert event.topic == event.get_topic() == f"{event.topic}" == topic
+    assert type(event.topic) is str
+    assert topic == "0" or Event(topic.swapcase()) != event
 
 
 # --- the topic among the properties
 
 
-def test_an_event_without_properties_has_its_topic_as_the_only_one() -> None:
-    """Scenario 2; RFC 97 6.3.3: the names are never empty."""
-    for event in (Event("a/b"), Event("a/b", None), Event("a/b", {})):
-        assert event.get_property_names() == ["event.topics"]
-        assert dict(event.properties) == {"event.topics": "a/b"}
-
-
-@pytest.mark.parametrize("name", ["topic", "event.topic", "event.topics"])
-def test_the_topic_is_available_as_a_property(name: str) -> None:
-    """Scenario 3; RFC 97 5.1.1.2: under the name of the text, of the constants, and of later versions."""
-    event = Event("a/b", {"x": 1})
-    assert event.get_property(name) == "a/b"
-    assert event.get_property_names() == ["event.topics", "x"]
-
-
-@pytest.mark.parametrize("name", ["topic", "event.topic", "event.topics"])
-def test_the_real_topic_wins(name: str) -> None:
-    """Scenario 4."""
-    event = Event("a/b", {name: "c/d", "x": 1})
-    assert [event.get_property(each) for each in NAMES] == ["a/b"] * 3
-    assert event.get_property_names() == ["event.topics", "x"]
-    assert event == Event("a/b", {"x": 1})
-
-
-@pytest.mark.parametrize(
-    ("names", "left"),
-    [((), {"topic": 1, "event.topic": 2}), ("topic", {"event.topic": 2}), (["event.topic"], {"topic": 1})],
+@table(
+    "properties, names, expected",
+    {
+        # the names are never empty
+        "without properties": (None, None, {"event.topics": "a/b"}),
+        "an empty mapping": ({}, None, {"event.topics": "a/b"}),
+        "others": ({"x": 1}, None, {"event.topics": "a/b", "x": 1}),
+        # the real topic wins
+        **{name: ({name: "c/d", "x": 1}, None, {"event.topics": "a/b", "x": 1}) for name in NAMES},
+        # the switch for what has properties of such names; ``event.topics`` is always the topic
+        "no names": (OF_NAMES, (), {"event.topics": "a/b", "topic": 1, "event.topic": 2}),
+        "one name": (OF_NAMES, "topic", {"event.topics": "a/b", "event.topic": 2}),
+        "the other name": (OF_NAMES, ["event.topic"], {"event.topics": "a/b", "topic": 1}),
+    },
 )
-def test_which_names_the_topic_has_can_be_said(names: Any, left: dict[str, int]) -> None:
-    """Scenario 3: the switch for what has properties of such names; ``event.topics`` is always the topic."""
-    event = Event("a/b", {"topic": 1, "event.topic": 2, "event.topics": 3}, topic_names=names)
-    assert dict(event.properties) == {"event.topics": "a/b", **left}
-    assert sorted(event.get_property_names()) == sorted(event.properties)
+def test_the_topic_is_available_as_a_property_and_the_real_topic_wins(
+    properties: Any, names: Any, expected: dict[str, Any]
+) -> None:
+    """Scenarios 2, 3 and 4; RFC 97 5.1.1.2, 6.3.3: under the name of the text, of the constants, of later versions."""
+    event = Event("a/b", properties) if names is None else Event("a/b", properties, topic_names=names)
+    assert dict(event.properties) == expected
+    assert event.get_property_names() == [*event.properties]
     assert event.matches("(event.topics=a/b)")
+    if names is None:
+        assert [event.get_property(each) for each in NAMES] == ["a/b"] * 3
+        assert event == Event("a/b", {name: value for name, value in expected.items() if name == "x"})
 
 
 def test_names_of_the_topic_are_text() -> None:
@@ -135,19 +124,15 @@ def test_names_of_the_topic_are_text() -> None:
 
 
 def test_an_absent_property_is_none() -> None:
-    """Scenario 11; RFC 97 6.3.2."""
+    """Scenarios 8 and 11; RFC 97 6.3.2. Keys that are no text are dropped."""
     assert Event("a").get_property("x") is None
     assert Event("a", {"X": 1}).get_property("x") is None  # names are case-sensitive
     assert Event("a").get_property(5) is None  # type: ignore[arg-type]
-
-
-def test_keys_that_are_no_text_are_dropped() -> None:
-    """Scenario 8."""
     event = Event("a", {1: "x", None: "y", b"k": "z", ("t",): 0, "s": 1})  # type: ignore[dict-item]
     assert event.get_property_names() == ["event.topics", "s"]
 
 
-@pytest.mark.parametrize("properties", [[], "ab", 5, {"a"}, [("a", 1)], object()])
+@table("properties", [[], "ab", 5, {"a"}, [("a", 1)], object()])
 def test_properties_are_a_mapping(properties: Any) -> None:
     with pytest.raises(InvalidEventError, match="mapping"):
         Event("a", properties)
@@ -166,26 +151,16 @@ def test_the_caller_may_change_the_mapping_afterwards() -> None:
 def test_the_caller_may_change_the_mapping_meanwhile() -> None:
     """Scenario 7: the copy is atomic, so an event has the properties of one moment."""
     given: dict[str, int] = {f"k{number}": 0 for number in range(50)}
-    done = threading.Event()
+    numbers = itertools.count(50)
 
-    def change() -> None:
-        number = 50
-        while not done.is_set():
-            given[f"k{number}"] = 0
-            given.pop(f"k{number - 50}")
-            number += 1
+    def change(_: int) -> None:
+        number = next(numbers)
+        given[f"k{number}"] = 0
+        given.pop(f"k{number - 50}")
 
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    thread = threading.Thread(target=change)
-    thread.start()
-    try:
+    with switching_often(), meanwhile(change, [0]):
         for _ in range(2000):
             assert len(Event("a", given).get_property_names()) in (51, 52)
-    finally:
-        done.set()
-        thread.join()
-        sys.setswitchinterval(interval)
 
 
 def test_results_of_an_event_cannot_change_it() -> None:
@@ -216,7 +191,7 @@ class Shouting(Mapping[str, int]):
         raise RuntimeError("neither true nor false")
 
 
-@pytest.mark.parametrize(
+@table(
     "properties",
     [
         {"y": 2, "x": 1},
@@ -239,39 +214,42 @@ def test_any_mapping_will_do(properties: Mapping[str, Any]) -> None:
 
 # --- equality
 
-
-def test_equal_topic_and_equal_properties_make_equal_events() -> None:
-    """Scenario 5; RFC 97 6.3.6, 6.3.7."""
-    one, other = Event("a/b", {"x": [1, 2], "y": {"z": 1.0}}), Event("a/b", {"y": {"z": 1}, "x": [1, 2]})
-    assert one == other
-    assert hash(one) == hash(other)
-    assert len({one, other}) == 1
-
-
-def test_another_topic_or_property_makes_another_event() -> None:
-    """Scenario 6; RFC 97 6.3.6."""
-    event = Event("a/b", {"x": 1})
-    for other in (
-        Event("a/c", {"x": 1}),
-        Event("a/b", {"x": 2}),
-        Event("a/b", {"x": 1, "y": 2}),
-        Event("a/b"),
-        Event("a/b", {"X": 1}),
-    ):
-        assert event != other
-        assert not event == other  # noqa: SIM201  # both are asked for
+ODD: Final = Odd()
+NAN: Final = math.nan
+circle: list[Any] = []
+circle.append(circle)
+square: list[Any] = []
+square.append(square)
 
 
-@pytest.mark.parametrize("other", [None, 5, "a/b", {"event.topics": "a/b"}, ("a/b", {}), object()])
-def test_comparing_with_another_type_is_false(other: Any) -> None:
-    """Scenario 6."""
-    assert (Event("a/b") == other) is False
-    assert (other == Event("a/b")) is False
+@table(
+    "one, other, are_equal",
+    [
+        ({"x": [1, 2], "y": {"z": 1.0}}, {"y": {"z": 1}, "x": [1, 2]}, True),
+        *(({"x": 1}, other, False) for other in ({"x": 2}, {"x": 1, "y": 2}, {}, {"X": 1})),
+        # one and the same value need not be compared
+        ({"x": ODD}, {"x": ODD}, True),
+        ({"x": ODD}, {"x": Odd()}, False),
+        ({"x": circle}, {"x": square}, False),
+        ({"x": NAN}, {"x": NAN}, True),
+        ({"x": float("nan")}, {"x": float("nan")}, False),
+    ],
+)
+def test_equal_topic_and_equal_properties_make_equal_events(one: Any, other: Any, are_equal: bool) -> None:
+    """Scenarios 5 and 6; RFC 97 6.3.6, 6.3.7."""
+    first, second = Event("a/b", one), Event("a/b", other)
+    assert (first == second) is are_equal
+    assert (first != second) is not are_equal
+    assert first != Event("a/c", one)
+    if are_equal:
+        assert len({first, second}) == 1
 
 
-def test_an_object_equal_to_everything_equals_events() -> None:
-    assert Event("a") == mock.ANY
-    assert mock.ANY == Event("a")  # noqa: SIM300
+@table("other, is_equal", [*((each, False) for each in OTHER_TYPES), (mock.ANY, True)])
+def test_comparing_with_another_type_is_false(other: Any, is_equal: bool) -> None:
+    """Scenario 6: unless that equals everything."""
+    assert (Event("a/b") == other) is is_equal
+    assert (other == Event("a/b")) is is_equal
 
 
 def test_values_need_no_hash() -> None:
@@ -279,66 +257,42 @@ def test_values_need_no_hash() -> None:
     assert {event: 1}[event] == 1
 
 
-def test_events_with_values_that_cannot_be_compared_are_not_equal() -> None:
-    odd = Odd()
-    assert Event("a", {"x": odd}) != Event("a", {"x": Odd()})
-    assert Event("a", {"x": odd}) == Event("a", {"x": odd})  # one and the same value need not be compared
-    circle: list[Any] = []
-    circle.append(circle)
-    square: list[Any] = []
-    square.append(square)
-    assert Event("a", {"x": circle}) != Event("a", {"x": square})
-
-
-def test_no_number_equals_itself_only() -> None:
-    assert Event("a", {"x": math.nan}) == Event("a", {"x": math.nan})
-    assert Event("a", {"x": float("nan")}) != Event("a", {"x": float("nan")})
-
-
 # --- filters
 
 
-def test_names_are_case_sensitive_in_filters() -> None:
-    """Scenario 9; RFC 97 5.7.1."""
-    event = Event("a", {"Colour": "red"})
-    assert event.matches("(Colour=red)")
-    assert not event.matches("(colour=red)")
-    assert not event.matches("(COLOUR=red)")
-    assert not event.matches("(Colour=Red)")
+@table(
+    "properties, matching, others",
+    [
+        # names are case-sensitive, and values are
+        ({"Colour": "red"}, ["(Colour=red)"], ["(colour=red)", "(COLOUR=red)", "(Colour=Red)"]),
+        (ServiceProperties({"Colour": "red"}), ["(Colour=red)"], ["(colour=red)"]),
+        # the topic can be asked for
+        (
+            {},
+            [f"({name}={text})" for name in NAMES for text in ("org/acme/*", TOPIC)],
+            ["(Topic=*)", "(topic=org/os*)"],
+        ),
+        # values that cannot be compared do not match
+        (
+            {"odd": ODD, "nan": math.nan, "none": None, "list": [[1], Odd(), 1]},
+            ["(odd=*)", "(list=1)"],
+            ["(odd=1)", "(nan>=0)", "(none=*)"],
+        ),
+    ],
+)
+def test_filters_match_as_names_and_values_do(properties: Any, matching: list[str], others: list[str]) -> None:
+    """Scenarios 9 and 10; RFC 97 5.1.1.2, 5.7.1: ``matchCase``, whatever the filter was made for."""
+    event = Event(TOPIC, properties)
+    for text in (*matching, *others):
+        assert event.matches(text) is (text in matching)
+        for case_sensitive in (False, True):
+            assert event.matches(LdapFilter(text, case_sensitive=case_sensitive)) is (text in matching)
 
 
-def test_case_counts_even_with_filters_for_which_it_does_not() -> None:
-    """RFC 97 5.7.1: ``matchCase``, whatever the filter was made for."""
-    event = Event("a", {"Colour": "red"})
-    for case_sensitive in (False, True):
-        assert event.matches(LdapFilter("(Colour=red)", case_sensitive=case_sensitive))
-        assert not event.matches(LdapFilter("(colour=red)", case_sensitive=case_sensitive))
-    assert not Event("a", ServiceProperties({"Colour": "red"})).matches("(colour=red)")
-
-
-def test_the_topic_can_be_asked_for_in_filters() -> None:
-    """Scenario 10; RFC 97 5.1.1.2."""
-    event = Event("org/acme/Orders/PLACED")
-    for name in NAMES:
-        assert event.matches(f"({name}=org/acme/*)")
-        assert event.matches(f"({name}=org/acme/Orders/PLACED)")
-        assert not event.matches(f"({name}=org/osgi/*)")
-    assert not event.matches("(Topic=*)")
-
-
-@pytest.mark.parametrize("text", ["", "x=1", "(x=1", "(&)", None, 5])
+@table("text", ["", "x=1", "(x=1", "(&)", None, 5])
 def test_objects_that_are_no_filters_are_refused(text: Any) -> None:
     with pytest.raises(InvalidFilterError):
         Event("a").matches(text)
-
-
-def test_values_that_cannot_be_compared_do_not_match() -> None:
-    event = Event("a", {"odd": Odd(), "nan": math.nan, "none": None, "list": [[1], Odd(), 1]})
-    assert not event.matches("(odd=1)")
-    assert event.matches("(odd=*)")
-    assert not event.matches("(nan>=0)")
-    assert not event.matches("(none=*)")
-    assert event.matches("(list=1)")
 
 
 # --- subclasses
@@ -360,7 +314,7 @@ def test_an_event_may_have_more_than_the_class_says() -> None:
     assert repr(question).startswith("<Question 'a/b'")
 
 
-@pytest.mark.parametrize(
+@table(
     "name",
     ["topic", "get_topic", "properties", "get_property", "get_property_names", "matches", "__eq__", "__hash__",
      "__str__"],

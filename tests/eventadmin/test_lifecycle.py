@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import functools
 import logging
 import os
-import sys
-import threading
 import weakref
 from typing import Any
 
@@ -16,24 +14,27 @@ import pytest
 from messaging.errors import ArgumentError, ClosedError
 from messaging.eventadmin import Event, EventAdmin, EventHandler
 from messaging.services import ServiceRegistry
+from messaging.testing import waiting
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.dispatch.helpers import switching_often
 from tests.eventadmin.conftest import (
+    DELIVERIES,
     MOMENT,
-    PATIENCE,
     AsyncGate,
     AsyncRecorder,
     Gate,
     Hub,
     Hubs,
     Recorder,
-    eventually,
     handle,
-    logged,
     on,
+    own_hub,
     post,
     record,
 )
 from tests.scripts import FORK, run_script
-from tests.threads import in_background, in_threads
+from tests.threads import in_background
 
 # --- opening
 
@@ -50,86 +51,29 @@ def test_an_admin_is_a_service_with_a_name(services: ServiceRegistry, hubs: Hubs
     assert repr(one.admin) == "<EventAdmin 'mine', closed>"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"name": ""},
-        {"name": 5},
-        {"without_topics": "some"},
-        {"without_topics": None},
-        {"send_timeout": -1},
-        {"send_timeout": "1"},
-        {"threads": 0},
-        {"threads": True},
-        {"ranking": "high"},
-        {"ranking": None},
-        {"tolerance": None},
-        {"tolerance": 5},
-        {"permissions": {}},
-        {"permissions": 5},
-    ],
-)
-def test_invalid_arguments_are_refused_and_leave_nothing(services: ServiceRegistry, options: Any) -> None:
-    record(services)
-    before = services.find()
-    with pytest.raises(ArgumentError):
-        EventAdmin(services, **options)
-    assert services.find() == before
-    assert not services._listeners
-
-
 # --- closing
-
-
-@pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
-def test_closing_delivers_posted_events(hub: Hub, delivery: str) -> None:
-    """Scenario 36."""
-    recorder, coroutine = hub.record(delivery=delivery), AsyncRecorder()
-    hub.handle(coroutine, delivery=delivery)
-    hub.post(*range(200))
-    hub.admin.close()
-    assert recorder.numbers == coroutine.numbers == [*range(200)]
-    assert not [each for each in hub.services.find() if EventAdmin.__module__ in repr(each)]
 
 
 def test_events_dropped_by_closing_are_counted_in_the_log(hub: Hub) -> None:
     """Scenario 36: it does not hang."""
-    gate, unordered, other = Gate(), Gate(), hub.record(ranking=-1)
-    hub.handle(gate)
-    hub.handle(unordered, delivery="async.unordered")
-    hub.post(1, 2, 3)
-    gate.wait()
+    unordered, other = hub.gate(delivery="async.unordered"), hub.record(ranking=-1)
+    gate = hub.gate(1, 2, 3)
     unordered.wait()
     hub.admin.close(MOMENT)
     # the two handlers in order wait for three events each, but for the one that is being handled; the other for two
     assert len(hub.logged(hub.admin.name, "closed before 7 events were delivered", level=logging.ERROR)) == 1
-    gate.opened.set()
     unordered.opened.set()
-    eventually(lambda: gate.returned.acquire(blocking=False), "the handler returns")
+    gate.leave()
     assert (gate.numbers, other.numbers) == ([1], [])
 
 
-def test_closing_twice_is_closing_once(hub: Hub) -> None:
-    gate = Gate()
-    hub.handle(gate)
-    hub.post(1, 2)
-    gate.wait()
-    joins = [in_background(hub.admin.close) for _ in range(3)]
-    threading.Event().wait(MOMENT)
-    gate.opened.set()
-    for join in joins:
-        join()
-    hub.admin.close()
-    assert gate.numbers == [1, 2]
-
-
-@pytest.mark.parametrize("publish", ["post_event", "send_event", "asend_event"])
-def test_a_closed_admin_takes_no_events(hubs: Hubs, publish: str) -> None:
-    hub = hubs(name="mine")
+@table("publish", ["post_event", "send_event", "asend_event"])
+@own_hub
+def test_a_closed_admin_takes_no_events(hub: Hub, publish: str) -> None:
     recorder = hub.record()
     hub.admin.close()
     call = getattr(hub.admin, publish)
-    with pytest.raises(ClosedError, match="event admin 'mine' is closed"):
+    with pytest.raises(ClosedError, match=f"event admin '{hub.admin.name}' is closed"):
         asyncio.run(call(Event("a"))) if publish == "asend_event" else call(Event("a"))
     assert recorder.events == []
     assert hub.admin.get_dto().handlers == ()
@@ -138,41 +82,14 @@ def test_a_closed_admin_takes_no_events(hubs: Hubs, publish: str) -> None:
         hub.admin.__enter__()
 
 
-def test_a_closed_admin_ignores_registrations(hub: Hub) -> None:
-    registration = hub.handle(Recorder())
-    hub.admin.close()
-    hub.handle(5)  # which would be logged
-    registration.update({"event.topics": "b"})
-    registration.unregister()
-    assert not hub.services._listeners
-
-
-@pytest.mark.parametrize("publish", ["post_event", "send_event"])
-@pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
-def test_a_handler_may_close_the_admin(hub: Hub, publish: str, delivery: str) -> None:
-    """Scenarios 36 and 41: it does not wait for itself, and the posted events are delivered."""
-    posted, returned = threading.Event(), threading.Event()
-    numbers: list[int] = []
-
-    def handler(event: Event) -> None:
-        numbers.append(event.get_property("n"))
-        if len(numbers) == 1:
-            assert posted.wait(PATIENCE)
-            hub.admin.close()
-            with pytest.raises(ClosedError):
-                hub.post(99)
-            returned.set()
-
-    hub.handle(handler, delivery=delivery)
-    if publish == "post_event":
-        hub.post(1, 2, 3)
-        posted.set()
-    else:
-        posted.set()
-        hub.admin.send_event(Event("a", {"n": 1}))
-    assert returned.wait(PATIENCE)
-    hub.admin.close()
-    assert numbers == ([1, 2, 3] if publish == "post_event" else [1])
+def test_a_handler_of_a_sent_event_may_close_the_admin(hub: Hub) -> None:
+    """Scenarios 36 and 41."""
+    hub.handle(lambda event: hub.admin.close())
+    last = hub.record(ranking=-1)
+    hub.send_number(1)
+    with pytest.raises(ClosedError):
+        hub.post(2)
+    assert last.numbers == [1]
 
 
 def test_a_handler_that_a_sender_waits_for_elsewhere_may_close_the_admin(hub: Hub) -> None:
@@ -190,68 +107,36 @@ def test_a_handler_that_a_sender_waits_for_elsewhere_may_close_the_admin(hub: Hu
     hub.handle(close, "inner")
     hub.handle(outer, "outer")
     last = hub.record("outer")
-    hub.admin.post_event(Event("outer"))
+    hub.post(1, topic="outer")
     eventually(lambda: steps == ["closed", "sent"], "both")
     hub.admin.close()
     assert len(last.events) == 1
 
 
-@pytest.mark.parametrize("way", ["close", "aclose"])
-@pytest.mark.parametrize("publish", ["post", "asend"])
+@table("way", ["close", "aclose"])
+@table("publish", ["post", "asend"])
+@own_hub
 def test_a_coroutine_may_close_the_admin(hub: Hub, loop: asyncio.AbstractEventLoop, way: str, publish: str) -> None:
     """Scenarios 36 and 41: nor does that wait for itself."""
-    done = threading.Event()
+    done: waiting.Recorder[Event] = waiting.Recorder()
 
     async def handler(event: Event) -> None:
         if way == "close":
             hub.admin.close()
         else:
             await hub.admin.aclose()
-        done.set()
+        done.append(event)
 
     on(loop, lambda: hub.handle(handler))
     other = hub.record(ranking=-1)
     if publish == "post":
         hub.post(1, 2)
-        assert done.wait(PATIENCE)
+        done.wait_for(1)
     else:
         asyncio.run_coroutine_threadsafe(hub.admin.asend_event(Event("a", {"n": 1})), loop).result(PATIENCE)
-        assert done.is_set()
+        assert done
     hub.admin.close()
     assert other.numbers == ([1, 2] if publish == "post" else [1])
-
-
-def test_an_event_loop_is_not_stopped_by_closing(hubs: Hubs) -> None:
-    """It goes on in the background; ``aclose`` waits."""
-
-    async def main() -> None:
-        gate, hub = Gate(), hubs()
-        registration = hub.handle(gate)
-        hub.post(1, 2)
-        await asyncio.to_thread(gate.wait)
-        hub.admin.close()
-        gate.opened.set()
-        await hub.admin.aclose()
-        assert gate.numbers == [1, 2]
-        registration.unregister()
-        async with EventAdmin(hub.services) as other:
-            recorder = AsyncRecorder()
-            hub.handle(recorder)
-            post(other, *range(20))
-        assert recorder.numbers == [*range(20)]
-        with pytest.raises(ClosedError):
-            await other.__aenter__()
-
-    asyncio.run(main())
-
-
-def test_the_context_of_an_admin_closes_it(services: ServiceRegistry) -> None:
-    recorder = record(services)
-    with EventAdmin(services) as admin:
-        post(admin, 1)
-    assert recorder.numbers == [1]
-    with pytest.raises(ClosedError):
-        post(admin, 2)
 
 
 def test_an_admin_inside_a_handler_of_another_one_is_waited_for(hubs: Hubs) -> None:
@@ -266,66 +151,27 @@ def test_an_admin_inside_a_handler_of_another_one_is_waited_for(hubs: Hubs) -> N
         counts.append(len(recorder.events))
 
     hub.handle(handler)
-    hub.post(1)
-    hub.flush()
+    hub.deliver(1)
     assert counts == [50]
 
 
-def test_events_posted_during_closing_are_delivered_or_refused(
-    services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Scenario 36: no event is lost silently."""
-    for _ in range(20):
-        caplog.clear()
-        recorder = Recorder()
-        registration = handle(services, recorder)
-        admin = EventAdmin(services)
-        posted: list[int] = []
-        started = threading.Event()
-
-        def run(thread: int, admin: EventAdmin = admin, posted: list[int] = posted, started: Any = started) -> None:
-            if thread == 0:
-                assert started.wait(PATIENCE)
-                admin.close()
-                return
-            while True:
-                try:
-                    post(admin, 1)
-                except ClosedError:
-                    return
-                posted.append(1)
-                started.set()
-
-        in_threads(3, run)
-        assert len(recorder.events) == len(posted)
-        assert not logged(caplog, "was closed before")
-        registration.unregister()
-
-
-@pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
-def test_posting_an_event_whose_handler_closes_the_admin_is_not_refused(
-    services: ServiceRegistry, delivery: str
-) -> None:
+@table("delivery", DELIVERIES)
+@own_hub
+def test_posting_an_event_whose_handler_closes_the_admin_is_not_refused(hub: Hub, delivery: str) -> None:
     """Scenario 36: the event was delivered, however soon the rest happens."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
+    with switching_often():
         for _ in range(50):
-            admin = EventAdmin(services)
-            with handle(services, lambda event, admin=admin: admin.close(), delivery=delivery):
+            admin = EventAdmin(hub.services)
+            target = f"(event.admin.name={admin.name})"
+            with hub.handle(lambda event, admin=admin: admin.close(), delivery=delivery, target=target):
                 post(admin, 1)
                 admin.close()
-    finally:
-        sys.setswitchinterval(interval)
 
 
 def test_a_publisher_that_waits_for_room_is_refused_by_closing(hub: Hub) -> None:
     """Scenarios 36 and 42."""
     hub.admin._queue._room.limit = 2
-    gate = Gate()
-    hub.handle(gate)
-    hub.post(1)
-    gate.wait()
+    gate = hub.gate(1)
     hub.post(2, 3)
 
     def wait_for_room() -> None:
@@ -333,7 +179,7 @@ def test_a_publisher_that_waits_for_room_is_refused_by_closing(hub: Hub) -> None
             hub.post(4)
 
     join = in_background(wait_for_room)
-    threading.Event().wait(MOMENT)
+    eventually(lambda: hub.admin._queue._room.is_awaited, "it waits for room")
     hub.admin.close(MOMENT)
     join()
     gate.leave()
@@ -341,9 +187,8 @@ def test_a_publisher_that_waits_for_room_is_refused_by_closing(hub: Hub) -> None
 
 
 def test_sends_that_are_under_way_go_on_when_it_is_closed(hub: Hub) -> None:
-    gate, last = Gate(), hub.record(ranking=-1)
-    hub.handle(gate)
-    join = in_background(lambda: hub.admin.send_event(Event("a", {"n": 1})))
+    gate, last = hub.gate(), hub.record(ranking=-1)
+    join = in_background(lambda: hub.send_number(1))
     gate.wait()
     hub.admin.close()
     gate.opened.set()
@@ -360,24 +205,7 @@ def test_closing_ends_with_a_coroutine_that_does_not(hub: Hub, loop: asyncio.Abs
     hub.admin.close(MOMENT)
     assert hub.logged("closed before 1 events were delivered")
     gate.open()
-    assert gate.returned.wait(PATIENCE)
-
-
-def test_an_admin_that_is_closed_is_not_kept(services: ServiceRegistry) -> None:
-    """RFC 97 4.1.1 [3]: nor are its handlers, by it."""
-    recorder = record(services)
-    admin = EventAdmin(services)
-    post(admin, 1)
-    admin.close()
-    weak = weakref.ref(admin)
-    del admin
-
-    def is_gone() -> bool:
-        gc.collect()
-        return weak() is None
-
-    eventually(is_gone, "it is gone")
-    assert recorder.numbers == [1]
+    gate.returned.wait_for(1)
 
 
 def test_posted_events_are_delivered_when_the_program_ends() -> None:
@@ -429,6 +257,10 @@ child(work)
 # --- services that are made with their first event
 
 
+def made() -> type[Made]:
+    return type("Factory", (Made,), {"instances": 0})
+
+
 class Made(Recorder):
     """Counts its instances."""
 
@@ -441,28 +273,26 @@ class Made(Recorder):
 
 @pytest.fixture
 def factory() -> type[Made]:
-    return type("Factory", (Made,), {"instances": 0})
+    return made()
 
 
 def test_a_prototype_is_made_with_its_first_event(hub: Hub, factory: type[Made]) -> None:
     """Scenario 52: not when it is registered, nor with an event that is not for it."""
     hub.handle(factory, "a", scope="prototype", filter="(n>=2)")
     hub.post(1)
-    hub.post(5, topic="b")
-    hub.flush()
+    hub.deliver(5, topic="b")
     assert factory.instances == 0
     hub.post(2, 3)
-    hub.admin.send_event(Event("a", {"n": 4}))
+    hub.send_number(4)
     hub.flush()
     assert factory.instances == 1
 
 
-@pytest.mark.parametrize("publish", ["post", "send", "asend"])
-def test_a_prototype_is_made_once_for_each_admin(
-    services: ServiceRegistry, hubs: Hubs, factory: type[Made], publish: str
-) -> None:
+@table("publish", ["post", "send", "asend"])
+def test_a_prototype_is_made_once_for_each_admin(hubs: Hubs, publish: str) -> None:
     """Scenario 52."""
-    several = [hubs(), hubs()]
+    services, factory = ServiceRegistry(), made()
+    several = [hubs(services), hubs(services)]
     handle(services, factory, scope="prototype")
     for hub in several:
         for _ in range(3):
@@ -479,27 +309,25 @@ def test_a_prototype_is_made_once_for_each_admin(
 def test_a_prototype_is_made_once_even_if_many_have_its_first_event(hub: Hub) -> None:
     """Scenario 52: the others wait for it, without a lock."""
     made: list[Recorder] = []
-    entered = threading.Event()
-    leave = threading.Event()
+    gate = Gate()
 
     def factory() -> Recorder:
-        entered.set()
-        assert leave.wait(PATIENCE)
+        gate.handle_event(Event("made"))
         made.append(Recorder())
         return made[-1]
 
     hub.handle(factory, scope="prototype")
-    joins = [in_background(lambda n=number: hub.admin.send_event(Event("a", {"n": n}))) for number in range(4)]  # type: ignore[misc]
+    joins = [in_background(functools.partial(hub.send_number, number)) for number in range(4)]
     hub.post(4)
-    assert entered.wait(PATIENCE)
+    gate.wait()
     hub.handle(Recorder())  # nothing is locked meanwhile
-    threading.Event().wait(MOMENT)
-    leave.set()
+    gate.opened.set()
     for join in joins:
         join()
     hub.flush()
     (recorder,) = made
     assert sorted(recorder.numbers) == [0, 1, 2, 3, 4]
+    assert len(gate.events) == 1
 
 
 def test_a_factory_that_raises_is_asked_again_with_the_next_event(hub: Hub) -> None:
@@ -515,17 +343,15 @@ def test_a_factory_that_raises_is_asked_again_with_the_next_event(hub: Hub) -> N
 
     registration = hub.handle(factory, scope="prototype")
     other = hub.record(ranking=-1)
-    hub.post(1)
-    hub.flush()
-    hub.admin.send_event(Event("a", {"n": 2}))
+    hub.deliver(1)
+    hub.send_number(2)
     asyncio.run(hub.admin.asend_event(Event("a", {"n": 3})))
     assert len(calls) == 3
-    hub.post(4)
-    hub.flush()
-    hub.admin.send_event(Event("a", {"n": 5}))
+    hub.deliver(4)
+    hub.send_number(5)
     assert (len(calls), recorder.numbers, other.numbers) == (4, [4, 5], [1, 2, 3, 4, 5])
     assert len(hub.logged("failed on the event 'a'", "ValueError: not yet")) == 3
-    assert hub.dto(registration).failures == 3  # type: ignore[union-attr]
+    assert hub.dto(registration).failures == 3
 
 
 def test_a_factory_that_raises_is_asked_once_when_it_is_sent_to_on_an_event_loop(hub: Hub) -> None:
@@ -560,8 +386,7 @@ def test_a_prototype_that_is_a_coroutine_function_is_refused_on_its_own_loop_too
 def test_a_factory_that_makes_no_handler_is_logged_with_each_event(hub: Hub) -> None:
     hub.handle(lambda: 5, scope="prototype")
     hub.handle(lambda: None, scope="prototype")
-    hub.post(1, 2)
-    hub.flush()
+    hub.deliver(1, 2)
     assert len(hub.logged("failed on the event 'a'", "neither a function nor has handle_event")) == 2
 
 
@@ -574,8 +399,7 @@ def test_a_factory_that_causes_an_event_for_its_service_does_not_wait_for_itself
         return recorder
 
     hub.handle(factory, scope="prototype")
-    hub.post(1)
-    hub.flush()
+    hub.deliver(1)
     hub.flush()
     assert recorder.topics == ["a", "later"]
     assert len(hub.logged("failed on the event 'inner'", "its own factory caused an event")) == 1
@@ -586,15 +410,15 @@ def test_a_prototype_that_is_a_coroutine_function_runs_on_the_loop_it_was_regist
 ) -> None:
     recorder = AsyncRecorder()
     on(loop, lambda: hub.handle(lambda: recorder, scope="prototype"))
-    asyncio.run_coroutine_threadsafe(hub.admin.asend_event(Event("a")), loop).result(PATIENCE)
-    asyncio.run_coroutine_threadsafe(hub.admin.asend_event(Event("a")), loop).result(PATIENCE)
-    hub.post(1)
-    hub.flush()
+    for _ in range(2):
+        asyncio.run_coroutine_threadsafe(hub.admin.asend_event(Event("a")), loop).result(PATIENCE)
+    hub.deliver(1)
     assert recorder.loops == [loop] * 3
 
 
-@pytest.mark.parametrize("scope", ["singleton", "prototype"])
-@pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
+@table("scope", ["singleton", "prototype"])
+@table("delivery", DELIVERIES)
+@own_hub
 def test_a_service_is_let_go_of_when_it_is_unregistered(hub: Hub, scope: Any, delivery: str) -> None:
     """Scenario 52; RFC 97 4.1.1 [3]: at once, not when the collector comes."""
     made: list[weakref.ref[Any]] = []
@@ -604,12 +428,10 @@ def test_a_service_is_let_go_of_when_it_is_unregistered(hub: Hub, scope: Any, de
         made.append(weakref.ref(recorder))
         return recorder
 
-    registration = hub.services.register(
-        EventHandler,
-        make if scope == "prototype" else make(),
-        {"event.topics": "*", "event.delivery": delivery},
-        scope=scope,
-    )
+    service = make if scope == "prototype" else make()
+    properties = {"event.topics": "*", "event.delivery": delivery}
+    registration = hub.services.register(EventHandler, service, properties, scope=scope)
+    del service
     hub.admin.send_event(Event("a"))
     assert made[0]() is not None
     registration.unregister()
@@ -627,8 +449,7 @@ def test_a_service_that_was_unregistered_while_it_was_made_gets_nothing(hub: Hub
         return recorder
 
     registrations.append(hub.handle(factory, scope="prototype"))
-    hub.post(1, 2)
-    hub.flush()
+    hub.deliver(1, 2)
     assert recorder.events == []
 
 

@@ -7,6 +7,7 @@ import functools
 import gc
 import itertools
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,19 +19,20 @@ import pytest
 from messaging.errors import DeadlineError
 from messaging.eventadmin import Event, EventHandler
 from messaging.execution import lanes
+from messaging.testing import waiting
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.dispatch.helpers import meanwhile
 from tests.eventadmin.conftest import (
+    DELIVERIES,
     MOMENT,
-    PATIENCE,
-    AsyncGate,
-    AsyncRecorder,
-    Failing,
     Gate,
     Hub,
     Hubs,
     Recorder,
-    eventually,
     handle,
     on,
+    own_hub,
 )
 from tests.threads import in_background, in_threads
 
@@ -39,39 +41,33 @@ from tests.threads import in_background, in_threads
 
 def test_posting_returns_before_delivery_is_complete(hub: Hub) -> None:
     """Scenario 27; RFC 97 4.1.2 [8], 5.2.2, 6.4.1."""
-    gate = Gate()
-    hub.handle(gate)
-    hub.post(1)
-    gate.wait()
-    assert gate.returned.acquire(blocking=False) is False
+    gate = hub.gate(1)
+    assert gate.returned == []
     gate.leave()
 
 
 def test_posted_events_are_delivered_on_a_different_thread(hub: Hub) -> None:
     """RFC 97 5.2.2; also events that a handler posts, after it has returned."""
-    order: list[Any] = []
+    order: waiting.Recorder[Any] = waiting.Recorder()
+    threads: set[int] = set()
 
     def handler(event: Event) -> None:
-        order.append((event.get_property("n"), threading.get_ident()))
+        threads.add(threading.get_ident())
+        order.append(event.get_property("n"))
         if event.get_property("n") == 1:
             hub.post(2)
             order.append("returned")
 
     hub.handle(handler)
-    hub.post(1)
-    hub.flush()
-    eventually(lambda: len(order) == 3, "both")
-    assert [each[0] if isinstance(each, tuple) else each for each in order] == [1, "returned", 2]
-    assert threading.get_ident() not in {each[1] for each in order if isinstance(each, tuple)}
+    hub.deliver(1)
+    assert order.wait_for(3) == [1, "returned", 2]
+    assert threading.get_ident() not in threads
 
 
 def test_flushing_waits_for_earlier_posted_events(hub: Hub) -> None:
-    gate, unordered = Gate(), Gate()
-    hub.handle(gate)
-    hub.handle(unordered, delivery="async.unordered")
+    unordered = hub.gate(delivery="async.unordered")
     assert hub.admin.flush().done()
-    hub.post(1)
-    gate.wait()
+    gate = hub.gate(1)
     unordered.wait()
     promise = hub.admin.flush()
     gate.opened.set()
@@ -97,21 +93,19 @@ def test_events_of_one_thread_must_be_delivered_in_their_order(hub: Hub) -> None
 def test_all_handlers_must_have_returned_from_one_event_before_any_gets_the_next(hub: Hub) -> None:
     """Scenario 29; RFC 97 4.1.2 [15]: also of events that different threads posted, and whatever handlers are."""
     steps: list[tuple[Any, str]] = []
-    tick = itertools.count()
 
-    def slow(event: Event) -> None:
+    def handler(event: Event) -> None:
         steps.append((event.get_property("n"), "begin"))
-        if next(tick) % 10 == 0:
-            threading.Event().wait(0.002)
+        os.sched_yield()
         steps.append((event.get_property("n"), "end"))
 
-    async def slow_async(event: Event) -> None:
+    async def async_handler(event: Event) -> None:
         steps.append((event.get_property("n"), "begin"))
         await asyncio.sleep(0)
         steps.append((event.get_property("n"), "end"))
 
-    for handler in (slow, slow, slow_async, slow):
-        hub.handle(handler, ["a", "b"])
+    for each in (handler, handler, async_handler, handler):
+        hub.handle(each, ["a", "b"])
 
     def run(thread: int) -> None:
         for each in range(25):
@@ -127,22 +121,22 @@ def test_all_handlers_must_have_returned_from_one_event_before_any_gets_the_next
 def test_a_handler_sees_events_in_order_however_many_threads_deliver(hubs: Hubs) -> None:
     """Scenario 33; RFC 97 5.2.2. Those without order, which need threads, are no hindrance."""
     hub = hubs(threads=8)
-    gates = [Gate() for _ in range(4)]
-    for each in gates:
-        hub.handle(each, delivery="async.unordered")
+    gates = [hub.gate(delivery="async.unordered") for _ in range(4)]
     recorders = [hub.record() for _ in range(3)]
     hub.post(*range(300))
     for each in gates:
         each.wait()
-    eventually(lambda: all(len(each.events) == 300 for each in recorders), "all are through")
-    assert [each.numbers for each in recorders] == [[*range(300)]] * 3
+    for recorder in recorders:
+        recorder.events.wait_for(300)
+        assert recorder.numbers == [*range(300)]
     for each in gates:
         each.opened.set()
     hub.flush()
     assert [len(each.events) for each in gates] == [300] * 4
 
 
-@pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
+@table("delivery", DELIVERIES)
+@own_hub
 def test_ten_threads_post_a_thousand_events_each(hub: Hub, delivery: str) -> None:
     """Scenario 34: all arrive, and those of each thread in order."""
     recorders = [hub.record(delivery=delivery), hub.record("t3/*", delivery=delivery)]
@@ -161,43 +155,37 @@ def test_ten_threads_post_a_thousand_events_each(hub: Hub, delivery: str) -> Non
 
 def test_order_may_be_dropped_for_one_handler_only(hub: Hub) -> None:
     """Scenario 35: it does not wait for others, nor they for it."""
-    gate, unordered_gate = Gate(), Gate()
-    hub.handle(gate, "gated", ranking=5)
-    hub.handle(unordered_gate, "gated/unordered", delivery=["async.unordered"])
+    gate = hub.gate(topics="gated", ranking=5)
+    unordered_gate = hub.gate(topics="gated/unordered", delivery=["async.unordered"])
     unordered, ordered = hub.record(delivery="async.unordered"), hub.record()
     hub.post(1, topic="gated")
     gate.wait()
     hub.post(2, topic="gated/unordered")
     unordered_gate.wait()
-    eventually(lambda: unordered.numbers == [1, 2], "no waiting without order")
-    assert ordered.numbers == []
+    unordered.events.wait_for(2)
+    assert (unordered.numbers, ordered.numbers) == ([1, 2], [])
     gate.opened.set()
-    eventually(lambda: ordered.numbers == [1, 2], "no waiting for what has no order")
+    ordered.events.wait_for(2)
+    assert ordered.numbers == [1, 2]
     unordered_gate.opened.set()
 
 
-@pytest.mark.parametrize(
-    ("delivery", "is_ordered"),
+@table(
+    "delivery, is_ordered",
     [
-        (None, True),
-        ([], True),
-        ("async.ordered", True),
-        (["async.unordered", "async.ordered"], True),
-        ({"async.unordered"}, False),
-        (("async.unordered",), False),
+        *((each, True) for each in (None, [], "async.ordered", ["async.unordered", "async.ordered"])),
+        *((each, False) for each in ({"async.unordered"}, ("async.unordered",))),
     ],
 )
+@own_hub
 def test_order_wins_if_both_are_given(hub: Hub, delivery: Any, is_ordered: bool) -> None:
     """Scenario 35."""
-    gate = Gate()
-    hub.handle(gate, ranking=1)
     recorder = hub.record(delivery=delivery)
-    hub.post(1)
-    gate.wait()
+    gate = hub.gate(1, ranking=1)
     if is_ordered:
         assert recorder.numbers == []
         gate.opened.set()
-    eventually(lambda: recorder.numbers == [1], "it has got it")
+    recorder.events.wait_for(1)
     gate.opened.set()
 
 
@@ -206,12 +194,8 @@ def test_order_wins_if_both_are_given(hub: Hub, delivery: Any, is_ordered: bool)
 
 def test_handlers_registered_after_the_post_must_not_get_the_event(hub: Hub) -> None:
     """Scenario 30; RFC 97 4.1.2 [11], 5.2.2."""
-    gate = Gate()
-    hub.handle(gate)
-    hub.post(1, 2)
-    gate.wait()
-    late = hub.record()
-    late_unordered = hub.record(delivery="async.unordered")
+    gate = hub.gate(1, 2)
+    late, late_unordered = hub.record(), hub.record(delivery="async.unordered")
     hub.post(3)
     gate.opened.set()
     hub.flush()
@@ -219,16 +203,14 @@ def test_handlers_registered_after_the_post_must_not_get_the_event(hub: Hub) -> 
     assert late.numbers == late_unordered.numbers == [3]
 
 
-@pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
+@table("delivery", DELIVERIES)
+@own_hub
 def test_handlers_unregistered_before_their_turn_must_not_be_called(hub: Hub, delivery: str) -> None:
     """Scenario 31; RFC 97 4.1.2 [12], 5.2.2."""
-    gate, other = Gate(), Recorder()
-    registration = hub.handle(gate, delivery=delivery, ranking=1)
-    another = hub.handle(other)
-    hub.post(1, 2)
-    gate.wait()
-    registration.unregister()
-    another.unregister()
+    other = hub.record()
+    gate = hub.gate(1, 2, delivery=delivery, ranking=1)
+    for each in (gate, other):
+        each.registration.unregister()
     gate.opened.set()
     hub.flush()
     assert (gate.numbers, other.numbers) == ([1], [])
@@ -236,41 +218,28 @@ def test_handlers_unregistered_before_their_turn_must_not_be_called(hub: Hub, de
 
 def test_unregistered_handlers_are_not_called(hub: Hub) -> None:
     """Scenario 31: and not what it has told about it, which may take its time."""
-    slow = threading.Event()
-    gate, recorder = Gate(), Recorder()
-    hub.handle(gate, ranking=1)
-    registration = hub.handle(recorder)
+    recorder = hub.record()
     # told of updates while another listener is, the registry tells of the unregistration when that is done
-    entered = threading.Event()
-
-    def listener(_: Any) -> None:
-        entered.set()
-        assert slow.wait(PATIENCE)
-
-    with hub.services.add_listener(listener, EventHandler):
-        hub.post(1)
-        gate.wait()
-        join = in_background(lambda: registration.update({"event.topics": "*", "x": 1}))
-        assert entered.wait(PATIENCE)
-        assert registration.unregister()  # returns before any listener is called
+    listener = Gate()
+    gate = hub.gate(1, ranking=1)
+    with hub.services.add_listener(lambda _: listener.handle_event(Event("told")), EventHandler):
+        join = in_background(lambda: recorder.registration.update({"event.topics": "*", "x": 1}))
+        listener.wait()
+        assert recorder.registration.unregister()  # returns before any listener is called
         gate.opened.set()
         hub.flush()
         hub.admin.send_event(Event("a"))
-        slow.set()
+        listener.opened.set()
         join()
     assert recorder.numbers == []
 
 
 def test_the_filter_is_applied_when_the_event_is_posted(hub: Hub) -> None:
     """Scenario 32: unspecified; this is how it is here. The same goes for topics and order."""
-    gate = Gate()
-    recorder, other = Recorder(), Recorder()
-    hub.handle(gate, ranking=1)
-    registration, another = hub.handle(recorder, filter="(n<=2)"), hub.handle(other, "a", filter="(n>=3)")
-    hub.post(1, 2, 3)
-    gate.wait()
-    registration.update({"event.topics": "b", "event.filter": "(n=0)"})
-    another.update({"event.topics": "*"})
+    recorder, other = hub.record(filter="(n<=2)"), hub.record("a", filter="(n>=3)")
+    gate = hub.gate(1, 2, 3, ranking=1)
+    recorder.registration.update({"event.topics": "b", "event.filter": "(n=0)"})
+    other.registration.update({"event.topics": "*"})
     hub.post(4)
     gate.opened.set()
     hub.flush()
@@ -280,12 +249,9 @@ def test_the_filter_is_applied_when_the_event_is_posted(hub: Hub) -> None:
 
 def test_pending_events_are_delivered_after_the_order_was_changed(hub: Hub) -> None:
     """Scenario 35: it may change its mind, and back; nothing is lost, or delivered twice."""
-    gate = Gate()
-    registration = hub.handle(gate, delivery="async.ordered")
-    hub.post(1, 2)
-    gate.wait()
+    gate = hub.gate(1, 2, delivery="async.ordered")
     for delivery, numbers in (("async.unordered", (3, 4)), ("async.ordered", (5, 6)), ("async.unordered", (7, 8))):
-        registration.update({"event.topics": "*", "event.delivery": delivery})
+        gate.registration.update({"event.topics": "*", "event.delivery": delivery})
         hub.post(*numbers)
     assert hub.admin.get_dto().waiting >= 5
     promise = hub.admin.flush()
@@ -300,40 +266,30 @@ def test_pending_events_are_delivered_after_the_order_was_changed(hub: Hub) -> N
 
 def test_handlers_change_their_mind_about_order_while_events_are_posted(hub: Hub) -> None:
     """Scenario 35: each event is delivered in one of the two orders."""
-    recorder = Recorder()
-    registration = hub.handle(recorder)
-    done = threading.Event()
+    recorder = hub.record()
 
-    def change() -> None:
-        for delivery in itertools.cycle(("async.unordered", "async.ordered")):
-            registration.update({"event.topics": "*", "event.delivery": delivery})
-            if done.is_set():
-                return
+    def change(delivery: str) -> None:
+        recorder.registration.update({"event.topics": "*", "event.delivery": delivery})
 
-    join = in_background(change)
-    in_threads(3, lambda thread: hub.post(*((thread, each) for each in range(500))))
-    done.set()
-    join()
+    with meanwhile(change, DELIVERIES):
+        in_threads(3, lambda thread: hub.post(*((thread, each) for each in range(500))))
     hub.flush()
     assert sorted(recorder.numbers) == [(thread, each) for thread in range(3) for each in range(500)]
 
 
-@pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
+@table("delivery", DELIVERIES)
+@own_hub
 def test_events_are_posted_while_handlers_come_and_go(hub: Hub, delivery: str) -> None:
     """Scenarios 30, 31 and 34: a handler that stays gets all; one that comes and goes gets a part, without a gap."""
     stays = hub.record(delivery=delivery)
     visitors: list[Recorder] = []
-    done = threading.Event()
 
-    def come_and_go() -> None:
-        while not done.is_set():
-            visitors.append(Recorder())
-            hub.handle(visitors[-1], delivery=delivery).unregister()
+    def come_and_go(_: int) -> None:
+        visitors.append(hub.record(delivery=delivery))
+        visitors[-1].registration.unregister()
 
-    join = in_background(come_and_go)
-    in_threads(2, lambda thread: hub.post(*((thread, each) for each in range(700))))
-    done.set()
-    join()
+    with meanwhile(come_and_go, [0]):
+        in_threads(2, lambda thread: hub.post(*((thread, each) for each in range(700))))
     hub.flush()
     assert len(stays.events) == 1400
     for each in visitors:
@@ -389,16 +345,16 @@ KINDS: dict[str, Callable[[Appending], Any]] = {
 }
 
 
-@pytest.mark.parametrize("publish", ["post", "send", "asend"])
-@pytest.mark.parametrize("where", ["on a loop", "without a loop"])
-@pytest.mark.parametrize("kind", KINDS)
+@table("publish", ["post", "send", "asend"])
+@table("where", ["on a loop", "without a loop"])
+@table("kind", KINDS.values(), ids=KINDS)
+@own_hub
 def test_handlers_may_be_anything_that_can_be_called(
-    hub: Hub, loop: asyncio.AbstractEventLoop, kind: str, where: str, publish: str
+    hub: Hub, loop: asyncio.AbstractEventLoop, kind: Callable[[Appending], Any], where: str, publish: str
 ) -> None:
     """RFC 97 4.1.1 [2]: programming them is simple. They are called with one event after the other."""
     target = Appending()
-    handler = KINDS[kind](target)
-    register = functools.partial(handle, hub.services, handler)
+    register = functools.partial(handle, hub.services, kind(target))
     if where == "on a loop":
         on(loop, register)
     else:
@@ -413,18 +369,6 @@ def test_handlers_may_be_anything_that_can_be_called(
             asyncio.run_coroutine_threadsafe(hub.admin.asend_event(event), loop).result(PATIENCE)
     hub.flush()
     assert target.events == events
-
-
-def test_coroutine_functions_run_on_the_loop_they_were_registered_on(hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
-    there, elsewhere = AsyncRecorder(), AsyncRecorder()
-    on(loop, lambda: hub.handle(there))
-    hub.handle(elsewhere)
-    hub.post(1)
-    hub.admin.send_event(Event("a"))
-    hub.flush()
-    assert there.loops == [loop, loop]
-    assert loop not in elsewhere.loops
-    assert len(set(elsewhere.loops)) == 1
 
 
 def generator(event: Event) -> Iterator[Event]:
@@ -445,19 +389,15 @@ class HasTrouble:
         raise RuntimeError("boom")
 
 
-@pytest.mark.parametrize(
-    "service",
-    [5, "handler", object(), HandlesNothing(), HasTrouble(), generator, async_generator],
-    ids=lambda each: repr(each)[:20],
-)
+@table("service", [5, "handler", object(), HandlesNothing(), HasTrouble(), generator, async_generator])
+@own_hub
 def test_a_service_that_is_no_handler_is_ignored(hub: Hub, service: Any) -> None:
     """Found out when it is registered, not with the first event."""
     registration = hub.handle(service)
     other = hub.record()
-    assert hub.dto(registration) is None
+    assert hub.ignores(registration)
     assert hub.logged("is ignored", level=logging.ERROR)
-    hub.post(1)
-    hub.flush()
+    hub.deliver(1)
     assert other.numbers == [1]
 
 
@@ -483,104 +423,22 @@ def test_handlers_may_do_anything(hub: Hub) -> None:
 
     own.append(hub.handle(handler, "a"))
     other = hub.record("*", ranking=-5)
-    hub.post(1)
-    hub.flush()
-    eventually(lambda: len(other.events) == 3, "all three")
+    hub.deliver(1)
+    other.events.wait_for(3)
     assert seen == ["a", "b", "b added", "a returned"]
     assert other.topics == ["b", "a", "b"]
 
 
 def test_a_handler_that_raises_is_called_again_and_others_before(hub: Hub) -> None:
     """Scenario 25 for posted events; RFC 97 4.1.3 [16], [17], 5.3.1: however often, and whatever it is."""
-    failing = [
-        Failing(error)
-        for error in (ValueError("boom"), KeyboardInterrupt(), SystemExit(1), GeneratorExit(), asyncio.CancelledError())
-    ]
-    first = hub.record(ranking=1)
-    registrations = [hub.handle(each) for each in failing]
+    errors = (ValueError("boom"), KeyboardInterrupt(), SystemExit(1), GeneratorExit(), asyncio.CancelledError())
+    first, failing = hub.record(ranking=1), [hub.failing(error) for error in errors]
     last = hub.record(ranking=-1)
-    hub.post(*range(20))
-    hub.flush()
+    hub.deliver(*range(20))
     for each in (first, *failing, last):
         assert each.numbers == [*range(20)]
-    assert [hub.dto(each).failures for each in registrations] == [20] * 5  # type: ignore[union-attr]
+    assert [hub.dto(each).failures for each in failing] == [20] * 5
     assert len(hub.logged("(Failing.handle_event) failed on the event 'a'", level=logging.ERROR)) == 100
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
-def test_a_coroutine_function_that_raises_ends_no_event_loop(hub: Hub, error: type[BaseException]) -> None:
-    """RFC 97 5.3.1. asyncio lets some of these out of its loops, on which others run."""
-
-    async def handler(event: Event) -> None:
-        await asyncio.sleep(0)
-        raise error
-
-    hub.handle(handler)
-    other = AsyncRecorder()
-    hub.handle(other)
-    hub.post(1, 2)
-    hub.flush()
-    assert other.numbers == [1, 2]
-    assert len(hub.logged("failed on the event 'a'", level=logging.ERROR)) == 2
-
-
-class RaisingLogFilter(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        if "failed on" in record.msg:
-            raise RuntimeError("no logging today")
-        return True
-
-
-def test_not_even_a_log_that_raises_keeps_events_from_others(hub: Hub) -> None:
-    """RFC 97 5.3.1: delivery MUST continue."""
-    hub.handle(Failing(ValueError("boom")))
-    other = hub.record()
-    filter_ = RaisingLogFilter()
-    log = logging.getLogger("messaging.dispatch.handler")
-    log.addFilter(filter_)
-    try:
-        hub.post(1, 2)
-        hub.flush()
-        hub.admin.send_event(Event("a", {"n": 3}))
-    finally:
-        log.removeFilter(filter_)
-    assert other.numbers == [1, 2, 3]
-
-
-# --- loops
-
-
-@pytest.mark.parametrize("when", ["before the event", "before it begins", "while it runs"])
-def test_a_coroutine_whose_loop_is_closed_is_blocked(hub: Hub, when: str) -> None:
-    """It would fail with every event. An update gives it another loop."""
-    mine = asyncio.new_event_loop()
-    gate, recorder, other = AsyncGate(), AsyncRecorder(), hub.record()
-    handler = gate if when == "while it runs" else recorder
-
-    async def register() -> Any:
-        return hub.handle(handler)
-
-    registration = mine.run_until_complete(register())
-    if when == "before the event":
-        mine.close()
-    hub.post(1, 2)
-    if when == "before it begins":  # then it is not awaited, and Python does not warn about that
-        eventually(lambda: mine._ready, "it is about to begin")  # type: ignore[attr-defined]
-    elif when == "while it runs":
-        mine.run_until_complete(asyncio.to_thread(gate.wait))
-        for task in asyncio.all_tasks(mine):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]  # which is true, but not what this is about
-    mine.close()
-    hub.flush()
-    gc.collect()
-    assert (handler.numbers, other.numbers) == ([1] if handler is gate else [], [1, 2])
-    assert hub.blocked(registration) == "the event loop it ran on is closed"
-    assert len(hub.logged("is blocked: the event loop it ran on is closed")) == 1
-    if handler is recorder:
-        registration.update({"event.topics": "*"})
-        hub.post(3)
-        hub.flush()
-        assert recorder.numbers == [3]
 
 
 # --- how much
@@ -589,19 +447,17 @@ def test_a_coroutine_whose_loop_is_closed_is_blocked(hub: Hub, when: str) -> Non
 def test_publishers_wait_when_handlers_are_behind(hub: Hub) -> None:
     """Scenario 42; RFC 97 8.1.2: an implementation MAY limit the rate. Nothing is lost, and all is in order."""
     hub.admin._queue._room.limit = 10
-    gate = Gate()
-    hub.handle(gate)
-    posted: list[int] = []
+    gate = hub.gate(0)
+    posted: waiting.Recorder[int] = waiting.Recorder()
 
     def flood() -> None:
-        for number in range(100):
+        for number in range(1, 100):
             hub.post(number)
             posted.append(number)
 
     join = in_background(flood)
-    eventually(lambda: len(posted) >= 10, "it has found room for some")
-    gate.wait()
-    threading.Event().wait(MOMENT)
+    posted.wait_for(9)
+    eventually(lambda: hub.admin._queue._room.is_awaited, "it waits for room")
     assert len(posted) <= 12
     gate.opened.set()
     join()
@@ -609,12 +465,12 @@ def test_publishers_wait_when_handlers_are_behind(hub: Hub) -> None:
     assert gate.numbers == [*range(100)]
 
 
-@pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
+@table("delivery", DELIVERIES)
+@own_hub
 def test_events_without_room_are_counted_and_logged(hub: Hub, delivery: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scenario 42: never without an entry in the log."""
     monkeypatch.setattr(lanes, "_PATIENCE", 0.01)
-    gate = Gate()
-    registration = hub.handle(gate, delivery=delivery)
+    gate = hub.gate(delivery=delivery)
     lane = hub.admin.lifecycle.lanes()[-1]  # of the handler, or the only one
     lane._room.limit = 10
     hub.post(0)
@@ -623,7 +479,7 @@ def test_events_without_room_are_counted_and_logged(hub: Hub, delivery: str, mon
     gate.opened.set()
     hub.flush()
     assert gate.numbers == [*range(11)]
-    assert hub.dto(registration).dropped == 9  # type: ignore[union-attr]
+    assert hub.dto(gate).dropped == 9
     assert len(hub.logged("events behind: dropping", level=logging.ERROR)) == 1
 
 
@@ -636,8 +492,8 @@ def test_event_loops_and_handlers_do_not_wait_for_room(hub: Hub) -> None:
 
     hub.handle(flood, "flood")
     recorder = hub.record("a")
-    hub.admin.post_event(Event("flood"))
-    eventually(lambda: len(recorder.events) == 60, "all")
+    hub.post(1, topic="flood")
+    recorder.events.wait_for(60)
     hub.flush()
 
     async def main() -> None:
@@ -659,8 +515,7 @@ class OwnThread(threading.Thread):
 
 def test_a_thread_that_posted_leaves_nothing_behind(hub: Hub) -> None:
     """Scenario 43."""
-    recorder = Recorder()
-    hub.handle(recorder)
+    recorder = hub.record()
     weak: list[weakref.ref[Any]] = []
 
     def run(number: int) -> None:
@@ -669,7 +524,7 @@ def test_a_thread_that_posted_leaves_nothing_behind(hub: Hub) -> None:
             weak.append(weakref.ref(event))
             hub.admin.post_event(event)
 
-    def all_of_them() -> None:
+    def run_all() -> None:
         threads = [OwnThread(target=run, args=(number,)) for number in range(20)]
         for thread in threads:
             weak.append(weakref.ref(thread))
@@ -677,7 +532,7 @@ def test_a_thread_that_posted_leaves_nothing_behind(hub: Hub) -> None:
         for thread in threads:
             thread.join(PATIENCE)
 
-    all_of_them()
+    run_all()
     hub.flush()
     assert len(recorder.events) == 200
     recorder.events.clear()
@@ -689,7 +544,6 @@ def test_a_thread_that_posted_leaves_nothing_behind(hub: Hub) -> None:
 def test_delivery_threads_go_when_there_is_nothing_to_do(hub: Hub) -> None:
     """RFC 97 4.1.2 [9], 4.1.5 [24]: there should be only one event thread, and not even that without events."""
     recorder = hub.record()
-    hub.post(*range(500))
-    hub.flush()
+    hub.deliver(*range(500))
     assert len(set(recorder.threads)) == 1
     eventually(lambda: hub.admin.get_dto().threads == 0, "it has gone")

@@ -20,8 +20,9 @@ from messaging.eventadmin import (
     TopicPermission,
     TopicPolicy,
 )
-from messaging.services import LdapFilter, interface_name
-from tests.eventadmin.conftest import PATIENCE, Gate, Hub, Hubs, Recorder, eventually
+from messaging.services import LdapFilter, ServiceRegistry, interface_name
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.eventadmin.conftest import Hub, Hubs, Recorder
 
 # --- general requirements (4.1.1)
 
@@ -82,17 +83,20 @@ def test_dependencies_must_be_cleaned_up_when_one_side_stops(hub: Hub) -> None:
 
 def test_the_number_of_threads_may_be_configured(hubs: Hubs) -> None:
     """RFC 97 4.1.2 [9], [10], 5.2.2: with one thread, not even handlers without order have another one."""
-    hub = hubs(threads=1)
-    gate, other = Gate(), Recorder()
-    hub.handle(gate, delivery="async.unordered")
-    hub.handle(other, delivery="async.unordered")
-    hub.admin.post_event(Event("a"))
-    gate.wait()
-    threading.Event().wait(0.05)
-    assert (other.events, hub.admin.get_dto().threads) == ([], 1)
-    gate.opened.set()
-    hub.flush()
-    assert other.topics == ["a"]
+    gates, others = [], []
+    several = [hubs(ServiceRegistry(), threads=threads) for threads in (1, 2)]
+    for hub in several:
+        others.append(hub.record("b", delivery="async.unordered"))
+        gates.append(hub.gate(topics="a", delivery="async.unordered"))
+        hub.post(1)
+        gates[-1].wait()
+        hub.post(2, topic="b")
+    others[1].events.wait_for(1)  # on another thread, though it was posted later
+    assert (others[0].events, several[0].admin.get_dto().threads) == ([], 1)
+    for hub, gate, other in zip(several, gates, others, strict=True):
+        gate.opened.set()
+        hub.flush()
+        assert other.numbers == [2]
 
 
 def test_resources_should_be_minimal(hub: Hub) -> None:

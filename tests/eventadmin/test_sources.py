@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import threading
@@ -28,18 +29,10 @@ from messaging.eventadmin import (
     TopicPolicy,
 )
 from messaging.services import LdapFilter, ServiceEventKind, ServiceRegistry
-from tests.eventadmin.conftest import (
-    PATIENCE,
-    AsyncRecorder,
-    Failing,
-    Gate,
-    Hub,
-    Hubs,
-    RaisingFilter,
-    Recorder,
-    eventually,
-    on,
-)
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.dispatch.helpers import renewed
+from tests.eventadmin.conftest import AsyncRecorder, Hub, Hubs, RaisingFilter, Recorder, on, opened_hub, own_hub
 from tests.threads import in_background, in_threads
 
 SERVICE = "org/osgi/framework/ServiceEvent"
@@ -65,7 +58,7 @@ def log() -> Iterator[logging.Logger]:
         log.removeHandler(each)
 
 
-@pytest.mark.parametrize(
+@table(
     ("error", "class_", "message"),
     [
         (ValueError("boom"), "builtins.ValueError", "boom"),
@@ -75,6 +68,7 @@ def log() -> Iterator[logging.Logger]:
         (KeyboardInterrupt(), "builtins.KeyboardInterrupt", None),
     ],
 )
+@own_hub
 def test_the_properties_of_an_exception_agree(
     hub: Hub, log: logging.Logger, error: BaseException, class_: str, message: str | None
 ) -> None:
@@ -173,12 +167,17 @@ def test_handlers_of_service_events_may_register_services(hub: Hub) -> None:
 
 
 def test_the_events_of_one_service_are_never_mixed_up(hub: Hub) -> None:
-    """A handler that unregisters what has just been changed hears of that when the others have heard of the change."""
+    """A handler that unregisters what has just been changed hears of that when the others have heard of the change.
+
+    A handler that is registered by a service event gets the next event, and not the one it comes by.
+    """
     steps: list[str] = []
+    late = Recorder()
 
     def first(event: Event) -> None:
         steps.append(f"first {event.topic.rpartition('/')[2]}")
         if event.topic.endswith("MODIFIED"):
+            hub.handle(late, f"{SERVICE}/*")
             registration.unregister()
 
     hub.handle(first, f"{SERVICE}/*", ranking=1)
@@ -187,22 +186,7 @@ def test_the_events_of_one_service_are_never_mixed_up(hub: Hub) -> None:
     with ServiceEvents(hub.admin, filter="(objectClass=x)"):
         registration.update({})
     assert steps == ["first MODIFIED", "last MODIFIED", "first UNREGISTERING", "last UNREGISTERING"]
-
-
-def test_handlers_of_service_events_may_come_by_service_events(hub: Hub) -> None:
-    """A handler that is registered by one gets the next event, and not the one it comes by."""
-    late = Recorder()
-
-    def handler(event: Event) -> None:
-        if not late.events and event.get_property("service.objectClass") == ("x",):
-            hub.handle(late, f"{SERVICE}/*")
-
-    hub.handle(handler, f"{SERVICE}/*")
-    with ServiceEvents(hub.admin):
-        hub.services.register("x", object())
-        hub.services.register("y", object())
-    assert late.of("service.objectClass")[-1] == ("y",)
-    assert ("x",) not in late.of("service.objectClass")
+    assert late.topics == [f"{SERVICE}/UNREGISTERING"]
 
 
 def test_service_events_of_an_event_loop_reach_its_coroutines(hub: Hub) -> None:
@@ -244,16 +228,10 @@ def test_log_records_are_posted(hub: Hub, log: logging.Logger) -> None:
         hub.flush()
     (event,) = recorder.events
     entry = event.get_property("log.entry")
-    assert event.topic == LOG
-    assert event.get_property("message") == "3 of them"
-    assert event.get_property("log.level") == 2
-    assert event.get_property("log.logger") == log.name
+    expected = {"message": "3 of them", "log.level": 2, "log.logger": log.name, "timestamp": int(entry.created * 1000)}
+    assert {name: event.get_property(name) for name in expected} == expected
     assert isinstance(entry, logging.LogRecord)
-    assert event.get_property("timestamp") == int(entry.created * 1000)
     assert recorder.threads != [threading.get_ident()]
-    log.warning("not any more")
-    hub.flush()
-    assert len(recorder.events) == 1
 
 
 def test_levels_are_those_of_osgi(hub: Hub, log: logging.Logger) -> None:
@@ -310,9 +288,18 @@ def test_records_that_are_odd_do_no_harm(hub: Hub, log: logging.Logger, capsys: 
 @pytest.fixture
 def rooted(hub: Hub) -> Iterator[LogEvents]:
     """All that is logged anywhere."""
-    root = logging.getLogger()
-    with LogEvents(hub.admin, root) as source:
+    with LogEvents(hub.admin, logging.getLogger()) as source:
         yield source
+
+
+@contextlib.contextmanager
+def opened_rooted_hub(caplog: pytest.LogCaptureFixture) -> Iterator[Hub]:
+    with opened_hub(caplog) as hub, LogEvents(hub.admin, logging.getLogger()):
+        yield hub
+
+
+#: gives each row of a table a hub that posts all that is logged anywhere
+own_rooted_hub = renewed("hub", opened_rooted_hub, "caplog")
 
 
 def settled(hub: Hub, recorder: Recorder) -> list[str]:
@@ -329,19 +316,18 @@ here = logging.getLogger("here")
 
 def test_a_handler_of_log_events_that_raises_must_not_feed_itself(hub: Hub, rooted: LogEvents) -> None:
     """Scenario 51: its failure is logged, and the record is not posted to any handler."""
-    failing, recorder = Failing(ValueError("boom")), hub.record(LOG)
-    hub.handle(failing, LOG)
-    hub.handle(Failing(ValueError("boom")), "*")
+    recorder = hub.record(LOG)
+    for topics in (LOG, "*"):
+        hub.failing(ValueError("boom"), topics)
     here.error("once")
     assert settled(hub, recorder) == ["once"]
     assert not [each for each in recorder.of("message") if "failed on" in each]
     assert len(hub.logged("failed on the event 'org/osgi/service/log/LogEntry'")) == 2 * len(recorder.events)
 
 
-@pytest.mark.parametrize("kind", ["function", "coroutine", "task", "unordered", "returns an awaitable"])
-def test_a_handler_of_log_events_may_log(
-    hub: Hub, rooted: LogEvents, loop: asyncio.AbstractEventLoop, kind: str
-) -> None:
+@table("kind", ["function", "coroutine", "task", "unordered", "returns an awaitable"])
+@own_rooted_hub
+def test_a_handler_of_log_events_may_log(hub: Hub, loop: asyncio.AbstractEventLoop, kind: str) -> None:
     """Scenario 51."""
     recorder = hub.record(LOG)
 
@@ -364,10 +350,11 @@ def test_a_handler_of_log_events_may_log(
     assert settled(hub, recorder) == ["once"]
 
 
-@pytest.mark.parametrize("publish", ["post", "send", "send elsewhere", "asend"])
-@pytest.mark.parametrize("delivery", ["async.ordered", "async.unordered"])
+@table("publish", ["post", "send", "send elsewhere", "asend"])
+@table("delivery", ["async.ordered", "async.unordered"])
+@own_rooted_hub
 def test_log_records_caused_by_log_events_are_not_posted(
-    hub: Hub, rooted: LogEvents, loop: asyncio.AbstractEventLoop, publish: str, delivery: str
+    hub: Hub, loop: asyncio.AbstractEventLoop, publish: str, delivery: str
 ) -> None:
     """Scenario 51: log event, another event, a handler of that which logs: it would go round for ever."""
     recorder, alarms = hub.record(LOG), hub.record("alarm/*")
@@ -394,7 +381,7 @@ def test_log_records_caused_by_log_events_are_not_posted(
     else:
         hub.handle(alarm, LOG, filter=filter_, delivery=delivery)
     hub.handle(again, "alarm/*", delivery=delivery)
-    hub.handle(Failing(ValueError("boom")), "alarm/*")
+    hub.failing(ValueError("boom"), "alarm/*")
     here.error("once")
     eventually(lambda: len(alarms.events) == 2, "both alarms")
     assert settled(hub, recorder) == ["once"]
@@ -423,19 +410,15 @@ def test_two_admins_do_not_keep_each_other_busy(hubs: Hubs, log: logging.Logger)
 
 
 def test_a_filter_that_raises_on_log_events_does_no_harm(hub: Hub, rooted: LogEvents) -> None:
-    """Scenario 51: its failure is logged, and not posted."""
+    """Scenario 51: its failure is logged, and not posted. Two sources on one admin post twice, and no more."""
     hub.record("*", filter=RaisingFilter("(x=1)", case_sensitive=True))
     recorder = hub.record(LOG)
+    hub.handle(lambda event: here.error("again"), LOG)
     here.error("once")
     assert settled(hub, recorder) == ["once"]
-
-
-def test_two_log_events_on_one_admin_post_twice_and_no_more(hub: Hub, rooted: LogEvents) -> None:
-    recorder = hub.record(LOG)
-    hub.handle(lambda event: here.error("again"), LOG)
     with LogEvents(hub.admin, here):
-        here.error("once")
-        assert settled(hub, recorder) == ["once", "once"]
+        here.error("twice")
+        assert settled(hub, recorder) == ["once", "twice", "twice"]
 
 
 def test_threads_may_log_while_log_events_are_delivered(hub: Hub, log: logging.Logger) -> None:
@@ -457,8 +440,7 @@ def test_threads_may_log_while_log_events_are_delivered(hub: Hub, log: logging.L
 
 def test_that_a_handler_of_log_events_is_blocked_is_posted_to_the_others(hub: Hub, rooted: LogEvents) -> None:
     """Scenarios 38 and 51."""
-    gate, recorder = Gate(), hub.record(LOG)
-    hub.handle(gate, LOG, filter="(log.logger=here)", timeout=0.1)
+    gate, recorder = hub.gate(topics=LOG, filter="(log.logger=here)", timeout=0.1), hub.record(LOG)
     here.error("once")
     gate.wait()
     eventually(lambda: [each for each in recorder.of("message") if "is blocked" in each], "the others hear of it")
@@ -470,8 +452,7 @@ def test_that_a_handler_of_log_events_is_blocked_is_posted_to_the_others(hub: Hu
 
 def test_a_handler_of_log_events_may_be_blocked_for_its_failures(hubs: Hubs, log: logging.Logger) -> None:
     hub = hubs(tolerance=Tolerance(failures=2))
-    failing = Failing(ValueError("boom"))
-    hub.handle(failing, LOG)
+    failing = hub.failing(ValueError("boom"), LOG)
     dispatch = logging.getLogger("messaging.dispatch")
     with LogEvents(hub.admin, log), LogEvents(hub.admin, dispatch):
         for number in range(5):
@@ -483,8 +464,7 @@ def test_a_handler_of_log_events_may_be_blocked_for_its_failures(hubs: Hubs, log
 def test_no_lock_of_logging_is_held_while_log_events_are_posted(hub: Hub, log: logging.Logger) -> None:
     """Scenario 41: posting may have to wait for handlers, which may log."""
     hub.admin._queue._room.limit = 1
-    gate = Gate()
-    hub.handle(gate, LOG)
+    gate = hub.gate(topics=LOG)
     with LogEvents(hub.admin, log):
         joins = [in_background(functools.partial(log.error, "%d", number)) for number in range(4)]
         gate.wait()
@@ -504,42 +484,32 @@ class Kept(logging.Handler):
         self.messages.append(record.getMessage())
 
 
-def test_when_the_admin_is_closed_logging_goes_on(
+def test_sources_end_with_the_admin_and_when_they_are_closed(
     hub: Hub, log: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Other handlers of the logger miss nothing, not even the one that comes after."""
-    source, kept = LogEvents(hub.admin, log), Kept()
-    log.addHandler(kept)
-    recorder = hub.record()
+    """Other handlers of the logger miss nothing, not even the next one; nor is the end of logging any trouble."""
+    kept, recorder = Kept(), hub.record()
+    source, other, shut = LogEvents(hub.admin, log), LogEvents(hub.admin), LogEvents(hub.admin, log)
+    services, configurations = ServiceEvents(hub.admin), ConfigurationEvents(hub.admin)
+    for handler in (kept, other):
+        log.addHandler(handler)
+    logging.shutdown([weakref.ref(shut)])
     log.error("1")
-    hub.admin.close()
-    log.error("2")
-    log.error("3")
-    assert (kept.messages, recorder.of("message")) == (["1", "2", "3"], ["1"])
-    source.close()
-    source.close()
-    assert log.handlers == [kept]
-    assert capsys.readouterr().err == ""
-
-
-def test_a_closed_source_posts_nothing_for_any_logger(hub: Hub, log: logging.Logger) -> None:
-    recorder = hub.record()
-    source = LogEvents(hub.admin)
-    assert log.handlers == []
-    log.addHandler(source)
-    log.error("1")
-    source.close()
-    log.error("2")
+    other.close()  # it ends for every logger
     hub.flush()
-    assert recorder.of("message") == ["1"]
-
-
-def test_the_end_of_logging_is_no_trouble(hub: Hub, log: logging.Logger) -> None:
-    source = LogEvents(hub.admin, log)
-    logging.shutdown([weakref.ref(source)])
-    log.error("after")
-    assert log.handlers == []
-    source.close()
+    assert recorder.of("message") == ["1", "1"]
+    assert log.handlers == [source, kept, other]
+    hub.admin.close()
+    for text in ("2", "3"):
+        log.error(text)
+    hub.services.register("x", object())
+    configurations.updated("a")
+    assert not hub.services._listeners
+    assert (kept.messages, recorder.of("message")) == (["1", "2", "3"], ["1", "1"])
+    for each in (source, source, shut, services, configurations):
+        each.close()
+    assert log.handlers == [kept, other]
+    assert capsys.readouterr().err == ""
 
 
 # --- configurations
@@ -554,33 +524,26 @@ def test_configuration_events_are_posted(hub: Hub) -> None:
         configurations.updated("account.1", "account")
         configurations.deleted("account.1", "account")
         hub.flush()
+    configurations.updated("after the end")
+    hub.flush()
     assert recorder.topics == [f"{CONFIGURATION}/CM_UPDATED"] * 2 + [f"{CONFIGURATION}/CM_DELETED"]
     assert recorder.of("cm.pid") == ["browser", "account.1", "account.1"]
     assert recorder.of("cm.factoryPid") == [None, "account", "account"]
-    for event in recorder.events:
-        assert event.get_property("service") is manager
-        assert event.get_property("service.id") == manager.id
-        assert event.get_property("service.objectClass") == ("org.osgi.service.cm.ConfigurationAdmin",)
-        assert event.get_property("service.pid") == "cm"
+    assert recorder.of("service") == [manager] * 3
+    assert recorder.of("service.id") == [manager.id] * 3
+    assert recorder.of("service.objectClass") == [("org.osgi.service.cm.ConfigurationAdmin",)] * 3
+    assert recorder.of("service.pid") == ["cm"] * 3
     assert threading.get_ident() not in recorder.threads
-    configurations.updated("after the end")
-    hub.flush()
-    assert len(recorder.events) == 3
 
 
-@pytest.mark.parametrize("wrong", [("", None), (None, None), (5, None), ("a", ""), ("a", 5)])
+@table("wrong", [("", None), (None, None), (5, None), ("a", ""), ("a", 5)])
 def test_a_pid_is_a_text(hub: Hub, wrong: Any) -> None:
     configurations = ConfigurationEvents(hub.admin)
     for call in (configurations.updated, configurations.deleted):
         with pytest.raises(ArgumentError, match="pid must be a non-empty str"):
             call(*wrong)
-
-
-def test_configuration_events_end_with_the_admin(hub: Hub) -> None:
-    configurations = ConfigurationEvents(hub.admin)
-    hub.admin.close()
-    configurations.updated("a")
-    configurations.close()
+    with pytest.raises(ArgumentError, match="principal must be a str"):
+        ConfigurationEvents(hub.admin, principal=5)  # type: ignore[arg-type]
 
 
 # --- connections
@@ -687,20 +650,7 @@ def test_a_denied_source_logs_once(hubs: Hubs, log: logging.Logger, capsys: Any)
     assert capsys.readouterr().err == ""
 
 
-def test_the_principal_of_a_source_is_a_name(hub: Hub) -> None:
-    with pytest.raises(ArgumentError, match="principal must be a str"):
-        ConfigurationEvents(hub.admin, principal=5)  # type: ignore[arg-type]
-
-
 # --- ends
-
-
-def test_service_events_end_with_the_admin(hub: Hub) -> None:
-    source = ServiceEvents(hub.admin)
-    hub.admin.close()
-    hub.services.register("x", object())
-    assert not hub.services._listeners
-    source.close()
 
 
 def test_a_handler_may_close_the_source(hub: Hub) -> None:

@@ -1,11 +1,11 @@
-"""A bus with a registry of its own, handlers that keep what they get, and waiting with deadlines."""
+"""A bus with a registry of its own, and handlers that record what they get."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
-import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
@@ -13,7 +13,8 @@ from typing import Any, Final, Self
 import pytest
 
 from messaging.services import ServiceRegistration, ServiceRegistry
-from messaging.testing.conformance.helpers import eventually as eventually
+from messaging.testing import waiting
+from messaging.testing.waiting import PATIENCE
 from messaging.typedevent import (
     HandlerDTO,
     RangePolicy,
@@ -23,13 +24,11 @@ from messaging.typedevent import (
     UntypedEventHandler,
     topic_of,
 )
+from tests.dispatch.helpers import Gated, no_defects, renewed
 from tests.dispatch.helpers import logged as logged
 from tests.dispatch.helpers import named as named
-from tests.dispatch.helpers import no_defects
 from tests.threads import in_threads as in_threads
 
-#: seconds any wait in a test may take
-PATIENCE: Final = 20.0
 #: seconds after which a handler that does not return is blocked, in tests of that
 SOON: Final = 0.2
 
@@ -150,15 +149,24 @@ def policies() -> dict[str, RangePolicy]:
     return {}
 
 
+@contextlib.contextmanager
+def opened_bus(
+    policies: dict[str, RangePolicy], caplog: pytest.LogCaptureFixture, services: ServiceRegistry | None = None
+) -> Iterator[Bus]:
+    with Bus(services or ServiceRegistry(), history=policies) as bus:
+        bus.caplog = caplog
+        yield bus
+    no_defects(caplog)
+
+
+#: gives each row of a table a bus of its own
+own_bus: Final = renewed("bus", opened_bus, "policies", "caplog")
+
+
 @pytest.fixture
 def bus(services: ServiceRegistry, policies: dict[str, RangePolicy], caplog: pytest.LogCaptureFixture) -> Iterator[Bus]:
-    bus = Bus(services, history=policies)
-    bus.caplog = caplog
-    try:
+    with opened_bus(policies, caplog, services) as bus:
         yield bus
-    finally:
-        bus.close()
-    no_defects(caplog)
 
 
 def register(
@@ -168,13 +176,14 @@ def register(
 
 
 class Recorder:
-    """A handler of any kind that keeps what it gets."""
+    """A handler of any kind that records what it gets."""
 
     #: registration of this handler; set by ``typed``, ``untyped`` and ``unhandled``
     registration: ServiceRegistration
 
     def __init__(self) -> None:
-        self.events: list[tuple[str, Any]] = []
+        super().__init__()
+        self.events: waiting.Recorder[tuple[str, Any]] = waiting.Recorder()
 
     def typed(self, where: Bus | ServiceRegistry, topics: Any = None, **properties: Any) -> Self:
         """Register it as a ``TypedEventHandler``."""
@@ -216,24 +225,14 @@ class Recorder:
         return [event.get(key) for event in self.data]
 
 
-class Gate(Recorder):
+class Gate(Recorder, Gated):
     """A handler that returns when it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.entered = threading.Semaphore(0)
-        self.opened = threading.Event()
 
     def notify(self, topic: str, event: Any) -> None:
         super().notify(topic, event)
-        self.entered.release()
-        assert self.opened.wait(PATIENCE)
+        self.stay()
 
     notify_untyped = notify_unhandled = __call__ = notify
-
-    def wait(self) -> None:
-        """Until it has got another event."""
-        assert self.entered.acquire(timeout=PATIENCE)
 
 
 class Failing(Recorder):

@@ -12,6 +12,7 @@ import pytest
 
 from messaging.errors import ArgumentError, InvalidFilterError, InvalidTopicError, MessagingError, NullEventError
 from messaging.services import ServiceRegistration, ServiceRegistry
+from messaging.testing.tables import table
 from messaging.typedevent import (
     EventFilter,
     EventTopics,
@@ -23,7 +24,7 @@ from messaging.typedevent import (
     UntypedEventHandler,
     topic_of,
 )
-from tests.typedevent.conftest import ORDERS, Bus, Invoice, Order, Recorder, RushOrder, untyped
+from tests.typedevent.conftest import ORDERS, Bus, Invoice, Order, Recorder, RushOrder, own_bus, untyped
 
 
 class Row(TypedDict):
@@ -129,7 +130,7 @@ def test_functions_may_declare_properties_too(bus: Bus) -> None:
     assert received == {"filtered": maps[1:] * 2, "typed": orders, "by class": orders, "coroutine": maps}
 
 
-@pytest.mark.parametrize(
+@table(
     ("declare", "error"),
     [
         (lambda: EventTopics(), ArgumentError),
@@ -217,9 +218,8 @@ def test_a_decorated_function_receives_the_annotated_type(bus: Bus) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "annotation", [None, dict, dict[str, Any], dict[str, int], Mapping, Mapping[str, Any], Any, object], ids=str
-)
+@table("annotation", [None, dict, dict[str, Any], dict[str, int], Mapping, Mapping[str, Any], Any, object], ids=str)
+@own_bus
 def test_without_annotation_or_with_a_mapping_a_function_gets_a_map(bus: Bus, annotation: Any) -> None:
     received: list[Any] = []
 
@@ -238,7 +238,8 @@ def test_without_annotation_or_with_a_mapping_a_function_gets_a_map(bus: Bus, an
         bus.on(handler=handle)
 
 
-@pytest.mark.parametrize("wanted", [Order, ORDERS.replace("/", "."), dict[str, Any], Any, Row], ids=str)
+@table("wanted", [Order, ORDERS.replace("/", "."), dict[str, Any], Any, Row], ids=str)
+@own_bus
 def test_the_option_type_overrides_the_annotation(bus: Bus, wanted: Any) -> None:
     received: list[Any] = []
 
@@ -321,7 +322,7 @@ def test_handlers_of_higher_ranking_are_preferred(bus: Bus) -> None:
     assert [rankings[each.partition(" (")[0]] for each in names] == [3, 2, 1]
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "options", "error"),
     [
         (("a*",), {}, InvalidTopicError),
@@ -337,6 +338,7 @@ def test_handlers_of_higher_ranking_are_preferred(bus: Bus) -> None:
     ],
     ids=str,
 )
+@own_bus
 def test_on_raises_errors_that_the_registry_only_logs(
     bus: Bus, arguments: Any, options: Any, error: type[MessagingError]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import NamedTuple
 import pytest
 
 from messaging.services import ServiceRegistry
+from messaging.testing.waiting import PATIENCE, eventually
 from messaging.typedevent import DurableHistory, MonitorEvent, TypedEventBus
 from tests.forking import ForkedProcess
-from tests.typedevent.conftest import PATIENCE, eventually
 
 PROGRAM = """
 import os, random, sys, threading, time
@@ -33,11 +34,17 @@ def publish(thread):
             bus.deliver_untyped(f"a/{thread}", {"run": run, "n": n, "text": "x" * choose.randrange(200)})
             os.write(1, b"n %d %d %.6f\\n" % (thread, n, time.monotonic()))
             n += 1
-        time.sleep(choose.random() / 200)
+        time.sleep(choose.random() / 200)  # sleeps: it publishes at random times until it is killed
 
+def beat():
+    while True:
+        time.sleep(0.01)  # sleeps: how much later than this it goes on tells how busy the machine is
+        os.write(1, b"b %.6f\\n" % time.monotonic())
+
+threading.Thread(target=beat, daemon=True).start()
 for thread in range(2):
     threading.Thread(target=publish, args=(thread,), daemon=True).start()
-time.sleep(60)
+time.sleep(60)  # sleeps: until it is killed
 """
 
 
@@ -49,6 +56,8 @@ class Run(NamedTuple):
     #: sequences of events that an observer has received
     seen: set[int]
     killed: float
+    #: longest time in which a thread that wanted to run did not, seconds
+    late: float
 
 
 def killed(path: Path, out: Path, run: int, window: float, after: float) -> Run:
@@ -57,23 +66,27 @@ def killed(path: Path, out: Path, run: int, window: float, after: float) -> Run:
         process = ForkedProcess(PROGRAM, (str(path), str(run), str(window)), stdout=writing)
         with process.stdin, process.stderr:
             eventually(lambda: out.stat().st_size > 0)
-            time.sleep(after)
+            time.sleep(after)  # sleeps: the process is killed at a random time
             at = time.monotonic()
             process.kill()
             process.wait(PATIENCE)
     published: list[list[float]] = [[], []]
     seen = set()
+    beats: list[float] = []
     for line in out.read_bytes().splitlines(keepends=True):
         if not line.endswith(b"\n"):
             continue
         kind, *rest = line.split()
         if kind == b"s":
             seen.add(int(rest[0]))
+        elif kind == b"b":
+            beats.append(float(rest[0]))
         else:
             of = published[int(rest[0])]
             assert int(rest[1]) == len(of)
             of.append(float(rest[2]))
-    return Run(published, seen, at)
+    late = max((after - before for before, after in itertools.pairwise([*beats, at])), default=at)
+    return Run(published, seen, at, late)
 
 
 def read(path: Path) -> list[MonitorEvent]:
@@ -85,7 +98,10 @@ def read(path: Path) -> list[MonitorEvent]:
     return found
 
 
-@pytest.mark.parametrize(("window", "seed"), [(0.0, 1), (0.1, 2), (0.4, 3)])
+@pytest.mark.parametrize(
+    ("window", "seed"),
+    [(0.1, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((0.0, 1), (0.4, 3)))],
+)
 def test_a_killed_process_loses_at_most_the_window(tmp_path: Path, window: float, seed: int) -> None:
     choose = random.Random(seed)
     path = tmp_path / "history"
@@ -104,8 +120,8 @@ def test_a_killed_process_loses_at_most_the_window(tmp_path: Path, window: float
             stored = [each.event_data["n"] for each in mine if each.topic == f"a/{thread}"]
             assert stored == [*range(len(stored))], "an event in the middle is lost"
             if len(stored) < len(times):
-                lost_for.append(run.killed - times[len(stored)])
+                lost_for.append(run.killed - times[len(stored)] - 5 * run.late)
         assert {each.event_data["run"] for each in events} <= {*range(number + 1)}
-    # the disk and the threads of a busy machine take some time, too
-    assert max(lost_for, default=0.0) <= window + 0.5
+    # the disk takes some time, too; and several threads of a busy machine, one after the other
+    assert max(lost_for, default=0.0) <= window + 0.3
     assert len(used) > 100

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from messaging.services import ServiceRegistry
+from messaging.testing.waiting import PATIENCE, eventually
 from messaging.typedevent import DurableHistory, MonitorEvent, RangePolicy
-from tests.typedevent.conftest import PATIENCE, Bus, Recorder, eventually, in_threads, matches
+from tests.typedevent.conftest import Bus, Recorder, in_threads, matches
 
 TOPICS = ["a/x", "a/y", "b", "c"]
 #: of the bus; "c" is not recorded
@@ -45,6 +46,7 @@ class Checked:
         ]
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", range(4))
 def test_replays_beside_publishers_get_each_event_once_and_in_order(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
@@ -62,19 +64,19 @@ def test_replays_beside_publishers_get_each_event_once_and_in_order(
 
         def publish(thread: int) -> None:
             choose = random.Random(f"{seed}/{thread}")
-            for n in range(1500):
+            for n in range(600):
                 bus.deliver_untyped(choose.choice(TOPICS), {"n": thread * 10_000 + n})
 
         def observe(thread: int) -> None:
             choose = random.Random(f"{seed}/{thread}")
-            for _ in range(25):
+            for _ in range(15):
                 last = max((each.sequence for each in [*everything]), default=0)
                 observer = Checked(bus, choose.randint(1, last + 1), choose.choice(["*", "a/*", "b"]))
                 with lock:
                     observers.append(observer)
 
         in_threads(5, lambda each: publish(each) if each < 3 else observe(each))
-        bus.monitor.flush().result(PATIENCE)
+        bus.monitor.flush().result(6 * PATIENCE)
         recorded = {each.sequence: (each.topic, each.event_data["n"]) for each in everything if each.sequence}
         live = [each for each in everything if each.topic != "c"]
         assert [each.sequence for each in live] == [*range(1, len(live) + 1)]
@@ -87,7 +89,7 @@ def test_replays_beside_publishers_get_each_event_once_and_in_order(
     again: list[MonitorEvent] = []
     with Bus(ServiceRegistry(), durable_history=durable) as bus:
         bus.monitor.replay(0).subscribe(again.append)
-        bus.monitor.flush().result(PATIENCE)
+        bus.monitor.flush().result(6 * PATIENCE)
     assert again == live
 
 

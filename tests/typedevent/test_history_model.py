@@ -16,7 +16,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from messaging.errors import ArgumentError, HistoryFullError
 from messaging.services import ServiceRegistration, ServiceRegistry
-from messaging.testing.conformance.helpers import eventually
+from messaging.testing.waiting import PATIENCE, eventually
 from messaging.typedevent import (
     MonitorEvent,
     RangePolicy,
@@ -27,8 +27,6 @@ from messaging.typedevent import (
 from messaging.typedevent.history import UNLIMITED
 from tests.typedevent.conftest import Bus, matches, named
 from tests.typedevent.test_history import recorded
-
-PATIENCE = 10.0
 
 #: filters as tokens; ``matches`` below knows no more of them than 157.4.3
 FILTERS = ["a", "b", "a/x", "a/y", "a/x/1", "+", "a/+", "+/x", "a/+/1", "a/+/2", "a/*", "a/x/*", "+/+/*", "*"]

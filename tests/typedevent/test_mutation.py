@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from reactivex import operators as ops
 
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from messaging.typedevent import MonitorEvent, RangePolicy
-from tests.typedevent.conftest import PATIENCE, Bus, Recorder
+from tests.typedevent.conftest import Bus, Recorder, own_bus
 
 
 def event() -> dict[str, Any]:
@@ -45,7 +47,8 @@ class Measured:
     readings: list[Any] = field(default_factory=lambda: [{"celsius": 21}])
 
 
-@pytest.mark.parametrize("publish", ["deliver_untyped", "publisher"])
+@table("publish", ["deliver_untyped", "publisher"])
+@own_bus
 def test_history_and_monitors_keep_an_event_that_a_handler_clears(bus: Bus, publish: str) -> None:
     seen: list[MonitorEvent] = []
     bus.on("a", handler=lambda topic, data: spoil(data))
@@ -71,7 +74,8 @@ def test_a_replayed_event_that_is_cleared_is_replayed_to_the_next_handler(bus: B
     assert [each["id"] for each in replayed] == [1, 1]
 
 
-@pytest.mark.parametrize("data", [event(), Measured()], ids=["untyped", "typed"])
+@table("data", [event(), Measured()], ids=["untyped", "typed"])
+@own_bus
 def test_an_observer_that_clears_its_event_changes_nothing_for_others(bus: Bus, data: Any) -> None:
     seen: list[int] = []
 
@@ -93,7 +97,6 @@ def test_an_observer_that_clears_its_event_changes_nothing_for_others(bus: Bus, 
 def test_changes_of_the_map_of_a_typed_event_reach_neither_monitors_nor_history(bus: Bus) -> None:
     seen: list[Any] = []
     bus.on("a", handler=lambda topic, data: spoil(data))
-    bus.deliver(Measured(), "a")
-    bus.drain()
+    bus.send("a", Measured())
     past(bus, lambda each: seen.append(each.event_data))
     assert seen == [{"room": {"name": "attic"}, "readings": [{"celsius": 21}]}]

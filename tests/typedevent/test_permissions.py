@@ -11,6 +11,8 @@ import pytest
 
 from messaging.errors import ArgumentError, InvalidTopicError, NullEventError, PermissionDeniedError
 from messaging.services import ServiceRegistry
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from messaging.typedevent import (
     RangePolicy,
     TopicPermission,
@@ -20,7 +22,8 @@ from messaging.typedevent import (
     UntypedEventHandler,
     topic_of,
 )
-from tests.typedevent.conftest import PATIENCE, Bus, Recorder, register
+from tests.dispatch.helpers import renewed
+from tests.typedevent.conftest import Bus, Recorder, register
 
 PUBLISH, SUBSCRIBE = TopicPermission.PUBLISH, TopicPermission.SUBSCRIBE
 BOTH = "publish,subscribe"
@@ -64,13 +67,18 @@ class World(Bus):
         return handler
 
 
+#: gives each row of a table a world of its own
+own_world = renewed("world", World)
+
+
 @pytest.fixture
 def world() -> Iterator[World]:
     with World() as world:
         yield world
 
 
-@pytest.mark.parametrize("way", ["deliver", "mapping", "deliver_untyped", "create_publisher"])
+@table("way", ["deliver", "mapping", "deliver_untyped", "create_publisher"])
+@own_world
 def test_event_sources_require_permission_for_each_topic_they_publish_to(world: World, way: str) -> None:
     """157.8.1, 157.8.2, 157.9.2.3: whichever way; a permission to receive is none to publish."""
     bus = world
@@ -144,7 +152,8 @@ def test_a_publisher_is_checked_when_it_is_made_and_not_again(world: World) -> N
     assert handler.numbered == ["meters/a 1", "meters/a 2"]
 
 
-@pytest.mark.parametrize("interface", [TypedEventHandler, UntypedEventHandler, UnhandledEventHandler])
+@table("interface", [TypedEventHandler, UntypedEventHandler, UnhandledEventHandler])
+@own_world
 def test_event_consumers_require_permission_for_each_topic_they_are_notified_of(
     world: World, interface: type[Any]
 ) -> None:
@@ -195,7 +204,8 @@ def test_handlers_given_to_the_bus_are_refused_topics_they_may_not_have(world: W
     assert got.numbered == ["public/a 2", "free 3"]
 
 
-@pytest.mark.parametrize("interface", [TypedEventHandler, UntypedEventHandler, UnhandledEventHandler])
+@table("interface", [TypedEventHandler, UntypedEventHandler, UnhandledEventHandler])
+@own_world
 def test_granted_and_revoked_permissions_count_from_the_next_event(world: World, interface: type[Any]) -> None:
     """157.8.2: for handlers that are there already."""
     exact = world.handle(interface, "secret/a", "clerk")
@@ -284,8 +294,8 @@ def test_without_a_policy_everything_is_permitted() -> None:
 BAD_PRINCIPALS = [5, b"clerk", ["clerk"], ("clerk",), True, object()]
 
 
-@pytest.mark.parametrize("has_policy", [True, False])
-@pytest.mark.parametrize("principal", BAD_PRINCIPALS)
+@table("has_policy", [True, False])
+@table("principal", BAD_PRINCIPALS)
 def test_a_principal_of_another_type_is_refused(world: World, principal: Any, has_policy: bool) -> None:
     """Also where no permission is required: it is a mistake of the caller."""
     with Bus(ServiceRegistry()) as open_to_all:
@@ -306,7 +316,7 @@ def test_a_principal_of_another_type_is_refused(world: World, principal: Any, ha
         assert bus.get_dto().handlers == ()
 
 
-@pytest.mark.parametrize(("what", "count"), [("_ANSWERS", 2), ("_ROUTES", 1)])
+@table(("what", "count"), [("_ANSWERS", 2), ("_ROUTES", 1)])
 def test_full_caches_do_not_bring_back_revoked_permissions(
     what: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,8 +341,7 @@ def test_full_caches_do_not_bring_back_revoked_permissions(
         policy.is_next = True
         bus.deliver_untyped("b", {"n": 2})  # it was permitted when it was asked
         bus.deliver_untyped("b", {"n": 3})
-        bus.deliver_untyped("a", {"n": 4})
-        bus.drain()
+        bus.send("a", {"n": 4})
         assert got.numbered == ["a 1", "b 2"]
 
 
@@ -358,6 +367,5 @@ def test_a_policy_may_use_the_bus_that_asks_it() -> None:
         bus.deliver_untyped("a", {"n": 1})
         bus.on("a", handler=got.notify_untyped, history=1)
         bus.monitor.monitor_events(10, True).subscribe(lambda event: None)
-        bus.deliver_untyped("a", {"n": 2})
-        bus.drain()
+        bus.send("a", {"n": 2})
         assert got.numbered == ["a 1", "a 2"]

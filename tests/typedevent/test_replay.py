@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from messaging.services import ServiceRegistry
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from messaging.typedevent import (
     EventTopics,
     MonitorEvent,
@@ -21,7 +23,7 @@ from messaging.typedevent import (
     TypedEventHandler,
     UntypedEventHandler,
 )
-from tests.typedevent.conftest import PATIENCE, Bus, Failing, Recorder, eventually, named
+from tests.typedevent.conftest import Bus, Failing, Recorder, named, own_bus
 
 EVERYTHING = {"*": RangePolicy.unlimited()}
 
@@ -41,7 +43,7 @@ def registered(bus: Bus, topics: Any, history: Any, **properties: Any) -> Record
 # --- which events, and how many
 
 
-@pytest.mark.parametrize(
+@table(
     ("topics", "history", "replayed"),
     [
         ("a", 3, ["a 1", "a 5"]),
@@ -58,6 +60,7 @@ def registered(bus: Bus, topics: Any, history: Any, **properties: Any) -> Record
         (None, 10, []),
     ],
 )
+@own_bus
 def test_the_newest_events_of_the_topics_are_replayed_in_time_order_before_newer_ones(
     bus: Bus, topics: Any, history: int | None, replayed: list[str]
 ) -> None:

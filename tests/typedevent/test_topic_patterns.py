@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +12,16 @@ from typing import Any
 import pytest
 
 from messaging.services import ServiceRegistry
+from messaging.testing import waiting
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
 from messaging.typedevent import RangePolicy, TypedEventHandler, UntypedEventHandler
-from tests.typedevent.conftest import PATIENCE, Bus, Recorder, eventually, in_threads, named
+from tests.dispatch.helpers import meanwhile
+from tests.threads import in_background
+from tests.typedevent.conftest import Bus, Gate, Recorder, in_threads, named, own_bus
 
 
-@pytest.mark.parametrize(
+@table(
     ("pattern", "matching", "others"),
     [
         # the examples of 157.4.3.1 and 157.4.3.2
@@ -32,6 +37,7 @@ from tests.typedevent.conftest import PATIENCE, Bus, Recorder, eventually, in_th
         ("a/+", ["a/b", "a/$", "a/é"], ["a", "a/b/c", "ab"]),
     ],
 )
+@own_bus
 def test_a_pattern_matches_as_the_specification_says(
     bus: Bus, pattern: str, matching: list[str], others: list[str]
 ) -> None:
@@ -70,31 +76,24 @@ def test_updates_lose_and_double_nothing_of_the_topics_that_stay(services: Servi
             )
             for handler, properties in handlers
         ]
-        stop = threading.Event()
         rounds = 0
         published = [0] * 4
 
-        def update() -> None:
+        def update(_: int) -> None:
             nonlocal rounds
-            while not stop.is_set():
-                rounds += 1
-                for registration, (_, properties) in zip(registrations, handlers, strict=True):
-                    registration.update(properties[rounds % len(properties)])
+            rounds += 1
+            for registration, (_, properties) in zip(registrations, handlers, strict=True):
+                registration.update(properties[rounds % len(properties)])
 
         def publish(thread: int) -> None:
             while rounds < 100 or published[thread] < 1_000:
                 bus.deliver_untyped(f"kept/{thread}", {"n": published[thread]})
                 bus.deliver_untyped("a", {"n": 0})
                 published[thread] += 1
-                time.sleep(0)  # the one that updates has to come in between
+                os.sched_yield()  # the one that updates has to come in between
 
-        updating = threading.Thread(target=update, daemon=True)
-        updating.start()
-        try:
+        with meanwhile(update, [0]):
             in_threads(4, publish)
-        finally:
-            stop.set()
-            updating.join(PATIENCE)
         bus.drain()
         for handler, _ in handlers:
             for thread in range(4):
@@ -106,13 +105,12 @@ def test_updates_lose_and_double_nothing_of_the_topics_that_stay(services: Servi
 def test_routing_sees_an_update_completely_or_not_at_all(bus: Bus) -> None:
     """Scenario 45: a handler may have a topic by one pattern before it, and by another one after it."""
     handler = Recorder().untyped(bus, "nothing")
-    publishing = threading.Thread(target=lambda: bus.deliver_untyped("a/b", {}), daemon=True)
+    begun: waiting.Recorder[str] = waiting.Recorder()
     with bus._dispatcher.lock:  # within an update
-        publishing.start()
-        publishing.join(0.1)
-        assert publishing.is_alive()
+        join = in_background(lambda: (begun.append("a/b"), bus.deliver_untyped("a/b", {})))
+        begun.wait_for(1)
         handler.registration.update(named("a/*"))
-    publishing.join(PATIENCE)
+    join()
     bus.drain()
     assert handler.topics == ["a/b"]
 
@@ -142,22 +140,13 @@ def test_an_update_that_is_wrong_ends_the_handler_and_one_that_is_right_begins_i
 
 def test_pending_events_are_delivered_after_an_update(bus: Bus) -> None:
     """Scenario 45: also of topics that it has no more; it was published before."""
-    opened = threading.Event()
-    received: list[int] = []
-
-    def handle(topic: str, event: dict[str, Any]) -> None:
-        assert opened.wait(PATIENCE)
-        received.append(event["n"])
-
-    registration = bus.untyped(handle, ["a", "b"])
-    for number in range(10):
-        bus.deliver_untyped("ab"[number % 2], {"n": number})
-    registration.update(named("b"))
-    bus.deliver_untyped("a", {"n": 10})
-    bus.deliver_untyped("b", {"n": 11})
-    opened.set()
+    gate = Gate().untyped(bus, ["a", "b"])
+    bus.numbered(*(f"{'ab'[number % 2]} {number}" for number in range(10)))
+    gate.registration.update(named("b"))
+    bus.numbered("a 10", "b 11")
+    gate.opened.set()
     bus.drain()
-    assert received == [*range(10), 11]
+    assert gate.of("n") == [*range(10), 11]
 
 
 # --- nothing is left

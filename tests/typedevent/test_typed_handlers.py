@@ -8,28 +8,30 @@ import functools
 import itertools
 import logging
 import threading
-import time
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+import types
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Optional, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Generic, Optional, TypeVar
 
 import pytest
 
 from messaging.errors import ArgumentError
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from messaging.typedevent import TypedEventHandler, UntypedEventHandler, topic_of
+from tests.dispatch.helpers import switching_often
 from tests.typedevent.conftest import (
     ORDERS,
-    PATIENCE,
     Bus,
     Invoice,
     Item,
     Order,
     Recorder,
     RushOrder,
-    eventually,
+    coroutine_of,
     named,
+    own_bus,
 )
 
 T = TypeVar("T")
@@ -49,65 +51,64 @@ class Orders(Recorder, TypedEventHandler[Order]):
 
 
 class Base(Recorder, TypedEventHandler[T]):
-    pass
+    """Of a type that those derived from it say."""
 
 
 class Pair(Base[U], Generic[T, U]):
     """Its second parameter is that of its base."""
 
 
-class OfBase(Base[Order]):
-    pass
-
-
-class OfPair(Pair[Item, Order]):
-    pass
-
-
-class OfChild(OfPair):
-    pass
-
-
-class ByName(Recorder, TypedEventHandler["Order"]):
-    pass
-
-
-class BaseByName(Base["Order"]):
-    pass
-
-
-class Mixed(Base[Order], abc.ABC):
-    pass
-
-
 class Several(Base[list[T]]):
-    pass
+    """Its parameter is within that of its base."""
 
 
-class SeveralOrders(Several[Order]):
-    pass
+def derived(name: str, *bases: Any) -> type[Any]:
+    return types.new_class(name, bases, exec_body=lambda body: body.update(__module__=__name__))
 
 
-class SeveralByName(Recorder, TypedEventHandler[list["Order"]]):
-    pass
+OfPair: Any = derived("OfPair", Pair[Item, Order])
+OF_ORDERS: Final = [
+    *(Orders, Base[Order], Pair[Item, Order], OfPair, derived("OfChild", OfPair)),
+    *(derived("OfBase", Base[Order]), derived("BaseByName", Base["Order"]), derived("Mixed", Base[Order], abc.ABC)),
+    derived("ByName", Recorder, TypedEventHandler["Order"]),
+]
+OF_SEVERAL_ORDERS: Final = [
+    derived("SeveralOrders", Several[Order]),
+    derived("SeveralByName", Recorder, TypedEventHandler[list["Order"]]),
+]
 
 
-class ByAnnotation(TypedEventHandler[Any]):
-    def __init__(self) -> None:
-        self.data: list[Order] = []
-
-    def notify(self, topic: str, event: Order) -> None:
-        self.data.append(event)
+def of_order(function: Any) -> Any:
+    """Annotate the event of a function."""
+    function.__annotations__["event"] = Order
+    return function
 
 
 class Duck:
-    """Does not inherit from anything."""
+    """Does not inherit from anything; with methods of all kinds."""
 
     def __init__(self) -> None:
         self.data: list[Order] = []
 
     def notify(self, topic: str, event: Order) -> None:
         self.data.append(event)
+
+    async def later(self, topic: str, event: Order) -> None:
+        await asyncio.sleep(0)
+        self.data.append(event)
+
+    def keep(self, event: Order) -> None:
+        self.data.append(event)
+
+    def with_prefix(self, prefix: str, topic: str, event: Order) -> None:
+        self.data.append(event)
+
+    def with_defaults(self, topic: str = "", event: Order = NO_ORDER, *more: int) -> None:
+        self.data.append(event)
+
+
+class ByAnnotation(Duck, TypedEventHandler[Any]):
+    """Its parameter says nothing, so the annotation counts."""
 
 
 class Unknown(Recorder, TypedEventHandler["Missing"]):  # type: ignore[name-defined]
@@ -117,49 +118,32 @@ class Unknown(Recorder, TypedEventHandler["Missing"]):  # type: ignore[name-defi
         super().notify(topic, event)
 
 
-class Defaults(Duck):
-    def notify(self, topic: str, event: Order = NO_ORDER, *more: int) -> None:
-        self.data.append(event)
+def duck(name: str, **members: Any) -> Any:
+    return type(name, (Duck,), members)
 
 
-class OnlyEvent(Duck):
-    def notify(self, event: Order) -> None:  # type: ignore[override]
-        self.data.append(event)
-
-
-class CallableObject:
-    __slots__ = ("data",)
-
-    def __init__(self) -> None:
-        self.data: list[Order] = []
-
-    def __call__(self, event: Order) -> None:
-        self.data.append(event)
-
-
-class AsyncCallableObject(CallableObject):
-    __slots__ = ()
-
-    async def __call__(self, topic: str, event: Order) -> None:  # type: ignore[override]
-        await asyncio.sleep(0)
-        self.data.append(event)
-
-
-class AsyncNotify(Duck):
-    async def notify(self, topic: str, event: Order) -> None:  # type: ignore[override]
-        await asyncio.sleep(0)
-        self.data.append(event)
-
-
-class SyncAwaitable(Duck):
-    """Does not say that it has to be awaited."""
-
-    def notify(self, topic: str, event: Order) -> Awaitable[None]:  # type: ignore[override]
-        async def later() -> None:
-            await asyncio.sleep(0)
-            self.data.append(event)
-
-        return later()
+DUCKS: Final = [
+    *(Duck, ByAnnotation, Unknown, duck("Defaults", notify=Duck.with_defaults), duck("OnlyEvent", notify=Duck.keep)),
+    *(duck("AsyncNotify", notify=Duck.later), duck("CallableObject", notify=None, __call__=Duck.keep)),
+    duck("AsyncCallableObject", notify=None, __call__=Duck.later),
+    # does not say that it has to be awaited
+    duck("SyncAwaitable", notify=of_order(lambda self, topic, event: self.later(topic, event))),
+]
+FUNCTIONS: Final[dict[str, Callable[[Duck], Any]]] = {
+    "event": lambda to: of_order(lambda event: to.keep(event)),
+    "topic and event": lambda to: of_order(lambda topic, event: to.keep(event)),
+    "with default": lambda to: of_order(lambda event, prefix="x": to.keep(event)),
+    "one default": lambda to: of_order(lambda event=NO_ORDER: to.keep(event)),
+    "wrapper": lambda to: functools.wraps(to.notify)(lambda *arguments, **keywords: to.keep(arguments[1])),
+    "partial": lambda to: functools.partial(to.with_prefix, "x"),
+    "nested": lambda to: functools.partial(functools.partial(Duck.with_prefix, to), "x"),
+    "defaults": lambda to: to.with_defaults,
+    "coroutine": lambda to: to.later,
+    "coroutine of the event": lambda to: functools.partial(to.later, "topic"),
+    "method": lambda to: to.keep,
+    "static method": lambda to: type("Static", (), {"keep": staticmethod(to.keep)})().keep,
+    "class method": lambda to: type("C", (), {"keep": classmethod(of_order(lambda _, event: to.keep(event)))}).keep,
+}
 
 
 # --- which topic, which type
@@ -174,7 +158,8 @@ def test_without_topics_a_handler_gets_those_of_the_topic_of_its_type_as_instanc
     assert handler.events == [(ORDERS, Order(5, items=[Item("a")])), (ORDERS, Order(7))]
 
 
-@pytest.mark.parametrize("wanted", [RushOrder, topic_of(RushOrder).replace("/", ".")], ids=["class", "name"])
+@table("wanted", [RushOrder, topic_of(RushOrder).replace("/", ".")], ids=["class", "name"])
+@own_bus
 def test_event_type_goes_before_the_reified_type_as_target_and_as_default_topic(bus: Bus, wanted: Any) -> None:
     """Scenario 27; 157.4.1."""
     handler = Orders().typed(bus, type=wanted)
@@ -194,8 +179,9 @@ def test_topics_select_events_and_the_type_converts_them(bus: Bus) -> None:
     assert handler.events == [("foo", Order(2)), ("foo/bar", Order(3, "c"))]
 
 
-@pytest.mark.parametrize("topics", [None, ["foo"], "*"])
-@pytest.mark.parametrize("make", [lambda: Base[Any](), Recorder, lambda: lambda topic, event: None])
+@table("topics", [None, ["foo"], "*"])
+@table("make", [lambda: Base[Any](), Recorder, lambda: lambda topic, event: None])
+@own_bus
 def test_a_handler_whose_type_cannot_be_found_is_ignored_and_logged(
     bus: Bus, make: Callable[[], Any], topics: Any
 ) -> None:
@@ -209,7 +195,7 @@ def test_a_handler_whose_type_cannot_be_found_is_ignored_and_logged(
     assert bus.handler_of(registration) is not None
 
 
-@pytest.mark.parametrize(
+@table(
     "name",
     [
         *("no.such.module.Order", "Order", "", "...", ".a.B", "a..B"),
@@ -220,6 +206,7 @@ def test_a_handler_whose_type_cannot_be_found_is_ignored_and_logged(
     ],
     ids=lambda each: repr(each).partition(" at 0x")[0][:40],
 )
+@own_bus
 def test_a_handler_whose_event_type_cannot_be_loaded_is_ignored_and_logged(
     bus: Bus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: Any
 ) -> None:
@@ -242,7 +229,7 @@ def test_a_handler_whose_event_type_cannot_be_loaded_is_ignored_and_logged(
             bus.on("*", handler=handler.notify, type=name)
 
 
-@pytest.mark.parametrize(
+@table(
     "name",
     [
         "tests.typedevent.test_typed_handlers.Shop.Order",
@@ -251,6 +238,7 @@ def test_a_handler_whose_event_type_cannot_be_loaded_is_ignored_and_logged(
     ],
     ids=str,
 )
+@own_bus
 def test_event_type_may_be_a_class_within_a_class(bus: Bus, name: Any) -> None:
     handler = Recorder().typed(bus, type=name)
     bus.send(topic_of(Shop.Order), {"id": 1})
@@ -282,27 +270,21 @@ def test_properties_are_found_in_any_case(bus: Bus) -> None:
     assert filtered.data == [{"id": 2}]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        *(Orders, OfBase, OfPair, OfChild, ByName, BaseByName, Mixed, Base[Order], Pair[Item, Order], ByAnnotation),
-        *(Duck, Unknown, Defaults, OnlyEvent, CallableObject, AsyncCallableObject, AsyncNotify, SyncAwaitable),
-    ],
-)
+@table("make", [*OF_ORDERS, *DUCKS])
+@own_bus
 def test_the_type_is_found_wherever_a_class_says_it(bus: Bus, make: Callable[[], Any]) -> None:
     """157.4.1: the parameter of the interface, through bases and type variables; or an annotation, if it has none."""
     handler = make()
     registration = bus.typed(handler)
-    for number in range(20):
-        bus.deliver_untyped(ORDERS, {"id": str(number)})
-    bus.drain()
+    bus.send(ORDERS, *({"id": str(number)} for number in range(20)))
     assert handler.data == [Order(number) for number in range(20)]
     found = bus.state_of(registration)
     assert found.topics == (ORDERS,)
     assert type(handler).__name__ in found.name
 
 
-@pytest.mark.parametrize("make", [SeveralOrders, SeveralByName])
+@table("make", OF_SEVERAL_ORDERS)
+@own_bus
 def test_type_variables_and_names_are_found_within_a_type(bus: Bus, make: Callable[[], Any]) -> None:
     handler = make()
     bus.typed(handler, "a")
@@ -321,65 +303,14 @@ def test_the_parameter_of_the_interface_goes_before_annotations(bus: Bus) -> Non
     assert received == [RushOrder(1)]
 
 
-def test_functions_of_all_kinds_are_typed_handlers_by_their_annotation(bus: Bus) -> None:
+@table("make", FUNCTIONS)
+@own_bus
+def test_functions_of_all_kinds_are_typed_handlers_by_their_annotation(bus: Bus, make: Callable[[Duck], Any]) -> None:
     """157.4.1."""
-    seen: dict[str, list[Any]] = defaultdict(list)
-
-    def keep(name: str, event: Any) -> None:
-        seen[name].append(event)
-
-    def with_prefix(prefix: str, topic: str, event: Order) -> None:
-        keep(prefix, event)
-
-    plain: list[Callable[..., None]] = [
-        lambda event: keep("event", event),
-        lambda topic, event: keep("topic and event", event),
-        lambda event, prefix="with default": keep(prefix, event),
-        lambda event=NO_ORDER: keep("one default", event),
-    ]
-    for function in plain:
-        function.__annotations__["event"] = Order
-
-    def of_defaults(topic: str = "", event: Order | None = None) -> None:
-        keep("defaults", event)
-
-    async def coroutine(event: Order) -> None:
-        await asyncio.sleep(0)
-        keep("coroutine", event)
-
-    async def coroutine_of_both(topic: str, event: Order) -> None:
-        keep("coroutine of both", event)
-
-    @functools.wraps(plain[1])
-    def wrapper(*arguments: Any, **keywords: Any) -> None:
-        keep("wrapper", arguments[1])
-
-    class Object:
-        def method(self, event: Order) -> None:
-            keep("method", event)
-
-        @classmethod
-        def class_method(cls, topic: str, event: Order) -> None:
-            keep("class method", event)
-
-        @staticmethod
-        def static_method(topic: str, event: Order) -> None:
-            keep("static method", event)
-
-    partials = [functools.partial(with_prefix, "partial"), functools.partial(functools.partial(with_prefix), "nested")]
-    methods = [Object().method, Object.class_method, Object().static_method]
-    for each in (*plain, *partials, coroutine, coroutine_of_both, wrapper, *methods):
-        bus.typed(each)
-    bus.typed(of_defaults, ORDERS)
-    for number in range(5):
-        bus.deliver_untyped(ORDERS, {"id": number})
-    bus.drain()
-    assert seen.keys() == {
-        *("event", "topic and event", "with default", "partial", "nested", "defaults", "one default"),
-        *("coroutine", "coroutine of both", "wrapper", "method", "class method", "static method"),
-    }
-    for name, events in seen.items():
-        assert events == [Order(number) for number in range(5)], name
+    seen = Duck()
+    bus.typed(make(seen))
+    bus.send(ORDERS, *({"id": str(number)} for number in range(5)))
+    assert seen.data == [Order(number) for number in range(5)]
 
 
 # --- annotations
@@ -405,7 +336,8 @@ class MissingMethod:
         pass
 
 
-@pytest.mark.parametrize("handler", [missing, failing, MissingMethod(), functools.partial(missing)])
+@table("handler", [missing, failing, MissingMethod(), functools.partial(missing)])
+@own_bus
 def test_an_annotation_that_cannot_be_resolved_is_refused_and_in_the_registry_ignored_and_logged(
     bus: Bus, handler: Any
 ) -> None:
@@ -463,9 +395,7 @@ def test_a_handler_misses_an_event_that_cannot_be_converted_and_that_is_logged(b
     """Scenario 33; 157.4.9: others get it, and the handler gets the next one."""
     handler = Orders().typed(bus, "a")
     other = Recorder().untyped(bus, "a")
-    for data in ({"id": 1}, {"id": "one, and a secret"}, {"id": [{}]}, {}, {"id": 2}):
-        bus.deliver_untyped("a", data)
-    bus.drain()
+    bus.send("a", {"id": 1}, {"id": "one, and a secret"}, {"id": [{}]}, {}, {"id": 2})
     assert handler.data == [Order(1), Order(2)]
     assert len(other.data) == 5
     found = bus.logged(repr(handler.registration.reference), "notify", "'a'", level=logging.ERROR)
@@ -488,12 +418,20 @@ def test_an_event_that_its_only_handler_cannot_have_is_not_unhandled(bus: Bus) -
 def test_failing_to_convert_is_not_the_handler_s_failure(bus: Bus) -> None:
     """It is not blocked for it, however often it happens."""
     handler = Orders().typed(bus, "a")
-    for _ in range(50):
-        bus.deliver_untyped("a", {"id": "one"})
-    bus.send("a", {"id": 1})
+    bus.send("a", *[{"id": "one"}] * 50, {"id": 1})
     assert handler.data == [Order(1)]
     found = bus.state_of(handler.registration)
     assert (found.failures, found.blocked) == (0, None)
+
+
+def meeting(recorder: Recorder, barrier: threading.Barrier) -> Callable[[str, Any], None]:
+    """Return a handler that waits in each event for others: they need a thread each, and go on together."""
+
+    def handle(topic: str, event: Any) -> None:
+        recorder.notify(topic, event)
+        barrier.wait(PATIENCE)
+
+    return handle
 
 
 class Counted:
@@ -504,7 +442,6 @@ class Counted:
 
     def __init__(self, x: int) -> None:
         next(self.made)
-        time.sleep(0.02)  # so that others come meanwhile
         self.x = x
 
 
@@ -512,31 +449,16 @@ def test_an_event_is_converted_once_however_many_handlers_want_it(bus: Bus) -> N
     """On however many threads and loops; the one who comes first does it."""
     Counted.made = itertools.count()
     handlers = [Recorder() for _ in range(6)]
-    slow = [Recorder() for _ in range(4)]
-    later: list[Any] = []
-
-    def slowly(recorder: Recorder) -> Callable[[str, Any], None]:
-        def handle(topic: str, event: Any) -> None:
-            recorder.notify(topic, event)
-            time.sleep(0.03)  # so that there are several threads
-
-        return handle
-
-    async def keep(event: Any) -> None:
-        later.append(event)
-
-    for each in handlers:
+    together, later = [Recorder() for _ in range(4)], Recorder()
+    barrier = threading.Barrier(4)
+    for each in (*handlers, *(meeting(each, barrier) for each in together), coroutine_of(later)):
         bus.typed(each, "a", type=Counted)
-    for each in slow:
-        bus.typed(slowly(each), "a", type=Counted)
-    bus.typed(keep, "a", type=Counted)
-    for number in range(10):
-        bus.deliver_untyped("a", {"x": number})
-    bus.drain()
+    with switching_often():
+        bus.send("a", *({"x": number} for number in range(10)))
     assert next(Counted.made) == 10
-    for received in (*(each.data for each in handlers + slow), later):
-        assert [each.x for each in received] == [*range(10)]
-        assert all(event is other for event, other in zip(received, later, strict=True))
+    for each in (*handlers, *together, later):
+        assert [event.x for event in each.data] == [*range(10)]
+        assert all(event is other for event, other in zip(each.data, later.data, strict=True))
 
 
 class Stubborn:
@@ -546,32 +468,26 @@ class Stubborn:
     x: int
 
     def __init__(self, x: int) -> None:
-        time.sleep(0.02)
-        if self.error is not None:
+        if self.error is not None and x:
             raise self.error("hush")
         self.x = x
 
 
-@pytest.mark.parametrize("error", [ValueError, RecursionError, SystemExit, KeyboardInterrupt])
+@table("error", [ValueError, RecursionError, SystemExit, KeyboardInterrupt])
+@own_bus
 def test_a_constructor_may_raise_anything_and_no_handler_gets_anything_else_instead(
     bus: Bus, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     """Neither the handler that converted it, nor handlers that waited for it on other threads."""
-    handlers = [Recorder() for _ in range(4)]
+    handlers, barrier = [Recorder() for _ in range(4)], threading.Barrier(4)
     for each in handlers:
-
-        def handle(topic: str, event: Any, each: Recorder = each) -> None:
-            each.notify(topic, event)
-            time.sleep(0.02)
-
-        bus.typed(handle, "a", type=Stubborn)
+        bus.typed(meeting(each, barrier), "a", type=Stubborn)
     monkeypatch.setattr(Stubborn, "error", error)
-    for number in range(3):
-        bus.deliver_untyped("a", {"x": number})
-    bus.drain()
+    with switching_often():
+        bus.send("a", *({"x": number} for number in range(4)))
     monkeypatch.setattr(Stubborn, "error", None)
-    bus.send("a", {"x": 3})
-    assert [[event.x for event in each.data] for each in handlers] == [[3]] * 4
+    bus.send("a", {"x": 4})
+    assert [[event.x for event in each.data] for each in handlers] == [[0, 4]] * 4
 
 
 def test_a_hanging_constructor_delays_only_its_own_handler(bus: Bus) -> None:
@@ -587,13 +503,14 @@ def test_a_hanging_constructor_delays_only_its_own_handler(bus: Bus) -> None:
                 assert opened.wait(PATIENCE)
             self.x = x
 
-    first = Recorder().typed(bus, "a", type=Hanging)
-    second = Recorder().typed(bus, "a", type=Hanging)
+    received = Recorder()
+    for _ in range(2):
+        bus.typed(received, "a", type=Hanging)
     bus.deliver_untyped("a", {"x": 1})
-    eventually(lambda: first.data or second.data, "one of them has it")
+    received.events.wait_for(1)
     opened.set()
     bus.drain()
-    assert [each.x for each in first.data + second.data] == [1, 1]
+    assert [each.x for each in received.data] == [1, 1]
 
 
 # --- one service, several roles
@@ -602,25 +519,18 @@ def test_a_hanging_constructor_delays_only_its_own_handler(bus: Bus) -> None:
 def test_a_service_with_two_interfaces_is_called_by_each_of_them(bus: Bus) -> None:
     """Each is a handler of its own, with the same properties."""
 
-    class Both:
-        def __init__(self) -> None:
-            self.typed: list[Order] = []
-            self.untyped: list[dict[str, Any]] = []
-
-        def notify(self, topic: str, event: Order) -> None:
-            self.typed.append(event)
-
+    class Both(Duck):
         def notify_untyped(self, topic: str, event: dict[str, Any]) -> None:
-            self.untyped.append(event)
+            untyped.append(event)
 
-    both = Both()
+    both, untyped = Both(), list[dict[str, Any]]()
     registration = bus.services.register([TypedEventHandler, UntypedEventHandler], both, {"event.topics": "a"})
     bus.send("a", {"id": "1"})
-    assert both.typed == [Order(1)]
-    assert both.untyped == [{"id": "1"}]
+    assert both.data == [Order(1)]
+    assert untyped == [{"id": "1"}]
     registration.update({"event.topics": "b", "event.filter": "(id=2)"})
     bus.send_to(("a", "b"), {"id": "2"})
-    assert (len(both.typed), len(both.untyped)) == (2, 2)
+    assert (len(both.data), len(untyped)) == (2, 2)
     registration.unregister()
     assert bus.get_dto().handlers == ()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
 from messaging.typedevent import UnhandledEventHandler
-from tests.typedevent.conftest import ORDERS, Bus, Failing, Order, Recorder, eventually, named
+from tests.typedevent.conftest import ORDERS, Bus, Failing, Order, Recorder, named, own_bus
 
 
 class Left(Recorder, UnhandledEventHandler):
@@ -44,7 +44,8 @@ def test_without_topics_all_unhandled_events_arrive(bus: Bus) -> None:
     assert (found.kind, found.topics) == ("UnhandledEventHandler", ("*",))
 
 
-@pytest.mark.parametrize("history", [3, 0, -1, "many"])
+@table("history", [3, 0, -1, "many"])
+@own_bus
 def test_a_handler_of_unhandled_events_that_asks_for_history_is_ignored(bus: Bus, history: Any) -> None:
     """Scenario 60; 157.4.8, 157.4.9: it is not for those. Aries drops its topics instead."""
     left = Left().unhandled(bus, "a", history=history)
@@ -62,9 +63,7 @@ def test_an_event_for_none_but_a_blocked_handler_is_unhandled(bus: Bus) -> None:
     """Scenario 62."""
     failing = Failing(ValueError("no")).untyped(bus, "a")
     left = Left().unhandled(bus)
-    for _ in range(10):
-        bus.deliver_untyped("a", {"n": 0})
-    bus.drain()
+    bus.send("a", *({"n": 0} for _ in range(10)))
     eventually(lambda: bus.blocked(failing.registration), "it is blocked")
     assert left.events == []
     bus.send("a", {"n": 1})
