@@ -19,6 +19,7 @@ from benchmarks.harness import Case, Plan, Run, RunError, measure, run_once
 from benchmarks.peers.job import percentiles
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require
 from messaging.testing.conformance.helpers import eventually
+from messaging.testing.tables import table
 from tests.spark.conftest import require_java
 
 ROOT = Path(__file__).parent.parent
@@ -162,7 +163,7 @@ class Scripted(Contender):
         return [sys.executable, "-c", SCRIPTED % json.loads(self.style)]
 
 
-@pytest.mark.parametrize("fault", ["lost", "duplicates", "wrong"])
+@table("fault", ["lost", "duplicates", "wrong"])
 def test_a_run_with_a_fault_is_void(fault: str) -> None:
     contender = Scripted("scripted", "", "json", "", json.dumps({fault: 3}))
     with pytest.raises(RunError, match=f"3 of 10 messages {fault}"):
@@ -314,7 +315,7 @@ def test_spark_gets_every_message_from_mqtt(mosquitto: Mosquitto, tmp_path: Path
     assert run.rate > 0
 
 
-@pytest.mark.parametrize("source", ["arrow", "tuples"])
+@table("source", ["arrow", "tuples"])
 def test_peers_of_spark_make_as_many_rows_as_they_are_asked_for(source: str) -> None:
     sources = pytest.importorskip("benchmarks.peers.spark_sources", exc_type=ImportError)
     options = {"rows": "40001", "size": "100"}

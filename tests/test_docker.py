@@ -25,6 +25,7 @@ from packaging.utils import canonicalize_name
 import messaging
 from messaging.gateway import Gateway, GatewaySettings, load
 from messaging.testing.brokers import Mosquitto, RabbitMQ, free_port, require
+from messaging.testing.tables import table
 from tests.certificates import LOOPBACK, Authority
 
 yaml = pytest.importorskip("yaml")
@@ -77,7 +78,7 @@ SERVICES: Final = [
 # --- compose files
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@table("file", FILES, ids=lambda file: file.stem)
 def test_compose_accepts_the_file(file: Path) -> None:
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True).returncode != 0:
@@ -88,14 +89,14 @@ def test_compose_accepts_the_file(file: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("file", "name", "service"), SERVICES)
+@table("file, name, service", SERVICES)
 def test_ports_are_published_on_loopback_only(file: Path, name: str, service: dict[str, Any]) -> None:
     ports = service.get("ports", [])
     assert [port for port in ports if not re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port)] == []
     assert ports or name == "messaging"
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@table("file", FILES, ids=lambda file: file.stem)
 def test_no_two_services_want_one_port_or_volume(file: Path) -> None:
     services = compose(file)["services"].values()
     ports = [port.rpartition(":")[0] for service in services for port in service.get("ports", [])]
@@ -105,7 +106,7 @@ def test_no_two_services_want_one_port_or_volume(file: Path) -> None:
     assert sorted(named) == sorted(compose(file)["volumes"])
 
 
-@pytest.mark.parametrize(("file", "name", "service"), SERVICES)
+@table("file, name, service", SERVICES)
 def test_images_are_pinned_and_services_have_health_checks(file: Path, name: str, service: dict[str, Any]) -> None:
     if name == "messaging":  # the command line, built from the sources
         assert (file.parent / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
@@ -116,7 +117,7 @@ def test_images_are_pinned_and_services_have_health_checks(file: Path, name: str
     assert {"interval", "timeout", "retries", "start_period"} <= set(check)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@table("file", FILES, ids=lambda file: file.stem)
 def test_every_mounted_file_is_there(file: Path) -> None:
     mounted = [
         volume.split(":")[0]
@@ -128,7 +129,7 @@ def test_every_mounted_file_is_there(file: Path) -> None:
     assert [path for path in mounted if not (DOCKER / path).is_file()] == []
 
 
-@pytest.mark.parametrize("file", GATEWAYS, ids=lambda file: file.stem)
+@table("file", GATEWAYS, ids=lambda file: file.stem)
 def test_passwords_come_from_required_variables_and_secrets(file: Path) -> None:
     text = file.read_text()
     assert set(re.findall(r"^\s*\w*PASS\w*: (.*)$", text, re.MULTILINE)) == {
@@ -142,7 +143,7 @@ def test_passwords_come_from_required_variables_and_secrets(file: Path) -> None:
     assert [name for name in used if f"{name}=" not in head] == [], "the head of the file tells of each variable"
 
 
-@pytest.mark.parametrize("file", GATEWAYS, ids=lambda file: file.stem)
+@table("file", GATEWAYS, ids=lambda file: file.stem)
 def test_a_gateway_in_a_container_has_no_privileges_and_time_to_drain(file: Path) -> None:
     services = compose(file)["services"]
     for name in ("gateway", "mosquitto"):
@@ -159,7 +160,7 @@ def test_a_gateway_in_a_container_has_no_privileges_and_time_to_drain(file: Path
     assert mounted == set(compose(file)["secrets"])
 
 
-@pytest.mark.parametrize("file", GATEWAYS, ids=lambda file: file.stem)
+@table("file", GATEWAYS, ids=lambda file: file.stem)
 def test_the_configuration_fits_the_services(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     services = compose(file)["services"]
     gateway = services["gateway"]
@@ -311,7 +312,7 @@ def test_a_listener_without_tls_is_only_where_the_name_of_the_file_does_not_prom
 # --- images
 
 
-@pytest.mark.parametrize("name", ["Dockerfile", "gateway/Dockerfile"])
+@table("name", ["Dockerfile", "gateway/Dockerfile"])
 def test_images_are_pinned_run_without_root_and_copy_only_existing_files(name: str) -> None:
     text = (DOCKER / name).read_text()
     users = re.findall(r"^USER (\S+)$", text, re.MULTILINE)

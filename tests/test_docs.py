@@ -16,6 +16,7 @@ from types import ModuleType
 import pytest
 
 import messaging
+from messaging.testing.tables import table
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
@@ -33,7 +34,7 @@ def load() -> ModuleType:
 GENERATED = load()
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "row"), [("features", "| `acknowledge` |"), ("settings", "| `prefetch` |"), ("amqp", "| `queueType` |")]
 )
 def test_generated_tables_match_the_code(name: str, row: str) -> None:
@@ -158,7 +159,7 @@ def test_sample_of_a_page_runs(
     assert sorted(printed.splitlines()) == sorted(PRINTED[page][1][number].splitlines())
 
 
-@pytest.mark.parametrize("page", PAGES)
+@table("page", PAGES)
 def test_every_sample_of_a_page_is_run_or_compiles(page: str) -> None:
     if page not in ELSEWHERE:
         assert len(blocks(page, "python")) == len(PRINTED.get(page, ((), []))[1])
@@ -221,7 +222,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@table("page", PAGES)
 def test_links_of_a_page_lead_to_a_file_and_a_heading(page: str) -> None:
     path = ROOT / page
     for target, heading in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", path.read_text()):

@@ -31,6 +31,7 @@ from messaging.reporting import (
     state,
 )
 from messaging.services import ServiceRegistry
+from messaging.testing.tables import table
 from messaging.typedevent import DurableHistory, Tolerance, TypedEventBus
 from tests.doubles.fake import FakeBroker, until
 from tests.doubles.fixtures import Connect, broker, clean_environment, connect, fake_distribution, registry  # noqa: F401
@@ -237,13 +238,13 @@ def test_the_metadata_of_fields_gives_their_meanings() -> None:
     ]
 
 
-@pytest.mark.parametrize("junk", [None, 1, "x", int, [], object()])
+@table("junk", [None, 1, "x", int, [], object()])
 def test_a_report_that_is_no_dataclass_is_refused(junk: Any) -> None:
     with pytest.raises(ArgumentError, match="must be a dataclass"):
         meanings(junk)
 
 
-@pytest.mark.parametrize("kind", ["", "Bus", "a b", "1x", None, 5, "größe"])
+@table("kind", ["", "Bus", "a b", "1x", None, 5, "größe"])
 def test_a_kind_that_is_no_name_in_snake_case_is_refused(kind: Any) -> None:
     with pytest.raises(ArgumentError, match="snake case"):
         PartReporter(kind, "x", dict)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from messaging.testing.tables import table
 from tests.conftest import LONGEST
 from tests.house import House, imported_names
 
@@ -77,8 +78,8 @@ def test_nothing_unpickles() -> None:
     assert violations(SHIPPED, UNSAFE) == []
 
 
-@pytest.mark.parametrize(
-    ("statement", "names"),
+@table(
+    "statement, names",
     [
         ("import a.b as c", {"a.b"}),
         ("def f():\n    from a import b", {"a", "a.b"}),

@@ -24,6 +24,7 @@ from messaging import (
 )
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require
 from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
 from tests.certificates import TlsRabbitMQ
 from tests.faults.scenario import (
     PATIENCE,
@@ -190,7 +191,7 @@ async def test_silence_after_the_tcp_handshake_is_given_up_and_tried_again(peer:
     await connecting
 
 
-@pytest.mark.parametrize(
+@table(
     "data",
     [
         b"\x30\x02\x00\x05",  # PUBLISH that ends within its topic

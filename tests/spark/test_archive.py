@@ -58,6 +58,7 @@ from messaging.errors import (
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require
 from messaging.testing.conformance.helpers import eventually
+from messaging.testing.tables import table
 from messaging.typedevent import DurableHistory, RangePolicy, TypedEventBus, convert
 from tests.eventdata.strategies import keys, typed, values
 from tests.interrupts import breakable_waits
@@ -187,9 +188,7 @@ def test_payloads_that_are_no_recorded_event_are_refused(payload: bytes) -> None
         load_event(payload)
 
 
-@pytest.mark.parametrize(
-    "value", [math.nan, math.inf, -math.inf, -0.0, 2**63, -(2**63) - 1, pytest.param(2**20_000, id="vast")]
-)
+@table("value", [math.nan, math.inf, -math.inf, -0.0, 2**63, -(2**63) - 1, pytest.param(2**20_000, id="vast")])
 def test_numbers_that_json_does_not_have(value: float) -> None:
     (found,) = load_data(dump_data({"value": value})).values()
     assert type(found) is type(value)
@@ -237,7 +236,7 @@ def nested(depth: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("value", [object(), {object(): 1}, {1: 0, "1": 0}, {None: 1}, nested(100_000)])
+@table("value", [object(), {object(): 1}, {1: 0, "1": 0}, {None: 1}, nested(100_000)])
 def test_values_that_cannot_be_recorded_are_refused(value: Any) -> None:
     with pytest.raises(InvalidEventError):
         dump_data({"value": value})
@@ -246,7 +245,7 @@ def test_values_that_cannot_be_recorded_are_refused(value: Any) -> None:
 GOOD = json.loads(dump_event(event()))
 
 
-@pytest.mark.parametrize(
+@table(
     "change",
     [
         {"event": 2},
@@ -477,8 +476,8 @@ def test_topics_of_any_script_survive_rabbitmq(bus: TypedEventBus, rabbitmq: Rab
     assert (recorder.get_dto().recorded, recorder.get_dto().lost) == (4, 1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
+@table(
+    "arguments, error",
     [
         ({"channel": "a/+"}, InvalidChannelError),
         ({"topics": "a/#"}, InvalidTopicError),
@@ -666,8 +665,8 @@ def test_an_archive_beyond_the_buffer_is_sorted_on_the_disk(tmp_path: Path, monk
     assert list((tmp_path / "sorting").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("topics", "found"),
+@table(
+    "topics, found",
     [
         ("*", [0, 1, 2, 3, 4]),
         ("org/*", [1, 2, 3]),
@@ -739,8 +738,8 @@ def test_paths_without_an_archive_are_refused(tmp_path: Path, other: TypedEventB
         replay(tmp_path, other, **ALWAYS)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
+@table(
+    "arguments, error",
     [
         ({"start": datetime(2026, 1, 1)}, InvalidRangeError),
         ({"end": datetime(2026, 1, 1)}, InvalidRangeError),
@@ -786,7 +785,7 @@ class Clock:
         self._on_wait(stop)
 
 
-@pytest.mark.parametrize(("speed", "waits"), [(1.0, [2, 1, 3600]), (10.0, [0.2, 0.1, 360]), (0.5, [4, 2, 7200])])
+@table("speed, waits", [(1.0, [2, 1, 3600]), (10.0, [0.2, 0.1, 360]), (0.5, [4, 2, 7200])])
 def test_pace_of_a_replay(tmp_path: Path, other: TypedEventBus, speed: float, waits: list[float]) -> None:
     path = write(
         tmp_path, *(event(number, NOON + timedelta(seconds=at)) for number, at in enumerate([0, 2, 3, 3, 3603]))
@@ -898,8 +897,8 @@ def test_a_replay_onto_a_closed_bus(tmp_path: Path) -> None:
         replay(path, bus, **ALWAYS)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
+@table(
+    "arguments, error",
     [
         ({"topics": "a/#"}, InvalidTopicError),
         ({"channel": "events/#"}, InvalidChannelError),

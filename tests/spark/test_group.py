@@ -16,6 +16,7 @@ from adapters.spark.read.group_lock import lock_group
 from adapters.spark.read.takeover import started_earlier
 from messaging.errors import TakenOverError
 from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
 from tests.mqtt.peer import Peer
 from tests.spark.harness import numbers, publish, unique, wait_for
 from tests.spark.readers import Driven, processed
@@ -186,7 +187,7 @@ def test_a_query_whose_broker_says_that_its_session_was_taken_over_ends(
     asyncio.run(taken_over())
 
 
-@pytest.mark.parametrize("payload", [b"", b"{", b"[1]", b'[1, "a"]', b'["a", 1.0]', b"[" * 5000, b'[9e9, "a"]'])
+@table("payload", [b"", b"{", b"[1]", b'[1, "a"]', b'["a", 1.0]', b"[" * 5000, b'[9e9, "a"]'])
 def test_other_payloads_on_the_channel_end_no_query(payload: bytes) -> None:
     assert not started_earlier(payload, (1_700_000_000.0, "a"))
 

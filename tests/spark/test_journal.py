@@ -42,6 +42,7 @@ from adapters.spark.journal import Journal, folders, leave_mark
 from adapters.spark.journal.log import Log, LogWriter, read
 from messaging import Message, MessageContext
 from messaging.journal.folders import LocalFolder
+from messaging.testing.tables import table
 from tests.spark import journals
 from tests.spark.journals import NOW, SOURCE, add, check, rows, segments
 
@@ -226,7 +227,7 @@ def test_a_tail_cut_anywhere_in_the_last_two_frames_costs_only_them(
         assert values(tmp_path, log) == expected(count)
 
 
-@pytest.mark.parametrize("tail", [b"\0" * 5000, b"RXJ1" * 300, random.Random(1).randbytes(5000), b"R"])
+@table("tail", [b"\0" * 5000, b"RXJ1" * 300, random.Random(1).randbytes(5000), b"R"])
 def test_a_tail_of_garbage_is_cut_off_and_the_log_continues(
     tmp_path: Path, tail: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -311,8 +312,8 @@ def cut_short(file: Path) -> None:
     os.truncate(file, file.stat().st_size - 8)
 
 
-@pytest.mark.parametrize(
-    ("damage", "named"),
+@table(
+    "damage, named",
     [
         pytest.param(lambda files: files[1].unlink(), 2, id="missing"),
         pytest.param(lambda files: exchange(files[1], files[2]), 1, id="exchanged"),
@@ -432,10 +433,10 @@ class Faults:
             patch.stop()
 
 
-@pytest.mark.parametrize("stay", [False, True], ids=["once", "for a while"])
-@pytest.mark.parametrize("partial", [False, True], ids=["at once", "halfway"])
-@pytest.mark.parametrize("segment_bytes", [2**20, 1], ids=["growing", "new segment"])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
+@table("stay", [False, True], ids=["once", "for a while"])
+@table("partial", [False, True], ids=["at once", "halfway"])
+@table("segment_bytes", [2**20, 1], ids=["growing", "new segment"])
+@table("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
 def test_a_failed_write_adds_nothing_and_the_log_continues(
     tmp_path: Path, number: int, segment_bytes: int, partial: bool, stay: bool
 ) -> None:
@@ -629,8 +630,8 @@ def test_a_full_file_system_loses_no_row(small_disk: Path) -> None:
 # --- whose it is ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
+@table(
+    "change, named",
     [
         ({"url": "mqtt://other:1883"}, "url was 'mqtt://host:1883' and is 'mqtt://other:1883'"),
         ({"channels": ["b"]}, r"channels was \['a/#'\] and is \['b'\]"),
@@ -686,8 +687,8 @@ def test_a_query_takes_a_journal_without_commits(path: str) -> None:
     assert (last.meta.query, last.meta.committed) == (third, False)
 
 
-@pytest.mark.parametrize(
-    ("text", "what"),
+@table(
+    "text, what",
     [
         ("", "does not parse"),
         ("{", "does not parse"),
@@ -728,7 +729,7 @@ def test_segments_without_their_journal_are_unreadable(path: str) -> None:
         Journal.view(path)
 
 
-@pytest.mark.parametrize("name", ["", "0", "journal.json", "lock"])
+@table("name", ["", "0", "journal.json", "lock"])
 def test_a_file_in_place_of_a_folder_is_unreadable(path: str, name: str) -> None:
     """A file where a folder is to be, or a folder where a file is to be."""
     at = Path(path) / name
@@ -803,8 +804,8 @@ def test_a_view_beside_a_writer_never_fails_and_cuts_nothing_off(path: str, no_s
     assert again.logs[0].end == end
 
 
-@pytest.mark.parametrize("when", range(1, 10))
-@pytest.mark.parametrize("committed", [3, 6, 9, 15])
+@table("when", range(1, 10))
+@table("committed", [3, 6, 9, 15])
 def test_rows_committed_while_a_view_opens_are_not_missing(
     path: str, monkeypatch: pytest.MonkeyPatch, when: int, committed: int
 ) -> None:

@@ -25,6 +25,7 @@ from adapters.spark.errors import (
 from adapters.spark.journal import Journal
 from adapters.spark.journal.folders import RemoteFolder, open_folder
 from messaging.journal.folders import Folder, LocalFolder
+from messaging.testing.tables import table
 from tests.spark.journals import SOURCE, add, check
 
 fsspec = pytest.importorskip("fsspec")
@@ -77,7 +78,7 @@ def test_files_are_written_listed_read_and_deleted(folder: Folder) -> None:
         folder.read("0/x")
 
 
-@pytest.mark.parametrize("copy", [False, True])
+@table("copy", [False, True])
 def test_parts_of_a_file_are_read_as_far_as_they_exist(folder: Folder, copy: bool) -> None:
     data = os.urandom(10_000)
     folder.write("x", [data])
@@ -180,7 +181,7 @@ def test_a_folder_above_that_may_not_be_read_is_no_obstacle(tmp_path: Path, monk
 # --- paths
 
 
-@pytest.mark.parametrize("name", ["plain", "with space", "100%", "a%20b", "grün-日本", "a:b", "a#b?c=d", "x://"[:2]])
+@table("name", ["plain", "with space", "100%", "a%20b", "grün-日本", "a:b", "a#b?c=d", "x://"[:2]])
 def test_any_name_is_a_local_folder(tmp_path: Path, name: str) -> None:
     folder = open_folder(str(tmp_path / name))
     folder.make()
@@ -204,15 +205,15 @@ def test_relative_paths_and_the_home_of_the_user_are_absolute_for_executors(
     opened.close()
 
 
-@pytest.mark.parametrize("url", ["file:///{}", "file:/{}", "file://localhost/{}", "FILE:///{}", "local:///{}"])
+@table("url", ["file:///{}", "file:/{}", "file://localhost/{}", "FILE:///{}", "local:///{}"])
 def test_urls_of_local_folders(tmp_path: Path, url: str) -> None:
     folder = open_folder(url.format(str(tmp_path).lstrip("/")))
     assert isinstance(folder, LocalFolder)
     assert folder.path == str(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("path", "what"),
+@table(
+    "path, what",
     [
         ("file://host/x", "looks like file:///folder"),
         ("file:x", "looks like file:///folder"),
@@ -224,7 +225,7 @@ def test_urls_of_local_folders(tmp_path: Path, url: str) -> None:
         ("a\0b", "NUL"),
     ],
 )
-@pytest.mark.parametrize("attempt", [open_folder, lambda path: Journal.open(path, SOURCE), Journal.view])
+@table("attempt", [open_folder, lambda path: Journal.open(path, SOURCE), Journal.view])
 def test_paths_that_are_no_folder_are_refused(path: str, what: str, attempt: Callable[[str], Any]) -> None:
     with pytest.raises(JournalUnreadableError, match=f"(?s)journalPath.*{what}"):
         attempt(path)
@@ -239,7 +240,7 @@ def test_without_fsspec_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> N
 # --- secrets
 
 
-@pytest.mark.parametrize(
+@table(
     "path",
     [
         "nosuch://key:sEcReT@bucket/x",

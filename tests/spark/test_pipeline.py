@@ -32,6 +32,7 @@ from adapters.spark.telemetry.session import SparkFailedError
 from messaging.cli import main
 from messaging.errors import ArgumentError, ConfigurationError
 from messaging.testing.brokers import Mosquitto, require
+from messaging.testing.tables import table
 from tests.cli.program import COMMAND, ROOT, environment
 from tests.interrupts import breakable_waits
 from tests.spark.conftest import require_java
@@ -98,9 +99,7 @@ def closed_stdin() -> None:
     os.close(0)
 
 
-@pytest.mark.parametrize(
-    "how", [{"stdin": subprocess.DEVNULL}, {"preexec_fn": closed_stdin}], ids=["at_its_end", "closed"]
-)
+@table("how", [{"stdin": subprocess.DEVNULL}, {"preexec_fn": closed_stdin}], ids=["at_its_end", "closed"])
 def test_the_fleet_publishes_everything_as_a_service_whose_stdin_has_ended(
     mosquitto: Mosquitto, tmp_path: Path, how: dict[str, Any]
 ) -> None:
@@ -144,8 +143,8 @@ def flagged(readings: Iterator[Reading]) -> list[float]:
     return [anomaly.value for reading in readings for anomaly in history.judge(reading)]
 
 
-@pytest.mark.parametrize(
-    ("temperatures", "every", "found"),
+@table(
+    "temperatures, every, found",
     [
         pytest.param([*STEADY, 35.0, 20.0, 20.1], INTERVAL, [35.0], id="a spike, and not the next reading"),
         pytest.param([*STEADY, 35.0, 36.0, 35.5, 20.0], INTERVAL, [35.0, 36.0, 35.5], id="a burst"),
@@ -320,7 +319,7 @@ def of_folder(folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("script", ["streaming_job", "batch_job"])
+@table("script", ["streaming_job", "batch_job"])
 def test_the_jobs_are_scripts_too(script: str) -> None:
     path = ROOT / "examples" / "telemetry_pipeline" / f"{script}.py"
     done = subprocess.run(
@@ -346,8 +345,8 @@ def test_without_pyspark_the_help_is_there_and_the_error_names_the_extra(tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
+@table(
+    "arguments, expected",
     [
         (["demo", "--seconds", "1"], "--seconds must be from 2 to 3600, not 1"),
         (["demo", "--seconds", "nan"], "--seconds must be"),

@@ -26,6 +26,7 @@ from adapters.spark.read.typed import CORRUPT
 from messaging.errors import AuthenticationError, ConnectFailedError, InvalidOptionError, SubscriptionRefusedError
 from messaging.testing.brokers import Mosquitto, RabbitMQ, free_port
 from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
 from tests.spark.harness import make_stream, numbers, publish, unique, wait_for
 from tests.spark.readers import Driven, batch_read, processed
 
@@ -237,8 +238,8 @@ def test_a_checkpoint_beyond_the_journal(mosquitto: Mosquitto, tmp_path: Path) -
         assert going_on.receive(5) == numbers(5, 20)
 
 
-@pytest.mark.parametrize(
-    ("offsets", "problem"),
+@table(
+    "offsets, problem",
     [('{"0": 5}', "partition 0 has offsets 0 to 0, and not 5"), ('{"7": 0}', "7 is no partition")],
 )
 def test_starting_offsets_out_of_range_are_refused(

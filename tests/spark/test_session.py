@@ -19,6 +19,7 @@ from adapters.spark.telemetry import batch
 from adapters.spark.telemetry.fleet import digest
 from adapters.spark.telemetry.job import Folders
 from adapters.spark.telemetry.session import is_submitted, spark_session
+from messaging.testing.tables import table
 from tests.spark.conftest import require_java
 from tests.spark.harness import JAVA_OPTIONS
 
@@ -69,7 +70,7 @@ def test_a_session_that_is_there_is_used_and_left_running(spark: SparkSession, t
         spark.conf.set("spark.sql.session.timeZone", zone)
 
 
-@pytest.mark.parametrize("variable", ["PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_REMOTE"])
+@table("variable", ["PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_REMOTE"])
 def test_a_process_with_a_master_from_outside_is_submitted(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "12345")
     assert is_submitted()
