@@ -52,6 +52,8 @@ _SETTLING: Final = 30.0
 #: growth of the memory of a process that lives on, bytes
 _MEMORY_SLACK: Final = 24 << 20
 _THREAD_SLACK: Final = 8
+#: entries of a ledger that something arrived
+_ARRIVALS: Final = ("got", "session-got", "session-end", "reply")
 
 
 class Process:
@@ -290,14 +292,14 @@ class Run:
             self._problems.append(f"{found} bindings at RabbitMQ, and {self._bindings} at first: {bindings}")
 
     def _finish(self) -> None:
-        """Stop publishing, and wait until all that was published is confirmed, and nothing more arrives."""
+        """Stop publishing, and wait until all events and sessions are confirmed, and nothing more arrives."""
         for each in self._processes.values():
             each.tell("quiet")
         end = time.monotonic() + _SETTLING
         sizes: list[int] = []
         time.sleep(3.0)
         while time.monotonic() < end:
-            sizes.append(sum(each.lines.count("got") for each in self._processes.values()))
+            sizes.append(sum(each.lines.count(kind) for each in self._processes.values() for kind in _ARRIVALS))
             if (
                 len(sizes) > 2
                 and sizes[-1] == sizes[-3]

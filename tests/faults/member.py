@@ -305,6 +305,7 @@ class Member:
                 session.close()
             else:
                 session.error(ValueError("wanted"))
+            self.ledger.write("session-closed", name)
 
     def _passing(self) -> None:
         """Have consumers come and go; some raise, some are slow, some ask to be discarded."""
