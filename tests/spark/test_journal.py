@@ -322,7 +322,8 @@ def cut_short(file: Path) -> None:
         pytest.param(lambda files: cut_short(files[2]), 3, id="the third is cut short"),
     ],
 )
-def test_a_damaged_segment_is_an_error(path: str, damage: Callable[[list[Path]], None], named: int) -> None:
+def test_a_damaged_segment_is_an_error(tmp_path: Path, damage: Callable[[list[Path]], None], named: int) -> None:
+    path = str(tmp_path / "journal")
     files = segmented(path)
     damage(files)
     refused(path, files[named].name)
@@ -640,7 +641,8 @@ def test_a_full_file_system_loses_no_row(small_disk: Path) -> None:
         ({"url": "mqtt://x", "qos": "0"}, "url was .*; qos was '1' and is '0'"),
     ],
 )
-def test_another_source_is_refused_unless_it_adopts(path: str, change: dict[str, Any], named: str) -> None:
+def test_another_source_is_refused_unless_it_adopts(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    path = str(tmp_path / "journal")
     segmented(path)
     other = replace(SOURCE, **change)
     with pytest.raises(JournalMismatchError, match=f"journalPath.*another source: {named}"):
@@ -702,7 +704,8 @@ def test_a_query_takes_a_journal_without_commits(path: str) -> None:
         ("more", "does not parse"),
     ],
 )
-def test_an_invalid_journal_file_is_unreadable(path: str, text: str, what: str) -> None:
+def test_an_invalid_journal_file_is_unreadable(tmp_path: Path, text: str, what: str) -> None:
+    path = str(tmp_path / "journal")
     segmented(path)
     meta = Path(path) / "journal.json"
     known = json.loads(meta.read_text())
@@ -730,8 +733,9 @@ def test_segments_without_their_journal_are_unreadable(path: str) -> None:
 
 
 @table("name", ["", "0", "journal.json", "lock"])
-def test_a_file_in_place_of_a_folder_is_unreadable(path: str, name: str) -> None:
+def test_a_file_in_place_of_a_folder_is_unreadable(tmp_path: Path, name: str) -> None:
     """A file where a folder is to be, or a folder where a file is to be."""
+    path = str(tmp_path / "journal")
     at = Path(path) / name
     at.parent.mkdir(parents=True, exist_ok=True)
     if name in ("", "0"):
@@ -807,8 +811,9 @@ def test_a_view_beside_a_writer_never_fails_and_cuts_nothing_off(path: str, no_s
 @table("when", range(1, 10))
 @table("committed", [3, 6, 9, 15])
 def test_rows_committed_while_a_view_opens_are_not_missing(
-    path: str, monkeypatch: pytest.MonkeyPatch, when: int, committed: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: int, committed: int
 ) -> None:
+    path = str(tmp_path / "journal")
     _, log = opened_log(path, segment_bytes=1)
     for _ in range(5):
         add(log)

@@ -50,18 +50,28 @@ def memory(path: Path) -> Folder:
     return open_folder(f"memory://{path}")
 
 
-@pytest.fixture(params=[local, subtree, through_fsspec, memory])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Folder]:
-    made: Folder = request.param(tmp_path)
-    made.make()
-    yield made
+every_folder = table("kind", [local, subtree, through_fsspec, memory])
+Kind = Callable[[Path], Folder]
+
+
+@pytest.fixture(autouse=True)
+def _memory() -> Iterator[None]:
+    yield
     fsspec.filesystem("memory").store.clear()
+
+
+def made(kind: Kind, path: Path) -> Folder:
+    folder = kind(path)
+    folder.make()
+    return folder
 
 
 # --- every folder
 
 
-def test_files_are_written_listed_read_and_deleted(folder: Folder) -> None:
+@every_folder
+def test_files_are_written_listed_read_and_deleted(kind: Kind, tmp_path: Path) -> None:
+    folder = made(kind, tmp_path)
     folder.make("0")
     folder.make("0")
     assert folder.write("0/x", [b"ab", memoryview(b"cd"), pa.py_buffer(b"ef")]) == 6
@@ -78,8 +88,10 @@ def test_files_are_written_listed_read_and_deleted(folder: Folder) -> None:
         folder.read("0/x")
 
 
+@every_folder
 @table("copy", [False, True])
-def test_parts_of_a_file_are_read_as_far_as_they_exist(folder: Folder, copy: bool) -> None:
+def test_parts_of_a_file_are_read_as_far_as_they_exist(kind: Kind, tmp_path: Path, copy: bool) -> None:
+    folder = made(kind, tmp_path)
     data = os.urandom(10_000)
     folder.write("x", [data])
     for start, length in ((0, None), (0, 5), (4095, 2), (4096, 100), (8192, 5000), (9999, 1), (10_000, 1), (20_000, 9)):
@@ -89,14 +101,18 @@ def test_parts_of_a_file_are_read_as_far_as_they_exist(folder: Folder, copy: boo
     assert len(folder.read("empty", copy=copy)) == 0
 
 
-def test_bytes_that_were_read_stay_valid_when_the_file_is_deleted(folder: Folder) -> None:
+@every_folder
+def test_bytes_that_were_read_stay_valid_when_the_file_is_deleted(kind: Kind, tmp_path: Path) -> None:
+    folder = made(kind, tmp_path)
     folder.write("x", [b"a" * 100_000])
     data = folder.read("x", 50_000)
     folder.delete("x")
     assert bytes(data) == b"a" * 50_000
 
 
-def test_a_journal_works_on_every_file_system(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+@every_folder
+def test_a_journal_works_on_every_file_system(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made(kind, tmp_path)
     monkeypatch.setattr("adapters.spark.journal.journal.open_folder", lambda path: folder)
     for run in range(3):
         opened = Journal.open("it", SOURCE, segment_bytes=3000)
