@@ -18,8 +18,8 @@ from benchmarks.contenders import Contender
 from benchmarks.harness import Case, Plan, Run, RunError, measure, run_once
 from benchmarks.peers.job import percentiles
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require
-from messaging.testing.conformance.helpers import eventually
 from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.spark.conftest import require_java
 
 ROOT = Path(__file__).parent.parent
@@ -292,7 +292,7 @@ def test_the_simple_reader_for_spark_gets_every_message_once(mosquitto: Mosquitt
     assert [*found] == []
     with messaging.connect(mosquitto.url) as m:
         for number in range(COUNT):
-            m.publish("simple", b"%d" % number, qos=1).result(10)
+            m.publish("simple", b"%d" % number, qos=1).result(PATIENCE)
     rows: list[Any] = []
     eventually(lambda: len(rows) == COUNT or rows.extend(reader.read({"offset": len(rows)})[0]))
     assert [row[2] for row in rows] == [b"%d" % number for number in range(COUNT)]

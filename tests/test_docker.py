@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ import messaging
 from messaging.gateway import Gateway, GatewaySettings, load
 from messaging.testing.brokers import Mosquitto, RabbitMQ, free_port, require
 from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, subscribed
 from tests.certificates import LOOPBACK, Authority
 
 yaml = pytest.importorskip("yaml")
@@ -43,17 +44,9 @@ VARIABLES: Final = {
 }  # fmt: skip
 #: time that a gateway needs to close its connections, after it has published what is stored, seconds
 CLOSING: Final = 10.0
-PATIENCE: Final = 30.0
 #: bytes of the image of the gateway, at most; and of its base: public listings of python:3.*-alpine say 43 to 50 MB
 MAX_IMAGE: Final = 120_000_000
 BASE_IMAGE: Final = 50_000_000
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def compose(file: Path) -> dict[str, Any]:
@@ -240,31 +233,31 @@ def test_the_gateway_of_the_compose_files_runs(
     (tmp_path / "mosquitto").write_text("a b$'c\n")
     (tmp_path / "rabbitmq").write_text("guest\n")
     with gateway_mosquitto(tmp_path, name, "a b$'c") as broker:
-        port, at = free_port(), f"127.0.0.1:{broker.port}{options}"
+        at = f"127.0.0.1:{broker.port}{options}"
         for variable, value in {
             "GATEWAY_DATA": tmp_path / "data",
-            "GATEWAY_MONITORING": f"127.0.0.1:{port}",
+            "GATEWAY_MONITORING": "127.0.0.1:0",
             "MOSQUITTO_URL": f"{scheme}://devices@{at}",
             "MOSQUITTO_PASSWORD_FILE": tmp_path / "mosquitto",
             "RABBITMQ_URL": rabbitmq.url.replace("guest:guest@", "guest@"),
             "RABBITMQ_PASSWORD_FILE": tmp_path / "rabbitmq",
         }.items():
             monkeypatch.setenv(variable, str(value))
-        arrived: list[tuple[str | None, bytes]] = []
+        arrived: Recorder[messaging.Message] = Recorder()
         with (
             Gateway(load(DOCKER / "gateway" / "gateway.toml")) as gateway,
             messaging.connect(f"{scheme}://devices@{at}", password="a b$'c") as devices,
             messaging.connect(rabbitmq.url) as applications,
         ):
-            applications.on("telemetry/#", lambda message: arrived.append((message.context.channel, message.payload)))
-            until(lambda: all(each.is_source_up and each.is_target_up for each in gateway.report().routes), "up")
+            applications.on("telemetry/#", arrived)
+            eventually(lambda: all(each.is_source_up and each.is_target_up for each in gateway.report().routes), "up")
 
             def is_passed_on() -> bool:
                 devices.publish("devices/d1/temperature", b"21", qos=1).result(PATIENCE)
                 return bool(arrived)
 
-            until(is_passed_on, "telemetry")
-            assert arrived[0] == ("telemetry/d1/temperature", b"21")
+            eventually(is_passed_on, "telemetry")
+            assert (arrived[0].context.channel, arrived[0].payload) == ("telemetry/d1/temperature", b"21")
         with (
             pytest.raises(messaging.MessagingError),
             messaging.connect(f"{scheme}://{at}", connect_timeout=PATIENCE),
@@ -492,7 +485,7 @@ class Manager:
                 self.told.append(dict(line.split("=", 1) for line in text.splitlines()))
             return any(key in each and value in (None, each[key]) for each in self.told[after:])
 
-        until(is_told, f"{key}={value}; told {self.told}")
+        eventually(is_told, f"{key}={value}; told {self.told}")
 
     def close(self) -> None:
         self._socket.close()
@@ -653,7 +646,7 @@ def test_the_example_of_a_secret_has_no_values() -> None:
 
 
 def test_a_copy_of_the_folder_of_a_stopped_gateway_goes_on_elsewhere(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    name, port = f"moved-{time.time_ns():x}", free_port()
+    name = f"moved-{time.time_ns():x}"
 
     def settings(folder: str, target: str) -> GatewaySettings:
         return GatewaySettings.model_validate(
@@ -673,7 +666,7 @@ def test_a_copy_of_the_folder_of_a_stopped_gateway_goes_on_elsewhere(mosquitto: 
         )
 
     with (
-        Gateway(settings("first", f"mqtt://127.0.0.1:{port}")) as gateway,
+        Gateway(settings("first", "mqtt://127.0.0.1:1")) as gateway,
         messaging.connect(f"memory://{name}") as plant,
     ):
 
@@ -681,16 +674,15 @@ def test_a_copy_of_the_folder_of_a_stopped_gateway_goes_on_elsewhere(mosquitto: 
             plant.publish("a", b"probe").result(PATIENCE)
             return gateway.report().routes[0].buffer.depth > 0
 
-        until(is_stored, "subscribed")
+        eventually(is_stored, "subscribed")
         for number in range(100):
             plant.publish("a", f"{number}".encode()).result(PATIENCE)
-        until(lambda: gateway.report().routes[0].received == gateway.report().routes[0].buffer.depth > 100, "stored")
+        eventually(lambda: gateway.report().routes[0].received == gateway.report().routes[0].buffer.depth > 100)
     subprocess.run(["cp", "-a", str(tmp_path / "first"), str(tmp_path / "second")], check=True)
     command = [sys.executable, "-m", "messaging", "journal", "verify", str(tmp_path / "second" / "routes" / "all")]
     assert subprocess.run(command, capture_output=True, timeout=PATIENCE).returncode == 0
-    arrived: list[bytes] = []
     with messaging.connect(mosquitto.url) as cloud:
-        cloud.on(f"{name}/b", lambda message: arrived.append(message.payload), qos=1)
+        arrived = subscribed(cloud, f"{name}/b", qos=1)
         with Gateway(settings("second", mosquitto.url)):
-            until(lambda: len(arrived) > 100, "the copy goes on")
+            arrived.wait_for(101)  # the copy goes on
     assert arrived[-100:] == [f"{number}".encode() for number in range(100)]

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -135,12 +134,10 @@ PRINTED["docs/distributed-events.md"] = (EVERY, ["{'id': 7}\n", "{'id': 8}\n"])
 ELSEWHERE = {"docs/reply-to.md", "docs/spark.md", "docs/tutorial.md"}
 
 
-def cases() -> Iterator[tuple[str, int, str]]:
-    for page, (brokers, printed) in PRINTED.items():
-        for number in range(len(printed)):
-            connects = "connect(" in blocks(page, "python")[number]
-            for broker in brokers if connects else brokers[:1]:
-                yield page, number, broker
+def brokers_of(page: str, number: int) -> tuple[str, ...]:
+    """Return the brokers that a program of a page runs on."""
+    brokers, _ = PRINTED[page]
+    return brokers if "connect(" in blocks(page, "python")[number] else brokers[:1]
 
 
 #: print writes a line and its end in two steps, between which a handler on another thread may print
@@ -150,13 +147,16 @@ builtins.print = lambda *values, end="\\n", **_: sys.stdout.write(" ".join(map(s
 """
 
 
-@pytest.mark.parametrize(("page", "number", "broker"), list(cases()))
-def test_sample_of_a_page_runs(
-    request: pytest.FixtureRequest, tmp_path: Path, page: str, number: int, broker: str
-) -> None:
-    program = on(request, broker, blocks(page, "python")[number])
-    printed = output("-c", WHOLE_LINES + program, folder=tmp_path)
-    assert sorted(printed.splitlines()) == sorted(PRINTED[page][1][number].splitlines())
+@pytest.mark.parametrize("page", PRINTED)
+def test_samples_of_a_page_run(request: pytest.FixtureRequest, tmp_path: Path, page: str) -> None:
+    """Each on every broker that the page is about."""
+    for number, expected in enumerate(PRINTED[page][1]):
+        for broker in brokers_of(page, number):
+            folder = tmp_path / f"{number}-{broker}"
+            folder.mkdir()
+            program = on(request, broker, blocks(page, "python")[number])
+            printed = output("-c", WHOLE_LINES + program, folder=folder)
+            assert sorted(printed.splitlines()) == sorted(expected.splitlines()), f"program {number} on {broker}"
 
 
 @table("page", PAGES)
@@ -177,13 +177,11 @@ PROGRAMS = dict(re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)^```", TUTORIAL, re
 SHOWN = dict(re.findall(r"`python (\w+\.py)`[^`]*prints\n\n```text\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL))
 
 
-@pytest.mark.parametrize("broker", EVERY)
 @pytest.mark.parametrize("name", ["hello.py", "readings.py", "sums.py"])
-def test_program_of_the_tutorial_prints_the_same_on_every_broker(
-    request: pytest.FixtureRequest, name: str, broker: str
-) -> None:
+def test_program_of_the_tutorial_prints_the_same_on_every_broker(request: pytest.FixtureRequest, name: str) -> None:
     assert "memory://" in PROGRAMS[name]
-    assert output("-c", on(request, broker, PROGRAMS[name])) == SHOWN[name]
+    for broker in EVERY:
+        assert output("-c", on(request, broker, PROGRAMS[name])) == SHOWN[name], broker
 
 
 @pytest.mark.parametrize("broker", EVERY[1:])

@@ -39,8 +39,8 @@ from messaging.model.settings import Settings
 from messaging.observability.monitor import SnapshotPublisher
 from messaging.replyto import DeferredReply
 from messaging.services import LdapFilter, ServiceRegistry
+from messaging.testing.waiting import PATIENCE
 from messaging.typedevent import TypedEventBus
-from tests.doubles.fake import PATIENCE
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(60)]
 

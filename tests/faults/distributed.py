@@ -33,9 +33,10 @@ from typing import Final
 
 from messaging.testing.brokers import Broker, Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.faults.member import HEARTBEAT, LINGER, PROGRAM
 from tests.faults.promises import Fault, Findings, Lines, check
-from tests.faults.scenario import eventually, through
+from tests.faults.scenario import through
 from tests.forking import ForkedProcess
 
 PROTOCOLS: Final = ("mqtt", "mqtt5", "amqp")
@@ -52,6 +53,8 @@ _SETTLING: Final = 30.0
 #: growth of the memory of a process that lives on, bytes
 _MEMORY_SLACK: Final = 24 << 20
 _THREAD_SLACK: Final = 8
+#: looks, one in half a second, between which nothing arrives at the end
+_STILL: Final = 4
 #: entries of a ledger that something arrived
 _ARRIVALS: Final = ("got", "session-got", "session-end", "reply")
 
@@ -84,7 +87,7 @@ class Process:
 
     def wait_up(self) -> None:
         """Wait until it has joined."""
-        eventually(lambda: self.has("up"), lambda: f"{self.id} to be up: {self.errors()}", 60.0)
+        eventually(lambda: self.has("up"), lambda: f"{self.id} to be up: {self.errors()}", patience=3 * PATIENCE)
 
     def errors(self) -> str:
         """The end of its stderr, if it has ended."""
@@ -112,7 +115,7 @@ class Process:
         """Send it SIGKILL, and wait for its end. Idempotent."""
         if self._program is not None:
             self._program.kill()
-            self._program.wait(30.0)
+            self._program.wait(PATIENCE)
             for pipe in (self._program.stdin, self._program.stderr):
                 if pipe is not None:
                     pipe.close()
@@ -175,7 +178,7 @@ class Run:
                 process.start()
             for each in self._processes.values():
                 each.wait_up()
-            time.sleep(2 * HEARTBEAT)
+            time.sleep(2 * HEARTBEAT)  # sleeps: traffic before the first fault
             self._look(broker)
             told = 0
             for start in range(0, faults, _ROUND):
@@ -201,7 +204,7 @@ class Run:
     # --- faults
 
     def _cause(self, broker: Broker) -> None:
-        time.sleep(self._random.uniform(*_PAUSE))
+        time.sleep(self._random.uniform(*_PAUSE))  # sleeps: a random moment
         kind = self._random.choices([*FAULTS], [*FAULTS.values()])[0]
         process = self._processes[self._random.choice("ab" if kind == "kill" else "abc")]
         self._kinds[kind] += 1
@@ -212,18 +215,18 @@ class Run:
                 process.kill()
                 fault.at = time.monotonic()
                 if self._random.random() < 0.5:
-                    time.sleep(self._random.uniform(0.0, 2.5))
+                    time.sleep(self._random.uniform(0.0, 2.5))  # sleeps: a random outage
                 process.start()
                 process.wait_up()
             case "suspend":
                 process.signal(signal.SIGSTOP)
-                time.sleep(self._random.uniform(*_SUSPENDED))
+                time.sleep(self._random.uniform(*_SUSPENDED))  # sleeps: a random outage
                 process.signal(signal.SIGCONT)
             case "cut":
                 process.proxy.sever()
                 if self._random.random() < 0.3:
                     process.proxy.refuse()
-                    time.sleep(self._random.uniform(0.1, 1.5))
+                    time.sleep(self._random.uniform(0.1, 1.5))  # sleeps: a random outage
                     process.proxy.accept()
             case "restart":
                 broker.restart()
@@ -244,7 +247,7 @@ class Run:
 
     def _wait(self, condition: Callable[[], bool], what: str, patience: float) -> None:
         try:
-            eventually(condition, what, patience)
+            eventually(condition, what, patience=patience)
         except AssertionError as error:
             self._problems.append(f"after {self._kinds.total()} faults: {error}")
 
@@ -297,16 +300,15 @@ class Run:
             each.tell("quiet")
         end = time.monotonic() + _SETTLING
         sizes: list[int] = []
-        time.sleep(3.0)
         while time.monotonic() < end:
             sizes.append(sum(each.lines.count(kind) for each in self._processes.values() for kind in _ARRIVALS))
             if (
-                len(sizes) > 2
-                and sizes[-1] == sizes[-3]
+                len(sizes) > _STILL
+                and sizes[-1] == sizes[-1 - _STILL]
                 and all(each.lines.all_confirmed() for each in self._processes.values())
             ):
                 return
-            time.sleep(0.5)
+            time.sleep(0.5)  # sleeps: that nothing more arrives takes its time
         self._problems.append("events still arrive, or are not confirmed, long after the last one was published")
 
     def _grown(self) -> None:

@@ -30,6 +30,7 @@ from typing import Any, Final
 import messaging
 from messaging.testing.brokers import Broker, Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.faults.ledger import Stamp, decode, encode
 
 PROTOCOLS: Final = ("mqtt", "amqp")
@@ -38,8 +39,8 @@ DEVICES: Final = 4
 RATE: Final = 1000
 IN_FLIGHT: Final = 500
 _PAUSE: Final = (0.2, 1.4)
-_SETTLING: Final = 120.0
-_STARTING: Final = 30.0
+_SETTLING: Final = 6 * PATIENCE
+_STARTING: Final = 2 * PATIENCE
 
 
 @dataclass
@@ -84,7 +85,7 @@ class GatewayProcess:
 
     def wait_up(self, lives: int) -> None:
         """Wait until so many lives have begun their work."""
-        wait(lambda: self.log.read_bytes().count(b"up\n") >= lives, "the gateway starts", _STARTING)
+        eventually(lambda: self.log.read_bytes().count(b"up\n") >= lives, "the gateway starts", patience=_STARTING)
 
     @property
     def pid(self) -> int:
@@ -210,11 +211,11 @@ class Run:
             stack.callback(gateway.kill)
             gateway.start()
             gateway.wait_up(1)
-            wait(lambda: b"connected" in gateway.log.read_bytes(), "the gateway connects", _STARTING)
-            time.sleep(1.0)  # its session is subscribed from now on: before, devices would publish to nobody
+            eventually(lambda: b"connected" in gateway.log.read_bytes(), "the gateway connects", patience=_STARTING)
+            time.sleep(1.0)  # sleeps: until its session is subscribed; before, devices would publish to nobody
             with Devices(_version(source.url), self._rate, self._body) as devices:
                 for number, fault in enumerate(faults):
-                    time.sleep(self._random.uniform(*_PAUSE))  # a random moment
+                    time.sleep(self._random.uniform(*_PAUSE))  # sleeps: a random moment
                     if fault == "kill":
                         gateway.kill()
                         gateway.start()
@@ -234,7 +235,8 @@ class Run:
                 ended = time.monotonic()
             confirmed = devices.confirmed
             try:
-                wait(lambda: confirmed <= {each[:2] for each in receiver.arrived}, "all arrive", _SETTLING)
+                arrived = receiver.arrived
+                eventually(lambda: confirmed <= {each[:2] for each in arrived}, "all arrive", patience=_SETTLING)
                 outcome.drained = time.monotonic() - ended
             except AssertionError:
                 outcome.problems.append(gateway.log.read_text(errors="replace")[-3000:])
@@ -246,7 +248,7 @@ class Run:
         proxy.up.swallow()
         proxy.down.swallow()
         while not until():
-            time.sleep(0.2)
+            time.sleep(0.2)  # sleeps: an outage of so long
             self.outcome.disk = max(self.outcome.disk, _bytes(self._data))
         proxy.up.restore()
         proxy.down.restore()
@@ -321,14 +323,6 @@ def _bytes(folder: Path) -> int:
 
 def _version(url: str) -> str:
     return url + "?version=5" if url.startswith("mqtt") else url
-
-
-def wait(condition: Callable[[], bool], what: str, patience: float) -> None:
-    """Wait until a condition holds."""
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.1)
 
 
 def main() -> int:

@@ -29,13 +29,16 @@ from typing import Any, Final
 import messaging
 from messaging.publishing.durable import WINDOW
 from messaging.testing.brokers import Broker, Mosquitto, RabbitMQ
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.faults.ledger import Arrivals, PublisherLog, Stamp, Verdict, compare, decode, encode, read_log
-from tests.faults.scenario import PATIENCE, QUICK, Victim, eventually
+from tests.faults.scenario import QUICK, Victim
 
 RUN: Final = "kills"
 CHANNEL: Final = "kills/all"
 _BATCH: Final = 20
 _PACE: Final = 0.01
+#: time for the outbox to be emptied, and for all messages to arrive, seconds
+SETTLING: Final = 6 * PATIENCE
 #: how long a victim lives, seconds
 _LIFE: Final = (0.05, 0.8)
 #: how much earlier than the kill of mosquitto a message may have been confirmed that it loses, seconds
@@ -103,7 +106,7 @@ def publisher(name: str, url: str, folder: str, log: str, first: str) -> None:
             for sequence, promise in zip(sequences, promises, strict=True):
                 promise.result(PATIENCE)
                 ledger.confirm(sequence)
-            time.sleep(_PACE)
+            time.sleep(_PACE)  # sleeps: the pace of the publisher
 
 
 def consumer(name: str, url: str, folder: str, effects: str, incarnation: str) -> None:
@@ -183,7 +186,7 @@ class Run:
         victims = {kind: self._victim(kind, broker.url).__enter__() for kind in ("consumer", "publisher")}
         try:
             for _ in range(kills):
-                time.sleep(self.random.uniform(*_LIFE))
+                time.sleep(self.random.uniform(*_LIFE))  # sleeps: a random moment
                 # a broker takes seconds to return: mostly the processes
                 kind = self.random.choices(["publisher", "consumer", "broker"], [10, 10, 1])[0]
                 self.kills[kind] += 1
@@ -205,12 +208,12 @@ class Run:
             messaging.connect(broker.url, outbox_path=self.folder / "publisher", **settings, **QUICK) as m,
         ):
             dto = m.runtime.get_runtime_dto
-            eventually(lambda: dto().publisher.pending == 0, "the outbox to be empty", 120.0)
+            eventually(lambda: dto().publisher.pending == 0, "the outbox to be empty", patience=SETTLING)
             wanted = self._wanted()
             eventually(
                 lambda: wanted <= {stamp.sequence for stamp in self.arrivals.stamps} and wanted <= set(self._handled()),
                 lambda: f"{len(wanted)} messages, {len(self.arrivals.stamps)} arrived",
-                120.0,
+                patience=SETTLING,
             )
         return self._compare()
 

@@ -24,14 +24,15 @@ from typing import Final
 import messaging
 from messaging.remoteevent import RemoteMailbox
 from messaging.testing.brokers import Broker, Mosquitto, RabbitMQ
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.faults.remote_party import KINDS, MAILBOX, ROLES, STOP
 
 PROTOCOLS: Final = ("mqtt", "amqp")
 #: pause before a kill, seconds: a process needs about one to start
 _PAUSE: Final = (0.0, 1.2)
 #: time for all events to arrive, seconds
-_SETTLING: Final = 90.0
-_STARTING: Final = 30.0
+_SETTLING: Final = 5 * PATIENCE
+_STARTING: Final = 2 * PATIENCE
 
 
 @dataclass
@@ -126,16 +127,16 @@ class Run:
             stack.callback(end)
             mailbox = parties["mailbox"] = Party("mailbox", url, self._folder, "")
             mailbox.start()
-            self._wait(lambda: mailbox.is_up, "the mailbox starts", _STARTING)
+            eventually(lambda: mailbox.is_up, "the mailbox starts", patience=_STARTING)
             with messaging.connect(url) as m:
                 registration = RemoteMailbox(m, MAILBOX).register(86_400.0).result(30)
             for role in ("owner", "agent", "generator"):
                 party = parties[role] = Party(role, url, self._folder, registration.id)
                 party.start()
             for party in parties.values():
-                self._wait(lambda party=party: party.is_up, f"{party.role} starts", _STARTING)  # type: ignore[misc]
+                eventually(lambda party=party: party.is_up, f"{party.role} starts", patience=_STARTING)  # type: ignore[misc]
             for number in range(kills):
-                time.sleep(self._random.uniform(*_PAUSE))  # a random moment
+                time.sleep(self._random.uniform(*_PAUSE))  # sleeps: a random moment
                 party = parties[self._random.choice([*ROLES])]
                 party.kill()
                 party.start()
@@ -143,10 +144,10 @@ class Run:
                 if number % 20 == 19:
                     self._say(f"{number + 1} kills, {len(self._lines('received'))} events received")
             (self._folder / STOP).touch()
-            self._wait(lambda: ("end", 0) in self._lines("generated"), "the generator stops", _SETTLING)
+            eventually(lambda: ("end", 0) in self._lines("generated"), "the generator stops", patience=_SETTLING)
             wanted = {each for each in self._lines("generated") if each[0] != "end"}
             try:
-                self._wait(lambda: wanted <= set(self._lines("received")), "all events arrive", _SETTLING)
+                eventually(lambda: wanted <= set(self._lines("received")), "all events arrive", patience=_SETTLING)
             except AssertionError:
                 outcome.problems += [f"{party.role}: {party.errors}" for party in parties.values() if party.has_ended]
         self._check(outcome)
@@ -178,13 +179,6 @@ class Run:
         except FileNotFoundError:
             return []
         return [(kind, int(number)) for kind, number in (line.split() for line in text.splitlines())]
-
-    @staticmethod
-    def _wait(condition: Callable[[], bool], what: str, patience: float) -> None:
-        deadline = time.monotonic() + patience
-        while not condition():
-            assert time.monotonic() < deadline, f"not in time: {what}"
-            time.sleep(0.05)
 
 
 def main() -> int:

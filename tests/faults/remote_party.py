@@ -73,10 +73,10 @@ def generate(m: messaging.Messaging, folder: Path, _registration: str, _life: in
         while not stop.exists():
             for kind in KINDS:
                 ledger.write(f"{kind} {generator.generate(kind).result(30)}")
-            time.sleep(_PAUSE)
+            time.sleep(_PAUSE)  # sleeps: the pace of the generator
         ledger.write("end 0")
         while True:  # what waits is delivered until the process is ended
-            time.sleep(60)
+            time.sleep(60)  # sleeps: until the process is killed
 
 
 def forward(m: messaging.Messaging, folder: Path, registration: str, _life: int) -> None:
@@ -110,7 +110,7 @@ def own(m: messaging.Messaging, folder: Path, registration: str, life: int) -> N
                 try:
                     box.enable_delivery(ListenerReference(_OWNER, "owner")).result(30)
                 except MessagingError:  # the mailbox is being started
-                    time.sleep(0.1)
+                    time.sleep(0.1)  # sleeps: until the mailbox is asked again
                 else:
                     break
             sys.stdin.read()
@@ -123,7 +123,7 @@ def own(m: messaging.Messaging, folder: Path, registration: str, life: int) -> N
                 if event is not None:
                     note(event)
         except MessagingError:  # the mailbox was killed: its next life knows no iterators
-            time.sleep(0.1)
+            time.sleep(0.1)  # sleeps: until the mailbox is asked again
 
 
 def _up() -> None:

@@ -23,17 +23,9 @@ from messaging import (
     SubscriptionRefusedError,
 )
 from messaging.testing.brokers import RabbitMQ
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.amqp.conftest import foreign_channel
-from tests.faults.scenario import (
-    AMQP,
-    AMQP_TRANSIENT,
-    BATCH,
-    PATIENCE,
-    WINDOW,
-    Scene,
-    eventually,
-    state,
-)
+from tests.faults.scenario import AMQP, AMQP_TRANSIENT, BATCH, OUTAGE, WINDOW, Scene, state
 
 # --- connections
 
@@ -93,14 +85,14 @@ def test_a_broker_short_of_memory_makes_publishers_wait_and_consumers_go_on(
     go = threading.Event()
 
     def before(_: Message) -> None:
-        assert go.wait(2 * PATIENCE)
+        assert go.wait(OUTAGE)
 
     with Scene(AMQP, own_rabbitmq, tmp_path, before=before) as scene:
 
         def nothing_is_confirmed() -> bool:
             """Else, for as long as the broker takes messages, some are in any second."""
             confirmed = [publisher.confirmed for publisher in scene.publishers]
-            time.sleep(1.0)
+            time.sleep(1.0)  # sleeps: that nothing is confirmed takes its time
             return [publisher.confirmed for publisher in scene.publishers] == confirmed
 
         attempts = scene.sending.attempts, scene.receiving.attempts

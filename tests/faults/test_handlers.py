@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 import messaging
+from messaging import Message
 from messaging.testing.brokers import Broker
-from tests.faults.scenario import AMQP, MQTT5, MQTT311, PATIENCE, Profile, Victim, eventually
+from messaging.testing.waiting import PATIENCE, Recorder
+from tests.faults.scenario import AMQP, MQTT5, MQTT311, Profile, Victim
 
 #: a program whose message handler never returns
 _HANDLING = """
 import sys, threading
 import messaging
+from messaging import Message
 url, channel, settings, queue = *sys.argv[1:3], *map(eval, sys.argv[3:])
 m = messaging.connect(url, **settings)
 def handle(message):
@@ -43,7 +46,7 @@ def test_a_message_whose_handler_was_killed_comes_again(request: pytest.FixtureR
             m.publish(channel, b"1", guaranteed_delivery=True).result(PATIENCE)
             m.publish(channel, b"2", guaranteed_delivery=True).result(PATIENCE)
         program.expect("1")
-    seen: list[bytes] = []
+    seen: Recorder[Message] = Recorder()
     with messaging.connect(broker.url, **settings) as m:
-        m.on(channel, lambda message: seen.append(message.payload), keep_subscription=True, **queue)
-        eventually(lambda: sorted(seen) == [b"1", b"2"], "both handled")
+        m.on(channel, seen, keep_subscription=True, **queue)
+        seen.wait_until(lambda messages: sorted(each.payload for each in messages) == [b"1", b"2"])

@@ -24,6 +24,7 @@ from messaging import (
 )
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.proxy import Proxy
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.faults.ledger import Stamp, Verdict
 from tests.faults.scenario import (
     BATCH,
@@ -32,13 +33,11 @@ from tests.faults.scenario import (
     MQTT5_QOS2,
     MQTT311,
     MQTT311_QOS2,
-    PATIENCE,
     QUICK,
     WINDOW,
     Profile,
     Scene,
     attempts_within,
-    eventually,
     state,
     through,
 )

@@ -25,15 +25,9 @@ from messaging import (
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require
 from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.certificates import TlsRabbitMQ
-from tests.faults.scenario import (
-    PATIENCE,
-    attempts_to_connect,
-    attempts_within,
-    eventually,
-    state,
-    through,
-)
+from tests.faults.scenario import attempts_to_connect, attempts_within, state, through
 from tests.mqtt.peer import Connection, Peer
 
 #: attempts in one second that the delays allow, from a tenth of a second upwards

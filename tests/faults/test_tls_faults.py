@@ -14,8 +14,9 @@ from messaging import ConnectFailedError
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Broker, Mosquitto, free_port, require
 from messaging.testing.proxy import Proxy
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.certificates import LOOPBACK, Authority, TlsRabbitMQ
-from tests.faults.scenario import PATIENCE, attempts_to_connect, attempts_within, eventually, state
+from tests.faults.scenario import attempts_to_connect, attempts_within, state
 
 Kind = Literal["good", "expired", "wrong host", "wrong authority"]
 

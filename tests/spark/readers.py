@@ -7,7 +7,8 @@ import pickle
 from typing import TYPE_CHECKING, Any, Self
 
 from adapters.spark.formats import MessagingDataSource
-from tests.spark.harness import publish, wait_for
+from messaging.testing.waiting import eventually
+from tests.spark.harness import publish
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +87,7 @@ class Driven:
             self.micro_batch()
             return sum(map(len, self.batches)) >= count
 
-        wait_for(enough, f"{count} rows", patience=30)
+        eventually(enough, f"{count} rows")
         return self.rows
 
     def finish(self) -> list[bytes]:

@@ -17,8 +17,9 @@ from adapters.spark.read.takeover import started_earlier
 from messaging.errors import TakenOverError
 from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.mqtt.peer import Peer
-from tests.spark.harness import numbers, publish, unique, wait_for
+from tests.spark.harness import numbers, publish, unique
 from tests.spark.readers import Driven, processed
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def group() -> str:
 def failure(query: Driven) -> Exception | None:
     """Return the error that ended the receivers of ``query``."""
     with pytest.raises(TakenOverError) as caught:
-        wait_for(lambda: query.micro_batch() and False, "the query to fail", patience=30)
+        eventually(lambda: query.micro_batch() and False, "the query to fail")
     return caught.value
 
 
@@ -217,7 +218,7 @@ def test_a_query_that_was_disconnected_gets_its_queue_again(
             proxy.sever()
             publish(rabbitmq.url, channel, numbers(20))
             assert query.receive(20) == numbers(20)
-            wait_for(lambda: f"{group}.owner" in rabbitmq.ctl("list_queues", "name"), "the exclusive queue")
+            eventually(lambda: f"{group}.owner" in rabbitmq.ctl("list_queues", "name"), "the exclusive queue")
             query.micro_batch()  # would raise
 
 
@@ -226,8 +227,8 @@ def test_queries_with_a_queue_of_the_users_own_share_it(
 ) -> None:
     with messaging.connect(rabbitmq.url) as m:
         made = m.subscribe(channel, queue=channel)
-        made.ready.result(10)
-        made.close().result(10)
+        made.ready.result(PATIENCE)
+        made.close().result(PATIENCE)
     options = {"queue": channel, "group": group}
     with (
         Driven(rabbitmq.url, tmp_path / "one", **options).start() as one,
@@ -240,7 +241,7 @@ def test_queries_with_a_queue_of_the_users_own_share_it(
             two.micro_batch()
             return sorted(one.values + two.values) == sorted(numbers(20))
 
-        wait_for(all_there, "both to share the queue", patience=30)
+        eventually(all_there, "both to share the queue")
 
 
 def test_the_lock_of_a_group_waits_for_a_query_that_is_stopping(group: str, monkeypatch: pytest.MonkeyPatch) -> None:

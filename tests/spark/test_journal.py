@@ -43,6 +43,7 @@ from adapters.spark.journal.log import Log, LogWriter, read
 from messaging import Message, MessageContext
 from messaging.journal.folders import LocalFolder
 from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from tests.spark import journals
 from tests.spark.journals import NOW, SOURCE, add, check, rows, segments
 
@@ -186,13 +187,13 @@ def test_close_waits_for_a_write_in_progress(path: str, monkeypatch: pytest.Monk
 
     def slow(*arguments: Any) -> int:
         inside.set()
-        assert go_on.wait(30)
+        assert go_on.wait(PATIENCE)
         return real(*arguments)
 
     monkeypatch.setattr(os, "pwritev", slow)
     writer, closer = threading.Thread(target=add, args=(log,)), threading.Thread(target=journal.close)
     writer.start()
-    assert inside.wait(30)
+    assert inside.wait(PATIENCE)
     closer.start()
     closer.join(0.05)
     assert closer.is_alive()

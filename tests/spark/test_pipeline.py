@@ -33,6 +33,7 @@ from messaging.cli import main
 from messaging.errors import ArgumentError, ConfigurationError
 from messaging.testing.brokers import Mosquitto, require
 from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.cli.program import COMMAND, ROOT, environment
 from tests.interrupts import breakable_waits
 from tests.spark.conftest import require_java
@@ -275,7 +276,7 @@ def test_the_display_of_the_pipeline_waits_without_a_breakable_wait() -> None:
 
     ticks: list[None] = []
     with Display() as display, breakable_waits() as found:
-        assert display.wait(lambda: time.sleep(0.01) or 3, lambda: ticks.append(None)) == 3
+        assert display.wait(lambda: eventually(lambda: ticks) and 3, lambda: ticks.append(None)) == 3
         with pytest.raises(SparkFailedError, match="modulo by zero"):
             display.wait(fail, lambda: None)
     assert ticks
@@ -448,16 +449,13 @@ def test_a_signal_ends_everything_that_was_started(tmp_path: Path, number: signa
         for line in process.stdout:
             if after in line:
                 break
-        time.sleep(1)  # into its next step
+        time.sleep(1)  # sleeps: the signal comes within the step that follows
         assert of_folder(output)
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=3 * PATIENCE)
     finally:
         process.kill()
     assert process.returncode == 130, err
     assert f"ended early; logs and stored messages are in {output}" in out
     assert "Traceback" not in err
-    until = time.monotonic() + 5
-    while of_folder(output) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert of_folder(output) == []
+    eventually(lambda: of_folder(output) == [], lambda: f"the end of {of_folder(output)}")

@@ -28,10 +28,10 @@ from messaging.errors import (
     UnroutableError,
     UnsupportedFeatureError,
 )
-from messaging.testing.brokers import free_port
 from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
-from tests.spark.harness import publish, unique, wait_for
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.spark.harness import QUERY_PATIENCE, publish, unique
 from tests.spark.test_typed import schema_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from messaging.testing.brokers import Mosquitto, RabbitMQ
 
-PATIENCE = 30.0
 SECRET = "s3cr3t-Wh1sper"
 
 
@@ -290,15 +289,15 @@ def test_a_message_that_the_broker_refuses_fails_the_task(rabbitmq: RabbitMQ) ->
 def test_an_unreachable_broker_fails_the_task_in_time(scheme: str) -> None:
     begun = time.monotonic()
     with pytest.raises(ConnectFailedError, match="refused"):
-        write(rows_of(b"a"), url=f"{scheme}://127.0.0.1:{free_port()}", channel="a", timeout=0.5)
-    assert time.monotonic() - begun < 10
+        write(rows_of(b"a"), url=f"{scheme}://127.0.0.1:1", channel="a", timeout=0.5)
+    assert time.monotonic() - begun < PATIENCE
 
 
 def test_a_refused_connection_is_not_retried(rabbitmq: RabbitMQ) -> None:
     begun = time.monotonic()
     with pytest.raises(AuthenticationError) as raised:
         write(rows_of(b"a"), url=f"amqp://guest@127.0.0.1:{rabbitmq.port}/", password=SECRET, channel="a")
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < PATIENCE
     assert SECRET not in repr(raised.value)
 
 
@@ -311,7 +310,7 @@ def test_unconfirmed_rows_fail_when_the_broker_stops(broker: Mosquitto) -> None:
     begun = time.monotonic()
     with pytest.raises(DeadlineError) as raised:
         write_all(batches(), url=broker.url, channel="a", timeout=1, close_timeout=0.1)
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < PATIENCE
     assert re.search(r"row \d+ of partition 0", raised.value.__notes__[0])
 
 
@@ -508,7 +507,7 @@ def test_rows_of_a_read_can_be_written(
         )
         query = writer.trigger(processingTime="200 milliseconds").start()
         try:
-            wait_for(lambda: query.lastProgress is not None or not query.isActive, "the first trigger")
+            eventually(lambda: query.lastProgress is not None or not query.isActive, patience=QUERY_PATIENCE)
             publish(
                 mosquitto.url, f"{channel}/a", [b"%d" % number for number in range(500)],
                 content_type="x/y", content_encoding="gzip", correlation_id="c", reply_to="r", headers={"h": "1"},
