@@ -354,12 +354,14 @@ def test_a_target_may_be_met_by_a_fixed_rate_whatever_the_peer_does() -> None:
     assert line(400_000).startswith("target MISSED")
 
 
+@pytest.mark.slow
 def test_outbox_relays_every_row() -> None:
     require("postgresql")
     out = benchmark("outbox", "--runs", "1", "--messages", "200", "--backends", "memory")
     assert "relay, 1000 keys" in out
 
 
+@pytest.mark.slow
 def test_memory_runs() -> None:
     assert "queue.SimpleQueue" in benchmark("memory", "--runs", "1", "--messages", "1000")
 

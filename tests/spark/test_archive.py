@@ -941,7 +941,6 @@ def archived(spark: SparkSession, broker: Mosquitto, tmp_path: Path) -> Archived
     return Archived(spark, broker, tmp_path)
 
 
-@pytest.mark.slow
 def test_events_of_a_bus_are_archived_and_replayed_onto_another_one(
     archived: Archived, bus: TypedEventBus, other: TypedEventBus
 ) -> None:

@@ -61,8 +61,6 @@ COLUMNS = [
 ]
 
 
-pytestmark = pytest.mark.slow
-
 SECRET = "a7c-hush-hush-91"
 
 
@@ -92,6 +90,7 @@ def test_rows_have_the_properties_of_the_message(spark: SparkSession, mosquitto:
     assert abs((first.timestamp.astimezone(UTC).replace(tzinfo=None) - before).total_seconds()) < 60
 
 
+@pytest.mark.slow
 def test_a_killed_receiver_of_a_queue_loses_nothing_and_repeats_nothing(
     spark: SparkSession, rabbitmq: RabbitMQ, tmp_path: Path
 ) -> None:
@@ -124,6 +123,7 @@ def test_a_killed_receiver_of_a_queue_loses_nothing_and_repeats_nothing(
     eventually(lambda: f"{channel}\t0" in rabbitmq.ctl("list_queues", "name", "consumers"), "the consumer to go")
 
 
+@pytest.mark.slow
 def test_available_now_reads_all_kept_messages_and_ends(spark: SparkSession, broker: Mosquitto, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     frame = stream(spark, broker.url, tmp_path, channel="orders", availableNowQuiet="0.3", maxRowsPerBatch="300")
@@ -135,6 +135,7 @@ def test_available_now_reads_all_kept_messages_and_ends(spark: SparkSession, bro
     assert Collected(frame, checkpoint, availableNow=True).finish() == []
 
 
+@pytest.mark.slow
 def test_typed_columns_of_a_schema(spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path, channel: str) -> None:
     schema = "device string, celsius double, _channel string, _offset long, _corrupt_record string"
     frame = (
@@ -196,6 +197,7 @@ def test_a_batch_read_of_the_journal(spark: SparkSession, mosquitto: Mosquitto, 
 # --- RabbitMQ streams
 
 
+@pytest.mark.slow
 def test_a_stream_in_micro_batches_and_from_its_checkpoint(
     spark: SparkSession, rabbitmq: RabbitMQ, tmp_path: Path
 ) -> None:
@@ -217,6 +219,7 @@ def test_a_stream_in_micro_batches_and_from_its_checkpoint(
 # --- refusals
 
 
+@pytest.mark.slow
 def test_a_batch_read_needs_a_journal(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(AnalysisException, match="InvalidOptionError: option 'journalPath' is missing"):
         spark.read.format("messaging").load().count()
@@ -236,6 +239,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
         yield broker
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -261,6 +265,7 @@ def test_a_wrong_option_or_password_fails_the_query(
     assert SECRET not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_secrets_appear_nowhere(spark: SparkSession, guarded: Mosquitto, tmp_path: Path, event_log: Path) -> None:
     url = f"mqtt://user:{SECRET}@127.0.0.1:{guarded.port}"
     frame = stream(spark, url, tmp_path, channel="a")
@@ -281,6 +286,7 @@ def test_secrets_appear_nowhere(spark: SparkSession, guarded: Mosquitto, tmp_pat
         assert not file.is_file() or SECRET.encode() not in file.read_bytes(), file
 
 
+@pytest.mark.slow
 def test_a_damaged_journal_fails_the_task(spark: SparkSession, tmp_path: Path) -> None:
     with contextlib.closing(Journal.open(str(tmp_path), SOURCE)) as journal:
         add(journal.logs[0], 100)
@@ -293,6 +299,7 @@ def test_a_damaged_journal_fails_the_task(spark: SparkSession, tmp_path: Path) -
         spark.read.format("messaging").option("journalPath", str(tmp_path)).load().collect()
 
 
+@pytest.mark.slow
 def test_a_parquet_table_gets_every_row_on_the_way_back_from_a_deleted_checkpoint(
     spark: SparkSession, mosquitto: Mosquitto, tmp_path: Path, channel: str
 ) -> None:

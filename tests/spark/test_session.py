@@ -58,7 +58,6 @@ def test_a_submitted_job_runs_on_the_master_it_was_submitted_with(tmp_path: Path
     assert not (tmp_path / "own").exists()
 
 
-@pytest.mark.slow
 def test_a_session_that_is_there_is_used_and_left_running(spark: SparkSession, tmp_path: Path) -> None:
     zone = spark.conf.get("spark.sql.session.timeZone")
     try:
@@ -76,7 +75,6 @@ def test_a_process_with_a_master_from_outside_is_submitted(variable: str, monkey
     assert is_submitted()
 
 
-@pytest.mark.slow
 def test_the_batch_job_finds_missing_and_duplicate_messages(spark: SparkSession, tmp_path: Path) -> None:
     folders = Folders(tmp_path)
     at = datetime(2025, 6, 2, 12, tzinfo=UTC)

@@ -468,7 +468,6 @@ def test_a_frame_is_published(spark: SparkSession, mosquitto: Mosquitto, channel
     assert first == list(range(8000))
 
 
-@pytest.mark.slow
 def test_errors_come_out_of_spark_as_they_are(spark: SparkSession, mosquitto: Mosquitto) -> None:
     frame = spark.range(3).selectExpr("cast(id as string) value", "if(id = 2, null, 'a') channel")
     with pytest.raises(PySparkException, match="InvalidOptionError: mode 'overwrite'"):
@@ -492,7 +491,6 @@ def test_no_secret_shows_anywhere(spark: SparkSession, rabbitmq: RabbitMQ, event
     assert not any(SECRET.encode() in plan for plan in plans)
 
 
-@pytest.mark.slow
 def test_rows_of_a_read_can_be_written(
     spark: SparkSession, mosquitto: Mosquitto, rabbitmq: RabbitMQ, tmp_path: Path, channel: str
 ) -> None:
