@@ -245,7 +245,7 @@ def test_the_requests_of_a_killed_responder_that_is_one_of_two_are_settled(place
 # --- brokers
 
 
-@kinds
+@pytest.mark.parametrize("kind", [MQTT5, MQTT311, pytest.param(AMQP, marks=pytest.mark.slow)], ids=str)
 def test_a_killed_broker_fails_pending_requests_and_later_ones_are_answered(place: Place) -> None:
     """At once; requester and responder reconnect by themselves."""
     m, responder = place.connect(), place.connect()
