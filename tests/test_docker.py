@@ -258,10 +258,7 @@ def test_the_gateway_of_the_compose_files_runs(
 
             eventually(is_passed_on, "telemetry")
             assert (arrived[0].context.channel, arrived[0].payload) == ("telemetry/d1/temperature", b"21")
-        with (
-            pytest.raises(messaging.MessagingError),
-            messaging.connect(f"{scheme}://{at}", connect_timeout=PATIENCE),
-        ):
+        with pytest.raises(messaging.MessagingError), messaging.connect(f"{scheme}://{at}", connect_timeout=PATIENCE):
             pass  # without a password
 
 
@@ -665,10 +662,7 @@ def test_a_copy_of_the_folder_of_a_stopped_gateway_goes_on_elsewhere(mosquitto: 
             }
         )
 
-    with (
-        Gateway(settings("first", "mqtt://127.0.0.1:1")) as gateway,
-        messaging.connect(f"memory://{name}") as plant,
-    ):
+    with Gateway(settings("first", "mqtt://127.0.0.1:1")) as gateway, messaging.connect(f"memory://{name}") as plant:
 
         def is_stored() -> bool:
             plant.publish("a", b"probe").result(PATIENCE)

@@ -48,17 +48,9 @@ SAVES: Final = ("autosave_on_changes false", "autosave_interval 1")
 #: how much earlier than the kill of a broker a message may have been confirmed that it loses, seconds
 UNSAVED: Final = 2.5
 
-PROFILES: Final = {
-    "mqtt": dataclasses.replace(MQTT5, ahead=400),
-    "mqtt311": MQTT311,
-    "amqp": AMQP,
-}
+PROFILES: Final = {"mqtt": dataclasses.replace(MQTT5, ahead=400), "mqtt311": MQTT311, "amqp": AMQP}
 #: notices a half-open connection within a few seconds
-_SETTINGS: Final = {
-    "mqtt": {"keepalive": 1},
-    "mqtt311": {"keepalive": 1},
-    "amqp": {"heartbeat": 1},
-}
+_SETTINGS: Final = {"mqtt": {"keepalive": 1}, "mqtt311": {"keepalive": 1}, "amqp": {"heartbeat": 1}}
 
 
 @dataclass(frozen=True)
@@ -282,10 +274,7 @@ _ANYWHERE: Final = {
     "refuse": 2, "slow_consumer": 2, "replace_receiver": 2,
 }  # fmt: skip
 #: whether it is AMQP -> method -> how likely it is
-FAULTS: Final = {
-    False: {**_ANYWHERE, "kill_broker": 2},
-    True: {**_ANYWHERE, "kill_broker": 1, "memory_alarm": 1},
-}
+FAULTS: Final = {False: {**_ANYWHERE, "kill_broker": 2}, True: {**_ANYWHERE, "kill_broker": 1, "memory_alarm": 1}}
 
 
 @dataclass

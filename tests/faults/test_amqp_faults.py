@@ -16,12 +16,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel  # type: ignore[import-untyped]
 
 import messaging
-from messaging import (
-    AcknowledgeMessageContext,
-    Message,
-    PublishRefusedError,
-    SubscriptionRefusedError,
-)
+from messaging import AcknowledgeMessageContext, Message, PublishRefusedError, SubscriptionRefusedError
 from messaging.testing.brokers import RabbitMQ
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.amqp.conftest import foreign_channel

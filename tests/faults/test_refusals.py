@@ -100,10 +100,7 @@ def check_password(
 @versions
 def test_a_subscription_that_is_denied_is_not_asked_for_again_mqtt(strict_mosquitto: Mosquitto, version: str) -> None:
     broker = strict_mosquitto
-    with (
-        Proxy(broker.host, broker.port) as proxy,
-        messaging.connect(through(proxy, broker.url), version=version) as m,
-    ):
+    with Proxy(broker.host, broker.port) as proxy, messaging.connect(through(proxy, broker.url), version=version) as m:
         streams = [m.subscribe("denied") for _ in range(3)]
         for stream in streams:
             with pytest.raises(SubscriptionRefusedError):

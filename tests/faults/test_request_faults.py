@@ -223,10 +223,7 @@ def test_the_requests_of_a_killed_responder_that_is_one_of_two_are_settled(place
     m = place.connect()
     options = {"qos": 1, "queue": place.queue}
     timeout = OUTAGE if place.kind is AMQP else 3.0
-    with (
-        responding(place, b"first", options, first_held=0) as first,
-        responding(place, b"second", options),
-    ):
+    with responding(place, b"first", options, first_held=0) as first, responding(place, b"second", options):
         m.request(place.channel, b"-1", qos=1).result(PATIENCE)  # what is made once is there
         promises = [m.request(place.channel, b"%d" % number, qos=1, timeout=timeout) for number in range(100)]
         first.expect("held")

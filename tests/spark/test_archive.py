@@ -664,13 +664,7 @@ def test_an_archive_beyond_the_buffer_is_sorted_on_the_disk(tmp_path: Path, monk
 
 @table(
     "topics, found",
-    [
-        ("*", [0, 1, 2, 3, 4]),
-        ("org/*", [1, 2, 3]),
-        ("org/+/x", [2]),
-        ("org/+", [1]),
-        (["org", "other/*"], [0, 4]),
-    ],
+    [("*", [0, 1, 2, 3, 4]), ("org/*", [1, 2, 3]), ("org/+/x", [2]), ("org/+", [1]), (["org", "other/*"], [0, 4])],
 )
 def test_topics_of_a_replay(tmp_path: Path, other: TypedEventBus, topics: Any, found: list[int]) -> None:
     names = ["org", "org/a", "org/a/x", "org/a/b/x", "other/x"]

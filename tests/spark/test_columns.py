@@ -94,10 +94,7 @@ def test_no_messages_are_no_rows() -> None:
     assert batch_of([], 0, 0, NOW).num_rows == 0
 
 
-@table(
-    "time",
-    [1e17, -1e17, 1.8e19, 2.0**63, 9_223_300_000, -9_223_300_000, math.inf, -math.inf, math.nan, 10**30],
-)
+@table("time", [1e17, -1e17, 1.8e19, 2.0**63, 9_223_300_000, -9_223_300_000, math.inf, -math.inf, math.nan, 10**30])
 def test_a_time_that_is_far_out_is_the_time_of_arrival(time: float) -> None:
     batch = batch_of([message(timestamp=time), message(timestamp=1), message()], 0, 0, NOW)
     arrival = datetime.fromtimestamp(NOW / 1e6, UTC)

@@ -127,8 +127,7 @@ def test_more_receivers_do_not_leave_the_session_of_the_only_one(
 
 
 @pytest.mark.parametrize(
-    ("server", "receivers", "machines"),
-    [("mosquitto", "1", "one"), ("rabbitmq", "1", "one"), ("rabbitmq", "2", "two")],
+    ("server", "receivers", "machines"), [("mosquitto", "1", "one"), ("rabbitmq", "1", "one"), ("rabbitmq", "2", "two")]
 )
 def test_a_second_query_of_a_group_ends_and_the_first_continues(
     request: pytest.FixtureRequest, channel: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -1126,11 +1126,7 @@ def test_the_older_of_two_writers_fails(remote: str) -> None:
     add(older.logs[0])
     newer = opened(remote)
     add(newer.logs[0])
-    for attempt in (
-        lambda: add(older.logs[0]),
-        lambda: older.begin_query(adopt=True),
-        lambda: older.note_commit(),
-    ):
+    for attempt in (lambda: add(older.logs[0]), lambda: older.begin_query(adopt=True), lambda: older.note_commit()):
         with pytest.raises(JournalLockedError, match="taken this journal over"):
             attempt()
     assert older.logs[0].end == 3

@@ -238,8 +238,7 @@ def test_a_checkpoint_beyond_the_journal(mosquitto: Mosquitto, tmp_path: Path) -
 
 
 @table(
-    "offsets, problem",
-    [('{"0": 5}', "partition 0 has offsets 0 to 0, and not 5"), ('{"7": 0}', "7 is no partition")],
+    "offsets, problem", [('{"0": 5}', "partition 0 has offsets 0 to 0, and not 5"), ('{"7": 0}', "7 is no partition")]
 )
 def test_starting_offsets_out_of_range_are_refused(
     mosquitto: Mosquitto, tmp_path: Path, offsets: str, problem: str
