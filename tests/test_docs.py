@@ -181,7 +181,8 @@ def test_samples_of_a_page_run(request: pytest.FixtureRequest, tmp_path: Path, p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PRINTED)
+@pytest.mark.timeout(600)
+@table("page", [*PRINTED])
 def test_samples_of_a_page_run_on_every_broker(request: pytest.FixtureRequest, tmp_path: Path, page: str) -> None:
     """Each in an interpreter of its own, whose end is silent, too."""
 
