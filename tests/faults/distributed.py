@@ -33,11 +33,10 @@ from typing import Final
 
 from messaging.testing.brokers import Broker, Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
-from messaging.testing.waiting import PATIENCE, eventually
+from messaging.testing.waiting import eventually
 from tests.faults.member import HEARTBEAT, LINGER, PROGRAM
 from tests.faults.promises import Fault, Findings, Lines, check
-from tests.faults.scenario import through
-from tests.forking import ForkedProcess
+from tests.faults.scenario import OUTAGE, Lives, through
 
 PROTOCOLS: Final = ("mqtt", "mqtt5", "amqp")
 #: processes with their forms
@@ -59,76 +58,35 @@ _STILL: Final = 4
 _ARRIVALS: Final = ("got", "session-got", "session-end", "reply")
 
 
-class Process:
+class Process(Lives):
     """One process, with its proxy, its lives and its ledgers."""
 
     def __init__(self, name: str, protocol: str, broker: Broker, proxy: Proxy, folder: Path) -> None:
+        super().__init__(PROGRAM, folder / f"{name}.log")
         self.name = name
-        self.life = 0
-        self._arguments = protocol, through(proxy, broker.url), str(folder), PROCESSES[name]
         self.proxy = proxy
+        self._arguments = protocol, through(proxy, broker.url), str(folder), PROCESSES[name]
         self._folder = folder
-        self._program: ForkedProcess | None = None
-        #: the ledger of the current life
-        self.lines = Lines(folder / f"{self.id}.ledger")
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin the next life, with a ledger of its own; does not wait until it is up."""
+        self.start(self.name, str(self.count + 1), *self._arguments)
+        self.lines = Lines(self._folder / f"{self.id}.ledger")
 
     @property
     def id(self) -> str:
         """Name and life."""
-        return f"{self.name}.{self.life}"
-
-    def start(self) -> None:
-        """Start; does not wait until it is up."""
-        self.life += 1
-        self.lines = Lines(self._folder / f"{self.id}.ledger")
-        log = (self._folder / f"{self.id}.log").open("wb")
-        with log:
-            self._program = ForkedProcess(PROGRAM, (self.name, str(self.life), *self._arguments), stdout=log)
+        return f"{self.name}.{self.count}"
 
     def wait_up(self) -> None:
         """Wait until it has joined."""
-        eventually(lambda: self.has("up"), lambda: f"{self.id} to be up: {self.errors()}", patience=3 * PATIENCE)
-
-    def errors(self) -> str:
-        """The end of its stderr, if it has ended."""
-        program = self._program
-        if program is None or program.poll() is None or program.stderr is None:
-            return "it runs"
-        return program.stderr.read().decode()[-3_000:]
-
-    def has(self, kind: str) -> bool:
-        """Whether its ledger has an entry of a kind."""
-        return self.lines.count(kind) > 0
-
-    def tell(self, command: str) -> None:
-        """Send it a command."""
-        assert self._program is not None
-        assert self._program.stdin is not None
-        self._program.stdin.write(f"{command}\n".encode())
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
-        assert self._program is not None
-        self._program.send_signal(number)
-
-    def kill(self) -> None:
-        """Send it SIGKILL, and wait for its end. Idempotent."""
-        if self._program is not None:
-            self._program.kill()
-            self._program.wait(PATIENCE)
-            for pipe in (self._program.stdin, self._program.stderr):
-                if pipe is not None:
-                    pipe.close()
-            self._program = None
+        eventually(lambda: self.lines.count("up"), lambda: f"{self.id} to be up: {self.errors()}", patience=OUTAGE)
 
     def resources(self) -> tuple[int, int]:
         """Resident memory in bytes, and the number of threads."""
-        assert self._program is not None
-        found = dict(
-            line.split(":", 1)
-            for line in Path(f"/proc/{self._program.pid}/status").read_text().splitlines()
-            if ":" in line
-        )
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        found = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
         return int(found["VmRSS"].split()[0]) * 1024, int(found["Threads"])
 
 
@@ -175,7 +133,6 @@ class Run:
                 proxy = stack.enter_context(Proxy(broker.host, broker.port))
                 process = self._processes[name] = Process(name, self._protocol, broker, proxy, self._folder)
                 stack.callback(process.kill)
-                process.start()
             for each in self._processes.values():
                 each.wait_up()
             time.sleep(2 * HEARTBEAT)  # sleeps: traffic before the first fault
@@ -216,7 +173,7 @@ class Run:
                 fault.at = time.monotonic()
                 if self._random.random() < 0.5:
                     time.sleep(self._random.uniform(0.0, 2.5))  # sleeps: a random outage
-                process.start()
+                process.begin()
                 process.wait_up()
             case "suspend":
                 process.signal(signal.SIGSTOP)
@@ -267,7 +224,7 @@ class Run:
             fault = Fault("kill", holder.id, time.monotonic())
             holder.kill()
             fault.at = time.monotonic()
-            holder.start()
+            holder.begin()
             holder.wait_up()
             fault.over = time.monotonic()
             self._faults.append(fault)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import subprocess
 import sys
 import tempfile
 import threading
@@ -32,6 +31,7 @@ from messaging.testing.brokers import Broker, Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.faults.ledger import Stamp, decode, encode
+from tests.faults.scenario import OUTAGE, Lives
 
 PROTOCOLS: Final = ("mqtt", "amqp")
 DEVICES: Final = 4
@@ -40,7 +40,6 @@ RATE: Final = 1000
 IN_FLIGHT: Final = 500
 _PAUSE: Final = (0.2, 1.4)
 _SETTLING: Final = 6 * PATIENCE
-_STARTING: Final = 2 * PATIENCE
 
 
 @dataclass
@@ -66,39 +65,6 @@ class Outcome:
             f"(at most {self.burst} after one fault), {len(self.problems)} problems; "
             f"at most {self.disk / 2**20:.1f} MiB on the disk, drained {self.drained:.1f} s after the last fault"
         )
-
-
-class GatewayProcess:
-    """The gateway, in its lives."""
-
-    def __init__(self, settings: dict[str, Any], folder: Path) -> None:
-        self._file = folder / "gateway.json"
-        self._file.write_text(json.dumps(settings))
-        self.log = folder / "gateway.log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Begin the next life."""
-        command = [sys.executable, "-m", "tests.faults.gateway_process", str(self._file)]
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-    def wait_up(self, lives: int) -> None:
-        """Wait until so many lives have begun their work."""
-        eventually(lambda: self.log.read_bytes().count(b"up\n") >= lives, "the gateway starts", patience=_STARTING)
-
-    @property
-    def pid(self) -> int:
-        """The process id of this life."""
-        assert self._process is not None
-        return self._process.pid
-
-    def kill(self) -> None:
-        """End the process at once."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
 
 
 class Devices:
@@ -207,18 +173,20 @@ class Run:
             receiver = Receiver(_version(target.url), self._protocol)
             stack.callback(receiver.close)
             settings = self._settings(source.url, target.url.replace(f":{target.port}", f":{proxy.port}"))
-            gateway = GatewayProcess(settings, self._folder)
+            file = self._folder / "gateway.json"
+            file.write_text(json.dumps(settings))
+            gateway = Lives("from tests.faults import gateway_process; gateway_process.main()", self._folder / "log")
             stack.callback(gateway.kill)
-            gateway.start()
-            gateway.wait_up(1)
-            eventually(lambda: b"connected" in gateway.log.read_bytes(), "the gateway connects", patience=_STARTING)
+            gateway.start(str(file))
+            gateway.wait_up()
+            eventually(lambda: b"connected" in gateway.log.read_bytes(), "the gateway connects", patience=OUTAGE)
             time.sleep(1.0)  # sleeps: until its session is subscribed; before, devices would publish to nobody
             with Devices(_version(source.url), self._rate, self._body) as devices:
                 for number, fault in enumerate(faults):
                     time.sleep(self._random.uniform(*_PAUSE))  # sleeps: a random moment
                     if fault == "kill":
                         gateway.kill()
-                        gateway.start()
+                        gateway.start(str(file))
                     elif fault == "broker":
                         self._random.choice((source, target)).restart()
                     elif fault == "outage":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,14 +24,14 @@ import messaging
 from messaging.remoteevent import RemoteMailbox
 from messaging.testing.brokers import Broker, Mosquitto, RabbitMQ
 from messaging.testing.waiting import PATIENCE, eventually
-from tests.faults.remote_party import KINDS, MAILBOX, ROLES, STOP
+from tests.faults.remote_party import KINDS, MAILBOX, PROGRAM, ROLES, STOP
+from tests.faults.scenario import Lives
 
 PROTOCOLS: Final = ("mqtt", "amqp")
 #: pause before a kill, seconds: a process needs about one to start
 _PAUSE: Final = (0.0, 1.2)
 #: time for all events to arrive, seconds
 _SETTLING: Final = 5 * PATIENCE
-_STARTING: Final = 2 * PATIENCE
 
 
 @dataclass
@@ -53,46 +52,17 @@ class Outcome:
         )
 
 
-class Party:
-    """One process, in its lives."""
+class Party(Lives):
+    """One process of the chain."""
 
     def __init__(self, role: str, url: str, folder: Path, registration: str) -> None:
+        super().__init__(PROGRAM, folder / f"{role}.log")
         self.role = role
-        self._arguments = [role, url, str(folder), registration]
-        self._log = folder / f"{role}.log"
-        self._life = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._arguments = role, url, str(folder), registration
 
-    def start(self) -> None:
+    def begin(self) -> None:
         """Begin the next life."""
-        self._life += 1
-        command = [sys.executable, "-m", "tests.faults.remote_party", *self._arguments, str(self._life)]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
-
-    def kill(self) -> None:
-        """End the process at once."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
-
-    @property
-    def is_up(self) -> bool:
-        """Whether the first life has begun its work."""
-        return self._log.exists() and b"up\n" in self._log.read_bytes()
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the process ended by itself."""
-        return self._process is not None and self._process.poll() is not None
-
-    @property
-    def errors(self) -> str:
-        """The end of its log."""
-        return self._log.read_text(errors="replace")[-2000:]
+        self.start(*self._arguments, str(self.count + 1))
 
 
 class Run:
@@ -126,20 +96,20 @@ class Run:
 
             stack.callback(end)
             mailbox = parties["mailbox"] = Party("mailbox", url, self._folder, "")
-            mailbox.start()
-            eventually(lambda: mailbox.is_up, "the mailbox starts", patience=_STARTING)
+            mailbox.begin()
+            mailbox.wait_up()
             with messaging.connect(url) as m:
                 registration = RemoteMailbox(m, MAILBOX).register(86_400.0).result(30)
             for role in ("owner", "agent", "generator"):
                 party = parties[role] = Party(role, url, self._folder, registration.id)
-                party.start()
+                party.begin()
             for party in parties.values():
-                eventually(lambda party=party: party.is_up, f"{party.role} starts", patience=_STARTING)  # type: ignore[misc]
+                party.wait_up()
             for number in range(kills):
                 time.sleep(self._random.uniform(*_PAUSE))  # sleeps: a random moment
                 party = parties[self._random.choice([*ROLES])]
                 party.kill()
-                party.start()
+                party.begin()
                 outcome.kills[party.role] = outcome.kills.get(party.role, 0) + 1
                 if number % 20 == 19:
                     self._say(f"{number + 1} kills, {len(self._lines('received'))} events received")
@@ -149,7 +119,7 @@ class Run:
             try:
                 eventually(lambda: wanted <= set(self._lines("received")), "all events arrive", patience=_SETTLING)
             except AssertionError:
-                outcome.problems += [f"{party.role}: {party.errors}" for party in parties.values() if party.has_ended]
+                outcome.problems += [f"{each.role}: {errors}" for each in parties.values() if (errors := each.errors())]
         self._check(outcome)
         return outcome
 

@@ -1,4 +1,4 @@
-"""One party of the chain of ``remote.py``: ``python -m tests.faults.remote_party ROLE URL FOLDER REGISTRATION LIFE``.
+"""One party of the chain of ``remote.py``: its arguments are ROLE URL FOLDER REGISTRATION LIFE.
 
 A ledger line is written with one system call, which a kill of the process cannot undo: the generator writes a number
 when the event is on its disk, the owner writes one before it acknowledges the event.
@@ -6,6 +6,7 @@ when the event is on its disk, the owner writes one before it acknowledges the e
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -33,6 +34,7 @@ KINDS: Final = ("a", "b")
 MAILBOX: Final = "chain/mailbox"
 #: the file whose existence ends the generator
 STOP: Final = "stop"
+PROGRAM: Final = "from tests.faults import remote_party; remote_party.main()"
 _AGENT: Final = "chain/agent"
 _OWNER: Final = "chain/owner"
 _RETRY: Final = RetryPolicy(first_delay=0.05, max_delay=0.5)
@@ -135,11 +137,8 @@ ROLES: Final = {"generator": generate, "agent": forward, "mailbox": store, "owne
 
 
 def main() -> None:
-    """The command; see the module."""
+    """Run until killed; see the module."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stdout)
     role, url, folder, registration, life = sys.argv[1:]
     with messaging.connect(url) as m:
         ROLES[role](m, Path(folder), registration, int(life))
-
-
-if __name__ == "__main__":
-    main()

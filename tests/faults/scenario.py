@@ -115,6 +115,65 @@ class Victim:
         self._process.wait(OUTAGE)
 
 
+class Lives:
+    """A program in a process that is killed and started again. Its lives write one log, and ``up`` when they are there.
+
+    Args:
+        code: the program.
+        log: a file for its stdout.
+    """
+
+    def __init__(self, code: str, log: Path) -> None:
+        self.log = log
+        self.count = 0
+        self._code = code
+        self._process: ForkedProcess | None = None
+
+    def start(self, *arguments: str) -> None:
+        """Begin the next life; does not wait until it is up."""
+        self.count += 1
+        with self.log.open("ab") as log:
+            self._process = ForkedProcess(self._code, arguments, stdout=log)
+
+    def wait_up(self) -> None:
+        """Wait until a life is up."""
+        eventually(lambda: b"up\n" in self.log.read_bytes(), lambda: f"a start: {self.errors()}", patience=OUTAGE)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def tell(self, line: str) -> None:
+        """Send it a line."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n".encode())
+
+    @property
+    def pid(self) -> int:
+        """The process id of this life."""
+        assert self._process is not None
+        return self._process.pid
+
+    def errors(self) -> str:
+        """Why it has ended by itself, and the end of its log; empty if it runs."""
+        process = self._process
+        if process is None or process.poll() is None or process.stderr is None:
+            return ""
+        return process.stderr.read().decode()[-3000:] + self.log.read_text(errors="replace")[-2000:]
+
+    def kill(self) -> None:
+        """Send SIGKILL, and wait for its end. Idempotent."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait(OUTAGE)
+            for pipe in (process.stdin, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+
 @dataclass(frozen=True)
 class Profile:
     """How messages travel so that none that is confirmed may be lost, as far as the protocol can.
