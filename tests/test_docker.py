@@ -236,7 +236,7 @@ def test_the_gateway_of_the_compose_files_runs(
         at = f"127.0.0.1:{broker.port}{options}"
         for variable, value in {
             "GATEWAY_DATA": tmp_path / "data",
-            "GATEWAY_MONITORING": "127.0.0.1:0",
+            "GATEWAY_MONITORING": f"127.0.0.1:{free_port()}",
             "MOSQUITTO_URL": f"{scheme}://devices@{at}",
             "MOSQUITTO_PASSWORD_FILE": tmp_path / "mosquitto",
             "RABBITMQ_URL": rabbitmq.url.replace("guest:guest@", "guest@"),
@@ -249,7 +249,7 @@ def test_the_gateway_of_the_compose_files_runs(
             messaging.connect(f"{scheme}://devices@{at}", password="a b$'c") as devices,
             messaging.connect(rabbitmq.url) as applications,
         ):
-            applications.on("telemetry/#", arrived)
+            applications.on("telemetry/#", lambda message: arrived.append(message))
             eventually(lambda: all(each.is_source_up and each.is_target_up for each in gateway.report().routes), "up")
 
             def is_passed_on() -> bool:
@@ -679,4 +679,4 @@ def test_a_copy_of_the_folder_of_a_stopped_gateway_goes_on_elsewhere(mosquitto: 
         arrived = subscribed(cloud, f"{name}/b", qos=1)
         with Gateway(settings("second", mosquitto.url)):
             arrived.wait_for(101)  # the copy goes on
-    assert arrived[-100:] == [f"{number}".encode() for number in range(100)]
+    assert arrived.payloads[-100:] == [f"{number}".encode() for number in range(100)]

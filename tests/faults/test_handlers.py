@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import messaging
-from messaging import Message
 from messaging.testing.brokers import Broker
 from messaging.testing.waiting import PATIENCE, Recorder
 from tests.faults.scenario import AMQP, MQTT5, MQTT311, Profile, Victim
@@ -17,7 +16,6 @@ from tests.faults.scenario import AMQP, MQTT5, MQTT311, Profile, Victim
 _HANDLING = """
 import sys, threading
 import messaging
-from messaging import Message
 url, channel, settings, queue = *sys.argv[1:3], *map(eval, sys.argv[3:])
 m = messaging.connect(url, **settings)
 def handle(message):
@@ -46,7 +44,7 @@ def test_a_message_whose_handler_was_killed_comes_again(request: pytest.FixtureR
             m.publish(channel, b"1", guaranteed_delivery=True).result(PATIENCE)
             m.publish(channel, b"2", guaranteed_delivery=True).result(PATIENCE)
         program.expect("1")
-    seen: Recorder[Message] = Recorder()
+    seen: Recorder[bytes] = Recorder()
     with messaging.connect(broker.url, **settings) as m:
-        m.on(channel, seen, keep_subscription=True, **queue)
-        seen.wait_until(lambda messages: sorted(each.payload for each in messages) == [b"1", b"2"])
+        m.on(channel, seen, model=bytes, keep_subscription=True, **queue)
+        seen.wait_until(lambda payloads: sorted(payloads) == [b"1", b"2"])
