@@ -17,12 +17,10 @@ Rounds of faults alternate with quiet times, in which the members, the sources a
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -34,6 +32,7 @@ from typing import Final
 from messaging.testing.brokers import Broker, Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
 from messaging.testing.waiting import eventually
+from tests.faults import command
 from tests.faults.member import HEARTBEAT, LINGER, PROGRAM
 from tests.faults.promises import Fault, Findings, Lines, check
 from tests.faults.scenario import OUTAGE, Lives, through
@@ -279,25 +278,12 @@ class Run:
 
 def main() -> int:
     """The command; see the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.parser(__doc__, PROTOCOLS)
     parser.add_argument("--faults", type=int, default=70)
-    parser.add_argument("--protocol", choices=[*PROTOCOLS, "all"], default="all")
-    parser.add_argument("--seed", type=int, default=random.randrange(10_000))
-    parser.add_argument("--keep", type=Path, help="folder for the ledgers")
     given = parser.parse_args()
-    failed = False
-    for protocol in PROTOCOLS if given.protocol == "all" else (given.protocol,):
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch) if given.keep is None else given.keep / protocol
-            folder.mkdir(parents=True, exist_ok=True)
-            if any(folder.iterdir()):
-                parser.error(f"{folder} is not empty: the ledgers of two runs cannot be told apart")
-            outcome = Run(protocol, folder, given.seed, lambda line: sys.stderr.write(f"{line}\n")).run(given.faults)
-        told = f"{protocol}, seed {given.seed}, {time.monotonic() - began:.0f} s: {outcome}"
-        sys.stdout.write("\n  ".join([told, *(f"BROKEN: {each}" for each in outcome.problems)]) + "\n")
-        failed = failed or bool(outcome.problems)
-    return int(failed)
+    return command.run_all(
+        given, lambda protocol, folder: Run(protocol, folder, given.seed, command.progress).run(given.faults)
+    )
 
 
 if __name__ == "__main__":

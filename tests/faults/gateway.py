@@ -13,11 +13,9 @@ another disk, such as one that is too small for them.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +28,7 @@ import messaging
 from messaging.testing.brokers import Broker, Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
 from messaging.testing.waiting import PATIENCE, eventually
+from tests.faults import command
 from tests.faults.ledger import Stamp, decode, encode
 from tests.faults.scenario import OUTAGE, Lives
 
@@ -295,7 +294,7 @@ def _version(url: str) -> str:
 
 def main() -> int:
     """The command; see the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.parser(__doc__, PROTOCOLS)
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--brokers", type=int, default=10, help="restarts of brokers")
     parser.add_argument("--black-holes", type=int, default=5)
@@ -304,26 +303,17 @@ def main() -> int:
     parser.add_argument("--rate", type=int, default=RATE, help="messages per second")
     parser.add_argument("--body", type=int, default=60, help="bytes of a message")
     parser.add_argument("--data", type=Path, help="folder of the buffers, which must be empty")
-    parser.add_argument("--protocol", choices=[*PROTOCOLS, "all"], default="all")
-    parser.add_argument("--seed", type=int, default=random.randrange(10_000))
     given = parser.parse_args()
-    failed = False
-    for protocol in PROTOCOLS if given.protocol == "all" else (given.protocol,):
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory() as scratch:
-            data = None if given.data is None else given.data / protocol
-            run = Run(
-                protocol, Path(scratch), given.seed, lambda line: sys.stderr.write(f"{line}\n"),
-                rate=given.rate, body=given.body, data=data,
-            )  # fmt: skip
-            outcome = run.run(
-                given.kills, brokers=given.brokers, black_holes=given.black_holes, black_hole=given.black_hole,
-                outage=given.outage,
-            )  # fmt: skip
-        told = f"{protocol}, seed {given.seed}, {time.monotonic() - began:.0f} s: {outcome}"
-        sys.stdout.write("\n  ".join([told, *(f"BROKEN: {each}" for each in outcome.problems)]) + "\n")
-        failed = failed or bool(outcome.problems)
-    return int(failed)
+
+    def run(protocol: str, folder: Path) -> Outcome:
+        data = None if given.data is None else given.data / protocol
+        made = Run(protocol, folder, given.seed, command.progress, rate=given.rate, body=given.body, data=data)
+        return made.run(
+            given.kills, brokers=given.brokers, black_holes=given.black_holes, black_hole=given.black_hole,
+            outage=given.outage,
+        )  # fmt: skip
+
+    return command.run_all(given, run)
 
 
 if __name__ == "__main__":

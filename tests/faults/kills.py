@@ -1,6 +1,6 @@
 """Random kills of processes whose messages are on the disk: nothing accepted is lost, nothing is handled twice.
 
-``python -m tests.faults.kills --kills 300 --protocol both --seed 7`` (or ``make kills``). A publisher with a durable
+``python -m tests.faults.kills --kills 300 --protocol all --seed 7`` (or ``make kills``). A publisher with a durable
 outbox and a consumer with an inbox run in processes of their own. One of them, or the broker, gets SIGKILL at a random
 time and is started again. At the end the outbox is emptied, and the ledgers are compared:
 
@@ -13,12 +13,10 @@ Ends with status 1, and says why, if that is not so.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import random
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -30,6 +28,7 @@ import messaging
 from messaging.publishing.durable import WINDOW
 from messaging.testing.brokers import Broker, Mosquitto, RabbitMQ
 from messaging.testing.waiting import PATIENCE, eventually
+from tests.faults import command
 from tests.faults.ledger import Arrivals, PublisherLog, Stamp, Verdict, compare, decode, encode, read_log
 from tests.faults.scenario import QUICK, Victim
 
@@ -139,6 +138,12 @@ class Outcome:
     twice: int
     twice_over_a_kill: int
     problems: list[str]
+
+    def __str__(self) -> str:
+        return (
+            f"{dict(self.kills)} kills; {self.verdict}; handled {self.handled}, twice by one process {self.twice}, "
+            f"again after a kill {self.twice_over_a_kill}"
+        )
 
 
 class Run:
@@ -279,24 +284,12 @@ class Run:
 
 def main() -> int:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.parser(__doc__, [*PROTOCOLS])
     parser.add_argument("--kills", type=int, default=300)
-    parser.add_argument("--protocol", choices=[*PROTOCOLS, "both"], default="both")
-    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
-    options = parser.parse_args()
-    failed = False
-    for name in PROTOCOLS if options.protocol == "both" else [options.protocol]:
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            outcome = Run(PROTOCOLS[name], Path(folder), options.seed).run(options.kills)
-        told = (
-            f"{name}, seed {options.seed}: {dict(outcome.kills)} kills in {time.monotonic() - began:.0f} s; "
-            f"{outcome.verdict}; handled {outcome.handled}, twice by one process {outcome.twice}, again after a kill "
-            f"{outcome.twice_over_a_kill}"
-        )
-        sys.stdout.write("\n  ".join([told, *outcome.problems]) + "\n")
-        failed = failed or bool(outcome.problems)
-    return int(failed)
+    given = parser.parse_args()
+    return command.run_all(
+        given, lambda protocol, folder: Run(PROTOCOLS[protocol], folder, given.seed).run(given.kills)
+    )
 
 
 if __name__ == "__main__":

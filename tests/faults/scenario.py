@@ -28,7 +28,7 @@ from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 import messaging
-from messaging import ClosedError, Message, MessagingError, Promise
+from messaging import AcknowledgeMessageContext, ClosedError, Message, MessageStream, MessagingError, Promise
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Broker
 from messaging.testing.proxy import Proxy
@@ -73,6 +73,20 @@ def attempts_to_connect(proxy: Proxy, url: str, seconds: float, **settings: Any)
 def state(m: messaging.Messaging) -> str:
     """State of the connection, as the runtime tells it."""
     return m.runtime.get_runtime_dto().connection.state
+
+
+def by_hand(m: messaging.Messaging, channel: str, **extensions: str) -> MessageStream:
+    """Subscribe, with messages that are acknowledged by :func:`acknowledge`."""
+    context = m.acknowledge_context_builder().message_context_builder().channel(channel)
+    for name, value in extensions.items():
+        context.extension_entry(name, value)
+    return m.subscription.subscribe(context.build_context())
+
+
+def acknowledge(message: Message) -> bool:
+    """Acknowledge a message; return whether it was not too late."""
+    assert isinstance(message.context, AcknowledgeMessageContext)
+    return message.context.acknowledge_handler.acknowledge()
 
 
 def through(proxy: Proxy, url: str) -> str:

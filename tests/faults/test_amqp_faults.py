@@ -16,11 +16,11 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel  # type: ignore[import-untyped]
 
 import messaging
-from messaging import AcknowledgeMessageContext, Message, PublishRefusedError, SubscriptionRefusedError
+from messaging import Message, PublishRefusedError, SubscriptionRefusedError
 from messaging.testing.brokers import RabbitMQ
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.amqp.conftest import foreign_channel
-from tests.faults.scenario import AMQP, AMQP_TRANSIENT, BATCH, OUTAGE, WINDOW, Scene, state
+from tests.faults.scenario import AMQP, AMQP_TRANSIENT, BATCH, OUTAGE, WINDOW, Scene, acknowledge, by_hand, state
 
 # --- connections
 
@@ -219,24 +219,19 @@ def test_a_verdict_after_reconnecting_is_refused_and_settles_nothing_else(rabbit
     with Scene(AMQP, rabbitmq, tmp_path, publishers=1) as scene:
         channel, queue = scene.channel("held/deep"), f"held-{scene.queue}"
         m = scene.receiver
-        context = m.acknowledge_context_builder().message_context_builder().channel(channel)
-        with m.subscription.subscribe(context.extension_entry("queue", queue).build_context()) as stream:
+        with by_hand(m, channel, queue=queue) as stream:
             for payload in (b"1", b"2"):
                 scene.publishers[0].instance.publish(channel, payload).result(PATIENCE)
             held = [stream.receive(PATIENCE) for _ in range(2)]
             scene.outlived(scene.receiving.sever, scene.receiving)
             again = [stream.receive(PATIENCE) for _ in range(2)]
             assert [message.payload for message in again] == [b"1", b"2"]
-            for message in held:
-                assert isinstance(message.context, AcknowledgeMessageContext)
-                assert message.context.acknowledge_handler.acknowledge() is False
+            assert [acknowledge(message) for message in held] == [False] * 2
             scene.outlived(scene.receiving.sever, scene.receiving)
             # the late verdicts did not settle them
             again = [stream.receive(PATIENCE) for _ in range(2)]
             assert [message.payload for message in again] == [b"1", b"2"]
-            for message in again:
-                assert isinstance(message.context, AcknowledgeMessageContext)
-                assert message.context.acknowledge_handler.acknowledge() is True
+            assert [acknowledge(message) for message in again] == [True] * 2
             # else the reset could take the verdicts with it
             eventually(
                 lambda: f"{queue}\t0\n" in rabbitmq.ctl("list_queues", "name", "messages"), "the verdicts arrive"

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
+    from messaging import Messaging
+
 #: for the Java of a test run: it is over before a better compiler, or a parallel collector, has paid for itself, and
 #: verifying Spark's classes takes a tenth of its start
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
@@ -121,12 +123,16 @@ def unique(name: str) -> str:
     return f"{name}-{uuid4().hex[:8]}"
 
 
+def make_queue(m: Messaging, name: str, **options: str) -> None:
+    """Declare a queue that has no consumer."""
+    with m.subscribe(name, queue=name, **options):
+        pass
+
+
 def make_stream(url: str, name: str, payloads: list[bytes]) -> None:
     """A stream that holds ``payloads``."""
     with messaging.connect(url) as m:
-        made = m.subscribe(name, queue=name, queue_type="stream", stream_offset="first")
-        made.ready.result(PATIENCE)
-        made.close().result(PATIENCE)
+        make_queue(m, name, queue_type="stream", stream_offset="first")
         results([m.publish(name, payload) for payload in payloads])
 
 

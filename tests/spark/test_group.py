@@ -17,10 +17,10 @@ from adapters.spark.read.takeover import started_earlier
 from messaging.errors import TakenOverError
 from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
-from messaging.testing.waiting import PATIENCE, eventually
+from messaging.testing.waiting import eventually
 from tests.mqtt.peer import Peer
-from tests.spark.harness import numbers, publish, unique
-from tests.spark.readers import Driven, processed
+from tests.spark.harness import make_queue, numbers, publish, unique
+from tests.spark.readers import Driven, processed, refused
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,12 +66,9 @@ def test_a_query_whose_journal_was_deleted_fails_before_it_touches_the_broker(
     left = json.loads(first.checkpoint[-1])["group"]
     shutil.rmtree(journal)
     publish(url, channel, numbers(5, 20))
-    with (
-        Proxy("127.0.0.1", rabbitmq.port if url.startswith("amqp") else int(url.rpartition(":")[2])) as proxy,
-        Driven(_through(url, proxy), journal, first.checkpoint, channel=channel) as second,
-        pytest.raises(DataLossError, match=rf"journalPath.*failOnDataLoss=false goes on .*{left}"),
-    ):
-        second.start()
+    with Proxy("127.0.0.1", rabbitmq.port if url.startswith("amqp") else int(url.rpartition(":")[2])) as proxy:
+        problem = rf"journalPath.*failOnDataLoss=false goes on .*{left}"
+        refused(DataLossError, problem, _through(url, proxy), journal, first.checkpoint, channel=channel)
     assert proxy.attempts == 0
     shutil.rmtree(journal)
     with Driven(url, journal, first.checkpoint, channel=channel, failOnDataLoss="false").start() as third:
@@ -83,11 +80,8 @@ def test_two_sessions_with_messages_are_refused(url: str, channel: str, tmp_path
     two = processed(numbers(5, 5), url, tmp_path / "two", channel=channel)
     left, other = (json.loads(query.checkpoint[-1])["group"] for query in (one, two))
     options = {"channel": channel, "failOnDataLoss": "false"}
-    with (
-        Driven(url, tmp_path / "two", one.checkpoint, **options) as mixed,
-        pytest.raises(JournalMismatchError, match=rf"{left}.*{other}.*set journalPath to an empty folder"),
-    ):
-        mixed.start()
+    problem = rf"{left}.*{other}.*set journalPath to an empty folder"
+    refused(JournalMismatchError, problem, url, tmp_path / "two", one.checkpoint, **options)
     with Driven(url, tmp_path / "empty", one.checkpoint, **options).start() as recovered:
         assert recovered.receive(5) == numbers(5, 5)
 
@@ -98,11 +92,9 @@ def test_another_group_is_refused_because_the_broker_keeps_messages_for_the_one_
     journal = tmp_path / "journal"
     first = processed(numbers(5), url, journal, channel=channel, group=group)
     publish(url, channel, numbers(5, 5))
-    with (
-        Driven(url, journal, first.checkpoint, channel=channel, group=f"{group}-2") as other,
-        pytest.raises(JournalMismatchError, match=rf"{group}.*set group={group} .*adoptJournal=true"),
-    ):
-        other.start()
+    options = {"channel": channel, "group": f"{group}-2"}
+    problem = rf"{group}.*set group={group} .*adoptJournal=true"
+    refused(JournalMismatchError, problem, url, journal, first.checkpoint, **options)
     with Driven(url, journal, first.checkpoint, channel=channel) as same:  # without the option it is the one before
         assert same.start().receive(5) == numbers(5, 5)
 
@@ -113,11 +105,8 @@ def test_more_receivers_do_not_leave_the_session_of_the_only_one(
     journal = tmp_path / "journal"
     one = processed(numbers(5), mosquitto.url, journal, channel=channel)
     publish(mosquitto.url, channel, numbers(5, 5))
-    with (
-        Driven(mosquitto.url, journal, one.checkpoint, channel=channel, receivers="2") as two,
-        pytest.raises(JournalMismatchError, match=r"set receivers=1"),
-    ):
-        two.start()
+    options = {"channel": channel, "receivers": "2"}
+    refused(JournalMismatchError, "set receivers=1", mosquitto.url, journal, one.checkpoint, **options)
     # nothing was changed by the attempt
     with Driven(mosquitto.url, journal, one.checkpoint, channel=channel, receivers="1") as again:
         assert again.start().receive(5) == numbers(5, 5)
@@ -142,11 +131,7 @@ def test_a_second_query_of_a_group_ends_and_the_first_continues(
         where = ""
     options = {"channel": channel, "group": group, "receivers": receivers}
     with Driven(url, tmp_path / "one", **options).start() as first:
-        with (
-            Driven(url, tmp_path / "two", **options) as second,
-            pytest.raises(TakenOverError, match=rf"option 'group' \({group}\){where}"),
-        ):
-            second.start()
+        refused(TakenOverError, rf"option 'group' \({group}\){where}", url, tmp_path / "two", **options)
         publish(url, channel, numbers(20))
         assert sorted(first.receive(20)) == sorted(numbers(20))
     with Driven(url, tmp_path / "two", **options) as second:  # it is free again
@@ -225,9 +210,7 @@ def test_queries_with_a_queue_of_the_users_own_share_it(
     rabbitmq: RabbitMQ, channel: str, group: str, tmp_path: Path
 ) -> None:
     with messaging.connect(rabbitmq.url) as m:
-        made = m.subscribe(channel, queue=channel)
-        made.ready.result(PATIENCE)
-        made.close().result(PATIENCE)
+        make_queue(m, channel)
     options = {"queue": channel, "group": group}
     with (
         Driven(rabbitmq.url, tmp_path / "one", **options).start() as one,

@@ -27,9 +27,9 @@ from messaging.errors import AuthenticationError, ConnectFailedError, InvalidOpt
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
-from messaging.testing.waiting import PATIENCE, eventually, results
-from tests.spark.harness import make_stream, numbers, publish, unique
-from tests.spark.readers import Driven, batch_read, processed
+from messaging.testing.waiting import eventually, results
+from tests.spark.harness import make_queue, make_stream, numbers, publish, unique
+from tests.spark.readers import Driven, batch_read, processed, refused
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,9 +43,7 @@ class Reading(BaseModel):
 def test_available_now_of_a_queue(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     queue = unique("work")
     with messaging.connect(rabbitmq.url) as m:  # a queue that is there already, and holds something
-        made = m.subscribe(queue, queue=queue, queue_type="quorum")
-        made.ready.result(PATIENCE)
-        made.close().result(PATIENCE)
+        make_queue(m, queue, queue_type="quorum")
         results([m.publish(queue, number) for number in numbers(1000)])
     query = Driven(rabbitmq.url, tmp_path, queue=queue, queueType="quorum", availableNowQuiet="0.3")
     assert query.finish() == numbers(1000)
@@ -137,14 +135,6 @@ def test_several_streams_are_partitions(rabbitmq: RabbitMQ) -> None:
 
 
 SECRET = "a7c-hush-hush-91"
-
-
-def refused(
-    kind: type[Exception], match: str, url: str, journal: Path | None, *checkpoint: list[str], **how: str
-) -> None:
-    """A query, continued or not, fails when it starts."""
-    with Driven(url, journal, *map(list, checkpoint), **how) as query, pytest.raises(kind, match=match):
-        query.start()
 
 
 def test_a_wrong_password_of_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
