@@ -32,7 +32,7 @@ from messaging import AcknowledgeMessageContext, ClosedError, Message, MessageSt
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Broker
 from messaging.testing.proxy import Proxy
-from messaging.testing.waiting import PATIENCE, eventually
+from messaging.testing.waiting import PATIENCE, eventually, eventually_async
 from tests.faults.ledger import Arrivals, History, PublisherLog, Stamp, Verdict, compare, encode, read_log
 from tests.forking import ForkedProcess
 
@@ -55,12 +55,13 @@ def attempts_within(proxy: Proxy, seconds: float) -> int:
 
 
 def attempts_to_connect(proxy: Proxy, url: str, seconds: float, **settings: Any) -> int:
-    """How many connections an instance makes in ``seconds`` if it goes on trying from the start; all must fail."""
+    """How many connections an instance makes, in ``seconds`` after the first one; all must fail."""
 
     async def main() -> int:
         m = messaging.connect(through(proxy, url), retry_connect=True, **settings)
         try:
             before = proxy.attempts
+            await eventually_async(lambda: proxy.attempts > before, "an attempt")
             await asyncio.sleep(seconds)  # sleeps: counts attempts in a time
             assert not m.ready.done(), f"connected to {url}"
             return proxy.attempts - before

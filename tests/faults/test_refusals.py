@@ -82,7 +82,7 @@ def check_password(
             messaging.connect(through(proxy, wrong_url))
         assert "wrong" not in str(caught.value)
         assert proxy.attempts == 1
-        assert 1 <= attempts_to_connect(proxy, wrong_url, 1.0) <= STORM
+        assert attempts_to_connect(proxy, wrong_url, 1.0) <= STORM
         with messaging.connect(through(proxy, right_url), reconnect_max=2.0) as m:
             change("changed")
             proxy.sever()

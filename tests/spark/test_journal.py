@@ -440,12 +440,13 @@ class Faults:
 @table("segment_bytes", [2**20, 1], ids=["growing", "new segment"])
 @table("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
 def test_a_failed_write_adds_nothing_and_the_log_continues(
-    tmp_path: Path, number: int, segment_bytes: int, partial: bool, stay: bool
+    in_memory: str, number: int, segment_bytes: int, partial: bool, stay: bool
 ) -> None:
     kind = JournalError if number == errno.EIO else JournalFullError
+    folder = Path(tempfile.mkdtemp(dir=in_memory))
     failed = set()
     for nth in range(1, 8):
-        path = str(tmp_path / str(nth))
+        path = str(folder / str(nth))
         journal, log = opened_log(path, segment_bytes=segment_bytes)
         add(log, 4)
         with Faults(number, nth, partial=partial, stay=stay) as faults, contextlib.suppress(kind):
