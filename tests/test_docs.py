@@ -153,13 +153,9 @@ builtins.print = lambda *values, end="\\n", **_: sys.stdout.write(" ".join(map(s
 def forked(program: str, folder: Path) -> str:
     """Return what a program prints, run in ``folder`` by a process that has imported the package already."""
     process = ForkedProcess(f"import os, sys; os.chdir({str(folder)!r})\n{program}\nsys.exit()")
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    with process.stdin, process.stdout as printed, process.stderr as errors:
-        found = printed.read().decode()
-        assert (process.wait(PATIENCE), errors.read().decode()) == (0, "")
-    return found
+    code, printed, errors = process.communicate(PATIENCE)
+    assert (code, errors) == (0, "")
+    return printed
 
 
 def check_samples(page: str, printed_on: Callable[[str, int], Mapping[str, str]]) -> None:

@@ -10,8 +10,6 @@ import logging
 import math
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -61,6 +59,7 @@ from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, subscribed
 from messaging.typedevent import DurableHistory, RangePolicy, TypedEventBus, convert
 from tests.eventdata.strategies import keys, typed, values
+from tests.forking import ForkedProcess
 from tests.interrupts import breakable_waits
 from tests.spark.harness import QUERY_PATIENCE
 
@@ -310,8 +309,10 @@ def test_a_recorder_publishes_each_event_to_the_channel_of_its_topic(
 
 
 def test_a_recorder_needs_no_spark() -> None:
-    program = "import sys; sys.modules |= {'pyspark': None, 'pyarrow': None}; import adapters.spark.recorder"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE)
+    program = (
+        "import sys; sys.modules |= {'pyspark': None, 'pyarrow': None}; import adapters.spark.recorder; sys.exit()"
+    )
+    assert ForkedProcess(program).communicate(PATIENCE) == (0, "", "")
 
 
 def test_closing_records_the_events_that_were_published_before(

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -35,6 +34,7 @@ from messaging.testing.brokers import Mosquitto, require
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.cli.program import COMMAND, ROOT, environment
+from tests.forking import ForkedProcess
 from tests.interrupts import breakable_waits
 from tests.spark.conftest import require_java
 
@@ -87,33 +87,27 @@ def test_the_fleet_has_all_kinds_of_failures() -> None:
     assert sum(warmth[15]) / len(warmth[15]) > sum(warmth[3]) / len(warmth[3]) + 5  # by day it is warmer
 
 
-def fleet(url: str, ledger: Path, *arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
-    """Run the fleet as a process: 16 messages within a fraction of a second."""
-    module = [sys.executable, "-m", "adapters.spark.telemetry.fleet", url, str(ledger)]
-    return subprocess.run(
-        [*module, "--seconds=0.4", "--devices=4", "--rate=40", *arguments],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=False, **how,
-    )  # fmt: skip
+def fleet(url: str, ledger: Path, *arguments: str, before: str = "") -> tuple[int, str, str]:
+    """Run the fleet as a process whose stdin ends: 16 messages within a fraction of a second."""
+    code = f"import os, sys; {before}\nfrom adapters.spark.telemetry.fleet import main\nmain()\nsys.exit()"
+    arguments = (url, str(ledger), "--seconds=0.4", "--devices=4", "--rate=40", *arguments)
+    return ForkedProcess(code, arguments, environment()).communicate(3 * PATIENCE)
 
 
-def closed_stdin() -> None:
-    os.close(0)
-
-
-@table("how", [{"stdin": subprocess.DEVNULL}, {"preexec_fn": closed_stdin}], ids=["at_its_end", "closed"])
+@table("before", {"at its end": "", "closed": "os.close(0); sys.stdin = None"})
 def test_the_fleet_publishes_everything_as_a_service_whose_stdin_has_ended(
-    mosquitto: Mosquitto, tmp_path: Path, how: dict[str, Any]
+    mosquitto: Mosquitto, tmp_path: Path, before: str
 ) -> None:
-    done = fleet(mosquitto.url, tmp_path / "ledger", **how)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout.splitlines()[-1]) == {"accepted": 16, "failed": 0, "ended": True}
+    code, out, err = fleet(mosquitto.url, tmp_path / "ledger", before=before)
+    assert (code, err) == (0, "")
+    assert json.loads(out.splitlines()[-1]) == {"accepted": 16, "failed": 0, "ended": True}
     assert len((tmp_path / "ledger").read_text().splitlines()) == 16
 
 
 def test_the_fleet_ends_with_its_stdin_when_told_to(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    done = fleet(mosquitto.url, tmp_path / "ledger", "--end-with-stdin", "--seconds=60", stdin=subprocess.DEVNULL)
-    assert done.returncode == 0
-    assert json.loads(done.stdout.splitlines()[-1])["accepted"] < 2400
+    code, out, _ = fleet(mosquitto.url, tmp_path / "ledger", "--end-with-stdin", "--seconds=60")
+    assert code == 0
+    assert json.loads(out.splitlines()[-1])["accepted"] < 2400
 
 
 def test_times_without_a_zone_are_no_readings() -> None:
@@ -323,26 +317,23 @@ def of_folder(folder: Path) -> list[str]:
 @table("script", ["streaming_job", "batch_job"])
 def test_the_jobs_are_scripts_too(script: str) -> None:
     path = ROOT / "examples" / "telemetry_pipeline" / f"{script}.py"
-    done = subprocess.run(
-        [sys.executable, str(path), "--help"], env=environment(), capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "OUTPUT" in done.stdout.upper()
+    program = f"import runpy, sys; runpy.run_path({str(path)!r}, run_name='__main__')"
+    code, out, err = ForkedProcess(program, ["--help"], environment()).communicate(PATIENCE)
+    assert (code, err) == (0, "")
+    assert "OUTPUT" in out.upper()
 
 
 def test_without_pyspark_the_help_is_there_and_the_error_names_the_extra(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['pyspark'] = None; from messaging.cli import main; sys.exit(main(sys.argv[1:]))"
+    program = "import sys; sys.modules['pyspark'] = None; from messaging.cli import main; sys.exit(main(sys.argv[1:]))"
     for arguments, returncode, expected in (
         (["--help"], 0, "Device telemetry through Spark"),
         (["pipeline", "demo", "--help"], 0, "--overwrite"),
         (["pipeline", "demo", "--output", str(tmp_path / "run")], 2, "pip install 'rx-messaging[pipeline]'"),
     ):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments], env=environment(), capture_output=True, text=True, check=False
-        )
-        assert done.returncode == returncode
-        assert expected in (done.stderr if returncode else done.stdout)
-        assert (done.stdout if returncode else done.stderr) == ""
+        code, out, err = ForkedProcess(program, arguments, environment()).communicate(PATIENCE)
+        assert code == returncode
+        assert expected in (err if returncode else out)
+        assert (out if returncode else err) == ""
     assert not (tmp_path / "run").exists()
 
 
@@ -374,16 +365,18 @@ def test_a_wrong_command_line_is_an_error_of_one_line(
     assert expected in err
 
 
-def test_without_java_or_mosquitto_the_error_names_their_packages(tmp_path: Path) -> None:
-    done = command("demo", "--output", str(tmp_path / "run"), PATH=str(tmp_path), JAVA_HOME=str(tmp_path))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Spark needs Java 17 or newer" in done.stderr
-    (tmp_path / "bin").mkdir()
-    java = tmp_path / "bin" / "java"
-    java.touch(mode=0o755)
-    done = command("demo", "--output", str(tmp_path / "run"), PATH=str(tmp_path), JAVA_HOME=str(tmp_path))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "apt install mosquitto" in done.stderr
+def test_without_java_or_mosquitto_the_error_names_their_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("PATH", "JAVA_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    for missing in ("Spark needs Java 17 or newer", "apt install mosquitto"):
+        assert main(["pipeline", "demo", "--output", str(tmp_path / "run")]) == 2
+        out, err = capfd.readouterr()
+        assert out == ""
+        assert missing in err
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / "java").touch(mode=0o755)
     assert not (tmp_path / "run").exists()
 
 

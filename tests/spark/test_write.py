@@ -468,6 +468,7 @@ def test_a_frame_is_published(spark: SparkSession, mosquitto: Mosquitto, channel
     assert first == list(range(8000))
 
 
+@pytest.mark.slow
 def test_errors_come_out_of_spark_as_they_are(spark: SparkSession, mosquitto: Mosquitto) -> None:
     frame = spark.range(3).selectExpr("cast(id as string) value", "if(id = 2, null, 'a') channel")
     with pytest.raises(PySparkException, match="InvalidOptionError: mode 'overwrite'"):
