@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -158,44 +158,34 @@ def forked(program: str, folder: Path) -> str:
     return printed
 
 
-def check_samples(page: str, printed_on: Callable[[str, int], Mapping[str, str]]) -> None:
-    """Check what the programs of a page print: their numbers are given, and the outputs by broker returned."""
+def interpreted(program: str, folder: Path) -> str:
+    """Return what a program prints, run in ``folder`` by an interpreter of its own, whose end is silent, too."""
+    return output("-c", program, folder=folder)
+
+
+def check_samples(
+    request: pytest.FixtureRequest, folder: Path, page: str, brokers: slice, run: Callable[[str, Path], str]
+) -> None:
+    """Check what the programs of a page print, on some of its brokers."""
     for number, expected in enumerate(PRINTED[page][1]):
-        for broker, printed in printed_on(blocks(page, "python")[number], number).items():
+        for broker in brokers_of(page, number)[brokers]:
+            own = folder / f"{number}-{broker}"
+            own.mkdir()
+            printed = run(WHOLE_LINES + on(request, broker, blocks(page, "python")[number]), own)
             assert sorted(printed.splitlines()) == sorted(expected.splitlines()), f"program {number} on {broker}"
 
 
 @pytest.mark.parametrize("page", PRINTED)
 def test_samples_of_a_page_run(request: pytest.FixtureRequest, tmp_path: Path, page: str) -> None:
     """Each on the first of its brokers."""
-
-    def printed_on(program: str, number: int) -> dict[str, str]:
-        broker = brokers_of(page, number)[0]
-        return {broker: forked(WHOLE_LINES + on(request, broker, program), made(tmp_path / f"{number}"))}
-
-    check_samples(page, printed_on)
+    check_samples(request, tmp_path, page, slice(1), forked)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @table("page", [*PRINTED])
 def test_samples_of_a_page_run_on_every_broker(request: pytest.FixtureRequest, tmp_path: Path, page: str) -> None:
-    """Each in an interpreter of its own, whose end is silent, too."""
-
-    def printed_on(program: str, number: int) -> dict[str, str]:
-        return {
-            broker: output(
-                "-c", WHOLE_LINES + on(request, broker, program), folder=made(tmp_path / f"{number}-{broker}")
-            )
-            for broker in brokers_of(page, number)
-        }
-
-    check_samples(page, printed_on)
-
-
-def made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
+    check_samples(request, tmp_path, page, slice(None), interpreted)
 
 
 @table("page", PAGES)
