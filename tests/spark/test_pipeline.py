@@ -365,15 +365,13 @@ def test_a_wrong_command_line_is_an_error_of_one_line(
     assert expected in err
 
 
-def test_without_java_or_mosquitto_the_error_names_their_packages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("PATH", "JAVA_HOME"):
-        monkeypatch.setenv(name, str(tmp_path))
+def test_without_java_or_mosquitto_the_error_names_their_packages(tmp_path: Path) -> None:
+    program = "import sys; from messaging.cli import main; sys.exit(main())"
+    arguments = ["pipeline", "demo", "--output", str(tmp_path / "run")]
+    variables = environment(PYTHONWARNINGS="", PATH=str(tmp_path), JAVA_HOME=str(tmp_path))
     for missing in ("Spark needs Java 17 or newer", "apt install mosquitto"):
-        assert main(["pipeline", "demo", "--output", str(tmp_path / "run")]) == 2
-        out, err = capfd.readouterr()
-        assert out == ""
+        code, out, err = ForkedProcess(program, arguments, variables).communicate(PATIENCE)
+        assert (code, out) == (2, "")
         assert missing in err
         (tmp_path / "bin").mkdir(exist_ok=True)
         (tmp_path / "bin" / "java").touch(mode=0o755)
