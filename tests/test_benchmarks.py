@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from tests.spark.conftest import require_java
 
 ROOT = Path(__file__).parent.parent
 COUNT = 300
+#: a case whose processes may take their time
+patient = partial(Case, setup=5 * PATIENCE)
 
 
 def benchmark(*arguments: str) -> str:
@@ -39,7 +42,7 @@ def saved(folder: Path, name: str) -> Any:
 
 
 def mqtt_case(broker: Mosquitto, **options: Any) -> Case:
-    return Case({}, {"version": "5", "qos": 1, "window": 18} | options, broker.port)
+    return patient({}, {"version": "5", "qos": 1, "window": 18} | options, broker.port)
 
 
 # --- contenders
@@ -67,7 +70,7 @@ def test_every_contender_delivers_over_mqtt(mosquitto: Mosquitto, contender: Con
 @each_of(contenders.EVENTS)
 def test_every_event_bus_delivers(contender: Contender) -> None:
     for role, options in {"dispatch": {"handlers": 2, "topics": 3}, "latency": {}}.items():
-        run = run_once(contender, Case({}, options, port=0, roles=(role,)), 30)
+        run = run_once(contender, patient({}, options, port=0, roles=(role,)), 30)
         assert run.said[role]["received"] == 30
         assert run.lost == 0
 
@@ -75,7 +78,7 @@ def test_every_event_bus_delivers(contender: Contender) -> None:
 @pytest.mark.slow
 @each_of(contenders.JOURNAL)
 def test_every_contender_appends(tmp_path: Path, contender: Contender) -> None:
-    case = Case({}, {"window": 3, "folder": str(tmp_path)}, port=0, roles=("append",))
+    case = patient({}, {"window": 3, "folder": str(tmp_path)}, port=0, roles=("append",))
     run = run_once(contender, case, 30)
     assert run.rate > 0
     assert [*tmp_path.iterdir()] == []
@@ -106,14 +109,16 @@ def test_every_contender_confirms_and_acknowledges_over_amqp(rabbitmq: RabbitMQ,
     for operation, (before, after) in steps.items():
         roles = amqp.OPERATIONS[operation]
         run = run_once(
-            contender, Case({}, {"qos": 1, "window": 50}, rabbitmq.port, roles=roles, before=before, after=after), COUNT
+            contender,
+            patient({}, {"qos": 1, "window": 50}, rabbitmq.port, roles=roles, before=before, after=after),
+            COUNT,
         )
         assert run.rate > 0
         assert set(run.said) == set(roles)
 
 
 def answered(contender: Contender, port: int, **options: Any) -> None:
-    case = Case({}, {"qos": 1, "window": 10} | options, port, roles=requests.ROLES, metrics=requests.METRICS)
+    case = patient({}, {"qos": 1, "window": 10} | options, port, roles=requests.ROLES, metrics=requests.METRICS)
     run = run_once(contender, case, 30)
     said = run.said["request"]
     assert (said["lost"], said["wrong"]) == (0, 0)
