@@ -81,6 +81,14 @@ class ForkedProcess:
             self._status.close()
         return self.returncode
 
+    def communicate(self, timeout: float) -> tuple[int, str, str]:
+        """Close its stdin, and wait for its end; return the exit code, and what it wrote to stdout and stderr."""
+        assert self.stdout is not None
+        self.stdin.close()
+        with self.stdout, self.stderr:
+            out, err = self.stdout.read(), self.stderr.read()
+        return self.wait(timeout), out.decode(), err.decode()
+
     def poll(self) -> int | None:
         """Return the exit code, or ``None`` while the program runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):

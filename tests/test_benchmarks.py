@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,15 @@ from benchmarks.contenders import Contender
 from benchmarks.harness import Case, Plan, Run, RunError, measure, run_once
 from benchmarks.peers.job import percentiles
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require
-from messaging.testing.conformance.helpers import eventually
 from messaging.testing.servers import Servers
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.spark.conftest import require_java
 
 ROOT = Path(__file__).parent.parent
 COUNT = 300
+#: a case whose processes may take their time
+patient = partial(Case, setup=5 * PATIENCE)
 
 
 @pytest.fixture
@@ -47,7 +51,7 @@ def saved(folder: Path, name: str) -> Any:
 
 
 def mqtt_case(broker: Mosquitto, **options: Any) -> Case:
-    return Case({}, {"version": "5", "qos": 1, "window": 18} | options, broker.port)
+    return patient({}, {"version": "5", "qos": 1, "window": 18} | options, broker.port)
 
 
 # --- contenders
@@ -72,19 +76,18 @@ def test_every_contender_delivers_over_mqtt(mosquitto: Mosquitto, contender: Con
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["dispatch", "latency"])
 @each_of(contenders.EVENTS)
-def test_every_event_bus_delivers(contender: Contender, role: str) -> None:
-    case = Case({}, {"handlers": 2, "topics": 3} if role == "dispatch" else {}, port=0, roles=(role,))
-    run = run_once(contender, case, 30)
-    assert run.said[role]["received"] == 30
-    assert run.lost == 0
+def test_every_event_bus_delivers(contender: Contender) -> None:
+    for role, options in {"dispatch": {"handlers": 2, "topics": 3}, "latency": {}}.items():
+        run = run_once(contender, patient({}, options, port=0, roles=(role,)), 30)
+        assert run.said[role]["received"] == 30
+        assert run.lost == 0
 
 
 @pytest.mark.slow
 @each_of(contenders.JOURNAL)
 def test_every_contender_appends(tmp_path: Path, contender: Contender) -> None:
-    case = Case({}, {"window": 3, "folder": str(tmp_path)}, port=0, roles=("append",))
+    case = patient({}, {"window": 3, "folder": str(tmp_path)}, port=0, roles=("append",))
     run = run_once(contender, case, 30)
     assert run.rate > 0
     assert [*tmp_path.iterdir()] == []
@@ -115,14 +118,16 @@ def test_every_contender_confirms_and_acknowledges_over_amqp(rabbitmq: RabbitMQ,
     for operation, (before, after) in steps.items():
         roles = amqp.OPERATIONS[operation]
         run = run_once(
-            contender, Case({}, {"qos": 1, "window": 50}, rabbitmq.port, roles=roles, before=before, after=after), COUNT
+            contender,
+            patient({}, {"qos": 1, "window": 50}, rabbitmq.port, roles=roles, before=before, after=after),
+            COUNT,
         )
         assert run.rate > 0
         assert set(run.said) == set(roles)
 
 
 def answered(contender: Contender, port: int, **options: Any) -> None:
-    case = Case({}, {"qos": 1, "window": 10} | options, port, roles=requests.ROLES, metrics=requests.METRICS)
+    case = patient({}, {"qos": 1, "window": 10} | options, port, roles=requests.ROLES, metrics=requests.METRICS)
     run = run_once(contender, case, 30)
     said = run.said["request"]
     assert (said["lost"], said["wrong"]) == (0, 0)
@@ -171,7 +176,7 @@ class Scripted(Contender):
         return [sys.executable, "-c", SCRIPTED % json.loads(self.style)]
 
 
-@pytest.mark.parametrize("fault", ["lost", "duplicates", "wrong"])
+@table("fault", ["lost", "duplicates", "wrong"])
 def test_a_run_with_a_fault_is_void(fault: str) -> None:
     contender = Scripted("scripted", "", "json", "", json.dumps({fault: 3}))
     with pytest.raises(RunError, match=f"3 of 10 messages {fault}"):
@@ -300,7 +305,7 @@ def test_the_simple_reader_for_spark_gets_every_message_once(mosquitto: Mosquitt
     assert [*found] == []
     with messaging.connect(mosquitto.url) as m:
         for number in range(COUNT):
-            m.publish("simple", b"%d" % number, qos=1).result(10)
+            m.publish("simple", b"%d" % number, qos=1).result(PATIENCE)
     rows: list[Any] = []
     eventually(lambda: len(rows) == COUNT or rows.extend(reader.read({"offset": len(rows)})[0]))
     assert [row[2] for row in rows] == [b"%d" % number for number in range(COUNT)]
@@ -323,7 +328,7 @@ def test_spark_gets_every_message_from_mqtt(mosquitto: Mosquitto, tmp_path: Path
     assert run.rate > 0
 
 
-@pytest.mark.parametrize("source", ["arrow", "tuples"])
+@table("source", ["arrow", "tuples"])
 def test_peers_of_spark_make_as_many_rows_as_they_are_asked_for(source: str) -> None:
     sources = pytest.importorskip("benchmarks.peers.spark_sources", exc_type=ImportError)
     options = {"rows": "40001", "size": "100"}
@@ -362,12 +367,14 @@ def test_a_target_may_be_met_by_a_fixed_rate_whatever_the_peer_does() -> None:
     assert line(400_000).startswith("target MISSED")
 
 
+@pytest.mark.slow
 def test_outbox_relays_every_row() -> None:
     require("postgresql")
     out = benchmark("outbox", "--runs", "1", "--messages", "200", "--backends", "memory")
     assert "relay, 1000 keys" in out
 
 
+@pytest.mark.slow
 def test_memory_runs() -> None:
     assert "queue.SimpleQueue" in benchmark("memory", "--runs", "1", "--messages", "1000")
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,8 @@ from packaging.utils import canonicalize_name
 import messaging
 from messaging.gateway import Gateway, GatewaySettings, load
 from messaging.testing.brokers import Mosquitto, RabbitMQ, free_port, require
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, subscribed
 from tests.certificates import LOOPBACK, Authority
 
 yaml = pytest.importorskip("yaml")
@@ -42,17 +44,9 @@ VARIABLES: Final = {
 }  # fmt: skip
 #: time that a gateway needs to close its connections, after it has published what is stored, seconds
 CLOSING: Final = 10.0
-PATIENCE: Final = 30.0
 #: bytes of the image of the gateway, at most; and of its base: public listings of python:3.*-alpine say 43 to 50 MB
 MAX_IMAGE: Final = 120_000_000
 BASE_IMAGE: Final = 50_000_000
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def compose(file: Path) -> dict[str, Any]:
@@ -77,7 +71,7 @@ SERVICES: Final = [
 # --- compose files
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@table("file", FILES, ids=lambda file: file.stem)
 def test_compose_accepts_the_file(file: Path) -> None:
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True).returncode != 0:
@@ -88,14 +82,14 @@ def test_compose_accepts_the_file(file: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("file", "name", "service"), SERVICES)
+@table("file, name, service", SERVICES)
 def test_ports_are_published_on_loopback_only(file: Path, name: str, service: dict[str, Any]) -> None:
     ports = service.get("ports", [])
     assert [port for port in ports if not re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port)] == []
     assert ports or name == "messaging"
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@table("file", FILES, ids=lambda file: file.stem)
 def test_no_two_services_want_one_port_or_volume(file: Path) -> None:
     services = compose(file)["services"].values()
     ports = [port.rpartition(":")[0] for service in services for port in service.get("ports", [])]
@@ -105,7 +99,7 @@ def test_no_two_services_want_one_port_or_volume(file: Path) -> None:
     assert sorted(named) == sorted(compose(file)["volumes"])
 
 
-@pytest.mark.parametrize(("file", "name", "service"), SERVICES)
+@table("file, name, service", SERVICES)
 def test_images_are_pinned_and_services_have_health_checks(file: Path, name: str, service: dict[str, Any]) -> None:
     if name == "messaging":  # the command line, built from the sources
         assert (file.parent / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
@@ -116,7 +110,7 @@ def test_images_are_pinned_and_services_have_health_checks(file: Path, name: str
     assert {"interval", "timeout", "retries", "start_period"} <= set(check)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@table("file", FILES, ids=lambda file: file.stem)
 def test_every_mounted_file_is_there(file: Path) -> None:
     mounted = [
         volume.split(":")[0]
@@ -128,7 +122,7 @@ def test_every_mounted_file_is_there(file: Path) -> None:
     assert [path for path in mounted if not (DOCKER / path).is_file()] == []
 
 
-@pytest.mark.parametrize("file", GATEWAYS, ids=lambda file: file.stem)
+@table("file", GATEWAYS, ids=lambda file: file.stem)
 def test_passwords_come_from_required_variables_and_secrets(file: Path) -> None:
     text = file.read_text()
     assert set(re.findall(r"^\s*\w*PASS\w*: (.*)$", text, re.MULTILINE)) == {
@@ -142,7 +136,7 @@ def test_passwords_come_from_required_variables_and_secrets(file: Path) -> None:
     assert [name for name in used if f"{name}=" not in head] == [], "the head of the file tells of each variable"
 
 
-@pytest.mark.parametrize("file", GATEWAYS, ids=lambda file: file.stem)
+@table("file", GATEWAYS, ids=lambda file: file.stem)
 def test_a_gateway_in_a_container_has_no_privileges_and_time_to_drain(file: Path) -> None:
     services = compose(file)["services"]
     for name in ("gateway", "mosquitto"):
@@ -159,7 +153,7 @@ def test_a_gateway_in_a_container_has_no_privileges_and_time_to_drain(file: Path
     assert mounted == set(compose(file)["secrets"])
 
 
-@pytest.mark.parametrize("file", GATEWAYS, ids=lambda file: file.stem)
+@table("file", GATEWAYS, ids=lambda file: file.stem)
 def test_the_configuration_fits_the_services(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     services = compose(file)["services"]
     gateway = services["gateway"]
@@ -239,35 +233,32 @@ def test_the_gateway_of_the_compose_files_runs(
     (tmp_path / "mosquitto").write_text("a b$'c\n")
     (tmp_path / "rabbitmq").write_text("guest\n")
     with gateway_mosquitto(tmp_path, name, "a b$'c") as broker:
-        port, at = free_port(), f"127.0.0.1:{broker.port}{options}"
+        at = f"127.0.0.1:{broker.port}{options}"
         for variable, value in {
             "GATEWAY_DATA": tmp_path / "data",
-            "GATEWAY_MONITORING": f"127.0.0.1:{port}",
+            "GATEWAY_MONITORING": f"127.0.0.1:{free_port()}",
             "MOSQUITTO_URL": f"{scheme}://devices@{at}",
             "MOSQUITTO_PASSWORD_FILE": tmp_path / "mosquitto",
             "RABBITMQ_URL": rabbitmq.url.replace("guest:guest@", "guest@"),
             "RABBITMQ_PASSWORD_FILE": tmp_path / "rabbitmq",
         }.items():
             monkeypatch.setenv(variable, str(value))
-        arrived: list[tuple[str | None, bytes]] = []
+        arrived: Recorder[messaging.Message] = Recorder()
         with (
             Gateway(load(DOCKER / "gateway" / "gateway.toml")) as gateway,
             messaging.connect(f"{scheme}://devices@{at}", password="a b$'c") as devices,
             messaging.connect(rabbitmq.url) as applications,
         ):
-            applications.on("telemetry/#", lambda message: arrived.append((message.context.channel, message.payload)))
-            until(lambda: all(each.is_source_up and each.is_target_up for each in gateway.report().routes), "up")
+            applications.on("telemetry/#", lambda message: arrived.append(message))
+            eventually(lambda: all(each.is_source_up and each.is_target_up for each in gateway.report().routes), "up")
 
             def is_passed_on() -> bool:
                 devices.publish("devices/d1/temperature", b"21", qos=1).result(PATIENCE)
                 return bool(arrived)
 
-            until(is_passed_on, "telemetry")
-            assert arrived[0] == ("telemetry/d1/temperature", b"21")
-        with (
-            pytest.raises(messaging.MessagingError),
-            messaging.connect(f"{scheme}://{at}", connect_timeout=PATIENCE),
-        ):
+            eventually(is_passed_on, "telemetry")
+            assert (arrived[0].context.channel, arrived[0].payload) == ("telemetry/d1/temperature", b"21")
+        with pytest.raises(messaging.MessagingError), messaging.connect(f"{scheme}://{at}", connect_timeout=PATIENCE):
             pass  # without a password
 
 
@@ -311,7 +302,7 @@ def test_a_listener_without_tls_is_only_where_the_name_of_the_file_does_not_prom
 # --- images
 
 
-@pytest.mark.parametrize("name", ["Dockerfile", "gateway/Dockerfile"])
+@table("name", ["Dockerfile", "gateway/Dockerfile"])
 def test_images_are_pinned_run_without_root_and_copy_only_existing_files(name: str) -> None:
     text = (DOCKER / name).read_text()
     users = re.findall(r"^USER (\S+)$", text, re.MULTILINE)
@@ -491,7 +482,7 @@ class Manager:
                 self.told.append(dict(line.split("=", 1) for line in text.splitlines()))
             return any(key in each and value in (None, each[key]) for each in self.told[after:])
 
-        until(is_told, f"{key}={value}; told {self.told}")
+        eventually(is_told, f"{key}={value}; told {self.told}")
 
     def close(self) -> None:
         self._socket.close()
@@ -652,7 +643,7 @@ def test_the_example_of_a_secret_has_no_values() -> None:
 
 
 def test_a_copy_of_the_folder_of_a_stopped_gateway_goes_on_elsewhere(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    name, port = f"moved-{time.time_ns():x}", free_port()
+    name = f"moved-{time.time_ns():x}"
 
     def settings(folder: str, target: str) -> GatewaySettings:
         return GatewaySettings.model_validate(
@@ -671,25 +662,21 @@ def test_a_copy_of_the_folder_of_a_stopped_gateway_goes_on_elsewhere(mosquitto: 
             }
         )
 
-    with (
-        Gateway(settings("first", f"mqtt://127.0.0.1:{port}")) as gateway,
-        messaging.connect(f"memory://{name}") as plant,
-    ):
+    with Gateway(settings("first", "mqtt://127.0.0.1:1")) as gateway, messaging.connect(f"memory://{name}") as plant:
 
         def is_stored() -> bool:
             plant.publish("a", b"probe").result(PATIENCE)
             return gateway.report().routes[0].buffer.depth > 0
 
-        until(is_stored, "subscribed")
+        eventually(is_stored, "subscribed")
         for number in range(100):
             plant.publish("a", f"{number}".encode()).result(PATIENCE)
-        until(lambda: gateway.report().routes[0].received == gateway.report().routes[0].buffer.depth > 100, "stored")
+        eventually(lambda: gateway.report().routes[0].received == gateway.report().routes[0].buffer.depth > 100)
     subprocess.run(["cp", "-a", str(tmp_path / "first"), str(tmp_path / "second")], check=True)
     command = [sys.executable, "-m", "messaging", "journal", "verify", str(tmp_path / "second" / "routes" / "all")]
     assert subprocess.run(command, capture_output=True, timeout=PATIENCE).returncode == 0
-    arrived: list[bytes] = []
     with messaging.connect(mosquitto.url) as cloud:
-        cloud.on(f"{name}/b", lambda message: arrived.append(message.payload), qos=1)
+        arrived = subscribed(cloud, f"{name}/b", qos=1)
         with Gateway(settings("second", mosquitto.url)):
-            until(lambda: len(arrived) > 100, "the copy goes on")
-    assert arrived[-100:] == [f"{number}".encode() for number in range(100)]
+            arrived.wait_for(101)  # the copy goes on
+    assert arrived.payloads[-100:] == [f"{number}".encode() for number in range(100)]

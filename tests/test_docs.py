@@ -9,13 +9,16 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import messaging
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
+from tests.forking import ForkedProcess
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
@@ -33,7 +36,7 @@ def load() -> ModuleType:
 GENERATED = load()
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "row"), [("features", "| `acknowledge` |"), ("settings", "| `prefetch` |"), ("amqp", "| `queueType` |")]
 )
 def test_generated_tables_match_the_code(name: str, row: str) -> None:
@@ -134,12 +137,10 @@ PRINTED["docs/distributed-events.md"] = (EVERY, ["{'id': 7}\n", "{'id': 8}\n"])
 ELSEWHERE = {"docs/reply-to.md", "docs/spark.md", "docs/tutorial.md"}
 
 
-def cases() -> Iterator[tuple[str, int, str]]:
-    for page, (brokers, printed) in PRINTED.items():
-        for number in range(len(printed)):
-            connects = "connect(" in blocks(page, "python")[number]
-            for broker in brokers if connects else brokers[:1]:
-                yield page, number, broker
+def brokers_of(page: str, number: int) -> tuple[str, ...]:
+    """Return the brokers that a program of a page runs on."""
+    brokers, _ = PRINTED[page]
+    return brokers if "connect(" in blocks(page, "python")[number] else brokers[:1]
 
 
 #: print writes a line and its end in two steps, between which a handler on another thread may print
@@ -149,16 +150,45 @@ builtins.print = lambda *values, end="\\n", **_: sys.stdout.write(" ".join(map(s
 """
 
 
-@pytest.mark.parametrize(("page", "number", "broker"), list(cases()))
-def test_sample_of_a_page_runs(
-    request: pytest.FixtureRequest, tmp_path: Path, page: str, number: int, broker: str
+def forked(program: str, folder: Path) -> str:
+    """Return what a program prints, run in ``folder`` by a process that has imported the package already."""
+    process = ForkedProcess(f"import os, sys; os.chdir({str(folder)!r})\n{program}\nsys.exit()")
+    code, printed, errors = process.communicate(PATIENCE)
+    assert (code, errors) == (0, "")
+    return printed
+
+
+def interpreted(program: str, folder: Path) -> str:
+    """Return what a program prints, run in ``folder`` by an interpreter of its own, whose end is silent, too."""
+    return output("-c", program, folder=folder)
+
+
+def check_samples(
+    request: pytest.FixtureRequest, folder: Path, page: str, brokers: slice, run: Callable[[str, Path], str]
 ) -> None:
-    program = on(request, broker, blocks(page, "python")[number])
-    printed = output("-c", WHOLE_LINES + program, folder=tmp_path)
-    assert sorted(printed.splitlines()) == sorted(PRINTED[page][1][number].splitlines())
+    """Check what the programs of a page print, on some of its brokers."""
+    for number, expected in enumerate(PRINTED[page][1]):
+        for broker in brokers_of(page, number)[brokers]:
+            own = folder / f"{number}-{broker}"
+            own.mkdir()
+            printed = run(WHOLE_LINES + on(request, broker, blocks(page, "python")[number]), own)
+            assert sorted(printed.splitlines()) == sorted(expected.splitlines()), f"program {number} on {broker}"
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", PRINTED)
+def test_samples_of_a_page_run(request: pytest.FixtureRequest, tmp_path: Path, page: str) -> None:
+    """Each on the first of its brokers."""
+    check_samples(request, tmp_path, page, slice(1), forked)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@table("page", [*PRINTED])
+def test_samples_of_a_page_run_on_every_broker(request: pytest.FixtureRequest, tmp_path: Path, page: str) -> None:
+    check_samples(request, tmp_path, page, slice(None), interpreted)
+
+
+@table("page", PAGES)
 def test_every_sample_of_a_page_is_run_or_compiles(page: str) -> None:
     if page not in ELSEWHERE:
         assert len(blocks(page, "python")) == len(PRINTED.get(page, ((), []))[1])
@@ -176,13 +206,13 @@ PROGRAMS = dict(re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)^```", TUTORIAL, re
 SHOWN = dict(re.findall(r"`python (\w+\.py)`[^`]*prints\n\n```text\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL))
 
 
-@pytest.mark.parametrize("broker", EVERY)
 @pytest.mark.parametrize("name", ["hello.py", "readings.py", "sums.py"])
 def test_program_of_the_tutorial_prints_the_same_on_every_broker(
-    request: pytest.FixtureRequest, name: str, broker: str
+    request: pytest.FixtureRequest, tmp_path: Path, name: str
 ) -> None:
     assert "memory://" in PROGRAMS[name]
-    assert output("-c", on(request, broker, PROGRAMS[name])) == SHOWN[name]
+    for broker in EVERY:
+        assert forked(on(request, broker, PROGRAMS[name]), tmp_path) == SHOWN[name], broker
 
 
 @pytest.mark.parametrize("broker", EVERY[1:])
@@ -221,7 +251,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@table("page", PAGES)
 def test_links_of_a_page_lead_to_a_file_and_a_heading(page: str) -> None:
     path = ROOT / page
     for target, heading in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", path.read_text()):

@@ -13,13 +13,12 @@ import pytest
 import messaging
 from messaging import Messaging
 from messaging.testing.brokers import Mosquitto, RabbitMQ
-
-DEADLINE = 15.0
+from messaging.testing.waiting import PATIENCE
 
 
 def tool(name: str, *arguments: str) -> str:
     """Run a client of another project to its end; return its output."""
-    result = subprocess.run([name, *arguments], capture_output=True, text=True, timeout=DEADLINE, check=False)
+    result = subprocess.run([name, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -39,13 +38,11 @@ def test_json_of_mosquitto_pub_is_read_as_the_documentation_shows(mosquitto: Mos
     url = f"{mosquitto.url}?default_content_type=application/json"
     with messaging.connect(mosquitto.url, version=version) as plain, plain.subscribe("sensors/+", qos=1) as bytes_of:
         with messaging.connect(url, version=version) as m, m.subscribe("sensors/+", qos=1) as stream:
-            bytes_of.ready.result(DEADLINE)
-            stream.ready.result(DEADLINE)
             tool("mosquitto_pub", *where, "-q", "1")
-            message = stream.receive(DEADLINE)
+            message = stream.receive(PATIENCE)
             assert message.value()["celsius"] == 21.5
             assert message.payload == message.value(bytes) == b'{"celsius": 21.5}'
-        message = bytes_of.receive(DEADLINE)
+        message = bytes_of.receive(PATIENCE)
         assert message.value(dict) == {"celsius": 21.5}
         assert message.value() == b'{"celsius": 21.5}'
 
@@ -65,7 +62,7 @@ def test_mosquitto_pub_reaches_a_stream(mqtt: tuple[Messaging, list[str], str], 
         properties += ["-D", "publish", "user-property", "colour", "blue"]
     with m.subscribe("interop/in/#", qos=qos) as stream:
         tool("mosquitto_pub", *where, "-t", "interop/in/ä", "-m", '{"x": 1}', "-q", qos, *properties)
-        message = stream.receive(DEADLINE)
+        message = stream.receive(PATIENCE)
     assert message.payload == b'{"x": 1}'
     assert message.context.channel == "interop/in/ä"
     assert message.context.extensions["qos"] == qos
@@ -90,9 +87,9 @@ def test_mosquitto_sub_gets_published_messages(mqtt: tuple[Messaging, list[str],
             "time_to_live": 60.0,
         }
     # retained, so that it does not matter who comes first
-    m.publish("interop/out", b"hello", qos=1, retain=True, **properties).result(DEADLINE)
+    m.publish("interop/out", b"hello", qos=1, retain=True, **properties).result(PATIENCE)
     printed = json.loads(tool("mosquitto_sub", *where, "-t", "interop/out", "-C", "1", "-q", "1", "-F", "%j"))
-    m.publish("interop/out", b"", qos=1, retain=True).result(DEADLINE)
+    m.publish("interop/out", b"", qos=1, retain=True).result(PATIENCE)
     assert printed["payload"] == "hello"
     assert printed["retain"] == 1
     assert printed["qos"] == 1
@@ -109,7 +106,7 @@ def test_mosquitto_sub_gets_published_messages(mqtt: tuple[Messaging, list[str],
 @pytest.fixture
 def amqp(rabbitmq: RabbitMQ) -> Iterator[tuple[Messaging, pika.adapters.blocking_connection.BlockingChannel]]:
     parameters = pika.URLParameters(rabbitmq.url)
-    parameters.blocked_connection_timeout = DEADLINE
+    parameters.blocked_connection_timeout = PATIENCE
     connection = pika.BlockingConnection(parameters)
     with messaging.connect(rabbitmq.url) as m:
         yield m, connection.channel()
@@ -135,7 +132,7 @@ def test_pika_reaches_a_stream(amqp: tuple[Messaging, pika.adapters.blocking_con
                 headers={"colour": "blue", "count": 3},
             ),
         )
-        message = stream.receive(DEADLINE)
+        message = stream.receive(PATIENCE)
     context = message.context
     assert message.value() == {"x": 1}
     assert context.channel == "interop/in/pika"
@@ -163,8 +160,8 @@ def test_pika_gets_published_messages(
         priority=4,
         time_to_live=60.0,
         guaranteed_delivery=True,
-    ).result(DEADLINE)
-    method, properties, body = next(channel.consume(queue, inactivity_timeout=DEADLINE, auto_ack=True))
+    ).result(PATIENCE)
+    method, properties, body = next(channel.consume(queue, inactivity_timeout=PATIENCE, auto_ack=True))
     assert method is not None, "nothing arrived"
     assert method.routing_key == "interop.out.v1%2E2"
     assert json.loads(body) == {"x": 2}
@@ -184,9 +181,9 @@ def test_amqp_tools_both_ways(amqp: tuple[Messaging, object], rabbitmq: RabbitMQ
     url = rabbitmq.url.rstrip("/")  # these tools take a lone slash for a vhost without name
     with m.subscribe("tools/in", queue="tools-in") as stream:
         tool("amqp-publish", "-u", url, "-e", "amq.topic", "-r", "tools.in", "-b", "hello", "-C", "text/plain")
-        message = stream.receive(DEADLINE)
+        message = stream.receive(PATIENCE)
         assert message.value() == "hello"
     with m.subscribe("tools/out", queue="tools-out"):
         pass  # the queue is durable and stays
-    m.publish("tools/out", "world").result(DEADLINE)
+    m.publish("tools/out", "world").result(PATIENCE)
     assert tool("amqp-get", "-u", url, "-q", "tools-out") == "world"

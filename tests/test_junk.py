@@ -39,8 +39,9 @@ from messaging.model.settings import Settings
 from messaging.observability.monitor import SnapshotPublisher
 from messaging.replyto import DeferredReply
 from messaging.services import LdapFilter, ServiceRegistry
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from messaging.typedevent import TypedEventBus
-from tests.doubles.fake import PATIENCE
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(60)]
 
@@ -292,9 +293,13 @@ def takes_nothing(method: Callable[..., Any]) -> bool:
 
 
 class World:
-    """One object of every kind that an application can reach, and what its methods take."""
+    """One object of every kind that an application can reach, and what its methods take.
 
-    def __init__(self) -> None:
+    Args:
+        wanted: the only kind that is wanted: no other objects are made once there is one.
+    """
+
+    def __init__(self, wanted: type | None = None) -> None:
         self._stack = contextlib.ExitStack()
         keep = self._stack.enter_context
         self.registry = ServiceRegistry()
@@ -327,6 +332,8 @@ class World:
         self.objects: dict[type, Any] = {}
         for each in seeds:
             self._add(each)
+        if wanted in self.objects:
+            return
         for package in PACKAGES:
             for _, kind in constructors_and_functions(package):
                 if isinstance(kind, type) and kind not in self.objects:
@@ -434,7 +441,8 @@ def constructors_and_functions(package: str) -> Iterator[tuple[str, Callable[...
         yield f"{package}.{name}", found
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.timeout(300)
+@table("package", PACKAGES)
 def test_constructors_and_functions(package: str) -> None:
     with World() as world:
         found = [
@@ -467,7 +475,7 @@ def wrong_at_the_end(kind: type, name: str) -> list[str]:
 
         def end(value: Any) -> None:
             if not fresh:
-                fresh.append(stack.enter_context(World()))
+                fresh.append(stack.enter_context(World(kind)))
             method = getattr(fresh[0].objects[kind], name)
             [(_, call)] = variants(method, GOOD)
             (waited_for(call) if inspect.iscoroutinefunction(method) else call)(value)
@@ -547,7 +555,7 @@ def test_times(m: Messaging, registry: ServiceRegistry) -> None:
     stream.close().result(PATIENCE)
 
 
-@pytest.mark.parametrize("setting", ["url", "services", "name", "timeout", "outbox_size"])
+@table("setting", ["url", "services", "name", "timeout", "outbox_size"])
 def test_connecting(setting: str) -> None:
     def connect(value: Any) -> Messaging:
         return messaging.connect(**{"url": "memory://junk", "name": "junk", setting: value})

@@ -31,8 +31,10 @@ from messaging.reporting import (
     state,
 )
 from messaging.services import ServiceRegistry
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from messaging.typedevent import DurableHistory, Tolerance, TypedEventBus
-from tests.doubles.fake import FakeBroker, until
+from tests.doubles.fake import FakeBroker
 from tests.doubles.fixtures import Connect, broker, clean_environment, connect, fake_distribution, registry  # noqa: F401
 
 
@@ -67,7 +69,7 @@ def test_event_services_and_their_connections_report_until_they_are_closed() -> 
         DistributedEventAdmin(services, name="far"),
     ):
         with bus.connect(m, "*") as connection:
-            connection.ready.result(10)
+            connection.ready.result(PATIENCE)
             assert kinds_and_names(services) == [
                 ("distributed_event_admin", "far"),
                 ("event_admin", "admin"),
@@ -75,7 +77,7 @@ def test_event_services_and_their_connections_report_until_they_are_closed() -> 
                 ("typed_event_bus", "bus"),
                 ("typed_event_bus_connection", "bus/plant"),
             ]
-            until(lambda: not any(each.problems() for each in reporters(services)))
+            eventually(lambda: not any(each.problems() for each in reporters(services)))
         assert ("typed_event_bus_connection", "bus/plant") not in kinds_and_names(services)
     assert reporters(services) == []
 
@@ -89,9 +91,9 @@ def test_a_blocked_handler_is_a_problem_of_its_bus() -> None:
             raise ValueError("broken")
 
         bus.deliver_untyped("a", {"x": 1})
-        bus.flush().result(10)
+        bus.flush().result(PATIENCE)
         (reporter,) = reporters(services)
-        until(lambda: bool(reporter.problems()))
+        eventually(lambda: bool(reporter.problems()))
         (problem,) = reporter.problems()
         assert problem.startswith("typed event bus 'bus': handler ")
         assert "is blocked: " in problem
@@ -111,8 +113,8 @@ def test_the_journals_of_an_outbox_and_of_a_history_report(tmp_path: Path) -> No
         found = kinds_and_names(services)
         assert ("journal", "plant/outbox") in found
         assert ("journal", "bus/history") in found
-        m.publish("a", b"1", guaranteed_delivery=True).result(10)
-        until(lambda: m.runtime.get_runtime_dto().outbox.waiting == 0)
+        m.publish("a", b"1", guaranteed_delivery=True).result(PATIENCE)
+        eventually(lambda: m.runtime.get_runtime_dto().outbox.waiting == 0)
         outbox = m.runtime.get_runtime_dto().outbox
         assert (outbox.bytes, outbox.oldest, outbox.dead_letters, outbox.unstored) == (0, 0.0, 0, 0)
     assert reporters(services) == []
@@ -130,7 +132,7 @@ def test_a_durable_outbox_without_a_broker_reports_depth_and_age(tmp_path: Path)
     ) as m:
         for _ in range(3):
             m.publish("a", b"x" * 100, guaranteed_delivery=True)
-        until(lambda: m.runtime.get_runtime_dto().outbox.waiting == 3)
+        eventually(lambda: m.runtime.get_runtime_dto().outbox.waiting == 3)
         outbox = m.runtime.get_runtime_dto().outbox
         assert 300 < outbox.bytes < 3000
         assert 0 < outbox.oldest < 30
@@ -150,11 +152,11 @@ def test_a_connection_counts_its_connects_and_losses(
     assert (found.connects, found.losses) == (1, 0)
     broker.gates["open"].close()
     broker.lose()
-    until(lambda: bool(reporter.problems()))
+    eventually(lambda: bool(reporter.problems()))
     (problem,) = reporter.problems()
     assert problem.startswith("instance 'plant': reconnecting")
     broker.gates["open"].open()
-    until(lambda: not reporter.problems())
+    eventually(lambda: not reporter.problems())
     found = m.runtime.get_runtime_dto().connection
     assert (found.connects, found.losses) == (2, 1)
 
@@ -237,13 +239,13 @@ def test_the_metadata_of_fields_gives_their_meanings() -> None:
     ]
 
 
-@pytest.mark.parametrize("junk", [None, 1, "x", int, [], object()])
+@table("junk", [None, 1, "x", int, [], object()])
 def test_a_report_that_is_no_dataclass_is_refused(junk: Any) -> None:
     with pytest.raises(ArgumentError, match="must be a dataclass"):
         meanings(junk)
 
 
-@pytest.mark.parametrize("kind", ["", "Bus", "a b", "1x", None, 5, "größe"])
+@table("kind", ["", "Bus", "a b", "1x", None, 5, "größe"])
 def test_a_kind_that_is_no_name_in_snake_case_is_refused(kind: Any) -> None:
     with pytest.raises(ArgumentError, match="snake case"):
         PartReporter(kind, "x", dict)

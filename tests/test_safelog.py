@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from messaging.testing.tables import table
 from messaging.text import SafeLog
 from tests.raising import raising_log
 
@@ -19,7 +20,7 @@ def raising() -> Iterator[str]:
         yield name
 
 
-@pytest.mark.parametrize("loudly", [True, False])
+@table("loudly", [True, False])
 def test_an_error_of_a_handler_is_written_as_logging_does_it(
     raising: str, loudly: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

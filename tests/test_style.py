@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from messaging.testing.tables import table
 from tests.clock_uses import direct_uses
 from tests.house import House, imported_names
 
@@ -104,8 +105,8 @@ def test_nothing_unpickles() -> None:
     assert violations(SHIPPED, UNSAFE) == []
 
 
-@pytest.mark.parametrize(
-    ("statement", "names"),
+@table(
+    "statement, names",
     [
         ("import a.b as c", {"a.b"}),
         ("def f():\n    from a import b", {"a", "a.b"}),

@@ -8,14 +8,13 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
-T = TypeVar("T")
+from messaging.testing.waiting import PATIENCE
 
-#: seconds a thread of a test may take
-PATIENCE: Final = 20.0
+T = TypeVar("T")
 
 
 def in_background(call: Callable[[], object], patience: float = PATIENCE) -> Callable[[], None]:

@@ -14,12 +14,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Final
 
 import messaging
 from messaging import Messaging, OutcomeUnknownError, Promise
 from messaging.testing.brokers import RabbitMQ
+from messaging.testing.waiting import eventually
 
 #: deadline of a publish, seconds
 DEADLINE: Final = 60.0
@@ -63,9 +64,8 @@ class Run:
         self._threads[1].join()
         errors = [promise.exception(timeout=DEADLINE + 10.0) for promise in self.promises]
         confirmed = {number for number, error in enumerate(errors) if error is None}
-        until = time.monotonic() + DEADLINE
-        while not confirmed.issubset(self.received) and time.monotonic() < until:
-            time.sleep(0.1)
+        with suppress(AssertionError):  # it is counted
+            eventually(lambda: confirmed.issubset(self.received), patience=DEADLINE)
         self._stream.close()
         self._threads[0].join()
         outcomes = Counter("confirmed" if error is None else type(error).__name__ for error in errors)
@@ -98,16 +98,16 @@ def main() -> int:
         run = Run(stack.enter_context(publisher), stack.enter_context(messaging.connect(stays.url)))
         run.start()
         for number in range(1, given.outages + 1):
-            time.sleep(5.0)
+            time.sleep(5.0)  # sleeps: traffic before the outage
             sys.stdout.write(f"outage {number}: {len(run.promises)} published, {len(run.received)} received\n")
             sys.stdout.flush()
             for node in others:
                 node.kill()
             stays.ctl("close_all_connections", "outage")
-            time.sleep(given.seconds)
+            time.sleep(given.seconds)  # sleeps: the outage
             for node in others:
                 node.start()
-        time.sleep(5.0)
+        time.sleep(5.0)  # sleeps: traffic after the last outage
         outcomes, misplaced = run.finish(), run.misplaced()
         twice = len(run.received) - len(set(run.received))
     sys.stdout.write(f"{outcomes}; delivered again: {twice}; first deliveries out of order: {misplaced}\n")

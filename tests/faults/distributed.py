@@ -17,12 +17,10 @@ Rounds of faults alternate with quiet times, in which the members, the sources a
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -33,10 +31,11 @@ from typing import Final
 
 from messaging.testing.brokers import Broker, Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
+from messaging.testing.waiting import eventually
+from tests.faults import command
 from tests.faults.member import HEARTBEAT, LINGER, PROGRAM
 from tests.faults.promises import Fault, Findings, Lines, check
-from tests.faults.scenario import eventually, through
-from tests.forking import ForkedProcess
+from tests.faults.scenario import OUTAGE, Lives, through
 
 PROTOCOLS: Final = ("mqtt", "mqtt5", "amqp")
 #: processes with their forms
@@ -52,78 +51,41 @@ _SETTLING: Final = 30.0
 #: growth of the memory of a process that lives on, bytes
 _MEMORY_SLACK: Final = 24 << 20
 _THREAD_SLACK: Final = 8
+#: looks, one in half a second, between which nothing arrives at the end
+_STILL: Final = 4
+#: entries of a ledger that something arrived
+_ARRIVALS: Final = ("got", "session-got", "session-end", "reply")
 
 
-class Process:
+class Process(Lives):
     """One process, with its proxy, its lives and its ledgers."""
 
     def __init__(self, name: str, protocol: str, broker: Broker, proxy: Proxy, folder: Path) -> None:
+        super().__init__(PROGRAM, folder / f"{name}.log")
         self.name = name
-        self.life = 0
-        self._arguments = protocol, through(proxy, broker.url), str(folder), PROCESSES[name]
         self.proxy = proxy
+        self._arguments = protocol, through(proxy, broker.url), str(folder), PROCESSES[name]
         self._folder = folder
-        self._program: ForkedProcess | None = None
-        #: the ledger of the current life
-        self.lines = Lines(folder / f"{self.id}.ledger")
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin the next life, with a ledger of its own; does not wait until it is up."""
+        self.start(self.name, str(self.count + 1), *self._arguments)
+        self.lines = Lines(self._folder / f"{self.id}.ledger")
 
     @property
     def id(self) -> str:
         """Name and life."""
-        return f"{self.name}.{self.life}"
-
-    def start(self) -> None:
-        """Start; does not wait until it is up."""
-        self.life += 1
-        self.lines = Lines(self._folder / f"{self.id}.ledger")
-        log = (self._folder / f"{self.id}.log").open("wb")
-        with log:
-            self._program = ForkedProcess(PROGRAM, (self.name, str(self.life), *self._arguments), stdout=log)
+        return f"{self.name}.{self.count}"
 
     def wait_up(self) -> None:
         """Wait until it has joined."""
-        eventually(lambda: self.has("up"), lambda: f"{self.id} to be up: {self.errors()}", 60.0)
-
-    def errors(self) -> str:
-        """The end of its stderr, if it has ended."""
-        program = self._program
-        if program is None or program.poll() is None or program.stderr is None:
-            return "it runs"
-        return program.stderr.read().decode()[-3_000:]
-
-    def has(self, kind: str) -> bool:
-        """Whether its ledger has an entry of a kind."""
-        return self.lines.count(kind) > 0
-
-    def tell(self, command: str) -> None:
-        """Send it a command."""
-        assert self._program is not None
-        assert self._program.stdin is not None
-        self._program.stdin.write(f"{command}\n".encode())
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
-        assert self._program is not None
-        self._program.send_signal(number)
-
-    def kill(self) -> None:
-        """Send it SIGKILL, and wait for its end. Idempotent."""
-        if self._program is not None:
-            self._program.kill()
-            self._program.wait(30.0)
-            for pipe in (self._program.stdin, self._program.stderr):
-                if pipe is not None:
-                    pipe.close()
-            self._program = None
+        eventually(lambda: self.lines.count("up"), lambda: f"{self.id} to be up: {self.errors()}", patience=OUTAGE)
 
     def resources(self) -> tuple[int, int]:
         """Resident memory in bytes, and the number of threads."""
-        assert self._program is not None
-        found = dict(
-            line.split(":", 1)
-            for line in Path(f"/proc/{self._program.pid}/status").read_text().splitlines()
-            if ":" in line
-        )
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        found = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
         return int(found["VmRSS"].split()[0]) * 1024, int(found["Threads"])
 
 
@@ -170,10 +132,9 @@ class Run:
                 proxy = stack.enter_context(Proxy(broker.host, broker.port))
                 process = self._processes[name] = Process(name, self._protocol, broker, proxy, self._folder)
                 stack.callback(process.kill)
-                process.start()
             for each in self._processes.values():
                 each.wait_up()
-            time.sleep(2 * HEARTBEAT)
+            time.sleep(2 * HEARTBEAT)  # sleeps: traffic before the first fault
             self._look(broker)
             told = 0
             for start in range(0, faults, _ROUND):
@@ -199,7 +160,7 @@ class Run:
     # --- faults
 
     def _cause(self, broker: Broker) -> None:
-        time.sleep(self._random.uniform(*_PAUSE))
+        time.sleep(self._random.uniform(*_PAUSE))  # sleeps: a random moment
         kind = self._random.choices([*FAULTS], [*FAULTS.values()])[0]
         process = self._processes[self._random.choice("ab" if kind == "kill" else "abc")]
         self._kinds[kind] += 1
@@ -210,18 +171,18 @@ class Run:
                 process.kill()
                 fault.at = time.monotonic()
                 if self._random.random() < 0.5:
-                    time.sleep(self._random.uniform(0.0, 2.5))
-                process.start()
+                    time.sleep(self._random.uniform(0.0, 2.5))  # sleeps: a random outage
+                process.begin()
                 process.wait_up()
             case "suspend":
                 process.signal(signal.SIGSTOP)
-                time.sleep(self._random.uniform(*_SUSPENDED))
+                time.sleep(self._random.uniform(*_SUSPENDED))  # sleeps: a random outage
                 process.signal(signal.SIGCONT)
             case "cut":
                 process.proxy.sever()
                 if self._random.random() < 0.3:
                     process.proxy.refuse()
-                    time.sleep(self._random.uniform(0.1, 1.5))
+                    time.sleep(self._random.uniform(0.1, 1.5))  # sleeps: a random outage
                     process.proxy.accept()
             case "restart":
                 broker.restart()
@@ -242,7 +203,7 @@ class Run:
 
     def _wait(self, condition: Callable[[], bool], what: str, patience: float) -> None:
         try:
-            eventually(condition, what, patience)
+            eventually(condition, what, patience=patience)
         except AssertionError as error:
             self._problems.append(f"after {self._kinds.total()} faults: {error}")
 
@@ -262,7 +223,7 @@ class Run:
             fault = Fault("kill", holder.id, time.monotonic())
             holder.kill()
             fault.at = time.monotonic()
-            holder.start()
+            holder.begin()
             holder.wait_up()
             fault.over = time.monotonic()
             self._faults.append(fault)
@@ -290,21 +251,20 @@ class Run:
             self._problems.append(f"{found} bindings at RabbitMQ, and {self._bindings} at first: {bindings}")
 
     def _finish(self) -> None:
-        """Stop publishing, and wait until all that was published is confirmed, and nothing more arrives."""
+        """Stop publishing, and wait until all events and sessions are confirmed, and nothing more arrives."""
         for each in self._processes.values():
             each.tell("quiet")
         end = time.monotonic() + _SETTLING
         sizes: list[int] = []
-        time.sleep(3.0)
         while time.monotonic() < end:
-            sizes.append(sum(each.lines.count("got") for each in self._processes.values()))
+            sizes.append(sum(each.lines.count(kind) for each in self._processes.values() for kind in _ARRIVALS))
             if (
-                len(sizes) > 2
-                and sizes[-1] == sizes[-3]
+                len(sizes) > _STILL
+                and sizes[-1] == sizes[-1 - _STILL]
                 and all(each.lines.all_confirmed() for each in self._processes.values())
             ):
                 return
-            time.sleep(0.5)
+            time.sleep(0.5)  # sleeps: that nothing more arrives takes its time
         self._problems.append("events still arrive, or are not confirmed, long after the last one was published")
 
     def _grown(self) -> None:
@@ -318,25 +278,12 @@ class Run:
 
 def main() -> int:
     """The command; see the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.parser(__doc__, PROTOCOLS)
     parser.add_argument("--faults", type=int, default=70)
-    parser.add_argument("--protocol", choices=[*PROTOCOLS, "all"], default="all")
-    parser.add_argument("--seed", type=int, default=random.randrange(10_000))
-    parser.add_argument("--keep", type=Path, help="folder for the ledgers")
     given = parser.parse_args()
-    failed = False
-    for protocol in PROTOCOLS if given.protocol == "all" else (given.protocol,):
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch) if given.keep is None else given.keep / protocol
-            folder.mkdir(parents=True, exist_ok=True)
-            if any(folder.iterdir()):
-                parser.error(f"{folder} is not empty: the ledgers of two runs cannot be told apart")
-            outcome = Run(protocol, folder, given.seed, lambda line: sys.stderr.write(f"{line}\n")).run(given.faults)
-        told = f"{protocol}, seed {given.seed}, {time.monotonic() - began:.0f} s: {outcome}"
-        sys.stdout.write("\n  ".join([told, *(f"BROKEN: {each}" for each in outcome.problems)]) + "\n")
-        failed = failed or bool(outcome.problems)
-    return int(failed)
+    return command.run_all(
+        given, lambda protocol, folder: Run(protocol, folder, given.seed, command.progress).run(given.faults)
+    )
 
 
 if __name__ == "__main__":

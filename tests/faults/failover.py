@@ -28,8 +28,9 @@ from messaging import Message
 from messaging.connection import ConnectionState
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Broker, Mosquitto, RabbitCluster, RabbitMQ
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.faults.ledger import Arrivals, Verdict, compare, read_log
-from tests.faults.scenario import AMQP, MQTT5, PATIENCE, Profile, Publisher, eventually
+from tests.faults.scenario import AMQP, MQTT5, Profile, Publisher
 
 #: bounds of the delays between two attempts at one host, seconds
 RECONNECT_MIN: Final = 0.1
@@ -37,7 +38,7 @@ RECONNECT_MAX: Final = 5.0
 #: deadline of a message: a quorum queue has no leader for a while, and a node takes long to start, seconds
 DEADLINE: Final = 60.0
 #: the same for everything that has to happen after a fault
-WAIT: Final = 2 * PATIENCE
+WAIT: Final = 3 * PATIENCE
 
 
 @dataclass
@@ -155,7 +156,7 @@ class Traffic(abc.ABC):
             made = [(each.name, each.next, each.confirmed, self.arrivals.latest.get(each.name)) for each in marks]
             return f"progress: {'; '.join(where)}; published, confirmed, received: {made}"
 
-        eventually(reached, situation, WAIT)
+        eventually(reached, situation, patience=WAIT)
         assert self.error is None, f"the receiver's stream failed: {self.error!r}"
 
     def outlive(self, fault: Callable[[Broker], object], *, restart: Callable[[Broker], object]) -> None:
@@ -186,7 +187,7 @@ class Traffic(abc.ABC):
         """Note when the first message was confirmed that was published after the fault."""
         for publisher, mark in marks.items():
             with contextlib.suppress(AssertionError):  # ``progress`` fails, too
-                eventually(lambda publisher=publisher, mark=mark: publisher.confirmed >= mark, "", WAIT)  # type: ignore[misc]
+                eventually(lambda publisher=publisher, mark=mark: publisher.confirmed >= mark, patience=WAIT)  # type: ignore[misc]
                 self.figures.flowing.append(time.monotonic() - began)
 
     def kill(self) -> None:
@@ -202,7 +203,7 @@ class Traffic(abc.ABC):
         for publisher in self.publishers:
             publisher.stop()
         for publisher in self.publishers:
-            eventually(lambda publisher=publisher: not publisher.open, f"outcomes of {publisher.name}", DEADLINE + WAIT)  # type: ignore[misc]
+            eventually(lambda publisher=publisher: not publisher.open, patience=DEADLINE + WAIT)  # type: ignore[misc]
             publisher.log.sync()
         with contextlib.suppress(AssertionError):  # the verdict says it better
             eventually(lambda: not self.verdict().lost, "the rest")
@@ -355,7 +356,7 @@ def main() -> int:
         with made(Path(folder)) as traffic:
             traffic.progress()
             for number in range(1, given.kills + 1):
-                time.sleep(given.seconds)
+                time.sleep(given.seconds)  # sleeps: traffic between two kills
                 where = traffic.instances[-1].connection_state.value.host
                 traffic.kill()
                 sys.stdout.write(f"kill {number}: {where}; confirmed again after {traffic.figures.flowing[-1]:.2f} s\n")

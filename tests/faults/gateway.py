@@ -13,12 +13,9 @@ another disk, such as one that is too small for them.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -30,7 +27,10 @@ from typing import Any, Final
 import messaging
 from messaging.testing.brokers import Broker, Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.faults import command
 from tests.faults.ledger import Stamp, decode, encode
+from tests.faults.scenario import OUTAGE, Lives
 
 PROTOCOLS: Final = ("mqtt", "amqp")
 DEVICES: Final = 4
@@ -38,8 +38,7 @@ DEVICES: Final = 4
 RATE: Final = 1000
 IN_FLIGHT: Final = 500
 _PAUSE: Final = (0.2, 1.4)
-_SETTLING: Final = 120.0
-_STARTING: Final = 30.0
+_SETTLING: Final = 6 * PATIENCE
 
 
 @dataclass
@@ -65,39 +64,6 @@ class Outcome:
             f"(at most {self.burst} after one fault), {len(self.problems)} problems; "
             f"at most {self.disk / 2**20:.1f} MiB on the disk, drained {self.drained:.1f} s after the last fault"
         )
-
-
-class GatewayProcess:
-    """The gateway, in its lives."""
-
-    def __init__(self, settings: dict[str, Any], folder: Path) -> None:
-        self._file = folder / "gateway.json"
-        self._file.write_text(json.dumps(settings))
-        self.log = folder / "gateway.log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Begin the next life."""
-        command = [sys.executable, "-m", "tests.faults.gateway_process", str(self._file)]
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-    def wait_up(self, lives: int) -> None:
-        """Wait until so many lives have begun their work."""
-        wait(lambda: self.log.read_bytes().count(b"up\n") >= lives, "the gateway starts", _STARTING)
-
-    @property
-    def pid(self) -> int:
-        """The process id of this life."""
-        assert self._process is not None
-        return self._process.pid
-
-    def kill(self) -> None:
-        """End the process at once."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
 
 
 class Devices:
@@ -206,18 +172,20 @@ class Run:
             receiver = Receiver(_version(target.url), self._protocol)
             stack.callback(receiver.close)
             settings = self._settings(source.url, target.url.replace(f":{target.port}", f":{proxy.port}"))
-            gateway = GatewayProcess(settings, self._folder)
+            file = self._folder / "gateway.json"
+            file.write_text(json.dumps(settings))
+            gateway = Lives("from tests.faults import gateway_process; gateway_process.main()", self._folder / "log")
             stack.callback(gateway.kill)
-            gateway.start()
-            gateway.wait_up(1)
-            wait(lambda: b"connected" in gateway.log.read_bytes(), "the gateway connects", _STARTING)
-            time.sleep(1.0)  # its session is subscribed from now on: before, devices would publish to nobody
+            gateway.start(str(file))
+            gateway.wait_up()
+            eventually(lambda: b"connected" in gateway.log.read_bytes(), "the gateway connects", patience=OUTAGE)
+            time.sleep(1.0)  # sleeps: until its session is subscribed; before, devices would publish to nobody
             with Devices(_version(source.url), self._rate, self._body) as devices:
                 for number, fault in enumerate(faults):
-                    time.sleep(self._random.uniform(*_PAUSE))  # a random moment
+                    time.sleep(self._random.uniform(*_PAUSE))  # sleeps: a random moment
                     if fault == "kill":
                         gateway.kill()
-                        gateway.start()
+                        gateway.start(str(file))
                     elif fault == "broker":
                         self._random.choice((source, target)).restart()
                     elif fault == "outage":
@@ -234,7 +202,8 @@ class Run:
                 ended = time.monotonic()
             confirmed = devices.confirmed
             try:
-                wait(lambda: confirmed <= {each[:2] for each in receiver.arrived}, "all arrive", _SETTLING)
+                arrived = receiver.arrived
+                eventually(lambda: confirmed <= {each[:2] for each in arrived}, "all arrive", patience=_SETTLING)
                 outcome.drained = time.monotonic() - ended
             except AssertionError:
                 outcome.problems.append(gateway.log.read_text(errors="replace")[-3000:])
@@ -246,7 +215,7 @@ class Run:
         proxy.up.swallow()
         proxy.down.swallow()
         while not until():
-            time.sleep(0.2)
+            time.sleep(0.2)  # sleeps: an outage of so long
             self.outcome.disk = max(self.outcome.disk, _bytes(self._data))
         proxy.up.restore()
         proxy.down.restore()
@@ -323,17 +292,9 @@ def _version(url: str) -> str:
     return url + "?version=5" if url.startswith("mqtt") else url
 
 
-def wait(condition: Callable[[], bool], what: str, patience: float) -> None:
-    """Wait until a condition holds."""
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.1)
-
-
 def main() -> int:
     """The command; see the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.parser(__doc__, PROTOCOLS)
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--brokers", type=int, default=10, help="restarts of brokers")
     parser.add_argument("--black-holes", type=int, default=5)
@@ -342,26 +303,17 @@ def main() -> int:
     parser.add_argument("--rate", type=int, default=RATE, help="messages per second")
     parser.add_argument("--body", type=int, default=60, help="bytes of a message")
     parser.add_argument("--data", type=Path, help="folder of the buffers, which must be empty")
-    parser.add_argument("--protocol", choices=[*PROTOCOLS, "all"], default="all")
-    parser.add_argument("--seed", type=int, default=random.randrange(10_000))
     given = parser.parse_args()
-    failed = False
-    for protocol in PROTOCOLS if given.protocol == "all" else (given.protocol,):
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory() as scratch:
-            data = None if given.data is None else given.data / protocol
-            run = Run(
-                protocol, Path(scratch), given.seed, lambda line: sys.stderr.write(f"{line}\n"),
-                rate=given.rate, body=given.body, data=data,
-            )  # fmt: skip
-            outcome = run.run(
-                given.kills, brokers=given.brokers, black_holes=given.black_holes, black_hole=given.black_hole,
-                outage=given.outage,
-            )  # fmt: skip
-        told = f"{protocol}, seed {given.seed}, {time.monotonic() - began:.0f} s: {outcome}"
-        sys.stdout.write("\n  ".join([told, *(f"BROKEN: {each}" for each in outcome.problems)]) + "\n")
-        failed = failed or bool(outcome.problems)
-    return int(failed)
+
+    def run(protocol: str, folder: Path) -> Outcome:
+        data = None if given.data is None else given.data / protocol
+        made = Run(protocol, folder, given.seed, command.progress, rate=given.rate, body=given.body, data=data)
+        return made.run(
+            given.kills, brokers=given.brokers, black_holes=given.black_holes, black_hole=given.black_hole,
+            outage=given.outage,
+        )  # fmt: skip
+
+    return command.run_all(given, run)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ from messaging.gateway.settings import GatewaySettings
 
 def main() -> None:
     """Run the gateway; SIGTERM stops it in good order."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(name)s %(message)s")
     gateway = Gateway(GatewaySettings.model_validate(json.loads(Path(sys.argv[1]).read_text())))
     signal.signal(signal.SIGTERM, lambda *_: gateway.stop())
     gateway.start()
-    sys.stderr.write("up\n")
-    sys.stderr.flush()
+    sys.stdout.write("up\n")
+    sys.stdout.flush()
     gateway.run_until_stopped()
 
 

@@ -1,6 +1,6 @@
 """Random kills of processes whose messages are on the disk: nothing accepted is lost, nothing is handled twice.
 
-``python -m tests.faults.kills --kills 300 --protocol both --seed 7`` (or ``make kills``). A publisher with a durable
+``python -m tests.faults.kills --kills 300 --protocol all --seed 7`` (or ``make kills``). A publisher with a durable
 outbox and a consumer with an inbox run in processes of their own. One of them, or the broker, gets SIGKILL at a random
 time and is started again. At the end the outbox is emptied, and the ledgers are compared:
 
@@ -13,12 +13,10 @@ Ends with status 1, and says why, if that is not so.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import random
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -29,13 +27,17 @@ from typing import Any, Final
 import messaging
 from messaging.publishing.durable import WINDOW
 from messaging.testing.brokers import Broker, Mosquitto, RabbitMQ
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.faults import command
 from tests.faults.ledger import Arrivals, PublisherLog, Stamp, Verdict, compare, decode, encode, read_log
-from tests.faults.scenario import PATIENCE, QUICK, Victim, eventually
+from tests.faults.scenario import QUICK, Victim
 
 RUN: Final = "kills"
 CHANNEL: Final = "kills/all"
 _BATCH: Final = 20
 _PACE: Final = 0.01
+#: time for the outbox to be emptied, and for all messages to arrive, seconds
+SETTLING: Final = 6 * PATIENCE
 #: how long a victim lives, seconds
 _LIFE: Final = (0.05, 0.8)
 #: how much earlier than the kill of mosquitto a message may have been confirmed that it loses, seconds
@@ -103,7 +105,7 @@ def publisher(name: str, url: str, folder: str, log: str, first: str) -> None:
             for sequence, promise in zip(sequences, promises, strict=True):
                 promise.result(PATIENCE)
                 ledger.confirm(sequence)
-            time.sleep(_PACE)
+            time.sleep(_PACE)  # sleeps: the pace of the publisher
 
 
 def consumer(name: str, url: str, folder: str, effects: str, incarnation: str) -> None:
@@ -136,6 +138,12 @@ class Outcome:
     twice: int
     twice_over_a_kill: int
     problems: list[str]
+
+    def __str__(self) -> str:
+        return (
+            f"{dict(self.kills)} kills; {self.verdict}; handled {self.handled}, twice by one process {self.twice}, "
+            f"again after a kill {self.twice_over_a_kill}"
+        )
 
 
 class Run:
@@ -183,7 +191,7 @@ class Run:
         victims = {kind: self._victim(kind, broker.url).__enter__() for kind in ("consumer", "publisher")}
         try:
             for _ in range(kills):
-                time.sleep(self.random.uniform(*_LIFE))
+                time.sleep(self.random.uniform(*_LIFE))  # sleeps: a random moment
                 # a broker takes seconds to return: mostly the processes
                 kind = self.random.choices(["publisher", "consumer", "broker"], [10, 10, 1])[0]
                 self.kills[kind] += 1
@@ -205,12 +213,12 @@ class Run:
             messaging.connect(broker.url, outbox_path=self.folder / "publisher", **settings, **QUICK) as m,
         ):
             dto = m.runtime.get_runtime_dto
-            eventually(lambda: dto().publisher.pending == 0, "the outbox to be empty", 120.0)
+            eventually(lambda: dto().publisher.pending == 0, "the outbox to be empty", patience=SETTLING)
             wanted = self._wanted()
             eventually(
                 lambda: wanted <= {stamp.sequence for stamp in self.arrivals.stamps} and wanted <= set(self._handled()),
                 lambda: f"{len(wanted)} messages, {len(self.arrivals.stamps)} arrived",
-                120.0,
+                patience=SETTLING,
             )
         return self._compare()
 
@@ -276,24 +284,12 @@ class Run:
 
 def main() -> int:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.parser(__doc__, [*PROTOCOLS])
     parser.add_argument("--kills", type=int, default=300)
-    parser.add_argument("--protocol", choices=[*PROTOCOLS, "both"], default="both")
-    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
-    options = parser.parse_args()
-    failed = False
-    for name in PROTOCOLS if options.protocol == "both" else [options.protocol]:
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            outcome = Run(PROTOCOLS[name], Path(folder), options.seed).run(options.kills)
-        told = (
-            f"{name}, seed {options.seed}: {dict(outcome.kills)} kills in {time.monotonic() - began:.0f} s; "
-            f"{outcome.verdict}; handled {outcome.handled}, twice by one process {outcome.twice}, again after a kill "
-            f"{outcome.twice_over_a_kill}"
-        )
-        sys.stdout.write("\n  ".join([told, *outcome.problems]) + "\n")
-        failed = failed or bool(outcome.problems)
-    return int(failed)
+    given = parser.parse_args()
+    return command.run_all(
+        given, lambda protocol, folder: Run(PROTOCOLS[protocol], folder, given.seed).run(given.kills)
+    )
 
 
 if __name__ == "__main__":

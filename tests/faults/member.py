@@ -261,7 +261,7 @@ class Member:
             except MessagingError as error:
                 self.ledger.write("unpublished", key, number, type(error).__name__)
             self._counted[key] = number
-            time.sleep(choose.uniform(*_PACE) * (4 if key == "n" else 1))
+            time.sleep(choose.uniform(*_PACE) * (4 if key == "n" else 1))  # sleeps: the pace of the member
 
     def _transient(self, topic: str, event: dict[str, Any]) -> None:
         self.admin.publish_event(topic, event)
@@ -297,14 +297,15 @@ class Member:
             for n in range(choose.randint(1, 6)):
                 session.publish_event({"session": name, "n": n})
                 self.ledger.write("session-pub", name, n)
-                time.sleep(choose.uniform(0.02, 0.15))
-            time.sleep(1.0)  # replies come
+                time.sleep(choose.uniform(0.02, 0.15))  # sleeps: the pace of the member
+            time.sleep(1.0)  # sleeps: replies come
             end = choose.choice(("close", "error"))
             self.ledger.write("session-over", name, end)
             if end == "close":
                 session.close()
             else:
                 session.error(ValueError("wanted"))
+            self.ledger.write("session-closed", name)
 
     def _passing(self) -> None:
         """Have consumers come and go; some raise, some are slow, some ask to be discarded."""
@@ -321,7 +322,7 @@ class Member:
                 known = False
             if known and manner == "good":
                 self.ledger.write("on", label, topics)
-            time.sleep(choose.uniform(0.1, 1.5))
+            time.sleep(choose.uniform(0.1, 1.5))  # sleeps: the pace of the member
             self.ledger.write("off", label)
             registration.unregister()
 
@@ -357,23 +358,23 @@ class Member:
             for each in sorted(now - before):
                 self.ledger.write("seen", each)
             before = now
-            time.sleep(0.02)
+            time.sleep(0.02)  # sleeps: the pace of the member
 
     def _confirm(self) -> None:
         """Write down up to which number the events of each publisher are confirmed."""
         while True:
             counted = dict(self._counted)
-            time.sleep(0.05)  # an event may have left the queue of the bus, and not be in the outbox yet
+            time.sleep(0.05)  # sleeps: an event may have left the queue of the bus, and not be in the outbox yet
             deadline = time.monotonic() + 5.0
             while self._connection.get_dto().waiting and time.monotonic() < deadline:
-                time.sleep(0.01)
+                time.sleep(0.01)  # sleeps: the pace of the member
             while (pending := self._m.runtime.get_runtime_dto().publisher.pending) and time.monotonic() < deadline:
-                time.sleep(0.005)
+                time.sleep(0.005)  # sleeps: the pace of the member
             if not pending:
                 self.ledger.write("confirmed", counted)
             dto = self._connection.get_dto()
             self.ledger.write("bus", dto.dropped, dto.unfit, dto.failed)
-            time.sleep(0.05)
+            time.sleep(0.05)  # sleeps: the pace of the member
 
 
 def _with_clock(record: logging.LogRecord) -> bool:

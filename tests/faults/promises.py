@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from messaging.dispatch import DISTRIBUTED_EVENTS, TYPED_EVENTS
-from tests.faults.member import HEARTBEAT, LINGER, NOTIFIED_WITHIN
+from tests.faults.member import HEARTBEAT, LAG, LINGER, NOTIFIED_WITHIN
 
 #: time after a fault until a process is connected, and its members have settled; seconds
 RECOVERY: Final = 2.5
@@ -43,6 +43,8 @@ _ARRIVES: Final = 2.0
 _UNSAVED: Final = 3.0
 #: time after which a PERSISTENT event counts as stored
 _STORED: Final = 1.0
+#: time in which an event that was published counts as pending: after it, what is not pending is confirmed
+_HANDED_OVER: Final = 0.1
 #: slack of the time in which a loss is noticed: the interval of looking, and a busy machine
 NOTICE: Final = 2 * HEARTBEAT + 1.0
 _BROKER: Final = ("restart", "crash")
@@ -70,6 +72,9 @@ class Lines:
         self._seen: set[str] = set()
         self._published: dict[str, int] = {}
         self._confirmed: dict[str, int] = {}
+        self._sessions: set[str] = set()
+        #: when the last session was closed, and when no publication was pending; monotonic seconds
+        self._closed_at = self._idle_at = 0.0
         self._source_is_open = False
 
     def all(self) -> list[list[Any]]:
@@ -95,6 +100,12 @@ class Lines:
                 self._published[key] = number
             case ["confirmed", counted]:
                 self._confirmed = counted
+                self._idle_at = entry[0]
+            case ["session", name]:
+                self._sessions.add(name)
+            case ["session-closed", name]:
+                self._sessions.discard(name)
+                self._closed_at = entry[0]
             case ["source-open"]:
                 self._source_is_open = True
             case ["source-close"]:
@@ -111,8 +122,10 @@ class Lines:
         return self._seen
 
     def all_confirmed(self) -> bool:
-        """Return whether every published event is confirmed."""
+        """Return whether every published event is confirmed, and the end of every session."""
         self.all()
+        if self._sessions or self._idle_at <= self._closed_at + _HANDED_OVER:
+            return False
         return all(self._confirmed.get(key, -1) >= number for key, number in self._published.items())
 
     def source_is_open(self) -> bool:
@@ -212,6 +225,7 @@ class Check:
 
     def __init__(self, folder: Path, faults: list[Fault], forms: Mapping[str, str], protocol: str, end: float) -> None:
         self.found = Findings()
+        self._end_of_run = end
         self._ledgers = {
             path.stem: [each for each in Lines(path).all() if each[0] <= end]
             for path in sorted(folder.glob("*.ledger"))
@@ -474,9 +488,12 @@ class Check:
             told = f"{name} at {other}, begun {begin:.3f}: sent {sent}, over {over}, got {got}, ends {ends}"
             if over is None:
                 taken = [each[0] for each in theirs if each[1] == "session-got" and each[2] == name]
+                limit = end + NOTICE + (self._lingers(theirs, f"{life}.admin", taken[0]) if got else 0.0)
+                if got and not ends and limit > self._end_of_run:
+                    continue  # the run ended before the error had to be there
                 if got and ([each[3] for each in ends] != ["error"] or taken[-1] > ends[0][0]):
                     yield f"killed: {told}"
-                elif got and ends[-1][0] > end + NOTICE + self._lingers(theirs, f"{life}.admin", taken[0]):
+                elif got and ends[-1][0] > limit:
                     yield f"the error is late: {told}"
                 else:
                     self.found.counts["sessions of killed processes"] += bool(got)
@@ -495,9 +512,10 @@ class Check:
         """Return how much later a session ends whose first event was taken after its sender was lost.
 
         The outbox of a killed process is published by its next run. The sender may be alive again, so such a session
-        ends when the sender is forgotten.
+        ends when the sender is forgotten. The ledger has the loss a little later than the process knows it.
         """
-        seen = [each[1] for each in lines if each[1] in ("seen", "lost") and each[2] == sender and each[0] <= taken]
+        known = taken + LAG
+        seen = [each[1] for each in lines if each[1] in ("seen", "lost") and each[2] == sender and each[0] <= known]
         return LINGER if seen and seen[-1] == "lost" else 0.0
 
 

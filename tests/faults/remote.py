@@ -9,11 +9,8 @@ not.
 
 from __future__ import annotations
 
-import argparse
 import random
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,14 +21,16 @@ from typing import Final
 import messaging
 from messaging.remoteevent import RemoteMailbox
 from messaging.testing.brokers import Broker, Mosquitto, RabbitMQ
-from tests.faults.remote_party import KINDS, MAILBOX, ROLES, STOP
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.faults import command
+from tests.faults.remote_party import KINDS, MAILBOX, PROGRAM, ROLES, STOP
+from tests.faults.scenario import Lives
 
 PROTOCOLS: Final = ("mqtt", "amqp")
 #: pause before a kill, seconds: a process needs about one to start
 _PAUSE: Final = (0.0, 1.2)
 #: time for all events to arrive, seconds
-_SETTLING: Final = 90.0
-_STARTING: Final = 30.0
+_SETTLING: Final = 5 * PATIENCE
 
 
 @dataclass
@@ -52,46 +51,17 @@ class Outcome:
         )
 
 
-class Party:
-    """One process, in its lives."""
+class Party(Lives):
+    """One process of the chain."""
 
     def __init__(self, role: str, url: str, folder: Path, registration: str) -> None:
+        super().__init__(PROGRAM, folder / f"{role}.log")
         self.role = role
-        self._arguments = [role, url, str(folder), registration]
-        self._log = folder / f"{role}.log"
-        self._life = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._arguments = role, url, str(folder), registration
 
-    def start(self) -> None:
+    def begin(self) -> None:
         """Begin the next life."""
-        self._life += 1
-        command = [sys.executable, "-m", "tests.faults.remote_party", *self._arguments, str(self._life)]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
-
-    def kill(self) -> None:
-        """End the process at once."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
-
-    @property
-    def is_up(self) -> bool:
-        """Whether the first life has begun its work."""
-        return self._log.exists() and b"up\n" in self._log.read_bytes()
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the process ended by itself."""
-        return self._process is not None and self._process.poll() is not None
-
-    @property
-    def errors(self) -> str:
-        """The end of its log."""
-        return self._log.read_text(errors="replace")[-2000:]
+        self.start(*self._arguments, str(self.count + 1))
 
 
 class Run:
@@ -125,30 +95,30 @@ class Run:
 
             stack.callback(end)
             mailbox = parties["mailbox"] = Party("mailbox", url, self._folder, "")
-            mailbox.start()
-            self._wait(lambda: mailbox.is_up, "the mailbox starts", _STARTING)
+            mailbox.begin()
+            mailbox.wait_up()
             with messaging.connect(url) as m:
                 registration = RemoteMailbox(m, MAILBOX).register(86_400.0).result(30)
             for role in ("owner", "agent", "generator"):
                 party = parties[role] = Party(role, url, self._folder, registration.id)
-                party.start()
+                party.begin()
             for party in parties.values():
-                self._wait(lambda party=party: party.is_up, f"{party.role} starts", _STARTING)  # type: ignore[misc]
+                party.wait_up()
             for number in range(kills):
-                time.sleep(self._random.uniform(*_PAUSE))  # a random moment
+                time.sleep(self._random.uniform(*_PAUSE))  # sleeps: a random moment
                 party = parties[self._random.choice([*ROLES])]
                 party.kill()
-                party.start()
+                party.begin()
                 outcome.kills[party.role] = outcome.kills.get(party.role, 0) + 1
                 if number % 20 == 19:
                     self._say(f"{number + 1} kills, {len(self._lines('received'))} events received")
             (self._folder / STOP).touch()
-            self._wait(lambda: ("end", 0) in self._lines("generated"), "the generator stops", _SETTLING)
+            eventually(lambda: ("end", 0) in self._lines("generated"), "the generator stops", patience=_SETTLING)
             wanted = {each for each in self._lines("generated") if each[0] != "end"}
             try:
-                self._wait(lambda: wanted <= set(self._lines("received")), "all events arrive", _SETTLING)
+                eventually(lambda: wanted <= set(self._lines("received")), "all events arrive", patience=_SETTLING)
             except AssertionError:
-                outcome.problems += [f"{party.role}: {party.errors}" for party in parties.values() if party.has_ended]
+                outcome.problems += [f"{each.role}: {errors}" for each in parties.values() if (errors := each.errors())]
         self._check(outcome)
         return outcome
 
@@ -179,35 +149,15 @@ class Run:
             return []
         return [(kind, int(number)) for kind, number in (line.split() for line in text.splitlines())]
 
-    @staticmethod
-    def _wait(condition: Callable[[], bool], what: str, patience: float) -> None:
-        deadline = time.monotonic() + patience
-        while not condition():
-            assert time.monotonic() < deadline, f"not in time: {what}"
-            time.sleep(0.05)
-
 
 def main() -> int:
     """The command; see the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.parser(__doc__, PROTOCOLS)
     parser.add_argument("--kills", type=int, default=300)
-    parser.add_argument("--protocol", choices=[*PROTOCOLS, "all"], default="all")
-    parser.add_argument("--seed", type=int, default=random.randrange(10_000))
-    parser.add_argument("--keep", type=Path, help="folder for the journals and ledgers")
     given = parser.parse_args()
-    failed = False
-    for protocol in PROTOCOLS if given.protocol == "all" else (given.protocol,):
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch) if given.keep is None else given.keep / protocol
-            folder.mkdir(parents=True, exist_ok=True)
-            if any(folder.iterdir()):
-                parser.error(f"{folder} is not empty: the ledgers of two runs cannot be told apart")
-            outcome = Run(protocol, folder, given.seed, lambda line: sys.stderr.write(f"{line}\n")).run(given.kills)
-        told = f"{protocol}, seed {given.seed}, {time.monotonic() - began:.0f} s: {outcome}"
-        sys.stdout.write("\n  ".join([told, *(f"BROKEN: {each}" for each in outcome.problems)]) + "\n")
-        failed = failed or bool(outcome.problems)
-    return int(failed)
+    return command.run_all(
+        given, lambda protocol, folder: Run(protocol, folder, given.seed, command.progress).run(given.kills)
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One party of the chain of ``remote.py``: ``python -m tests.faults.remote_party ROLE URL FOLDER REGISTRATION LIFE``.
+"""One party of the chain of ``remote.py``: its arguments are ROLE URL FOLDER REGISTRATION LIFE.
 
 A ledger line is written with one system call, which a kill of the process cannot undo: the generator writes a number
 when the event is on its disk, the owner writes one before it acknowledges the event.
@@ -6,6 +6,7 @@ when the event is on its disk, the owner writes one before it acknowledges the e
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -33,6 +34,7 @@ KINDS: Final = ("a", "b")
 MAILBOX: Final = "chain/mailbox"
 #: the file whose existence ends the generator
 STOP: Final = "stop"
+PROGRAM: Final = "from tests.faults import remote_party; remote_party.main()"
 _AGENT: Final = "chain/agent"
 _OWNER: Final = "chain/owner"
 _RETRY: Final = RetryPolicy(first_delay=0.05, max_delay=0.5)
@@ -73,10 +75,10 @@ def generate(m: messaging.Messaging, folder: Path, _registration: str, _life: in
         while not stop.exists():
             for kind in KINDS:
                 ledger.write(f"{kind} {generator.generate(kind).result(30)}")
-            time.sleep(_PAUSE)
+            time.sleep(_PAUSE)  # sleeps: the pace of the generator
         ledger.write("end 0")
         while True:  # what waits is delivered until the process is ended
-            time.sleep(60)
+            time.sleep(60)  # sleeps: until the process is killed
 
 
 def forward(m: messaging.Messaging, folder: Path, registration: str, _life: int) -> None:
@@ -110,7 +112,7 @@ def own(m: messaging.Messaging, folder: Path, registration: str, life: int) -> N
                 try:
                     box.enable_delivery(ListenerReference(_OWNER, "owner")).result(30)
                 except MessagingError:  # the mailbox is being started
-                    time.sleep(0.1)
+                    time.sleep(0.1)  # sleeps: until the mailbox is asked again
                 else:
                     break
             sys.stdin.read()
@@ -123,7 +125,7 @@ def own(m: messaging.Messaging, folder: Path, registration: str, life: int) -> N
                 if event is not None:
                     note(event)
         except MessagingError:  # the mailbox was killed: its next life knows no iterators
-            time.sleep(0.1)
+            time.sleep(0.1)  # sleeps: until the mailbox is asked again
 
 
 def _up() -> None:
@@ -135,11 +137,8 @@ ROLES: Final = {"generator": generate, "agent": forward, "mailbox": store, "owne
 
 
 def main() -> None:
-    """The command; see the module."""
+    """Run until killed; see the module."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stdout)
     role, url, folder, registration, life = sys.argv[1:]
     with messaging.connect(url) as m:
         ROLES[role](m, Path(folder), registration, int(life))
-
-
-if __name__ == "__main__":
-    main()

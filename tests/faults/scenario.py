@@ -24,21 +24,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 import messaging
-from messaging import ClosedError, Message, MessagingError, Promise
+from messaging import AcknowledgeMessageContext, ClosedError, Message, MessageStream, MessagingError, Promise
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Broker
 from messaging.testing.proxy import Proxy
+from messaging.testing.waiting import PATIENCE, eventually, eventually_async
 from tests.faults.ledger import Arrivals, History, PublisherLog, Stamp, Verdict, compare, encode, read_log
 from tests.forking import ForkedProcess
 
-T = TypeVar("T")
-
-#: seconds any wait in a test may take: long, as nothing is concluded from it but that something never comes
-PATIENCE: Final = 30.0
+#: how long traffic may take to go on after a fault, seconds: brokers take long to start
+OUTAGE: Final = 3 * PATIENCE
 #: messages of one publisher that await their outcome at most, and how many it sends at a time
 WINDOW: Final = 200
 BATCH: Final = 20
@@ -48,31 +47,22 @@ PACE: Final = 0.01
 QUICK: Final[Mapping[str, Any]] = MappingProxyType({"reconnect_min": 0.02, "reconnect_max": 0.3})
 
 
-def eventually(condition: Callable[[], T], what: str | Callable[[], str], patience: float = PATIENCE) -> T:
-    """Wait until ``condition()`` is true and return what it returned."""
-    deadline = time.monotonic() + patience
-    while not (found := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {patience:g} s in vain: {what if isinstance(what, str) else what()}")
-        time.sleep(0.005)
-    return found
-
-
 def attempts_within(proxy: Proxy, seconds: float) -> int:
     """How many connections clients make in the next ``seconds``."""
     before = proxy.attempts
-    time.sleep(seconds)
+    time.sleep(seconds)  # sleeps: counts attempts in a time
     return proxy.attempts - before
 
 
 def attempts_to_connect(proxy: Proxy, url: str, seconds: float, **settings: Any) -> int:
-    """How many connections an instance makes in ``seconds`` if it goes on trying from the start; all must fail."""
+    """How many connections an instance makes, in ``seconds`` after the first one; all must fail."""
 
     async def main() -> int:
         m = messaging.connect(through(proxy, url), retry_connect=True, **settings)
         try:
             before = proxy.attempts
-            await asyncio.sleep(seconds)
+            await eventually_async(lambda: proxy.attempts > before, "an attempt")
+            await asyncio.sleep(seconds)  # sleeps: counts attempts in a time
             assert not m.ready.done(), f"connected to {url}"
             return proxy.attempts - before
         finally:
@@ -84,6 +74,20 @@ def attempts_to_connect(proxy: Proxy, url: str, seconds: float, **settings: Any)
 def state(m: messaging.Messaging) -> str:
     """State of the connection, as the runtime tells it."""
     return m.runtime.get_runtime_dto().connection.state
+
+
+def by_hand(m: messaging.Messaging, channel: str, **extensions: str) -> MessageStream:
+    """Subscribe, with messages that are acknowledged by :func:`acknowledge`."""
+    context = m.acknowledge_context_builder().message_context_builder().channel(channel)
+    for name, value in extensions.items():
+        context.extension_entry(name, value)
+    return m.subscription.subscribe(context.build_context())
+
+
+def acknowledge(message: Message) -> bool:
+    """Acknowledge a message; return whether it was not too late."""
+    assert isinstance(message.context, AcknowledgeMessageContext)
+    return message.context.acknowledge_handler.acknowledge()
 
 
 def through(proxy: Proxy, url: str) -> str:
@@ -123,7 +127,66 @@ class Victim:
     def kill(self) -> None:
         """Send SIGKILL, and wait for its end. Idempotent."""
         self._process.kill()
-        self._process.wait(PATIENCE)
+        self._process.wait(OUTAGE)
+
+
+class Lives:
+    """A program in a process that is killed and started again. Its lives write one log, and ``up`` when they are there.
+
+    Args:
+        code: the program.
+        log: a file for its stdout.
+    """
+
+    def __init__(self, code: str, log: Path) -> None:
+        self.log = log
+        self.count = 0
+        self._code = code
+        self._process: ForkedProcess | None = None
+
+    def start(self, *arguments: str) -> None:
+        """Begin the next life; does not wait until it is up."""
+        self.count += 1
+        with self.log.open("ab") as log:
+            self._process = ForkedProcess(self._code, arguments, stdout=log)
+
+    def wait_up(self) -> None:
+        """Wait until a life is up."""
+        eventually(lambda: b"up\n" in self.log.read_bytes(), lambda: f"a start: {self.errors()}", patience=OUTAGE)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def tell(self, line: str) -> None:
+        """Send it a line."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n".encode())
+
+    @property
+    def pid(self) -> int:
+        """The process id of this life."""
+        assert self._process is not None
+        return self._process.pid
+
+    def errors(self) -> str:
+        """Why it has ended by itself, and the end of its log; empty if it runs."""
+        process = self._process
+        if process is None or process.poll() is None or process.stderr is None:
+            return ""
+        return process.stderr.read().decode()[-3000:] + self.log.read_text(errors="replace")[-2000:]
+
+    def kill(self) -> None:
+        """Send SIGKILL, and wait for its end. Idempotent."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait(OUTAGE)
+            for pipe in (process.stdin, process.stderr):
+                if pipe is not None:
+                    pipe.close()
 
 
 @dataclass(frozen=True)
@@ -243,7 +306,7 @@ class Publisher:
         """Send no more."""
         self._stopping.set()
         for thread in self._threads:
-            thread.join(PATIENCE)
+            thread.join(OUTAGE)
             assert not thread.is_alive(), f"publisher {self.name} hangs"
 
     def end(self) -> None:
@@ -254,7 +317,7 @@ class Publisher:
     def wait_settled(self) -> None:
         """Wait until every promise has an outcome."""
         with self._changed:
-            assert self._changed.wait_for(lambda: not self.open, 2 * PATIENCE), f"{self.open} promises are open"
+            assert self._changed.wait_for(lambda: not self.open, OUTAGE), f"{self.open} promises are open"
 
 
 class Scene:
@@ -299,7 +362,7 @@ class Scene:
         self._id = secrets.token_hex(4)
         self._count = publishers
         self._before = before
-        self._settings = {**QUICK, "timeout": PATIENCE, "services": ServiceRegistry(), **settings}
+        self._settings = {**QUICK, "timeout": OUTAGE, "services": ServiceRegistry(), **settings}
         self._runs = itertools.count(1)
         self._past: set[str] = set()
         self._stack = contextlib.ExitStack()
@@ -392,6 +455,7 @@ class Scene:
         eventually(
             lambda: self.error is not None or all(reached(publisher) >= mark for publisher, mark in marks.items()),
             situation,
+            patience=OUTAGE,
         )
         assert self.error is None, f"the receiver's stream failed: {self.error}"
 
@@ -399,7 +463,7 @@ class Scene:
         """Have something break connections through ``proxy``, see that they are made again, and that work goes on."""
         before = proxy.attempts
         fault()
-        eventually(lambda: proxy.attempts > before, "a new connection")
+        eventually(lambda: proxy.attempts > before, "a new connection", patience=OUTAGE)
         self.progress()
 
     def stop(self) -> None:
@@ -423,13 +487,14 @@ class Scene:
         # one more each: behind it nothing is under way any more, where order is kept
         for publisher in self.publishers:
             eventually(
-                lambda publisher=publisher: [each.exception(PATIENCE) for each in publisher.send(1)] == [None],  # type: ignore[misc]
+                lambda publisher=publisher: [each.exception(OUTAGE) for each in publisher.send(1)] == [None],  # type: ignore[misc]
                 f"the last message of {publisher.name}",
+                patience=OUTAGE,
             )
         self.wait_received()
         if not may_lose or not ordered:
             with contextlib.suppress(AssertionError):  # the verdict says it better
-                eventually(lambda: not self.verdict().lost, "the rest", 1.0 if may_lose else PATIENCE)
+                eventually(lambda: not self.verdict().lost, "the rest", patience=1.0 if may_lose else PATIENCE)
         for publisher in self.publishers:
             publisher.wait_settled()
             publisher.log.close()
@@ -441,6 +506,7 @@ class Scene:
         eventually(
             lambda: all(latest.get(publisher.name, -1) >= publisher.next - 1 for publisher in self.publishers),
             lambda: f"the last messages: {[publisher.next - 1 for publisher in self.publishers]}; there are {latest}",
+            patience=OUTAGE,
         )
 
     def histories(self) -> dict[str, History]:

@@ -32,8 +32,9 @@ from messaging import Message
 from messaging.execution import engine
 from messaging.testing.brokers import Broker, Mosquitto, RabbitMQ
 from messaging.testing.proxy import Flow, Proxy
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.faults.ledger import Verdict
-from tests.faults.scenario import AMQP, MQTT5, MQTT311, PATIENCE, Scene, eventually, state
+from tests.faults.scenario import AMQP, MQTT5, MQTT311, Scene, state
 
 #: seconds of faults in a round, by default; rounds that count for nothing yet, as caches and pools of threads fill up
 ROUND: Final = 20.0
@@ -41,23 +42,15 @@ WARM_UP: Final = 3
 #: what memory may vary by, bytes: the last rounds against the first ones after the warm-up
 MEMORY_SLACK: Final = 12 * 2**20
 #: how long counts may take to come back to what they were, seconds
-SETTLING: Final = 30.0
+SETTLING: Final = 2 * PATIENCE
 #: mosquitto writes its memory to disk every second: saving every change would leave it time for little else
 SAVES: Final = ("autosave_on_changes false", "autosave_interval 1")
 #: how much earlier than the kill of a broker a message may have been confirmed that it loses, seconds
 UNSAVED: Final = 2.5
 
-PROFILES: Final = {
-    "mqtt": dataclasses.replace(MQTT5, ahead=400),
-    "mqtt311": MQTT311,
-    "amqp": AMQP,
-}
+PROFILES: Final = {"mqtt": dataclasses.replace(MQTT5, ahead=400), "mqtt311": MQTT311, "amqp": AMQP}
 #: notices a half-open connection within a few seconds
-_SETTINGS: Final = {
-    "mqtt": {"keepalive": 1},
-    "mqtt311": {"keepalive": 1},
-    "amqp": {"heartbeat": 1},
-}
+_SETTINGS: Final = {"mqtt": {"keepalive": 1}, "mqtt311": {"keepalive": 1}, "amqp": {"heartbeat": 1}}
 
 
 @dataclass(frozen=True)
@@ -155,7 +148,7 @@ class Driver:
         scene.progress()
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            time.sleep(self._random.uniform(0.0, 1.0))
+            time.sleep(self._random.uniform(0.0, 1.0))  # sleeps: a random time
             names, weights = zip(*FAULTS[self.protocol == "amqp"].items(), strict=True)
             (name,) = self._random.choices(names, weights)
             try:
@@ -211,21 +204,21 @@ class Driver:
         """A slow line for a while."""
         flow = self._flow()
         flow.shape(latency=self._random.uniform(0.01, 0.1), rate=self._random.choice([0, 50_000]))
-        time.sleep(self._random.uniform(0.5, 2.0))
+        time.sleep(self._random.uniform(0.5, 2.0))  # sleeps: a random time
         flow.shape()
 
     def slice(self) -> None:
         """Small pieces for a while."""
         flow = self._flow()
         flow.shape(piece=self._random.choice([1, 3, 100]))
-        time.sleep(self._random.uniform(0.2, 1.0))
+        time.sleep(self._random.uniform(0.2, 1.0))  # sleeps: a random time
         flow.shape()
 
     def hold(self) -> None:
         """Nothing comes through for a while, and then all of it, unless it took too long."""
         flow = self._flow()
         flow.hold()
-        time.sleep(self._random.uniform(0.2, 3.0))
+        time.sleep(self._random.uniform(0.2, 3.0))  # sleeps: a random time
         flow.release()
 
     def half_open(self) -> None:
@@ -247,13 +240,13 @@ class Driver:
         """Connections are refused for a while."""
         proxy = self._proxy()
         proxy.refuse()
-        time.sleep(self._random.uniform(0.2, 2.0))
+        time.sleep(self._random.uniform(0.2, 2.0))  # sleeps: a random time
         proxy.accept()
 
     def slow_consumer(self) -> None:
         """The receiver takes its time."""
         self._slow.clear()
-        time.sleep(self._random.uniform(0.2, 2.0))
+        time.sleep(self._random.uniform(0.2, 2.0))  # sleeps: a random time
         self._slow.set()
 
     def replace_receiver(self) -> None:
@@ -265,14 +258,14 @@ class Driver:
         """SIGKILL, and a new start on the same data."""
         self._broker.kill()
         self._kills.append(time.monotonic())
-        time.sleep(self._random.uniform(0.0, 1.0))
+        time.sleep(self._random.uniform(0.0, 1.0))  # sleeps: a random time
         self._broker.start()
 
     def memory_alarm(self) -> None:
         """RabbitMQ takes no messages for a while."""
         assert isinstance(self._broker, RabbitMQ)
         self._broker.ctl("set_vm_memory_high_watermark", "0.00001")
-        time.sleep(self._random.uniform(0.2, 1.0))
+        time.sleep(self._random.uniform(0.2, 1.0))  # sleeps: a random time
         self._broker.ctl("set_vm_memory_high_watermark", "0.8")
 
 
@@ -281,10 +274,7 @@ _ANYWHERE: Final = {
     "refuse": 2, "slow_consumer": 2, "replace_receiver": 2,
 }  # fmt: skip
 #: whether it is AMQP -> method -> how likely it is
-FAULTS: Final = {
-    False: {**_ANYWHERE, "kill_broker": 2},
-    True: {**_ANYWHERE, "kill_broker": 1, "memory_alarm": 1},
-}
+FAULTS: Final = {False: {**_ANYWHERE, "kill_broker": 2}, True: {**_ANYWHERE, "kill_broker": 1, "memory_alarm": 1}}
 
 
 @dataclass
@@ -357,14 +347,18 @@ def _round(drivers: list[Driver], seconds: float) -> list[str]:
 def _measure(report: Report, start: float) -> list[str]:
     """Take a sample, once the counts are back at what they were in the warm-up; in words, which of them are not."""
     known = report.samples[:WARM_UP]
-    deadline = time.monotonic() + SETTLING
-    while True:
+    found: list[str] = []
+
+    def settled() -> bool:
         now = sample(start)
-        grown = [*counts_grown(now, known)] if len(known) == WARM_UP else []
-        if not grown or time.monotonic() > deadline:
-            report.samples.append(now)
-            return grown
-        time.sleep(0.2)
+        found[:] = counts_grown(now, known) if len(known) == WARM_UP else ()
+        report.samples[len(before) :] = [now]
+        return not found
+
+    before = report.samples.copy()
+    with contextlib.suppress(AssertionError):
+        eventually(settled, patience=SETTLING)
+    return found
 
 
 def counts_grown(now: Sample, known: list[Sample]) -> Iterator[str]:

@@ -16,24 +16,11 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel  # type: ignore[import-untyped]
 
 import messaging
-from messaging import (
-    AcknowledgeMessageContext,
-    Message,
-    PublishRefusedError,
-    SubscriptionRefusedError,
-)
+from messaging import Message, PublishRefusedError, SubscriptionRefusedError
 from messaging.testing.brokers import RabbitMQ
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.amqp.conftest import foreign_channel
-from tests.faults.scenario import (
-    AMQP,
-    AMQP_TRANSIENT,
-    BATCH,
-    PATIENCE,
-    WINDOW,
-    Scene,
-    eventually,
-    state,
-)
+from tests.faults.scenario import AMQP, AMQP_TRANSIENT, BATCH, OUTAGE, WINDOW, Scene, acknowledge, by_hand, state
 
 # --- connections
 
@@ -91,14 +78,14 @@ def test_a_broker_short_of_memory_makes_publishers_wait_and_consumers_go_on(
     go = threading.Event()
 
     def before(_: Message) -> None:
-        assert go.wait(2 * PATIENCE)
+        assert go.wait(OUTAGE)
 
     with Scene(AMQP, own_rabbitmq, tmp_path, before=before) as scene:
 
         def nothing_is_confirmed() -> bool:
             """Else, for as long as the broker takes messages, some are in any second."""
             confirmed = [publisher.confirmed for publisher in scene.publishers]
-            time.sleep(1.0)
+            time.sleep(1.0)  # sleeps: that nothing is confirmed takes its time
             return [publisher.confirmed for publisher in scene.publishers] == confirmed
 
         attempts = scene.sending.attempts, scene.receiving.attempts
@@ -230,24 +217,19 @@ def test_a_verdict_after_reconnecting_is_refused_and_settles_nothing_else(rabbit
     with Scene(AMQP, rabbitmq, tmp_path, publishers=1) as scene:
         channel, queue = scene.channel("held/deep"), f"held-{scene.queue}"
         m = scene.receiver
-        context = m.acknowledge_context_builder().message_context_builder().channel(channel)
-        with m.subscription.subscribe(context.extension_entry("queue", queue).build_context()) as stream:
+        with by_hand(m, channel, queue=queue) as stream:
             for payload in (b"1", b"2"):
                 scene.publishers[0].instance.publish(channel, payload).result(PATIENCE)
             held = [stream.receive(PATIENCE) for _ in range(2)]
             scene.outlived(scene.receiving.sever, scene.receiving)
             again = [stream.receive(PATIENCE) for _ in range(2)]
             assert [message.payload for message in again] == [b"1", b"2"]
-            for message in held:
-                assert isinstance(message.context, AcknowledgeMessageContext)
-                assert message.context.acknowledge_handler.acknowledge() is False
+            assert [acknowledge(message) for message in held] == [False] * 2
             scene.outlived(scene.receiving.sever, scene.receiving)
             # the late verdicts did not settle them
             again = [stream.receive(PATIENCE) for _ in range(2)]
             assert [message.payload for message in again] == [b"1", b"2"]
-            for message in again:
-                assert isinstance(message.context, AcknowledgeMessageContext)
-                assert message.context.acknowledge_handler.acknowledge() is True
+            assert [acknowledge(message) for message in again] == [True] * 2
             # else the reset could take the verdicts with it
             eventually(
                 lambda: f"{queue}\t0\n" in rabbitmq.ctl("list_queues", "name", "messages"), "the verdicts arrive"

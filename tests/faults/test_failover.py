@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +11,9 @@ import pytest
 import messaging
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto, RabbitCluster, require
+from messaging.testing.waiting import PATIENCE, eventually, subscribed
 from tests.faults.failover import RECONNECT_MAX, ClusterTraffic, PairTraffic, pair
-from tests.faults.scenario import PATIENCE, eventually
+from tests.faults.scenario import OUTAGE
 
 
 def test_nothing_is_lost_when_the_connected_one_of_two_mosquittos_is_killed(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_nothing_is_lost_when_the_connected_node_of_a_cluster_is_killed_or_drain
         assert verdict.confirmed > 200
         assert max(traffic.figures.back) < RECONNECT_MAX
         # the broker's own election takes about a second; a channel that refused messages for ever would take longer
-        assert max(traffic.figures.flowing) < PATIENCE
+        assert max(traffic.figures.flowing) < OUTAGE
 
 
 @pytest.mark.slow
@@ -86,20 +86,21 @@ def test_a_subscription_waits_for_the_node_of_its_classic_queue(cluster: RabbitC
             if node is home:  # a queue lives where it is declared
                 with m.subscribe("home", queue="home", qos=1):
                     pass
-        received: list[bytes] = []
-        errors: list[Exception] = []
-        stream = m.subscribe("home", queue="home", qos=1)
-        stream.subscribe(lambda message: received.append(message.payload), errors.append)
-        stream.ready.result(PATIENCE)
+        received = subscribed(m, "home", queue="home", qos=1)
         home.kill()
         try:
-            eventually(lambda: m.connection_state.value.name == "degraded", "the subscription is not restored")
+            eventually(
+                lambda: m.connection_state.value.name == "degraded", "the subscription is not restored", patience=OUTAGE
+            )
         finally:
             home.start()
-        eventually(lambda: m.connection_state.value.name == "connected", "the subscription is restored")
-        until = time.monotonic() + PATIENCE
-        while not received and time.monotonic() < until:
+        eventually(
+            lambda: m.connection_state.value.name == "connected", "the subscription is restored", patience=OUTAGE
+        )
+
+        def is_received() -> bool:
             m.publish("home", b"x", guaranteed_delivery=True).result(PATIENCE)
-            time.sleep(0.1)
-        assert received
-        assert errors == []
+            return bool(received)
+
+        eventually(is_received)
+        assert received.error is None

@@ -9,7 +9,8 @@ import pytest
 
 import messaging
 from messaging.testing.brokers import Broker
-from tests.faults.scenario import AMQP, MQTT5, MQTT311, PATIENCE, Profile, Victim, eventually
+from messaging.testing.waiting import PATIENCE, Recorder
+from tests.faults.scenario import AMQP, MQTT5, MQTT311, Profile, Victim
 
 #: a program whose message handler never returns
 _HANDLING = """
@@ -43,7 +44,7 @@ def test_a_message_whose_handler_was_killed_comes_again(request: pytest.FixtureR
             m.publish(channel, b"1", guaranteed_delivery=True).result(PATIENCE)
             m.publish(channel, b"2", guaranteed_delivery=True).result(PATIENCE)
         program.expect("1")
-    seen: list[bytes] = []
+    seen: Recorder[bytes] = Recorder()
     with messaging.connect(broker.url, **settings) as m:
-        m.on(channel, lambda message: seen.append(message.payload), keep_subscription=True, **queue)
-        eventually(lambda: sorted(seen) == [b"1", b"2"], "both handled")
+        m.on(channel, seen, model=bytes, keep_subscription=True, **queue)
+        seen.wait_until(lambda payloads: sorted(payloads) == [b"1", b"2"])

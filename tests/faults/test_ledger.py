@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messaging.errors import DeadlineError
+from messaging.testing.tables import table
 from tests.faults.ledger import (
     Arrivals,
     ForgedError,
@@ -62,7 +63,7 @@ def test_kept_promises_pass_and_are_counted() -> None:
     assert verdict([*KEPT, KEPT[0]]).check().duplicates == 3
 
 
-@pytest.mark.parametrize("victim", [("p1", 0), ("p1", 1), ("p1", 7), ("p2", 0), ("p2", 2)])
+@table("victim", [("p1", 0), ("p1", 1), ("p1", 7), ("p2", 0), ("p2", 2)])
 def test_a_confirmed_message_that_never_arrived_is_lost(victim: tuple[str, int]) -> None:
     found = verdict([each for each in KEPT if each != victim])
     assert found.lost == (Stamp(RUN, *victim),)
@@ -74,7 +75,7 @@ def test_a_confirmed_message_that_never_arrived_is_lost(victim: tuple[str, int])
 RIGHT = encode(Stamp(RUN, "p1", 0), b"body")
 
 
-@pytest.mark.parametrize(
+@table(
     "payload",
     [
         encode(Stamp(RUN, "p1", 8)),  # never attempted
@@ -94,7 +95,7 @@ def test_a_message_that_must_not_arrive_is_unexpected(payload: bytes) -> None:
         found.check(may_lose=True)
 
 
-@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 5), (5, 8), (1, 9)])
+@table("before, after", [(0, 2), (2, 5), (5, 8), (1, 9)])
 def test_a_message_that_was_overtaken_is_out_of_order(before: int, after: int) -> None:
     victim = KEPT[before]
     arrived = [each for each in KEPT[: after + 1] if each != victim]

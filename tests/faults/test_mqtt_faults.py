@@ -24,6 +24,7 @@ from messaging import (
 )
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.proxy import Proxy
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.faults.ledger import Stamp, Verdict
 from tests.faults.scenario import (
     BATCH,
@@ -32,13 +33,13 @@ from tests.faults.scenario import (
     MQTT5_QOS2,
     MQTT311,
     MQTT311_QOS2,
-    PATIENCE,
     QUICK,
     WINDOW,
     Profile,
     Scene,
+    acknowledge,
     attempts_within,
-    eventually,
+    by_hand,
     state,
     through,
 )
@@ -161,14 +162,10 @@ def test_a_message_not_sent_before_its_deadline_fails_and_never_arrives(profile:
 @once_each
 def test_a_session_that_is_lost_is_subscribed_again(broker: Mosquitto, profile: Profile, tmp_path: Path) -> None:
     """Another client began it anew: what it held is gone, and verdicts on it are too late."""
-    held: list[Message] = []
     with Scene(profile, broker, tmp_path) as scene:
-        context = scene.receiver.acknowledge_context_builder().message_context_builder()
-        context.channel(scene.channel("held/deep")).extension_entry("qos", "1")
-        with scene.receiver.subscription.subscribe(context.build_context()) as manual:
-            manual.ready.result(PATIENCE)
+        with by_hand(scene.receiver, scene.channel("held/deep"), qos="1") as manual:
             scene.publishers[0].instance.publish(scene.channel("held/deep"), b"x", qos=1).result(PATIENCE)
-            held.append(manual.receive(PATIENCE))
+            held = manual.receive(PATIENCE)
             scene.progress()
             before = scene.arrivals.latest.copy()
             scene.receiving.refuse()
@@ -178,10 +175,9 @@ def test_a_session_that_is_lost_is_subscribed_again(broker: Mosquitto, profile: 
             scene.receiving.accept()
             scene.progress()
             resumed = time.monotonic()
-            verdict_on = held[0].context
-            assert isinstance(verdict_on, AcknowledgeMessageContext)
-            assert verdict_on.acknowledge_handler.acknowledge() is False
-            assert verdict_on.acknowledge_state is AcknowledgeType.UNKNOWN
+            assert acknowledge(held) is False
+            assert isinstance(held.context, AcknowledgeMessageContext)
+            assert held.context.acknowledge_state is AcknowledgeType.UNKNOWN
         verdict = scene.finish(may_lose=True)
         assert verdict.lost, "the session was not lost"
         assert lost_between(scene, verdict, before, resumed), f"{before}, {resumed}: {verdict}"
@@ -219,15 +215,11 @@ def test_a_verdict_after_reconnecting_reaches_a_session_that_was_resumed(
 
     with Scene(profile, broker, tmp_path, publishers=1, before=None if manually else hold) as scene:
         if manually:
-            context = scene.receiver.acknowledge_context_builder().message_context_builder()
-            context.channel(scene.channel("held/deep")).extension_entry("qos", "1")
-            with scene.receiver.subscription.subscribe(context.build_context()) as stream:
-                stream.ready.result(PATIENCE)
+            with by_hand(scene.receiver, scene.channel("held/deep"), qos="1") as stream:
                 scene.publishers[0].instance.publish(scene.channel("held/deep"), b"x", qos=1).result(PATIENCE)
                 message = stream.receive(PATIENCE)
                 scene.outlived(scene.receiving.sever, scene.receiving)
-                assert isinstance(message.context, AcknowledgeMessageContext)
-                assert message.context.acknowledge_handler.acknowledge() is True
+                assert acknowledge(message) is True
                 eventually(lambda: stream.counters.acknowledged == 1, "the verdict was passed on")
                 # the broker has had the answer when it confirms what was sent after it
                 scene.receiver.publish(scene.channel("held/mark"), b"", qos=1).result(PATIENCE)

@@ -21,6 +21,7 @@ from adapters.amqp import AmqpSettings
 from messaging import Message, Promise
 from messaging.testing.brokers import Broker, RabbitMQ
 from messaging.testing.proxy import Flow, Proxy
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.faults.scenario import (
     AMQP,
     AMQP_TRANSIENT,
@@ -28,11 +29,10 @@ from tests.faults.scenario import (
     MQTT5_QOS2,
     MQTT311,
     MQTT311_QOS2,
-    PATIENCE,
+    OUTAGE,
     QUICK,
     Profile,
     Scene,
-    eventually,
     state,
     through,
 )
@@ -158,7 +158,7 @@ def test_a_connection_that_ends_within_the_handshake_is_made_again(
     [
         (MQTT5, {"keepalive": 3}, 6.0),
         (MQTT311, {"keepalive": 3, "version": "3.1.1"}, 6.0),
-        (AMQP, {"heartbeat": 3, "timeout": 2 * PATIENCE}, 12.0),
+        (AMQP, {"heartbeat": 3, "timeout": OUTAGE}, 12.0),
     ],
     ids=str,
 )
@@ -188,11 +188,13 @@ def test_a_half_open_connection_is_noticed_in_time(
                 flow.swallow()
             passed = [flow.bytes for flow in swallowing]
             start = time.monotonic()
-            while state(m) == "connected":
-                assert time.monotonic() - start < 2 * PATIENCE, f"{channel}: the loss is not noticed"
+
+            def noticed() -> bool:
                 if busy and len(promises) < 1000:
                     promises.append(m.publish(channel, qos=1))
-                time.sleep(0.005)
+                return state(m) != "connected"
+
+            eventually(noticed, f"{channel}: the loss is noticed", patience=3 * PATIENCE)
             took[channel] = time.monotonic() - start
             # a broker that had no turn for seconds, on a busy machine, has sent nothing that could be swallowed
             assert proxy.up.swallowed > 0 or "up" not in ways
@@ -200,12 +202,12 @@ def test_a_half_open_connection_is_noticed_in_time(
             for flow in swallowing:
                 flow.restore()
             for promise in promises:
-                promise.result(2 * PATIENCE)
+                promise.result(OUTAGE)
 
     cuts = [(ways, busy) for ways in (("up", "down"), ("up",), ("down",)) for busy in (False, True)]
     with watched() as late, ThreadPoolExecutor(len(cuts)) as threads:
         for done in [threads.submit(cut, *each) for each in cuts]:
-            done.result(3 * PATIENCE)
+            done.result(2 * OUTAGE)
         assert max(took.values()) <= limit + late(), took
 
 
@@ -268,7 +270,7 @@ def test_a_slow_consumer_delays_no_other_and_receives_everything(
     window: dict[str, Any] = {"mqtt5": {"receive_maximum": 50}, "amqp": {"prefetch": 50}}.get(profile.name, {})
 
     def before(_: Message) -> None:
-        assert slow.wait(PATIENCE)
+        assert slow.wait(OUTAGE)
 
     with Scene(profile, any_broker, tmp_path, before=before, **window) as scene:
         enough = 1000 if profile is AMQP else 300

@@ -8,7 +8,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 PAGE = FOLDER.parents[1] / "docs" / "faults.md"
 #: those of the tools, and what the page tells in words
-TOOLS = {"test_proxy.py", "test_ledger.py", "test_page.py"}
+TOOLS = {"test_proxy.py", "test_ledger.py", "test_page.py", "test_promises.py"}
 OTHERS = {
     "test_a_resumed_session_keeps_the_order_whatever_waits_in_it",
     "test_a_silent_server_is_abandoned_after_the_connect_timeout",

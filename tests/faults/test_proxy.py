@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from messaging.testing.proxy import UNDER_WAY, Flow, Proxy
+from messaging.testing.waiting import PATIENCE, eventually
 
-PATIENCE = 10.0
 #: long enough to see that nothing comes, on a connection where everything takes microseconds; seconds
 SILENCE = 0.3
 
@@ -31,10 +31,7 @@ class Wires:
         for end in (client, broker):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             end.settimeout(PATIENCE)
-        deadline = time.monotonic() + PATIENCE
-        while any(side.peer is None for side in self.proxy.sides.copy()):
-            assert time.monotonic() < deadline, "both ends are connected, but not to each other"
-            time.sleep(0.001)
+        eventually(lambda: all(side.peer for side in self.proxy.sides.copy()), "both ends are connected to each other")
         return client, broker
 
     def close(self) -> None:

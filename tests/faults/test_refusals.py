@@ -24,15 +24,10 @@ from messaging import (
 )
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require
 from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.certificates import TlsRabbitMQ
-from tests.faults.scenario import (
-    PATIENCE,
-    attempts_to_connect,
-    attempts_within,
-    eventually,
-    state,
-    through,
-)
+from tests.faults.scenario import attempts_to_connect, attempts_within, state, through
 from tests.mqtt.peer import Connection, Peer
 
 #: attempts in one second that the delays allow, from a tenth of a second upwards
@@ -87,7 +82,7 @@ def check_password(
             messaging.connect(through(proxy, wrong_url))
         assert "wrong" not in str(caught.value)
         assert proxy.attempts == 1
-        assert 1 <= attempts_to_connect(proxy, wrong_url, 1.0) <= STORM
+        assert attempts_to_connect(proxy, wrong_url, 1.0) <= STORM
         with messaging.connect(through(proxy, right_url), reconnect_max=2.0) as m:
             change("changed")
             proxy.sever()
@@ -105,10 +100,7 @@ def check_password(
 @versions
 def test_a_subscription_that_is_denied_is_not_asked_for_again_mqtt(strict_mosquitto: Mosquitto, version: str) -> None:
     broker = strict_mosquitto
-    with (
-        Proxy(broker.host, broker.port) as proxy,
-        messaging.connect(through(proxy, broker.url), version=version) as m,
-    ):
+    with Proxy(broker.host, broker.port) as proxy, messaging.connect(through(proxy, broker.url), version=version) as m:
         streams = [m.subscribe("denied") for _ in range(3)]
         for stream in streams:
             with pytest.raises(SubscriptionRefusedError):
@@ -190,7 +182,7 @@ async def test_silence_after_the_tcp_handshake_is_given_up_and_tried_again(peer:
     await connecting
 
 
-@pytest.mark.parametrize(
+@table(
     "data",
     [
         b"\x30\x02\x00\x05",  # PUBLISH that ends within its topic

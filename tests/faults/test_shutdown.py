@@ -14,8 +14,9 @@ import messaging
 from messaging import ClosedError, OutcomeUnknownError
 from messaging.testing.brokers import Broker
 from messaging.testing.proxy import Proxy
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.faults.ledger import Arrivals, compare, read_log
-from tests.faults.scenario import AMQP, MQTT5, MQTT311, PATIENCE, Profile, Scene, eventually, through
+from tests.faults.scenario import AMQP, MQTT5, MQTT311, OUTAGE, Profile, Scene, through
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +45,7 @@ def test_closing_publishers_at_work_settles_every_promise_and_loses_nothing(
 
 @profiles
 def test_closing_over_a_half_open_connection_takes_no_longer_than_it_may(any_broker: Broker, profile: Profile) -> None:
-    settings = {**profile.sender, "close_timeout": 0.5}
+    settings = {**profile.sender, "close_timeout": 0.5, "timeout": OUTAGE}
     with Proxy(any_broker.host, any_broker.port) as proxy:
         m = messaging.connect(through(proxy, any_broker.url), **settings)
         m.publish("x", b"1", **profile.publish).result(PATIENCE)
@@ -53,8 +54,7 @@ def test_closing_over_a_half_open_connection_takes_no_longer_than_it_may(any_bro
         promises = [m.publish("x", b"2", **profile.publish) for _ in range(2000)]
         start = time.monotonic()
         m.close()
-        # the timeout, a second or so for the protocol's good-bye, and a busy machine
-        assert time.monotonic() - start < 5.0
+        assert time.monotonic() - start < PATIENCE
         assert proxy.up.swallowed > 0
         kinds = {type(promise.exception(0)) for promise in promises}
         assert kinds == {OutcomeUnknownError} or kinds == {OutcomeUnknownError, ClosedError}
@@ -81,7 +81,6 @@ def test_a_program_that_ends_within_its_work(any_broker: Broker, profile: Profil
     arrivals = Arrivals(run)
     channel = f"program/{profile}/{how.replace(' ', '-')}"
     with messaging.connect(any_broker.url) as m, m.subscribe(channel, guaranteed_delivery=True) as stream:
-        stream.ready.result(PATIENCE)
         count = 2000 if how == "forgets to close" else 0
         arguments = [any_broker.url, channel, run, str(path), str(count)]
         version = "?version=3.1.1" if profile is MQTT311 else ""

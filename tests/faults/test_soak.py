@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from messaging.testing.brokers import require
+from messaging.testing.tables import table
 from tests.faults.soak import MEMORY_SLACK, WARM_UP, Sample, counts_grown, growth
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,7 @@ def test_memory_that_grows_is_noticed() -> None:
     assert [*growth(warm)] == []
 
 
-@pytest.mark.parametrize("name", ["files", "threads", "tasks"])
+@table("name", ["files", "threads", "tasks"])
 def test_counts_that_grow_are_noticed(name: str) -> None:
     known = [sample(), sample(files=12, threads=7, tasks=4), sample()]
     assert [*counts_grown(sample(files=12, threads=7, tasks=4), known)] == []

@@ -14,8 +14,9 @@ from messaging import ConnectFailedError
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Broker, Mosquitto, free_port, require
 from messaging.testing.proxy import Proxy
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.certificates import LOOPBACK, Authority, TlsRabbitMQ
-from tests.faults.scenario import PATIENCE, attempts_to_connect, attempts_within, eventually, state
+from tests.faults.scenario import attempts_to_connect, attempts_within, state
 
 Kind = Literal["good", "expired", "wrong host", "wrong authority"]
 
@@ -85,12 +86,13 @@ def test_a_bad_certificate_keeps_out_until_it_is_renewed(endpoint: Endpoint, kin
         endpoint.present(kind)
         try:
             assert words in eventually(refusal, "the certificate is refused")
+            before = proxy.attempts
             proxy.sever()
             waiting = m.publish("tls", b"x", qos=1)
-            assert 1 <= attempts_within(proxy, 1.0) <= STORM
-            connection = m.runtime.get_runtime_dto().connection
-            assert connection.state == "reconnecting"
-            assert words in (connection.cause or "")
+            eventually(lambda: proxy.attempts > before, "another attempt")
+            assert attempts_within(proxy, 1.0) <= STORM
+            eventually(lambda: words in (m.runtime.get_runtime_dto().connection.cause or ""), words)
+            assert state(m) == "reconnecting"
             assert not waiting.done()
         finally:
             endpoint.present("good")
@@ -105,7 +107,7 @@ def test_tls_on_one_side_only_says_so_and_is_no_storm(endpoint: Endpoint, secure
         with pytest.raises(ConnectFailedError, match="instead of " + scheme + "://"):
             endpoint.connect(proxy.port, scheme=scheme)
         attempts = attempts_to_connect(proxy, f"{scheme}://{proxy.host}:{proxy.port}", 1.0, reconnect_max=2.0)
-        assert 1 <= attempts <= STORM
+        assert attempts <= STORM
 
 
 def test_a_silent_server_is_abandoned_after_the_connect_timeout(endpoint: Endpoint) -> None:

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 MQTT = ("mqtt", "mqtt311")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_tokens_that_expire_lose_no_message_and_cost_planned_reconnects_only(tmp_path: Path) -> None:
     """Both versions of MQTT at once, in a process of its own."""

@@ -38,8 +38,9 @@ from messaging import Credentials, Message, Promise
 from messaging.connection import ConnectionState
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.faults.ledger import Arrivals, PublisherLog, Stamp, Verdict, compare, encode, read_log
-from tests.faults.scenario import PATIENCE, WINDOW, eventually
+from tests.faults.scenario import WINDOW
 from tests.oauth import TokenRabbitMQ, token
 
 PROTOCOLS: Final = ("amqp", "mqtt", "mqtt311")
@@ -187,7 +188,7 @@ class _Traffic:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self._publish_one()
-            time.sleep(PACE)
+            time.sleep(PACE)  # sleeps: the pace of the publisher
         for _ in range(WINDOW):
             assert self._room.acquire(timeout=PATIENCE), "messages have no outcome"
 
@@ -234,7 +235,7 @@ def run(protocol: str, minutes: float, lifetime: float) -> Figures:
             figures.seconds = round(time.monotonic() - started, 1)
             with contextlib.suppress(AssertionError):  # the comparison tells what is missing
                 eventually(lambda: arrivals.latest.get("p", -1) >= traffic.count - 1, "the last message")
-                eventually(lambda: len({each.sequence for each in arrivals.stamps}) >= traffic.count, "the rest", 5)
+                eventually(lambda: len({each.sequence for each in arrivals.stamps}) >= traffic.count, patience=5.0)
             figures.same_connections = connections() == before if protocol == "amqp" else None
             log.sync()
             _fill(figures, traffic.count, compare({"p": read_log(path)}, arrivals), sender, receiver)

@@ -122,7 +122,13 @@ def small_disk(disk_of: Callable[[str], Path]) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sessions take long to start on a busy machine, and one that is interrupted in a call to Java is broken."""
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
+    """Begin with the tests that need a session, one after the other: one worker runs them, and starts one session.
+
+    Sessions take long to start on a busy machine, and one that is interrupted in a call to Java is broken.
+    """
+    with_session = [item for item in items if "spark" in getattr(item, "fixturenames", ())]
+    for item in with_session:
+        if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(400))
+    others = [item for item in items if "spark" not in getattr(item, "fixturenames", ())]
+    items[:] = with_session + others

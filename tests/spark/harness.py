@@ -7,13 +7,13 @@ import json
 import os
 import sys
 import threading
-import time
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
 
 import messaging
 from adapters.spark import register
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, results
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
+    from messaging import Messaging
+
 #: for the Java of a test run: it is over before a better compiler, or a parallel collector, has paid for itself, and
 #: verifying Spark's classes takes a tenth of its start
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-#: how long anything may take that is expected to happen, seconds
-PATIENCE = 60.0
+#: how long a query may take for anything, seconds: it starts processes
+QUERY_PATIENCE: Final = 3 * PATIENCE
 
 
 def session(folder: Path, master: str, **more: str) -> SparkSession:
@@ -51,20 +53,11 @@ def session(folder: Path, master: str, **more: str) -> SparkSession:
     return made
 
 
-def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> None:
-    """Wait until ``condition`` holds."""
-    until = time.monotonic() + patience
-    while not condition():
-        if time.monotonic() > until:
-            raise AssertionError(f"waited {patience:g} s for {what}")
-        time.sleep(0.02)
-
-
 class Collected:
     """A streaming query that gathers its rows here, batch by batch."""
 
     def __init__(self, frame: DataFrame, checkpoint: Path, **trigger: Any) -> None:
-        self.batches: list[list[Row]] = []
+        self.batches: Recorder[list[Row]] = Recorder()
         writer = frame.writeStream.foreachBatch(self._take).option("checkpointLocation", str(checkpoint))
         self.query: StreamingQuery = (writer.trigger(**trigger) if trigger else writer).start()
 
@@ -77,14 +70,17 @@ class Collected:
 
     def ready(self) -> Self:
         """Wait until it receives: the subscription is made when the first offset is known."""
-        wait_for(lambda: self.query.lastProgress is not None or not self.query.isActive, "the first trigger")
-        self.check()
+        self.wait(lambda: self.query.lastProgress is not None, "the first trigger")
         return self
+
+    def wait(self, condition: Callable[[], Any], what: str) -> None:
+        """Wait until ``condition`` holds; raise what ended the query before."""
+        eventually(lambda: condition() or not self.query.isActive, what, patience=QUERY_PATIENCE)
+        self.check()
 
     def receive(self, count: int) -> list[Row]:
         """Wait for ``count`` rows, all in all, and until the checkpoint knows of them."""
-        wait_for(lambda: len(self.rows) >= count or not self.query.isActive, f"{count} rows")
-        self.check()
+        self.wait(lambda: len(self.rows) >= count, f"{count} rows")
         self.query.processAllAvailable()
         return self.rows
 
@@ -96,7 +92,7 @@ class Collected:
 
     def finish(self) -> list[Row]:
         """Wait for the end of a query that ends by itself."""
-        assert self.query.awaitTermination(int(PATIENCE))
+        assert self.query.awaitTermination(int(QUERY_PATIENCE))
         return self.rows
 
     def __enter__(self) -> Self:
@@ -109,9 +105,7 @@ class Collected:
 def publish(url: str, channel: str, payloads: Iterable[bytes | str], **context: Any) -> None:
     """Publish all of ``payloads``, and wait until the broker has them."""
     with messaging.connect(url) as m:
-        promises = [m.publish(channel, payload, **{"qos": 1, **context}) for payload in payloads]
-        for promise in promises:
-            promise.result(PATIENCE)
+        results([m.publish(channel, payload, **{"qos": 1, **context}) for payload in payloads])
 
 
 def numbers(count: int, start: int = 0) -> list[bytes]:
@@ -129,16 +123,17 @@ def unique(name: str) -> str:
     return f"{name}-{uuid4().hex[:8]}"
 
 
+def make_queue(m: Messaging, name: str, **options: str) -> None:
+    """Declare a queue that has no consumer."""
+    with m.subscribe(name, queue=name, **options):
+        pass
+
+
 def make_stream(url: str, name: str, payloads: list[bytes]) -> None:
     """A stream that holds ``payloads``."""
     with messaging.connect(url) as m:
-        made = m.subscribe(name, queue=name, queue_type="stream", stream_offset="first")
-        made.ready.result(10)
-        made.close().result(10)
-        for payload in payloads:
-            promise = m.publish(name, payload)
-        if payloads:
-            promise.result(10)
+        make_queue(m, name, queue_type="stream", stream_offset="first")
+        results([m.publish(name, payload) for payload in payloads])
 
 
 class Publisher:
@@ -159,7 +154,7 @@ class Publisher:
     def stop(self) -> int:
         """End it; return how many messages were confirmed."""
         self._stop.set()
-        self._thread.join(60)
+        self._thread.join(QUERY_PATIENCE)
         assert not self._thread.is_alive()
         return self.confirmed
 

@@ -6,8 +6,11 @@ import json
 import pickle
 from typing import TYPE_CHECKING, Any, Self
 
+import pytest
+
 from adapters.spark.formats import MessagingDataSource
-from tests.spark.harness import publish, wait_for
+from messaging.testing.waiting import eventually
+from tests.spark.harness import publish
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +89,7 @@ class Driven:
             self.micro_batch()
             return sum(map(len, self.batches)) >= count
 
-        wait_for(enough, f"{count} rows", patience=30)
+        eventually(enough, f"{count} rows")
         return self.rows
 
     def finish(self) -> list[bytes]:
@@ -120,3 +123,11 @@ def processed(payloads: list[bytes], url: str, journal: Path, **options: str) ->
         publish(url, options["channel"], payloads)
         assert query.receive(len(payloads)) == payloads
     return query
+
+
+def refused(
+    kind: type[Exception], match: str, url: str, journal: Path | None, *checkpoint: list[str], **how: str
+) -> None:
+    """A query, continued or not, fails when it starts."""
+    with Driven(url, journal, *map(list, checkpoint), **how) as query, pytest.raises(kind, match=match):
+        query.start()

@@ -9,13 +9,13 @@ from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.amqp import properties
 from adapters.spark.columns import JOURNAL, MESSAGE, batch_of, identities, identity_of
 from messaging import Message, MessageContext
+from messaging.testing.tables import table
 
 NOW = 1_700_000_000_000_000
 
@@ -94,17 +94,14 @@ def test_no_messages_are_no_rows() -> None:
     assert batch_of([], 0, 0, NOW).num_rows == 0
 
 
-@pytest.mark.parametrize(
-    "time",
-    [1e17, -1e17, 1.8e19, 2.0**63, 9_223_300_000, -9_223_300_000, math.inf, -math.inf, math.nan, 10**30],
-)
+@table("time", [1e17, -1e17, 1.8e19, 2.0**63, 9_223_300_000, -9_223_300_000, math.inf, -math.inf, math.nan, 10**30])
 def test_a_time_that_is_far_out_is_the_time_of_arrival(time: float) -> None:
     batch = batch_of([message(timestamp=time), message(timestamp=1), message()], 0, 0, NOW)
     arrival = datetime.fromtimestamp(NOW / 1e6, UTC)
     assert batch.column("timestamp").to_pylist() == [arrival, datetime.fromtimestamp(1, UTC), arrival]
 
 
-@pytest.mark.parametrize("time", [0, 0.000001, 1_700_000_000.123, 9_223_200_000, -9_223_200_000, -0.5])
+@table("time", [0, 0.000001, 1_700_000_000.123, 9_223_200_000, -9_223_200_000, -0.5])
 def test_times_are_exact_to_the_microsecond(time: float) -> None:
     found = batch_of([message(timestamp=time)], 0, 0, NOW).column("timestamp").cast(pa.int64()).to_pylist()
     assert found == [round(time * 1_000_000)]

@@ -17,9 +17,11 @@ from adapters.spark.read.group_lock import lock_group
 from adapters.spark.read.takeover import started_earlier
 from messaging.errors import TakenOverError
 from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
 from tests.mqtt.peer import Peer
-from tests.spark.harness import numbers, publish, unique, wait_for
-from tests.spark.readers import Driven, processed
+from tests.spark.harness import make_queue, numbers, publish, unique
+from tests.spark.readers import Driven, processed, refused
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +37,7 @@ def group() -> str:
 def failure(query: Driven) -> Exception | None:
     """Return the error that ended the receivers of ``query``."""
     with pytest.raises(TakenOverError) as caught:
-        wait_for(lambda: query.micro_batch() and False, "the query to fail", patience=30)
+        eventually(lambda: query.micro_batch() and False, "the query to fail")
     return caught.value
 
 
@@ -65,12 +67,9 @@ def test_a_query_whose_journal_was_deleted_fails_before_it_touches_the_broker(
     left = json.loads(first.checkpoint[-1])["group"]
     shutil.rmtree(journal)
     publish(url, channel, numbers(5, 20))
-    with (
-        Proxy("127.0.0.1", urlsplit(url).port or 0) as proxy,
-        Driven(_through(url, proxy), journal, first.checkpoint, channel=channel) as second,
-        pytest.raises(DataLossError, match=rf"journalPath.*failOnDataLoss=false goes on .*{left}"),
-    ):
-        second.start()
+    with Proxy("127.0.0.1", urlsplit(url).port or 0) as proxy:
+        problem = rf"journalPath.*failOnDataLoss=false goes on .*{left}"
+        refused(DataLossError, problem, _through(url, proxy), journal, first.checkpoint, channel=channel)
     assert proxy.attempts == 0
     shutil.rmtree(journal)
     with Driven(url, journal, first.checkpoint, channel=channel, failOnDataLoss="false").start() as third:
@@ -82,11 +81,8 @@ def test_two_sessions_with_messages_are_refused(url: str, channel: str, tmp_path
     two = processed(numbers(5, 5), url, tmp_path / "two", channel=channel)
     left, other = (json.loads(query.checkpoint[-1])["group"] for query in (one, two))
     options = {"channel": channel, "failOnDataLoss": "false"}
-    with (
-        Driven(url, tmp_path / "two", one.checkpoint, **options) as mixed,
-        pytest.raises(JournalMismatchError, match=rf"{left}.*{other}.*set journalPath to an empty folder"),
-    ):
-        mixed.start()
+    problem = rf"{left}.*{other}.*set journalPath to an empty folder"
+    refused(JournalMismatchError, problem, url, tmp_path / "two", one.checkpoint, **options)
     with Driven(url, tmp_path / "empty", one.checkpoint, **options).start() as recovered:
         assert recovered.receive(5) == numbers(5, 5)
 
@@ -97,11 +93,9 @@ def test_another_group_is_refused_because_the_broker_keeps_messages_for_the_one_
     journal = tmp_path / "journal"
     first = processed(numbers(5), url, journal, channel=channel, group=group)
     publish(url, channel, numbers(5, 5))
-    with (
-        Driven(url, journal, first.checkpoint, channel=channel, group=f"{group}-2") as other,
-        pytest.raises(JournalMismatchError, match=rf"{group}.*set group={group} .*adoptJournal=true"),
-    ):
-        other.start()
+    options = {"channel": channel, "group": f"{group}-2"}
+    problem = rf"{group}.*set group={group} .*adoptJournal=true"
+    refused(JournalMismatchError, problem, url, journal, first.checkpoint, **options)
     with Driven(url, journal, first.checkpoint, channel=channel) as same:  # without the option it is the one before
         assert same.start().receive(5) == numbers(5, 5)
 
@@ -112,11 +106,8 @@ def test_more_receivers_do_not_leave_the_session_of_the_only_one(
     journal = tmp_path / "journal"
     one = processed(numbers(5), mosquitto.url, journal, channel=channel)
     publish(mosquitto.url, channel, numbers(5, 5))
-    with (
-        Driven(mosquitto.url, journal, one.checkpoint, channel=channel, receivers="2") as two,
-        pytest.raises(JournalMismatchError, match=r"set receivers=1"),
-    ):
-        two.start()
+    options = {"channel": channel, "receivers": "2"}
+    refused(JournalMismatchError, "set receivers=1", mosquitto.url, journal, one.checkpoint, **options)
     # nothing was changed by the attempt
     with Driven(mosquitto.url, journal, one.checkpoint, channel=channel, receivers="1") as again:
         assert again.start().receive(5) == numbers(5, 5)
@@ -126,8 +117,7 @@ def test_more_receivers_do_not_leave_the_session_of_the_only_one(
 
 
 @pytest.mark.parametrize(
-    ("server", "receivers", "machines"),
-    [("mosquitto", "1", "one"), ("rabbitmq", "1", "one"), ("rabbitmq", "2", "two")],
+    ("server", "receivers", "machines"), [("mosquitto", "1", "one"), ("rabbitmq", "1", "one"), ("rabbitmq", "2", "two")]
 )
 def test_a_second_query_of_a_group_ends_and_the_first_continues(
     request: pytest.FixtureRequest, channel: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -142,11 +132,7 @@ def test_a_second_query_of_a_group_ends_and_the_first_continues(
         where = ""
     options = {"channel": channel, "group": group, "receivers": receivers}
     with Driven(url, tmp_path / "one", **options).start() as first:
-        with (
-            Driven(url, tmp_path / "two", **options) as second,
-            pytest.raises(TakenOverError, match=rf"option 'group' \({group}\){where}"),
-        ):
-            second.start()
+        refused(TakenOverError, rf"option 'group' \({group}\){where}", url, tmp_path / "two", **options)
         publish(url, channel, numbers(20))
         assert sorted(first.receive(20)) == sorted(numbers(20))
     with Driven(url, tmp_path / "two", **options) as second:  # it is free again
@@ -187,7 +173,7 @@ def test_a_query_whose_broker_says_that_its_session_was_taken_over_ends(
     asyncio.run(taken_over())
 
 
-@pytest.mark.parametrize("payload", [b"", b"{", b"[1]", b'[1, "a"]', b'["a", 1.0]', b"[" * 5000, b'[9e9, "a"]'])
+@table("payload", [b"", b"{", b"[1]", b'[1, "a"]', b'["a", 1.0]', b"[" * 5000, b'[9e9, "a"]'])
 def test_other_payloads_on_the_channel_end_no_query(payload: bytes) -> None:
     assert not started_earlier(payload, (1_700_000_000.0, "a"))
 
@@ -217,7 +203,7 @@ def test_a_query_that_was_disconnected_gets_its_queue_again(
             proxy.sever()
             publish(rabbitmq.url, channel, numbers(20))
             assert query.receive(20) == numbers(20)
-            wait_for(lambda: f"{group}.owner" in rabbitmq.ctl("list_queues", "name"), "the exclusive queue")
+            eventually(lambda: f"{group}.owner" in rabbitmq.ctl("list_queues", "name"), "the exclusive queue")
             query.micro_batch()  # would raise
 
 
@@ -225,9 +211,7 @@ def test_queries_with_a_queue_of_the_users_own_share_it(
     rabbitmq: RabbitMQ, channel: str, group: str, tmp_path: Path
 ) -> None:
     with messaging.connect(rabbitmq.url) as m:
-        made = m.subscribe(channel, queue=channel)
-        made.ready.result(10)
-        made.close().result(10)
+        make_queue(m, channel)
     options = {"queue": channel, "group": group}
     with (
         Driven(rabbitmq.url, tmp_path / "one", **options).start() as one,
@@ -240,7 +224,7 @@ def test_queries_with_a_queue_of_the_users_own_share_it(
             two.micro_batch()
             return sorted(one.values + two.values) == sorted(numbers(20))
 
-        wait_for(all_there, "both to share the queue", patience=30)
+        eventually(all_there, "both to share the queue")
 
 
 def test_the_lock_of_a_group_waits_for_a_query_that_is_stopping(group: str, monkeypatch: pytest.MonkeyPatch) -> None:

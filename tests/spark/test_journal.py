@@ -42,6 +42,8 @@ from adapters.spark.journal import Journal, folders, leave_mark
 from adapters.spark.journal.log import Log, LogWriter, read
 from messaging import Message, MessageContext
 from messaging.journal.folders import LocalFolder
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from tests.spark import journals
 from tests.spark.journals import NOW, SOURCE, add, check, rows, segments
 
@@ -185,13 +187,13 @@ def test_close_waits_for_a_write_in_progress(path: str, monkeypatch: pytest.Monk
 
     def slow(*arguments: Any) -> int:
         inside.set()
-        assert go_on.wait(30)
+        assert go_on.wait(PATIENCE)
         return real(*arguments)
 
     monkeypatch.setattr(os, "pwritev", slow)
     writer, closer = threading.Thread(target=add, args=(log,)), threading.Thread(target=journal.close)
     writer.start()
-    assert inside.wait(30)
+    assert inside.wait(PATIENCE)
     closer.start()
     closer.join(0.05)
     assert closer.is_alive()
@@ -226,7 +228,7 @@ def test_a_tail_cut_anywhere_in_the_last_two_frames_costs_only_them(
         assert values(tmp_path, log) == expected(count)
 
 
-@pytest.mark.parametrize("tail", [b"\0" * 5000, b"RXJ1" * 300, random.Random(1).randbytes(5000), b"R"])
+@table("tail", [b"\0" * 5000, b"RXJ1" * 300, random.Random(1).randbytes(5000), b"R"])
 def test_a_tail_of_garbage_is_cut_off_and_the_log_continues(
     tmp_path: Path, tail: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -311,8 +313,8 @@ def cut_short(file: Path) -> None:
     os.truncate(file, file.stat().st_size - 8)
 
 
-@pytest.mark.parametrize(
-    ("damage", "named"),
+@table(
+    "damage, named",
     [
         pytest.param(lambda files: files[1].unlink(), 2, id="missing"),
         pytest.param(lambda files: exchange(files[1], files[2]), 1, id="exchanged"),
@@ -321,7 +323,8 @@ def cut_short(file: Path) -> None:
         pytest.param(lambda files: cut_short(files[2]), 3, id="the third is cut short"),
     ],
 )
-def test_a_damaged_segment_is_an_error(path: str, damage: Callable[[list[Path]], None], named: int) -> None:
+def test_a_damaged_segment_is_an_error(tmp_path: Path, damage: Callable[[list[Path]], None], named: int) -> None:
+    path = str(tmp_path / "journal")
     files = segmented(path)
     damage(files)
     refused(path, files[named].name)
@@ -432,17 +435,18 @@ class Faults:
             patch.stop()
 
 
-@pytest.mark.parametrize("stay", [False, True], ids=["once", "for a while"])
-@pytest.mark.parametrize("partial", [False, True], ids=["at once", "halfway"])
-@pytest.mark.parametrize("segment_bytes", [2**20, 1], ids=["growing", "new segment"])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
+@table("stay", [False, True], ids=["once", "for a while"])
+@table("partial", [False, True], ids=["at once", "halfway"])
+@table("segment_bytes", [2**20, 1], ids=["growing", "new segment"])
+@table("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
 def test_a_failed_write_adds_nothing_and_the_log_continues(
-    tmp_path: Path, number: int, segment_bytes: int, partial: bool, stay: bool
+    in_memory: str, number: int, segment_bytes: int, partial: bool, stay: bool
 ) -> None:
     kind = JournalError if number == errno.EIO else JournalFullError
+    folder = Path(tempfile.mkdtemp(dir=in_memory))
     failed = set()
     for nth in range(1, 8):
-        path = str(tmp_path / str(nth))
+        path = str(folder / str(nth))
         journal, log = opened_log(path, segment_bytes=segment_bytes)
         add(log, 4)
         with Faults(number, nth, partial=partial, stay=stay) as faults, contextlib.suppress(kind):
@@ -629,8 +633,8 @@ def test_a_full_file_system_loses_no_row(small_disk: Path) -> None:
 # --- whose it is ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
+@table(
+    "change, named",
     [
         ({"url": "mqtt://other:1883"}, "url was 'mqtt://host:1883' and is 'mqtt://other:1883'"),
         ({"channels": ["b"]}, r"channels was \['a/#'\] and is \['b'\]"),
@@ -639,7 +643,8 @@ def test_a_full_file_system_loses_no_row(small_disk: Path) -> None:
         ({"url": "mqtt://x", "qos": "0"}, "url was .*; qos was '1' and is '0'"),
     ],
 )
-def test_another_source_is_refused_unless_it_adopts(path: str, change: dict[str, Any], named: str) -> None:
+def test_another_source_is_refused_unless_it_adopts(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    path = str(tmp_path / "journal")
     segmented(path)
     other = replace(SOURCE, **change)
     with pytest.raises(JournalMismatchError, match=f"journalPath.*another source: {named}"):
@@ -686,8 +691,8 @@ def test_a_query_takes_a_journal_without_commits(path: str) -> None:
     assert (last.meta.query, last.meta.committed) == (third, False)
 
 
-@pytest.mark.parametrize(
-    ("text", "what"),
+@table(
+    "text, what",
     [
         ("", "does not parse"),
         ("{", "does not parse"),
@@ -701,7 +706,8 @@ def test_a_query_takes_a_journal_without_commits(path: str) -> None:
         ("more", "does not parse"),
     ],
 )
-def test_an_invalid_journal_file_is_unreadable(path: str, text: str, what: str) -> None:
+def test_an_invalid_journal_file_is_unreadable(tmp_path: Path, text: str, what: str) -> None:
+    path = str(tmp_path / "journal")
     segmented(path)
     meta = Path(path) / "journal.json"
     known = json.loads(meta.read_text())
@@ -728,9 +734,10 @@ def test_segments_without_their_journal_are_unreadable(path: str) -> None:
         Journal.view(path)
 
 
-@pytest.mark.parametrize("name", ["", "0", "journal.json", "lock"])
-def test_a_file_in_place_of_a_folder_is_unreadable(path: str, name: str) -> None:
+@table("name", ["", "0", "journal.json", "lock"])
+def test_a_file_in_place_of_a_folder_is_unreadable(tmp_path: Path, name: str) -> None:
     """A file where a folder is to be, or a folder where a file is to be."""
+    path = str(tmp_path / "journal")
     at = Path(path) / name
     at.parent.mkdir(parents=True, exist_ok=True)
     if name in ("", "0"):
@@ -803,11 +810,12 @@ def test_a_view_beside_a_writer_never_fails_and_cuts_nothing_off(path: str, no_s
     assert again.logs[0].end == end
 
 
-@pytest.mark.parametrize("when", range(1, 10))
-@pytest.mark.parametrize("committed", [3, 6, 9, 15])
+@table("when", range(1, 10))
+@table("committed", [3, 6, 9, 15])
 def test_rows_committed_while_a_view_opens_are_not_missing(
-    path: str, monkeypatch: pytest.MonkeyPatch, when: int, committed: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: int, committed: int
 ) -> None:
+    path = str(tmp_path / "journal")
     _, log = opened_log(path, segment_bytes=1)
     for _ in range(5):
         add(log)
@@ -1119,11 +1127,7 @@ def test_the_older_of_two_writers_fails(remote: str) -> None:
     add(older.logs[0])
     newer = opened(remote)
     add(newer.logs[0])
-    for attempt in (
-        lambda: add(older.logs[0]),
-        lambda: older.begin_query(adopt=True),
-        lambda: older.note_commit(),
-    ):
+    for attempt in (lambda: add(older.logs[0]), lambda: older.begin_query(adopt=True), lambda: older.note_commit()):
         with pytest.raises(JournalLockedError, match="taken this journal over"):
             attempt()
     assert older.logs[0].end == 3

@@ -25,6 +25,7 @@ from adapters.spark.errors import (
 from adapters.spark.journal import Journal
 from adapters.spark.journal.folders import RemoteFolder, open_folder
 from messaging.journal.folders import Folder, LocalFolder
+from messaging.testing.tables import table
 from tests.spark.journals import SOURCE, add, check
 
 fsspec = pytest.importorskip("fsspec")
@@ -49,18 +50,28 @@ def memory(path: Path) -> Folder:
     return open_folder(f"memory://{path}")
 
 
-@pytest.fixture(params=[local, subtree, through_fsspec, memory])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Folder]:
-    made: Folder = request.param(tmp_path)
-    made.make()
-    yield made
+every_folder = table("kind", [local, subtree, through_fsspec, memory])
+Kind = Callable[[Path], Folder]
+
+
+@pytest.fixture(autouse=True)
+def _memory() -> Iterator[None]:
+    yield
     fsspec.filesystem("memory").store.clear()
+
+
+def made(kind: Kind, path: Path) -> Folder:
+    folder = kind(path)
+    folder.make()
+    return folder
 
 
 # --- every folder
 
 
-def test_files_are_written_listed_read_and_deleted(folder: Folder) -> None:
+@every_folder
+def test_files_are_written_listed_read_and_deleted(kind: Kind, tmp_path: Path) -> None:
+    folder = made(kind, tmp_path)
     folder.make("0")
     folder.make("0")
     assert folder.write("0/x", [b"ab", memoryview(b"cd"), pa.py_buffer(b"ef")]) == 6
@@ -77,8 +88,10 @@ def test_files_are_written_listed_read_and_deleted(folder: Folder) -> None:
         folder.read("0/x")
 
 
-@pytest.mark.parametrize("copy", [False, True])
-def test_parts_of_a_file_are_read_as_far_as_they_exist(folder: Folder, copy: bool) -> None:
+@every_folder
+@table("copy", [False, True])
+def test_parts_of_a_file_are_read_as_far_as_they_exist(kind: Kind, tmp_path: Path, copy: bool) -> None:
+    folder = made(kind, tmp_path)
     data = os.urandom(10_000)
     folder.write("x", [data])
     for start, length in ((0, None), (0, 5), (4095, 2), (4096, 100), (8192, 5000), (9999, 1), (10_000, 1), (20_000, 9)):
@@ -88,14 +101,18 @@ def test_parts_of_a_file_are_read_as_far_as_they_exist(folder: Folder, copy: boo
     assert len(folder.read("empty", copy=copy)) == 0
 
 
-def test_bytes_that_were_read_stay_valid_when_the_file_is_deleted(folder: Folder) -> None:
+@every_folder
+def test_bytes_that_were_read_stay_valid_when_the_file_is_deleted(kind: Kind, tmp_path: Path) -> None:
+    folder = made(kind, tmp_path)
     folder.write("x", [b"a" * 100_000])
     data = folder.read("x", 50_000)
     folder.delete("x")
     assert bytes(data) == b"a" * 50_000
 
 
-def test_a_journal_works_on_every_file_system(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+@every_folder
+def test_a_journal_works_on_every_file_system(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made(kind, tmp_path)
     monkeypatch.setattr("adapters.spark.journal.journal.open_folder", lambda path: folder)
     for run in range(3):
         opened = Journal.open("it", SOURCE, segment_bytes=3000)
@@ -180,7 +197,7 @@ def test_a_folder_above_that_may_not_be_read_is_no_obstacle(tmp_path: Path, monk
 # --- paths
 
 
-@pytest.mark.parametrize("name", ["plain", "with space", "100%", "a%20b", "grün-日本", "a:b", "a#b?c=d", "x://"[:2]])
+@table("name", ["plain", "with space", "100%", "a%20b", "grün-日本", "a:b", "a#b?c=d", "x://"[:2]])
 def test_any_name_is_a_local_folder(tmp_path: Path, name: str) -> None:
     folder = open_folder(str(tmp_path / name))
     folder.make()
@@ -204,15 +221,15 @@ def test_relative_paths_and_the_home_of_the_user_are_absolute_for_executors(
     opened.close()
 
 
-@pytest.mark.parametrize("url", ["file:///{}", "file:/{}", "file://localhost/{}", "FILE:///{}", "local:///{}"])
+@table("url", ["file:///{}", "file:/{}", "file://localhost/{}", "FILE:///{}", "local:///{}"])
 def test_urls_of_local_folders(tmp_path: Path, url: str) -> None:
     folder = open_folder(url.format(str(tmp_path).lstrip("/")))
     assert isinstance(folder, LocalFolder)
     assert folder.path == str(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("path", "what"),
+@table(
+    "path, what",
     [
         ("file://host/x", "looks like file:///folder"),
         ("file:x", "looks like file:///folder"),
@@ -224,7 +241,7 @@ def test_urls_of_local_folders(tmp_path: Path, url: str) -> None:
         ("a\0b", "NUL"),
     ],
 )
-@pytest.mark.parametrize("attempt", [open_folder, lambda path: Journal.open(path, SOURCE), Journal.view])
+@table("attempt", [open_folder, lambda path: Journal.open(path, SOURCE), Journal.view])
 def test_paths_that_are_no_folder_are_refused(path: str, what: str, attempt: Callable[[str], Any]) -> None:
     with pytest.raises(JournalUnreadableError, match=f"(?s)journalPath.*{what}"):
         attempt(path)
@@ -239,7 +256,7 @@ def test_without_fsspec_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> N
 # --- secrets
 
 
-@pytest.mark.parametrize(
+@table(
     "path",
     [
         "nosuch://key:sEcReT@bucket/x",

@@ -28,8 +28,9 @@ from adapters.spark.errors import JournalUnreadableError
 from adapters.spark.journal import Journal
 from adapters.spark.journal.log import read
 from messaging import MessagingError
+from messaging.testing.waiting import eventually
 from tests.spark.conftest import require_java
-from tests.spark.harness import Publisher, table, wait_for
+from tests.spark.harness import QUERY_PATIENCE, Publisher, table
 
 if TYPE_CHECKING:
     from messaging.testing.brokers import Mosquitto
@@ -49,7 +50,7 @@ frame = spark.readStream.format("messaging").options(journalPath=str(folder / "j
 sink = frame.load().writeStream.format("parquet")
 query = sink.options(path=str(folder / "table"), checkpointLocation=str(folder / "checkpoint")).start()
 while query.isActive and query.lastProgress is None:
-    time.sleep(0.05)
+    time.sleep(0.05)  # sleeps: a query tells nobody of its progress
 print("running" if query.isActive else query.exception(), flush=True)
 sys.stdin.read()
 failed = query.exception()
@@ -99,8 +100,8 @@ class Driver:
 
     def _close(self) -> None:
         """Close its input, which ends it, and wait for its processes."""
-        self._process.communicate(timeout=60)
-        wait_for(lambda: not self.processes(), "the processes of the driver to end")
+        self._process.communicate(timeout=QUERY_PATIENCE)
+        eventually(lambda: not self.processes(), "the processes of the driver to end", patience=QUERY_PATIENCE)
 
 
 def note(journal: Path, seen: dict[int, bytes]) -> None:
@@ -132,11 +133,13 @@ def test_killed_drivers_lose_nothing_and_repeat_nothing(broker: Mosquitto, tmp_p
             if publisher is None:  # the first round has made the session
                 publisher = Publisher(broker.url, "readings/a")
             if kind is not None:
-                time.sleep(random.uniform(0, 2.5))  # the random moment
+                time.sleep(random.uniform(0, 2.5))  # sleeps: the kill comes at a random moment
                 driver.kill(kind)
             else:
                 confirmed = publisher.stop()
-                wait_for(partial(has_all, tmp_path / "table", confirmed), f"{confirmed} messages")
+                eventually(
+                    partial(has_all, tmp_path / "table", confirmed), f"{confirmed} messages", patience=QUERY_PATIENCE
+                )
                 driver.stop()
         except BaseException:
             with contextlib.suppress(AssertionError, subprocess.TimeoutExpired, MessagingError):

@@ -18,6 +18,7 @@ from adapters.spark.options import ReadOptions, WriteOptions
 from adapters.spark.read.receiver_settings import connection_settings
 from messaging import MessagingError
 from messaging.errors import InvalidOptionError
+from messaging.testing.tables import table
 
 MQTT = {"url": "mqtt://broker", "channel": "a/#", "journalPath": "/j"}
 AMQP = {**MQTT, "url": "amqp://broker"}
@@ -76,7 +77,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("option", "value"), [(option, value) for option, values in WRONG for value in values])
+@table("option, value", [(option, value) for option, values in WRONG for value in values])
 def test_a_value_that_cannot_be_is_refused_by_name(option: str, value: str) -> None:
     refused(option, {**MQTT, option: value})
     if "_" not in option:
@@ -89,8 +90,8 @@ def test_offsets_to_end_at_are_for_batch_reads() -> None:
     assert read({"journalPath": "/j", "endingOffsets": '{"0": 3}'}, batch=True).ending == {"0": 3}
 
 
-@pytest.mark.parametrize(
-    ("option", "given", "what"),
+@table(
+    "option, given, what",
     [
         ("url", {"channel": "a", "journalPath": "/j"}, "missing"),
         ("channel", {"url": "mqtt://b", "journalPath": "/j"}, "missing"),
@@ -117,8 +118,8 @@ def test_a_journal_is_needed_unless_a_stream_is_read() -> None:
     assert read({"url": "amqp://b", "queue": "s", "queueType": "stream"}).is_stream
 
 
-@pytest.mark.parametrize(
-    ("given", "near"),
+@table(
+    "given, near",
     [
         ("chanel", "channel"),
         ("journalpth", "journalPath"),
@@ -140,7 +141,7 @@ def test_an_unknown_option_like_no_other_is_refused_with_all_there_are() -> None
     assert "mqtt://" in text
 
 
-@pytest.mark.parametrize("name", ["messaging", "mqtt", "amqp"])
+@table("name", ["messaging", "mqtt", "amqp"])
 def test_a_path_is_no_option(name: str) -> None:
     url = {"mqtt": "mqtt://b"}.get(name, "amqp://b")
     assert "'journalPath'" in refused("path", {**MQTT, "url": url, "path": "/x"}, name)
@@ -148,8 +149,8 @@ def test_a_path_is_no_option(name: str) -> None:
         WriteOptions.of({"url": url, "path": "/x"}, name)
 
 
-@pytest.mark.parametrize(
-    ("channels", "pair"),
+@table(
+    "channels, pair",
     [
         ("a/#, a/b", "'a/#' and 'a/b'"),
         ("x, a/+/c, a/b/#", "'a/+/c' and 'a/b/#'"),
@@ -158,14 +159,14 @@ def test_a_path_is_no_option(name: str) -> None:
         ('["+", "a"]', "'+' and 'a'"),
     ],
 )
-@pytest.mark.parametrize("given", [MQTT, AMQP])
+@table("given", [MQTT, AMQP])
 def test_channels_that_overlap_are_refused(given: dict[str, str], channels: str, pair: str) -> None:
     text = refused("channel", {**given, "channel": channels})
     assert f"{pair} overlap" in text
     assert "twice" in text
 
 
-@pytest.mark.parametrize("channels", ["a/b, a/c", "a/+, a/b/c", "$SYS/a, #", "a, b/#"])
+@table("channels", ["a/b, a/c", "a/+, a/b/c", "$SYS/a, #", "a, b/#"])
 def test_channels_apart_from_each_other_are_read_together(channels: str) -> None:
     assert len(read({**MQTT, "channel": channels}).channels) == 2
 
@@ -182,8 +183,8 @@ def test_names_are_read_in_any_case_and_spaces_do_not_matter() -> None:
 # --- the broker
 
 
-@pytest.mark.parametrize(
-    ("url", "name", "what"),
+@table(
+    "url, name, what",
     [
         ("memory://x", "messaging", "memory:// is within one process"),
         ("amqp://b", "mqtt", "format 'mqtt' reads and writes mqtt, mqtts, ws, wss, not amqp://"),
@@ -198,7 +199,7 @@ def test_a_url_that_is_not_for_the_format_is_refused(url: str, name: str, what: 
     assert what in refused("url", {**MQTT, "url": url}, name)
 
 
-@pytest.mark.parametrize("name", ["connect_timeout", "connectTimeout", "CONNECTTIMEOUT", "Connect_Timeout"])
+@table("name", ["connect_timeout", "connectTimeout", "CONNECTTIMEOUT", "Connect_Timeout"])
 def test_settings_of_the_adapter_are_options(name: str) -> None:
     assert read({**MQTT, name: "7"}).required_broker.keywords()["connect_timeout"] == "7"
 
@@ -228,7 +229,7 @@ def test_a_password_file_is_read_anew_each_time(tmp_path: Path) -> None:
     assert caught.value.option == "passwordFile"
 
 
-@pytest.mark.parametrize(
+@table(
     "given",
     [
         {"url": "mqtt://me:sEcReT@b:x"},

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -32,7 +31,10 @@ from adapters.spark.telemetry.session import SparkFailedError
 from messaging.cli import main
 from messaging.errors import ArgumentError, ConfigurationError
 from messaging.testing.brokers import Mosquitto, require
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.cli.program import COMMAND, ROOT, environment
+from tests.forking import ForkedProcess
 from tests.interrupts import breakable_waits
 from tests.spark.conftest import require_java
 
@@ -85,35 +87,27 @@ def test_the_fleet_has_all_kinds_of_failures() -> None:
     assert sum(warmth[15]) / len(warmth[15]) > sum(warmth[3]) / len(warmth[3]) + 5  # by day it is warmer
 
 
-def fleet(url: str, ledger: Path, *arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
-    """Run the fleet as a process: 16 messages within a fraction of a second."""
-    module = [sys.executable, "-m", "adapters.spark.telemetry.fleet", url, str(ledger)]
-    return subprocess.run(
-        [*module, "--seconds=0.4", "--devices=4", "--rate=40", *arguments],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60, check=False, **how,
-    )  # fmt: skip
+def fleet(url: str, ledger: Path, *arguments: str, before: str = "") -> tuple[int, str, str]:
+    """Run the fleet as a process whose stdin ends: 16 messages within a fraction of a second."""
+    code = f"import os, sys; {before}\nfrom adapters.spark.telemetry.fleet import main\nmain()\nsys.exit()"
+    arguments = (url, str(ledger), "--seconds=0.4", "--devices=4", "--rate=40", *arguments)
+    return ForkedProcess(code, arguments, environment()).communicate(3 * PATIENCE)
 
 
-def closed_stdin() -> None:
-    os.close(0)
-
-
-@pytest.mark.parametrize(
-    "how", [{"stdin": subprocess.DEVNULL}, {"preexec_fn": closed_stdin}], ids=["at_its_end", "closed"]
-)
+@table("before", {"at its end": "", "closed": "os.close(0); sys.stdin = None"})
 def test_the_fleet_publishes_everything_as_a_service_whose_stdin_has_ended(
-    mosquitto: Mosquitto, tmp_path: Path, how: dict[str, Any]
+    mosquitto: Mosquitto, tmp_path: Path, before: str
 ) -> None:
-    done = fleet(mosquitto.url, tmp_path / "ledger", **how)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout.splitlines()[-1]) == {"accepted": 16, "failed": 0, "ended": True}
+    code, out, err = fleet(mosquitto.url, tmp_path / "ledger", before=before)
+    assert (code, err) == (0, "")
+    assert json.loads(out.splitlines()[-1]) == {"accepted": 16, "failed": 0, "ended": True}
     assert len((tmp_path / "ledger").read_text().splitlines()) == 16
 
 
 def test_the_fleet_ends_with_its_stdin_when_told_to(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    done = fleet(mosquitto.url, tmp_path / "ledger", "--end-with-stdin", "--seconds=60", stdin=subprocess.DEVNULL)
-    assert done.returncode == 0
-    assert json.loads(done.stdout.splitlines()[-1])["accepted"] < 2400
+    code, out, _ = fleet(mosquitto.url, tmp_path / "ledger", "--end-with-stdin", "--seconds=60")
+    assert code == 0
+    assert json.loads(out.splitlines()[-1])["accepted"] < 2400
 
 
 def test_times_without_a_zone_are_no_readings() -> None:
@@ -144,8 +138,8 @@ def flagged(readings: Iterator[Reading]) -> list[float]:
     return [anomaly.value for reading in readings for anomaly in history.judge(reading)]
 
 
-@pytest.mark.parametrize(
-    ("temperatures", "every", "found"),
+@table(
+    "temperatures, every, found",
     [
         pytest.param([*STEADY, 35.0, 20.0, 20.1], INTERVAL, [35.0], id="a spike, and not the next reading"),
         pytest.param([*STEADY, 35.0, 36.0, 35.5, 20.0], INTERVAL, [35.0, 36.0, 35.5], id="a burst"),
@@ -276,7 +270,7 @@ def test_the_display_of_the_pipeline_waits_without_a_breakable_wait() -> None:
 
     ticks: list[None] = []
     with Display() as display, breakable_waits() as found:
-        assert display.wait(lambda: time.sleep(0.01) or 3, lambda: ticks.append(None)) == 3
+        assert display.wait(lambda: eventually(lambda: ticks) and 3, lambda: ticks.append(None)) == 3
         with pytest.raises(SparkFailedError, match="modulo by zero"):
             display.wait(fail, lambda: None)
     assert ticks
@@ -320,34 +314,31 @@ def of_folder(folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("script", ["streaming_job", "batch_job"])
+@table("script", ["streaming_job", "batch_job"])
 def test_the_jobs_are_scripts_too(script: str) -> None:
     path = ROOT / "examples" / "telemetry_pipeline" / f"{script}.py"
-    done = subprocess.run(
-        [sys.executable, str(path), "--help"], env=environment(), capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "OUTPUT" in done.stdout.upper()
+    program = f"import runpy, sys; runpy.run_path({str(path)!r}, run_name='__main__')"
+    code, out, err = ForkedProcess(program, ["--help"], environment()).communicate(PATIENCE)
+    assert (code, err) == (0, "")
+    assert "OUTPUT" in out.upper()
 
 
 def test_without_pyspark_the_help_is_there_and_the_error_names_the_extra(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['pyspark'] = None; from messaging.cli import main; sys.exit(main(sys.argv[1:]))"
+    program = "import sys; sys.modules['pyspark'] = None; from messaging.cli import main; sys.exit(main(sys.argv[1:]))"
     for arguments, returncode, expected in (
         (["--help"], 0, "Device telemetry through Spark"),
         (["pipeline", "demo", "--help"], 0, "--overwrite"),
         (["pipeline", "demo", "--output", str(tmp_path / "run")], 2, "pip install 'rx-messaging[pipeline]'"),
     ):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments], env=environment(), capture_output=True, text=True, check=False
-        )
-        assert done.returncode == returncode
-        assert expected in (done.stderr if returncode else done.stdout)
-        assert (done.stdout if returncode else done.stderr) == ""
+        code, out, err = ForkedProcess(program, arguments, environment()).communicate(PATIENCE)
+        assert code == returncode
+        assert expected in (err if returncode else out)
+        assert (out if returncode else err) == ""
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
+@table(
+    "arguments, expected",
     [
         (["demo", "--seconds", "1"], "--seconds must be from 2 to 3600, not 1"),
         (["demo", "--seconds", "nan"], "--seconds must be"),
@@ -375,15 +366,15 @@ def test_a_wrong_command_line_is_an_error_of_one_line(
 
 
 def test_without_java_or_mosquitto_the_error_names_their_packages(tmp_path: Path) -> None:
-    done = command("demo", "--output", str(tmp_path / "run"), PATH=str(tmp_path), JAVA_HOME=str(tmp_path))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Spark needs Java 17 or newer" in done.stderr
-    (tmp_path / "bin").mkdir()
-    java = tmp_path / "bin" / "java"
-    java.touch(mode=0o755)
-    done = command("demo", "--output", str(tmp_path / "run"), PATH=str(tmp_path), JAVA_HOME=str(tmp_path))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "apt install mosquitto" in done.stderr
+    program = "import sys; from messaging.cli import main; sys.exit(main())"
+    arguments = ["pipeline", "demo", "--output", str(tmp_path / "run")]
+    variables = environment(PYTHONWARNINGS="", PATH=str(tmp_path), JAVA_HOME=str(tmp_path))
+    for missing in ("Spark needs Java 17 or newer", "apt install mosquitto"):
+        code, out, err = ForkedProcess(program, arguments, variables).communicate(PATIENCE)
+        assert (code, out) == (2, "")
+        assert missing in err
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / "java").touch(mode=0o755)
     assert not (tmp_path / "run").exists()
 
 
@@ -449,16 +440,13 @@ def test_a_signal_ends_everything_that_was_started(tmp_path: Path, number: signa
         for line in process.stdout:
             if after in line:
                 break
-        time.sleep(1)  # into its next step
+        time.sleep(1)  # sleeps: the signal comes within the step that follows
         assert of_folder(output)
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=3 * PATIENCE)
     finally:
         process.kill()
     assert process.returncode == 130, err
     assert f"ended early; logs and stored messages are in {output}" in out
     assert "Traceback" not in err
-    until = time.monotonic() + 5
-    while of_folder(output) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert of_folder(output) == []
+    eventually(lambda: of_folder(output) == [], lambda: f"the end of {of_folder(output)}")

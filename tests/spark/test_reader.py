@@ -24,10 +24,12 @@ from adapters.spark.journal.folders import LocalFolder
 from adapters.spark.read import journaled, rabbitmq_streams
 from adapters.spark.read.typed import CORRUPT
 from messaging.errors import AuthenticationError, ConnectFailedError, InvalidOptionError, SubscriptionRefusedError
-from messaging.testing.brokers import Mosquitto, RabbitMQ, free_port
+from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
-from tests.spark.harness import make_stream, numbers, publish, unique, wait_for
-from tests.spark.readers import Driven, batch_read, processed
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually, results
+from tests.spark.harness import make_queue, make_stream, numbers, publish, unique
+from tests.spark.readers import Driven, batch_read, processed, refused
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,12 +43,8 @@ class Reading(BaseModel):
 def test_available_now_of_a_queue(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     queue = unique("work")
     with messaging.connect(rabbitmq.url) as m:  # a queue that is there already, and holds something
-        made = m.subscribe(queue, queue=queue, queue_type="quorum")
-        made.ready.result(10)
-        made.close().result(10)
-        for number in numbers(1000):
-            promise = m.publish(queue, number)
-        promise.result(10)
+        make_queue(m, queue, queue_type="quorum")
+        results([m.publish(queue, number) for number in numbers(1000)])
     query = Driven(rabbitmq.url, tmp_path, queue=queue, queueType="quorum", availableNowQuiet="0.3")
     assert query.finish() == numbers(1000)
 
@@ -139,14 +137,6 @@ def test_several_streams_are_partitions(rabbitmq: RabbitMQ) -> None:
 SECRET = "a7c-hush-hush-91"
 
 
-def refused(
-    kind: type[Exception], match: str, url: str, journal: Path | None, *checkpoint: list[str], **how: str
-) -> None:
-    """A query, continued or not, fails when it starts."""
-    with Driven(url, journal, *map(list, checkpoint), **how) as query, pytest.raises(kind, match=match):
-        query.start()
-
-
 def test_a_wrong_password_of_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     url = f"amqp://guest:no-{SECRET}@127.0.0.1:{rabbitmq.port}"
     for journal, options in ((tmp_path, {"channel": "a"}), (None, {"queue": "a", "queueType": "stream"})):
@@ -156,7 +146,7 @@ def test_a_wrong_password_of_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> Non
 
 
 def test_an_unreachable_broker_fails_the_query(tmp_path: Path) -> None:
-    refused(ConnectFailedError, "refused", f"mqtt://127.0.0.1:{free_port()}", tmp_path, channel="a")
+    refused(ConnectFailedError, "refused", "mqtt://127.0.0.1:1", tmp_path, channel="a")
 
 
 def test_a_missing_queue_stream_or_extension_fails_the_query(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
@@ -170,10 +160,10 @@ def test_a_queue_that_is_deleted_ends_the_query_when_all_is_processed(rabbitmq: 
     name = unique("deleted")
     with Driven(rabbitmq.url, tmp_path, queue=name).start() as query:
         publish(rabbitmq.url, name, numbers(100))
-        wait_for(lambda: json.loads(query.latest())["offsets"] == {"0": 100}, "all to be stored")
+        eventually(lambda: json.loads(query.latest())["offsets"] == {"0": 100}, "all to be stored")
         rabbitmq.ctl("delete_queue", name)
         with pytest.raises(SubscriptionRefusedError):
-            wait_for(lambda: query.micro_batch() and False, "the query to end")
+            eventually(lambda: query.micro_batch() and False, "the query to end")
         assert query.values == numbers(100)
 
 
@@ -237,9 +227,8 @@ def test_a_checkpoint_beyond_the_journal(mosquitto: Mosquitto, tmp_path: Path) -
         assert going_on.receive(5) == numbers(5, 20)
 
 
-@pytest.mark.parametrize(
-    ("offsets", "problem"),
-    [('{"0": 5}', "partition 0 has offsets 0 to 0, and not 5"), ('{"7": 0}', "7 is no partition")],
+@table(
+    "offsets, problem", [('{"0": 5}', "partition 0 has offsets 0 to 0, and not 5"), ('{"7": 0}', "7 is no partition")]
 )
 def test_starting_offsets_out_of_range_are_refused(
     mosquitto: Mosquitto, tmp_path: Path, offsets: str, problem: str
@@ -269,7 +258,7 @@ def test_a_disk_that_stays_full_fails_the_query(
         (small_disk / "ballast").write_bytes(b"x" * (4 * 2**20 - 40_000))
         publish(rabbitmq.url, channel, [b"x" * 100_000])
         with pytest.raises(JournalFullError, match="option 'journalPath'"):
-            wait_for(lambda: query.micro_batch() and False, "the query to fail")
+            eventually(lambda: query.micro_batch() and False, "the query to fail")
     (small_disk / "ballast").unlink()
     with Driven(rabbitmq.url, journal, query.checkpoint, channel=channel, group=channel).start() as query:
         assert query.receive(1) == [b"x" * 100_000]
@@ -286,7 +275,7 @@ def test_a_broker_of_streams_that_is_away_for_a_while(rabbitmq: RabbitMQ) -> Non
             proxy.refuse()
             publish(rabbitmq.url, name, numbers(100, 100))
             attempts = proxy.attempts
-            wait_for(lambda: query.micro_batch() or proxy.attempts > attempts + 2, "attempts to reconnect")
+            eventually(lambda: query.micro_batch() or proxy.attempts > attempts + 2, "attempts to reconnect")
             assert len(query.values) == 100
             proxy.accept()
             assert query.receive(200) == numbers(200)
@@ -323,13 +312,9 @@ def test_an_adopted_journal_keeps_the_rows_of_a_skipped_micro_batch_and_the_advi
     ):
         again.start()
     with Driven(mosquitto.url, journal, **options).start() as recovered:
-        wait_for(
-            lambda: recovered.micro_batch() is None or set(numbers(5, 40)) <= set(recovered.values), "the rows", 30
-        )
+        eventually(lambda: recovered.micro_batch() is None or set(numbers(5, 40)) <= set(recovered.values), "the rows")
         publish(mosquitto.url, channel, numbers(5, 45))
-        wait_for(
-            lambda: recovered.micro_batch() is None or recovered.values[-5:] == numbers(5, 45), "the rows after", 30
-        )
+        eventually(lambda: recovered.micro_batch() is None or recovered.values[-5:] == numbers(5, 45), "the rows after")
 
 
 def test_a_new_journal_keeps_the_rows_of_a_skipped_micro_batch_too_and_the_query_continues_if_it_is_told_to(
@@ -338,13 +323,13 @@ def test_a_new_journal_keeps_the_rows_of_a_skipped_micro_batch_too_and_the_query
     journal = tmp_path / "journal"
     with Driven(mosquitto.url, journal, skip=1, channel=channel).start() as query:
         publish(mosquitto.url, channel, numbers(20))
-        wait_for(query.micro_batch, "a micro-batch")
+        eventually(query.micro_batch, "a micro-batch")
         with pytest.raises(MicroBatchSkippedError, match="offsets 0 to"):
             query.micro_batch()
     assert Journal.view(str(journal)).logs[0].begin == 0
     with Driven(mosquitto.url, journal, query.checkpoint, channel=channel, failOnSkippedBatch="false").start() as again:
         publish(mosquitto.url, channel, numbers(5, 20))
-        wait_for(lambda: again.micro_batch() is None or again.values[-5:] == numbers(5, 20), "the rows after", 30)
+        eventually(lambda: again.micro_batch() is None or again.values[-5:] == numbers(5, 20), "the rows after")
 
 
 def test_marks_are_left_by_the_first_rows_only_and_deleted(mosquitto: Mosquitto, channel: str, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from adapters.spark.telemetry import batch
 from adapters.spark.telemetry.fleet import digest
 from adapters.spark.telemetry.job import Folders
 from adapters.spark.telemetry.session import is_submitted, spark_session
+from messaging.testing.tables import table
 from tests.spark.conftest import require_java
 from tests.spark.harness import JAVA_OPTIONS
 
@@ -57,7 +58,6 @@ def test_a_submitted_job_runs_on_the_master_it_was_submitted_with(tmp_path: Path
     assert not (tmp_path / "own").exists()
 
 
-@pytest.mark.slow
 def test_a_session_that_is_there_is_used_and_left_running(spark: SparkSession, tmp_path: Path) -> None:
     zone = spark.conf.get("spark.sql.session.timeZone")
     try:
@@ -69,13 +69,12 @@ def test_a_session_that_is_there_is_used_and_left_running(spark: SparkSession, t
         spark.conf.set("spark.sql.session.timeZone", zone)
 
 
-@pytest.mark.parametrize("variable", ["PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_REMOTE"])
+@table("variable", ["PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_REMOTE"])
 def test_a_process_with_a_master_from_outside_is_submitted(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "12345")
     assert is_submitted()
 
 
-@pytest.mark.slow
 def test_the_batch_job_finds_missing_and_duplicate_messages(spark: SparkSession, tmp_path: Path) -> None:
     folders = Folders(tmp_path)
     at = datetime(2025, 6, 2, 12, tzinfo=UTC)

@@ -52,6 +52,7 @@ from adapters.spark.read.typed import CORRUPT, MESSAGE_COLUMNS, TypedColumns
 from adapters.spark.read.typed.by_model import plan_of_model
 from adapters.spark.read.typed.rows import parse
 from messaging.errors import BoundReachedError, InvalidOptionError
+from messaging.testing.tables import table
 
 HERE = __name__
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -428,7 +429,7 @@ def test_a_model_without_fields() -> None:
     assert read(Nothing, {"a": 1}) == [{}]
 
 
-@pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 100_000])
+@table("count", [0, 1, 255, 256, 257, 100_000])
 def test_one_row_for_each_message_in_order(count: int) -> None:
     batch = messages([b"no" if i % 7 == 3 else b'{"device":"d","temperature":%d}' % i for i in range(count)])
     rows = TypedColumns.of_model(f"{HERE}:Reading").convert(batch)
@@ -465,8 +466,8 @@ def test_nested_fields_are_nullable_if_they_may_be_none() -> None:
     assert schema["map"].dataType.valueContainsNull is False
 
 
-@pytest.mark.parametrize(
-    ("model", "payload", "row"),
+@table(
+    "model, payload, row",
     [
         ("Plain", {"a": 1, "hidden": 7}, {"a": 1, "b": "b"}),
         ("Slotted", {"a": 1}, {"a": 1, "when": None}),
@@ -539,8 +540,8 @@ def test_a_required_field_without_a_value_is_corrupt() -> None:
     assert parse(plan, kind, messages([b"{}"]))[1] == [0]
 
 
-@pytest.mark.parametrize(
-    ("annotation", "field", "kind"),
+@table(
+    "annotation, field, kind",
     [
         (int | str, "a", "int | str"),
         (dict[str, list[Any]], "a[][]", "Any"),
@@ -568,8 +569,8 @@ def test_a_recursive_model_is_named() -> None:
     assert "recursive" in text
 
 
-@pytest.mark.parametrize(
-    ("reference", "problem"),
+@table(
+    "reference, problem",
     [
         ("", "expected 'package.module:Model'"),
         ("Model", "expected 'package.module:Model'"),
@@ -601,8 +602,8 @@ def test_a_wrong_reference_to_a_model_is_explained(reference: Any, problem: str)
 LONG = "1.00000000000000000001"
 
 
-@pytest.mark.parametrize(
-    ("kind", "good", "bad"),
+@table(
+    "kind, good, bad",
     [
         ("string", {"": "", "\x00é\U0001f600": "\x00é\U0001f600"}, [5, 1.5, True, [], {}, b'{"v":"\\ud800"}']),
         ("boolean", {True: True, False: False}, ["true", 1, 0, "yes"]),
@@ -658,8 +659,8 @@ def test_values_by_schema(kind: str, good: dict[Any, Any], bad: list[Any]) -> No
     assert value(data_type, None, b"{}") == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("ddl", "good", "bad"),
+@table(
+    "ddl, good, bad",
     [
         ("array<int>", [([], []), ([1, None], [1, None])], [{}, "x", [1, "2"], [[1]], [2**31]]),
         (
@@ -692,7 +693,7 @@ def test_elements_that_may_not_be_null() -> None:
     assert value(spark.MapType(spark.StringType(), spark.LongType(), False), {"a": 1}, {"a": None}) == [[("a", 1)], ...]
 
 
-@pytest.mark.parametrize(
+@table(
     "payload",
     [
         b"",
@@ -747,8 +748,8 @@ def test_names_are_compared_exactly() -> None:
     assert read(schema, {"A": 1, "a b": 2, "Ä.x": 3}) == [{"a b": 2, "Ä.x": 3, "a": None}]
 
 
-@pytest.mark.parametrize(
-    ("ddl", "problem"),
+@table(
+    "ddl, problem",
     [
         ("_offset int", "'_offset' is of the message and has the type bigint, not int"),
         ("_headers map<string,int>", "has the type map<string,string>"),
@@ -783,8 +784,8 @@ class Content(BaseModel):
     t: str
 
 
-@pytest.mark.parametrize(
-    ("content_type", "payload"),
+@table(
+    "content_type, payload",
     [
         (None, json.dumps(CONTENT).encode()),
         ("", json.dumps(CONTENT).encode()),
@@ -812,8 +813,8 @@ def test_content_types(content_type: str | None, payload: bytes) -> None:
     assert read(Content, payload, packed, plain, payload, **keywords) == [{"v": 5, "t": "x"}] * 4
 
 
-@pytest.mark.parametrize(
-    ("content_type", "encoding"),
+@table(
+    "content_type, encoding",
     [
         ("application/xml", None),
         ("text/csv", None),
@@ -1008,7 +1009,7 @@ def test_a_number_for_a_decimal_is_exact_or_corrupt(number: str) -> None:
 # --- between processes -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["Everything", "Reading", "Dict", "Slotted"])
+@table("name", ["Everything", "Reading", "Dict", "Slotted"])
 def test_a_model_survives_pickling(name: str) -> None:
     columns = TypedColumns.of_model(f"{HERE}:{name}")
     pickled = pickle.dumps(columns)
