@@ -15,14 +15,12 @@ from messaging.errors import ConnectFailedError
 from messaging.model import Incoming, MessageContext, SubscribeOptions, SubscriptionSpec, parse_url
 from messaging.model.extensions import subscribe_options
 from messaging.model.settings import load_settings
-from tests.doubles.core import PATIENCE as PATIENCE
+from messaging.testing.waiting import PATIENCE, eventually_async, within
 from tests.doubles.core import Out as Out
 from tests.doubles.core import Sink as Sink
 from tests.doubles.core import run as run
 from tests.doubles.core import settled as settled
 from tests.doubles.core import unique as unique
-from tests.doubles.core import until as until
-from tests.doubles.core import within as within
 from tests.doubles.events import Recorded
 
 if TYPE_CHECKING:
@@ -57,6 +55,11 @@ class Client:
     async def open(self) -> None:
         assert await self.adapter.open(self.events) is False
 
+    async def reopen(self) -> None:
+        """Connect again, and forget the loss."""
+        self.losses.clear()
+        await self.open()
+
     @property
     def link(self) -> Link:
         assert self.adapter.link is not None
@@ -67,8 +70,8 @@ class Client:
         """The connections: for publishing, and for consuming if there is a subscription."""
         return self.link.wires
 
-    async def lost(self, patience: float = PATIENCE) -> MessagingError:
-        await until(lambda: self.losses, "the loss", patience)
+    async def lost(self) -> MessagingError:
+        await eventually_async(lambda: self.losses, "the loss")
         return self.losses[-1]
 
     def message(

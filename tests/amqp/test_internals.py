@@ -13,6 +13,7 @@ import pytest
 from adapters.amqp import connection, internals
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
 from tests.amqp.harness import Client, connected, unique
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ async def test_a_loss_is_reported_and_only_the_adaptation_keeps_aiormq_quiet(
     assert not is_adapted or not said, said
 
 
-@pytest.mark.parametrize("name", ["ü?*", "x" * 200])
+@table("name", ["ü?*", "x" * 200])
 async def test_a_name_that_pamqp_refuses_is_used_or_refused_with_the_reason(
     client: Client, is_adapted: bool, name: str
 ) -> None:

@@ -11,7 +11,8 @@ from messaging.adapter import SubscribesJointly
 from messaging.errors import SubscriptionRefusedError
 from messaging.model import SubscriptionSpec
 from messaging.model.extensions import subscribe_options
-from tests.amqp.harness import Client, Sink, connected, make_adapter, unique, until, within
+from messaging.testing.waiting import eventually_async, within
+from tests.amqp.harness import Client, Sink, connected, make_adapter, unique
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
@@ -101,7 +102,7 @@ async def test_a_refused_binding_ends_no_other_channel(rabbitmq: RabbitMQ) -> No
 async def test_a_deleted_queue_ends_all_channels(client: Client, foreign: BlockingChannel, queue: str) -> None:
     sink, handle = await joined(client, unique("a"), unique("b"), queue=queue)
     await asyncio.to_thread(foreign.queue_delete, queue)
-    await until(lambda: sink.failures, "the end")
+    await eventually_async(lambda: sink.failures, "the end")
     assert isinstance(sink.error, SubscriptionRefusedError)
     with pytest.raises(SubscriptionRefusedError):
         await within(client.adapter.join(spec_of(client, unique("c"), queue=queue), sink, handle))
@@ -130,7 +131,7 @@ async def test_prefetch_bounds_the_unsettled_messages_of_all_channels(client: Cl
     await client.publish(second, *[b"%d" % n for n in range(5, 10)])
     seen = 0
     while seen < 10:
-        await until(lambda: len(sink.arrived) >= min(10, seen + 3), "messages")  # noqa: B023  # awaited at once
+        await eventually_async(lambda: len(sink.arrived) >= min(10, seen + 3), "messages")  # noqa: B023  # awaited at once
         assert len(sink.arrived) == min(10, seen + 3)
         client.acknowledge(*sink.arrived[seen:])
         seen = len(sink.arrived)

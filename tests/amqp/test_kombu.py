@@ -11,6 +11,7 @@ import pytest
 
 import messaging
 from messaging.errors import UnknownContentEncodingError
+from messaging.testing.tables import table
 from tests.amqp.harness import unique
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def connection(rabbitmq: RabbitMQ) -> Iterator[kombu.Connection]:
         yield opened
 
 
-@pytest.mark.parametrize("is_first", [True, False])
+@table("is_first", [True, False])
 def test_a_plain_queue_is_declared_by_pika_and_kombu_before_and_after(
     rabbitmq: RabbitMQ, foreign: BlockingChannel, connection: kombu.Connection, is_first: bool
 ) -> None:
@@ -77,9 +78,9 @@ def queue(foreign: BlockingChannel) -> Iterator[str]:
     foreign.queue_delete(name)
 
 
-@pytest.mark.parametrize("compression", [None, "gzip", "zlib"])
-@pytest.mark.parametrize(
-    ("body", "serializer", "encoding"),
+@table("compression", [None, "gzip", "zlib"])
+@table(
+    "body, serializer, encoding",
     [({"x": [1, "ü"]}, "json", "utf-8"), ("text ü", None, "utf-8"), (b"\xff\x00", None, "binary")],
 )
 def test_a_value_that_kombu_publishes_is_received_unchanged(
@@ -115,8 +116,8 @@ def test_a_compression_of_kombus_that_is_unknown_here_is_named(
         message.value()
 
 
-@pytest.mark.parametrize("encoding", [None, "zlib", "utf-8, zlib", "binary"])
-@pytest.mark.parametrize(("content", "content_type"), [({"x": [1, "ü"]}, "application/json"), ("text ü", "text/plain")])
+@table("encoding", [None, "zlib", "utf-8, zlib", "binary"])
+@table("content, content_type", [({"x": [1, "ü"]}, "application/json"), ("text ü", "text/plain")])
 def test_kombu_receives_the_value_that_is_published(
     rabbitmq: RabbitMQ, connection: kombu.Connection, queue: str, content: Any, content_type: str, encoding: str | None
 ) -> None:

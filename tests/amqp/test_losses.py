@@ -14,8 +14,9 @@ import pytest
 import messaging
 from messaging.errors import ConnectionLostError, UnroutableError
 from messaging.testing.proxy import Proxy
+from messaging.testing.waiting import eventually_async, within
 from tests.amqp.conftest import foreign_channel
-from tests.amqp.harness import Client, make_adapter, settled, unique, until, within
+from tests.amqp.harness import Client, make_adapter, settled, unique
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +56,7 @@ async def test_a_loss_is_reported_once_and_aiormq_logs_nothing(
             waiting = [asyncio.create_task(client.subscribe(f"more/{number}")) for number in range(5)]
             waiting.append(asyncio.create_task(client.adapter.publish(batch)))
             other = client.message(unique("exchange"), key="k")
-            await until(lambda: all(message.was_sent for message in batch), "all are sent")
+            await eventually_async(lambda: all(message.was_sent for message in batch), "all are sent")
             waiting.append(asyncio.create_task(client.adapter.publish([other])))
             await asyncio.sleep(0.05)
         await asyncio.to_thread(proxy.sever)

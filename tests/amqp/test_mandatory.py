@@ -14,7 +14,9 @@ from pamqp.commands import Basic
 from adapters.amqp import frames
 from adapters.amqp.confirms import ConfirmChannel
 from messaging.errors import PublishRefusedError, UnroutableError
-from tests.amqp.harness import Client, connected, unique, until, within
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually_async, within
+from tests.amqp.harness import Client, connected, unique
 from tests.amqp.test_publisher import outcomes
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ async def test_a_message_that_reaches_no_queue_fails_with_code_and_text(client: 
     assert client.losses == []
 
 
-@pytest.mark.parametrize("payload", [b"", b"x"])
+@table("payload", [b"", b"x"])
 async def test_a_mandatory_message_to_a_missing_queue_fails(client: Client, payload: bytes) -> None:
     with pytest.raises(UnroutableError):
         await client.publish("amq.default", payload, key=unique("missing"), extensions=MANDATORY)
@@ -92,7 +94,7 @@ async def test_messages_sent_again_on_a_new_channel_stay_mandatory(client: Clien
     wanted = ["", "UnroutableError"] * 5
     wanted[3] = "PublishRefusedError"
     assert await outcomes(batch) == wanted
-    await until(lambda: {b"0", b"8"} <= set(sink.payloads), "the others")
+    await eventually_async(lambda: {b"0", b"8"} <= set(sink.payloads), "the others")
 
 
 async def test_a_late_return_or_confirm_of_a_failed_message_is_ignored(client: Client) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from adapters.amqp import names
 from messaging.errors import InvalidChannelError
 from messaging.model import channels
+from messaging.testing.tables import table
 
 LEVEL = st.text(st.one_of(st.sampled_from(".%*#+$ 2Ee"), st.characters(exclude_categories=["Cs", "Cc"])), max_size=8)
 #: more than names may hold: wildcards are escaped, too, if they ever get here
@@ -16,8 +17,8 @@ NAME = st.lists(LEVEL.filter(lambda level: "/" not in level), min_size=1, max_si
 KEY = st.text(st.one_of(st.sampled_from(".%*#+/2eE"), st.characters(exclude_categories=["Cs"])), max_size=30)
 
 
-@pytest.mark.parametrize(
-    ("channel", "key"),
+@table(
+    "channel, key",
     [
         ("a/b", "a.b"),
         ("a", "a"),
@@ -36,8 +37,8 @@ def test_a_channel_has_this_routing_key(channel: str, key: str) -> None:
     assert names.channel_name(key) == channel
 
 
-@pytest.mark.parametrize(
-    ("pattern", "key"),
+@table(
+    "pattern, key",
     [
         ("a/b", "a.b"),
         ("+/b/#", "*.b.#"),
@@ -51,8 +52,8 @@ def test_a_pattern_has_this_binding_key(pattern: str, key: str) -> None:
     assert names.binding_key(pattern) == key
 
 
-@pytest.mark.parametrize(
-    ("key", "channel"),
+@table(
+    "key, channel",
     [
         ("a%2eb", "a.b"),
         ("100%", "100%"),

@@ -24,8 +24,10 @@ from messaging.errors import (
     UnroutableError,
 )
 from messaging.model import as_text
-from messaging.testing.conformance.helpers import Failing, eventually
-from tests.amqp.harness import Client, Sink, make_adapter, until, within
+from messaging.testing.conformance.helpers import Failing
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually, eventually_async, within
+from tests.amqp.harness import Client, Sink, make_adapter
 from tests.amqp.peer import FRAME_MAX, Peer, Session, client_of
 from tests.amqp.test_publisher import outcomes
 
@@ -115,8 +117,8 @@ async def test_a_connection_closed_while_it_is_opened_is_refused_in_the_brokers_
     assert (caught.value.code, caught.value.detail) == (530, "NOT_ALLOWED - too many connections")
 
 
-@pytest.mark.parametrize(
-    ("says", "what"),
+@table(
+    "says, what",
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak AMQP"),
         (b"AMQP\x00\x01\x00\x00", "does not speak AMQP"),
@@ -136,9 +138,7 @@ async def test_opening_fails_if_the_peer_is_no_broker(peer: Peer, client: Client
         await opening
 
 
-@pytest.mark.parametrize(
-    ("offered", "agreed"), [(0, 2**20), (2**31, 2**20), (2**20 + 1, 2**20), (2**20, 2**20), (8192, 8192)]
-)
+@table("offered, agreed", [(0, 2**20), (2**31, 2**20), (2**20 + 1, 2**20), (2**20, 2**20), (8192, 8192)])
 async def test_frames_are_bounded_for_any_offer_of_the_broker(
     peer: Peer, client: Client, offered: int, agreed: int
 ) -> None:
@@ -153,7 +153,7 @@ async def test_frames_are_bounded_for_any_offer_of_the_broker(
         raise await client.lost()
 
 
-@pytest.mark.parametrize("offered", [1, 8, 4095])
+@table("offered", [1, 8, 4095])
 async def test_a_broker_that_takes_only_tiny_frames_is_refused(peer: Peer, client: Client, offered: int) -> None:
     opening = asyncio.create_task(client.open())
     await (await peer.session()).open(offered)
@@ -291,7 +291,7 @@ def announced(session: Session, channel: int, size: int) -> None:
     raw(frames.HEADER, struct.pack(">HHQH", 60, 0, size, 0))(session, channel)
 
 
-@pytest.mark.parametrize("sizes", [[1] * 1000, [3, 1, 200] * 30, [2, 70_000]])
+@table("sizes", [[1] * 1000, [3, 1, 200] * 30, [2, 70_000]])
 async def test_a_payload_in_many_frames_is_delivered_whole(peer: Peer, client: Client, sizes: list[int]) -> None:
     sink, session, channel = await subscribed(client, peer)
     payload = bytes(number % 251 for number in range(sum(sizes)))
@@ -306,8 +306,8 @@ async def test_a_payload_in_many_frames_is_delivered_whole(peer: Peer, client: C
     assert sink.payloads == [payload] * 2
 
 
-@pytest.mark.parametrize(
-    ("says", "why"),
+@table(
+    "says, why",
     [
         (raw(frames.METHOD, b"\x00\x3c\x00\x3c"), "malformed frame"),
         (raw(frames.METHOD, b"\x00\x3c\x00\xfe"), r"unexpected method 60\.254"),
@@ -421,7 +421,7 @@ async def is_silent(session: Session) -> bool:
     return False
 
 
-@pytest.mark.parametrize("answer", ["ack", "nack", "return"])
+@table("answer", ["ack", "nack", "return"])
 async def test_of_two_mandatory_messages_with_one_id_the_second_waits_for_the_first(
     peer: Peer, client: Client, answer: str
 ) -> None:
@@ -473,7 +473,7 @@ async def test_messages_that_wait_for_an_id_fail_with_the_connection(peer: Peer,
     assert [message.was_sent for message in batch] == [True, False, False]
 
 
-@pytest.mark.parametrize("multiple", [False, True])
+@table("multiple", [False, True])
 async def test_a_confirm_before_the_return_counts(peer: Peer, client: Client, multiple: bool) -> None:
     batch, session, channel = await published(client, peer, 1, mandatory=True)
     session.send(Basic.Ack(1, multiple), channel)
@@ -490,7 +490,7 @@ async def test_a_return_that_never_ends_is_cut_off_by_the_next_method(peer: Peer
     assert "malformed frame" in str(await client.lost())
 
 
-@pytest.mark.parametrize("code", [320, 501, 541])
+@table("code", [320, 501, 541])
 async def test_a_connection_closed_with_messages_on_their_way_is_a_loss_with_code_and_text(
     peer: Peer, client: Client, code: int
 ) -> None:
@@ -546,7 +546,7 @@ async def test_a_broker_short_of_memory_is_told_of_and_messages_wait_until_it_ta
     told = client.events.impairments
     _, session, channel = await published(client, peer, 1)
     session.send(commands.Connection.Blocked("low on memory"))
-    await until(lambda: told, "the broker's word")
+    await eventually_async(lambda: told, "the broker's word")
     [reason] = told
     assert isinstance(reason, BrokerError)
     assert reason.detail == "low on memory"
@@ -572,7 +572,7 @@ async def test_a_memory_alarm_suspends_delayed_messages_and_consuming_goes_on(pe
     session.content(channel, b"\0\0", b"1")
     rejected = await sink.next()
     publishing.send(commands.Connection.Blocked("low on memory"))
-    await until(lambda: client.link.publisher.is_blocked)
+    await eventually_async(lambda: client.link.publisher.is_blocked)
     client.reject(rejected)
     assert await is_silent(publishing)
     session.send(Basic.Deliver("t", 2, False, "amq.topic", "c"), channel)

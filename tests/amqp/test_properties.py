@@ -16,6 +16,7 @@ from adapters.amqp import properties, tables
 from adapters.amqp.properties import Properties, Template
 from messaging.errors import ArgumentError
 from messaging.model import NO_EXTENSIONS, MessageContext, PublishOptions, headers
+from messaging.testing.tables import table
 from tests.doubles.plans import plan_of
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)
@@ -104,8 +105,8 @@ def test_extensions_cannot_be_written_to() -> None:
             mapping["x"] = 1
 
 
-@pytest.mark.parametrize(
-    ("context", "what"),
+@table(
+    "context, what",
     [
         (MessageContext("c", content_type="x" * 256), "content type: 256 bytes"),
         (MessageContext("c", content_encoding="ä" * 128), "content encoding: 256 bytes"),
@@ -162,15 +163,15 @@ def test_any_headers_are_written_as_pamqp_reads_them_and_read_again(table: dict[
     assert repr(known.extensions.get("headers", {})) == repr(checked if checked else {})
 
 
-@pytest.mark.parametrize("seconds", [253_402_300_800, 1_700_000_000_000, 2**64 - 1])
+@table("seconds", [253_402_300_800, 1_700_000_000_000, 2**64 - 1])
 def test_a_time_beyond_all_times_is_a_number(seconds: int) -> None:
     table = b"\x01nT" + struct.pack(">Q", seconds)
     data = struct.pack(">I", len(table)) + table
     assert tables.read_table(data, 0, len(data)) == ({"n": seconds}, len(data))
 
 
-@pytest.mark.parametrize(
-    ("encoding", "compressed", "known"),
+@table(
+    "encoding, compressed, known",
     [
         (None, "application/x-gzip", "zlib"),
         ("utf-8", "application/x-gzip", "utf-8, zlib"),
@@ -185,15 +186,15 @@ def test_kombus_header_for_compression_is_read_as_content_encoding(
     assert (told.content_encoding, told.extensions) == (known, {"headers": {"a": 1}})
 
 
-@pytest.mark.parametrize("value", ["none", 5, None, ["application/x-gzip"], ""])
+@table("value", ["none", 5, None, ["application/x-gzip"], ""])
 def test_a_header_compression_of_another_meaning_is_left_alone(value: Any) -> None:
     told = read(Basic.Properties(content_encoding="gzip", headers={"compression": value}).marshal())
     assert told.content_encoding == "gzip"
     assert headers.frozen(value) == told.extensions["headers"]["compression"]
 
 
-@pytest.mark.parametrize(
-    ("content_type", "encoding", "written"),
+@table(
+    "content_type, encoding, written",
     [
         ("text/plain; charset=utf-8", None, "text/plain"),
         ("text/plain; charset=utf-8", "UTF-8, gzip", "text/plain"),
@@ -208,8 +209,8 @@ def test_a_charset_is_left_out_where_it_is_the_default(content_type: str, encodi
     assert unmarshalled(Template(plan_of(context)).fill(None, None, 0)).content_type == written
 
 
-@pytest.mark.parametrize(
-    ("encoding", "property_", "fields"),
+@table(
+    "encoding, property_, fields",
     [
         ("zlib", None, {"a": 1, "compression": "application/x-gzip"}),
         ("utf-8, Zlib", "utf-8", {"a": 1, "compression": "application/x-gzip"}),
@@ -227,8 +228,8 @@ def test_zlib_is_written_as_kombu_writes_it(encoding: str, property_: str | None
     assert (read(data).content_encoding or "").replace(" ", "") == encoding.replace(" ", "").lower()
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
+@table(
+    "field, value",
     [
         (b"b\xff", -1), (b"B\xff", 255), (b"s\xff\xff", -1), (b"u\xff\xff", 65_535), (b"I\xff\xff\xff\xff", -1),
         (b"i\xff\xff\xff\xff", 2**32 - 1), (b"l" + b"\xff" * 8, -1), (b"L" + b"\xff" * 8, -1),
@@ -265,8 +266,8 @@ def test_the_brokers_count_of_deliveries_includes_this_one() -> None:
     assert read(Basic.Properties(headers={"x-acquired-count": 3}).marshal()).delivery_count == 4
 
 
-@pytest.mark.parametrize(
-    ("data", "known"),
+@table(
+    "data, known",
     [
         (Basic.Properties(expiration="soon").marshal(), {}),
         (Basic.Properties(expiration="9" * 200).marshal(), {}),
@@ -285,7 +286,7 @@ def test_reading_properties_never_fails(data: bytes) -> None:
     assert isinstance(read(data), Properties)
 
 
-@pytest.mark.parametrize(
+@table(
     "data",
     [b"", b"\x80", b"\x80\x00", b"\x80\x00\xffx", b"\x20\x00\0\0\0\x02\x01n", b"\x20\x00\0\0\0\x03\x01n?", b"\xff\xff"],
 )
@@ -294,7 +295,7 @@ def test_malformed_properties_are_left_out_and_logged(data: bytes, caplog: pytes
     assert "malformed properties" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["x-reply-to-topic", "x-opt-reply-to-topic"])
+@table("name", ["x-reply-to-topic", "x-opt-reply-to-topic"])
 def test_where_a_client_of_mqtt_5_wants_its_reply_is_its_reply_channel(name: str) -> None:
     """RabbitMQ's MQTT plugin, from 3.13 on, tells in a header: a routing key of the topic exchange."""
 

@@ -13,7 +13,8 @@ import pytest
 import messaging
 from adapters.amqp.connection import CLOSE_GRACE
 from messaging.errors import PublishRefusedError
-from tests.amqp.harness import Client, Out, connected, settled, unique, until, within
+from messaging.testing.waiting import eventually_async, within
+from tests.amqp.harness import Client, Out, connected, settled, unique
 
 if TYPE_CHECKING:
     from pika import BasicProperties
@@ -135,7 +136,7 @@ async def test_an_exchange_that_vanishes_fails_its_messages_and_the_rest_goes_on
         assert f"404 NOT_FOUND - no exchange '{exchange}'" in str(batch[number].error)
     # messages without confirm at the close of the channel may have been sent twice, but none is missing
     wanted = {b"%d" % number for number in range(100)} - {b"20", b"21", b"60"}
-    await until(lambda: wanted <= set(sink.payloads), "all the others")
+    await eventually_async(lambda: wanted <= set(sink.payloads), "all the others")
     assert b"bad" not in sink.payloads
     assert client.losses == []
     # and with autocreate it is simply made again
@@ -152,7 +153,7 @@ async def test_a_refused_message_with_qos_0_is_logged_and_the_next_arrives(
     await client.publish(exchange, b"", key="k", extensions=qos)
     foreign.exchange_delete(exchange)
     await client.publish(exchange, b"", key="k", extensions=qos)
-    await until(lambda: "404 NOT_FOUND" in caplog.text, "the warning")
+    await eventually_async(lambda: "404 NOT_FOUND" in caplog.text, "the warning")
     await client.publish("survives", b"x", extensions=qos)
     await sink.count(1)
     assert client.losses == []

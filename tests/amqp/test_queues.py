@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from messaging.errors import PublishRefusedError, SubscriptionRefusedError, UnroutableError
-from tests.amqp.harness import Client, connected, run, settled, unique, until
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually_async
+from tests.amqp.harness import Client, connected, run, settled, unique
 from tests.amqp.test_consumer import depth, exists
 from tests.amqp.test_publisher import outcomes, receive
 
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
     from messaging.testing.brokers import RabbitMQ
 
 
-@pytest.mark.parametrize(
-    ("given", "declared"),
+@table(
+    "given, declared",
     [
         ({"queueType": "classic", "maxPriority": 0}, {"arguments": {"x-queue-type": "classic"}}),
         ({"queueType": "quorum", "deliveryLimit": 4}, {"arguments": {"x-queue-type": "quorum", "x-delivery-limit": 4}}),
@@ -75,7 +77,7 @@ async def test_an_auto_delete_queue_is_deleted_with_its_last_consumer(client: Cl
     await client.adapter.unsubscribe(handles[0])
     assert exists(foreign, queue)
     await client.adapter.unsubscribe(handles[1])
-    await until(lambda: not exists(foreign, queue), "its end")
+    await eventually_async(lambda: not exists(foreign, queue), "its end")
 
 
 async def test_an_unused_queue_expires(client: Client, foreign: BlockingChannel) -> None:
@@ -111,8 +113,8 @@ async def test_messages_stay_for_so_long_and_then_go_where_the_broker_sends_dead
     foreign.queue_delete(queue)
 
 
-@pytest.mark.parametrize(
-    ("overflow", "results", "kept"),
+@table(
+    "overflow, results, kept",
     [("drop-head", ["", "", ""], b"2"), ("reject-publish", ["", "PublishRefusedError", "PublishRefusedError"], b"0")],
 )
 async def test_a_full_queue_loses_its_oldest_or_refuses_the_newest(
@@ -167,7 +169,7 @@ async def test_a_quorum_queue_counts_and_dead_letters_at_its_limit(
             counts.append(arrived.delivery_count)
             client.reject(arrived)
         assert counts == [None, 2, 3]
-        await until(lambda: depth(foreign, graves), "the dead letter")
+        await eventually_async(lambda: depth(foreign, graves), "the dead letter")
         _, properties, body = receive(foreign, graves)
         assert body == b"x"
         assert properties.headers["x-first-death-reason"] == "delivery_limit"

@@ -13,6 +13,7 @@ import messaging
 from messaging import ReplyError
 from messaging.execution import engine
 from messaging.services import ServiceRegistry
+from messaging.testing.tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 PATIENCE = 10.0
 
 
-@pytest.mark.parametrize("way", ["exchange and routing key", "name of the queue", "unserved queue"])
+@table("way", ["exchange and routing key", "name of the queue", "unserved queue"])
 def test_a_reply_never_gets_into_the_queue_of_a_handler(rabbitmq: RabbitMQ, way: str) -> None:
     """Whatever address leads there: the handler is called once, and the requester is told."""
     token = secrets.token_hex(4)

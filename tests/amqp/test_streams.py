@@ -15,7 +15,9 @@ from adapters.amqp.streams import StreamPosition
 from messaging.errors import SubscriptionRefusedError
 from messaging.model.extensions import publish_options
 from messaging.testing.proxy import Proxy
-from tests.amqp.harness import Client, Sink, connected, make_adapter, unique, until, within
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually_async, within
+from tests.amqp.harness import Client, Sink, connected, make_adapter, unique
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +101,7 @@ async def test_a_rejected_message_of_a_stream_is_redelivered_here_and_counted(cl
     assert (arrived.payload, arrived.delivery_count) == (b"2", 1)
 
 
-@pytest.mark.parametrize("begin", ["next", "last"])
+@table("begin", ["next", "last"])
 async def test_messages_published_before_the_first_delivery_are_not_missed(
     rabbitmq: RabbitMQ, stream: str, begin: str
 ) -> None:
@@ -157,7 +159,7 @@ async def test_without_acknowledgement_an_existing_stream_refuses_and_the_next_c
     with pytest.raises(SubscriptionRefusedError) as caught:
         await client.subscribe(stream, queue=stream, qos="0")
     assert caught.value.code == 540
-    await until(lambda: client.losses, "the loss")
+    await eventually_async(lambda: client.losses, "the loss")
     await client.open()
     await client.publish(stream, b"x")
 

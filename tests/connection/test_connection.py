@@ -21,7 +21,9 @@ from messaging.errors import (
     SubscriptionRefusedError,
 )
 from messaging.instance import Messaging
-from tests.doubles.fake import PATIENCE, FakeBroker, settle_loop, until
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.doubles.fake import FakeBroker, settle_loop
 from tests.doubles.fixtures import Connect
 from tests.threads import together
 
@@ -33,7 +35,7 @@ def state(m: Messaging) -> str:
 # --- the first connection
 
 
-@pytest.mark.parametrize("face", ["blocking", "async with"])
+@table("face", ["blocking", "async with"])
 def test_a_refused_connection_is_an_error_of_connect_and_leaves_nothing(
     broker: FakeBroker, connect: Connect, face: str
 ) -> None:
@@ -102,7 +104,7 @@ def test_the_first_connection_failing_fails_everything_that_waits_for_it(broker:
             await promise
         with pytest.raises(AuthenticationError):
             await stream.ready
-        await asyncio.to_thread(until, lambda: errors == [refusal])
+        await asyncio.to_thread(eventually, lambda: errors == [refusal])
         with pytest.raises(ClosedError):
             m.publish("a", b"late")
         with pytest.raises(ClosedError):
@@ -120,7 +122,7 @@ def test_cancelling_the_wait_for_a_connection_closes_the_instance(broker: FakeBr
                 await connect(broker)
 
     asyncio.run(main())
-    until(lambda: broker.closed == 1, "the adapter closed")
+    eventually(lambda: broker.closed == 1, "the adapter closed")
     assert broker.gates["open"].waiting == 0
 
 
@@ -131,7 +133,7 @@ def test_closing_while_connecting_ends_the_attempt(broker: FakeBroker, connect: 
         return connect(broker)
 
     m = asyncio.run(main())
-    until(lambda: broker.gates["open"].waiting == 1)
+    eventually(lambda: broker.gates["open"].waiting == 1)
     m.close(0.1)
     assert broker.gates["open"].waiting == 0
     assert isinstance(m.ready.exception(0), ClosedError)
@@ -175,7 +177,7 @@ def test_the_log_says_why_a_connection_is_lost_when_it_is_tried_again_and_when_i
     broker.wait_open(2)
     seconds = r"\d+\.\d s"
     back = f"{where}: connected again after {seconds}"
-    until(lambda: told(caplog, back))
+    eventually(lambda: told(caplog, back))
     assert told(caplog, f"{where}: connection lost: the cable was cut; reconnecting in {seconds}") == [logging.WARNING]
     assert told(caplog, f"{where}: cannot reconnect: still down; trying again in {seconds}") == [logging.INFO]
     assert told(caplog, back) == [logging.INFO]
@@ -205,7 +207,7 @@ def test_a_loss_right_after_connecting_is_a_loss(broker: FakeBroker, m: Messagin
 def test_a_loss_within_open_is_a_loss(broker: FakeBroker, m: Messaging) -> None:
     """The adapter calls ``lost`` after it connected and before the core learned of it."""
     broker.go_down()
-    until(lambda: broker.gates["open"].waiting == 1)
+    eventually(lambda: broker.gates["open"].waiting == 1)
     adapter = broker.adapter
     original = adapter.open
 
@@ -232,8 +234,8 @@ def test_delays_between_attempts_grow_and_stay_within_their_bounds() -> None:
     assert all(delay <= 3.0 for delay in itertools.islice(delays(3.0, 1.0), 50))
 
 
-@pytest.mark.parametrize(
-    ("stable", "refusals", "expected"),
+@table(
+    "stable, refusals, expected",
     [(3600.0, 0, [0, 1, 2]), (-1.0, 0, [0, 0, 0]), (-1.0, 4, [0, 1, 2, 3, 4, 0, 0])],
     ids=["connections that do not last", "connections that last", "attempts that fail"],
 )
@@ -268,14 +270,14 @@ def test_closing_while_reconnecting_ends_the_attempts(broker: FakeBroker, m: Mes
     stream = m.subscribe("a")
     stream.ready.result(PATIENCE)
     broker.go_down()
-    until(lambda: broker.gates["open"].waiting == 1)
+    eventually(lambda: broker.gates["open"].waiting == 1)
     m.close()
     assert broker.gates["open"].waiting == 0
     assert broker.closed == 1
     assert [*stream] == []
 
 
-@pytest.mark.parametrize("how", ["hangs", "raises"])
+@table("how", ["hangs", "raises"])
 def test_an_adapter_that_hangs_or_raises_in_close_is_logged_and_does_not_hang_close(
     broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
@@ -313,7 +315,7 @@ def test_a_resumed_session_is_not_subscribed_again(broker: FakeBroker, connect: 
     m.publish("b", b"").result(PATIENCE)  # all subscriptions come before
     assert broker.calls.count("subscribe") == 1
     broker.deliver(b"1")
-    until(lambda: seen == [b"1"])
+    eventually(lambda: seen == [b"1"])
 
 
 def test_subscriptions_come_before_publishing_after_a_loss(broker: FakeBroker, m: Messaging) -> None:
@@ -339,12 +341,12 @@ def test_a_subscription_closed_while_disconnected_is_not_renewed(broker: FakeBro
     assert broker.live == []
 
 
-@pytest.mark.parametrize("reported", ["before the next connection", "after it"])
+@table("reported", ["before the next connection", "after it"])
 def test_a_loss_while_subscribing_is_made_good(broker: FakeBroker, m: Messaging, reported: str) -> None:
     """The adapter may report it late: the next connection is there before the subscribe of the last one has failed."""
     broker.gates["subscribe"].close()
     stream = m.subscribe("a")
-    until(lambda: broker.gates["subscribe"].waiting == 1)
+    eventually(lambda: broker.gates["subscribe"].waiting == 1)
     if reported == "after it":
         broker.lose_and_reconnect()
     else:
@@ -383,7 +385,7 @@ def test_an_adapter_that_fails_to_subscribe_ends_the_stream_and_nothing_else(
     assert m.publish("a", b"1").result(PATIENCE) is None
 
 
-@pytest.mark.parametrize("how", ["cancelled", "refused after reconnecting"])
+@table("how", ["cancelled", "refused after reconnecting"])
 def test_a_subscription_the_broker_ends_tells_its_stream_the_reason(broker: FakeBroker, m: Messaging, how: str) -> None:
     errors: list[Exception] = []
     m.subscribe("a").subscribe(on_error=errors.append)
@@ -393,7 +395,7 @@ def test_a_subscription_the_broker_ends_tells_its_stream_the_reason(broker: Fake
     else:
         broker.errors["subscribe"].append(reason)
         broker.lose()
-    until(lambda: errors == [reason])
+    eventually(lambda: errors == [reason])
     broker.lose_and_reconnect()
     m.publish("b", b"").result(PATIENCE)
     assert broker.live == []
@@ -404,11 +406,11 @@ def test_a_stream_closed_while_subscribing_is_unsubscribed_once_the_broker_answe
 ) -> None:
     broker.gates["subscribe"].close()
     stream = m.subscribe("a")
-    until(lambda: broker.gates["subscribe"].waiting == 1)
+    eventually(lambda: broker.gates["subscribe"].waiting == 1)
     stream.close().result(PATIENCE)
     assert isinstance(stream.ready.exception(PATIENCE), ClosedError)
     broker.gates["subscribe"].open()
-    until(lambda: len(broker.unsubscribed) == 1)
+    eventually(lambda: len(broker.unsubscribed) == 1)
     assert broker.live == []
 
 
@@ -451,7 +453,7 @@ def test_an_unsubscribe_that_raises_is_logged(
     assert [*stream] == []
 
 
-@pytest.mark.parametrize("when", ["before the subscription is there", "before a loss"])
+@table("when", ["before the subscription is there", "before a loss"])
 def test_a_paused_stream_stays_paused(broker: FakeBroker, m: Messaging, when: str) -> None:
     if when != "before a loss":
         broker.gates["subscribe"].close()
@@ -466,9 +468,9 @@ def test_a_paused_stream_stays_paused(broker: FakeBroker, m: Messaging, when: st
     broker.gates["subscribe"].open()
     broker.wait_subscribed()
     try:
-        until(lambda: broker.live[0].paused, "the subscription paused")
+        eventually(lambda: broker.live[0].paused, "the subscription paused")
         stream.resume()
-        until(lambda: not broker.live[0].paused)
+        eventually(lambda: not broker.live[0].paused)
     finally:
         stream.close().result(PATIENCE)
 
@@ -479,4 +481,4 @@ def test_a_stream_entered_while_the_broker_is_silent_has_a_deadline(broker: Fake
     with pytest.raises(DeadlineError, match=r"subscribing to 'a' took longer than 0\.1 s"), m.subscribe("a"):
         raise AssertionError("entered")
     broker.gates["subscribe"].open()
-    until(lambda: len(broker.unsubscribed) == 1, "unsubscribed: no reference is left to close it by")
+    eventually(lambda: len(broker.unsubscribed) == 1, "unsubscribed: no reference is left to close it by")

@@ -36,7 +36,9 @@ from messaging.errors import (
 from messaging.execution import engine
 from messaging.model.credentials import Credentials
 from messaging.services import ServiceRegistry
-from tests.doubles.fake import PATIENCE, FakeBroker, brokers, settle_loop, until
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.doubles.fake import FakeBroker, brokers, settle_loop
 from tests.doubles.fixtures import Connect
 from tests.instance import test_secrets
 from tests.threads import serving
@@ -134,12 +136,12 @@ def test_a_loop_that_is_closed_is_an_error_of_the_attempt(login: FakeBroker, con
 
     m = asyncio.run(main())
     login.lose()
-    until(lambda: "the event loop that was running at connect() is closed" in str(m.connection_state.value.cause))
+    eventually(lambda: "the event loop that was running at connect() is closed" in str(m.connection_state.value.cause))
     m.close()
 
 
-@pytest.mark.parametrize(
-    ("answer", "expected"),
+@table(
+    "answer, expected",
     [
         ("p", (None, "p")),
         (("me", "p"), ("me", "p")),
@@ -150,7 +152,7 @@ def test_a_loop_that_is_closed_is_an_error_of_the_attempt(login: FakeBroker, con
     ],
     ids=["password", "pair", "list", "pair without name", "credentials", "credentials without name"],
 )
-@pytest.mark.parametrize("kind", ["callable", "coroutine function", "callable that returns a coroutine"])
+@table("kind", ["callable", "coroutine function", "callable that returns a coroutine"])
 def test_what_a_provider_may_return(
     login: FakeBroker, connect: Connect, kind: str, answer: object, expected: tuple[str | None, str]
 ) -> None:
@@ -163,7 +165,7 @@ def test_what_a_provider_may_return(
     assert (given.username, given.password.get_secret_value()) == expected
 
 
-@pytest.mark.parametrize(
+@table(
     "answer",
     [None, 7, b"bytes", "", ("me",), ("me", "p", "q"), {"password": SECRET}, (7, SECRET), f"{SECRET}\nmore", object()],
     ids=["none", "number", "bytes", "empty", "one", "three", "mapping", "name", "line end", "object"],
@@ -192,7 +194,7 @@ async def failing_coroutine() -> str:
     return failing()
 
 
-@pytest.mark.parametrize("provider", [failing, failing_coroutine, lambda: failing_coroutine()], ids=["f", "c", "fc"])
+@table("provider", [failing, failing_coroutine, lambda: failing_coroutine()], ids=["f", "c", "fc"])
 def test_the_error_of_a_provider_is_named_by_its_type_and_place_alone(
     login: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture, provider: Callable[[], Any]
 ) -> None:
@@ -210,7 +212,7 @@ class ForeignError(CredentialsError):
     pass
 
 
-@pytest.mark.parametrize("kind", [CredentialsError, ForeignError, MessagingError, SystemExit, KeyboardInterrupt])
+@table("kind", [CredentialsError, ForeignError, MessagingError, SystemExit, KeyboardInterrupt])
 def test_errors_of_this_library_and_exits_are_no_exception(
     login: FakeBroker, connect: Connect, kind: type[BaseException]
 ) -> None:
@@ -228,7 +230,7 @@ def test_a_first_attempt_without_credentials_is_repeated_if_that_is_wanted(login
     promise: list[messaging.Messaging] = []
     thread = threading.Thread(target=lambda: promise.append(connect(login, credentials=provider, retry_connect=True)))
     thread.start()
-    until(lambda: provider.asked >= 3)
+    eventually(lambda: provider.asked >= 3)
     provider.errors.clear()
     thread.join(PATIENCE)
     assert promise
@@ -240,16 +242,16 @@ def test_a_provider_that_fails_does_not_end_an_instance_that_was_connected(login
     m = connect(login, credentials=provider)
     provider.errors.append(OSError(SECRET))
     login.lose()
-    until(lambda: provider.asked >= 4)
+    eventually(lambda: provider.asked >= 4)
     promise = m.publish("a", b"1")
     assert m.connection_state.value.name == "reconnecting"
     assert isinstance(m.connection_state.value.cause, CredentialsError)
     provider.errors.clear()
     promise.result(PATIENCE)
-    until(lambda: m.connection_state.value.name == "connected")
+    eventually(lambda: m.connection_state.value.name == "connected")
 
 
-@pytest.mark.parametrize("kind", ["callable", "coroutine function", "callable that returns a coroutine"])
+@table("kind", ["callable", "coroutine function", "callable that returns a coroutine"])
 def test_a_provider_that_hangs_fails_the_attempt_in_time(login: FakeBroker, connect: Connect, kind: str) -> None:
     release = threading.Event()
     hanging: list[threading.Thread] = []
@@ -309,10 +311,10 @@ def test_a_callable_that_hangs_takes_one_thread_however_often_it_is_needed(login
     m = connect(login, credentials=ask, connect_timeout=0.4)
     m.connection_state.subscribe(states.append)
     login.lose()
-    until(lambda: sum(isinstance(each.cause, CredentialsError) for each in states))
+    eventually(lambda: sum(isinstance(each.cause, CredentialsError) for each in states))
     attempts = 3
     deadline = time.monotonic() + 0.45 * attempts
-    until(lambda: time.monotonic() > deadline)
+    eventually(lambda: time.monotonic() > deadline)
     assert asked == 2
     release.set()
     login.wait_open(2)
@@ -347,7 +349,7 @@ def test_credentials_are_renewed_on_the_same_connection_before_they_expire(login
     provider = Counting(valid_for=0.4)
     started = time.monotonic()
     m = connect(login, credentials=provider)
-    until(lambda: len(login.renewals) >= 3)
+    eventually(lambda: len(login.renewals) >= 3)
     assert time.monotonic() - started > 3 * 0.4 * 0.55
     assert passwords(login.renewals)[:3] == ["p2", "p3", "p4"]
     assert all(each.remaining > 0 for each in login.renewals[-1:])
@@ -362,7 +364,7 @@ def test_the_time_of_a_renewal_is_a_random_part_of_the_lifetime(login: FakeBroke
         return Credentials("me", f"p{len(times)}", valid_for=0.5)
 
     with connect(login, credentials=ask):
-        until(lambda: len(times) >= 4)
+        eventually(lambda: len(times) >= 4)
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert all(0.29 <= gap < 5 for gap in gaps), gaps  # a busy machine may be late
     assert len({round(gap, 3) for gap in gaps}) > 1
@@ -401,7 +403,7 @@ def test_the_same_password_again_is_not_handed_over(login: FakeBroker, connect: 
         return Credentials("me", "same" if asked < 4 else "other", valid_for=0.4)
 
     connect(login, credentials=ask)
-    until(lambda: login.renewals)
+    eventually(lambda: login.renewals)
     assert passwords(login.renewals) == ["other"]
     assert asked == 4
 
@@ -412,18 +414,18 @@ def test_a_provider_that_fails_before_the_expiry_is_asked_again_while_the_connec
     provider = Counting(valid_for=1.0)
     m = connect(login, credentials=provider)
     provider.errors.append(OSError(SECRET))
-    until(lambda: provider.asked >= 4)
+    eventually(lambda: provider.asked >= 4)
     assert (login.opened, m.connection_state.value.name) == (1, "connected")
     m.publish("a", b"1").result(PATIENCE)
     provider.errors.clear()
-    until(lambda: login.renewals)
+    eventually(lambda: login.renewals)
     assert login.opened == 1
     warnings = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
     assert len(warnings) == 1
     assert "cannot renew the credentials: option 'credentials': the provider raised OSError" in warnings[0]
     assert "they expire in" in warnings[0]
     assert SECRET not in caplog.text
-    until(lambda: "the credentials are renewed again" in caplog.text)
+    eventually(lambda: "the credentials are renewed again" in caplog.text)
 
 
 def test_credentials_that_have_expired_when_they_come_are_tried_and_reported(
@@ -449,7 +451,7 @@ def test_a_defect_of_the_adapter_does_not_end_the_renewals(
     login.errors["renew"].append(ZeroDivisionError("oops"))
     login.errors["renew"].append(MessagingError("not now"))
     connect(login, credentials=Counting(valid_for=0.5))
-    until(lambda: len(login.renewals) >= 4)
+    eventually(lambda: len(login.renewals) >= 4)
     assert login.opened == 1
     assert "the adapter failed to renew the credentials" in caplog.text
     assert "the new credentials are not in use: not now" in caplog.text
@@ -459,19 +461,19 @@ def test_a_loss_while_they_are_renewed_is_a_loss_like_any_other(login: FakeBroke
     provider = Counting(valid_for=0.5)
     m = connect(login, credentials=provider)
     login.gates["renew"].close()
-    until(lambda: login.gates["renew"].waiting)
+    eventually(lambda: login.gates["renew"].waiting)
     login.lose()
     login.wait_open(2)
     assert login.gates["renew"].waiting == 0
     login.gates["renew"].open()
-    until(lambda: len(login.renewals) >= 2)  # those of the new connection are renewed, too
-    until(lambda: m.connection_state.value.name == "connected")
+    eventually(lambda: len(login.renewals) >= 2)  # those of the new connection are renewed, too
+    eventually(lambda: m.connection_state.value.name == "connected")
 
 
 def test_closing_while_they_are_renewed_ends_both(login: FakeBroker, connect: Connect) -> None:
     m = connect(login, credentials=Counting(valid_for=0.3))
     login.gates["renew"].close()
-    until(lambda: login.gates["renew"].waiting)
+    eventually(lambda: login.gates["renew"].waiting)
     started = time.monotonic()
     m.close()
     assert time.monotonic() - started < 3
@@ -481,7 +483,7 @@ def test_closing_while_they_are_renewed_ends_both(login: FakeBroker, connect: Co
 def test_closing_ends_the_renewals(login: FakeBroker, connect: Connect) -> None:
     provider = Counting(valid_for=0.3)
     m = connect(login, credentials=provider)
-    until(lambda: login.renewals)
+    eventually(lambda: login.renewals)
     m.close()
     asked = provider.asked
     time.sleep(0.5)
@@ -498,7 +500,7 @@ def test_a_refused_log_in_is_tried_again_soon_since_the_next_credentials_may_be_
     login.lose()
     login.wait_open(2)
     assert passwords(login.logins) == ["p1", "p2", "p3", "p4", "p5"]
-    until(lambda: m.connection_state.value.name == "connected")
+    eventually(lambda: m.connection_state.value.name == "connected")
 
 
 # --- commands
@@ -525,8 +527,8 @@ def test_only_line_ends_are_cut_off_the_output(tmp_path: Path) -> None:
     assert run(("printf", "é"), 5) == "é"
 
 
-@pytest.mark.parametrize(
-    ("body", "reason"),
+@table(
+    "body, reason",
     [
         (
             f"print({SECRET!r}); print({SECRET!r}, file=sys.stderr); sys.exit(3)",
@@ -569,9 +571,9 @@ def test_a_command_that_hangs_is_killed_with_the_processes_that_it_started(
     )
     with pytest.raises(CredentialsError, match=r"within 1 s|it took longer than 1 s"):
         connect(login, password_command=script(tmp_path, body), connect_timeout=1.0)
-    until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+    eventually(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     for pid in map(int, pids.read_text().split()):
-        until(functools.partial(is_gone, pid), f"the end of {pid}")
+        eventually(functools.partial(is_gone, pid), f"the end of {pid}")
 
 
 def test_a_process_that_leaves_the_group_of_a_command_does_not_hold_up_its_deadline(tmp_path: Path) -> None:
@@ -646,7 +648,7 @@ def removed_and_made_again(file: Path) -> None:
     file.write_text("p2\n")
 
 
-@pytest.mark.parametrize("change", [replaced_by_rename, written_in_place, removed_and_made_again])
+@table("change", [replaced_by_rename, written_in_place, removed_and_made_again])
 def test_a_file_that_changes_is_handed_over_without_a_loss(
     login: FakeBroker, connect: Connect, tmp_path: Path, look: float, change: Callable[[Path], None]
 ) -> None:
@@ -654,7 +656,7 @@ def test_a_file_that_changes_is_handed_over_without_a_loss(
     file.write_text("p1\n")
     connect(login, password_file=file)
     change(file)
-    until(lambda: login.renewals)
+    eventually(lambda: login.renewals)
     assert passwords(login.renewals)[0].startswith("p2")
     assert login.opened == 1
 
@@ -673,7 +675,7 @@ def test_links_that_are_swapped_as_kubernetes_does_are_a_change(
     new = tmp_path / "..new"
     new.symlink_to("2")
     new.rename(data)
-    until(lambda: login.renewals)
+    eventually(lambda: login.renewals)
     assert (passwords(login.logins), passwords(login.renewals)) == (["p1"], ["p2"])
 
 
@@ -687,10 +689,10 @@ def test_a_file_that_was_touched_only_is_not_handed_over(
     time.sleep(look * 3)
     assert login.renewals == []
     file.write_text("p2\n")
-    until(lambda: login.renewals)
+    eventually(lambda: login.renewals)
 
 
-@pytest.mark.parametrize("kind", ["missing", "directory", "empty", "binary"])
+@table("kind", ["missing", "directory", "empty", "binary"])
 def test_a_file_without_a_password_says_why(login: FakeBroker, connect: Connect, tmp_path: Path, kind: str) -> None:
     file = tmp_path / "password"
     if kind == "directory":
@@ -705,7 +707,7 @@ def test_a_file_without_a_password_says_why(login: FakeBroker, connect: Connect,
 # --- adapters without credentials
 
 
-@pytest.mark.parametrize("option", ["credentials", "password_command", "password_file"])
+@table("option", ["credentials", "password_command", "password_file"])
 def test_an_adapter_without_credentials_refuses_them(broker: FakeBroker, connect: Connect, option: str) -> None:
     value = {"credentials": Counting(), "password_command": "true", "password_file": "/nowhere"}[option]
     with pytest.raises(InvalidOptionError, match=f"option '{option}': fake:// takes no such credentials") as caught:
@@ -729,7 +731,7 @@ def test_no_secret_is_shown_by_a_working_connection(
         return Credentials("me", f"{prefix}{count}", valid_for=0.4)
 
     m = connect(login, credentials=functools.partial(ask, SECRET))
-    until(lambda: len(login.renewals) >= 2)
+    eventually(lambda: len(login.renewals) >= 2)
     login.lose_and_reconnect()
     adapter = login.adapter
     shown = [repr(m), repr(m.runtime.get_runtime_dto()), repr(adapter), repr(adapter.settings), repr(login.renewals)]
@@ -741,9 +743,9 @@ def test_no_secret_is_shown_by_a_working_connection(
 GREETING = marshal(AmqpConnection.Start(mechanisms="PLAIN", locales="en_US", server_properties={}), 0)
 
 
-@pytest.mark.parametrize("option", ["credentials", "password_command", "password_file"])
-@pytest.mark.parametrize(
-    ("url", "greeting"),
+@table("option", ["credentials", "password_command", "password_file"])
+@table(
+    "url, greeting",
     [("mqtt://127.0.0.1:{}", b""), ("mqtt://127.0.0.1:{}?auth_method=M", b""), ("amqp://127.0.0.1:{}", GREETING)],
     ids=["mqtt", "mqtt with method", "amqp"],
 )

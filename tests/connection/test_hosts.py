@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from messaging.connection import hosts as rules
 from messaging.connection.hosts import MAX_REDIRECTS, MAX_SERVERS, Hosts
 from messaging.model import Endpoint, Host
+from messaging.testing.tables import table
 
 A, B, C, D = (Host(name, 1883) for name in "abcd")
 LONGEST = 30.0
@@ -78,7 +79,7 @@ def test_after_a_loss_the_next_host_is_tried_without_delay(clock: Clock) -> None
     assert connect(hosts) == C
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.05])
+@table("delay", [0.0, 0.05])
 def test_the_host_that_was_lost_comes_last_whatever_its_delay(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, delay: float
 ) -> None:
@@ -272,7 +273,7 @@ def test_a_redirect_to_a_host_of_the_url_ignores_its_delay(clock: Clock) -> None
     assert attempt(hosts) == A
 
 
-@pytest.mark.parametrize("is_permanent", [False, True])
+@table("is_permanent", [False, True])
 def test_hosts_that_redirect_in_a_circle_are_not_followed_for_ever(clock: Clock, is_permanent: bool) -> None:
     hosts = choice(clock, A, B)
     to = {A: B, B: A}

@@ -29,8 +29,10 @@ from messaging.errors import (
 from messaging.execution import engine
 from messaging.instance import Messaging
 from messaging.model import Endpoint, Host
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.connection.test_state import observe
-from tests.doubles.fake import PATIENCE, FakeBroker, brokers, until
+from tests.doubles.fake import FakeBroker, brokers
 from tests.doubles.fixtures import Connect
 
 #: delays that no test waits for
@@ -145,7 +147,7 @@ def test_a_host_that_is_slow_is_tried_again_with_the_whole_connect_timeout(pool:
     down(b)
     a.gates["open"].close()
     m = start(connect, a, b, timeout=0.1, connect_timeout=PATIENCE)
-    until(lambda: b.calls.count("open") == 1)
+    eventually(lambda: b.calls.count("open") == 1)
     a.gates["open"].open()
     m.ready.result(PATIENCE)
     assert host_of(m) == a.name
@@ -356,7 +358,7 @@ def test_a_link_local_address_keeps_its_link(monkeypatch: pytest.MonkeyPatch) ->
     assert addresses == ["fe80::1%3", "fd00::1", "10.0.0.1"]
 
 
-@pytest.mark.parametrize("failure", [OSError("try again"), RuntimeError("can't start new thread")])
+@table("failure", [OSError("try again"), RuntimeError("can't start new thread")])
 def test_a_look_up_that_fails_leaves_the_addresses_that_are_known(
     pool: Pool,
     connect: Connect,
@@ -450,7 +452,7 @@ def test_a_provider_that_is_slow_takes_no_time_from_the_hosts(
 # --- redirects
 
 
-@pytest.mark.parametrize("when", ["connecting", "connected"])
+@table("when", ["connecting", "connected"])
 def test_a_redirect_is_followed_to_a_host_that_the_url_does_not_name(pool: Pool, connect: Connect, when: str) -> None:
     a, b = pool(2)
     redirect = RedirectedError("go elsewhere", servers=(b.name,), code=0x9C)
@@ -473,7 +475,7 @@ def test_a_redirect_that_names_no_host_is_a_refusal(pool: Pool, connect: Connect
     assert caught.value.code == 0x9C
 
 
-@pytest.mark.parametrize("server", [f"b:000001{'0' * 5000}", "b:00000199999", "[::1%\x1b[31m]", "mqtt://b"])
+@table("server", [f"b:000001{'0' * 5000}", "b:00000199999", "[::1%\x1b[31m]", "mqtt://b"])
 def test_a_redirect_to_nonsense_does_not_end_the_reconnecting(pool: Pool, connect: Connect, server: str) -> None:
     [a] = pool(1)
     m = connect(url(a))
@@ -499,7 +501,7 @@ def test_messages_in_flight_outlive_a_redirect(pool: Pool, connect: Connect) -> 
     assert b.payloads == [b"x"]
 
 
-@pytest.mark.parametrize("ending", [ConnectFailedError("interrupted"), None])
+@table("ending", [ConnectFailedError("interrupted"), None])
 def test_closing_ends_an_attempt_whose_library_swallows_the_cancellation(
     pool: Pool, connect: Connect, monkeypatch: pytest.MonkeyPatch, ending: ConnectFailedError | None
 ) -> None:
@@ -516,7 +518,7 @@ def test_closing_ends_an_attempt_whose_library_swallows_the_cancellation(
 
     monkeypatch.setattr(broker.gates["open"], "passed", swallowing)
     m = start(connect, broker, retry_connect=True, reconnect_min=0.01, reconnect_max=0.02)
-    until(lambda: broker.gates["open"].waiting == 1)
+    eventually(lambda: broker.gates["open"].waiting == 1)
     m.close()
     assert m._connection._task is not None
     assert m._connection._task.cancelled()

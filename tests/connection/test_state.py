@@ -12,7 +12,9 @@ from reactivex import operators as ops
 from messaging import ArgumentError, AuthenticationError, ConnectFailedError, ConnectionLostError, Messaging
 from messaging.connection import ConnectionState, ConnectionStates
 from messaging.errors import TakenOverError
-from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.doubles.fake import FakeBroker, on_loop, settle_loop
 from tests.doubles.fixtures import Connect
 
 
@@ -39,7 +41,7 @@ class States:
         return [state.name for state in self.seen]
 
     def wait(self, name: str, count: int = 1) -> ConnectionState:
-        until(lambda: self.names.count(name) >= count, f"{name}; there were {self.names}")
+        eventually(lambda: self.names.count(name) >= count, f"{name}; there were {self.names}")
         return [state for state in self.seen if state.name == name][count - 1]
 
 
@@ -94,8 +96,8 @@ def test_connecting_and_refused_tell_why(broker: FakeBroker, connect: Connect) -
     assert m.connection_state.value.cause is None
 
 
-@pytest.mark.parametrize(
-    ("error", "state"),
+@table(
+    "error, state",
     [
         (AuthenticationError("no entry"), "refused"),
         (ConnectFailedError("not now", code=0x88), "refused"),
@@ -110,7 +112,7 @@ def test_a_broker_that_says_no_to_a_reconnect_is_told_from_one_that_is_not_there
     states.wait("connected")
     broker.errors["open"].append(error)
     broker.lose()
-    until(lambda: any(each.cause is error for each in states.seen))
+    eventually(lambda: any(each.cause is error for each in states.seen))
     assert next(each for each in states.seen if each.cause is error).name == state
     states.wait("connected", 2)
 
@@ -182,7 +184,7 @@ def test_an_observer_that_raises_is_not_called_again_and_others_go_on(
     broker.lose()
     states.wait("connected", 2)
     settle_loop()
-    until(lambda: "connection states: an observer raised" in caplog.text)
+    eventually(lambda: "connection states: an observer raised" in caplog.text)
     assert len(calls) == 1
 
 
@@ -203,7 +205,7 @@ def test_a_slow_observer_misses_the_oldest_states_and_does_not_hold_up_the_conne
     for number in range(200):
         on_loop(broker.events.impaired, ConnectFailedError(str(number)))
     release.set()
-    until(lambda: slow.seen and str(slow.seen[-1].cause) == "199")
+    eventually(lambda: slow.seen and str(slow.seen[-1].cause) == "199")
     assert [str(state.cause) for state in slow.seen[1:]] == [str(number) for number in range(136, 200)]
 
 
@@ -222,7 +224,7 @@ def test_operators_work_on_it(broker: FakeBroker, m: Messaging) -> None:
     names: list[str] = []
     done = threading.Event()
     m.connection_state.pipe(ops.map(lambda state: state.name), ops.take(3)).subscribe(names.append, None, done.set)
-    until(lambda: names)
+    eventually(lambda: names)
     broker.lose()
     assert done.wait(PATIENCE)
     assert names == ["connected", "reconnecting", "connected"]

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import inspect
 import itertools
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, Self, TypeVar
@@ -17,12 +16,11 @@ import uvloop
 from messaging.adapter import Adapter
 from messaging.errors import MessagingError
 from messaging.model import Incoming, MessageContext, publish_options
+from messaging.testing.waiting import PATIENCE, eventually_async, within
 from tests.doubles.plans import plan_of
 
 T = TypeVar("T")
 
-#: seconds any wait in a test may take
-PATIENCE = 15.0
 _numbers = itertools.count(1)
 
 
@@ -32,7 +30,7 @@ def run(main: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio.Abstrac
 
     async def watched() -> T:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: mishaps.append(str(context)))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(4 * PATIENCE):
             result = await main
         # tasks that were told to end do so within a few turns of the loop; no other task may be left
         for _ in range(5):
@@ -74,20 +72,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def loop_factory(request: pytest.FixtureRequest) -> Any:
     """Has a test run on both kinds of event loop."""
     return request.param
-
-
-async def until(condition: Callable[[], Any], what: str = "condition", patience: float = PATIENCE) -> None:
-    """Wait until ``condition()`` is true."""
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {patience:g} s in vain: {what}"
-        await asyncio.sleep(0.005)
-
-
-async def within(awaitable: Awaitable[T], patience: float = PATIENCE) -> T:
-    """Await, but not for ever."""
-    async with asyncio.timeout(patience):
-        return await awaitable
 
 
 def unique(name: str) -> str:
@@ -164,10 +148,7 @@ class Sink:
 
     async def count(self, number: int) -> list[Incoming]:
         """Wait for ``number`` messages."""
-        try:
-            await until(lambda: len(self.arrived) >= number)
-        except AssertionError:
-            raise AssertionError(f"{len(self.arrived)} of {number} messages arrived: {self.payloads}") from None
+        await eventually_async(lambda: len(self.arrived) >= number, lambda: f"{number} messages: {self.payloads}")
         return self.arrived
 
     async def next(self) -> Incoming:

@@ -17,8 +17,10 @@ from messaging.errors import (
     InvalidUrlError,
 )
 from messaging.services import ServiceRegistry
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from tests.doubles.consumers import acknowledge, manual, numbered
-from tests.doubles.fake import PATIENCE, settle_loop
+from tests.doubles.fake import settle_loop
 from tests.doubles.fixtures import Connect
 from tests.doubles.memory import change_capabilities, drop
 
@@ -67,7 +69,7 @@ def test_two_instances_of_one_name_in_two_registries_are_two_clients(connect: Co
         assert stream.receive(PATIENCE).payload == b"1"
 
 
-@pytest.mark.parametrize("url", ["memory://x:1", "memory://u@x", "memory://u:secret@x", "memory://x/p"])
+@table("url", ["memory://x:1", "memory://u@x", "memory://u:secret@x", "memory://x/p"])
 def test_a_memory_url_is_a_name_and_nothing_else(connect: Connect, url: str) -> None:
     with pytest.raises(InvalidUrlError, match="just memory://name") as caught:
         connect(url)
@@ -188,7 +190,7 @@ def test_a_pattern_of_many_hashes_is_matched_in_reasonable_time() -> None:
 # --- a session that is kept
 
 
-@pytest.mark.parametrize("observed", [True, False])
+@table("observed", [True, False])
 def test_closing_keeps_the_subscriptions_of_a_session_and_closing_a_stream_does_not(
     connect: Connect, monkeypatch: pytest.MonkeyPatch, observed: bool
 ) -> None:

@@ -12,7 +12,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from messaging.testing.brokers import Mosquitto
-from tests.mqtt.harness import PATIENCE
+from messaging.testing.waiting import PATIENCE
 
 
 class Foreign:

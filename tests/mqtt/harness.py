@@ -15,12 +15,11 @@ from adapters.mqtt import MqttAdapter
 from messaging.errors import MessagingError
 from messaging.model import Incoming, MessageContext, SubscriptionSpec, parse_url, subscribe_options
 from messaging.model.settings import load_settings
-from tests.doubles.core import PATIENCE as PATIENCE
+from messaging.testing.waiting import PATIENCE, eventually_async
 from tests.doubles.core import Out as Out
 from tests.doubles.core import Sink as Sink
 from tests.doubles.core import run as run
 from tests.doubles.core import settled as settled
-from tests.doubles.core import until as until
 from tests.doubles.events import Recorded
 
 
@@ -55,7 +54,7 @@ class Core:
                 await asyncio.sleep(0.02)
 
     async def lost(self, count: int = 1) -> MessagingError:
-        await until(lambda: len(self.losses) >= count, "loss")
+        await eventually_async(lambda: len(self.losses) >= count, "loss")
         return self.losses[count - 1]
 
     def vanish(self) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from adapters.mqtt import packets
 from messaging.errors import ConnectFailedError
+from messaging.testing.waiting import PATIENCE
 from tests.doubles.core import BrokerEnd, Listener
-from tests.mqtt.harness import PATIENCE, Core, Out, Sink
+from tests.mqtt.harness import Core, Out, Sink
 
 
 class Connection(BrokerEnd):

@@ -7,8 +7,10 @@ import pytest
 from adapters.mqtt import packets
 from messaging.errors import ConnectFailedError
 from messaging.testing.brokers import Mosquitto
-from messaging.testing.conformance.helpers import PATIENCE, eventually, manual, online, publish, receive
+from messaging.testing.conformance.helpers import manual, online, publish, receive
 from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.mqtt.conftest import Connect
 from tests.mqtt.harness import Core
 from tests.mqtt.peer import Peer, accept, refused
@@ -113,7 +115,7 @@ def test_with_3_1_1_the_id_of_a_nameless_client_stays_unknown(mosquitto: Mosquit
             assert payload == b"2"
 
 
-@pytest.mark.parametrize(("version", "code"), [("5", 0x80), ("3.1.1", 0x85)])
+@table("version, code", [("5", 0x80), ("3.1.1", 0x85)])
 def test_a_broker_that_wants_ids_says_so(connect: Connect, version: str, code: int) -> None:
     """mosquitto does not give the reason there is for it with MQTT 5."""
     with Mosquitto(["allow_zero_length_clientid false"]) as broker:

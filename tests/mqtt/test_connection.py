@@ -29,8 +29,10 @@ from messaging.errors import (
 )
 from messaging.model import Features
 from messaging.testing.brokers import Mosquitto, free_port
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually_async
 from tests.certificates import LOOPBACK, Authority
-from tests.mqtt.harness import Core, connected, settled, until
+from tests.mqtt.harness import Core, connected, settled
 from tests.mqtt.peer import Peer, accept, refused, session
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
@@ -70,7 +72,7 @@ async def test_an_unknown_host_says_so() -> None:
         await Core("mqtt://no-such-host.invalid").open()
 
 
-@pytest.mark.parametrize("wrong", ["user:nope", "stranger:secret-1"])
+@table("wrong", ["user:nope", "stranger:secret-1"])
 async def test_wrong_credentials_are_reported_and_never_shown(tmp_path: Path, version: str, wrong: str) -> None:
     passwords = tmp_path / "passwords"
     passwords.touch()
@@ -92,8 +94,8 @@ async def test_wrong_credentials_are_reported_and_never_shown(tmp_path: Path, ve
             pass
 
 
-@pytest.mark.parametrize(
-    ("version", "reason", "error", "text"),
+@table(
+    "version, reason, error, text",
     [
         ("5", 0x8C, AuthenticationError, "Bad authentication method"),
         ("5", 0x88, ConnectFailedError, "Server unavailable"),
@@ -132,7 +134,7 @@ async def test_peers_that_close_or_talk_nonsense_instead_of_accepting(peer: Peer
         await core.adapter.close()
 
 
-@pytest.mark.parametrize("scheme", ["mqtt", "mqtts"])
+@table("scheme", ["mqtt", "mqtts"])
 async def test_cancelling_open_on_a_silent_peer_leaves_no_socket_and_no_thread(scheme: str, loop_factory: Any) -> None:
     def dialing() -> bool:
         # a thread of the executor that is in paho's connect
@@ -153,8 +155,8 @@ async def test_cancelling_open_on_a_silent_peer_leaves_no_socket_and_no_thread(s
             assert time.monotonic() - start < 2
             await core.adapter.close()
             assert not core.losses
-        await until(lambda: sockets() == before, "sockets are closed")
-        await until(lambda: not dialing(), "threads have stopped waiting")
+        await eventually_async(lambda: sockets() == before, "sockets are closed")
+        await eventually_async(lambda: not dialing(), "threads have stopped waiting")
 
 
 async def test_cancelling_open_while_tcp_connects_ends_the_attempt_at_once() -> None:
@@ -170,7 +172,7 @@ async def test_cancelling_open_while_tcp_connects_ends_the_attempt_at_once() -> 
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await core.adapter.open(core.losses.append)
-        await until(lambda: sockets() <= before, "the connecting thread has given up")
+        await eventually_async(lambda: sockets() <= before, "the connecting thread has given up")
         for filler in fillers:
             filler.close()
 
@@ -205,7 +207,7 @@ async def test_tls_verifies_unless_told_not_to(tls_broker: Mosquitto, authority:
         await core.publish("x", b"", qos="1")
     async with Peer() as peer:  # no TLS on the other side
         opening = asyncio.create_task(Core(f"mqtts://127.0.0.1:{peer.port}").open())
-        await until(lambda: peer.connections)
+        await eventually_async(lambda: peer.connections)
         peer.connections[0].write(b"\x20\x02\x00\x00\x00\x00\x00")
         with pytest.raises(ConnectFailedError):
             await opening
@@ -255,8 +257,8 @@ async def test_subscribing_fails_when_the_connection_goes_meanwhile() -> None:
         await core.lost()
 
 
-@pytest.mark.parametrize(
-    ("data", "text"),
+@table(
+    "data, text",
     [
         (b"\x30\x02\x00\x05", "broke the protocol"),
         (b"\x30\xff\xff\xff\xff\x01", "broke the protocol"),
@@ -320,7 +322,7 @@ async def test_a_will_whose_deadline_ends_its_reconnect_leaves_the_connection_in
         assert (await connection.publish()).payload == b"2"
 
 
-@pytest.mark.parametrize("reason", [0x9B, 0x87])
+@table("reason", [0x9B, 0x87])
 async def test_a_will_that_the_broker_refuses_does_not_keep_the_instance_out(reason: int) -> None:
     async with session() as (core, peer, connection):
         will = core.out("w", b"", last_will=True, qos="2", retain=True)

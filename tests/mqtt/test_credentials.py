@@ -22,7 +22,8 @@ from messaging.errors import AuthenticationError, ConnectionLostError, Credentia
 from messaging.model import parse_url
 from messaging.model.credentials import Credentials
 from messaging.testing.brokers import Mosquitto
-from tests.doubles.fake import until
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
 from tests.mqtt.conftest import Connect
 from tests.mqtt.harness import Core, lasting
 from tests.mqtt.peer import Connection, Peer, accept, farewell, sent, subscribed
@@ -408,7 +409,7 @@ async def test_another_user_name_takes_another_connection() -> None:
         assert Connect5(two.connect).username == b"you"
 
 
-@pytest.mark.parametrize("kind", ["another step", "no answer"])
+@table("kind", ["another step", "no answer"])
 async def test_where_it_does_not_work_a_planned_reconnect_follows(kind: str) -> None:
     settings = {"connect_timeout": 0.3} if kind == "no answer" else {}
     async with logged_in(auth_method=METHOD, **settings) as (core, peer, one, provider):
@@ -456,7 +457,7 @@ async def test_a_broker_that_ends_the_connection_for_another_reason_meanwhile_is
         assert Connect5(peer.connections[-1].connect).clean_start
 
 
-@pytest.mark.parametrize("reason", [0x00, 0x18, 0x19])
+@table("reason", [0x00, 0x18, 0x19])
 async def test_an_auth_that_answers_nothing_is_a_breach_of_the_protocol(reason: int) -> None:
     async with logged_in(auth_method=METHOD) as (core, _, one, _):
         answer_auth(one, reason)
@@ -531,7 +532,7 @@ def test_a_password_that_the_broker_has_forgotten_costs_a_reconnect_and_no_messa
             promises.append(m.publish("t", b"%d-late-%d" % (generation, number), qos="1"))
     for promise in promises:
         promise.result(15)
-    until(lambda: len(set(received)) == len(promises), "every message")
+    eventually(lambda: len(set(received)) == len(promises), "every message")
 
 
 def test_requests_wait_on_over_planned_reconnects(
@@ -554,6 +555,6 @@ def test_requests_wait_on_over_planned_reconnects(
 
     requester = connect(mosquitto.url, credentials=ask)
     reply = requester.request("slow", 1, int, qos=1)
-    until(lambda: caplog.text.count("connecting anew, as planned") >= 2, "two planned reconnects")
+    eventually(lambda: caplog.text.count("connecting anew, as planned") >= 2, "two planned reconnects")
     answered.set()
     assert reply.result(10) == 2

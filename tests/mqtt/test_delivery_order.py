@@ -17,7 +17,9 @@ import pytest
 
 from adapters.mqtt import answers, packets
 from messaging.testing.brokers import Mosquitto
-from tests.mqtt.harness import PATIENCE, Core, Sink, connected, until
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually_async
+from tests.mqtt.harness import Core, Sink, connected
 from tests.mqtt.peer import Connection, Peer, accept, farewell, reconnect, session, subscribed
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
@@ -25,8 +27,8 @@ pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 V3: dict[str, Any] = {"version": "3.1.1", "client_id": "me", "clean_start": False}
 
 
-@pytest.mark.parametrize("qos", [1, 2])
-@pytest.mark.parametrize("seed", range(8))
+@table("qos", [1, 2])
+@table("seed", range(8))
 async def test_no_answer_goes_beyond_the_window_in_any_order_of_settling(seed: int, qos: int) -> None:
     chance = random.Random(seed)
     limit, count = chance.randint(1, 6), 40
@@ -58,7 +60,7 @@ async def test_no_answer_goes_beyond_the_window_in_any_order_of_settling(seed: i
         await asyncio.wait_for(answering, PATIENCE)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@table("seed", range(4))
 async def test_beyond_the_limit_answers_of_3_1_1_keep_to_mosquittos_window(seed: int) -> None:
     """The broker's window is not known there: 20 unless it was changed."""
     chance = random.Random(seed)
@@ -123,7 +125,7 @@ async def test_a_message_whose_record_was_lost_is_recorded_again_also_beyond_the
         assert len(sink.arrived) == count
 
 
-@pytest.mark.parametrize("qos", ["1", "2"])
+@table("qos", ["1", "2"])
 async def test_streams_that_settle_at_different_speeds_stay_in_order_with_mosquitto(qos: str) -> None:
     with Mosquitto() as broker:
         url = broker.url
@@ -142,7 +144,7 @@ async def test_streams_that_settle_at_different_speeds_stay_in_order_with_mosqui
                     settle(0, 3)
                     return min(done) >= count
 
-                await until(look, f"{count} of each are settled")
+                await eventually_async(look, f"{count} of each are settled")
 
             total = 0
             for _ in range(12):  # the queue at the broker grows and shrinks
@@ -239,8 +241,8 @@ async def test_an_unsettled_message_holds_up_the_answers_to_others_for_a_limited
         assert await answered(connection, 1) == [1]
 
 
-@pytest.mark.parametrize("qos", ["1", "2"])
-@pytest.mark.parametrize("seed", range(3))
+@table("qos", ["1", "2"])
+@table("seed", range(3))
 async def test_messages_may_be_acknowledged_by_hand_in_any_order_and_only_the_others_come_again(
     qos: str, seed: int
 ) -> None:

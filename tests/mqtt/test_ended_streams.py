@@ -12,7 +12,9 @@ from adapters.mqtt import leftovers, packets
 from messaging import ConnectionLostError, DecodeError
 from messaging.execution import engine
 from messaging.testing.brokers import Mosquitto
-from messaging.testing.conformance.helpers import PATIENCE, Failing, eventually, publish, receive, retried
+from messaging.testing.conformance.helpers import Failing, publish, receive, retried
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.mqtt.conftest import Connect
 from tests.mqtt.harness import Core, lasting
 from tests.mqtt.peer import Peer, accept, farewell, reconnect, session, subscribed
@@ -33,7 +35,7 @@ async def test_a_message_that_crosses_the_unsubscription_is_left_to_the_next_str
         assert await connection.expect(packets.PUBACK) == b"\0\x07"
 
 
-@pytest.mark.parametrize("where", ["ended stream", "resumed session"])
+@table("where", ["ended stream", "resumed session"])
 async def test_messages_left_to_the_next_stream_survive_a_connection_that_is_lost_while_it_subscribes(
     peer: Peer, where: str
 ) -> None:
@@ -82,8 +84,8 @@ def test_a_closed_instance_does_not_warn_of_messages_left_in_the_window(
     assert "fill the window" not in caplog.text
 
 
-@pytest.mark.parametrize("qos", [1, 2])
-@pytest.mark.parametrize("where", ["stream", "instance"])
+@table("qos", [1, 2])
+@table("where", ["stream", "instance"])
 def test_an_observer_that_raises_leaves_its_messages_to_the_next_consumer_of_the_session(
     mosquitto: Mosquitto, connect: Connect, version: str, where: str, qos: int
 ) -> None:
@@ -108,7 +110,7 @@ def test_an_observer_that_raises_leaves_its_messages_to_the_next_consumer_of_the
     assert stream.counters.dead_lettered == 0
 
 
-@pytest.mark.parametrize("how", ["exception", "invalid", "break"])
+@table("how", ["exception", "invalid", "break"])
 def test_an_iterator_leaves_its_unsettled_messages_to_the_next_consumer_of_the_session(
     mosquitto: Mosquitto, connect: Connect, version: str, how: str
 ) -> None:
@@ -133,7 +135,7 @@ def test_an_iterator_leaves_its_unsettled_messages_to_the_next_consumer_of_the_s
         assert sorted(receive(rest, len(expected))) == sorted(expected)
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@table("kept", [True, False])
 def test_retry_gets_the_message_again_with_or_without_a_session(
     mosquitto: Mosquitto, connect: Connect, version: str, kept: bool
 ) -> None:
@@ -170,7 +172,7 @@ def test_messages_left_in_the_window_are_dropped_with_a_warning_where_they_hold_
 # --- kept subscriptions
 
 
-@pytest.mark.parametrize("qos", [None, 2])
+@table("qos", [None, 2])
 def test_a_kept_subscription_stays_when_its_stream_is_closed(
     mosquitto: Mosquitto, connect: Connect, version: str, qos: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:

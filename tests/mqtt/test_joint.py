@@ -11,7 +11,9 @@ from adapters.mqtt import packets
 from adapters.mqtt.joint import Joint
 from messaging.adapter import SubscribesJointly
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
-from tests.mqtt.harness import Core, Sink, lasting, until
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually_async
+from tests.mqtt.harness import Core, Sink, lasting
 from tests.mqtt.peer import Connection, Peer, accept, farewell, reconnect, session, subscribed
 
 #: Success, and Not authorized (MQTT 5, 3.9.3)
@@ -59,7 +61,7 @@ async def test_messages_of_one_read_keep_their_order_across_channels() -> None:
         assert len(sink.batches) == 1
 
 
-@pytest.mark.parametrize("separate", [True, False])
+@table("separate", [True, False])
 async def test_the_taker_changes_with_the_answer_to_unsubscribe(separate: bool) -> None:
     """Everything in one read: packets before the answer are for the stream of before."""
     async with session() as (core, _, connection):
@@ -163,7 +165,7 @@ async def test_a_part_that_a_loss_interrupts_is_repeated_in_the_resumed_session(
         assert [*joint.streams] == ["b"]
         (stream,) = joint.streams.values()
         connection.write(message("b", b"1", stream.route.identifiers[-1], packet_id=7))
-        await until(lambda: sink.arrived, "a message")
+        await eventually_async(lambda: sink.arrived, "a message")
 
 
 async def test_a_copy_that_comes_after_its_channel_was_parted_is_taken() -> None:

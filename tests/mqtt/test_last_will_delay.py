@@ -11,8 +11,10 @@ import pytest
 from messaging import Messaging
 from messaging.errors import InvalidExtensionError, UnsupportedFeatureError
 from messaging.testing.brokers import Mosquitto
-from messaging.testing.conformance.helpers import PATIENCE, eventually, nothing_more, online, publish, receive
+from messaging.testing.conformance.helpers import nothing_more, online, publish, receive
 from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.mqtt.conftest import Connect
 from tests.mqtt.peer import accept, farewell, session
 
@@ -64,7 +66,7 @@ def test_the_will_is_sent_once_its_delay_has_passed_unless_its_client_reconnects
         assert DELAY - 1 <= time.monotonic() - start < DELAY + SLACK
 
 
-@pytest.mark.parametrize(("delay", "seconds"), [(0.2, 1), (1.0, 1), (1.5, 2), (86_400.0, 86_400)])
+@table("delay, seconds", [(0.2, 1), (1.0, 1), (1.5, 2), (86_400.0, 86_400)])
 async def test_the_delay_travels_in_whole_seconds_and_is_never_cut_short(delay: float, seconds: int) -> None:
     async with session(session_expiry=100_000) as (core, peer, connection):
         setting = asyncio.create_task(core.adapter.set_will(core.out("w", b"", last_will=True, will_delay=delay)))

@@ -15,6 +15,7 @@ from adapters.mqtt import mapping, packets
 from adapters.mqtt.mapping import Codec, Decoded, Mqtt3Codec, Mqtt5Codec
 from messaging.errors import InvalidHeaderError, PayloadTooLargeError
 from messaging.model import MessageContext, PublishOptions
+from messaging.testing.tables import table
 from tests.doubles.plans import plan_of
 from tests.mqtt.test_packets import body
 
@@ -95,10 +96,8 @@ def test_correlation_data_that_is_not_text_is_shown_in_hex() -> None:
     assert mapping.correlation_bytes("hex:") == b"hex:"
 
 
-@pytest.mark.parametrize("v5", [True, False], ids=["5", "envelope"])
-@pytest.mark.parametrize(
-    ("value", "received"), [(("x", "y", "x"), ("x", "y", "x")), (("x",), "x")], ids=["several", "one"]
-)
+@table("v5", [True, False], ids=["5", "envelope"])
+@table("value, received", [(("x", "y", "x"), ("x", "y", "x")), (("x",), "x")], ids=["several", "one"])
 def test_a_sequence_of_texts_travels_as_several_values_of_one_name(v5: bool, value: Any, received: Any) -> None:
     codec: Codec = Mqtt5Codec() if v5 else Mqtt3Codec(enveloped=True)
     out: Any = Out(b"", MessageContext("t"), PublishOptions(qos="1", headers={"a": value, "b": "2"}))

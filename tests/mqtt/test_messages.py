@@ -15,7 +15,9 @@ from messaging.errors import (
 )
 from messaging.model import envelope
 from messaging.testing.brokers import Mosquitto
-from tests.mqtt.harness import Sink, connected, settled, until
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually_async
+from tests.mqtt.harness import Sink, connected, settled
 from tests.mqtt.peer import farewell, session, subscribed
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
@@ -78,7 +80,7 @@ async def test_the_broker_hears_of_an_unsubscription_once_when_the_last_stream_g
             await core.adapter.unsubscribe(first)
             assert "Received UNSUBSCRIBE" not in broker.log()
             await core.adapter.unsubscribe(second)
-            await until(lambda: broker.log().count("Received UNSUBSCRIBE") == 1)
+            await eventually_async(lambda: broker.log().count("Received UNSUBSCRIBE") == 1)
 
 
 async def test_retained_messages_reach_all_streams_that_subscribe_at_once(mosquitto: Mosquitto, version: str) -> None:
@@ -123,7 +125,7 @@ async def test_a_message_that_is_acknowledged_twice_is_answered_once() -> None:
         await farewell(core, connection)
 
 
-@pytest.mark.parametrize("qos", ["1", "2"])
+@table("qos", ["1", "2"])
 async def test_unacknowledged_messages_hold_the_broker_back(version: str, qos: str) -> None:
     with Mosquitto(["max_inflight_messages 7"]) as broker:
         url = broker.url
@@ -170,7 +172,7 @@ async def test_a_message_for_several_streams_is_acknowledged_when_all_have(mosqu
         assert two.payloads == [b"1", b"2"]
 
 
-@pytest.mark.parametrize("channel", ["$SYS/x", "$SYS", "$share/q/x", "$sharex"])
+@table("channel", ["$SYS/x", "$SYS", "$share/q/x", "$sharex"])
 async def test_channels_that_brokers_keep_for_themselves_are_refused(
     mosquitto: Mosquitto, version: str, channel: str
 ) -> None:

@@ -9,7 +9,9 @@ import pytest
 from messaging import Message, Messaging
 from messaging.errors import InvalidExtensionError, UnsupportedFeatureError
 from messaging.testing.brokers import Mosquitto
-from messaging.testing.conformance.helpers import PATIENCE, manual, publish
+from messaging.testing.conformance.helpers import manual, publish
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from tests.mqtt.conftest import Connect
 from tests.mqtt.harness import Core, Sink, lasting
 from tests.mqtt.peer import Peer, accept, reconnect, session, subscribed
@@ -72,7 +74,7 @@ async def test_a_message_whose_answer_was_lost_comes_again_with_the_same_packet_
 
 
 @pytest.mark.usefixtures("needs_mosquitto")
-@pytest.mark.parametrize("qos", ["1", "2"])
+@table("qos", ["1", "2"])
 def test_a_message_delivered_again_after_a_reconnect_has_the_same_packet_id(
     mosquitto: Mosquitto, connect: Connect, version: str, qos: str
 ) -> None:

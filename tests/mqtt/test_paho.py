@@ -41,7 +41,8 @@ import pytest
 from adapters.mqtt import packets
 from messaging import Messaging
 from messaging.testing.brokers import Mosquitto
-from messaging.testing.conformance.helpers import PATIENCE, Inbox, eventually, publish
+from messaging.testing.conformance.helpers import Inbox, publish
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.mqtt.conftest import Connect
 from tests.mqtt.foreign import Foreign
 from tests.mqtt.peer import session

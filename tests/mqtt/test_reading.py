@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from messaging.model import Incoming
+from messaging.testing.tables import table
 from tests.mqtt.harness import Core, Sink
 from tests.mqtt.peer import session, subscribed
 
@@ -62,7 +63,7 @@ class Suspending(Sink):
         self._core.adapter.pause(None)
 
 
-@pytest.mark.parametrize("is_paced", [True, False])
+@table("is_paced", [True, False])
 async def test_packets_that_were_read_wait_while_reading_is_suspended(
     is_paced: bool, request: pytest.FixtureRequest
 ) -> None:

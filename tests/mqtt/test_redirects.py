@@ -19,9 +19,11 @@ from messaging.errors import ConnectFailedError, ConnectionLostError, Redirected
 from messaging.model import Endpoint, Host
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto, RabbitMQ, free_port
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually_async
 from tests.certificates import LOOPBACK, Authority
 from tests.mqtt.conftest import QUICK
-from tests.mqtt.harness import PATIENCE, Core, lasting, until
+from tests.mqtt.harness import Core, lasting
 from tests.mqtt.peer import Connection, Peer, accept, refused, sent, subscribed
 
 
@@ -85,13 +87,15 @@ def at(peer: Peer) -> str:
 
 async def connected_at(m: messaging.Messaging, where: str) -> None:
     state = m.connection_state
-    await until(lambda: state.value.is_up and state.value.host == where, f"connected to {where}, not {state.value}")
+    await eventually_async(
+        lambda: state.value.is_up and state.value.host == where, f"connected to {where}, not {state.value}"
+    )
 
 
 # --- the adapter
 
 
-@pytest.mark.parametrize(("code", "is_permanent"), [(USE_ANOTHER, False), (MOVED, True)])
+@table("code, is_permanent", [(USE_ANOTHER, False), (MOVED, True)])
 async def test_a_reference_to_other_servers_is_an_error_that_names_them(
     peer: Peer, code: int, is_permanent: bool
 ) -> None:
@@ -124,9 +128,7 @@ async def test_a_reference_right_after_the_connection_was_accepted_is_one_too(pe
     assert error.servers == ("b",)
 
 
-@pytest.mark.parametrize(
-    ("settings", "servers"), [({}, ""), ({"follow_redirects": False}, "b:1884")], ids=["no reference", "not followed"]
-)
+@table("settings, servers", [({}, ""), ({"follow_redirects": False}, "b:1884")], ids=["no reference", "not followed"])
 async def test_without_a_server_to_follow_it_is_a_refusal_and_a_loss_like_any_other(
     peer: Peer, settings: dict[str, Any], servers: str
 ) -> None:
@@ -143,8 +145,8 @@ async def test_without_a_server_to_follow_it_is_a_refusal_and_a_loss_like_any_ot
 # --- followed by an instance
 
 
-@pytest.mark.parametrize("when", ["connecting", "connected"])
-@pytest.mark.parametrize("code", [USE_ANOTHER, MOVED])
+@table("when", ["connecting", "connected"])
+@table("code", [USE_ANOTHER, MOVED])
 async def test_a_redirect_is_followed_with_everything_that_waits(
     peer: Peer, mosquitto: Mosquitto, caplog: pytest.LogCaptureFixture, when: str, code: int
 ) -> None:
@@ -232,7 +234,7 @@ async def test_hosts_that_redirect_in_a_circle_are_no_storm(peer: Peer) -> None:
 # --- other reasons to go elsewhere
 
 
-@pytest.mark.parametrize("code", [0x88, 0x89, 0x97, USE_ANOTHER], ids=hex)
+@table("code", [0x88, 0x89, 0x97, USE_ANOTHER], ids=hex)
 async def test_a_host_that_refuses_is_followed_by_the_next_at_once(peer: Peer, code: int) -> None:
     async with Peer() as other, instance(peer.url, other, reconnect_min=PATIENCE, reconnect_max=PATIENCE) as m:
         refer((await peer.accept())[0], code, "")
@@ -241,7 +243,7 @@ async def test_a_host_that_refuses_is_followed_by_the_next_at_once(peer: Peer, c
         assert m.connection_state.value.host == at(other)
 
 
-@pytest.mark.parametrize("code", [0x89, 0x8B, 0x97, 0x98, USE_ANOTHER, MOVED], ids=hex)
+@table("code", [0x89, 0x8B, 0x97, 0x98, USE_ANOTHER, MOVED], ids=hex)
 async def test_a_host_that_sends_its_clients_away_is_followed_by_the_next_at_once(peer: Peer, code: int) -> None:
     async with Peer() as other, instance(peer.url, other, reconnect_min=PATIENCE, reconnect_max=PATIENCE) as m:
         connection, _ = await peer.accept()
@@ -259,7 +261,7 @@ async def test_a_client_that_was_taken_over_tries_no_other_host_at_once(peer: Pe
         connection.connack()
         await m
         dismiss(connection, packets.SESSION_TAKEN_OVER)
-        await until(lambda: m.connection_state.value.name == "refused")
+        await eventually_async(lambda: m.connection_state.value.name == "refused")
         await asyncio.sleep(0.3)
         assert not other.connections
 
@@ -267,8 +269,8 @@ async def test_a_client_that_was_taken_over_tries_no_other_host_at_once(peer: Pe
 # --- TLS
 
 
-@pytest.mark.parametrize(
-    ("name", "port", "words"),
+@table(
+    "name, port, words",
     [("IP:127.0.0.1", "tls", ""), ("DNS:elsewhere.invalid", "tls", "certificate verify failed"), ("", "plain", "TLS")],
     ids=["right name", "wrong name", "plain text"],
 )
@@ -287,7 +289,7 @@ async def test_a_redirect_keeps_tls_and_verifies_the_name_of_the_new_host(
             first.stop_accepting()
             refer(connection, USE_ANOTHER, where)
             if words:
-                await until(lambda: words in str(m.connection_state.value.cause))
+                await eventually_async(lambda: words in str(m.connection_state.value.cause))
                 assert not m.ready.done()
             else:
                 await m
@@ -297,7 +299,7 @@ async def test_a_redirect_keeps_tls_and_verifies_the_name_of_the_new_host(
 # --- sessions
 
 
-@pytest.mark.parametrize("version", ["5", "3.1.1"])
+@table("version", ["5", "3.1.1"])
 async def test_another_brokers_session_of_this_client_is_not_taken_for_the_last_one(peer: Peer, version: str) -> None:
     """Subscribed again, unconfirmed messages sent as new ones, and tokens of the other session are stale."""
     async with Peer() as other:

@@ -6,7 +6,8 @@ import pytest
 
 from messaging import ArgumentError, UnroutableError
 from messaging.testing.brokers import Mosquitto
-from messaging.testing.conformance.helpers import PATIENCE
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from tests.mqtt.conftest import Connect
 
 
@@ -24,7 +25,7 @@ def test_a_session_keeps_no_subscription_to_replies(mosquitto: Mosquitto, connec
             other.publish(own.reply_to, b"x", qos=1, mandatory=True).result(PATIENCE)
 
 
-@pytest.mark.parametrize("correlation_id", ["a/b", "+", "a#", ""])
+@table("correlation_id", ["a/b", "+", "a#", ""])
 def test_without_properties_a_correlation_id_is_a_level(
     mosquitto: Mosquitto, connect: Connect, correlation_id: str
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import messaging
 from messaging import OutcomeUnknownError
 from messaging.services import ServiceRegistry
+from messaging.testing.tables import table
 
 if TYPE_CHECKING:
     from messaging.testing.brokers import RabbitMQ
@@ -19,8 +20,8 @@ PATIENCE = 10.0
 TIMEOUT = 0.5
 
 
-@pytest.mark.parametrize("qos", [0, 1])
-@pytest.mark.parametrize("responder", ["none", "silent"])
+@table("qos", [0, 1])
+@table("responder", ["none", "silent"])
 def test_a_request_without_reply_ends_at_its_deadline(rabbitmq_mqtt: RabbitMQ, responder: str, qos: int) -> None:
     """Whether there is no subscriber, or one that answers nothing."""
     url = f"{rabbitmq_mqtt.mqtt_url}?version=3.1.1&envelope=true"

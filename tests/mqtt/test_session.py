@@ -16,6 +16,7 @@ from messaging.errors import (
     SubscriptionRefusedError,
 )
 from messaging.testing.brokers import Mosquitto
+from messaging.testing.tables import table
 from tests.mqtt.harness import Core, connected, settled
 from tests.mqtt.peer import Peer, accept, farewell, reconnect, sent, session, subscribed
 
@@ -55,7 +56,7 @@ async def test_the_window_is_receive_maximum_and_ids_are_unique() -> None:
         await sending
 
 
-@pytest.mark.parametrize(("version", "qos", "window"), [("3.1.1", "1", 100), ("3.1.1", "2", 20), ("5", "1", 1024)])
+@table("version, qos, window", [("3.1.1", "1", 100), ("3.1.1", "2", 20), ("5", "1", 1024)])
 async def test_the_window_where_the_broker_names_none(peer: Peer, version: str, qos: str, window: int) -> None:
     for setting, expected in ((None, window), (5, 5)):
         core = Core(peer.url, version=version, max_inflight=setting)
@@ -71,9 +72,9 @@ async def test_the_window_where_the_broker_names_none(peer: Peer, version: str, 
         await core.adapter.close()
 
 
-@pytest.mark.parametrize("kind", [packets.PUBACK, packets.PUBREC])
-@pytest.mark.parametrize(
-    ("rest", "text"),
+@table("kind", [packets.PUBACK, packets.PUBREC])
+@table(
+    "rest, text",
     [
         (b"\x00\x09", "answered the message on 'some/where' with properties longer than their packet"),
         (b"\x00\x02\x7f\x00", "with unexpected property 0x7F"),
@@ -299,7 +300,7 @@ async def test_an_id_that_a_forgetful_broker_gives_to_another_message_is_another
         assert await connection.packet() == (packets.PUBACK, b"\x00\x01")
 
 
-@pytest.mark.parametrize("settings", [{}, PERSISTENT])
+@table("settings", [{}, PERSISTENT])
 async def test_tokens_of_a_lost_session_are_stale_and_never_reach_the_next_one(
     settings: dict[str, Any],
 ) -> None:
@@ -479,7 +480,7 @@ async def test_a_session_created_by_a_failed_attempt_is_not_taken_for_the_old_on
 
 
 @pytest.mark.usefixtures("needs_mosquitto")
-@pytest.mark.parametrize("qos", ["1", "2"])
+@table("qos", ["1", "2"])
 async def test_a_message_over_mosquittos_limit_is_refused_although_it_closes_the_connection(qos: str) -> None:
     with Mosquitto(["message_size_limit 1000"]) as broker:
         async with connected(broker.url) as core:

@@ -13,8 +13,10 @@ from messaging import MessageStream, Messaging
 from messaging.errors import SubscriptionRefusedError, UnsupportedFeatureError
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from tests.mqtt.conftest import Connect
-from tests.mqtt.harness import PATIENCE, Core, Sink
+from tests.mqtt.harness import Core, Sink
 from tests.mqtt.peer import Connection, Peer, accept, farewell, session
 
 WAY_OUT = "no shared subscriptions with MQTT 3.1.1, which queues need; set version=5"
@@ -34,7 +36,7 @@ def refusal(m: Messaging, channel: str = "jobs") -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("others", [[], ["#", "messaging/#"]], ids=["alone", "overlapping"])
+@table("others", [[], ["#", "messaging/#"]], ids=["alone", "overlapping"])
 def test_a_broker_without_shared_subscriptions_refuses_queues(
     rabbitmq_mqtt: RabbitMQ, connect: Connect, others: list[str]
 ) -> None:
@@ -136,8 +138,8 @@ async def test_a_broker_that_could_not_be_reached_is_probed_again(caplog: pytest
     assert caplog.text.count("cannot find out whether the broker has shared subscriptions") == 2
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"),
+@table(
+    "code, reason",
     [(0, "no message arrives"), (5, "refused a client without user name")],
     ids=["silent", "refused"],
 )

@@ -11,8 +11,10 @@ import pytest
 from messaging import Messaging
 from messaging.errors import InvalidExtensionError, SubscriptionRefusedError, UnsupportedFeatureError
 from messaging.testing.brokers import Mosquitto
-from messaging.testing.conformance.helpers import PATIENCE, Inbox, eventually, nothing_more, online, publish, receive
+from messaging.testing.conformance.helpers import Inbox, nothing_more, online, publish, receive
 from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.mqtt.conftest import Connect
 from tests.mqtt.peer import reconnect, session, subscribed
 
@@ -44,8 +46,8 @@ def channel(other: Messaging) -> str:
 # --- retain handling
 
 
-@pytest.mark.parametrize("first", [0, 1, 2])
-@pytest.mark.parametrize(("second", "expected"), [(0, [b"kept"]), (1, []), (2, [])])
+@table("first", [0, 1, 2])
+@table("second, expected", [(0, [b"kept"]), (1, []), (2, [])])
 def test_retain_handling_of_a_second_stream_is_its_own(
     m: Messaging, channel: str, first: int, second: int, expected: list[bytes]
 ) -> None:
@@ -57,14 +59,14 @@ def test_retain_handling_of_a_second_stream_is_its_own(
             assert receive(one, 1) == [b"sentinel"]
 
 
-@pytest.mark.parametrize("handling", [0, 1])
+@table("handling", [0, 1])
 def test_a_subscription_that_was_ended_is_new_again(m: Messaging, channel: str, handling: int) -> None:
     for _ in range(2):
         with m.subscribe(channel, qos=1, retain_handling=handling) as stream:
             assert receive(stream, 1) == [b"kept"]
 
 
-@pytest.mark.parametrize(("handling", "expected"), [(0, [b"kept"]), (1, [b"kept"]), (2, [])])
+@table("handling, expected", [(0, [b"kept"]), (1, [b"kept"]), (2, [])])
 def test_where_the_session_is_gone_reconnecting_subscribes_anew(
     mosquitto: Mosquitto, connect: Connect, channel: str, handling: int, expected: list[bytes]
 ) -> None:
@@ -77,7 +79,7 @@ def test_where_the_session_is_gone_reconnecting_subscribes_anew(
             nothing_more(m, channel, stream, qos=1)
 
 
-@pytest.mark.parametrize("handling", [0, 1, 2])
+@table("handling", [0, 1, 2])
 def test_where_the_session_is_kept_reconnecting_brings_no_retained_message_again(
     mosquitto: Mosquitto, connect: Connect, channel: str, handling: int
 ) -> None:
@@ -256,8 +258,8 @@ def test_no_local_is_not_for_queues(m: Messaging) -> None:
 # --- all of them
 
 
-@pytest.mark.parametrize(
-    ("options", "byte"),
+@table(
+    "options, byte",
     [
         ({}, 0x00),
         ({"qos": "2"}, 0x02),
@@ -278,8 +280,8 @@ async def test_subscribe_carries_the_options(options: dict[str, Any], byte: int)
             connection, _ = await reconnect(core, peer, connection, present=False)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
+@table(
+    "key, value",
     [
         ("retain_handling", 3), ("retain_handling", -1), ("retain_handling", True), ("retain_handling", "1"),
         ("retain_as_published", 1), ("no_local", "yes"),
@@ -290,7 +292,7 @@ def test_invalid_values_are_refused(m: Messaging, key: str, value: object) -> No
         m.subscribe("x", **{key: value})
 
 
-@pytest.mark.parametrize("key", ["retain_handling", "retain_as_published", "no_local"])
+@table("key", ["retain_handling", "retain_as_published", "no_local"])
 def test_subscribe_options_need_mqtt_5_and_are_for_subscribing(
     mosquitto: Mosquitto, connect: Connect, m: Messaging, key: str
 ) -> None:

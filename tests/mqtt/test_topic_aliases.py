@@ -7,6 +7,7 @@ import pytest
 from adapters.mqtt import packets
 from messaging.errors import PayloadTooLargeError
 from messaging.testing.brokers import Mosquitto
+from messaging.testing.tables import table
 from tests.mqtt.harness import Core, connected
 from tests.mqtt.peer import Connection, reconnect, sent, session, subscribed
 
@@ -25,7 +26,7 @@ async def travelled(core: Core, connection: Connection, channel: str, qos: str =
     return publish.topic, publish.properties.alias
 
 
-@pytest.mark.parametrize("qos", ["0", "1"])
+@table("qos", ["0", "1"])
 async def test_a_topic_gets_an_alias_when_it_is_used_again_and_from_then_on_travels_as_a_number(qos: str) -> None:
     async with session(TWO) as (core, _, connection):
         seen = [await travelled(core, connection, "some/topic", qos) for _ in range(4)]
@@ -84,8 +85,8 @@ async def test_aliases_of_the_broker_are_understood() -> None:
         assert [message.channel for message in await sink.count(5)] == ["a", "a", "b", "b", "c"]
 
 
-@pytest.mark.parametrize(
-    ("maximum", "properties", "topic", "reason"),
+@table(
+    "maximum, properties, topic, reason",
     [
         (3, b"\x23\x00\x04", "a", "topic alias 4; at most 3"),
         (0, b"\x23\x00\x01", "a", "topic alias 1; at most 0"),

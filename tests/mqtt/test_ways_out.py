@@ -10,6 +10,7 @@ import pytest
 from messaging import Messaging
 from messaging.errors import UnsupportedFeatureError
 from messaging.testing.brokers import Mosquitto
+from messaging.testing.tables import table
 from tests.mqtt.conftest import Connect
 
 ENVELOPE = "set version=5, or envelope=true on both sides"
@@ -34,7 +35,7 @@ CASES: dict[str, tuple[Callable[[Messaging], Any], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@table("case", CASES)
 def test_the_error_names_the_way_out(mosquitto: Mosquitto, connect: Connect, case: str) -> None:
     attempt, feature, way_out = CASES[case]
     m = connect(mosquitto.url, version="3.1.1")
@@ -44,7 +45,7 @@ def test_the_error_names_the_way_out(mosquitto: Mosquitto, connect: Connect, cas
     assert way_out in str(caught.value)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if CASES[case][2] == ENVELOPE])
+@table("case", [case for case in CASES if CASES[case][2] == ENVELOPE])
 def test_the_envelope_is_a_way_out(mosquitto: Mosquitto, connect: Connect, case: str) -> None:
     m = connect(mosquitto.url, version="3.1.1", envelope=True)
     if case == "request":
