@@ -256,6 +256,18 @@ def test_a_broker_that_closes_the_connection_says_why_and_over_what() -> None:
     )
 
 
+@table("is_first", {"after the end": False, "in place of it": True})
+def test_a_quiet_end_hides_an_error_of_the_transport(is_first: bool) -> None:
+    async def main() -> bytes:
+        stream = Stream({})
+        if not is_first:
+            stream.protocol.reader.feed_eof()
+        stream.protocol.reader.set_exception(ConnectionResetError())
+        return await stream.protocol.reader.read()
+
+    assert run(main()) == CLOSE_OK
+
+
 def test_a_lane_hears_first_that_its_channel_is_closed() -> None:
     close = pamqp.frame.marshal(commands.Channel.Close(404, "NOT_FOUND", 60, 40), 5)
     tap = Tap()
