@@ -10,6 +10,7 @@ import pytest
 import messaging
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import RabbitMQ
+from messaging.testing.proxy import Proxy
 from tests.amqp.harness import Client, connected, unique
 from tests.amqp.peer import Peer
 from tests.doubles.core import loop_factory as loop_factory
@@ -37,6 +38,13 @@ def foreign_channel(broker: RabbitMQ) -> Iterator[BlockingChannel]:
         yield connection.channel()
     finally:
         connection.close()
+
+
+@pytest.fixture
+def proxy(rabbitmq: RabbitMQ) -> Iterator[Proxy]:
+    """A proxy before the shared broker; see ``harness.url_of``."""
+    with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
+        yield proxy
 
 
 @pytest.fixture

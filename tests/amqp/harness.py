@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from adapters.amqp.connection import Wire
     from adapters.amqp.link import Link
     from messaging.errors import MessagingError
+    from messaging.testing.proxy import Proxy
+
+
+def url_of(proxy: Proxy) -> str:
+    """The URL of the broker behind ``proxy``."""
+    return f"amqp://guest:guest@{proxy.host}:{proxy.port}"
 
 
 def make_adapter(url: str, name: str = "test", **settings: Any) -> AmqpAdapter:

@@ -176,6 +176,12 @@ class BrokerEnd:
         """Send what need not be a whole packet or frame."""
         self._writer.write(data)
 
+    async def is_silent(self) -> bool:
+        """Return whether the client sends nothing more: neither now nor once the loop has done what is due."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return not self._reader._buffer  # type: ignore[attr-defined]  # its only way to tell without waiting
+
     async def end(self) -> bytes:
         """Wait until the client has closed; returns what it still said."""
         rest = b""
