@@ -15,7 +15,7 @@ from messaging.errors import ConnectFailedError
 from messaging.model import Incoming, MessageContext, SubscribeOptions, SubscriptionSpec, parse_url
 from messaging.model.extensions import subscribe_options
 from messaging.model.settings import load_settings
-from messaging.testing.waiting import PATIENCE, eventually_async, within
+from messaging.testing.waiting import eventually_async, within
 from tests.doubles.core import Out as Out
 from tests.doubles.core import Sink as Sink
 from tests.doubles.core import run as run

@@ -13,10 +13,10 @@ import pytest
 
 from adapters.amqp import connection, link
 from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError
-from messaging.testing.brokers import free_port
 from messaging.testing.tables import table
 from messaging.testing.waiting import within
 from tests.amqp.harness import Client, connected, make_adapter, open_fails, unique
+from tests.doubles.core import refusing_port
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -42,8 +42,8 @@ async def test_it_opens_and_closes_and_opens_again(rabbitmq: RabbitMQ) -> None:
 
 
 async def test_a_refused_connection_is_reported_with_the_reason() -> None:
-    port = free_port()
-    error = await open_fails(f"amqp://u:{'secret'}@127.0.0.1:{port}", ConnectFailedError)
+    with refusing_port() as port:
+        error = await open_fails(f"amqp://u:{'secret'}@127.0.0.1:{port}", ConnectFailedError)
     assert str(error) == f"cannot connect to 127.0.0.1:{port}: Connection refused"
 
 

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import inspect
 import itertools
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, Self, TypeVar
 
@@ -77,6 +78,14 @@ def loop_factory(request: pytest.FixtureRequest) -> Any:
 def unique(name: str) -> str:
     """``name`` with a number that no other test has."""
     return f"{name}-{next(_numbers)}"
+
+
+@contextlib.contextmanager
+def refusing_port() -> Iterator[int]:
+    """A port that refuses connections, and that no other program can take meanwhile."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
 
 
 class Out:

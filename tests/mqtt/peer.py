@@ -104,10 +104,14 @@ class Peer(Listener[Connection]):
 
 
 @asynccontextmanager
-async def session(properties: bytes = b"", **settings: Any) -> AsyncIterator[tuple[Core, Peer, Connection]]:
-    """A connected core and the other end of its connection."""
+async def session(
+    properties: bytes = b"", *, provider: Any = None, **settings: Any
+) -> AsyncIterator[tuple[Core, Peer, Connection]]:
+    """A connected core and the other end of its connection; a provider of credentials is for its adapter."""
     async with Peer() as peer:
         core = Core(peer.url, **settings)
+        if provider is not None:
+            core.adapter.credentials = provider
         connection = (await accept(core, peer, properties))[0]
         try:
             yield core, peer, connection
@@ -140,12 +144,13 @@ async def refused(core: Core, peer: Peer, answer: bytes) -> ConnectFailedError:
     return caught.value
 
 
-async def farewell(core: Core, connection: Connection) -> None:
-    """Have ``core`` close, which says DISCONNECT and waits for the other end to close."""
+async def farewell(core: Core, connection: Connection) -> bytes:
+    """Have ``core`` close, which says DISCONNECT and waits for the other end to close: the body of DISCONNECT."""
     closing = asyncio.create_task(core.adapter.close())
-    await connection.expect(packets.DISCONNECT)
+    body = await connection.expect(packets.DISCONNECT)
     connection.close()
     await closing
+    return body
 
 
 async def reconnect(
@@ -164,6 +169,14 @@ async def subscribed(
     subscribing = asyncio.create_task(core.subscribe(channel, sink, **options))
     await connection.suback(v5=core.adapter.settings.v5)
     return await subscribing
+
+
+async def unsubscribed(core: Core, connection: Connection, handle: Any) -> bytes:
+    """Unsubscribe, and have the other end confirm it: the body of UNSUBSCRIBE."""
+    unsubscribing = asyncio.create_task(core.adapter.unsubscribe(handle))
+    body = await connection.unsuback(v5=core.adapter.settings.v5)
+    await unsubscribing
+    return body
 
 
 async def sent(

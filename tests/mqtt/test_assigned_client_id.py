@@ -13,7 +13,7 @@ from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.mqtt.conftest import Connect
 from tests.mqtt.harness import Core
-from tests.mqtt.peer import Peer, accept, refused
+from tests.mqtt.peer import Peer, accept, reconnect, refused
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 
@@ -27,9 +27,7 @@ async def test_an_assigned_id_is_used_for_reconnecting(peer: Peer) -> None:
     assert connection.connect.endswith(b"\x00\x00")  # a client id of no length
     assert connection.connect[7] == 0x02
     assert core.adapter.capabilities.client_id == "given"
-    connection.abort()
-    await core.lost()
-    connection, _ = await accept(core, peer, present=True)
+    connection, _ = await reconnect(core, peer, connection, present=True)
     assert connection.connect.endswith(packets.text("given"))
     assert connection.connect[7] == 0x00  # it resumes
     assert core.adapter.capabilities.client_id == "given"
@@ -42,9 +40,7 @@ async def test_an_assigned_id_is_used_again_without_a_session(peer: Peer) -> Non
     """Logs and access rules of the broker know the client by it."""
     core = Core(peer.url, client_id="")
     connection, _ = await accept(core, peer, ASSIGNED)
-    connection.abort()
-    await core.lost()
-    connection, _ = await accept(core, peer)
+    connection, _ = await reconnect(core, peer, connection, present=False)
     assert connection.connect.endswith(packets.text("given"))
     assert connection.connect[7] == 0x02
     connection.abort()
@@ -68,7 +64,7 @@ async def test_a_refused_attempt_assigns_nothing(peer: Peer) -> None:
 def test_mosquitto_resumes_the_session_of_an_id_it_assigned(mosquitto: Mosquitto, connect: Connect) -> None:
     with Proxy(mosquitto.host, mosquitto.port) as proxy:
         m = connect(f"mqtt://{proxy.host}:{proxy.port}", client_id="", session_expiry=100)
-        other = connect(mosquitto.url)
+        other = connect()
         given = m.runtime.get_runtime_dto().connection.client_id
         assert given
         stream = m.subscription.subscribe(manual(m, "assigned/x", qos="1"))
@@ -88,7 +84,7 @@ def test_mosquitto_resumes_the_session_of_an_id_it_assigned(mosquitto: Mosquitto
 
 def test_the_runtime_dto_shows_the_client_id_at_the_broker(mosquitto: Mosquitto, connect: Connect) -> None:
     def shown(client_id: str | None) -> str | None:
-        return connect(mosquitto.url, client_id=client_id).runtime.get_runtime_dto().connection.client_id
+        return connect(client_id=client_id).runtime.get_runtime_dto().connection.client_id
 
     assert shown("mine") == "mine"
     assert len({shown("") for _ in range(3)} - {"", None}) == 3

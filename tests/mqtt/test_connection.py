@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,10 +27,12 @@ from messaging.errors import (
     PublishRefusedError,
 )
 from messaging.model import Features
-from messaging.testing.brokers import Mosquitto, free_port
+from messaging.testing.brokers import Mosquitto
 from messaging.testing.tables import table
-from messaging.testing.waiting import eventually_async
+from messaging.testing.waiting import eventually_async, within
 from tests.certificates import LOOPBACK, Authority
+from tests.doubles.core import refusing_port
+from tests.mqtt.conftest import both_versions
 from tests.mqtt.harness import Core, connected, settled
 from tests.mqtt.peer import Peer, accept, refused, session
 
@@ -58,10 +59,12 @@ def tls_broker(authority: Authority) -> Iterator[Mosquitto]:
 # --- what keeps a connection from being made
 
 
+@both_versions
 async def test_a_refused_connection_says_where_and_why(version: str) -> None:
-    core = Core(f"mqtt://127.0.0.1:{free_port()}", version=version)
-    with pytest.raises(ConnectFailedError, match=r"127\.0\.0\.1:\d+: Connection refused") as caught:
-        await core.open()
+    with refusing_port() as port:
+        core = Core(f"mqtt://127.0.0.1:{port}", version=version)
+        with pytest.raises(ConnectFailedError, match=rf"127\.0\.0\.1:{port}: Connection refused") as caught:
+            await core.open()
     assert isinstance(caught.value.__cause__, OSError)
     assert not core.losses
     await core.adapter.close()
@@ -72,26 +75,32 @@ async def test_an_unknown_host_says_so() -> None:
         await Core("mqtt://no-such-host.invalid").open()
 
 
-@table("wrong", ["user:nope", "stranger:secret-1"])
-async def test_wrong_credentials_are_reported_and_never_shown(tmp_path: Path, version: str, wrong: str) -> None:
+@pytest.fixture
+def closed_mosquitto(tmp_path: Path) -> Iterator[Mosquitto]:
+    """A broker whose only user is ``user:secret-1``."""
     passwords = tmp_path / "passwords"
     passwords.touch()
     command = ["mosquitto_passwd", "-b", str(passwords), "user", "secret-1"]
-    await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True, timeout=30)
-
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
     with Mosquitto(["allow_anonymous false", f"password_file {passwords}"]) as broker:
-        core = Core(f"mqtt://{wrong}@127.0.0.1:{broker.port}", version=version)
-        who = wrong.partition(":")[0]
+        yield broker
+
+
+@both_versions
+async def test_wrong_credentials_are_reported_and_never_shown(closed_mosquitto: Mosquitto, version: str) -> None:
+    broker = closed_mosquitto
+    for who, password in (("user", "nope"), ("stranger", "secret-1")):
+        core = Core(f"mqtt://{who}:{password}@127.0.0.1:{broker.port}", version=version)
         with pytest.raises(AuthenticationError, match=f"{broker.port} refused the credentials of '{who}': ") as caught:
             await core.open()
         assert caught.value.code == 0x87  # with 3.1.1 the reason code that means the same
-        assert wrong.partition(":")[2] not in repr(caught.value) + repr(caught.value.__cause__)
-        with pytest.raises(AuthenticationError, match="refused a client without user name: "):
-            await Core(broker.url, version=version).open()
-        async with connected(f"mqtt://user:secret-1@127.0.0.1:{broker.port}", version=version) as core:
-            assert "secret-1" not in repr(core.adapter._target)
-        async with connected(broker.url, version=version, username="user", password="secret-1"):
-            pass
+        assert password not in repr(caught.value) + repr(caught.value.__cause__)
+    with pytest.raises(AuthenticationError, match="refused a client without user name: "):
+        await Core(broker.url, version=version).open()
+    async with connected(f"mqtt://user:secret-1@127.0.0.1:{broker.port}", version=version) as core:
+        assert "secret-1" not in repr(core.adapter._target)
+    async with connected(broker.url, version=version, username="user", password="secret-1"):
+        pass
 
 
 @table(
@@ -116,7 +125,7 @@ async def test_refusals_by_connack(
     refusal = await refused(core, peer, bytes(answer))
     assert type(refusal) is error
     assert text in str(refusal)
-    await peer.connections[0].end()
+    await peer.connections[-1].end()
     assert not core.losses
 
 
@@ -148,11 +157,9 @@ async def test_cancelling_open_on_a_silent_peer_leaves_no_socket_and_no_thread(s
         before = sockets()
         for _ in range(3):
             core = Core(f"{scheme}://127.0.0.1:{silent.getsockname()[1]}")
-            start = time.monotonic()
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.1):
                     await core.adapter.open(core.losses.append)
-            assert time.monotonic() - start < 2
             await core.adapter.close()
             assert not core.losses
         await eventually_async(lambda: sockets() == before, "sockets are closed")
@@ -217,6 +224,7 @@ async def test_tls_verifies_unless_told_not_to(tls_broker: Mosquitto, authority:
 # --- loss
 
 
+@both_versions
 async def test_a_killed_broker_is_noticed_and_reopening_works(loop_factory: Any, version: str) -> None:
     with Mosquitto() as broker:
         core = Core(broker.url, version=version)
@@ -315,7 +323,7 @@ async def test_a_will_whose_deadline_ends_its_reconnect_leaves_the_connection_in
         await core.send(core.out("t", b"1", qos="1"))
         await connection.publish()  # and no confirm, for which the reconnect waits
         setting = asyncio.create_task(core.adapter.set_will(core.out("last", b"", last_will=True)))
-        await asyncio.sleep(0.1)
+        assert await connection.is_silent()
         setting.cancel()
         await asyncio.gather(setting, return_exceptions=True)
         await core.send(core.out("t", b"2", qos="1"))
@@ -398,16 +406,13 @@ async def test_features_that_connack_rules_out_are_not_announced(peer: Peer) -> 
 
 
 async def test_closing_is_quick_even_if_the_broker_is_silent(loop_factory: Any) -> None:
-    broker = Mosquitto()
-    with broker:
+    with Mosquitto() as broker:
         core = Core(broker.url)
         await core.open()
         before = sockets()
         os.kill(broker.pid, signal.SIGSTOP)
         try:
-            start = time.monotonic()
-            await core.adapter.close()
-            assert time.monotonic() - start < 2
+            await within(core.adapter.close(), 5)
             assert sockets() == before - 1
         finally:
             os.kill(broker.pid, signal.SIGCONT)

@@ -33,7 +33,7 @@ def channel() -> str:
 
 @pytest.fixture
 def watcher(mosquitto: Mosquitto, connect: Connect) -> Messaging:
-    return connect(mosquitto.url)
+    return connect()
 
 
 @pytest.mark.slow
@@ -79,17 +79,17 @@ async def test_the_delay_travels_in_whole_seconds_and_is_never_cut_short(delay: 
         await farewell(core, connection)
 
 
-def test_a_delay_needs_a_will_a_session_and_mqtt_5(mosquitto: Mosquitto, connect: Connect, channel: str) -> None:
-    m = connect(mosquitto.url, session_expiry=100)
+def test_a_delay_needs_a_will_a_session_and_mqtt_5(connect: Connect, channel: str) -> None:
+    m = connect(session_expiry=100)
     with pytest.raises(InvalidExtensionError, match="lastWill") as refusal:
         m.publish(channel, b"", will_delay=1.0)
     assert refusal.value.key == "willDelay"
     with pytest.raises(InvalidExtensionError, match="lastWill"):
         m.publish(channel, b"", will_delay=1.0, last_will=False)
     with pytest.raises(InvalidExtensionError, match="session_expiry"):
-        connect(mosquitto.url).publish(channel, b"", will_delay=1.0, last_will=True)
+        connect().publish(channel, b"", will_delay=1.0, last_will=True)
     with pytest.raises(UnsupportedFeatureError):
-        connect(mosquitto.url, version="3.1.1").publish(channel, b"", will_delay=1.0, last_will=True)
+        connect(version="3.1.1").publish(channel, b"", will_delay=1.0, last_will=True)
     for nonsense in (0, -1.0, "1", True, 2e9):
         with pytest.raises(InvalidExtensionError, match="seconds"):
             m.publish(channel, b"", will_delay=nonsense, last_will=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 import weakref
 from types import MappingProxyType
 from typing import Any
@@ -144,11 +144,12 @@ def test_a_message_id_of_the_application_makes_one() -> None:
     assert (decoded[0], decoded[5]) == (b"plain", {"qos": "0", "messageId": "own"})
 
 
-def test_an_expired_envelope_is_dropped() -> None:
+def test_an_expired_envelope_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     codec = Mqtt3Codec(enveloped=True)
-    out: Any = Out(b"x", MessageContext("t"), PublishOptions(time_to_live=0.01))
+    out: Any = Out(b"x", MessageContext("t"), PublishOptions(time_to_live=1.0))
     frame = codec.frame(out, out.payload, 0, 0)
-    asyncio.run(asyncio.sleep(0.02))
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 2)
     assert codec.decode(packets.parse_publish(frame[0], body(frame), False)) is None
 
 

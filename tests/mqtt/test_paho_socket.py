@@ -16,6 +16,7 @@ from messaging.testing.brokers import Mosquitto
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually_async
 from tests.certificates import LOOPBACK, Authority
+from tests.mqtt.conftest import both_versions
 from tests.mqtt.harness import Core, connected, lasting
 from tests.mqtt.peer import Peer, farewell, session, subscribed
 
@@ -31,6 +32,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
+@both_versions
 async def test_every_packet_passes(mosquitto: Mosquitto, version: str) -> None:
     async with connected(mosquitto.url, **lasting(version)) as core:
         sink, handle = await core.subscribe("all/#", qos="2")

@@ -9,8 +9,9 @@ import pytest
 
 from messaging.model import Incoming
 from messaging.testing.tables import table
+from messaging.testing.waiting import within
 from tests.mqtt.harness import Core, Sink
-from tests.mqtt.peer import session, subscribed
+from tests.mqtt.peer import farewell, session, subscribed
 
 
 class Always:
@@ -44,11 +45,7 @@ async def test_closing_does_not_wait_for_a_paced_read(monkeypatch: pytest.Monkey
         monkeypatch.setattr(Always, "pause", 1000.0)
         connection.deliver("t", b"1")
         await sink.count(1)
-        closing = asyncio.create_task(core.adapter.close())
-        await connection.expect(0xE0)
-        connection.close()
-        async with asyncio.timeout(0.9):  # less than the time that a broker is given
-            await closing
+        await within(farewell(core, connection), 0.9)  # less than the time that a broker is given
 
 
 class Suspending(Sink):
@@ -104,9 +101,4 @@ async def test_closing_processes_packets_that_were_read() -> None:
         for number in range(1000):
             connection.deliver("t", b"%d" % number)
         await sink.count(1)
-        await asyncio.sleep(0.05)
-        closing = asyncio.create_task(core.adapter.close())
-        await connection.expect(0xE0)
-        connection.close()
-        async with asyncio.timeout(0.9):
-            await closing
+        await within(farewell(core, connection), 0.9)

@@ -17,7 +17,7 @@ from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE
 from tests.mqtt.conftest import Connect
 from tests.mqtt.harness import Core, Sink
-from tests.mqtt.peer import Connection, Peer, accept, farewell, session
+from tests.mqtt.peer import Connection, Peer, accept, farewell, session, unsubscribed
 
 WAY_OUT = "no shared subscriptions with MQTT 3.1.1, which queues need; set version=5"
 
@@ -67,7 +67,7 @@ def test_a_broker_with_shared_subscriptions_is_probed_once_and_keeps_no_subscrip
         assert proxy.attempts == 2
         m.publish("sharing/jobs", b"x", qos=1).result(PATIENCE)
         assert [stream.receive(PATIENCE).payload for stream in streams] == [b"x"] * 3
-    m = connect(mosquitto.url, version="3.1.1")
+    m = connect(version="3.1.1")
     with subscribed(m, "messaging/probe/#") as after:
         m.publish("messaging/probe/last", b"").result(PATIENCE)
         assert after.receive(PATIENCE).context.channel == "messaging/probe/last"  # nothing was retained
@@ -132,9 +132,7 @@ async def test_a_broker_that_could_not_be_reached_is_probed_again(caplog: pytest
             probe.abort()
             await connection.suback(v5=False)
             _, handle = await subscribing
-            ending = asyncio.create_task(core.adapter.unsubscribe(handle))
-            await connection.unsuback(v5=False)
-            await ending
+            await unsubscribed(core, connection, handle)
     assert caplog.text.count("cannot find out whether the broker has shared subscriptions") == 2
 
 

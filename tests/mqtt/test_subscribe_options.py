@@ -11,10 +11,11 @@ import pytest
 from messaging import Messaging
 from messaging.errors import InvalidExtensionError, SubscriptionRefusedError, UnsupportedFeatureError
 from messaging.testing.brokers import Mosquitto
-from messaging.testing.conformance.helpers import Inbox, nothing_more, online, publish, receive
+from messaging.testing.conformance.helpers import nothing_more, online, publish, receive
 from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
+from messaging.testing.waiting import subscribed as subscribed_at
 from tests.mqtt.conftest import Connect
 from tests.mqtt.peer import reconnect, session, subscribed
 
@@ -27,12 +28,12 @@ NO_IDENTIFIERS = b"\x29\x00"
 
 @pytest.fixture
 def m(mosquitto: Mosquitto, connect: Connect) -> Messaging:
-    return connect(mosquitto.url)
+    return connect()
 
 
 @pytest.fixture
 def other(mosquitto: Mosquitto, connect: Connect) -> Messaging:
-    return connect(mosquitto.url)
+    return connect()
 
 
 @pytest.fixture
@@ -97,19 +98,13 @@ def test_of_two_streams_that_want_retained_messages_of_new_subscriptions_one_get
     """The broker is asked twice, and has one subscription: it is new once."""
     with Proxy(mosquitto.host, mosquitto.port) as proxy:
         m = connect(f"mqtt://{proxy.host}:{proxy.port}")
-        inboxes = []
-        for _ in range(2):
-            stream = m.subscribe(channel, qos=1, retain_handling=1)
-            inboxes.append(Inbox(stream))
-        inboxes[0].wait(1)
+        inboxes = [subscribed_at(m, channel, qos=1, retain_handling=1) for _ in range(2)]
+        inboxes[0].wait_for(1)
         _sever(m, proxy)
         publish(m, channel, [b"end"], qos=1)
         for inbox in inboxes:
-            inbox.wait_for(b"end")
-        kept = [inbox.payloads.count(b"kept") for inbox in inboxes]
-        assert sum(kept) == 2
-        for inbox in inboxes:
-            inbox.disposable.dispose()
+            eventually(lambda: b"end" in inbox.payloads)  # noqa: B023  # called at once
+        assert sum(inbox.payloads.count(b"kept") for inbox in inboxes) == 2
 
 
 def _sever(m: Messaging, proxy: Proxy) -> None:
@@ -172,20 +167,13 @@ def test_a_second_stream_of_the_channel_is_refused_until_the_first_has_ended(m: 
 def test_members_of_a_queue_may_be_several_and_get_the_flag_but_no_old_messages(
     m: Messaging, other: Messaging, channel: str
 ) -> None:
-    streams = [m.subscribe(channel, qos=1, queue="q", retain_as_published=True) for _ in range(2)]
-    for stream in streams:
-        stream.ready.result(PATIENCE)
-    inboxes = [Inbox(stream) for stream in streams]
+    inboxes = [subscribed_at(m, channel, qos=1, queue="q", retain_as_published=True) for _ in range(2)]
     publish(other, channel, [b"1", b"2"], qos=1, retain=True)
     publish(other, channel, [b"3", b"4"], qos=1)
-    eventually(lambda: sum(len(inbox.messages) for inbox in inboxes) == 4, "four messages")
-    found = {
-        message.payload: message.context.extensions.get("retain") for inbox in inboxes for message in inbox.messages
-    }
+    eventually(lambda: sum(map(len, inboxes)) == 4, "four messages")
+    found = {message.payload: message.context.extensions.get("retain") for inbox in inboxes for message in inbox}
     assert found == {b"1": True, b"2": True, b"3": None, b"4": None}
-    assert all(inbox.messages for inbox in inboxes)
-    for inbox in inboxes:
-        inbox.disposable.dispose()
+    assert all(inboxes)
 
 
 async def test_retain_as_published_works_without_subscription_identifiers() -> None:
@@ -293,12 +281,10 @@ def test_invalid_values_are_refused(m: Messaging, key: str, value: object) -> No
 
 
 @table("key", ["retain_handling", "retain_as_published", "no_local"])
-def test_subscribe_options_need_mqtt_5_and_are_for_subscribing(
-    mosquitto: Mosquitto, connect: Connect, m: Messaging, key: str
-) -> None:
+def test_subscribe_options_need_mqtt_5_and_are_for_subscribing(connect: Connect, m: Messaging, key: str) -> None:
     value = 1 if key == "retain_handling" else True
     with pytest.raises(InvalidExtensionError, match="for subscribing"):
         m.publish("x", b"", **{key: value})
-    old = connect(mosquitto.url, version="3.1.1")
+    old = connect(version="3.1.1")
     with pytest.raises(UnsupportedFeatureError):
         old.subscribe("x", **{key: value})
