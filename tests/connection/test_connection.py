@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,8 @@ from messaging.errors import (
 )
 from messaging.instance import Messaging
 from messaging.testing.tables import table
-from messaging.testing.waiting import PATIENCE, eventually
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, eventually_async, subscribed
+from tests.connection.test_state import start
 from tests.doubles.fake import FakeBroker, settle_loop
 from tests.doubles.fixtures import Connect
 from tests.threads import together
@@ -36,9 +38,8 @@ def state(m: Messaging) -> str:
 
 
 @table("face", ["blocking", "async with"])
-def test_a_refused_connection_is_an_error_of_connect_and_leaves_nothing(
-    broker: FakeBroker, connect: Connect, face: str
-) -> None:
+def test_a_refused_connection_is_an_error_of_connect_and_leaves_nothing(connect: Connect, face: str) -> None:
+    broker = FakeBroker()
     broker.errors["open"].append(AuthenticationError("wrong password for 'me'"))
 
     async def enter() -> None:
@@ -48,15 +49,14 @@ def test_a_refused_connection_is_an_error_of_connect_and_leaves_nothing(
     with pytest.raises(AuthenticationError, match="wrong password for 'me'"):
         connect(broker, name="one") if face == "blocking" else asyncio.run(enter())
     assert broker.closed == 1
-    assert connect(broker, name="one").publish("a", b"1").result(PATIENCE) is None  # the name is free again
+    with connect(broker, name="one") as m:  # the name is free again
+        assert m.publish("a", b"1").result(PATIENCE) is None
 
 
 def test_no_answer_within_the_connect_timeout_is_an_error(broker: FakeBroker, connect: Connect) -> None:
     broker.gates["open"].close()
-    started = time.monotonic()
     with pytest.raises(ConnectFailedError, match=rf"no connection to {broker.url} within 0.1 s"):
         connect(broker, connect_timeout=0.1)
-    assert time.monotonic() - started < 5
     assert broker.gates["open"].waiting == 0  # the attempt was cancelled
 
 
@@ -94,8 +94,8 @@ def test_the_first_connection_failing_fails_everything_that_waits_for_it(broker:
         m = connect(broker)
         promise = m.publish("a", b"early")
         stream = m.subscribe("b")
-        errors: list[Exception] = []
-        stream.subscribe(on_error=errors.append)
+        recorder: Recorder[Any] = Recorder()
+        stream.subscribe(recorder)
         settle_loop()
         broker.gates["open"].open()
         with pytest.raises(AuthenticationError):
@@ -104,7 +104,7 @@ def test_the_first_connection_failing_fails_everything_that_waits_for_it(broker:
             await promise
         with pytest.raises(AuthenticationError):
             await stream.ready
-        await asyncio.to_thread(eventually, lambda: errors == [refusal])
+        await eventually_async(lambda: recorder.error is refusal)
         with pytest.raises(ClosedError):
             m.publish("a", b"late")
         with pytest.raises(ClosedError):
@@ -129,10 +129,7 @@ def test_cancelling_the_wait_for_a_connection_closes_the_instance(broker: FakeBr
 def test_closing_while_connecting_ends_the_attempt(broker: FakeBroker, connect: Connect) -> None:
     broker.gates["open"].close()
 
-    async def main() -> Messaging:
-        return connect(broker)
-
-    m = asyncio.run(main())
+    m = start(connect, broker)
     eventually(lambda: broker.gates["open"].waiting == 1)
     m.close(0.1)
     assert broker.gates["open"].waiting == 0
@@ -240,13 +237,13 @@ def test_delays_between_attempts_grow_and_stay_within_their_bounds() -> None:
     ids=["connections that do not last", "connections that last", "attempts that fail"],
 )
 def test_delays_grow_until_a_connection_lasts(
-    broker: FakeBroker,
     connect: Connect,
     monkeypatch: pytest.MonkeyPatch,
     stable: float,
     refusals: int,
     expected: list[int],
 ) -> None:
+    broker = FakeBroker()
     taken: list[int] = []
 
     def counted(*_: object) -> Iterator[float]:
@@ -279,8 +276,9 @@ def test_closing_while_reconnecting_ends_the_attempts(broker: FakeBroker, m: Mes
 
 @table("how", ["hangs", "raises"])
 def test_an_adapter_that_hangs_or_raises_in_close_is_logged_and_does_not_hang_close(
-    broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
+    broker = FakeBroker()
     monkeypatch.setattr("messaging.connection.connection._ADAPTER_CLOSE_SECONDS", 0.2)
     m = connect(broker)
     if how == "hangs":
@@ -289,7 +287,7 @@ def test_an_adapter_that_hangs_or_raises_in_close_is_logged_and_does_not_hang_cl
         broker.errors["close"].append(RuntimeError("a defect"))
     started = time.monotonic()
     m.close(0.1)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < PATIENCE
     assert "failed to close" in caplog.text
     assert state(m) == "closed"
 
@@ -309,13 +307,13 @@ def test_closing_from_many_threads_at_once_closes_once(broker: FakeBroker, conne
 def test_a_resumed_session_is_not_subscribed_again(broker: FakeBroker, connect: Connect) -> None:
     broker.resumes = True
     m = connect(broker)
-    seen: list[bytes] = []
-    m.subscribe("a").subscribe(lambda message: seen.append(message.payload))
+    received = subscribed(m, "a")
     broker.lose_and_reconnect()
     m.publish("b", b"").result(PATIENCE)  # all subscriptions come before
     assert broker.calls.count("subscribe") == 1
     broker.deliver(b"1")
-    eventually(lambda: seen == [b"1"])
+    received.wait_for(1)
+    assert received.payloads == [b"1"]
 
 
 def test_subscriptions_come_before_publishing_after_a_loss(broker: FakeBroker, m: Messaging) -> None:
@@ -387,15 +385,14 @@ def test_an_adapter_that_fails_to_subscribe_ends_the_stream_and_nothing_else(
 
 @table("how", ["cancelled", "refused after reconnecting"])
 def test_a_subscription_the_broker_ends_tells_its_stream_the_reason(broker: FakeBroker, m: Messaging, how: str) -> None:
-    errors: list[Exception] = []
-    m.subscribe("a").subscribe(on_error=errors.append)
+    recorder = subscribed(m, "a")
     reason = SubscriptionRefusedError("queue deleted")
     if how == "cancelled":
         broker.end_subscription(reason)
     else:
         broker.errors["subscribe"].append(reason)
         broker.lose()
-    eventually(lambda: errors == [reason])
+    assert recorder.wait_error() is reason
     broker.lose_and_reconnect()
     m.publish("b", b"").result(PATIENCE)
     assert broker.live == []
@@ -439,7 +436,7 @@ def test_an_unsubscribe_that_hangs_does_not_hang_close(broker: FakeBroker, conne
     broker.gates["unsubscribe"].close()
     started = time.monotonic()
     m.close()
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < PATIENCE
 
 
 def test_an_unsubscribe_that_raises_is_logged(

@@ -484,9 +484,10 @@ def test_a_password_that_the_broker_has_forgotten_costs_a_reconnect_and_no_messa
     users: tuple[Mosquitto, Callable[..., None]], connect: Connect, version: str
 ) -> None:
     broker, set_users = users
+    set_users(me="p1")
     current = ["p1"]
     settings = {} if version == "5" else lasting(version)
-    m = connect(broker.url, username="me", credentials=lambda: current[0], **settings)
+    m = connect(broker.url, username="me", credentials=lambda: current[0], retry_connect=True, **settings)
     received = subscribed_at(m, "t", qos="1")
     promises = []
     for generation in range(2, 5):

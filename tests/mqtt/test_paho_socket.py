@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import socket
@@ -126,6 +127,19 @@ async def test_a_connection_that_ends_or_is_cancelled_leaves_no_socket(way: str)
     async with session() as (core, _, connection):
         connection.abort()
         assert isinstance(await core.lost(), ConnectionLostError)
+
+
+def test_closing_while_it_connects_leaves_no_socket(way: str) -> None:
+    """One that is left open is a warning when it is collected, and so an error here."""
+    carrier = paho_socket.new_socket(paho_socket.mqtt.CallbackAPIVersion.VERSION2)
+
+    def connect(host: str, port: int) -> None:
+        carrier.client.connect(host, port)
+        carrier.close()
+
+    with contextlib.suppress(OSError):
+        carrier.connect(connect)
+    gc.collect()
 
 
 async def test_packet_ids_in_use_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
