@@ -598,27 +598,19 @@ def test_a_command_does_not_see_the_terminal_nor_its_interrupts(tmp_path: Path) 
 # --- files
 
 
-def test_a_file_is_read_for_each_connection(login: FakeBroker, connect: Connect, tmp_path: Path) -> None:
-    file = tmp_path / "password"
-    file.write_text("p1\n")
-    connect(login, password_file=str(file), username="me")
-    assert passwords(login.logins) == ["p1"]
-    file.write_text("p2\n")
-    login.lose_and_reconnect()
-    assert passwords(login.logins)[-1] == "p2"
-
-
-def test_the_file_of_the_environment_is_read_anew_too(
-    login: FakeBroker, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@table("option", {"the option": True, "the environment": False})
+def test_a_file_is_read_for_each_connection(
+    connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: bool
 ) -> None:
+    login = FakeBroker("login")
     file = tmp_path / "password"
     file.write_text("p1\n")
-    monkeypatch.setenv("MESSAGING_PASSWORD_FILE", str(file))
-    connect(login)
+    if not option:
+        monkeypatch.setenv("MESSAGING_PASSWORD_FILE", str(file))
+    connect(login, **({"password_file": str(file), "username": "me"} if option else {}))
     file.write_text("p2\n")
     login.lose_and_reconnect()
-    assert passwords(login.logins)[0] == "p1"
-    assert passwords(login.logins)[-1] == "p2"
+    assert (passwords(login.logins)[0], passwords(login.logins)[-1]) == ("p1", "p2")
 
 
 def replaced_by_rename(file: Path) -> None:
@@ -697,13 +689,12 @@ def test_a_file_without_a_password_says_why(login: FakeBroker, connect: Connect,
 # --- adapters without credentials
 
 
-@table("option", ["credentials", "password_command", "password_file"])
-def test_an_adapter_without_credentials_refuses_them(broker: FakeBroker, connect: Connect, option: str) -> None:
-    value = {"credentials": Counting(), "password_command": "true", "password_file": "/nowhere"}[option]
-    with pytest.raises(InvalidOptionError, match=f"option '{option}': fake:// takes no such credentials") as caught:
-        connect(broker, name="one", **{option: value})
-    assert caught.value.option == option
-    connect(broker, name="one").close()  # the name is free again
+def test_an_adapter_without_credentials_refuses_them(broker: FakeBroker, connect: Connect) -> None:
+    for option, value in {"credentials": Counting(), "password_command": "true", "password_file": "/x"}.items():
+        with pytest.raises(InvalidOptionError, match=f"option '{option}': fake:// takes no such credentials") as caught:
+            connect(broker, name="one", **{option: value})
+        assert caught.value.option == option
+    connect(broker, name="one")  # the name is free again
 
 
 # --- secrets

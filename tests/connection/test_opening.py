@@ -118,18 +118,15 @@ def test_if_no_host_connects_the_error_names_what_each_said(pool: Pool, connect:
     assert a.calls.count("open") == b.calls.count("open") == 1
 
 
-def test_refused_credentials_are_the_error_if_no_host_connects(pool: Pool, connect: Connect) -> None:
+def test_refused_credentials_are_the_error_if_no_host_connects_and_keep_from_no_other(
+    pool: Pool, connect: Connect
+) -> None:
     a, b = pool(2)
-    a.errors["open"].append(AuthenticationError("wrong password", code=134))
-    down(b)
+    a.errors["open"] += [AuthenticationError("wrong password", code=134)] * 2
+    down(b, count=1)
     with pytest.raises(AuthenticationError, match="wrong password") as caught:
         connect(url(a, b))
     assert caught.value.code == 134
-
-
-def test_refused_credentials_at_one_host_do_not_keep_from_another(pool: Pool, connect: Connect) -> None:
-    a, b = pool(2)
-    a.errors["open"].append(AuthenticationError("wrong password"))
     assert host_of(connect(url(a, b))) == b.name
 
 
@@ -244,42 +241,31 @@ def test_a_planned_loss_stays_at_its_host(pool: Pool, connect: Connect) -> None:
 # --- names with several addresses
 
 
-def test_the_addresses_of_a_name_are_tried_one_by_one(
-    pool: Pool, connect: Connect, addresses: dict[str, list[str]], caplog: pytest.LogCaptureFixture
-) -> None:
-    [a] = pool(1)
-    addresses[a.name] = ["10.0.0.1", "10.0.0.2"]
-    down(a, count=1)
-    m = connect(url(a), name="plant")
-    assert host_of(m) == f"{a.name} at 10.0.0.2"
-    a.lose()
-    a.wait_open(2)
-    observe(m).wait("connected")
-    assert [endpoint.address for endpoint in a.endpoints] == ["10.0.0.1", "10.0.0.2", "10.0.0.1"]
-    assert f"pool 'plant' ({a.name} at 10.0.0.2): connection lost" in caplog.text
-
-
-def test_addresses_that_change_are_followed(
-    pool: Pool, connect: Connect, addresses: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@table(
+    "first, later, at",
+    {
+        "several are tried one by one": (["10.0.0.1", "10.0.0.2"], None, ["10.0.0.2", "10.0.0.1"]),
+        "changes are followed": (["10.0.0.1", "10.0.0.2"], ["10.0.1.1", "10.0.1.2"], ["10.0.0.2", "10.0.1.1"]),
+        "one is connected to by its name": (["10.0.0.1"], None, [None, None]),
+    },
+)
+def test_the_addresses_of_a_name(
+    pool: Pool, connect: Connect, addresses: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture, first: list[str], later: list[str] | None, at: list[str | None],
+) -> None:  # fmt: skip
     monkeypatch.setattr("messaging.connection.opening._FRESH_SECONDS", 0.0)
     [a] = pool(1)
-    addresses[a.name] = ["10.0.0.1", "10.0.0.2"]
+    addresses[a.name] = first
+    down(a, count=1 if len(first) > 1 else 0)
     m = connect(url(a))
-    addresses[a.name] = ["10.0.1.1", "10.0.1.2"]
+    addresses[a.name] = later or first
     a.lose()
     a.wait_open(2)
     observe(m).wait("connected")
-    assert host_of(m) == f"{a.name} at 10.0.1.1"
-
-
-def test_a_name_with_one_address_is_connected_to_by_its_name(
-    pool: Pool, connect: Connect, addresses: dict[str, list[str]]
-) -> None:
-    [a] = pool(1)
-    addresses[a.name] = ["10.0.0.1"]
-    assert host_of(connect(url(a))) == a.name
-    assert a.endpoints == [Endpoint(Host(a.name))]
+    where = [a.name if address is None else f"{a.name} at {address}" for address in at]
+    assert host_of(m) == where[1]
+    assert [endpoint.address for endpoint in a.endpoints][-2:] == at
+    assert f"({where[0]}): connection lost" in caplog.text
 
 
 def test_a_look_up_that_hangs_ends_the_attempt_at_its_host_alone(

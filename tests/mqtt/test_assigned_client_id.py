@@ -20,30 +20,20 @@ pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 ASSIGNED = b"\x12" + packets.text("given")
 
 
-async def test_an_assigned_id_is_used_for_reconnecting(peer: Peer) -> None:
-    core = Core(peer.url, client_id="", session_expiry=60)
+@table("settings, clean", {"a session": ({"session_expiry": 60}, 0x00), "no session": ({}, 0x02)})
+async def test_an_assigned_id_is_used_for_reconnecting(peer: Peer, settings: dict[str, int], clean: int) -> None:
+    """Also without a session to resume: logs and access rules of the broker know the client by it."""
+    core = Core(peer.url, client_id="", **settings)
     assert core.adapter.capabilities.client_id == ""
     connection, _ = await accept(core, peer, ASSIGNED)
     assert connection.connect.endswith(b"\x00\x00")  # a client id of no length
     assert connection.connect[7] == 0x02
     assert core.adapter.capabilities.client_id == "given"
-    connection, _ = await reconnect(core, peer, connection, present=True)
+    connection, _ = await reconnect(core, peer, connection, present=not clean)
     assert connection.connect.endswith(packets.text("given"))
-    assert connection.connect[7] == 0x00  # it resumes
+    assert connection.connect[7] == clean
     assert core.adapter.capabilities.client_id == "given"
     connection.close()
-    await core.lost(2)
-    await core.adapter.close()
-
-
-async def test_an_assigned_id_is_used_again_without_a_session(peer: Peer) -> None:
-    """Logs and access rules of the broker know the client by it."""
-    core = Core(peer.url, client_id="")
-    connection, _ = await accept(core, peer, ASSIGNED)
-    connection, _ = await reconnect(core, peer, connection, present=False)
-    assert connection.connect.endswith(packets.text("given"))
-    assert connection.connect[7] == 0x02
-    connection.abort()
     await core.lost(2)
     await core.adapter.close()
 

@@ -17,6 +17,7 @@ from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from messaging.testing.waiting import subscribed as subscribed_at
 from tests.mqtt.conftest import Connect
+from tests.mqtt.harness import url_of
 from tests.mqtt.peer import reconnect, session, subscribed
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
@@ -67,44 +68,34 @@ def test_a_subscription_that_was_ended_is_new_again(m: Messaging, channel: str, 
             assert receive(stream, 1) == [b"kept"]
 
 
-@table("handling, expected", [(0, [b"kept"]), (1, [b"kept"]), (2, [])])
-def test_where_the_session_is_gone_reconnecting_subscribes_anew(
-    mosquitto: Mosquitto, connect: Connect, channel: str, handling: int, expected: list[bytes]
-) -> None:
-    with Proxy(mosquitto.host, mosquitto.port) as proxy:
-        m = connect(f"mqtt://{proxy.host}:{proxy.port}")
-        with m.subscribe(channel, qos=1, retain_handling=handling) as stream:
-            assert receive(stream, len(expected)) == expected
-            _sever(m, proxy)
-            assert receive(stream, len(expected)) == expected
-            nothing_more(m, channel, stream, qos=1)
-
-
 @table("handling", [0, 1, 2])
-def test_where_the_session_is_kept_reconnecting_brings_no_retained_message_again(
-    mosquitto: Mosquitto, connect: Connect, channel: str, handling: int
+@table("is_kept", {"where the session is gone": False, "where the session is kept": True})
+def test_reconnecting_brings_retained_messages_again_only_where_it_subscribes_anew(
+    proxy: Proxy, connect: Connect, channel: str, handling: int, is_kept: bool
 ) -> None:
-    with Proxy(mosquitto.host, mosquitto.port) as proxy:
-        m = connect(f"mqtt://{proxy.host}:{proxy.port}", session_expiry=100)
-        with m.subscribe(channel, qos=0, retain_handling=handling) as stream:  # with 1, an answer may get lost
-            assert receive(stream, handling < 2) == [b"kept"] * (handling < 2)
-            _sever(m, proxy)
-            nothing_more(m, channel, stream, qos=0)
+    expected = [b"kept"] * (handling < 2)
+    m = connect(url_of(proxy), session_expiry=100 if is_kept else 0)
+    qos = 0 if is_kept else 1  # an answer may get lost
+    with m.subscribe(channel, qos=qos, retain_handling=handling) as stream:
+        assert receive(stream, len(expected)) == expected
+        _sever(m, proxy)
+        if not is_kept:
+            assert receive(stream, len(expected)) == expected
+        nothing_more(m, channel, stream, qos=qos)
 
 
 def test_of_two_streams_that_want_retained_messages_of_new_subscriptions_one_gets_them_after_a_loss(
-    mosquitto: Mosquitto, connect: Connect, channel: str
+    proxy: Proxy, connect: Connect, channel: str
 ) -> None:
     """The broker is asked twice, and has one subscription: it is new once."""
-    with Proxy(mosquitto.host, mosquitto.port) as proxy:
-        m = connect(f"mqtt://{proxy.host}:{proxy.port}")
-        inboxes = [subscribed_at(m, channel, qos=1, retain_handling=1) for _ in range(2)]
-        inboxes[0].wait_for(1)
-        _sever(m, proxy)
-        publish(m, channel, [b"end"], qos=1)
-        for inbox in inboxes:
-            eventually(lambda: b"end" in inbox.payloads)  # noqa: B023  # called at once
-        assert sum(inbox.payloads.count(b"kept") for inbox in inboxes) == 2
+    m = connect(url_of(proxy))
+    inboxes = [subscribed_at(m, channel, qos=1, retain_handling=1) for _ in range(2)]
+    inboxes[0].wait_for(1)
+    _sever(m, proxy)
+    publish(m, channel, [b"end"], qos=1)
+    for inbox in inboxes:
+        eventually(lambda: b"end" in inbox.payloads)  # noqa: B023  # called at once
+    assert sum(inbox.payloads.count(b"kept") for inbox in inboxes) == 2
 
 
 def _sever(m: Messaging, proxy: Proxy) -> None:
