@@ -86,9 +86,6 @@ async def test_opening_can_be_cancelled_at_any_time(rabbitmq: RabbitMQ) -> None:
         assert client.losses == []
 
 
-# --- being told, and noticing
-
-
 @table("which", [0, 1])
 async def test_the_end_of_either_connection_is_the_end_of_both(client: Client, which: int) -> None:
     sink, handle = await client.subscribe("either")

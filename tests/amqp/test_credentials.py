@@ -250,9 +250,6 @@ async def test_another_user_name_takes_another_connection() -> None:
         assert two.login == "\0you\0p2"
 
 
-# --- credentials that expired
-
-
 async def test_access_that_is_refused_over_expired_credentials_is_a_loss_and_fails_no_message() -> None:
     async with logged_in(Provider(valid_for=2.0)) as (client, _, one, _):
         out = client.message("t")
@@ -277,9 +274,6 @@ async def test_access_that_is_refused_with_valid_credentials_fails_the_message()
         with pytest.raises(PublishRefusedError):
             await out.result()
         assert client.losses == []
-
-
-# --- RabbitMQ
 
 
 def test_where_users_have_passwords_a_new_one_costs_no_connection(

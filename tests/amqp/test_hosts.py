@@ -181,9 +181,6 @@ async def test_a_subscription_that_waits_for_its_queue_can_be_cancelled(peer: Pe
             await subscribing
 
 
-# --- addresses and names
-
-
 async def test_an_address_is_connected_to_and_the_name_is_verified(own_rabbitmq: TlsRabbitMQ) -> None:
     """The certificate is for 127.0.0.1, not for the name of the host that has this address."""
     cafile = own_rabbitmq.authority.cafile

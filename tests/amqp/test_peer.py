@@ -21,7 +21,6 @@ from messaging.errors import (
     ConnectionLostError,
     PublishRefusedError,
     SubscriptionRefusedError,
-    UnroutableError,
 )
 from messaging.model import as_text
 from messaging.testing.tables import table
@@ -252,21 +251,24 @@ def nested(depth: int) -> bytes:
     return struct.pack(">H", 1 << 13) + struct.pack(">I", len(table)) + table
 
 
-async def test_a_header_table_nested_ten_thousand_times_is_delivered(peer: Peer, client: Client) -> None:
-    sink, session, channel = await subscribed(client, peer)
-    session.send(Basic.Deliver("t", 1, False, "amq.topic", "c"), channel)
-    session.content(channel, nested(10_000), b"x")
-    arrived = await sink.next()
-    assert "<nested too deeply>" in as_text(arrived.extensions["headers"]["n"])
-    assert client.losses == []
-
-
-async def test_properties_that_are_malformed_cost_the_properties_only(peer: Peer, client: Client) -> None:
-    sink, session, channel = await subscribed(client, peer)
-    session.send(Basic.Deliver("t", 1, False, "amq.topic", "c"), channel)
-    session.content(channel, b"\xff\xfe\xff", b"x")
-    arrived = await sink.next()
-    assert (arrived.payload, dict(arrived.extensions)) == (b"x", {})
+@table(
+    "properties, value",
+    {
+        "nested ten thousand times": (nested(10_000), lambda found: "<nested too deeply>" in as_text(found["headers"])),
+        "malformed": (b"\xff\xfe\xff", lambda found: dict(found) == {}),
+    },
+)
+async def test_a_message_is_delivered_whatever_its_properties(
+    quiet: Quiet, properties: bytes, value: Callable[[Any], bool]
+) -> None:
+    async with talk(quiet) as (client, peer):
+        sink, session, channel = await subscribed(client, peer)
+        session.send(Basic.Deliver("t", 1, False, "amq.topic", "c"), channel)
+        session.content(channel, properties, b"x")
+        arrived = await sink.next()
+        assert arrived.payload == b"x"
+        assert value(arrived.extensions)
+        assert client.losses == []
 
 
 DELIVER = Basic.Deliver("t", 1, False, "amq.topic", "c")
@@ -372,39 +374,40 @@ async def test_a_message_that_no_other_consumer_receives_is_not_requeued_and_cou
 # --- publishing
 
 
-async def test_one_nack_for_several_refuses_each_of_them(peer: Peer, client: Client) -> None:
-    batch, session, channel = await published(client, peer, 5, queueOverflow="reject-publish")
-    session.send(Basic.Ack(1), channel)
-    session.send(Basic.Nack(4, multiple=True, requeue=False), channel)
-    session.send(Basic.Ack(5), channel)
-    assert await outcomes(batch) == ["", *["PublishRefusedError"] * 3, ""]
-    assert {message.settlements for message in batch} == {1}
-
-
-def returned(session: Session, channel: int, message_id: str, body: bytes = b"x") -> None:
+def returned(session: Session, channel: int, message_id: str | None, body: bytes = b"x") -> None:
     session.send(Basic.Return(312, "NO_ROUTE", "amq.topic", "c"), channel)
     session.content(channel, Basic.Properties(message_id=message_id).marshal(), body)
 
 
-async def test_a_return_without_a_confirm_fails_its_message(peer: Peer, client: Client) -> None:
-    batch, session, channel = await published(client, peer, 3, mandatory=True)
-    returned(session, channel, batch[1].message_id, b"y" * 300_000)
-    session.send(Basic.Ack(1), channel)
-    session.send(Basic.Ack(3), channel)
-    assert await outcomes(batch) == ["", "UnroutableError", ""]
-    assert isinstance(batch[1].error, UnroutableError)
+NOT_TAKEN = Basic.Nack(4, multiple=True, requeue=False)
+ALL = Basic.Ack(2, multiple=True)
 
 
-async def test_a_return_of_an_unknown_message_is_ignored(peer: Peer, client: Client) -> None:
-    batch, session, channel = await published(client, peer, 2, mandatory=True)
-    returned(session, channel, "somebody else's")
-    session.send(Basic.Return(312, "NO_ROUTE", "amq.topic", "c"), channel)
-    session.content(channel, struct.pack(">H", 0), b"")  # no id at all
-    returned(session, channel, batch[0].message_id)
-    returned(session, channel, batch[0].message_id)  # twice
-    session.send(Basic.Ack(2, multiple=True), channel)
-    assert await outcomes(batch) == ["UnroutableError", ""]
-    assert client.losses == []
+@table(
+    "answers, results",
+    {
+        # an answer is a frame, or the number of the message that is returned; numbers begin at 0
+        "one nack for several": ([Basic.Ack(1), NOT_TAKEN, Basic.Ack(5)], ["", *["PublishRefusedError"] * 3, ""]),
+        "a return without a confirm": ([1, Basic.Ack(1), Basic.Ack(3)], ["", "UnroutableError", ""]),
+        "returns of unknown messages, and one that comes twice": (["other", None, 0, 0, ALL], ["UnroutableError", ""]),
+        "a confirm before the return": ([Basic.Ack(1), 0], [""]),
+        "a confirm of several before the return": ([Basic.Ack(1, multiple=True), 0], [""]),
+    },
+)
+async def test_each_message_has_its_own_answer(quiet: Quiet, answers: list[Any], results: list[str]) -> None:
+    async with talk(quiet) as (client, peer):
+        given = {"mandatory": True, "queueOverflow": "reject-publish"}
+        batch, session, channel = await published(client, peer, len(results), **given)
+        for answer in answers:
+            if isinstance(answer, int):
+                returned(session, channel, batch[answer].message_id, b"y" * 300_000)
+            elif answer is None or isinstance(answer, str):
+                returned(session, channel, answer)
+            else:
+                session.send(answer, channel)
+        assert await outcomes(batch) == results
+        assert {message.settlements for message in batch} == {1}
+        assert client.losses == []
 
 
 SAME: dict[str, Any] = {"mandatory": True, "messageId": "same", "queueOverflow": "reject-publish"}
@@ -459,15 +462,6 @@ async def test_messages_that_wait_for_an_id_fail_with_the_connection(peer: Peer,
     await publishing
     assert await outcomes(batch) == ["ConnectionLostError"] * 3
     assert [message.was_sent for message in batch] == [True, False, False]
-
-
-@table("multiple", [False, True])
-async def test_a_confirm_before_the_return_counts(quiet: Quiet, multiple: bool) -> None:
-    async with talk(quiet) as (client, peer):
-        batch, session, channel = await published(client, peer, 1, mandatory=True)
-        session.send(Basic.Ack(1, multiple), channel)
-        returned(session, channel, batch[0].message_id)
-        assert await outcomes(batch) == [""]
 
 
 async def test_a_return_that_never_ends_is_cut_off_by_the_next_method(peer: Peer, client: Client) -> None:

@@ -125,9 +125,6 @@ def test_publishers_that_wait_for_room_are_released_when_the_queue_ends(connect:
     assert waiting.result(PATIENCE) is None
 
 
-# --- reconnecting
-
-
 def test_unsettled_messages_of_a_dropped_consumer_go_to_another_consumer_of_the_queue(connect: Connect) -> None:
     first, second = connect("memory://x", reconnect_min=5.0), connect("memory://x")
     stream = manual(first, queue="jobs")
@@ -149,9 +146,6 @@ def test_a_payload_is_not_copied_per_subscriber(connect: Connect) -> None:
         messages: list[Message] = [first.receive(PATIENCE), second.receive(PATIENCE)]
         assert messages[0].payload is messages[1].payload
         assert messages[0].context is not messages[1].context
-
-
-# --- routing keys
 
 
 def naive(words: list[str], key: list[str]) -> bool:
@@ -176,9 +170,6 @@ def test_a_pattern_of_many_hashes_is_matched_in_reasonable_time() -> None:
     assert not matches(".".join(["a"] * 19))
     assert matches(".".join(["a"] * 200))
     assert time.process_time() - started < 2
-
-
-# --- a session that is kept
 
 
 @table("observed", [True, False])

@@ -184,9 +184,6 @@ async def test_cancelling_open_while_tcp_connects_ends_the_attempt_at_once() -> 
             filler.close()
 
 
-# --- TLS
-
-
 async def test_tls_connects_when_the_certificate_is_known(
     tls_broker: Mosquitto, authority: Authority, loop_factory: Any
 ) -> None:
@@ -353,9 +350,6 @@ async def test_a_will_has_a_size_limit_of_its_own(mosquitto: Mosquitto) -> None:
         assert not core.losses
 
 
-# --- CONNECT and CONNACK
-
-
 async def test_connect_carries_the_settings(peer: Peer) -> None:
     core = Core(peer.url, keepalive=77, receive_maximum=9, session_expiry=300, client_id="me")
     for clean in (True, False):  # reconnecting resumes
@@ -400,9 +394,6 @@ async def test_features_that_connack_rules_out_are_not_announced(peer: Peer) -> 
     connection.deliver("x", b"routed by topic")
     await sink.count(1)
     await adapter.close()
-
-
-# --- closing
 
 
 async def test_closing_is_quick_even_if_the_broker_is_silent(loop_factory: Any) -> None:

@@ -31,9 +31,6 @@ def reason(text: str) -> bytes:
     return packets.varint(len(properties)) + properties
 
 
-# --- CONNACK
-
-
 @table(
     "code, name, kind",
     [
@@ -206,9 +203,6 @@ async def test_a_broker_that_has_forgotten_a_released_message_has_taken_it() -> 
         assert not core.losses
 
 
-# --- DISCONNECT
-
-
 @table(
     "code, name, kind",
     [
@@ -243,9 +237,6 @@ async def test_a_connection_that_breaks_has_no_code() -> None:
         assert (error.code, error.detail) == (None, None)
 
 
-# --- what we tell the broker
-
-
 @table("size", [65, 5000])
 async def test_a_packet_over_our_limit_ends_the_connection_with_0x95(peer: Peer, size: int) -> None:
     core = Core(peer.url, max_packet_size=64)
@@ -262,9 +253,6 @@ async def test_a_packet_over_our_limit_ends_the_connection_with_0x95(peer: Peer,
     assert await connection.packet() == (packets.DISCONNECT, bytes((packets.PACKET_TOO_LARGE, 0)))
     assert len(sink.arrived) == 1
     await core.adapter.close()
-
-
-# --- passwords
 
 
 async def test_a_password_that_the_broker_repeats_is_never_shown(caplog: pytest.LogCaptureFixture) -> None:

@@ -271,9 +271,6 @@ async def test_a_client_that_was_taken_over_tries_no_other_host_at_once(peer: Pe
         assert not other.connections
 
 
-# --- TLS
-
-
 @table(
     "name, port, words",
     [("IP:127.0.0.1", "tls", ""), ("DNS:elsewhere.invalid", "tls", "certificate verify failed"), ("", "plain", "TLS")],
@@ -299,9 +296,6 @@ async def test_a_redirect_keeps_tls_and_verifies_the_name_of_the_new_host(
             else:
                 await m
                 assert m.connection_state.value.host == where
-
-
-# --- sessions
 
 
 @both_versions
@@ -351,9 +345,6 @@ async def test_the_session_at_the_same_host_is_resumed(peer: Peer) -> None:
     assert resumed
     assert (await connection.publish()).dup
     await farewell(core, connection)
-
-
-# --- hosts that do not answer
 
 
 async def test_a_host_that_does_not_answer_takes_a_share_of_the_deadline_of_messages(peer: Peer) -> None:

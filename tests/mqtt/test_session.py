@@ -476,9 +476,6 @@ async def test_a_session_created_by_a_failed_attempt_is_not_taken_for_the_old_on
             assert not resumed
 
 
-# --- mosquitto
-
-
 @pytest.mark.usefixtures("needs_mosquitto")
 @table("qos", ["1", "2"])
 async def test_a_message_over_mosquittos_limit_is_refused_although_it_closes_the_connection(qos: str) -> None:
