@@ -264,7 +264,6 @@ async def test_requests_that_aiormq_cancels_are_a_loss(client: Client, monkeypat
     assert len(client.losses) == 3
 
 
-@pytest.mark.slow
 async def test_idle_connections_stay(rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "SILENT_HEARTBEATS", 1)
     async with connected(rabbitmq.url, heartbeat=1) as client:

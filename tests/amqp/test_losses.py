@@ -65,6 +65,7 @@ async def test_a_loss_is_reported_once_and_aiormq_logs_nothing(
         assert sink.error is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_broker_that_ends_is_a_loss_and_aiormq_keeps_quiet(
     own_rabbitmq: TlsRabbitMQ, how: signal.Signals

@@ -605,7 +605,6 @@ async def test_silence_is_a_loss_after_two_heartbeats(peer: Peer) -> None:
         assert "it was silent for 2 s" in str(await client.lost())
 
 
-@pytest.mark.slow
 async def test_without_heartbeats_it_still_says_good_bye(peer: Peer) -> None:
     async with client_of(peer, heartbeat=0) as client:
         session = await opened(client, peer)

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 _numbers = itertools.count(1)
 #: seconds; mosquitto looks once a second
 DELAY = 2.0
-SLACK = 2.5
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def test_the_will_is_sent_once_its_delay_has_passed_unless_its_client_reconnects
         proxy.refuse()
         start = time.monotonic()
         assert receive(stream, 1) == [b"will"]
-        assert DELAY - 1 <= time.monotonic() - start < DELAY + SLACK
+        assert time.monotonic() - start >= DELAY - 1
 
 
 @table("delay, seconds", [(0.2, 1), (1.0, 1), (1.5, 2), (86_400.0, 86_400)])

@@ -58,7 +58,6 @@ def aclient(mosquitto: Mosquitto, connect: Connect) -> Messaging:
     return connect()
 
 
-@pytest.mark.slow
 def test_session_expiry(connect: Connect) -> None:
     """A session lives as long as ``session_expiry`` says, counted from the loss, and not longer.
 
