@@ -196,10 +196,7 @@ async def test_a_type_the_broker_does_not_know_is_refused_though_it_costs_the_co
 async def test_without_declaring_a_missing_exchange_is_refused(client: Client, declare: str) -> None:
     exchange = unique("missing")
     sink, _ = await client.subscribe("sibling")
-    batch = [
-        client.message(exchange, key="k", extensions={"declare": declare}),
-        client.message("sibling", b"x"),
-    ]
+    batch = [client.message(exchange, key="k", extensions={"declare": declare}), client.message("sibling", b"x")]
     await within(client.adapter.publish(batch))
     assert await outcomes(batch) == ["PublishRefusedError", ""]
     error = batch[0].error

@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 from adapters.amqp import AmqpSettings, extensions
 from adapters.amqp.declarations import DelaySpec, destination, source
 from messaging.errors import InvalidExtensionError
-from messaging.model import (
-    MessageContext,
-    PublishOptions,
-    SubscriptionSpec,
-    publish_options,
-    subscribe_options,
-)
+from messaging.model import MessageContext, PublishOptions, SubscriptionSpec, publish_options, subscribe_options
 from messaging.testing.tables import table
 from tests.amqp.harness import make_adapter
 from tests.doubles.plans import plan_of

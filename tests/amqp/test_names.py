@@ -38,15 +38,7 @@ def test_a_channel_has_this_routing_key(channel: str, key: str) -> None:
 
 
 @table(
-    "pattern, key",
-    [
-        ("a/b", "a.b"),
-        ("+/b/#", "*.b.#"),
-        ("#", "#"),
-        ("+", "*"),
-        ("a.b/+", "a%2Eb.*"),
-        ("*/a", "%2A.a"),
-    ],
+    "pattern, key", [("a/b", "a.b"), ("+/b/#", "*.b.#"), ("#", "#"), ("+", "*"), ("a.b/+", "a%2Eb.*"), ("*/a", "%2A.a")]
 )
 def test_a_pattern_has_this_binding_key(pattern: str, key: str) -> None:
     assert names.binding_key(pattern) == key

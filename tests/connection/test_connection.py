@@ -237,11 +237,7 @@ def test_delays_between_attempts_grow_and_stay_within_their_bounds() -> None:
     ids=["connections that do not last", "connections that last", "attempts that fail"],
 )
 def test_delays_grow_until_a_connection_lasts(
-    connect: Connect,
-    monkeypatch: pytest.MonkeyPatch,
-    stable: float,
-    refusals: int,
-    expected: list[int],
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, stable: float, refusals: int, expected: list[int]
 ) -> None:
     broker = FakeBroker()
     taken: list[int] = []

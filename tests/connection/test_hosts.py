@@ -351,10 +351,7 @@ class HostsMachine(RuleBasedStateMachine):
             assert wait == 0
             assert endpoint.host in followed
 
-    @rule(
-        host=st.sampled_from([A, B, C]),
-        addresses=st.lists(st.integers(1, 5).map("10.0.0.{}".format), max_size=4),
-    )
+    @rule(host=st.sampled_from([A, B, C]), addresses=st.lists(st.integers(1, 5).map("10.0.0.{}".format), max_size=4))
     def resolve(self, host: Host, addresses: list[str]) -> None:
         self.hosts.resolved(host, addresses)
         self.attempts.clear()

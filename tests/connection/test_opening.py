@@ -337,11 +337,7 @@ def test_a_link_local_address_keeps_its_link(monkeypatch: pytest.MonkeyPatch) ->
 
 @table("failure", [OSError("try again"), RuntimeError("can't start new thread")])
 def test_a_look_up_that_fails_leaves_the_addresses_that_are_known(
-    pool: Pool,
-    connect: Connect,
-    addresses: dict[str, list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    failure: Exception,
+    pool: Pool, connect: Connect, addresses: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     monkeypatch.setattr("messaging.connection.opening._FRESH_SECONDS", 0.0)
     [a] = pool(1)

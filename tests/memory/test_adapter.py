@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 from adapters.memory import MemoryAdapter
 from adapters.memory.broker import routing_matcher
 from messaging import Message
-from messaging.errors import (
-    ConfigurationError,
-    DeadlineError,
-    InvalidUrlError,
-)
+from messaging.errors import ConfigurationError, DeadlineError, InvalidUrlError
 from messaging.services import ServiceRegistry
 from messaging.testing.conformance.helpers import nothing_more
 from messaging.testing.tables import table

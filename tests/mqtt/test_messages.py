@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from adapters.mqtt import packets
-from messaging.errors import (
-    InvalidChannelError,
-)
+from messaging.errors import InvalidChannelError
 from messaging.model import envelope
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.tables import table
@@ -93,9 +91,7 @@ async def test_retained_messages_reach_all_streams_that_subscribe_at_once(mosqui
     async with connected(mosquitto.url, version=version) as core:
         base = f"at-once/{version}"
         await core.publish(f"{base}/a", b"kept", qos="1", retain=True)
-        results = await asyncio.gather(
-            *(core.subscribe(f"{base}/{name}") for name in ("#", "a", "+", "#", "a")),
-        )
+        results = await asyncio.gather(*(core.subscribe(f"{base}/{name}") for name in ("#", "a", "+", "#", "a")))
         for sink, _ in results:
             await sink.count(1)
         await core.publish(f"{base}/a", b"end")
@@ -144,6 +140,7 @@ async def test_unacknowledged_messages_hold_the_broker_back(version: str, qos: s
                 await core.publish("held", b"%d" % number, qos=qos)
             await witness.count(30)
             await sink.count(7)
+            await core.publish("held/mark", b"", qos="1")  # its answer comes after what the broker sends before
             assert len(sink.arrived) == 7
             for number in (3, 0, 1, 2, *range(4, 16)):  # any order
                 core.acknowledge(sink.arrived[number], sink.arrived[number])

@@ -9,12 +9,7 @@ import pytest
 
 from adapters.mqtt import adapter as adapter_module
 from adapters.mqtt import outbound, packets
-from messaging.errors import (
-    ConnectionLostError,
-    PayloadTooLargeError,
-    PublishRefusedError,
-    SubscriptionRefusedError,
-)
+from messaging.errors import ConnectionLostError, PayloadTooLargeError, PublishRefusedError, SubscriptionRefusedError
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.tables import table
 from tests.mqtt.harness import Core, connected, settled
@@ -301,9 +296,7 @@ async def test_an_id_that_a_forgetful_broker_gives_to_another_message_is_another
 
 
 @table("settings", [{}, PERSISTENT])
-async def test_tokens_of_a_lost_session_are_stale_and_never_reach_the_next_one(
-    settings: dict[str, Any],
-) -> None:
+async def test_tokens_of_a_lost_session_are_stale_and_never_reach_the_next_one(settings: dict[str, Any]) -> None:
     async with session(**settings) as (core, peer, connection):
         sink, old_handle = await subscribed(core, connection, qos="1")
         connection.deliver("t", b"old", 1, 1)

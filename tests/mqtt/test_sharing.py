@@ -137,9 +137,7 @@ async def test_a_broker_that_could_not_be_reached_is_probed_again(caplog: pytest
 
 
 @table(
-    "code, reason",
-    [(0, "no message arrives"), (5, "refused a client without user name")],
-    ids=["silent", "refused"],
+    "code, reason", [(0, "no message arrives"), (5, "refused a client without user name")], ids=["silent", "refused"]
 )
 async def test_a_probe_without_result_is_warned_of(caplog: pytest.LogCaptureFixture, code: int, reason: str) -> None:
     async with Peer() as peer:

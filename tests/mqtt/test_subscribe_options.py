@@ -110,10 +110,7 @@ def _sever(m: Messaging, proxy: Proxy) -> None:
 def test_live_messages_say_whether_they_are_retained_and_old_ones_do_anyway(
     m: Messaging, other: Messaging, channel: str
 ) -> None:
-    with (
-        m.subscribe(channel, qos=1, retain_as_published=True) as told,
-        other.subscribe(channel, qos=1) as untold,
-    ):
+    with m.subscribe(channel, qos=1, retain_as_published=True) as told, other.subscribe(channel, qos=1) as untold:
         publish(other, channel, [b"live"], qos=1, retain=True)
         publish(other, channel, [b"fleeting"], qos=1)
         assert _flags(told, 3) == [(b"kept", True), (b"live", True), (b"fleeting", None)]
@@ -123,10 +120,7 @@ def test_live_messages_say_whether_they_are_retained_and_old_ones_do_anyway(
 def test_a_stream_beside_one_that_overlaps_gets_each_message_once_with_its_own_flag(
     m: Messaging, other: Messaging, channel: str
 ) -> None:
-    with (
-        m.subscribe(channel, qos=1, retain_as_published=True) as told,
-        m.subscribe(f"{channel}/#", qos=1) as untold,
-    ):
+    with m.subscribe(channel, qos=1, retain_as_published=True) as told, m.subscribe(f"{channel}/#", qos=1) as untold:
         assert _flags(told, 1) == _flags(untold, 1) == [(b"kept", True)]
         publish(other, channel, [b"live"], qos=1, retain=True)
         assert _flags(told, 1) == [(b"live", True)]
