@@ -72,6 +72,17 @@ class Connection(BrokerEnd):
     def answer(self, kind: int, packet_id: int, reason: int = 0) -> None:
         self.send(kind, packet_id.to_bytes(2, "big") + (bytes((reason,)) if reason else b""))
 
+    async def confirm(self, out: Out, publish: packets.Publish) -> None:
+        """Confirm a message of QoS 1, and wait for its outcome."""
+        self.answer(packets.PUBACK, publish.id)
+        await out.result()
+
+    async def complete(self, packet_id: int) -> None:
+        """Take a message of QoS 2."""
+        self.answer(packets.PUBREC, packet_id)
+        await self.expect(packets.PUBREL)
+        self.answer(packets.PUBCOMP, packet_id)
+
     def deliver(self, topic: str, payload: bytes, packet_id: int = 0, qos: int = 0, flags: int = 0) -> None:
         """Send a PUBLISH without properties (version 5)."""
         body = packets.text(topic) + (packet_id.to_bytes(2, "big") if qos else b"") + b"\0" + payload

@@ -192,8 +192,7 @@ async def test_with_confirms_it_takes_no_time(monkeypatch: pytest.MonkeyPatch) -
         out, publish = await sent(core, one, "t", b"1", qos="1")
         renewal = renewing(core, provider)
         assert await one.is_silent()
-        one.answer(packets.PUBACK, publish.id)
-        await out.result()
+        await one.confirm(out, publish)
         await one.expect(packets.DISCONNECT)
         one.close()
         await renewal
@@ -298,8 +297,7 @@ async def test_a_session_that_the_broker_did_not_keep_is_begun_anew() -> None:
         assert not resumed
         publish = await two.publish()
         assert (publish.payload, publish.dup) == (b"1", False)
-        two.answer(packets.PUBACK, publish.id)
-        await out.result()
+        await two.confirm(out, publish)
 
 
 async def test_without_a_provider_nothing_is_asked_of_the_broker(peer: Peer) -> None:
@@ -355,8 +353,7 @@ async def test_new_credentials_are_handed_over_on_the_same_connection() -> None:
             assert properties["AuthenticationMethod"] == METHOD
             assert properties["AuthenticationData"] == b"p%d" % number
             out, publish = await sent(core, one, "t", b"meanwhile", qos="1")
-            one.answer(packets.PUBACK, publish.id)
-            await out.result()
+            await one.confirm(out, publish)
             answer_auth(one) if number == 2 else one.send(packets.AUTH, b"")
             await renewal
         assert core.losses == []
@@ -402,8 +399,7 @@ async def test_a_broker_that_refuses_the_new_credentials_costs_a_planned_reconne
         assert (Connect5(two.connect).clean_start, resumed) == (False, True)
         again = await two.publish()
         assert again.payload == b"unconfirmed"
-        two.answer(packets.PUBACK, again.id)
-        await message.done
+        await two.confirm(message, again)
 
 
 async def test_a_broker_that_ends_the_connection_for_another_reason_meanwhile_is_a_loss() -> None:

@@ -173,8 +173,7 @@ async def test_a_refused_message_has_code_and_detail_and_frees_its_slot(
         assert f"'some/where': {name}" in str(caught.value)
         assert detail is None or f"({detail})" in str(caught.value)
         out, publish = await sent(core, connection, "t", qos="1")  # and no PUBREL before it
-        connection.answer(packets.PUBACK, publish.id)
-        await out.done
+        await connection.confirm(out, publish)
         assert not core.losses
 
 
@@ -240,11 +239,8 @@ async def test_a_connection_that_breaks_has_no_code() -> None:
 @table("size", [65, 5000])
 async def test_a_packet_over_our_limit_ends_the_connection_with_0x95(peer: Peer, size: int) -> None:
     core = Core(peer.url, max_packet_size=64)
-    opening = asyncio.create_task(core.open())
-    connection, connect = await peer.accept()
-    assert b"\x27\x00\x00\x00\x40" in connect
-    connection.connack()
-    await opening
+    connection, _ = await accept(core, peer)
+    assert b"\x27\x00\x00\x00\x40" in connection.connect
     sink, _ = await subscribed(core, connection)
     connection.deliver("t", bytes(64 - 6))
     await sink.count(1)

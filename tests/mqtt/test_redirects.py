@@ -322,8 +322,7 @@ async def test_another_brokers_session_of_this_client_is_not_taken_for_the_last_
         again = await connection.publish(v5)
         assert (first.payload, again.payload, again.dup) == (b"unconfirmed", b"unconfirmed", False)
         assert not v5 or core.adapter.is_stale(message.token)
-        connection.answer(packets.PUBACK, again.id)
-        await out.done
+        await connection.confirm(out, again)
         # what the old session holds is for the subscriptions that are made again
         if v5:
             connection.deliver("t", b"kept", packet_id=7, qos=1)

@@ -86,8 +86,7 @@ async def test_a_malformed_answer_fails_its_message_only(kind: int, rest: bytes,
             assert await connection.expect(packets.PUBREL) == publish.id.to_bytes(2, "big")
             connection.answer(packets.PUBCOMP, publish.id)
         out, publish = await sent(core, connection, "t", b"", qos="1")
-        connection.answer(packets.PUBACK, publish.id)
-        await out.done
+        await connection.confirm(out, publish)
         assert not core.losses
 
 
@@ -109,8 +108,7 @@ async def test_answers_to_unknown_messages_are_harmless() -> None:
         connection.answer(packets.PUBREC, publish.id)  # of the wrong kind
         await connection.expect(packets.PUBREL)
         assert not out.settled
-        connection.answer(packets.PUBACK, publish.id)
-        await out.done
+        await connection.confirm(out, publish)
         assert not core.losses
 
 
@@ -118,8 +116,7 @@ async def test_a_broker_may_make_qos_1_of_qos_2() -> None:
     async with session(b"\x21\x00\x01") as (core, _, connection):
         for _ in range(2):
             out, publish = await sent(core, connection, "t", b"", qos="2")
-            connection.answer(packets.PUBACK, publish.id)
-            await out.done
+            await connection.confirm(out, publish)
 
 
 async def test_without_a_session_unconfirmed_messages_fail() -> None:
@@ -163,9 +160,7 @@ async def test_a_resumed_session_finishes_every_handshake_in_order_within_the_wi
         assert (again.id, again.payload, again.dup) == (sent[4].id, b"4", True)
         assert not sending.done()
         for publish in (sent[2], sent[4]):
-            connection.answer(packets.PUBREC, publish.id)
-            await connection.expect(packets.PUBREL)
-            connection.answer(packets.PUBCOMP, publish.id)
+            await connection.complete(publish.id)
         new = await connection.publish()
         assert (new.payload, new.dup) == (b"late", False)
         await sending
@@ -187,9 +182,7 @@ async def test_if_the_session_is_lost_unfinished_messages_are_sent_as_new_ones()
         again = [await connection.publish() for _ in range(2)]
         assert [(publish.payload, publish.dup) for publish in again] == [(b"0", False), (b"1", False)]
         connection.answer(packets.PUBACK, again[0].id)
-        connection.answer(packets.PUBREC, again[1].id)
-        await connection.expect(packets.PUBREL)
-        connection.answer(packets.PUBCOMP, again[1].id)
+        await connection.complete(again[1].id)
         await settled(*(out.done for out in outs))
         assert [out.error is None for out in outs] == [True, True, False]
 

@@ -21,8 +21,7 @@ async def travelled(core: Core, connection: Connection, channel: str, qos: str =
     """Topic and alias of the next message, as it is on the wire."""
     out, publish = await sent(core, connection, channel, b"x", qos=qos)
     if publish.qos:
-        connection.answer(packets.PUBACK, publish.id)
-    await out.done
+        await connection.confirm(out, publish)
     return publish.topic, publish.properties.alias
 
 
@@ -57,8 +56,7 @@ async def test_aliases_end_with_their_connection_and_resent_messages_have_their_
         assert (again.topic, again.properties.alias, again.dup, again.payload) == (
             "some/topic", 0, True, b"unanswered",
         )  # fmt: skip
-        connection.answer(packets.PUBACK, again.id)
-        await out.done
+        await connection.confirm(out, again)
         assert await travelled(core, connection, "some/topic") == ("some/topic", 1)
         assert await travelled(core, connection, "some/topic") == ("", 1)
 
