@@ -64,19 +64,14 @@ def test_keys_of_other_programs_are_read_leniently(key: str, channel: str) -> No
 @example("%2E")
 @example("%25")
 @example("a.b/%2E/%252E")
-def test_translation_is_undone(channel: str) -> None:
-    assert names.channel_name(names.routing_key(channel)) == channel
-
-
-@given(NAME)
-def test_the_levels_of_a_channel_are_the_words_of_its_key(channel: str) -> None:
-    assert len(names.routing_key(channel).split(".")) == len(channel.split("/"))
-    assert not set(names.routing_key(channel)) & set("*#+/")
-
-
-@given(NAME.filter(lambda name: not channels.has_wildcard(name)))
-def test_a_pattern_without_wildcards_is_bound_as_the_channel_is_published(channel: str) -> None:
-    assert names.binding_key(channel) == names.routing_key(channel)
+def test_translation_is_undone_and_keeps_the_levels(channel: str) -> None:
+    """The words of a key are the levels of its channel; a pattern without wildcards is bound as it is published."""
+    key = names.routing_key(channel)
+    assert names.channel_name(key) == channel
+    assert len(key.split(".")) == len(channel.split("/"))
+    assert not set(key) & set("*#+/")
+    if not channels.has_wildcard(channel):
+        assert names.binding_key(channel) == key
 
 
 @given(KEY)

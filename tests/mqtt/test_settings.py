@@ -139,18 +139,21 @@ def test_features_are_what_the_version_can_do() -> None:
     assert five.capabilities.default_qos == "0"
 
 
-def test_keep_session_sets_what_a_lasting_session_needs() -> None:
-    settings = make("mqtt://h", keep_session=True, name="plant").settings
-    assert (settings.client_id, settings.clean_start, settings.session_expiry) == ("plant", False, 604_800)
+@table(
+    "url, given, expected",
+    {
+        "MQTT 5": ("mqtt://h", {"name": "plant"}, ("plant", False, 604_800)),
+        "MQTT 3.1.1": ("mqtt://h?version=3.1.1", {"name": "plant"}, ("plant", False, 0)),
+        "given options are left as they are":
+            ("mqtt://h?client_id=me&session_expiry=60&clean_start=true", {"name": "n"}, ("me", True, 60)),
+    },
+)  # fmt: skip
+def test_keep_session_sets_what_a_lasting_session_needs(
+    url: str, given: dict[str, Any], expected: tuple[str, bool, int]
+) -> None:
+    settings = make(url, keep_session=True, **given).settings
+    assert (settings.client_id, settings.clean_start, settings.session_expiry) == expected
     assert settings.persistent
-    older = make("mqtt://h?version=3.1.1&keep_session=true", name="plant").settings
-    assert (older.client_id, older.clean_start, older.session_expiry) == ("plant", False, 0)
-    assert older.persistent
-
-
-def test_keep_session_leaves_options_that_are_given_as_they_are() -> None:
-    settings = make("mqtt://h?client_id=me&session_expiry=60&clean_start=true", keep_session=True, name="n").settings
-    assert (settings.client_id, settings.clean_start, settings.session_expiry) == ("me", True, 60)
 
 
 @table("options", [{}, {"client_id": ""}])
