@@ -18,7 +18,7 @@ from pamqp import header
 from pamqp.commands import Basic
 
 import messaging
-from adapters.amqp import counting, delays, properties
+from adapters.amqp import consumer, counting, delays, properties
 from adapters.amqp.frames import short_string
 from messaging.model import Incoming
 from messaging.testing.tables import table
@@ -224,8 +224,9 @@ async def test_a_confirm_after_the_lease_of_the_queue_does_not_count(
 
 
 async def test_closing_waits_until_rejected_messages_are_moved(
-    client: Client, foreign: BlockingChannel, queue: str
+    client: Client, foreign: BlockingChannel, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(consumer, "CLOSE_GRACE", PATIENCE)
     sink, handle = await client.subscribe(queue, queue=queue, redeliveryDelay=60)
     await client.publish(queue, *[b"x"] * 300)  # more than the window
     client.reject(*await sink.count(300))

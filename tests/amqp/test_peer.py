@@ -507,14 +507,14 @@ async def test_a_request_that_is_never_answered_ends_with_the_connection(peer: P
 async def test_a_request_to_a_broker_that_takes_no_messages_waits_until_it_does(peer: Peer) -> None:
     """It reads nothing from the connection meanwhile, requests included."""
 
-    async with client_of(peer, connect_timeout=0.2) as client:
+    async with client_of(peer, connect_timeout=1) as client:
         session = await opened(client, peer)
         message = client.message("c")
         publishing = asyncio.create_task(client.adapter.publish([message]))
         channel, frame = await session.frame()
         assert isinstance(frame, commands.Channel.Open)
         session.send(commands.Connection.Blocked("low on memory"))
-        await asyncio.sleep(0.4)  # sleeps: twice the time that a request may take
+        await asyncio.sleep(1.2)  # sleeps: longer than a request may take
         session.send(commands.Connection.Unblocked())
         session.send(commands.Channel.OpenOk(), channel)
         channel = await session.published(1)
