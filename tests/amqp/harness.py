@@ -129,7 +129,7 @@ async def open_fails(
     client = Client(make_adapter(url, **settings))
     try:
         with pytest.raises(error) as caught:
-            await within(client.open(), 5)
+            await within(client.open())
     finally:
         await client.adapter.close()
     assert client.losses == []

@@ -194,7 +194,7 @@ async def test_closing_with_a_closed_transport_goes_well(client: Client, breaks:
     for wire in client.wires:
         await breaks(wire)
     client.acknowledge(arrived)
-    await within(client.adapter.close(), 3)
+    await within(client.adapter.close())
     await client.reopen()
 
 

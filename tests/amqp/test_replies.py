@@ -44,7 +44,7 @@ def test_a_reply_never_gets_into_the_queue_of_a_handler(connect: Connect, way: s
 
     m = connect(timeout=PATIENCE)
     m.reply(channel, handler, queue=queue, auto_delete=True)
-    options: dict[str, Any] = {} if way != "unserved queue" else {"timeout": 0.2}
+    options: dict[str, Any] = {} if way != "unserved queue" else {"timeout": 1.0}
     with pytest.raises(messaging.MessagingError) as caught:
         m.request(channel, b"?", **options).result(PATIENCE)
     if way == "unserved queue":

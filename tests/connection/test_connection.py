@@ -359,7 +359,7 @@ def test_a_loss_while_subscribing_is_made_good(broker: FakeBroker, m: Messaging,
 def test_a_subscription_the_broker_never_answers_does_not_block_publishing(
     broker: FakeBroker, connect: Connect
 ) -> None:
-    m = connect(broker, connect_timeout=0.3)
+    m = connect(broker, connect_timeout=0.6)
     m.subscribe("a").subscribe(print)
     broker.gates["subscribe"].close()
     broker.lose()

@@ -304,7 +304,7 @@ def test_a_callable_that_hangs_takes_one_thread_however_often_it_is_needed(
             release.wait(PATIENCE)
         return f"p{asked}"
 
-    connect(login, credentials=ask, connect_timeout=0.1)
+    connect(login, credentials=ask, connect_timeout=0.4)
     login.lose()
     eventually(lambda: caplog.text.count("no credentials within") >= 3, "attempts that fail")
     assert asked == 2

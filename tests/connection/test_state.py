@@ -158,7 +158,7 @@ def test_the_state_is_degraded_while_the_broker_is_impaired(broker: FakeBroker, 
 
 
 def test_subscriptions_that_are_not_restored_in_time_are_degraded(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker, connect_timeout=0.1)
+    m = connect(broker, connect_timeout=0.5)
     states = observe(m)
     with m.subscribe("a") as stream:
         stream.ready.result(PATIENCE)

@@ -65,7 +65,7 @@ async def test_messages_left_to_the_next_stream_survive_a_connection_that_is_los
 def test_a_closed_instance_does_not_warn_of_messages_left_in_the_window(
     connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leftovers, "LEFT_TIMEOUT", 0.1)
+    monkeypatch.setattr(leftovers, "LEFT_TIMEOUT", 0.7)
     m, other = connect(receive_maximum=2, **lasting("5")), connect()
     subscribed_at(m, "b", qos=1)
     with m.subscribe("a", qos=1) as stream:
@@ -73,7 +73,7 @@ def test_a_closed_instance_does_not_warn_of_messages_left_in_the_window(
         eventually(lambda: stream.counters.received == 2, "all there")
     m.close()
     over: Recorder[None] = Recorder()
-    engine().call(engine().loop.call_later, 0.15, over, None)  # after the warning would have come
+    engine().call(engine().loop.call_later, 0.8, over, None)  # after the warning would have come
     over.wait_for(1)
     assert "fill the window" not in caplog.text
 

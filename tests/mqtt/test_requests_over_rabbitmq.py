@@ -17,7 +17,7 @@ from messaging.testing.waiting import PATIENCE
 if TYPE_CHECKING:
     from messaging.testing.brokers import RabbitMQ
 
-TIMEOUT = 0.2
+TIMEOUT = 0.5
 
 
 @table("qos", [0, 1])

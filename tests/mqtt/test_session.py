@@ -322,7 +322,7 @@ async def test_closing_leaves_unsettled_messages_to_the_session() -> None:
 async def test_messages_of_a_resumed_session_wait_for_the_streams_that_subscribe(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(adapter_module, "CLAIM_TIMEOUT", 0.3)
+    monkeypatch.setattr(adapter_module, "CLAIM_TIMEOUT", 1.0)
 
     async with Peer() as peer:
         core = Core(peer.url, **PERSISTENT)
