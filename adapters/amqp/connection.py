@@ -395,6 +395,7 @@ async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) 
         raise _connect_error(target, protocol, error) from without_frames(error)
     limit = connection.amqp.connection_tune.frame_max
     if limit < frames.FRAME_MIN_SIZE:
+        protocol.end_quietly()
         cut(transport)
         await connection.close()
         raise ConnectFailedError(

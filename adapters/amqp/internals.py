@@ -61,19 +61,21 @@ class Reader(asyncio.StreamReader):
     """The stream that aiormq reads. With ``ends_quietly``, aiormq reads ``connection.close-ok`` at its end."""
 
     ends_quietly = False
+    _has_ended_quietly = False
 
     def feed_eof(self) -> None:
         """End the stream."""
         if self.ends_quietly and not self.at_eof():
             self.ends_quietly = False
+            self._has_ended_quietly = True
             self.feed_data(frames.CLOSE_OK)
         super().feed_eof()
 
     def set_exception(self, exc: Exception) -> None:
-        """End the stream over an error. A quiet end hides the error from aiormq."""
+        """End the stream over an error. A quiet end hides the error from aiormq, also one that follows it."""
         if self.ends_quietly:
             self.feed_eof()
-        else:
+        elif not self._has_ended_quietly:  # aiormq may not have read the end yet
             super().set_exception(exc)
 
 

@@ -118,6 +118,10 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
         """
         self._frame_max, self._blocked, self._ended = frame_max, blocked, ended
         self._is_settled = True
+        self.end_quietly()
+
+    def end_quietly(self) -> None:
+        """Let aiormq read the end of the connection as one in good order: it logs no warning then."""
         if isinstance(self.reader, internals.Reader):
             self.reader.ends_quietly = True
 

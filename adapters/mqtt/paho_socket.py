@@ -146,9 +146,10 @@ class LoopbackSocket:
             server.settimeout(_LOOPBACK_TIMEOUT)
             connect(*server.getsockname())
             theirs: Any = self.client.socket()
+            name = theirs.getsockname()  # fails if it was closed meanwhile
             while True:
                 ours, address = server.accept()
-                if address == theirs.getsockname():  # and not another program's
+                if address == name:  # and not another program's
                     break
                 ours.close()
         ours.settimeout(_LOOPBACK_TIMEOUT)

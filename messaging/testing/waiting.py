@@ -9,7 +9,8 @@
     eventually(lambda: m.runtime.get_runtime_dto().subscriptions == (), "the subscription is gone")
 
 A wait ends as soon as its condition holds, so a long deadline costs a failing test only. On a slow machine, set the
-environment variable ``TEST_PATIENCE`` to a factor: ``TEST_PATIENCE=3`` triples every deadline.
+environment variable ``TEST_PATIENCE`` to a factor: ``TEST_PATIENCE=3`` triples every deadline. With a virtual clock
+(:mod:`messaging.testing.clock`) deadlines are virtual seconds.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from reprlib import Repr
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
+
+from messaging.execution import clock
 
 if TYPE_CHECKING:
     from reactivex.abc import DisposableBase
@@ -70,8 +73,11 @@ def eventually(condition: Callable[[], T | None], what: object = "", *, patience
     """
     attempt = _Attempt(condition, what, patience)
     while not attempt.holds():
-        with _changed:
-            _changed.wait(attempt.pause())
+        if clock.monotonic is time.monotonic:
+            with _changed:
+                _changed.wait(attempt.pause())
+        else:  # with a virtual clock: then time passes if nothing else is left to do
+            clock.pause(attempt.pause())
     return attempt.result
 
 
@@ -102,7 +108,7 @@ class _Attempt(Generic[T]):
         self._condition = condition
         self._what = what
         self._patience = patience
-        self._deadline = time.monotonic() + patience
+        self._deadline = clock.monotonic() + patience
         self._pause = _SHORTEST_PAUSE / 2
         self._last = ""
 
@@ -112,7 +118,7 @@ class _Attempt(Generic[T]):
         Raises:
             AssertionError: it does not hold, and the deadline has passed.
         """
-        is_last = time.monotonic() > self._deadline
+        is_last = clock.monotonic() > self._deadline
         try:
             found = self._condition()
         except AssertionError as error:

@@ -2,21 +2,25 @@ from __future__ import annotations
 
 import contextlib
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pika
 import pytest
 
+import messaging
+from messaging.services import ServiceRegistry
 from messaging.testing.brokers import RabbitMQ
-from tests.amqp.harness import Client, connected, unique
+from tests.amqp.harness import BrokerProxy, Client, connected, unique
 from tests.amqp.peer import Peer
 from tests.doubles.core import loop_factory as loop_factory
 from tests.doubles.core import pytest_pyfunc_call as pytest_pyfunc_call
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pika.adapters.blocking_connection import BlockingChannel
+
+    Connect = Callable[..., messaging.Messaging]
 
 
 @pytest.fixture
@@ -33,6 +37,13 @@ def foreign_channel(broker: RabbitMQ) -> Iterator[BlockingChannel]:
         yield connection.channel()
     finally:
         connection.close()
+
+
+@pytest.fixture
+def proxy(rabbitmq: RabbitMQ) -> Iterator[BrokerProxy]:
+    """A proxy before the shared broker."""
+    with BrokerProxy(rabbitmq) as proxy:
+        yield proxy
 
 
 @pytest.fixture
@@ -56,6 +67,19 @@ def exchange(foreign: BlockingChannel) -> Iterator[str]:
     name = unique("exchange")
     yield name
     foreign.exchange_delete(name)  # an exchange that does not exist is no error
+
+
+@pytest.fixture
+def connect(rabbitmq: RabbitMQ) -> Iterator[Connect]:
+    """``connect(url, **settings)``: an instance, by default at the shared broker, that is closed after the test."""
+    with contextlib.ExitStack() as stack:
+        services = ServiceRegistry()
+
+        def make(url: str = rabbitmq.url, **settings: Any) -> messaging.Messaging:
+            given = {"services": services, "reconnect_min": 0.02, "reconnect_max": 0.2, **settings}
+            return stack.enter_context(messaging.connect(url, **given))
+
+        yield make
 
 
 @pytest.fixture

@@ -15,14 +15,13 @@ from messaging.errors import ConnectFailedError
 from messaging.model import Incoming, MessageContext, SubscribeOptions, SubscriptionSpec, parse_url
 from messaging.model.extensions import subscribe_options
 from messaging.model.settings import load_settings
-from tests.doubles.core import PATIENCE as PATIENCE
+from messaging.testing.proxy import Proxy
+from messaging.testing.waiting import eventually_async, within
 from tests.doubles.core import Out as Out
 from tests.doubles.core import Sink as Sink
 from tests.doubles.core import run as run
 from tests.doubles.core import settled as settled
 from tests.doubles.core import unique as unique
-from tests.doubles.core import until as until
-from tests.doubles.core import within as within
 from tests.doubles.events import Recorded
 
 if TYPE_CHECKING:
@@ -31,6 +30,15 @@ if TYPE_CHECKING:
     from adapters.amqp.connection import Wire
     from adapters.amqp.link import Link
     from messaging.errors import MessagingError
+    from messaging.testing.brokers import RabbitMQ
+
+
+class BrokerProxy(Proxy):
+    """A proxy before a broker; ``url`` leads through it to the virtual host of the tests."""
+
+    def __init__(self, broker: RabbitMQ) -> None:
+        super().__init__(broker.host, broker.port)
+        self.url = broker.url_at(self.host, self.port)
 
 
 def make_adapter(url: str, name: str = "test", **settings: Any) -> AmqpAdapter:
@@ -57,6 +65,11 @@ class Client:
     async def open(self) -> None:
         assert await self.adapter.open(self.events) is False
 
+    async def reopen(self) -> None:
+        """Connect again, and forget the loss."""
+        self.losses.clear()
+        await self.open()
+
     @property
     def link(self) -> Link:
         assert self.adapter.link is not None
@@ -67,8 +80,8 @@ class Client:
         """The connections: for publishing, and for consuming if there is a subscription."""
         return self.link.wires
 
-    async def lost(self, patience: float = PATIENCE) -> MessagingError:
-        await until(lambda: self.losses, "the loss", patience)
+    async def lost(self) -> MessagingError:
+        await eventually_async(lambda: self.losses, "the loss")
         return self.losses[-1]
 
     def message(
@@ -120,7 +133,7 @@ async def open_fails(
     client = Client(make_adapter(url, **settings))
     try:
         with pytest.raises(error) as caught:
-            await within(client.open(), 5)
+            await within(client.open())
     finally:
         await client.adapter.close()
     assert client.losses == []

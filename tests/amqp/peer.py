@@ -11,7 +11,8 @@ from pamqp import commands, header, heartbeat
 from pamqp.commands import Basic, Channel, Confirm, Exchange, Queue
 
 from adapters.amqp import frames
-from tests.amqp.harness import PATIENCE, Client, make_adapter, within
+from messaging.testing.waiting import PATIENCE, within
+from tests.amqp.harness import Client, Sink, make_adapter
 from tests.doubles.core import BrokerEnd, Listener
 
 if TYPE_CHECKING:
@@ -128,7 +129,25 @@ async def client_of(peer: Peer, **settings: Any) -> AsyncIterator[Client]:
     """A client of ``peer`` that is not connected yet, and is closed afterwards."""
     client = Client(make_adapter(peer.url, **{"connect_timeout": 5} | settings))
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(2 * PATIENCE):
             yield client
     finally:
+        for connection in peer.connections:  # they would not answer its good-bye
+            connection.abort()
         await within(client.adapter.close())
+
+
+async def opened(client: Client, peer: Peer) -> Session:
+    """Have the client connect; its connection, on which it publishes."""
+    opening = asyncio.create_task(client.open())
+    session = await (await peer.session()).open()
+    await opening
+    return session
+
+
+async def consuming(client: Client, peer: Peer, channel: str = "c", **options: Any) -> tuple[Sink, Session, int]:
+    """Have the client subscribe: what arrived, its connection for consuming, and the channel."""
+    subscribing = asyncio.create_task(client.subscribe(channel, **options))
+    session = await (await peer.session()).open()
+    number = await session.consumer()
+    return (await subscribing)[0], session, number

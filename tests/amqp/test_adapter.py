@@ -18,10 +18,12 @@ from messaging.errors import (
 )
 from messaging.model import Features, MessageContext, PublishOptions, SubscriptionSpec
 from messaging.model.extensions import SubscribeOptions, publish_options
+from messaging.testing.tables import table
 from tests.amqp.harness import Out, make_adapter
 from tests.doubles.plans import plan_of
 
 AMQP = "amqp://localhost"
+EXTERNAL = {"sasl": "external", "certfile": "c.pem"}
 
 
 def test_it_announces_the_features_of_amqp_and_no_others() -> None:
@@ -30,12 +32,12 @@ def test_it_announces_the_features_of_amqp_and_no_others() -> None:
     assert not {Features.EXTENSION_LAST_WILL, Features.EXTENSION_RETAIN, Features.REPLY_TO} & features
 
 
-@pytest.mark.parametrize("settings", [{}, {"max_priority": 0}, {"max_priority": 9}])
-def test_a_priority_travels_also_without_levels_of_priority_here(settings: dict[str, Any]) -> None:
+def test_a_priority_travels_also_without_levels_of_priority_here() -> None:
     """The queue that a message reaches may be another program's."""
-    adapter = make_adapter(AMQP, **settings)
-    assert Features.EXTENSION_PRIORITY in adapter.capabilities.features
-    assert publish_options({"priority": 3}, adapter.capabilities).priority == 3
+    for settings in ({}, {"max_priority": 0}, {"max_priority": 9}):
+        adapter = make_adapter(AMQP, **settings)
+        assert Features.EXTENSION_PRIORITY in adapter.capabilities.features
+        assert publish_options({"priority": 3}, adapter.capabilities).priority == 3
 
 
 def test_exactly_once_is_refused() -> None:
@@ -43,62 +45,77 @@ def test_exactly_once_is_refused() -> None:
         publish_options({"qos": "2"}, make_adapter(AMQP).capabilities)
 
 
-@pytest.mark.parametrize(
-    ("url", "port", "vhost"),
+@table(
+    "url, settings, address, credentials",
     [
-        ("amqp://h", 5672, "/"),
-        ("amqp://h/", 5672, "/"),
-        ("amqps://h", 5671, "/"),
-        ("amqp://h:1/%2F", 1, "/"),
-        ("amqp://h/a%2Fb%25", 5672, "a/b%"),
+        ("amqp://h", {}, ("h", 5672, "/"), ("guest", "guest")),
+        ("amqp://h/", {}, ("h", 5672, "/"), ("guest", "guest")),
+        ("amqps://h", {}, ("h", 5671, "/"), ("guest", "guest")),
+        ("amqp://h:1/%2F", {}, ("h", 1, "/"), ("guest", "guest")),
+        ("amqp://h/a%2Fb%25", {}, ("h", 5672, "a/b%"), ("guest", "guest")),
+        ("amqp://u:p%40@h", {}, ("h", 5672, "/"), ("u", "p@")),
+        ("amqp://u:p@h", {"username": "other", "password": "other"}, ("h", 5672, "/"), ("u", "p")),
+        ("amqp://u@h", {"password": "p"}, ("h", 5672, "/"), ("u", "p")),
+        ("amqp://h", {"username": "u", "password": "p"}, ("h", 5672, "/"), ("u", "p")),
     ],
 )
-def test_url(url: str, port: int, vhost: str) -> None:
-    target = make_adapter(url)._target
-    assert (target.host, target.port, target.vhost) == ("h", port, vhost)
-
-
-@pytest.mark.parametrize(
-    ("url", "settings", "credentials"),
-    [
-        ("amqp://h", {}, ("guest", "guest")),
-        ("amqp://u:p%40@h", {}, ("u", "p@")),
-        ("amqp://u:p@h", {"username": "other", "password": "other"}, ("u", "p")),
-        ("amqp://u@h", {"password": "p"}, ("u", "p")),
-        ("amqp://h", {"username": "u", "password": "p"}, ("u", "p")),
-    ],
-)
-def test_credentials(url: str, settings: dict[str, Any], credentials: tuple[str, str]) -> None:
+def test_address_and_credentials_come_from_the_url_and_the_settings(
+    url: str, settings: dict[str, Any], address: tuple[str, int, str], credentials: tuple[str, str]
+) -> None:
     target = make_adapter(url, **settings)._target
+    assert (target.host, target.port, target.vhost) == address
     assert (target.username, target.password.get_secret_value()) == credentials
     assert "p@" not in repr(target)
 
 
-@pytest.mark.parametrize(
-    ("url", "settings", "option"),
+@table(
+    "url, settings, option, right",
     [
-        ("amqp://u@h", {}, "password"),
-        ("amqp://h", {"password": "secret"}, "username"),
-        ("amqp://u@h", {"password": ""}, "password"),
-        ("amqp://h", {"cafile": "ca.pem"}, "cafile"),
-        ("amqp://h", {"allow_insecure": True}, "allow_insecure"),
-        ("amqps://h", {"keyfile": "key.pem"}, "keyfile"),
-        ("amqp://h", {"heartbeat": -1}, "heartbeat"),
-        ("amqp://h", {"publish_window": 0}, "publish_window"),
-        ("amqp://h", {"exchange": ""}, "exchange"),
-        ("amqp://h", {"exchange": "ä" * 128}, "exchange"),
+        ("amqp://u@h", {}, "password", ""),
+        ("amqp://h", {"password": "secret"}, "username", ""),
+        ("amqp://u@h", {"password": ""}, "password", ""),
+        ("amqp://h", {"cafile": "ca.pem"}, "cafile", ""),
+        ("amqp://h", {"allow_insecure": True}, "allow_insecure", ""),
+        ("amqps://h", {"keyfile": "key.pem"}, "keyfile", ""),
+        ("amqp://h", {"heartbeat": -1}, "heartbeat", ""),
+        ("amqp://h", {"publish_window": 0}, "publish_window", ""),
+        ("amqp://h", {"exchange": ""}, "exchange", ""),
+        ("amqp://h", {"exchange": "ä" * 128}, "exchange", ""),
+        ("amqp://h", {"sasl": "external"}, "sasl", "amqps:// and 'certfile'"),
+        ("amqps://h", {"sasl": "external"}, "sasl", "amqps:// and 'certfile'"),
+        ("amqps://u:p@h", {**EXTERNAL}, "username", "the certificate stands for it"),
+        ("amqps://h", {**EXTERNAL, "password": "secret"}, "password", "stands for it"),
+        ("amqps://h", {"sasl": "digest"}, "sasl", "'plain' or 'external'"),
+        ("amqps://h", {**EXTERNAL, "credentials": lambda: ""}, "credentials", "sasl 'external' takes none"),
+        ("amqps://h", {**EXTERNAL, "password_command": "true"}, "password_command", "sasl 'external' takes none"),
+        ("amqps://h", {**EXTERNAL, "password_file": "/x"}, "password_file", "sasl 'external' takes none"),
     ],
 )
-def test_settings_that_cannot_be(url: str, settings: dict[str, Any], option: str) -> None:
+def test_settings_that_cannot_be(url: str, settings: dict[str, Any], option: str, right: str) -> None:
     with pytest.raises(InvalidOptionError) as caught:
         make_adapter(url, **settings)
     assert caught.value.option == option
+    assert right in str(caught.value)
     assert "secret" not in str(caught.value)
 
 
-def test_a_virtual_host_that_is_too_long() -> None:
-    with pytest.raises(InvalidUrlError, match="128 characters"):
-        make_adapter("amqp://h/" + "v" * 128)
+@table("option, value", [("credentials", lambda: ""), ("password_command", "true"), ("password_file", "/x")])
+def test_credentials_that_change_need_no_certificate(option: str, value: object) -> None:
+    make_adapter(AMQP, **{option: value})
+
+
+@table(
+    "url, match",
+    [
+        ("amqp://h/" + "v" * 128, "128 characters"),
+        ("amqp://a,b,a:5672", "hosts 1 and 3 are the same"),  # the default port is known
+        ("amqps://a:5671,A", "hosts 1 and 2 are the same"),
+    ],
+)
+def test_urls_that_cannot_be(url: str, match: str) -> None:
+    make_adapter("amqps://a:5671,a:5672")
+    with pytest.raises(InvalidUrlError, match=match):
+        make_adapter(url)
 
 
 def test_tls_options_are_for_tls() -> None:
@@ -111,8 +128,8 @@ def test_the_size_limit_is_rabbitmqs_unless_set() -> None:
     assert make_adapter(AMQP, max_message_size=7).capabilities.max_message_size == 7
 
 
-@pytest.mark.parametrize(
-    ("context", "options", "error", "match"),
+@table(
+    "context, options, error, match",
     [
         (MessageContext("x" * 256), {}, InvalidChannelError, "256 bytes"),
         (MessageContext("." * 86), {}, InvalidChannelError, "258 bytes"),
@@ -138,8 +155,8 @@ def test_the_longest_values_that_amqp_carries_are_accepted() -> None:
     make_adapter(AMQP).check_publish(plan_of(MessageContext("x" * 255, correlation_id="c" * 255), options))
 
 
-@pytest.mark.parametrize(
-    ("spec", "error", "match"),
+@table(
+    "spec, error, match",
     [
         (SubscriptionSpec("x" * 254 + "/+", None, SubscribeOptions()), InvalidChannelError, "256 bytes"),
         (SubscriptionSpec("e/#", "k", SubscribeOptions()), InvalidChannelError, "names an exchange"),
@@ -153,8 +170,8 @@ def test_subscriptions_amqp_cannot_make_are_refused(spec: SubscriptionSpec, erro
         make_adapter(AMQP).check_subscribe(spec)
 
 
-@pytest.mark.parametrize(
-    ("options", "again"),
+@table(
+    "options, again",
     [
         (SubscribeOptions(), False),
         (SubscribeOptions(queue="q"), True),

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from adapters.amqp import frames
 from messaging.errors import SubscriptionRefusedError
-from tests.amqp.harness import Client, bare_consumer, connected, run, unique, until
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually_async
+from tests.amqp.harness import Client, bare_consumer, connected, run, unique
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
@@ -36,9 +38,6 @@ def exists(foreign: BlockingChannel, queue: str) -> bool:
         return True
 
 
-# --- named queues
-
-
 async def test_a_queue_that_exists_is_used_as_it_is(client: Client, foreign: BlockingChannel) -> None:
     queue = unique("existing")
     foreign.queue_declare(queue, auto_delete=True, arguments={"x-max-length": 10})
@@ -47,46 +46,37 @@ async def test_a_queue_that_exists_is_used_as_it_is(client: Client, foreign: Blo
     await sink.count(1)
 
 
-async def test_without_autocreate_nothing_is_declared_or_bound(rabbitmq: RabbitMQ, foreign: BlockingChannel) -> None:
-    queue, missing = unique("bound"), unique("missing")
-    async with connected(rabbitmq.url) as client:
-        with pytest.raises(SubscriptionRefusedError, match=f"'{missing}'.*404 NOT_FOUND"):
-            await client.subscribe("a", queue=missing, autocreate=False)
-        assert not exists(foreign, missing)
-        foreign.queue_declare(queue)
-        foreign.queue_bind(queue, "amq.topic", "elsewhere")
-        sink, _ = await client.subscribe("a", queue=queue, autocreate=False)
-        await client.publish("a", b"not bound")
-        await client.publish("elsewhere", b"bound")
-        foreign.basic_publish("", queue, b"direct")
-        await sink.count(2)
-        assert [(each.channel, each.payload) for each in sink.arrived] == [
-            ("elsewhere", b"bound"),
-            (queue, b"direct"),
-        ]
-        with pytest.raises(SubscriptionRefusedError, match=f"404 NOT_FOUND - no exchange '{missing}'"):
-            await client.subscribe(missing, key="k", queue=queue, autocreate=False)
-    foreign.queue_delete(queue)
+async def test_without_autocreate_nothing_is_declared_or_bound(
+    client: Client, foreign: BlockingChannel, queue: str
+) -> None:
+    missing = unique("missing")
+    with pytest.raises(SubscriptionRefusedError, match=f"'{missing}'.*404 NOT_FOUND"):
+        await client.subscribe("a", queue=missing, autocreate=False)
+    assert not exists(foreign, missing)
+    foreign.queue_declare(queue)
+    foreign.queue_bind(queue, "amq.topic", "elsewhere")
+    sink, _ = await client.subscribe("a", queue=queue, autocreate=False)
+    await client.publish("a", b"not bound")
+    await client.publish("elsewhere", b"bound")
+    foreign.basic_publish("", queue, b"direct")
+    await sink.count(2)
+    assert [(each.channel, each.payload) for each in sink.arrived] == [("elsewhere", b"bound"), (queue, b"direct")]
+    with pytest.raises(SubscriptionRefusedError, match=f"404 NOT_FOUND - no exchange '{missing}'"):
+        await client.subscribe(missing, key="k", queue=queue, autocreate=False)
 
 
 async def test_messages_by_bindings_of_other_programs_are_delivered(
-    rabbitmq: RabbitMQ, foreign: BlockingChannel
+    client: Client, foreign: BlockingChannel, queue: str, exchange: str
 ) -> None:
-    queue, exchange = unique("shared"), unique("other")
-    foreign.exchange_declare(exchange, "fanout", auto_delete=True)
-    async with connected(rabbitmq.url) as client:
-        sink, _ = await client.subscribe("+/x", queue=queue)
-        foreign.queue_bind(queue, exchange)
-        foreign.queue_bind(queue, "amq.topic", "other")
-        await client.publish("$SYS/x", b"not for a wildcard")
-        await client.publish("other", b"1")
-        await client.publish(exchange, b"2", key="k", extensions={"autocreate": False})
-        await sink.count(2)
-        assert [(each.channel, each.channel_extension) for each in sink.arrived] == [
-            ("other", None),
-            (exchange, "k"),
-        ]
-    foreign.queue_delete(queue)
+    foreign.exchange_declare(exchange, "fanout")
+    sink, _ = await client.subscribe("+/x", queue=queue)
+    foreign.queue_bind(queue, exchange)
+    foreign.queue_bind(queue, "amq.topic", "other")
+    await client.publish("$SYS/x", b"not for a wildcard")
+    await client.publish("other", b"1")
+    await client.publish(exchange, b"2", key="k", extensions={"autocreate": False})
+    await sink.count(2)
+    assert [(each.channel, each.channel_extension) for each in sink.arrived] == [("other", None), (exchange, "k")]
 
 
 # --- credit and acknowledgement
@@ -135,7 +125,7 @@ def test_the_broker_learns_the_first_verdict_on_each_delivery_and_nothing_else(
     assert broker.acknowledged == {tag for tag, requeue in first.items() if not requeue}
 
 
-@pytest.mark.parametrize("rejected", [(), (3,), (0, 9)])
+@table("rejected", [(), (3,), (0, 9)])
 async def test_unsettled_and_rejected_messages_are_requeued_in_order(
     client: Client, queue: str, rejected: tuple[int, ...]
 ) -> None:
@@ -145,9 +135,11 @@ async def test_unsettled_and_rejected_messages_are_requeued_in_order(
     await sink.count(10)
     client.reject(*[sink.arrived[number] for number in rejected])
     await client.adapter.unsubscribe(handle)
-    again, _ = await client.subscribe("order", queue=queue)
+    again, handle = await client.subscribe("order", queue=queue)
     await again.count(12)
     assert again.payloads == wanted
+    client.acknowledge(*again.arrived)
+    await client.adapter.unsubscribe(handle)
 
 
 async def test_qos_0_needs_no_acknowledgement_and_has_no_token(
@@ -161,9 +153,6 @@ async def test_qos_0_needs_no_acknowledgement_and_has_no_token(
     assert depth(foreign, queue) == 0
 
 
-# --- what the broker ends
-
-
 async def test_a_channel_the_broker_closes_ends_that_subscription_only(client: Client) -> None:
     others, _ = await client.subscribe("others")
     sink, _ = await client.subscribe("broken")
@@ -172,16 +161,13 @@ async def test_a_channel_the_broker_closes_ends_that_subscription_only(client: C
     wire = client.wires[1]
     # an acknowledgement of a message that was never delivered
     wire.write(frames.ack(max(wire.lanes), 2**60, multiple=False))
-    await until(lambda: sink.error, "the end")
+    await eventually_async(lambda: sink.error, "the end")
     assert "406 PRECONDITION_FAILED - unknown delivery tag" in str(sink.error)
     assert client.adapter.is_stale(arrived.token)
     client.acknowledge(arrived)
     await client.publish("others", b"x")
     await others.count(1)
     assert (sink.failures, others.error, client.losses) == (1, None, [])
-
-
-# --- what ends altogether
 
 
 async def test_subscribing_can_be_cancelled_and_leaves_nothing(rabbitmq: RabbitMQ) -> None:
@@ -203,7 +189,7 @@ async def test_subscribing_can_be_cancelled_and_leaves_nothing(rabbitmq: RabbitM
                 _, handle = await subscribing
                 await client.adapter.unsubscribe(handle)
         link = client.link
-        await until(lambda: not link._tasks, "cleaning up")
+        await eventually_async(lambda: not link._tasks, "cleaning up")
         assert client.losses == []
         sink, _ = await client.subscribe("cancelled")
         await client.publish("cancelled", b"x")

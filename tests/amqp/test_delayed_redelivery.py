@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import struct
@@ -19,59 +18,50 @@ from pamqp import header
 from pamqp.commands import Basic
 
 import messaging
-from adapters.amqp import counting, delays, properties
+from adapters.amqp import consumer, counting, delays, properties
 from adapters.amqp.frames import short_string
 from messaging.model import Incoming
-from tests.amqp.harness import Client, connected, until
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually_async, observed, subscribed
+from tests.amqp.harness import Client
 from tests.amqp.test_consumer import depth, exists
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
 
-    from messaging.testing.brokers import RabbitMQ
+    from tests.amqp.conftest import Connect
 
 
 DELAY: dict[str, Any] = {"redeliveryDelay": 0.1, "redeliveryDelayMax": 0.2}
 
 
 async def test_a_rejected_message_comes_back_later_each_time_and_is_counted(
-    rabbitmq: RabbitMQ, foreign: BlockingChannel, queue: str
+    client: Client, foreign: BlockingChannel, queue: str
 ) -> None:
-    async with connected(rabbitmq.url) as client:
-        sink, _ = await client.subscribe("delayed/+", queue=queue, **DELAY)
-        await client.publish("delayed/a", b"x")
-        times = []
-        for deliveries in (1, 2, 3, 4):
-            arrived = await sink.next()
-            times.append(time.monotonic())
-            assert (arrived.payload, arrived.delivery_count) == (b"x", deliveries)
-            assert (arrived.channel, arrived.channel_extension) == ("delayed/a", None)
-            client.reject(arrived)
-        waits = [after - before for before, after in itertools.pairwise(times)]
-        for wait, wanted in zip(waits, (0.1, 0.2, 0.2), strict=True):
-            assert wait >= wanted
-        client.acknowledge(await sink.next())
-        await asyncio.sleep(0.3)
-        assert sink.arrived == []
+    """The queues of the delays are durable, and go away when they are not used."""
+    sink, handle = await client.subscribe("delayed/+", queue=queue, **DELAY)
+    await client.publish("delayed/a", b"x")
+    times = []
+    for deliveries in (1, 2, 3, 4):
+        arrived = await sink.next()
+        times.append(time.monotonic())
+        assert (arrived.payload, arrived.delivery_count) == (b"x", deliveries)
+        assert (arrived.channel, arrived.channel_extension) == ("delayed/a", None)
+        client.reject(arrived)
+    waits = [after - before for before, after in itertools.pairwise(times)]
+    assert all(wait >= wanted for wait, wanted in zip(waits, (0.1, 0.2, 0.2), strict=True)), waits
+    client.acknowledge(await sink.next())
+    await client.adapter.unsubscribe(handle)
+    for name in (queue, f"{queue}.delay.100", f"{queue}.delay.200"):
+        assert depth(foreign, name) == 0
     assert [delay for delay in (100, 200, 300, 400) if exists(foreign, f"{queue}.delay.{delay}")] == [100, 200]
+    arguments = {"x-queue-type": "classic", "x-message-ttl": 100, "x-expires": 600_100, **to_queue(queue)}
+    foreign.queue_declare(f"{queue}.delay.100", durable=True, arguments=arguments)  # the same, or it would be refused
 
 
-async def test_the_queues_of_the_delays_are_durable_and_go_away_when_they_are_not_used(
-    rabbitmq: RabbitMQ, foreign: BlockingChannel, queue: str
-) -> None:
-    async with connected(rabbitmq.url) as client:
-        sink, _ = await client.subscribe("delayed", queue=queue, **DELAY)
-        await client.publish("delayed", b"x")
-        client.reject(await sink.next())
-        await sink.count(1)
-    foreign.queue_declare(  # the same, or it would be refused
-        f"{queue}.delay.100",
-        durable=True,
-        arguments={
-            "x-queue-type": "classic", "x-message-ttl": 100, "x-expires": 600_100, "x-dead-letter-exchange": "",
-            "x-dead-letter-routing-key": queue,
-        },
-    )  # fmt: skip
+def to_queue(queue: str) -> dict[str, str]:
+    """The arguments of a queue whose messages expire into ``queue``."""
+    return {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue}
 
 
 async def test_everything_about_the_message_is_as_it_was(client: Client, foreign: BlockingChannel, queue: str) -> None:
@@ -95,7 +85,7 @@ async def test_everything_about_the_message_is_as_it_was(client: Client, foreign
     assert first.extensions["headers"]["x-death"][0]["count"] == 3
     client.reject(third)
     await client.adapter.unsubscribe(handle)
-    await until(lambda: depth(foreign, queue) == 1, "its return")
+    await eventually_async(lambda: depth(foreign, queue) == 1, "its return")
     method, seen, body = foreign.basic_get(queue, auto_ack=True)
     assert method is not None
     assert body == b"\x00\xff"
@@ -134,66 +124,51 @@ async def test_only_rejected_messages_are_delayed(client: Client, queue: str) ->
 
 
 async def test_a_quorum_queue_delays_in_quorum_queues_and_its_own_returns_count(
-    rabbitmq: RabbitMQ, foreign: BlockingChannel, queue: str
+    client: Client, foreign: BlockingChannel, queue: str
 ) -> None:
-    async with connected(rabbitmq.url) as client:
-        given = {"queue": queue, "queueType": "quorum", **DELAY}
-        sink, handle = await client.subscribe("quorum", **given)
-        await client.publish("quorum", b"x")
-        counts = []
-        for _ in range(2):
-            arrived = await sink.next()
-            counts.append(arrived.delivery_count)
-            client.reject(arrived)
-        counts.append((await sink.next()).delivery_count)
-        await client.adapter.unsubscribe(handle)  # given back: the broker counts that
-        sink, _ = await client.subscribe("quorum", **given)
-        counts.append((arrived := await sink.next()).delivery_count)
+    given = {"queue": queue, "queueType": "quorum", **DELAY}
+    sink, handle = await client.subscribe("quorum", **given)
+    await client.publish("quorum", b"x")
+    counts = []
+    for _ in range(2):
+        arrived = await sink.next()
+        counts.append(arrived.delivery_count)
         client.reject(arrived)
-        counts.append((await sink.next()).delivery_count)
-        assert counts == [1, 2, 3, 4, 5]
-    foreign.queue_declare(  # the same, or it would be refused
-        f"{queue}.delay.100",
-        durable=True,
-        arguments={
-            "x-queue-type": "quorum", "x-message-ttl": 100, "x-expires": 600_100, "x-dead-letter-exchange": "",
-            "x-dead-letter-routing-key": queue, "x-dead-letter-strategy": "at-least-once",
-            "x-overflow": "reject-publish",
-        },
-    )  # fmt: skip
+    counts.append((await sink.next()).delivery_count)
+    await client.adapter.unsubscribe(handle)  # given back: the broker counts that
+    sink, _ = await client.subscribe("quorum", **given)
+    counts.append((arrived := await sink.next()).delivery_count)
+    client.reject(arrived)
+    counts.append((await sink.next()).delivery_count)
+    assert counts == [1, 2, 3, 4, 5]
+    arguments = {
+        "x-queue-type": "quorum", "x-message-ttl": 100, "x-expires": 600_100, **to_queue(queue),
+        "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish",
+    }  # fmt: skip
+    foreign.queue_declare(f"{queue}.delay.100", durable=True, arguments=arguments)  # the same, or it would be refused
 
 
-def test_the_limit_on_deliveries_counts_across_processes(rabbitmq: RabbitMQ, queue: str) -> None:
+def test_the_limit_on_deliveries_counts_across_processes(connect: Connect, queue: str) -> None:
     """Two instances share the queue; neither sees all of the deliveries."""
     dead = f"dead/{queue}"
-    with messaging.connect(rabbitmq.url) as one, messaging.connect(rabbitmq.url) as two:
-        seen: list[int] = []
-        graves = one.subscribe(dead)
-        graves.ready.result(timeout=10)
-
-        def refusing(number: int) -> Any:
-            def refuse(_: messaging.MessageContext) -> bool:
-                seen.append(number)
-                return False
-
-            return refuse
-
-        for number, m in enumerate((one, two)):
-            builder = m.acknowledge_context_builder().filter_acknowledge(refusing(number)).message_context_builder()
-            context = builder.channel(queue)
-            for key, value in (("queue", queue), ("maxDeliveries", 4), ("deadLetterChannel", dead),
-                               ("redeliveryDelay", 0.05), ("prefetch", 1)):  # fmt: skip
-                context = context.extension_entry(key, value)
-            stream = m.subscription.subscribe(context.build_context())
-            stream.subscribe(lambda _: None)
-            stream.ready.result(timeout=10)
-        one.publish(queue, b"x").result(timeout=10)
-        message = graves.receive(timeout=15)
-        assert message.payload == b"x"
-        assert message.context.extensions["headers"]["x-dead-letter-deliveries"] == "4"
-        assert "x-delayed-redelivery" not in message.context.extensions["headers"]
-        assert len(seen) == 4
-        assert set(seen) == {0, 1}
+    one, two = connect(), connect()
+    seen: list[messaging.Messaging] = []
+    graves = subscribed(one, dead)
+    extensions = {
+        "queue": queue, "maxDeliveries": 4, "deadLetterChannel": dead, "redeliveryDelay": 0.05, "prefetch": 1,
+    }  # fmt: skip
+    for m in (one, two):
+        builder = m.acknowledge_context_builder()
+        builder.filter_acknowledge(lambda _, m=m: seen.append(m))  # None is no
+        context = builder.message_context_builder().channel(queue).extensions(extensions).build_context()
+        observed(m.subscription.subscribe(context))
+    one.publish(queue, b"x").result(PATIENCE)
+    [message] = graves.wait_for(1)
+    assert message.payload == b"x"
+    assert message.context.extensions["headers"]["x-dead-letter-deliveries"] == "4"
+    assert "x-delayed-redelivery" not in message.context.extensions["headers"]
+    assert len(seen) == 4
+    assert {*map(id, seen)} == {id(one), id(two)}
 
 
 # --- when it cannot wait
@@ -249,8 +224,9 @@ async def test_a_confirm_after_the_lease_of_the_queue_does_not_count(
 
 
 async def test_closing_waits_until_rejected_messages_are_moved(
-    client: Client, foreign: BlockingChannel, queue: str
+    client: Client, foreign: BlockingChannel, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(consumer, "CLOSE_GRACE", PATIENCE)
     sink, handle = await client.subscribe(queue, queue=queue, redeliveryDelay=60)
     await client.publish(queue, *[b"x"] * 300)  # more than the window
     client.reject(*await sink.count(300))
@@ -267,7 +243,7 @@ async def test_a_loss_during_a_delay_redelivers_all_messages(client: Client, que
     await client.lost()
     await client.open()
     sink, _ = await client.subscribe(queue, queue=queue, redeliveryDelay=0.1)
-    await until(lambda: len(set(sink.payloads)) == 50, "all of them")
+    await eventually_async(lambda: len(set(sink.payloads)) == 50, "all of them")
 
 
 # --- the header alone
@@ -335,9 +311,7 @@ def test_malformed_properties_raise_documented_errors_only(data: bytes, route: b
         counting.recount(data, route, "me")
 
 
-@pytest.mark.parametrize(
-    "theirs", ["text", 5, {"count": 1}, {"count": "1", "exchange": "", "routing-key": "", "aside": {}}]
-)
+@table("theirs", ["text", 5, {"count": 1}, {"count": "1", "exchange": "", "routing-key": "", "aside": {}}])
 def test_a_header_of_that_name_of_another_program_is_left_unchanged(theirs: Any) -> None:
     data = raw(Basic.Properties(headers={"x-delayed-redelivery": theirs}))
     read = properties.read(data, 0, len(data), False)

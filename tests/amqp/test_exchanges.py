@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from messaging.errors import ConnectionLostError, PublishRefusedError, SubscriptionRefusedError
-from tests.amqp.harness import Client, connected, unique, within
+from messaging.testing.tables import table
+from messaging.testing.waiting import within
+from tests.amqp.harness import Client, connected, unique
 from tests.amqp.test_consumer import exists
 from tests.amqp.test_publisher import outcomes
 
@@ -52,8 +54,8 @@ async def test_a_fanout_exchange_reaches_all_queues_with_any_key(client: Client,
         assert sink.payloads == [b"1", b"2"]
 
 
-@pytest.mark.parametrize(
-    ("match", "wanted"),
+@table(
+    "match, wanted",
     [
         ({"x-match": "all", "colour": "red", "size": "9"}, [b"both"]),
         ({"colour": "red", "size": "9"}, [b"both"]),
@@ -76,7 +78,7 @@ async def test_a_headers_exchange_matches_user_headers(
     assert sink.payloads == [*wanted, b"end"]
 
 
-@pytest.mark.parametrize(
+@table(
     "value",
     [5, -1, 2**40, True, False, 0.1, b"\xff", "5", None, datetime(2026, 11, 22, tzinfo=UTC), ("a", ("b", 1))],
     ids=repr,
@@ -190,16 +192,13 @@ async def test_a_type_the_broker_does_not_know_is_refused_though_it_costs_the_co
     assert refused.value.code == code
 
 
-@pytest.mark.parametrize("declare", ["passive", "none"])
+@table("declare", ["passive", "none"])
 async def test_without_declaring_a_missing_exchange_is_refused(
     client: Client, rabbitmq: RabbitMQ, declare: str
 ) -> None:
     exchange = unique("missing")
     sink, _ = await client.subscribe("sibling")
-    batch = [
-        client.message(exchange, key="k", extensions={"declare": declare}),
-        client.message("sibling", b"x"),
-    ]
+    batch = [client.message(exchange, key="k", extensions={"declare": declare}), client.message("sibling", b"x")]
     await within(client.adapter.publish(batch))
     assert await outcomes(batch) == ["PublishRefusedError", ""]
     error = batch[0].error

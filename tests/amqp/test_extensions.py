@@ -13,13 +13,8 @@ from hypothesis import strategies as st
 from adapters.amqp import AmqpSettings, extensions
 from adapters.amqp.declarations import DelaySpec, destination, source
 from messaging.errors import InvalidExtensionError
-from messaging.model import (
-    MessageContext,
-    PublishOptions,
-    SubscriptionSpec,
-    publish_options,
-    subscribe_options,
-)
+from messaging.model import MessageContext, PublishOptions, SubscriptionSpec, publish_options, subscribe_options
+from messaging.testing.tables import table
 from tests.amqp.harness import make_adapter
 from tests.doubles.plans import plan_of
 
@@ -47,8 +42,8 @@ def publishing(channel: str = "c", key: str | None = None, **given: Any) -> Publ
 # --- single values
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "checked"),
+@table(
+    "key, value, checked",
     [
         ("exchangeType", "fanout", "fanout"),
         ("exchangeType", "x-consistent-hash", "x-consistent-hash"),
@@ -72,8 +67,8 @@ def test_values_that_are_taken(key: str, value: Any, checked: Any) -> None:
     assert type(result) is type(checked) or key.endswith("Arguments")
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "right"),
+@table(
+    "key, value, right",
     [
         ("exchangeType", "x-", "topic, direct, fanout, headers"),
         ("exchangeType", ["topic"], "topic, direct, fanout, headers"),
@@ -140,8 +135,8 @@ STREAM = {"queue": "q", "queueType": "stream"}
 QUORUM = {"queue": "q", "queueType": "quorum"}
 
 
-@pytest.mark.parametrize(
-    ("given", "key", "right"),
+@table(
+    "given, key, right",
     [
         (QUORUM | {"exclusive": True}, "exclusive", "a quorum queue is shared"),
         (QUORUM | {"autoDelete": True}, "autoDelete", "queueExpires"),
@@ -192,8 +187,8 @@ def test_contradictions_of_a_subscription_name_the_key_and_a_remedy(
     assert caught.value.key == key
 
 
-@pytest.mark.parametrize(
-    ("channel", "key", "given", "wrong", "right"),
+@table(
+    "channel, key, given, wrong, right",
     [
         ("c", None, {"mandatory": True, "qos": "0"}, "qos", "use '1'"),
         ("e", "k", {"autocreate": False, "exchangeType": "direct"}, "exchangeType", "autocreate=False"),
@@ -244,13 +239,13 @@ def test_nothing_asked_for_is_a_durable_shared_queue_that_stays() -> None:
     assert dict(private.queue.arguments) == {"x-max-length": 5}
 
 
-@pytest.mark.parametrize("given", [QUORUM, STREAM])
+@table("given", [QUORUM, STREAM])
 def test_only_classic_queues_are_made_with_levels_of_priority(given: dict[str, Any]) -> None:
     assert dict(source(subscribing(**given), "amq.topic", 9).queue.arguments) == {"x-queue-type": given["queueType"]}
 
 
-@pytest.mark.parametrize(
-    ("given", "declare"),
+@table(
+    "given, declare",
     [
         ({}, "create"),
         ({"autocreate": False}, "passive"),

@@ -17,6 +17,7 @@ from pamqp.commands import Basic
 from adapters.amqp import frames
 from adapters.amqp.confirms import ConfirmChannel
 from adapters.amqp.protocol import FrameProtocol, cut
+from messaging.testing.tables import table
 from tests.amqp.harness import bare_consumer, run
 
 CHANNEL = st.integers(1, 65_535)
@@ -186,7 +187,7 @@ NO_FRAMES = [
 ]
 
 
-@pytest.mark.parametrize("stream", NO_FRAMES)
+@table("stream", NO_FRAMES)
 def test_bytes_that_are_not_amqp_are_passed_to_aiormq_during_the_handshake(stream: bytes) -> None:
     tap = Tap()
     rest, _ = split([stream[:3], stream[3:], b"more"], {5: tap}, settled=False)
@@ -208,7 +209,7 @@ def test_no_frame_makes_the_protocol_raise(payload: bytes, kind: int, channel: i
     run(main())
 
 
-@pytest.mark.parametrize("step", [1, 7, 1000])
+@table("step", [1, 7, 1000])
 def test_a_frame_that_arrives_in_pieces_costs_time_in_proportion_to_its_size(step: int) -> None:
     """Counted in bytes that are allocated for it, of two sizes."""
 
@@ -255,6 +256,18 @@ def test_a_broker_that_closes_the_connection_says_why_and_over_what() -> None:
     )
 
 
+@table("is_first", {"after the end": False, "in place of it": True})
+def test_a_quiet_end_hides_an_error_of_the_transport(is_first: bool) -> None:
+    async def main() -> bytes:
+        stream = Stream({})
+        if not is_first:
+            stream.protocol.reader.feed_eof()
+        stream.protocol.reader.set_exception(ConnectionResetError())
+        return await stream.protocol.reader.read()
+
+    assert run(main()) == CLOSE_OK
+
+
 def test_a_lane_hears_first_that_its_channel_is_closed() -> None:
     close = pamqp.frame.marshal(commands.Channel.Close(404, "NOT_FOUND", 60, 40), 5)
     tap = Tap()
@@ -264,7 +277,7 @@ def test_a_lane_hears_first_that_its_channel_is_closed() -> None:
     assert tap.taken == []
 
 
-@pytest.mark.parametrize("is_closing", [True, False])
+@table("is_closing", [True, False])
 def test_only_an_open_transport_may_fail_to_abort(is_closing: bool) -> None:
     """asyncio's TLS transport of Python 3.11.2 raises once it has let go of its connection."""
 

@@ -12,16 +12,18 @@ from pamqp import commands
 from pamqp.commands import Basic
 
 import messaging
-from messaging.errors import ConnectFailedError, ConnectionLostError, InvalidUrlError, SubscriptionRefusedError
+from messaging.errors import ConnectFailedError, ConnectionLostError, SubscriptionRefusedError
 from messaging.model import Endpoint, Host
 from messaging.services import ServiceRegistry
-from tests.amqp.harness import Client, connected, make_adapter, until, within
-from tests.amqp.peer import Peer, Session, client_of
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually_async, within
+from tests.amqp.harness import Client, Sink, connected, make_adapter
+from tests.amqp.peer import Peer, Session, client_of, consuming, opened
 from tests.certificates import TlsRabbitMQ
 
 ABSENT = "NOT_FOUND - home node 'rabbit@b' of durable queue 'q' in vhost '/' is down or inaccessible"
 #: longer than any test waits
-NEVER = 60.0
+NEVER = 3 * PATIENCE
 
 
 @contextlib.asynccontextmanager
@@ -31,7 +33,7 @@ async def instance(*peers: Peer, **settings: Any) -> AsyncIterator[messaging.Mes
     settings = {"reconnect_min": NEVER, "reconnect_max": NEVER, "close_timeout": 0.1, **settings}
     m = messaging.connect(f"amqp://guest:guest@{hosts}", services=ServiceRegistry(), **settings)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(2 * PATIENCE):
             yield m
     finally:
         for peer in peers:
@@ -41,10 +43,18 @@ async def instance(*peers: Peer, **settings: Any) -> AsyncIterator[messaging.Mes
 
 
 async def connected_at(m: messaging.Messaging, peer: Peer) -> None:
-    await until(
+    await eventually_async(
         lambda: m.connection_state.value.is_up and m.connection_state.value.host == f"127.0.0.1:{peer.port}",
         "connected to the other host",
     )
+
+
+async def takes_over(peer: Peer, m: messaging.Messaging) -> None:
+    """Accept the instance, and the message that waits."""
+    session = await (await peer.session()).open()
+    await connected_at(m, peer)
+    channel = await session.published(1)
+    session.send(Basic.Ack(1), channel)
 
 
 async def test_a_node_that_closes_its_connections_is_left_for_the_next_at_once(peer: Peer) -> None:
@@ -54,10 +64,7 @@ async def test_a_node_that_closes_its_connections_is_left_for_the_next_at_once(p
         promise = m.publish("c", b"x")
         await session.published(1)
         session.close_reason(320, "CONNECTION_FORCED - Node was put into maintenance mode")
-        session = await (await other.session()).open()
-        await connected_at(m, other)
-        channel = await session.published(1)
-        session.send(Basic.Ack(1), channel)
+        await takes_over(other, m)
         await promise
 
 
@@ -75,64 +82,69 @@ async def test_a_node_that_takes_no_messages_for_too_long_is_left(peer: Peer) ->
     async with Peer() as other, instance(peer, other, blocked_timeout=0.3) as m:
         session = await (await peer.session()).open()
         await m
+        states: Recorder[Any] = Recorder()
+        m.connection_state.subscribe(states)
         session.send(commands.Connection.Blocked("low on memory"))
-        await until(lambda: m.connection_state.value.name == "degraded")
+        await eventually_async(lambda: "degraded" in [state.name for state in states])
         promise = m.publish("c", b"x")
-        session = await (await other.session()).open()
-        await connected_at(m, other)
-        channel = await session.published(1)
-        session.send(Basic.Ack(1), channel)
+        await takes_over(other, m)
         await promise
 
 
-@pytest.mark.parametrize("blocked_timeout", [None, 0.3])
+@table("blocked_timeout", [None, 1.0])
 async def test_a_node_that_takes_messages_again_in_time_is_kept(peer: Peer, blocked_timeout: float | None) -> None:
     async with client_of(peer, blocked_timeout=blocked_timeout) as client:
-        opening = asyncio.create_task(client.open())
-        session = await (await peer.session()).open()
-        await opening
+        session = await opened(client, peer)
         session.send(commands.Connection.Blocked("low on memory"))
-        await until(lambda: client.events.impairments)
+        await eventually_async(lambda: client.events.impairments)
         if blocked_timeout is not None:
             session.send(commands.Connection.Unblocked())
-            await until(lambda: client.events.impairments[-1] is None)
-        await asyncio.sleep(0.5)
+            await eventually_async(lambda: client.events.impairments[-1] is None)
+        await asyncio.sleep(1.2 * (blocked_timeout or 0.1))  # sleeps: no event ends this wait
         assert client.losses == []
 
 
 # --- queues whose node is down
 
 
-async def consuming(client: Client, peer: Peer) -> Session:
-    opening = asyncio.create_task(client.open())
-    await (await peer.session()).open()
-    await opening
-    subscribing = asyncio.create_task(client.subscribe("c", queue="q"))
-    session = await (await peer.session()).open()
-    channel = await session.consumer()
-    client.sink, _ = await subscribing  # type: ignore[attr-defined]
+async def cancelled(client: Client, peer: Peer) -> tuple[Sink, Session, int]:
+    """Cancel the consumer of a queue, and wait for the question whether the queue exists; its channel."""
+    await opened(client, peer)
+    sink, session, channel = await consuming(client, peer, queue="q")
     session.send(Basic.Cancel("tag"), channel)
-    return session
+    channel, frame = await asked_for(session)
+    assert frame.passive
+    return sink, session, channel
 
 
-async def asked_for(session: Session) -> int:
-    """Wait for the question whether the queue exists; its channel."""
+async def asked_for(session: Session) -> tuple[int, commands.Queue.Declare]:
+    """The next declaration of a queue, on a channel of its own."""
     channel, _ = await session.expect(commands.Channel.Open)
     session.send(commands.Channel.OpenOk(), channel)
     channel, frame = await session.expect(commands.Queue.Declare)
     assert isinstance(frame, commands.Queue.Declare)
-    assert frame.passive
-    return channel
+    return channel, frame
 
 
-@pytest.mark.parametrize("answer", ["there", "absent"])
+async def waiting(client: Client, peer: Peer, attempts: int) -> tuple[asyncio.Task[Any], Session]:
+    """Have the client subscribe to a queue whose node is down, until so many declarations were refused."""
+    await opened(client, peer)
+    subscribing = asyncio.create_task(client.subscribe("c", queue="q"))
+    session = await (await peer.session()).open()
+    for _ in range(attempts):
+        channel, _ = await asked_for(session)
+        session.send(commands.Channel.Close(404, ABSENT, 50, 10), channel)
+        await session.expect(commands.Channel.CloseOk)
+    return subscribing, session
+
+
+@table("answer", ["there", "absent"])
 async def test_a_consumer_that_is_cancelled_though_its_queue_exists_is_subscribed_again(
     peer: Peer, answer: str
 ) -> None:
     """By the next connection: the loss is reported, and the sink has not failed."""
     async with client_of(peer) as client:
-        session = await consuming(client, peer)
-        channel = await asked_for(session)
+        sink, session, channel = await cancelled(client, peer)
         if answer == "there":
             session.send(commands.Queue.DeclareOk("q", 0, 0), channel)
             await session.expect(commands.Channel.Close)
@@ -140,16 +152,15 @@ async def test_a_consumer_that_is_cancelled_though_its_queue_exists_is_subscribe
         else:
             session.send(commands.Channel.Close(404, ABSENT, 50, 10), channel)
         assert "which exists" in str(await client.lost())
-        assert client.sink.failures == 0  # type: ignore[attr-defined]
+        assert sink.failures == 0
 
 
 async def test_a_consumer_that_is_cancelled_with_its_queue_has_ended(peer: Peer) -> None:
     async with client_of(peer) as client:
-        session = await consuming(client, peer)
-        channel = await asked_for(session)
+        sink, session, channel = await cancelled(client, peer)
         session.send(commands.Channel.Close(404, "NOT_FOUND - no queue 'q' in vhost '/'", 50, 10), channel)
-        await until(lambda: client.sink.failures, "the end")  # type: ignore[attr-defined]
-        assert isinstance(client.sink.error, SubscriptionRefusedError)  # type: ignore[attr-defined]
+        await eventually_async(lambda: sink.failures, "the end")
+        assert isinstance(sink.error, SubscriptionRefusedError)
         assert client.losses == []
 
 
@@ -157,17 +168,7 @@ async def test_a_subscription_waits_for_a_queue_whose_node_is_down(
     peer: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with client_of(peer) as client:
-        opening = asyncio.create_task(client.open())
-        await (await peer.session()).open()
-        await opening
-        subscribing = asyncio.create_task(client.subscribe("c", queue="q"))
-        session = await (await peer.session()).open()
-        for _ in range(4):  # asked for and declared, twice
-            channel, _ = await session.expect(commands.Channel.Open)
-            session.send(commands.Channel.OpenOk(), channel)
-            await session.expect(commands.Queue.Declare)
-            session.send(commands.Channel.Close(404, ABSENT, 50, 10), channel)
-            await session.expect(commands.Channel.CloseOk)
+        subscribing, session = await waiting(client, peer, 4)  # asked for and declared, twice
         await session.consumer()
         await within(subscribing)
         assert client.losses == []
@@ -176,23 +177,10 @@ async def test_a_subscription_waits_for_a_queue_whose_node_is_down(
 
 async def test_a_subscription_that_waits_for_its_queue_can_be_cancelled(peer: Peer) -> None:
     async with client_of(peer) as client:
-        opening = asyncio.create_task(client.open())
-        await (await peer.session()).open()
-        await opening
-        subscribing = asyncio.create_task(client.subscribe("c", queue="q"))
-        session = await (await peer.session()).open()
-        for _ in range(2):
-            channel, _ = await session.expect(commands.Channel.Open)
-            session.send(commands.Channel.OpenOk(), channel)
-            await session.expect(commands.Queue.Declare)
-            session.send(commands.Channel.Close(404, ABSENT, 50, 10), channel)
-            await session.expect(commands.Channel.CloseOk)
+        subscribing, _ = await waiting(client, peer, 2)
         subscribing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await subscribing
-
-
-# --- addresses and names
 
 
 async def test_an_address_is_connected_to_and_the_name_is_verified(own_rabbitmq: TlsRabbitMQ) -> None:
@@ -208,23 +196,10 @@ async def test_an_address_is_connected_to_and_the_name_is_verified(own_rabbitmq:
     await client.adapter.close()
 
 
-def test_the_default_port_is_known_when_hosts_are_compared() -> None:
-    with pytest.raises(InvalidUrlError, match="hosts 1 and 3 are the same"):
-        make_adapter("amqp://a,b,a:5672")
-    with pytest.raises(InvalidUrlError, match="hosts 1 and 2 are the same"):
-        make_adapter("amqps://a:5671,A")
-    make_adapter("amqps://a:5671,a:5672")
-
-
-def test_a_lost_connection_is_an_error_of_its_host() -> None:
-    target = make_adapter("amqp://a,b:1234")
-    target.set_endpoint(Endpoint(Host("b", 1234)))
-    error = asyncio.run(_publish(target))
-    assert isinstance(error, ConnectionLostError)
-    assert "b:1234" in str(error)
-
-
-async def _publish(adapter: Any) -> Any:
-    message = Client(adapter).message("c")
-    await adapter.publish([message])
-    return message.error
+async def test_a_lost_connection_is_an_error_of_its_host() -> None:
+    client = Client(make_adapter("amqp://a,b:1234"))
+    client.adapter.set_endpoint(Endpoint(Host("b", 1234)))
+    message = client.message("c")
+    await client.adapter.publish([message])
+    assert isinstance(message.error, ConnectionLostError)
+    assert "b:1234" in str(message.error)

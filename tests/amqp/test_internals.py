@@ -12,12 +12,10 @@ import pytest
 
 from adapters.amqp import connection, internals
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
-from messaging.testing.proxy import Proxy
-from tests.amqp.harness import Client, connected, unique
+from messaging.testing.tables import table
+from tests.amqp.harness import BrokerProxy, Client, connected, unique
 
 if TYPE_CHECKING:
-    from pika.adapters.blocking_connection import BlockingChannel
-
     from messaging.testing.brokers import RabbitMQ
 
 
@@ -39,39 +37,35 @@ def test_other_versions_are_named_and_turn_the_adaptations_off(monkeypatch: pyte
     assert internals.untested() == ["aiormq 7.3.1"]
 
 
-async def test_messages_and_declarations_pass(rabbitmq: RabbitMQ, foreign: BlockingChannel, is_adapted: bool) -> None:
-    queue, exchange = unique("both-ways"), unique("both-ways")
-    async with connected(rabbitmq.url) as client:
-        given = {"exchangeType": "headers", "bindingArguments": {"x-match": "any", "n": 5}}
-        sink, handle = await client.subscribe(exchange, key="", queue=queue, autoDelete=True, **given)
-        headers = {"headers": {"n": 5}, "exchangeType": "headers"}
-        await client.publish(exchange, b"1", b"2", key="", extensions=headers)
-        client.acknowledge(*await sink.count(2))
-        own, _ = await client.subscribe("both/ways")
-        await client.publish("both/ways", b"3")
-        assert (await own.next()).payload == b"3"
-        with pytest.raises(SubscriptionRefusedError, match="404 NOT_FOUND"):
-            await client.subscribe("both/ways", queue=unique("missing"), declare="passive")
-        await client.adapter.unsubscribe(handle)
-        assert client.losses == []
-    foreign.exchange_delete(exchange)
+async def test_messages_and_declarations_pass(client: Client, queue: str, exchange: str, is_adapted: bool) -> None:
+    given = {"exchangeType": "headers", "bindingArguments": {"x-match": "any", "n": 5}}
+    sink, handle = await client.subscribe(exchange, key="", queue=queue, autoDelete=True, **given)
+    headers = {"headers": {"n": 5}, "exchangeType": "headers"}
+    await client.publish(exchange, b"1", b"2", key="", extensions=headers)
+    client.acknowledge(*await sink.count(2))
+    own, _ = await client.subscribe("both/ways")
+    await client.publish("both/ways", b"3")
+    assert (await own.next()).payload == b"3"
+    with pytest.raises(SubscriptionRefusedError, match="404 NOT_FOUND"):
+        await client.subscribe("both/ways", queue=unique("missing"), declare="passive")
+    await client.adapter.unsubscribe(handle)
+    assert client.losses == []
 
 
 async def test_a_loss_is_reported_and_only_the_adaptation_keeps_aiormq_quiet(
-    rabbitmq: RabbitMQ, is_adapted: bool, caplog: pytest.LogCaptureFixture
+    proxy: BrokerProxy, is_adapted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
-        async with connected(rabbitmq.url_at(proxy.host, proxy.port)) as client:
-            await client.subscribe("lost")
-            proxy.sever()
-            assert isinstance(await client.lost(), ConnectionLostError)
-            await client.open()
-            await client.publish("lost", b"x")
+    async with connected(proxy.url) as client:
+        await client.subscribe("lost")
+        proxy.sever()
+        assert isinstance(await client.lost(), ConnectionLostError)
+        await client.open()
+        await client.publish("lost", b"x")
     said = [record for record in caplog.records if record.name.startswith(("aiormq", "aio_pika"))]
     assert not is_adapted or not said, said
 
 
-@pytest.mark.parametrize("name", ["ü?*", "x" * 200])
+@table("name", ["ü?*", "x" * 200])
 async def test_a_name_that_pamqp_refuses_is_used_or_refused_with_the_reason(
     client: Client, is_adapted: bool, name: str
 ) -> None:
@@ -97,7 +91,7 @@ async def test_a_busy_connection_is_not_taken_for_silent(
         for number in range(1, 141):
             await client.publish("busy", b"x")
             await sink.count(number)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # sleeps: the broker's heartbeats are in real time
         assert client.losses == []
     assert "stuck" not in caplog.text
 

@@ -11,7 +11,9 @@ from messaging.adapter import SubscribesJointly
 from messaging.errors import SubscriptionRefusedError
 from messaging.model import SubscriptionSpec
 from messaging.model.extensions import subscribe_options
-from tests.amqp.harness import Client, Sink, connected, make_adapter, unique, until, within
+from messaging.testing.waiting import eventually_async, within
+from tests.amqp.harness import Client, Sink, connected, make_adapter, unique
+from tests.amqp.test_consumer import exists
 
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
@@ -41,38 +43,38 @@ def test_the_adapter_keeps_the_order_across_channels() -> None:
     assert isinstance(make_adapter("amqp://localhost"), SubscribesJointly)
 
 
-async def test_there_is_one_exclusive_queue_and_one_channel_and_nothing_is_left(rabbitmq: RabbitMQ) -> None:
-    base, name = unique("joint"), unique("leaks")
-    before = await listed(rabbitmq, "list_queues", "name")
+async def test_there_is_one_exclusive_queue_and_one_channel_and_nothing_is_left(
+    rabbitmq: RabbitMQ, foreign: BlockingChannel
+) -> None:
+    base = unique("joint")
     async with connected(rabbitmq.url) as client:
         _, handle = await joined(client, *(f"{base}/{number}" for number in range(50)))
         channels = await listed(rabbitmq, "list_channels", "consumer_count")
         assert channels.count("1") == 1
         await asyncio.gather(*(handle.join(f"{base}/more/{n}", f"{base}.more.{n}") for n in range(50)))
-        queues = await listed(rabbitmq, "list_queues", "name", "exclusive")
-        bound = [each for each in await listed(rabbitmq, "list_bindings", "routing_key") if each.startswith(base)]
-        assert len(bound) == 100
-        made = [each.split("\t") for each in queues]
-        assert [exclusive for queue, exclusive in made if queue not in (*before, "name")] == ["true"]
+        bindings = await listed(rabbitmq, "list_bindings", "destination_name", "routing_key")
+        queues = [queue for queue, key in (each.split("\t") for each in bindings[1:]) if key.startswith(base)]
+        assert len(queues) == 100
+        [queue] = set(queues)
+        assert f"{queue}\ttrue" in await listed(rabbitmq, "list_queues", "name", "exclusive")
         # the channels that asked for the bindings are closed
         assert await listed(rabbitmq, "list_channels", "consumer_count") == channels
         await within(client.adapter.part(handle, f"{base}/0"))
         await within(client.adapter.part(handle, f"{base}/0"))
         await within(client.adapter.unsubscribe(handle))
         await within(client.adapter.unsubscribe(handle))
-        assert await listed(rabbitmq, "list_queues", "name") == before
-        await joined(client, base, name)
-    assert await listed(rabbitmq, "list_queues", "name") == before
+        assert not exists(foreign, queue)
 
 
 async def test_a_refused_binding_ends_no_other_channel(rabbitmq: RabbitMQ) -> None:
     """A topic permission refuses it, which closes the AMQP channel that asked."""
     user, base = unique("joint"), unique("allowed")
-    for command in (
-        ("add_user", user, "password"), ("set_permissions", user, ".*", ".*", ".*"),
-        ("set_topic_permissions", user, "amq.topic", ".*", "^allowed.*"),
-    ):  # fmt: skip
-        await asyncio.to_thread(rabbitmq.ctl, *command)
+    calls = (
+        '{0}:add_user(<<"{1}">>, <<"password">>, <<"t">>), '
+        '{0}:set_permissions(<<"{1}">>, <<"/">>, <<".*">>, <<".*">>, <<".*">>, <<"t">>), '
+        '{0}:set_topic_permissions(<<"{1}">>, <<"/">>, <<"amq.topic">>, <<".*">>, <<"^allowed.*">>, <<"t">>).'
+    )
+    await asyncio.to_thread(rabbitmq.ctl, "eval", calls.format("rabbit_auth_backend_internal", user))
     try:
         async with connected(rabbitmq.url.replace("guest:guest", f"{user}:password")) as client:
             sink, handle = await joined(client, base)
@@ -101,7 +103,7 @@ async def test_a_refused_binding_ends_no_other_channel(rabbitmq: RabbitMQ) -> No
 async def test_a_deleted_queue_ends_all_channels(client: Client, foreign: BlockingChannel, queue: str) -> None:
     sink, handle = await joined(client, unique("a"), unique("b"), queue=queue)
     await asyncio.to_thread(foreign.queue_delete, queue)
-    await until(lambda: sink.failures, "the end")
+    await eventually_async(lambda: sink.failures, "the end")
     assert isinstance(sink.error, SubscriptionRefusedError)
     with pytest.raises(SubscriptionRefusedError):
         await within(client.adapter.join(spec_of(client, unique("c"), queue=queue), sink, handle))
@@ -130,7 +132,7 @@ async def test_prefetch_bounds_the_unsettled_messages_of_all_channels(client: Cl
     await client.publish(second, *[b"%d" % n for n in range(5, 10)])
     seen = 0
     while seen < 10:
-        await until(lambda: len(sink.arrived) >= min(10, seen + 3), "messages")  # noqa: B023  # awaited at once
+        await eventually_async(lambda: len(sink.arrived) >= min(10, seen + 3), "messages")  # noqa: B023  # awaited at once
         assert len(sink.arrived) == min(10, seen + 3)
         client.acknowledge(*sink.arrived[seen:])
         seen = len(sink.arrived)

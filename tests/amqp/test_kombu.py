@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import kombu
 import pytest
 
-import messaging
 from messaging.errors import UnknownContentEncodingError
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, subscribed
 from tests.amqp.harness import unique
 
 if TYPE_CHECKING:
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
 
     from messaging.testing.brokers import RabbitMQ
-
-DEADLINE = 15.0
+    from tests.amqp.conftest import Connect
 
 
 @pytest.fixture
@@ -29,9 +29,9 @@ def connection(rabbitmq: RabbitMQ) -> Iterator[kombu.Connection]:
         yield opened
 
 
-@pytest.mark.parametrize("is_first", [True, False])
+@table("is_first", [True, False])
 def test_a_plain_queue_is_declared_by_pika_and_kombu_before_and_after(
-    rabbitmq: RabbitMQ, foreign: BlockingChannel, connection: kombu.Connection, is_first: bool
+    connect: Connect, foreign: BlockingChannel, connection: kombu.Connection, is_first: bool
 ) -> None:
     queue = unique("plain")
 
@@ -41,28 +41,21 @@ def test_a_plain_queue_is_declared_by_pika_and_kombu_before_and_after(
 
     if not is_first:
         declare()
-    with messaging.connect(rabbitmq.url) as m, m.subscribe("plain", queue=queue) as stream:
-        stream.ready.result(timeout=DEADLINE)
-        if is_first:
-            declare()
-        kombu.Producer(connection.default_channel).publish({"x": 1}, routing_key=queue)
-        assert stream.receive(timeout=DEADLINE).value() == {"x": 1}
+    m = connect()
+    stream = subscribed(m, "plain", queue=queue)
+    if is_first:
+        declare()
+    kombu.Producer(connection.default_channel).publish({"x": 1}, routing_key=queue)
+    assert stream.wait_for(1)[-1].value() == {"x": 1}
     foreign.queue_delete(queue)
 
 
 def receive(connection: kombu.Connection, queue: str, accept: list[str]) -> kombu.Message:
     """The next message of ``queue``, as a kombu consumer that accepts these content types gets it."""
     found: list[kombu.Message] = []
-
-    def take(_: object, message: kombu.Message) -> None:
-        found.append(message)
-
-    consumer = kombu.Consumer(connection, [kombu.Queue(queue)], callbacks=[take], accept=accept, no_ack=True)
-    with consumer:
-        try:
-            connection.drain_events(timeout=DEADLINE)
-        except TimeoutError:
-            pytest.fail("nothing arrived")
+    take = [lambda _, message: found.append(message)]
+    with kombu.Consumer(connection, [kombu.Queue(queue)], callbacks=take, accept=accept, no_ack=True):
+        connection.drain_events(timeout=PATIENCE)
     [message] = found
     return message
 
@@ -77,79 +70,75 @@ def queue(foreign: BlockingChannel) -> Iterator[str]:
     foreign.queue_delete(name)
 
 
-@pytest.mark.parametrize("compression", [None, "gzip", "zlib"])
-@pytest.mark.parametrize(
-    ("body", "serializer", "encoding"),
+@table("compression", [None, "gzip", "zlib"])
+@table(
+    "body, serializer, encoding",
     [({"x": [1, "ü"]}, "json", "utf-8"), ("text ü", None, "utf-8"), (b"\xff\x00", None, "binary")],
 )
 def test_a_value_that_kombu_publishes_is_received_unchanged(
-    rabbitmq: RabbitMQ, connection: kombu.Connection, body: Any, serializer: str | None, encoding: str,
+    connect: Connect, connection: kombu.Connection, body: Any, serializer: str | None, encoding: str,
     compression: str | None,
 ) -> None:  # fmt: skip
     """With content encodings ``utf-8`` and ``binary``, and with its header for compression."""
     content_type = {"json": None, None: "text/plain" if isinstance(body, str) else "application/octet-stream"}[
         serializer
     ]
-    with messaging.connect(rabbitmq.url) as m, m.subscribe("from/kombu") as stream:
-        stream.ready.result(timeout=DEADLINE)
-        kombu.Producer(connection.default_channel).publish(
-            body, exchange="amq.topic", routing_key="from.kombu", serializer=serializer, content_type=content_type,
-            compression=compression, headers={"n": 5},
-        )  # fmt: skip
-        message = stream.receive(timeout=DEADLINE)
+    m = connect()
+    stream = subscribed(m, "from/kombu")
+    kombu.Producer(connection.default_channel).publish(
+        body, exchange="amq.topic", routing_key="from.kombu", serializer=serializer, content_type=content_type,
+        compression=compression, headers={"n": 5},
+    )  # fmt: skip
+    message = stream.wait_for(1)[-1]
     assert message.value() == body
     assert message.context.content_encoding == (f"{encoding}, zlib" if compression else encoding)
     assert message.context.extensions["headers"] == {"n": 5}
 
 
-def test_a_compression_of_kombus_that_is_unknown_here_is_named(
-    rabbitmq: RabbitMQ, connection: kombu.Connection
-) -> None:
-    with messaging.connect(rabbitmq.url) as m, m.subscribe("from/kombu/bz2") as stream:
-        stream.ready.result(timeout=DEADLINE)
-        kombu.Producer(connection.default_channel).publish(
-            {"x": 1}, exchange="amq.topic", routing_key="from.kombu.bz2", compression="bzip2"
-        )
-        message = stream.receive(timeout=DEADLINE)
+def test_a_compression_of_kombus_that_is_unknown_here_is_named(connect: Connect, connection: kombu.Connection) -> None:
+    m = connect()
+    stream = subscribed(m, "from/kombu/bz2")
+    kombu.Producer(connection.default_channel).publish(
+        {"x": 1}, exchange="amq.topic", routing_key="from.kombu.bz2", compression="bzip2"
+    )
+    message = stream.wait_for(1)[-1]
     with pytest.raises(UnknownContentEncodingError, match="bzip2"):
         message.value()
 
 
-@pytest.mark.parametrize("encoding", [None, "zlib", "utf-8, zlib", "binary"])
-@pytest.mark.parametrize(("content", "content_type"), [({"x": [1, "ü"]}, "application/json"), ("text ü", "text/plain")])
+@table("encoding", [None, "zlib", "utf-8, zlib", "binary"])
+@table("content, content_type", [({"x": [1, "ü"]}, "application/json"), ("text ü", "text/plain")])
 def test_kombu_receives_the_value_that_is_published(
-    rabbitmq: RabbitMQ, connection: kombu.Connection, queue: str, content: Any, content_type: str, encoding: str | None
+    connect: Connect, connection: kombu.Connection, queue: str, content: Any, content_type: str, encoding: str | None
 ) -> None:
     """Text as well, by a consumer that accepts ``text/plain``."""
     more = {} if encoding is None else {"content_encoding": encoding}
-    with messaging.connect(rabbitmq.url) as m:
-        m.publish(f"{queue}/out", content, **more).result(timeout=DEADLINE)
+    m = connect()
+    m.publish(f"{queue}/out", content, **more).result(PATIENCE)
     message = receive(connection, queue, [content_type])
     # kombu does not decode text of these content encodings
     value = message.payload.decode() if isinstance(message.payload, bytes) else message.payload
     assert (message.content_type, value) == (content_type, content)
 
 
-def test_headers_keep_their_types_to_kombu_and_back(
-    rabbitmq: RabbitMQ, connection: kombu.Connection, queue: str
-) -> None:
+def test_headers_keep_their_types_to_kombu_and_back(connect: Connect, connection: kombu.Connection, queue: str) -> None:
     headers = {
         "text": "ü", "n": 5, "large": 2**40, "negative": -1, "half": 0.5, "yes": True, "no": False, "nothing": None,
         "bytes": b"\xff", "at": datetime(2026, 11, 22, 12, tzinfo=UTC), "list": ("a", 1, (2,)),
         "table": {"a": {"b": 1}}, "price": Decimal("1.25"),
     }  # fmt: skip
-    with messaging.connect(rabbitmq.url) as m, m.subscribe("back/from/kombu") as stream:
-        stream.ready.result(timeout=DEADLINE)
-        m.publish(f"{queue}/out", b"1", headers=headers).result(timeout=DEADLINE)
-        message = receive(connection, queue, ["application/octet-stream"])
-        theirs = message.headers
-        assert theirs | {"at": 0, "list": 0} == headers | {"at": 0, "list": 0}
-        assert (theirs["list"], theirs["at"].replace(tzinfo=UTC)) == (["a", 1, [2]], headers["at"])
-        kombu.Producer(connection.default_channel).publish(
-            b"2", exchange="amq.topic", routing_key="back.from.kombu", content_type="application/octet-stream",
-            headers=theirs, app_id="celery", type="task", user_id="guest",
-        )  # fmt: skip
-        context = stream.receive(timeout=DEADLINE).context
+    m = connect()
+    stream = subscribed(m, "back/from/kombu")
+    m.publish(f"{queue}/out", b"1", headers=headers).result(PATIENCE)
+    message = receive(connection, queue, ["application/octet-stream"])
+    theirs = message.headers
+    assert theirs | {"at": 0, "list": 0} == headers | {"at": 0, "list": 0}
+    assert (theirs["list"], theirs["at"].replace(tzinfo=UTC)) == (["a", 1, [2]], headers["at"])
+    kombu.Producer(connection.default_channel).publish(
+        b"2", exchange="amq.topic", routing_key="back.from.kombu", content_type="application/octet-stream",
+        headers=theirs, app_id="celery", type="task", user_id="guest",
+    )  # fmt: skip
+    context = stream.wait_for(1)[-1].context
     told = context.extensions["headers"]
     assert told | {"bytes": 0} == headers | {"bytes": 0}
     assert told["bytes"] in (b"\xff", "ff")  # kombu may write bytes as text
@@ -158,14 +147,14 @@ def test_headers_keep_their_types_to_kombu_and_back(
     }  # fmt: skip
 
 
-def test_a_message_of_kombu_is_passed_on_as_it_is(rabbitmq: RabbitMQ, connection: kombu.Connection, queue: str) -> None:
-    with messaging.connect(rabbitmq.url) as m, m.subscribe("pass/on") as stream:
-        stream.ready.result(timeout=DEADLINE)
-        kombu.Producer(connection.default_channel).publish(
-            {"x": 1}, exchange="amq.topic", routing_key="pass.on", compression="gzip", headers={"n": (1, {"a": None})},
-            type="task", app_id="celery", user_id="guest",
-        )  # fmt: skip
-        m.publisher.publish(stream.receive(timeout=DEADLINE), f"{queue}/out").result(timeout=DEADLINE)
+def test_a_message_of_kombu_is_passed_on_as_it_is(connect: Connect, connection: kombu.Connection, queue: str) -> None:
+    m = connect()
+    stream = subscribed(m, "pass/on")
+    kombu.Producer(connection.default_channel).publish(
+        {"x": 1}, exchange="amq.topic", routing_key="pass.on", compression="gzip", headers={"n": (1, {"a": None})},
+        type="task", app_id="celery", user_id="guest",
+    )  # fmt: skip
+    m.publisher.publish(stream.wait_for(1)[-1], f"{queue}/out").result(PATIENCE)
     message = receive(connection, queue, ["json"])
     assert message.payload == {"x": 1}
     assert message.content_encoding == "utf-8"

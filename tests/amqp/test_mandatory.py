@@ -14,7 +14,8 @@ from pamqp.commands import Basic
 from adapters.amqp import frames
 from adapters.amqp.confirms import ConfirmChannel
 from messaging.errors import PublishRefusedError, UnroutableError
-from tests.amqp.harness import Client, connected, unique, until, within
+from messaging.testing.waiting import eventually_async, within
+from tests.amqp.harness import Client, connected, unique
 from tests.amqp.test_publisher import outcomes
 
 if TYPE_CHECKING:
@@ -38,10 +39,10 @@ async def test_a_message_that_reaches_no_queue_fails_with_code_and_text(client: 
     assert client.losses == []
 
 
-@pytest.mark.parametrize("payload", [b"", b"x"])
-async def test_a_mandatory_message_to_a_missing_queue_fails(client: Client, payload: bytes) -> None:
-    with pytest.raises(UnroutableError):
-        await client.publish("amq.default", payload, key=unique("missing"), extensions=MANDATORY)
+async def test_a_mandatory_message_to_a_missing_queue_fails(client: Client) -> None:
+    for payload in (b"", b"x"):
+        with pytest.raises(UnroutableError):
+            await client.publish("amq.default", payload, key=unique("missing"), extensions=MANDATORY)
 
 
 async def test_an_alternate_exchange_counts_as_a_route(client: Client, exchange: str) -> None:
@@ -62,7 +63,7 @@ async def test_thousands_in_flight_of_every_kind_each_get_their_own_answer(rabbi
             ("there", {}, ""),
             ("nowhere", {"qos": "0"}, ""),
         ]
-        chosen = [dice.choice(kinds) for _ in range(6000)]
+        chosen = [dice.choice(kinds) for _ in range(4000)]
         batch = [
             client.message(channel, b"x" * dice.choice((0, 10, 3000)), extensions=extensions)
             for channel, extensions, _ in chosen
@@ -92,7 +93,7 @@ async def test_messages_sent_again_on_a_new_channel_stay_mandatory(client: Clien
     wanted = ["", "UnroutableError"] * 5
     wanted[3] = "PublishRefusedError"
     assert await outcomes(batch) == wanted
-    await until(lambda: {b"0", b"8"} <= set(sink.payloads), "the others")
+    await eventually_async(lambda: {b"0", b"8"} <= set(sink.payloads), "the others")
 
 
 async def test_a_late_return_or_confirm_of_a_failed_message_is_ignored(client: Client) -> None:
@@ -106,17 +107,14 @@ async def test_a_late_return_or_confirm_of_a_failed_message_is_ignored(client: C
 # --- the parser alone: hypothesis plays the broker
 
 
-class Letter:
+class Letter(list[str]):
     """A message that remembers what became of it."""
 
-    def __init__(self) -> None:
-        self.outcomes: list[str] = []
-
     def confirm(self) -> None:
-        self.outcomes.append("ack")
+        self.append("ack")
 
     def fail(self, error: MessagingError) -> None:
-        self.outcomes.append(type(error).__name__)
+        self.append(type(error).__name__)
 
 
 class Channel(ConfirmChannel[Letter]):
@@ -173,7 +171,5 @@ def test_every_message_gets_its_first_answer_and_no_other(count: int, answers: l
         assert fed(channel, data) == [True]
         for each in range(1, (tag or count) + 1) if multiple else [tag]:  # 0 is all there are
             wanted.setdefault(each, "ack" if answer == "ack" else "PublishRefusedError")
-    assert [letter.outcomes for letter in letters] == [
-        [wanted[tag]] if tag in wanted else [] for tag in range(1, count + 1)
-    ]
+    assert letters == [[wanted[tag]] if tag in wanted else [] for tag in range(1, count + 1)]
     assert set(channel.pending) == set(range(1, count + 1)) - set(wanted)

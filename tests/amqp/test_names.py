@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from adapters.amqp import names
 from messaging.errors import InvalidChannelError
 from messaging.model import channels
+from messaging.testing.tables import table
 
 LEVEL = st.text(st.one_of(st.sampled_from(".%*#+$ 2Ee"), st.characters(exclude_categories=["Cs", "Cc"])), max_size=8)
 #: more than names may hold: wildcards are escaped, too, if they ever get here
@@ -16,8 +17,8 @@ NAME = st.lists(LEVEL.filter(lambda level: "/" not in level), min_size=1, max_si
 KEY = st.text(st.one_of(st.sampled_from(".%*#+/2eE"), st.characters(exclude_categories=["Cs"])), max_size=30)
 
 
-@pytest.mark.parametrize(
-    ("channel", "key"),
+@table(
+    "channel, key",
     [
         ("a/b", "a.b"),
         ("a", "a"),
@@ -36,23 +37,15 @@ def test_a_channel_has_this_routing_key(channel: str, key: str) -> None:
     assert names.channel_name(key) == channel
 
 
-@pytest.mark.parametrize(
-    ("pattern", "key"),
-    [
-        ("a/b", "a.b"),
-        ("+/b/#", "*.b.#"),
-        ("#", "#"),
-        ("+", "*"),
-        ("a.b/+", "a%2Eb.*"),
-        ("*/a", "%2A.a"),
-    ],
+@table(
+    "pattern, key", [("a/b", "a.b"), ("+/b/#", "*.b.#"), ("#", "#"), ("+", "*"), ("a.b/+", "a%2Eb.*"), ("*/a", "%2A.a")]
 )
 def test_a_pattern_has_this_binding_key(pattern: str, key: str) -> None:
     assert names.binding_key(pattern) == key
 
 
-@pytest.mark.parametrize(
-    ("key", "channel"),
+@table(
+    "key, channel",
     [
         ("a%2eb", "a.b"),
         ("100%", "100%"),
@@ -71,19 +64,14 @@ def test_keys_of_other_programs_are_read_leniently(key: str, channel: str) -> No
 @example("%2E")
 @example("%25")
 @example("a.b/%2E/%252E")
-def test_translation_is_undone(channel: str) -> None:
-    assert names.channel_name(names.routing_key(channel)) == channel
-
-
-@given(NAME)
-def test_the_levels_of_a_channel_are_the_words_of_its_key(channel: str) -> None:
-    assert len(names.routing_key(channel).split(".")) == len(channel.split("/"))
-    assert not set(names.routing_key(channel)) & set("*#+/")
-
-
-@given(NAME.filter(lambda name: not channels.has_wildcard(name)))
-def test_a_pattern_without_wildcards_is_bound_as_the_channel_is_published(channel: str) -> None:
-    assert names.binding_key(channel) == names.routing_key(channel)
+def test_translation_is_undone_and_keeps_the_levels(channel: str) -> None:
+    """The words of a key are the levels of its channel; a pattern without wildcards is bound as it is published."""
+    key = names.routing_key(channel)
+    assert names.channel_name(key) == channel
+    assert len(key.split(".")) == len(channel.split("/"))
+    assert not set(key) & set("*#+/")
+    if not channels.has_wildcard(channel):
+        assert names.binding_key(channel) == key
 
 
 @given(KEY)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import struct
-import time
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -21,51 +21,50 @@ from messaging.errors import (
     ConnectionLostError,
     PublishRefusedError,
     SubscriptionRefusedError,
-    UnroutableError,
 )
 from messaging.model import as_text
-from messaging.testing.conformance.helpers import Failing, eventually
-from tests.amqp.harness import Client, Sink, make_adapter, until, within
-from tests.amqp.peer import FRAME_MAX, Peer, Session, client_of
+from messaging.testing.tables import table
+from messaging.testing.waiting import Recorder, eventually_async, within
+from tests.amqp.harness import Client, Sink, make_adapter
+from tests.amqp.peer import FRAME_MAX, Peer, Session, client_of, consuming, opened
 from tests.amqp.test_publisher import outcomes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from tests.amqp.harness import Out
 
+    Quiet = Callable[[], None]
+
 
 @pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> Any:
-    """No traceback, nothing of aiormq's, and at most one line of ours."""
+def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], None]]:
+    """No traceback, nothing of aiormq's, and at most one line of ours: a function that checks it, and begins anew."""
     caplog.set_level(logging.INFO)
-    yield
-    loud = [record for record in caplog.records if record.levelno > logging.INFO]
-    assert len(loud) <= 1, [record.getMessage() for record in loud]
-    assert not any(record.exc_info for record in caplog.records)
-    assert not any(record.name.startswith(("aiormq", "asyncio")) for record in loud)
+
+    def check(records: list[logging.LogRecord]) -> None:
+        loud = [record for record in records if record.levelno > logging.INFO]
+        assert len(loud) <= 1, [record.getMessage() for record in loud]
+        assert not any(record.exc_info for record in records)
+        assert not any(record.name.startswith(("aiormq", "asyncio")) for record in loud)
+        records.clear()
+
+    yield lambda: check(caplog.records)
+    check(caplog.get_records("call"))
+
+
+@contextlib.asynccontextmanager
+async def talk(quiet: Quiet) -> AsyncIterator[tuple[Client, Peer]]:
+    """A client that is not connected yet, and its broker, of one row of a table."""
+    async with Peer() as peer, client_of(peer) as client:
+        yield client, peer
+    quiet()
 
 
 @pytest.fixture
 def client(peer: Peer) -> AbstractAsyncContextManager[Client]:
     """A client that is not connected yet. Tests name ``peer`` first, so that it listens by then."""
     return client_of(peer)
-
-
-async def opened(client: Client, peer: Peer) -> Session:
-    opening = asyncio.create_task(client.open())
-    session = await (await peer.session()).open()
-    await opening
-    return session
-
-
-async def consuming(client: Client, peer: Peer, channel: str = "c", **options: Any) -> tuple[Sink, Session, int]:
-    """Subscribe: what arrived, the consuming connection, and the channel."""
-    subscribing = asyncio.create_task(client.subscribe(channel, **options))
-    session = await (await peer.session()).open()
-    number = await session.consumer()
-    sink, _ = await subscribing
-    return sink, session, number
 
 
 async def subscribed(client: Client, peer: Peer, **options: Any) -> tuple[Sink, Session, int]:
@@ -115,8 +114,8 @@ async def test_a_connection_closed_while_it_is_opened_is_refused_in_the_brokers_
     assert (caught.value.code, caught.value.detail) == (530, "NOT_ALLOWED - too many connections")
 
 
-@pytest.mark.parametrize(
-    ("says", "what"),
+@table(
+    "says, what",
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak AMQP"),
         (b"AMQP\x00\x01\x00\x00", "does not speak AMQP"),
@@ -127,45 +126,42 @@ async def test_a_connection_closed_while_it_is_opened_is_refused_in_the_brokers_
         (b"\x00" * 50, "does not speak AMQP"),
     ],
 )
-async def test_opening_fails_if_the_peer_is_no_broker(peer: Peer, client: Client, says: bytes, what: str) -> None:
-    opening = asyncio.create_task(client.open())
-    session = await peer.session()
-    session.write(says)
-    session.close()
-    with pytest.raises(ConnectFailedError, match=what):
-        await opening
+async def test_opening_fails_if_the_peer_is_no_broker(quiet: Quiet, says: bytes, what: str) -> None:
+    async with talk(quiet) as (client, peer):
+        opening = asyncio.create_task(client.open())
+        session = await peer.session()
+        session.write(says)
+        session.close()
+        with pytest.raises(ConnectFailedError, match=what):
+            await opening
 
 
-@pytest.mark.parametrize(
-    ("offered", "agreed"), [(0, 2**20), (2**31, 2**20), (2**20 + 1, 2**20), (2**20, 2**20), (8192, 8192)]
-)
-async def test_frames_are_bounded_for_any_offer_of_the_broker(
-    peer: Peer, client: Client, offered: int, agreed: int
-) -> None:
+@table("offered, agreed", [(0, 2**20), (2**31, 2**20), (2**20 + 1, 2**20), (2**20, 2**20), (8192, 8192)])
+async def test_frames_are_bounded_for_any_offer_of_the_broker(quiet: Quiet, offered: int, agreed: int) -> None:
     """0 stands for no limit."""
-    opening = asyncio.create_task(client.open())
-    session = await peer.session()
-    assert await session.greet(offered) == agreed
-    session.send(commands.Connection.OpenOk())
-    await within(opening)
-    session.write(frames.PREFIX.pack(frames.BODY, 1, agreed))
-    with pytest.raises(ConnectionLostError, match=f"a frame of {agreed} bytes; at most {agreed - 8}"):
-        raise await client.lost()
-
-
-@pytest.mark.parametrize("offered", [1, 8, 4095])
-async def test_a_broker_that_takes_only_tiny_frames_is_refused(peer: Peer, client: Client, offered: int) -> None:
-    opening = asyncio.create_task(client.open())
-    await (await peer.session()).open(offered)
-    with pytest.raises(ConnectFailedError, match=f"it takes frames of {offered} bytes; AMQP 0-9-1 asks for 4096"):
+    async with talk(quiet) as (client, peer):
+        opening = asyncio.create_task(client.open())
+        session = await peer.session()
+        assert await session.greet(offered) == agreed
+        session.send(commands.Connection.OpenOk())
         await within(opening)
+        session.write(frames.PREFIX.pack(frames.BODY, 1, agreed))
+        with pytest.raises(ConnectionLostError, match=f"a frame of {agreed} bytes; at most {agreed - 8}"):
+            raise await client.lost()
+
+
+@table("offered", [1, 8, 4095])
+async def test_a_broker_that_takes_only_tiny_frames_is_refused(quiet: Quiet, offered: int) -> None:
+    async with talk(quiet) as (client, peer):
+        opening = asyncio.create_task(client.open())
+        await (await peer.session()).open(offered)
+        with pytest.raises(ConnectFailedError, match=f"it takes frames of {offered} bytes; AMQP 0-9-1 asks for 4096"):
+            await within(opening)
 
 
 async def test_connections_carry_the_name_of_the_instance(peer: Peer) -> None:
     async with client_of(peer, name="plant 7") as client:
-        opening = asyncio.create_task(client.open())
-        publishing = await (await peer.session()).open()
-        await opening
+        publishing = await opened(client, peer)
         _, session, _ = await consuming(client, peer)
     assert (publishing.client_name, session.client_name) == ("plant 7 (publishing)", "plant 7 (consuming)")
 
@@ -176,9 +172,7 @@ async def test_an_odd_virtual_host_and_a_password_that_is_shown_nowhere(
     caplog.set_level(logging.DEBUG)
     secret = "s3cr3t/pässwörd%"
     client = Client(make_adapter(f"{peer.url}/a%2Fb%20%252F", username="odd user", password=secret))
-    opening = asyncio.create_task(client.open())
-    session = await (await peer.session()).open()
-    await opening
+    session = await opened(client, peer)
     assert session.vhost == "a/b %2F"
     assert session.login == f"\0odd user\0{secret}"
     shown = [repr(vars(thing)) for thing in (client.adapter, client.adapter.link)]
@@ -197,9 +191,7 @@ async def test_more_channels_than_the_broker_allows_are_refused_and_the_others_l
     session = await (await peer.session()).open(channel_max=2)
     await session.consumer()
     await subscribing
-    subscribing = asyncio.create_task(client.subscribe("c"))
-    channel = await session.consumer()
-    sink, _ = await subscribing
+    (sink, _), channel = await asyncio.gather(client.subscribe("c"), session.consumer())
     with pytest.raises(SubscriptionRefusedError, match="allows 2 channels"):
         await client.subscribe("c")
     session.send(DELIVER, channel)
@@ -259,21 +251,24 @@ def nested(depth: int) -> bytes:
     return struct.pack(">H", 1 << 13) + struct.pack(">I", len(table)) + table
 
 
-async def test_a_header_table_nested_ten_thousand_times_is_delivered(peer: Peer, client: Client) -> None:
-    sink, session, channel = await subscribed(client, peer)
-    session.send(Basic.Deliver("t", 1, False, "amq.topic", "c"), channel)
-    session.content(channel, nested(10_000), b"x")
-    arrived = await sink.next()
-    assert "<nested too deeply>" in as_text(arrived.extensions["headers"]["n"])
-    assert client.losses == []
-
-
-async def test_properties_that_are_malformed_cost_the_properties_only(peer: Peer, client: Client) -> None:
-    sink, session, channel = await subscribed(client, peer)
-    session.send(Basic.Deliver("t", 1, False, "amq.topic", "c"), channel)
-    session.content(channel, b"\xff\xfe\xff", b"x")
-    arrived = await sink.next()
-    assert (arrived.payload, dict(arrived.extensions)) == (b"x", {})
+@table(
+    "properties, value",
+    {
+        "nested ten thousand times": (nested(10_000), lambda found: "<nested too deeply>" in as_text(found["headers"])),
+        "malformed": (b"\xff\xfe\xff", lambda found: dict(found) == {}),
+    },
+)
+async def test_a_message_is_delivered_whatever_its_properties(
+    quiet: Quiet, properties: bytes, value: Callable[[Any], bool]
+) -> None:
+    async with talk(quiet) as (client, peer):
+        sink, session, channel = await subscribed(client, peer)
+        session.send(Basic.Deliver("t", 1, False, "amq.topic", "c"), channel)
+        session.content(channel, properties, b"x")
+        arrived = await sink.next()
+        assert arrived.payload == b"x"
+        assert value(arrived.extensions)
+        assert client.losses == []
 
 
 DELIVER = Basic.Deliver("t", 1, False, "amq.topic", "c")
@@ -291,23 +286,24 @@ def announced(session: Session, channel: int, size: int) -> None:
     raw(frames.HEADER, struct.pack(">HHQH", 60, 0, size, 0))(session, channel)
 
 
-@pytest.mark.parametrize("sizes", [[1] * 1000, [3, 1, 200] * 30, [2, 70_000]])
-async def test_a_payload_in_many_frames_is_delivered_whole(peer: Peer, client: Client, sizes: list[int]) -> None:
-    sink, session, channel = await subscribed(client, peer)
-    payload = bytes(number % 251 for number in range(sum(sizes)))
-    for _ in range(2):
-        session.send(DELIVER, channel)
-        announced(session, channel, len(payload))
-        at = 0
-        for size in sizes:
-            raw(frames.BODY, payload[at : at + size])(session, channel)
-            at += size
-    await sink.count(2)
-    assert sink.payloads == [payload] * 2
+@table("sizes", [[1] * 1000, [3, 1, 200] * 30, [2, 70_000]])
+async def test_a_payload_in_many_frames_is_delivered_whole(quiet: Quiet, sizes: list[int]) -> None:
+    async with talk(quiet) as (client, peer):
+        sink, session, channel = await subscribed(client, peer)
+        payload = bytes(number % 251 for number in range(sum(sizes)))
+        for _ in range(2):
+            session.send(DELIVER, channel)
+            announced(session, channel, len(payload))
+            at = 0
+            for size in sizes:
+                raw(frames.BODY, payload[at : at + size])(session, channel)
+                at += size
+        await sink.count(2)
+        assert sink.payloads == [payload] * 2
 
 
-@pytest.mark.parametrize(
-    ("says", "why"),
+@table(
+    "says, why",
     [
         (raw(frames.METHOD, b"\x00\x3c\x00\x3c"), "malformed frame"),
         (raw(frames.METHOD, b"\x00\x3c\x00\xfe"), r"unexpected method 60\.254"),
@@ -340,16 +336,17 @@ async def test_a_payload_in_many_frames_is_delivered_whole(peer: Peer, client: C
     ],
 )  # fmt: skip
 async def test_a_frame_that_does_not_belong_there_is_a_loss_that_says_so(
-    peer: Peer, client: Client, says: Callable[[Session, int], object], why: str
+    quiet: Quiet, says: Callable[[Session, int], object], why: str
 ) -> None:
-    sink, session, channel = await subscribed(client, peer)
-    says(session, channel)
-    lost = await client.lost()
-    assert isinstance(lost, ConnectionLostError)
-    with pytest.raises(ConnectionLostError, match=why):
-        raise lost
-    await session.end()
-    assert (sink.error, sink.arrived, len(client.losses)) == (None, [], 1)
+    async with talk(quiet) as (client, peer):
+        sink, session, channel = await subscribed(client, peer)
+        says(session, channel)
+        lost = await client.lost()
+        assert isinstance(lost, ConnectionLostError)
+        with pytest.raises(ConnectionLostError, match=why):
+            raise lost
+        await session.end()
+        assert (sink.error, sink.arrived, len(client.losses)) == (None, [], 1)
 
 
 async def test_a_message_that_no_other_consumer_receives_is_not_requeued_and_counts_once(peer: Peer) -> None:
@@ -358,14 +355,18 @@ async def test_a_message_that_no_other_consumer_receives_is_not_requeued_and_cou
     await (await peer.session()).open()
     m = await within(connecting)
     stream = m.subscribe("c")
-    stream.subscribe(Failing(b"1"))
+
+    def fail(_: messaging.Message) -> None:
+        raise ValueError("this one")
+
+    stream.subscribe(Recorder(fail))
     session = await (await peer.session()).open()
     channel = await session.consumer()
     session.send(Basic.Deliver("t", 1, False, "amq.topic", "c"), channel)
     session.content(channel, b"\0\0", b"1")
     await session.expect(commands.Channel.Close)  # and no Basic.Nack before it
     session.send(commands.Channel.CloseOk(), channel)
-    await asyncio.to_thread(eventually, lambda: stream.counters.dropped, "counted")
+    await eventually_async(lambda: stream.counters.dropped, "counted")
     assert (stream.counters.dropped, stream.counters.rejected) == (1, 1)
     await asyncio.to_thread(m.close)
 
@@ -373,78 +374,68 @@ async def test_a_message_that_no_other_consumer_receives_is_not_requeued_and_cou
 # --- publishing
 
 
-async def test_one_nack_for_several_refuses_each_of_them(peer: Peer, client: Client) -> None:
-    batch, session, channel = await published(client, peer, 5, queueOverflow="reject-publish")
-    session.send(Basic.Ack(1), channel)
-    session.send(Basic.Nack(4, multiple=True, requeue=False), channel)
-    session.send(Basic.Ack(5), channel)
-    assert await outcomes(batch) == ["", *["PublishRefusedError"] * 3, ""]
-    assert {message.settlements for message in batch} == {1}
-
-
-def returned(session: Session, channel: int, message_id: str, body: bytes = b"x") -> None:
+def returned(session: Session, channel: int, message_id: str | None, body: bytes = b"x") -> None:
     session.send(Basic.Return(312, "NO_ROUTE", "amq.topic", "c"), channel)
     session.content(channel, Basic.Properties(message_id=message_id).marshal(), body)
 
 
-async def test_a_return_without_a_confirm_fails_its_message(peer: Peer, client: Client) -> None:
-    batch, session, channel = await published(client, peer, 3, mandatory=True)
-    returned(session, channel, batch[1].message_id, b"y" * 300_000)
-    session.send(Basic.Ack(1), channel)
-    session.send(Basic.Ack(3), channel)
-    assert await outcomes(batch) == ["", "UnroutableError", ""]
-    assert isinstance(batch[1].error, UnroutableError)
+NOT_TAKEN = Basic.Nack(4, multiple=True, requeue=False)
+ALL = Basic.Ack(2, multiple=True)
 
 
-async def test_a_return_of_an_unknown_message_is_ignored(peer: Peer, client: Client) -> None:
-    batch, session, channel = await published(client, peer, 2, mandatory=True)
-    returned(session, channel, "somebody else's")
-    session.send(Basic.Return(312, "NO_ROUTE", "amq.topic", "c"), channel)
-    session.content(channel, struct.pack(">H", 0), b"")  # no id at all
-    returned(session, channel, batch[0].message_id)
-    returned(session, channel, batch[0].message_id)  # twice
-    session.send(Basic.Ack(2, multiple=True), channel)
-    assert await outcomes(batch) == ["UnroutableError", ""]
-    assert client.losses == []
+@table(
+    "answers, results",
+    {
+        # an answer is a frame, or the number of the message that is returned; numbers begin at 0
+        "one nack for several": ([Basic.Ack(1), NOT_TAKEN, Basic.Ack(5)], ["", *["PublishRefusedError"] * 3, ""]),
+        "a return without a confirm": ([1, Basic.Ack(1), Basic.Ack(3)], ["", "UnroutableError", ""]),
+        "returns of unknown messages, and one that comes twice": (["other", None, 0, 0, ALL], ["UnroutableError", ""]),
+        "a confirm before the return": ([Basic.Ack(1), 0], [""]),
+        "a confirm of several before the return": ([Basic.Ack(1, multiple=True), 0], [""]),
+    },
+)
+async def test_each_message_has_its_own_answer(quiet: Quiet, answers: list[Any], results: list[str]) -> None:
+    async with talk(quiet) as (client, peer):
+        given = {"mandatory": True, "queueOverflow": "reject-publish"}
+        batch, session, channel = await published(client, peer, len(results), **given)
+        for answer in answers:
+            if isinstance(answer, int):
+                returned(session, channel, batch[answer].message_id, b"y" * 300_000)
+            elif answer is None or isinstance(answer, str):
+                returned(session, channel, answer)
+            else:
+                session.send(answer, channel)
+        assert await outcomes(batch) == results
+        assert {message.settlements for message in batch} == {1}
+        assert client.losses == []
 
 
 SAME: dict[str, Any] = {"mandatory": True, "messageId": "same", "queueOverflow": "reject-publish"}
 
 
-async def is_silent(session: Session) -> bool:
-    """Whether nothing comes for a while."""
-    try:
-        async with asyncio.timeout(0.1):
-            await session.frame()
-    except TimeoutError:
-        return True
-    return False
-
-
-@pytest.mark.parametrize("answer", ["ack", "nack", "return"])
-async def test_of_two_mandatory_messages_with_one_id_the_second_waits_for_the_first(
-    peer: Peer, client: Client, answer: str
-) -> None:
+@table("answer", ["ack", "nack", "return"])
+async def test_of_two_mandatory_messages_with_one_id_the_second_waits_for_the_first(quiet: Quiet, answer: str) -> None:
     """The id is all that a returned message is known by. What follows waits as well: it must not overtake."""
-    session = await opened(client, peer)
-    batch = [client.message("c", b"x", extensions=each) for each in (SAME, SAME, {"messageId": "same"}, {})]
-    publishing = asyncio.create_task(client.adapter.publish(batch))
-    channel = await session.published(1)
-    assert await is_silent(session)
-    assert not publishing.done()
-    if answer == "return":
+    async with talk(quiet) as (client, peer):
+        session = await opened(client, peer)
+        batch = [client.message("c", b"x", extensions=each) for each in (SAME, SAME, {"messageId": "same"}, {})]
+        publishing = asyncio.create_task(client.adapter.publish(batch))
+        channel = await session.published(1)
+        assert await session.is_silent()
+        assert not publishing.done()
+        if answer == "return":
+            returned(session, channel, "same")
+        else:
+            session.send(Basic.Ack(1) if answer == "ack" else Basic.Nack(1, requeue=False), channel)
+        await session.published(3)
+        await publishing
+        if answer == "return":
+            session.send(Basic.Ack(1), channel)  # follows the return, and is not the second one's
+        assert not batch[1].settled
         returned(session, channel, "same")
-    else:
-        session.send(Basic.Ack(1) if answer == "ack" else Basic.Nack(1, requeue=False), channel)
-    await session.published(3)
-    await publishing
-    if answer == "return":
-        session.send(Basic.Ack(1), channel)  # follows the return, and is not the second one's
-    assert not batch[1].settled
-    returned(session, channel, "same")
-    session.send(Basic.Ack(4, multiple=True), channel)
-    first = {"ack": "", "nack": "PublishRefusedError", "return": "UnroutableError"}[answer]
-    assert await outcomes(batch) == [first, "UnroutableError", "", ""]
+        session.send(Basic.Ack(4, multiple=True), channel)
+        first = {"ack": "", "nack": "PublishRefusedError", "return": "UnroutableError"}[answer]
+        assert await outcomes(batch) == [first, "UnroutableError", "", ""]
 
 
 async def test_an_id_stays_taken_when_its_message_fails(peer: Peer, client: Client) -> None:
@@ -453,7 +444,7 @@ async def test_an_id_stays_taken_when_its_message_fails(peer: Peer, client: Clie
     batch[0].fail(PublishRefusedError("its deadline passed"))
     second = client.message("c", b"x", extensions=SAME)
     publishing = asyncio.create_task(client.adapter.publish([second]))
-    assert await is_silent(session)
+    assert await session.is_silent()
     returned(session, channel, "same")
     await session.published(1)
     await publishing
@@ -473,14 +464,6 @@ async def test_messages_that_wait_for_an_id_fail_with_the_connection(peer: Peer,
     assert [message.was_sent for message in batch] == [True, False, False]
 
 
-@pytest.mark.parametrize("multiple", [False, True])
-async def test_a_confirm_before_the_return_counts(peer: Peer, client: Client, multiple: bool) -> None:
-    batch, session, channel = await published(client, peer, 1, mandatory=True)
-    session.send(Basic.Ack(1, multiple), channel)
-    returned(session, channel, batch[0].message_id)
-    assert await outcomes(batch) == [""]
-
-
 async def test_a_return_that_never_ends_is_cut_off_by_the_next_method(peer: Peer, client: Client) -> None:
     batch, session, channel = await published(client, peer, 1, mandatory=True)
     session.send(Basic.Return(312, "NO_ROUTE", "amq.topic", "c"), channel)
@@ -490,22 +473,23 @@ async def test_a_return_that_never_ends_is_cut_off_by_the_next_method(peer: Peer
     assert "malformed frame" in str(await client.lost())
 
 
-@pytest.mark.parametrize("code", [320, 501, 541])
+@table("code", [320, 501, 541])
 async def test_a_connection_closed_with_messages_on_their_way_is_a_loss_with_code_and_text(
-    peer: Peer, client: Client, code: int
+    quiet: Quiet, code: int
 ) -> None:
-    batch, session, _ = await published(client, peer, 2)
-    batch.append(client.message("exchange", key="k"))
-    publishing = asyncio.create_task(client.adapter.publish(batch[2:]))
-    await session.expect(commands.Channel.Open)  # and the request for the exchange is not answered
-    session.close_reason(code, "for a test")
-    assert await outcomes(batch) == ["ConnectionLostError"] * 3
-    await publishing
-    lost = await client.lost()
-    assert isinstance(lost, ConnectionLostError)
-    assert (lost.code, lost.detail) == (code, "for a test")
-    # it is answered
-    assert frames.PREFIX.pack(frames.METHOD, 0, 4) + b"\x00\x0a\x00\x33\xce" in await session.end()
+    async with talk(quiet) as (client, peer):
+        batch, session, _ = await published(client, peer, 2)
+        batch.append(client.message("exchange", key="k"))
+        publishing = asyncio.create_task(client.adapter.publish(batch[2:]))
+        await session.expect(commands.Channel.Open)  # and the request for the exchange is not answered
+        session.close_reason(code, "for a test")
+        assert await outcomes(batch) == ["ConnectionLostError"] * 3
+        await publishing
+        lost = await client.lost()
+        assert isinstance(lost, ConnectionLostError)
+        assert (lost.code, lost.detail) == (code, "for a test")
+        # it is answered
+        assert frames.PREFIX.pack(frames.METHOD, 0, 4) + b"\x00\x0a\x00\x33\xce" in await session.end()
 
 
 async def test_a_request_that_is_never_answered_ends_with_the_connection(peer: Peer, client: Client) -> None:
@@ -523,14 +507,14 @@ async def test_a_request_that_is_never_answered_ends_with_the_connection(peer: P
 async def test_a_request_to_a_broker_that_takes_no_messages_waits_until_it_does(peer: Peer) -> None:
     """It reads nothing from the connection meanwhile, requests included."""
 
-    async with client_of(peer, connect_timeout=0.2) as client:
+    async with client_of(peer, connect_timeout=1) as client:
         session = await opened(client, peer)
         message = client.message("c")
         publishing = asyncio.create_task(client.adapter.publish([message]))
         channel, frame = await session.frame()
         assert isinstance(frame, commands.Channel.Open)
         session.send(commands.Connection.Blocked("low on memory"))
-        await asyncio.sleep(0.5)  # two and a half times what a request may take
+        await asyncio.sleep(1.2)  # sleeps: longer than a request may take
         session.send(commands.Connection.Unblocked())
         session.send(commands.Channel.OpenOk(), channel)
         channel = await session.published(1)
@@ -546,14 +530,14 @@ async def test_a_broker_short_of_memory_is_told_of_and_messages_wait_until_it_ta
     told = client.events.impairments
     _, session, channel = await published(client, peer, 1)
     session.send(commands.Connection.Blocked("low on memory"))
-    await until(lambda: told, "the broker's word")
+    await eventually_async(lambda: told, "the broker's word")
     [reason] = told
     assert isinstance(reason, BrokerError)
     assert reason.detail == "low on memory"
     assert "takes no messages for now: low on memory" in str(reason)
     late = [client.message("c"), client.message("c")]
     publishing = asyncio.create_task(client.adapter.publish(late))
-    assert await is_silent(session)
+    assert await session.is_silent()
     assert not any(message.was_sent for message in late)
     late[0].fail(ConnectionLostError("its deadline passed"))
     session.send(commands.Connection.Unblocked())
@@ -562,7 +546,7 @@ async def test_a_broker_short_of_memory_is_told_of_and_messages_wait_until_it_ta
     assert told == [reason, None]
     session.send(Basic.Ack(2), channel)
     await late[1].result()
-    assert await is_silent(session)
+    assert await session.is_silent()
 
 
 async def test_a_memory_alarm_suspends_delayed_messages_and_consuming_goes_on(peer: Peer, client: Client) -> None:
@@ -572,9 +556,9 @@ async def test_a_memory_alarm_suspends_delayed_messages_and_consuming_goes_on(pe
     session.content(channel, b"\0\0", b"1")
     rejected = await sink.next()
     publishing.send(commands.Connection.Blocked("low on memory"))
-    await until(lambda: client.link.publisher.is_blocked)
+    await eventually_async(lambda: client.link.publisher.is_blocked)
     client.reject(rejected)
-    assert await is_silent(publishing)
+    assert await publishing.is_silent()
     session.send(Basic.Deliver("t", 2, False, "amq.topic", "c"), channel)
     session.content(channel, b"\0\0", b"2")
     client.acknowledge(await sink.next())
@@ -600,6 +584,8 @@ async def test_a_channel_that_is_always_closed_over_publishing_refuses_each_mess
             channel, frame = await session.answer()
             if isinstance(frame, Basic.Publish):
                 session.send(commands.Channel.Close(403, "ACCESS_REFUSED - for a test", 60, 40), channel)
+                while not isinstance(frame, commands.Channel.CloseOk):  # the rest is for a closed channel
+                    _, frame = await session.frame()
 
     refusing = asyncio.create_task(refuse())
     await within(publishing)
@@ -616,15 +602,13 @@ async def test_a_channel_that_is_always_closed_over_publishing_refuses_each_mess
 async def test_silence_is_a_loss_after_two_heartbeats(peer: Peer) -> None:
     async with client_of(peer, heartbeat=1) as client:
         await opened(client, peer)
-        started = time.monotonic()
         assert "it was silent for 2 s" in str(await client.lost())
-        assert time.monotonic() - started < 3
 
 
 async def test_without_heartbeats_it_still_says_good_bye(peer: Peer) -> None:
     async with client_of(peer, heartbeat=0) as client:
         session = await opened(client, peer)
-        await asyncio.sleep(3.5)  # aiormq takes a silence of 3 s for a loss, and would say no good-bye
+        await asyncio.sleep(3.5)  # sleeps: aiormq takes a silence of 3 s for a loss, and would say no good-bye
         closing = asyncio.create_task(client.adapter.close())
         await session.expect(commands.Connection.Close)
         session.send(commands.Connection.CloseOk())
@@ -636,9 +620,7 @@ async def test_closing_takes_no_longer_if_the_broker_is_silent(peer: Peer, clien
     await consuming(client, peer)
     subscribing = asyncio.create_task(client.subscribe("too late"))
     await asyncio.sleep(0)
-    started = time.monotonic()
-    await client.adapter.close()
-    assert time.monotonic() - started < 2
+    await within(client.adapter.close(), 5)
     with pytest.raises(ConnectionLostError):
         await within(subscribing)
     assert message.was_sent

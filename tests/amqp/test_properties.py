@@ -16,6 +16,7 @@ from adapters.amqp import properties, tables
 from adapters.amqp.properties import Properties, Template
 from messaging.errors import ArgumentError
 from messaging.model import NO_EXTENSIONS, MessageContext, PublishOptions, headers
+from messaging.testing.tables import table
 from tests.doubles.plans import plan_of
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)
@@ -79,17 +80,6 @@ def test_nothing_is_read_from_nothing() -> None:
     assert dict(read(b"\0\0", redelivered=True).extensions) == {"redelivered": True}
 
 
-def test_type_user_and_application_are_extensions() -> None:
-    data = Basic.Properties(message_id="m", message_type="t", user_id="u", app_id="a").marshal()
-    assert dict(read(data).extensions) == {"messageId": "m", "type": "t", "userId": "u", "appId": "a"}
-    assert dict(read(Basic.Properties(app_id="a").marshal()).extensions) == {"appId": "a"}
-
-
-def test_a_type_that_could_not_be_passed_on_is_left_out() -> None:
-    data = struct.pack(">H", 1 << 5 | 1 << 3) + b"\xff" + b"\xff" * 255 + b"\x00"
-    assert dict(read(data).extensions) == {"appId": ""}
-
-
 def test_type_and_application_are_written() -> None:
     options = PublishOptions(custom={"type": "t", "appId": "a"})
     seen = unmarshalled(Template(plan_of(MessageContext("c"), options)).fill("c", "m", 5))
@@ -104,8 +94,8 @@ def test_extensions_cannot_be_written_to() -> None:
             mapping["x"] = 1
 
 
-@pytest.mark.parametrize(
-    ("context", "what"),
+@table(
+    "context, what",
     [
         (MessageContext("c", content_type="x" * 256), "content type: 256 bytes"),
         (MessageContext("c", content_encoding="ä" * 128), "content encoding: 256 bytes"),
@@ -162,15 +152,8 @@ def test_any_headers_are_written_as_pamqp_reads_them_and_read_again(table: dict[
     assert repr(known.extensions.get("headers", {})) == repr(checked if checked else {})
 
 
-@pytest.mark.parametrize("seconds", [253_402_300_800, 1_700_000_000_000, 2**64 - 1])
-def test_a_time_beyond_all_times_is_a_number(seconds: int) -> None:
-    table = b"\x01nT" + struct.pack(">Q", seconds)
-    data = struct.pack(">I", len(table)) + table
-    assert tables.read_table(data, 0, len(data)) == ({"n": seconds}, len(data))
-
-
-@pytest.mark.parametrize(
-    ("encoding", "compressed", "known"),
+@table(
+    "encoding, compressed, known",
     [
         (None, "application/x-gzip", "zlib"),
         ("utf-8", "application/x-gzip", "utf-8, zlib"),
@@ -185,15 +168,15 @@ def test_kombus_header_for_compression_is_read_as_content_encoding(
     assert (told.content_encoding, told.extensions) == (known, {"headers": {"a": 1}})
 
 
-@pytest.mark.parametrize("value", ["none", 5, None, ["application/x-gzip"], ""])
+@table("value", ["none", 5, None, ["application/x-gzip"], ""])
 def test_a_header_compression_of_another_meaning_is_left_alone(value: Any) -> None:
     told = read(Basic.Properties(content_encoding="gzip", headers={"compression": value}).marshal())
     assert told.content_encoding == "gzip"
     assert headers.frozen(value) == told.extensions["headers"]["compression"]
 
 
-@pytest.mark.parametrize(
-    ("content_type", "encoding", "written"),
+@table(
+    "content_type, encoding, written",
     [
         ("text/plain; charset=utf-8", None, "text/plain"),
         ("text/plain; charset=utf-8", "UTF-8, gzip", "text/plain"),
@@ -208,8 +191,8 @@ def test_a_charset_is_left_out_where_it_is_the_default(content_type: str, encodi
     assert unmarshalled(Template(plan_of(context)).fill(None, None, 0)).content_type == written
 
 
-@pytest.mark.parametrize(
-    ("encoding", "property_", "fields"),
+@table(
+    "encoding, property_, fields",
     [
         ("zlib", None, {"a": 1, "compression": "application/x-gzip"}),
         ("utf-8, Zlib", "utf-8", {"a": 1, "compression": "application/x-gzip"}),
@@ -227,13 +210,15 @@ def test_zlib_is_written_as_kombu_writes_it(encoding: str, property_: str | None
     assert (read(data).content_encoding or "").replace(" ", "") == encoding.replace(" ", "").lower()
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
+@table(
+    "field, value",
     [
         (b"b\xff", -1), (b"B\xff", 255), (b"s\xff\xff", -1), (b"u\xff\xff", 65_535), (b"I\xff\xff\xff\xff", -1),
         (b"i\xff\xff\xff\xff", 2**32 - 1), (b"l" + b"\xff" * 8, -1), (b"L" + b"\xff" * 8, -1),
         (b"d" + struct.pack(">d", 0.1), 0.1), (b"t\x02", True), (b"\x00", None), (b"V", None),
         (b"S\0\0\0\x02\xc3\x28", "c328"),
+        # times beyond all times are numbers
+        *((b"T" + struct.pack(">Q", seconds), seconds) for seconds in (253_402_300_800, 1_700_000_000_000, 2**64 - 1)),
     ],
 )  # fmt: skip
 def test_field_types_of_other_programs_are_read(field: bytes, value: Any) -> None:
@@ -265,9 +250,16 @@ def test_the_brokers_count_of_deliveries_includes_this_one() -> None:
     assert read(Basic.Properties(headers={"x-acquired-count": 3}).marshal()).delivery_count == 4
 
 
-@pytest.mark.parametrize(
-    ("data", "known"),
+@table(
+    "data, known",
     [
+        (
+            Basic.Properties(message_id="m", message_type="t", user_id="u", app_id="a").marshal(),
+            {"messageId": "m", "type": "t", "userId": "u", "appId": "a"},
+        ),
+        (Basic.Properties(app_id="a").marshal(), {"appId": "a"}),
+        # a type that could not be passed on is left out
+        (struct.pack(">H", 1 << 5 | 1 << 3) + b"\xff" + b"\xff" * 255 + b"\x00", {"appId": ""}),
         (Basic.Properties(expiration="soon").marshal(), {}),
         (Basic.Properties(expiration="9" * 200).marshal(), {}),
         (b"\x00\x40" + struct.pack(">Q", 1_700_000_000_500), {"timestamp": 1_700_000_000.5}),
@@ -276,7 +268,7 @@ def test_the_brokers_count_of_deliveries_includes_this_one() -> None:
         (b"\x00\x81\x00\x00\x01m", {"messageId": "m"}),
     ],
 )
-def test_odd_values_do_no_harm(data: bytes, known: dict[str, Any]) -> None:
+def test_properties_are_extensions_and_odd_values_do_no_harm(data: bytes, known: dict[str, Any]) -> None:
     assert dict(read(data).extensions) == known
 
 
@@ -285,7 +277,7 @@ def test_reading_properties_never_fails(data: bytes) -> None:
     assert isinstance(read(data), Properties)
 
 
-@pytest.mark.parametrize(
+@table(
     "data",
     [b"", b"\x80", b"\x80\x00", b"\x80\x00\xffx", b"\x20\x00\0\0\0\x02\x01n", b"\x20\x00\0\0\0\x03\x01n?", b"\xff\xff"],
 )
@@ -294,7 +286,7 @@ def test_malformed_properties_are_left_out_and_logged(data: bytes, caplog: pytes
     assert "malformed properties" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["x-reply-to-topic", "x-opt-reply-to-topic"])
+@table("name", ["x-reply-to-topic", "x-opt-reply-to-topic"])
 def test_where_a_client_of_mqtt_5_wants_its_reply_is_its_reply_channel(name: str) -> None:
     """RabbitMQ's MQTT plugin, from 3.13 on, tells in a header: a routing key of the topic exchange."""
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import signal
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import messaging
 from adapters.amqp.connection import CLOSE_GRACE
 from messaging.errors import PublishRefusedError
-from tests.amqp.harness import Client, Out, connected, settled, unique, until, within
+from messaging.testing.waiting import PATIENCE, eventually, eventually_async, results, subscribed, within
+from tests.amqp.harness import Client, Out, connected, settled, unique
 
 if TYPE_CHECKING:
     from pika import BasicProperties
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from pika.spec import Basic
 
     from messaging.testing.brokers import RabbitMQ
+    from tests.amqp.conftest import Connect
 
 
 def listen(foreign: BlockingChannel, key: str, exchange: str = "amq.topic") -> str:
@@ -32,12 +32,12 @@ def listen(foreign: BlockingChannel, key: str, exchange: str = "amq.topic") -> s
 
 def receive(foreign: BlockingChannel, queue: str) -> tuple[Basic.GetOk, BasicProperties, bytes]:
     """The next message of a queue."""
-    deadline = time.monotonic() + 10
-    while True:
-        method, properties, body = foreign.basic_get(queue, auto_ack=True)
-        if method is not None:
-            return method, properties, body
-        assert time.monotonic() < deadline, "nothing arrived"
+
+    def get() -> Any:
+        found = foreign.basic_get(queue, auto_ack=True)
+        return found if found[0] is not None else None
+
+    return eventually(get, "a message")  # type: ignore[no-any-return]
 
 
 async def outcomes(messages: list[Out]) -> list[str]:
@@ -135,7 +135,7 @@ async def test_an_exchange_that_vanishes_fails_its_messages_and_the_rest_goes_on
         assert f"404 NOT_FOUND - no exchange '{exchange}'" in str(batch[number].error)
     # messages without confirm at the close of the channel may have been sent twice, but none is missing
     wanted = {b"%d" % number for number in range(100)} - {b"20", b"21", b"60"}
-    await until(lambda: wanted <= set(sink.payloads), "all the others")
+    await eventually_async(lambda: wanted <= set(sink.payloads), "all the others")
     assert b"bad" not in sink.payloads
     assert client.losses == []
     # and with autocreate it is simply made again
@@ -152,31 +152,26 @@ async def test_a_refused_message_with_qos_0_is_logged_and_the_next_arrives(
     await client.publish(exchange, b"", key="k", extensions=qos)
     foreign.exchange_delete(exchange)
     await client.publish(exchange, b"", key="k", extensions=qos)
-    await until(lambda: "404 NOT_FOUND" in caplog.text, "the warning")
+    await eventually_async(lambda: "404 NOT_FOUND" in caplog.text, "the warning")
     await client.publish("survives", b"x", extensions=qos)
     await sink.count(1)
     assert client.losses == []
 
 
-def test_closing_waits_for_a_slow_broker_to_read_unconfirmed_messages(own_rabbitmq: RabbitMQ) -> None:
+def test_closing_waits_for_a_slow_broker_to_read_unconfirmed_messages(own_rabbitmq: RabbitMQ, connect: Connect) -> None:
     """The transport must not be cut over messages whose promises resolved."""
     count = 500
-    with (
-        messaging.connect(own_rabbitmq.url) as receiver,
-        receiver.subscribe("slow/broker", queue="slow-broker") as stream,
-        concurrent.futures.ThreadPoolExecutor() as pool,
-    ):
-        stream.ready.result(10)
-        m = messaging.connect(own_rabbitmq.url)
-        m.publish("slow/broker", b"0", qos=0).result(10)
+    received = subscribed(connect(own_rabbitmq.url), "slow/broker", queue="slow-broker")
+    m = connect(own_rabbitmq.url)
+    m.publish("slow/broker", b"0", qos=0).result(PATIENCE)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
         os.kill(own_rabbitmq.pid, signal.SIGSTOP)
         try:
-            for number in range(1, count):
-                m.publish("slow/broker", b"%d" % number, qos=0).result(10)
+            results(m.publish("slow/broker", b"%d" % number, qos=0) for number in range(1, count))
             closing = pool.submit(m.close)
             # longer than a broker is given that confirmed everything
-            assert concurrent.futures.wait([closing], timeout=2 * CLOSE_GRACE)[1]
+            assert concurrent.futures.wait([closing], timeout=1.5 * CLOSE_GRACE)[1]
         finally:
             os.kill(own_rabbitmq.pid, signal.SIGCONT)
-        closing.result(10)
-        assert [int(stream.receive(10).payload) for _ in range(count)] == list(range(count))
+        closing.result(PATIENCE)
+    assert [int(message.payload) for message in received.wait_for(count)] == list(range(count))

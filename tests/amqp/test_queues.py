@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from messaging.errors import PublishRefusedError, SubscriptionRefusedError, UnroutableError
-from tests.amqp.harness import Client, connected, run, settled, unique, until
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually_async
+from tests.amqp.harness import Client, connected, settled, unique
 from tests.amqp.test_consumer import depth, exists
 from tests.amqp.test_publisher import outcomes, receive
 
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
     from messaging.testing.brokers import RabbitMQ
 
 
-@pytest.mark.parametrize(
-    ("given", "declared"),
+@table(
+    "given, declared",
     [
         ({"queueType": "classic", "maxPriority": 0}, {"arguments": {"x-queue-type": "classic"}}),
         ({"queueType": "quorum", "deliveryLimit": 4}, {"arguments": {"x-queue-type": "quorum", "x-delivery-limit": 4}}),
@@ -38,21 +40,16 @@ if TYPE_CHECKING:
                         "x-dead-letter-routing-key": "d", "x-single-active-consumer": True}}),
     ],
 )  # fmt: skip
-def test_a_queue_is_declared_with_its_arguments(
-    rabbitmq: RabbitMQ, foreign: BlockingChannel, given: dict[str, Any], declared: dict[str, Any]
+async def test_a_queue_is_declared_with_its_arguments(
+    client: Client, foreign: BlockingChannel, queue: str, given: dict[str, Any], declared: dict[str, Any]
 ) -> None:
-    queue = unique("made")
-
-    async def main() -> None:
-        async with connected(rabbitmq.url) as client:
-            sink, _ = await client.subscribe(queue, queue=queue, **given)
-            # the same again, or it would be refused
-            foreign.queue_declare(queue, **{"durable": True} | declared)
-            await client.publish(queue, b"x")
-            await sink.count(1)
-            client.acknowledge(*sink.arrived)
-
-    run(main())
+    sink, handle = await client.subscribe(queue, queue=queue, **given)
+    # the same again, or it would be refused
+    foreign.queue_declare(queue, **{"durable": True} | declared)
+    await client.publish(queue, b"x")
+    await sink.count(1)
+    client.acknowledge(*sink.arrived)
+    await client.adapter.unsubscribe(handle)
     foreign.queue_delete(queue)
 
 
@@ -75,49 +72,55 @@ async def test_an_auto_delete_queue_is_deleted_with_its_last_consumer(client: Cl
     await client.adapter.unsubscribe(handles[0])
     assert exists(foreign, queue)
     await client.adapter.unsubscribe(handles[1])
-    await until(lambda: not exists(foreign, queue), "its end")
+    await eventually_async(lambda: not exists(foreign, queue), "its end")
 
 
 async def test_an_unused_queue_expires(client: Client, foreign: BlockingChannel) -> None:
     queue = unique("expiring")
     _, handle = await client.subscribe("a", queue=queue, queueExpires=0.1)
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(0.3)  # sleeps: the broker's time cannot be turned
     assert exists(foreign, queue)  # it is consumed
     await client.adapter.unsubscribe(handle)
-    message = None
-    async with asyncio.timeout(15):
-        while message is None or message.error is None:  # asking for the queue would be a use
+    message = client.message("amq.default")
+    async with asyncio.timeout(PATIENCE):
+        while message.error is None:  # asking for the queue would be a use
             message = client.message("amq.default", key=queue, extensions={"mandatory": True})
             await client.adapter.publish([message])
             await settled(message.done)
     assert isinstance(message.error, UnroutableError)
 
 
+@pytest.fixture
+def graves(foreign: BlockingChannel) -> dict[str, Any]:
+    """The extensions of a queue whose dead letters go to a queue of their own."""
+    name = unique("graves")
+    foreign.queue_declare(name, exclusive=True)
+    return {"deadLetterExchange": "amq.default", "deadLetterRoutingKey": name}
+
+
+def dead(foreign: BlockingChannel, graves: dict[str, Any]) -> tuple[str, bytes]:
+    """Why the next dead letter died, and its payload."""
+    _, properties, body = receive(foreign, graves["deadLetterRoutingKey"])
+    return properties.headers["x-first-death-reason"], body
+
+
 async def test_messages_stay_for_so_long_and_then_go_where_the_broker_sends_dead_letters(
-    rabbitmq: RabbitMQ, foreign: BlockingChannel
+    client: Client, foreign: BlockingChannel, queue: str, graves: dict[str, Any]
 ) -> None:
-    queue, graves = unique("short"), unique("graves")
-    foreign.queue_declare(graves, exclusive=True)
-    given: dict[str, Any] = {
-        "messageTimeToLive": 0.05, "deadLetterExchange": "amq.default", "deadLetterRoutingKey": graves,
-    }  # fmt: skip
-    async with connected(rabbitmq.url) as client:
-        _, handle = await client.subscribe("short", queue=queue, **given)
-        await client.adapter.unsubscribe(handle)
-        await client.publish("short", b"x")
-        _, properties, body = receive(foreign, graves)
-        assert body == b"x"
-        assert properties.headers["x-first-death-reason"] == "expired"
-    foreign.queue_delete(queue)
+    _, handle = await client.subscribe("short", queue=queue, messageTimeToLive=0.05, **graves)
+    await client.adapter.unsubscribe(handle)
+    await client.publish("short", b"x")
+    assert dead(foreign, graves) == ("expired", b"x")
 
 
-@pytest.mark.parametrize(
-    ("overflow", "results", "kept"),
+@table(
+    "overflow, results, kept",
     [("drop-head", ["", "", ""], b"2"), ("reject-publish", ["", "PublishRefusedError", "PublishRefusedError"], b"0")],
 )
 async def test_a_full_queue_loses_its_oldest_or_refuses_the_newest(
     client: Client, foreign: BlockingChannel, queue: str, overflow: str, results: list[str], kept: bytes
 ) -> None:
+    foreign.queue_delete(queue)
     _, handle = await client.subscribe(queue, queue=queue, maxLength=1, queueOverflow=overflow)
     await client.adapter.unsubscribe(handle)
     batch = [client.message(queue, b"%d" % number) for number in range(3)]
@@ -151,27 +154,18 @@ async def test_consumers_of_a_higher_priority_go_first(client: Client, queue: st
 
 
 async def test_a_quorum_queue_counts_and_dead_letters_at_its_limit(
-    rabbitmq: RabbitMQ, foreign: BlockingChannel
+    client: Client, foreign: BlockingChannel, queue: str, graves: dict[str, Any]
 ) -> None:
-    queue, graves = unique("quorum"), unique("graves")
-    foreign.queue_declare(graves, exclusive=True)
-    given: dict[str, Any] = {
-        "queueType": "quorum", "deliveryLimit": 2, "deadLetterExchange": "amq.default", "deadLetterRoutingKey": graves,
-    }  # fmt: skip
-    async with connected(rabbitmq.url) as client:
-        sink, _ = await client.subscribe("quorum", queue=queue, **given)
-        await client.publish("quorum", b"x")
-        counts = []
-        for _ in range(3):
-            arrived = await sink.next()
-            counts.append(arrived.delivery_count)
-            client.reject(arrived)
-        assert counts == [None, 2, 3]
-        await until(lambda: depth(foreign, graves), "the dead letter")
-        _, properties, body = receive(foreign, graves)
-        assert body == b"x"
-        assert properties.headers["x-first-death-reason"] == "delivery_limit"
-    foreign.queue_delete(queue)
+    sink, _ = await client.subscribe("quorum", queue=queue, queueType="quorum", deliveryLimit=2, **graves)
+    await client.publish("quorum", b"x")
+    counts = []
+    for _ in range(3):
+        arrived = await sink.next()
+        counts.append(arrived.delivery_count)
+        client.reject(arrived)
+    assert counts == [None, 2, 3]
+    await eventually_async(lambda: depth(foreign, graves["deadLetterRoutingKey"]), "the dead letter")
+    assert dead(foreign, graves) == ("delivery_limit", b"x")
 
 
 async def test_levels_of_priority_are_chosen_for_each_queue(client: Client, queue: str) -> None:

@@ -14,33 +14,40 @@ from hypothesis import strategies as st
 from pamqp import body, commands, header
 from pamqp.commands import Basic
 
-import messaging
+from adapters.amqp import retries
 from adapters.amqp.overflow import topic_pattern
 from messaging.errors import ConnectionLostError, DeadlineError, OutcomeUnknownError, PublishRefusedError
-from tests.amqp.harness import connected, unique, until, within
-from tests.amqp.peer import Peer, client_of
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually_async, within
+from tests.amqp.harness import connected, unique
+from tests.amqp.peer import Peer, client_of, consuming, opened
 from tests.amqp.test_publisher import outcomes
 from tests.memory.test_adapter import naive
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from pika.adapters.blocking_connection import BlockingChannel
 
     from messaging.testing.brokers import RabbitMQ
+    from tests.amqp.conftest import Connect
     from tests.amqp.harness import Client, Out
     from tests.amqp.peer import Session
 
-#: longer than the longest delay between two attempts, seconds
-QUIET = 0.3
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no delay between two attempts: one that is due comes before what is published later."""
+    monkeypatch.setattr(retries, "_FIRST", 0.0)
 
 
 class Broker:
     """Takes published messages, and answers as the test says."""
 
-    def __init__(self, session: Session, client: Client) -> None:
+    def __init__(self, session: Session, client: Client, peer: Peer) -> None:
         self.session = session
         self.client = client
+        self.peer = peer
         self.channel = 0
         #: confirmed messages, and those of them on earlier channels: on each the broker's tags begin at 1
         self.confirmed = self.base = 0
@@ -68,14 +75,23 @@ class Broker:
 
     async def count(self, number: int) -> list[bytes]:
         """Wait for so many messages; the payloads of all."""
-        await until(lambda: len(self.arrived) >= number, f"{number} messages")
+        await eventually_async(lambda: len(self.arrived) >= number, f"{number} messages")
         assert len(self.arrived) == number
         return [payload for _, payload, _ in self.arrived]
 
     async def stays(self, number: int) -> None:
-        """No further message comes."""
-        await asyncio.sleep(QUIET)
-        assert len(self.arrived) == number
+        """No further message comes before one that is published now, and before another one."""
+        for _ in range(2):
+            await self.client.publish("mark", b"mark", extensions={"qos": "0"})
+            await eventually_async(lambda: self.arrived[-1][1] == b"mark", "the mark")
+            self.arrived.pop()
+            assert len(self.arrived) == number
+
+    async def heard(self) -> None:
+        """Wait until the client has processed the answers so far."""
+        self.session.send(commands.Connection.Blocked("for a moment"))
+        self.session.send(commands.Connection.Unblocked())
+        await eventually_async(lambda: len(self.client.events.impairments) == 2)
 
     def ack(self, tag: int, *, multiple: bool = False) -> None:
         self.session.send(Basic.Ack(tag - self.base, multiple), self.channel)
@@ -88,12 +104,10 @@ class Broker:
 
 
 @contextlib.asynccontextmanager
-async def answering(peer: Peer, **settings: Any) -> AsyncIterator[Broker]:
+async def answering(**settings: Any) -> AsyncIterator[Broker]:
     """A broker, and its client, which is connected."""
-    async with client_of(peer, **settings) as client:
-        opening = asyncio.create_task(client.open())
-        broker = Broker(await (await peer.session()).open(), client)
-        await within(opening)
+    async with Peer() as peer, client_of(peer, **settings) as client:
+        broker = Broker(await opened(client, peer), client, peer)
         try:
             yield broker
         finally:
@@ -101,8 +115,8 @@ async def answering(peer: Peer, **settings: Any) -> AsyncIterator[Broker]:
 
 
 @pytest.fixture
-def broker(peer: Peer) -> AbstractAsyncContextManager[Broker]:
-    return answering(peer)
+def broker() -> AbstractAsyncContextManager[Broker]:
+    return answering()
 
 
 def messages(client: Client, payloads: Iterable[int], channel: str = "c", **extensions: Any) -> list[Out]:
@@ -110,9 +124,7 @@ def messages(client: Client, payloads: Iterable[int], channel: str = "c", **exte
 
 
 async def test_a_message_that_is_refused_is_sent_again_with_its_id_until_it_is_taken(
-    peer: Peer,
-    broker: Broker,
-    caplog: pytest.LogCaptureFixture,
+    broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
     client = broker.client
@@ -131,7 +143,7 @@ async def test_a_message_that_is_refused_is_sent_again_with_its_id_until_it_is_t
     assert "exchange 'amq.topic' with routing key 'c' for now (basic.nack)" in record.getMessage()
 
 
-async def test_another_channel_is_taken_when_attempts_are_refused(peer: Peer, broker: Broker) -> None:
+async def test_another_channel_is_taken_when_attempts_are_refused(broker: Broker) -> None:
     """A channel of RabbitMQ may refuse messages to a quorum queue whose new leader it does not know."""
     client = broker.client
     [message] = messages(client, [1])
@@ -146,9 +158,7 @@ async def test_another_channel_is_taken_when_attempts_are_refused(peer: Peer, br
     await message.result()
 
 
-async def test_another_channel_is_taken_only_after_unconfirmed_messages_are_answered(
-    peer: Peer, broker: Broker
-) -> None:
+async def test_another_channel_is_taken_only_after_unconfirmed_messages_are_answered(broker: Broker) -> None:
     """So that messages to other destinations keep their order."""
     client = broker.client
     [message] = messages(client, [1])
@@ -162,8 +172,8 @@ async def test_another_channel_is_taken_only_after_unconfirmed_messages_are_answ
     broker.nack(2)
     await broker.count(4)
     broker.nack(4)
-    await broker.stays(4)
-    assert broker.session.selected == 1
+    await broker.heard()
+    assert (len(broker.arrived), broker.session.selected) == (4, 1)
     broker.ack(3)
     await other.result()
     await broker.count(5)
@@ -172,7 +182,7 @@ async def test_another_channel_is_taken_only_after_unconfirmed_messages_are_answ
     await message.result()
 
 
-async def test_messages_that_are_refused_are_sent_again_in_their_order_one_first(peer: Peer, broker: Broker) -> None:
+async def test_messages_that_are_refused_are_sent_again_in_their_order_one_first(broker: Broker) -> None:
     """With the flag "multiple", and confirms of later messages in between."""
     client = broker.client
     batch = messages(client, range(1, 8))
@@ -201,7 +211,7 @@ async def test_messages_that_are_refused_are_sent_again_in_their_order_one_first
     assert {message.settlements for message in batch} == {1}
 
 
-async def test_later_messages_to_the_same_destination_wait_and_others_pass(peer: Peer, broker: Broker) -> None:
+async def test_later_messages_to_the_same_destination_wait_and_others_pass(broker: Broker) -> None:
     client = broker.client
     first, later = messages(client, [1]), messages(client, [2, 3])
     others, unconfirmed = messages(client, [4], "d"), messages(client, [5], "c", qos="0")
@@ -223,8 +233,8 @@ async def test_later_messages_to_the_same_destination_wait_and_others_pass(peer:
     assert (await broker.count(8))[7:] == [b"6"]
 
 
-async def test_waiting_messages_are_bounded_by_the_window(peer: Peer) -> None:
-    async with answering(peer, publish_window=4) as broker:
+async def test_waiting_messages_are_bounded_by_the_window() -> None:
+    async with answering(publish_window=4) as broker:
         client = broker.client
         batch = messages(client, range(10))
         publishing = asyncio.create_task(client.adapter.publish(batch))
@@ -235,14 +245,14 @@ async def test_waiting_messages_are_bounded_by_the_window(peer: Peer) -> None:
         assert [message.was_sent for message in batch] == [True] * 4 + [False] * 6
         tag = 5
         while not all(message.settled for message in batch):
-            await until(lambda expected=tag: len(broker.arrived) >= expected or batch[-1].settled)
+            await eventually_async(lambda expected=tag: len(broker.arrived) >= expected or batch[-1].settled)
             broker.ack(tag)
             tag += 1
         assert [payload for _, payload, _ in broker.arrived[4:]] == [b"%d" % number for number in range(10)]
         await within(publishing)
 
 
-async def test_a_message_whose_deadline_has_passed_is_not_sent_again(peer: Peer, broker: Broker) -> None:
+async def test_a_message_whose_deadline_has_passed_is_not_sent_again(broker: Broker) -> None:
     client = broker.client
     batch = messages(client, [1, 2, 3])
     await client.adapter.publish(batch)
@@ -260,7 +270,7 @@ async def test_a_message_whose_deadline_has_passed_is_not_sent_again(peer: Peer,
     assert (await broker.count(6))[5:] == [b"4"]
 
 
-async def test_a_loss_fails_waiting_messages(peer: Peer, broker: Broker) -> None:
+async def test_a_loss_fails_waiting_messages(broker: Broker) -> None:
     client = broker.client
     first, later = messages(client, [1, 2]), messages(client, [3])
     await client.adapter.publish(first)
@@ -273,7 +283,7 @@ async def test_a_loss_fails_waiting_messages(peer: Peer, broker: Broker) -> None
     assert isinstance(await client.lost(), ConnectionLostError)
 
 
-async def test_waiting_messages_survive_a_closed_channel(peer: Peer, broker: Broker) -> None:
+async def test_waiting_messages_survive_a_closed_channel(broker: Broker) -> None:
     client = broker.client
     batch = messages(client, [1, 2])
     await client.adapter.publish(batch)
@@ -288,7 +298,7 @@ async def test_waiting_messages_survive_a_closed_channel(peer: Peer, broker: Bro
     assert await outcomes(batch) == ["", ""]
 
 
-async def test_the_extension_names_a_refusing_queue_of_another_program(peer: Peer, broker: Broker) -> None:
+async def test_the_extension_names_a_refusing_queue_of_another_program(broker: Broker) -> None:
     client = broker.client
     batch = messages(client, [1, 2], queueOverflow="reject-publish")
     await client.adapter.publish(batch)
@@ -299,8 +309,8 @@ async def test_the_extension_names_a_refusing_queue_of_another_program(peer: Pee
     await broker.stays(2)
 
 
-@pytest.mark.parametrize(
-    ("given", "key", "is_refused"),
+@table(
+    "given, key, is_refused",
     [
         ({"queueOverflow": "reject-publish"}, "c", True),
         ({"queueOverflow": "reject-publish-dlx"}, "c", True),
@@ -309,24 +319,21 @@ async def test_the_extension_names_a_refusing_queue_of_another_program(peer: Pee
         ({"queueOverflow": "reject-publish"}, "d", False),
     ],
 )
-async def test_a_queue_declared_here_that_refuses_is_known(
-    peer: Peer, broker: Broker, given: dict[str, Any], key: str, is_refused: bool
-) -> None:
-    client = broker.client
-    subscribing = asyncio.create_task(client.subscribe("c", queue="q", maxLength=1, **given))
-    await (await (await peer.session()).open()).consumer()
-    await within(subscribing)
-    [message] = messages(client, [1], key)
-    await client.adapter.publish([message])
-    await broker.count(1)
-    broker.nack(1)
-    if is_refused:
-        assert await outcomes([message]) == ["PublishRefusedError"]
-        assert "the queue is full" in str(message.error)
-        await broker.stays(1)
-    else:
-        await broker.count(2)
-        assert not message.settled
+async def test_a_queue_declared_here_that_refuses_is_known(given: dict[str, Any], key: str, is_refused: bool) -> None:
+    async with answering() as broker:
+        client = broker.client
+        await consuming(client, broker.peer, queue="q", maxLength=1, **given)
+        [message] = messages(client, [1], key)
+        await client.adapter.publish([message])
+        await broker.count(1)
+        broker.nack(1)
+        if is_refused:
+            assert await outcomes([message]) == ["PublishRefusedError"]
+            assert "the queue is full" in str(message.error)
+            await broker.stays(1)
+        else:
+            await broker.count(2)
+            assert not message.settled
 
 
 WORD = st.sampled_from(["a", "b", "", "a.b", "*", "#"])
@@ -339,42 +346,51 @@ def test_bindings_of_topic_exchanges_match_as_the_broker_has_it(binding: list[st
     assert found == naive(text.split("."), key)
 
 
+@pytest.fixture
+def full(foreign: BlockingChannel) -> Callable[[int], str]:
+    """``full(count)``: a queue of another program that refuses further messages; this instance cannot know."""
+
+    def make(count: int) -> str:
+        name = unique("full")
+        foreign.queue_declare(name, exclusive=True, arguments={"x-max-length": count, "x-overflow": "reject-publish"})
+        foreign.queue_bind(name, "amq.topic", name)
+        return name
+
+    return make
+
+
 def test_a_publish_fails_at_its_deadline_if_the_broker_refuses_until_then(
-    rabbitmq: RabbitMQ, foreign: BlockingChannel
+    connect: Connect, foreign: BlockingChannel, full: Callable[[int], str]
 ) -> None:
-    """A real queue of another program, full, that refuses: this instance cannot know."""
-    queue = unique("full")
-    foreign.queue_declare(queue, exclusive=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
-    foreign.queue_bind(queue, "amq.topic", queue)
-    with messaging.connect(rabbitmq.url) as m:
-        m.publish(queue, b"1").result(10)
-        with pytest.raises((OutcomeUnknownError, DeadlineError)):
-            m.publish(queue, b"2", timeout=0.5).result(10)
-        third = m.publish(queue, b"3", timeout=15)
-        with pytest.raises(TimeoutError):
-            third.result(0.3)
-        assert foreign.basic_get(queue, auto_ack=True)[2] == b"1"
-        third.result(10)
-        assert foreign.basic_get(queue, auto_ack=True)[2] == b"3"
+    queue, m = full(1), connect()
+    m.publish(queue, b"1").result(PATIENCE)
+    with pytest.raises((OutcomeUnknownError, DeadlineError)):
+        m.publish(queue, b"2", timeout=0.5).result(PATIENCE)
+    third = m.publish(queue, b"3", timeout=PATIENCE)
+    m.publish("elsewhere", b"").result(PATIENCE)
+    assert not third.done()
+    assert foreign.basic_get(queue, auto_ack=True)[2] == b"1"
+    third.result(PATIENCE)
+    assert foreign.basic_get(queue, auto_ack=True)[2] == b"3"
 
 
 async def test_order_is_kept_while_a_real_queue_refuses_now_and_then(
-    rabbitmq: RabbitMQ, foreign: BlockingChannel
+    rabbitmq: RabbitMQ, foreign: BlockingChannel, full: Callable[[int], str]
 ) -> None:
     """Each message is published when the one before is confirmed, or waits behind it."""
-    queue = unique("narrow")
-    foreign.queue_declare(queue, exclusive=True, arguments={"x-max-length": 3, "x-overflow": "reject-publish"})
-    foreign.queue_bind(queue, "amq.topic", queue)
+    queue = full(3)
     async with connected(rabbitmq.url, publish_window=8) as client:
         batch = [client.message(queue, b"%d" % number) for number in range(20)]
         publishing = asyncio.create_task(client.adapter.publish(batch))
         seen: list[int] = []
-        while len(seen) < 20:
+
+        def take() -> bool:
             _, _, content = foreign.basic_get(queue, auto_ack=True)
-            if content is None:
-                await asyncio.sleep(0.01)
-            else:
+            if content is not None:
                 seen.append(int(content))
+            return len(seen) == 20
+
+        await eventually_async(take, lambda: f"20 messages, not {seen}")
         await within(publishing)
         assert await outcomes(batch) == [""] * 20
         assert sorted(seen) == list(range(20))

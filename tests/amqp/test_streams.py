@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import messaging
 from adapters.amqp.streams import StreamPosition
 from messaging.errors import SubscriptionRefusedError
 from messaging.model.extensions import publish_options
-from messaging.testing.proxy import Proxy
-from tests.amqp.harness import Client, Sink, connected, make_adapter, unique, until, within
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually, eventually_async, subscribed
+from tests.amqp.harness import BrokerProxy, Client, Sink, connected, unique
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pika.adapters.blocking_connection import BlockingChannel
 
-    from messaging.testing.brokers import RabbitMQ
+    from tests.amqp.conftest import Connect
 
 STREAM: dict[str, Any] = {"queueType": "stream", "prefetch": 100}
 
@@ -99,46 +99,32 @@ async def test_a_rejected_message_of_a_stream_is_redelivered_here_and_counted(cl
     assert (arrived.payload, arrived.delivery_count) == (b"2", 1)
 
 
-@pytest.mark.parametrize("begin", ["next", "last"])
+@table("begin", ["last", "next"])  # the stream is empty at first
 async def test_messages_published_before_the_first_delivery_are_not_missed(
-    rabbitmq: RabbitMQ, stream: str, begin: str
+    client: Client, proxy: BrokerProxy, stream: str, begin: str
 ) -> None:
-    with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
-        client = Client(make_adapter(rabbitmq.url_at(proxy.host, proxy.port)))
-        await client.open()
-        sink, _ = await client.subscribe(stream, queue=stream, streamOffset=begin, **STREAM)
+    async with connected(proxy.url) as reader:
+        sink, _ = await reader.subscribe(stream, queue=stream, streamOffset=begin, **STREAM)
         proxy.sever()
-        await client.lost()
-        async with connected(rabbitmq.url) as other:
-            await other.publish(stream, b"meanwhile")
-        await client.open()
-        await client.subscribe(stream, queue=stream, sink=sink, streamOffset=begin, **STREAM)
+        await reader.lost()
+        await client.publish(stream, begin.encode())
+        await reader.reopen()
+        await reader.subscribe(stream, queue=stream, sink=sink, streamOffset=begin, **STREAM)
         await sink.count(1)
-        assert sink.payloads == [b"meanwhile"]
-        await within(client.adapter.close())
+        assert sink.payloads == [begin.encode()]
 
 
-def test_an_instance_reads_on_by_itself_after_a_loss(rabbitmq: RabbitMQ, stream: str) -> None:
-    seen: list[bytes] = []
-    with Proxy(rabbitmq.host, rabbitmq.port) as proxy:
-        url = rabbitmq.url_at(proxy.host, proxy.port)
-        with (
-            messaging.connect(url, reconnect_min=0.02, reconnect_max=0.1) as m,
-            messaging.connect(rabbitmq.url) as publisher,
-            m.subscribe(stream, queue=stream, queue_type="stream", stream_offset="first", prefetch=10) as reading,
-        ):
-            reading.ready.result(timeout=10)
-            for number in range(60):
-                publisher.publish(stream, b"%d" % number).result(timeout=10)
-                if number % 20 == 10:
-                    proxy.sever()
-            deadline = time.monotonic() + 20
-            while b"59" not in seen:
-                assert time.monotonic() < deadline
-                message = reading.receive(timeout=10)
-                seen.append(message.payload)
+def test_an_instance_reads_on_by_itself_after_a_loss(proxy: BrokerProxy, connect: Connect, stream: str) -> None:
+    m, publisher = connect(proxy.url), connect()
+    given = {"queue": stream, "queue_type": "stream", "stream_offset": "first", "prefetch": 10}
+    received = subscribed(m, stream, **given)
+    for number in range(60):
+        publisher.publish(stream, b"%d" % number).result(PATIENCE)
+        if number % 20 == 10:
+            proxy.sever()
+    eventually(lambda: b"59" in received.payloads)
     wanted = [b"%d" % number for number in range(60)]
-    assert list(dict.fromkeys(seen)) == wanted  # in order and whole, once what came twice is left out
+    assert [*dict.fromkeys(received.payloads)] == wanted  # in order and whole, once what came twice is left out
 
 
 async def test_a_stream_of_the_wrong_kind_is_refused(client: Client, foreign: BlockingChannel) -> None:
@@ -157,7 +143,7 @@ async def test_without_acknowledgement_an_existing_stream_refuses_and_the_next_c
     with pytest.raises(SubscriptionRefusedError) as caught:
         await client.subscribe(stream, queue=stream, qos="0")
     assert caught.value.code == 540
-    await until(lambda: client.losses, "the loss")
+    await eventually_async(lambda: client.losses, "the loss")
     await client.open()
     await client.publish(stream, b"x")
 

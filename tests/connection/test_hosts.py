@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import settings
@@ -12,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from messaging.connection import hosts as rules
 from messaging.connection.hosts import MAX_REDIRECTS, MAX_SERVERS, Hosts
 from messaging.model import Endpoint, Host
+from messaging.testing.tables import table
 
 A, B, C, D = (Host(name, 1883) for name in "abcd")
 LONGEST = 30.0
@@ -23,11 +25,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def choice(clock: Clock, *given: Host, is_shuffled: bool = False, shortest: float = 0.1) -> Hosts:
@@ -42,254 +39,234 @@ def attempt(hosts: Hosts) -> Host:
     return endpoint.host
 
 
-def fail(hosts: Hosts) -> Host:
-    host = attempt(hosts)
-    hosts.failed()
-    return host
-
-
 def connect(hosts: Hosts) -> Host:
     host = attempt(hosts)
     hosts.connected()
     return host
 
 
-def test_hosts_are_tried_in_order_and_each_at_once(clock: Clock) -> None:
-    hosts = choice(clock, A, B, C)
-    assert [fail(hosts) for _ in range(3)] == [A, B, C]
+# --- the steps of a row
+
+Step = Callable[[Hosts, Clock], None]
 
 
-def test_when_all_have_failed_the_one_with_the_shortest_delay_is_waited_for(clock: Clock) -> None:
+def tries(host: Host) -> Step:
+    """The attempt that is due now is at ``host``."""
+
+    def step(hosts: Hosts, _: Clock) -> None:
+        assert attempt(hosts) == host
+
+    return step
+
+
+def fails(*tried: Host, needs_change: bool = False) -> Step:
+    """Each of ``tried`` is tried in its turn, and fails."""
+
+    def step(hosts: Hosts, _: Clock) -> None:
+        for host in tried:
+            assert attempt(hosts) == host
+            hosts.failed(needs_change=needs_change)
+
+    return step
+
+
+def connects(*possible: Host) -> Step:
+    """The next attempt, at one of ``possible``, connects."""
+
+    def step(hosts: Hosts, _: Clock) -> None:
+        assert connect(hosts) in possible
+
+    return step
+
+
+def passes(seconds: float) -> Step:
+    """So much time passes."""
+
+    def step(_: Hosts, clock: Clock) -> None:
+        clock.now += seconds
+
+    return step
+
+
+def loses(*, is_stable: bool = True, needs_change: bool = False) -> Step:
+    """The connection is lost."""
+    return lambda hosts, _: hosts.lost(is_stable=is_stable, needs_change=needs_change)
+
+
+def plans(hosts: Hosts, _: Clock) -> None:
+    """The connection ends as planned."""
+    hosts.again()
+
+
+def waits(least: float, most: float, host: Host | None = None) -> Step:
+    """The next attempt, at ``host`` if given, is due in so many seconds."""
+
+    def step(hosts: Hosts, _: Clock) -> None:
+        endpoint, wait = hosts.next()
+        assert least - 1e-9 <= wait <= most + 1e-9
+        assert host in (None, endpoint.host)
+
+    return step
+
+
+def redirects(*to: Host, is_permanent: bool = False) -> Step:
+    """The last host sends the client to other ones, which are followed."""
+
+    def step(hosts: Hosts, _: Clock) -> None:
+        assert hosts.redirected([*to], is_permanent=is_permanent) == [*to]
+
+    return step
+
+
+def knows(*known: Host | Endpoint) -> Step:
+    """These are the endpoints, in this order."""
+
+    def step(hosts: Hosts, _: Clock) -> None:
+        assert hosts.endpoints == [each if isinstance(each, Endpoint) else Endpoint(each) for each in known]
+
+    return step
+
+
+def resolves(*addresses: str) -> Step:
+    """The name of host A has these addresses."""
+    return lambda hosts, _: hosts.resolved(A, [*addresses])
+
+
+def at(*addresses: str) -> list[Endpoint]:
+    return [Endpoint(A, address) for address in addresses]
+
+
+HOUR = passes(3600)
+SLOW = waits(LONGEST / 2, LONGEST)
+ONE, TWO, THREE = "10.0.0.1", "10.0.0.2", "10.0.0.3"
+
+
+@table(
+    "given, steps",
+    {
+        "hosts are tried in order and each at once": ([A, B, C], [fails(A, B, C)]),
+        "after a loss the next host is tried without delay":
+            ([A, B, C], [connects(A), HOUR, loses(), fails(B), connects(C)]),
+        "a search begins at the first host whose delay is over":
+            ([A, B, C], [fails(A), connects(B), HOUR, loses(), tries(A)]),
+        "after a loss that is not the host's fault every host waits":
+            ([A, B, C], [connects(A), loses(needs_change=True), SLOW]),
+        "refused credentials delay their host alone":
+            ([A, B], [fails(A, needs_change=True), fails(B, needs_change=True), SLOW]),
+        "a planned loss connects to the same host at once, and only once first":
+            ([A, B], [fails(A), connects(B), HOUR, plans, fails(B), tries(A)]),
+        "every address of a name is tried":
+            ([A, B], [resolves(ONE, TWO, ONE), knows(*at(ONE, TWO), B), fails(A, A, B)]),
+        "a name server that turns its answers round does not change the order":
+            ([A], [resolves(ONE, TWO), resolves(THREE, TWO, ONE), knows(*at(ONE, TWO, THREE))]),
+        "addresses that are gone are forgotten": ([A], [resolves(ONE, TWO), resolves("10.0.1.1"), knows(A)]),
+        "a temporary redirect is followed at once and forgotten after it":
+            ([A, B], [fails(A), redirects(C, D), fails(C), connects(D), knows(A, B), HOUR, loses(), tries(A)]),
+        "a planned loss stays at the server of a temporary redirect":
+            ([A, B], [fails(A), redirects(C), connects(C), plans, connects(C), loses(), connects(A, B)]),
+        "servers that cannot be reached leave the hosts of the URL": ([A, B], [fails(A), redirects(C), fails(C, B)]),
+        "a permanent redirect replaces its host, which comes last":
+            ([A, B], [fails(A), redirects(C, is_permanent=True), knows(C, B, A), connects(C), HOUR, loses(),
+                      fails(B, A)]),
+        "a redirect to a host of the URL ignores its delay":
+            ([A, B], [connects(A), loses(), fails(B), redirects(A), tries(A)]),
+    },
+)  # fmt: skip
+def test_the_choice_of_hosts(given: list[Host], steps: list[Step]) -> None:
+    clock = Clock()
+    hosts = choice(clock, *given)
+    for step in steps:
+        step(hosts, clock)
+
+
+def test_after_a_loss_the_other_address_of_the_name_comes_first() -> None:
+    hosts = choice(Clock(), A)
+    hosts.resolved(A, [ONE, TWO])
+    connect(hosts)
+    hosts.lost(is_stable=True)
+    hosts.resolved(A, [TWO, ONE])
+    assert hosts.next() == (Endpoint(A, TWO), 0.0)
+
+
+@table(
+    "given, series, steps",
+    {
+        "the host that was lost comes last, without delay":
+            ([A, B], [0.0] * 9, [connects(A), loses(), fails(B), waits(0, 0, A)]),
+        "the host that was lost comes last, with a delay":
+            ([A, B], [0.05] * 9, [connects(A), loses(), fails(B), waits(0.05, 0.05, A)]),
+        "delays belong to their host":
+            ([A, B], [1, 2, 4, 8], [fails(A, B), waits(1, 1, A), passes(1), fails(A, B), waits(2, 2, A), passes(2),
+                                    fails(A), connects(B), loses(), waits(1, 1, B)]),  # and the delay of A is 4
+        "delays grow over connections that do not last":
+            ([A], [1, 2, 4, 8], [connects(A), loses(is_stable=False), waits(1, 1), passes(1),
+                                 connects(A), loses(is_stable=False), waits(2, 2), passes(2),
+                                 connects(A), loses(is_stable=False), waits(4, 4), passes(4),
+                                 connects(A), loses(), waits(1, 1)]),
+    },
+)  # fmt: skip
+def test_the_delays_of_hosts(
+    monkeypatch: pytest.MonkeyPatch, given: list[Host], series: list[float], steps: list[Step]
+) -> None:
+    monkeypatch.setattr(rules, "delays", lambda *_: iter(series))
+    clock = Clock()
+    hosts = choice(clock, *given)
+    for step in steps:
+        step(hosts, clock)
+
+
+def test_when_all_have_failed_the_one_with_the_shortest_delay_is_waited_for() -> None:
+    clock = Clock()
     hosts = choice(clock, A, B)
     for _ in range(20):
         endpoint, wait = hosts.next()
         assert 0 <= wait <= LONGEST
         clock.now += wait
         assert hosts.next() == (endpoint, 0.0)
-        fail(hosts)
+        attempt(hosts)
+        hosts.failed()
 
 
-def test_after_a_loss_the_next_host_is_tried_without_delay(clock: Clock) -> None:
-    hosts = choice(clock, A, B, C)
-    assert connect(hosts) == A
-    clock.now += 3600
-    hosts.lost(is_stable=True)
-    assert fail(hosts) == B
-    assert connect(hosts) == C
-
-
-@pytest.mark.parametrize("delay", [0.0, 0.05])
-def test_the_host_that_was_lost_comes_last_whatever_its_delay(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, delay: float
-) -> None:
-    monkeypatch.setattr(rules, "delays", lambda *_: iter([delay] * 9))
-    hosts = choice(clock, A, B)
-    assert connect(hosts) == A
-    hosts.lost(is_stable=True)
-    assert fail(hosts) == B
-    endpoint, wait = hosts.next()
-    assert endpoint.host == A
-    assert wait == pytest.approx(delay)
-
-
-def test_a_search_begins_at_the_first_host_whose_delay_is_over(clock: Clock) -> None:
-    hosts = choice(clock, A, B, C)
-    assert fail(hosts) == A
-    assert connect(hosts) == B
-    clock.now += 3600
-    hosts.lost(is_stable=True)
-    assert attempt(hosts) == A
-
-
-def test_delays_belong_to_their_host(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "delays", lambda *_: iter([1.0, 2.0, 4.0, 8.0]))
-    hosts = choice(clock, A, B)
-    for expected in (1.0, 2.0):
-        assert [fail(hosts), fail(hosts)] == [A, B]
-        assert hosts.next() == (Endpoint(A), expected)
-        clock.now += expected
-    assert fail(hosts) == A
-    assert connect(hosts) == B
-    hosts.lost(is_stable=True)
-    assert hosts.next() == (Endpoint(B), 1.0)  # and the delay of the other is 4
-
-
-def test_delays_grow_over_connections_that_do_not_last(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "delays", lambda *_: iter([1.0, 2.0, 4.0, 8.0]))
-    hosts = choice(clock, A)
-    for is_stable, expected in ((False, 1.0), (False, 2.0), (False, 4.0), (True, 1.0)):
-        connect(hosts)
-        hosts.lost(is_stable=is_stable)
-        assert hosts.next()[1] == pytest.approx(expected)
-        clock.now += expected
-
-
-def test_after_a_loss_that_is_not_the_hosts_fault_every_host_waits(clock: Clock) -> None:
-    hosts = choice(clock, A, B, C)
-    connect(hosts)
-    hosts.lost(is_stable=True, needs_change=True)
-    assert LONGEST / 2 <= hosts.next()[1] <= LONGEST
-
-
-def test_refused_credentials_delay_their_host_alone(clock: Clock) -> None:
-    hosts = choice(clock, A, B)
-    attempt(hosts)
-    hosts.failed(needs_change=True)
-    assert attempt(hosts) == B
-    hosts.failed(needs_change=True)
-    assert LONGEST / 2 <= hosts.next()[1] <= LONGEST
-
-
-def test_a_planned_loss_connects_to_the_same_host_at_once(clock: Clock) -> None:
-    hosts = choice(clock, A, B)
-    fail(hosts)
-    connect(hosts)
-    clock.now += 3600
-    hosts.again()
-    assert fail(hosts) == B
-    assert attempt(hosts) == A  # and only once first
-
-
-def test_shuffled_hosts_are_all_tried_and_begin_differently(clock: Clock) -> None:
+def test_shuffled_hosts_are_all_tried_and_begin_differently() -> None:
     first = Counter()
     for _ in range(60):
-        hosts = choice(clock, A, B, C, is_shuffled=True)
-        tried = [fail(hosts) for _ in range(3)]
+        hosts = choice(Clock(), A, B, C, is_shuffled=True)
+        tried = []
+        for _ in range(3):
+            tried.append(attempt(hosts))
+            hosts.failed()
         assert {*tried} == {A, B, C}
         first[tried[0]] += 1
     assert len(first) == 3
 
 
-# --- the first connection
-
-
-def test_the_first_connection_tries_every_host_once(clock: Clock) -> None:
-    hosts = choice(clock, A, B)
-    tried = []
-    while (endpoint := hosts.untried()) is not None:
-        tried.append(endpoint.host)
-        hosts.trying(endpoint)
-        hosts.failed()
-    assert tried == [A, B]
-
-
-def test_the_first_connection_tries_a_host_again_that_was_cut_short(clock: Clock) -> None:
-    hosts = choice(clock, A, B)
-    tried = []
+@table("cut_short, tried", {"each once": (None, [A, B]), "one that was cut short again": (A, [A, B, A])})
+def test_the_first_connection_tries_every_host(cut_short: Host | None, tried: list[Host]) -> None:
+    hosts = choice(Clock(), A, B)
+    found: list[Host] = []
     while (endpoint := hosts.untried()) is not None:
         hosts.trying(endpoint)
-        hosts.failed(is_final=endpoint.host == B or tried.count(A) == 1)
-        tried.append(endpoint.host)
-    assert tried == [A, B, A]
+        hosts.failed(is_final=endpoint.host != cut_short or endpoint.host in found)
+        found.append(endpoint.host)
+    assert found == tried
 
 
-# --- names with several addresses
-
-
-def test_every_address_of_a_name_is_tried(clock: Clock) -> None:
-    hosts = choice(clock, A, B)
-    hosts.resolved(A, ["10.0.0.1", "10.0.0.2", "10.0.0.1"])
-    assert hosts.endpoints == [Endpoint(A, "10.0.0.1"), Endpoint(A, "10.0.0.2"), Endpoint(B)]
-    assert [fail(hosts) for _ in range(3)] == [A, A, B]
-
-
-def test_after_a_loss_the_other_address_of_the_name_is_tried_without_delay(clock: Clock) -> None:
-    hosts = choice(clock, A)
-    hosts.resolved(A, ["10.0.0.1", "10.0.0.2"])
-    connect(hosts)
-    hosts.lost(is_stable=True)
-    hosts.resolved(A, ["10.0.0.2", "10.0.0.1"])
-    assert hosts.next() == (Endpoint(A, "10.0.0.2"), 0.0)
-
-
-def test_a_name_server_that_turns_its_answers_round_does_not_change_the_order(clock: Clock) -> None:
-    hosts = choice(clock, A)
-    hosts.resolved(A, ["10.0.0.1", "10.0.0.2"])
-    hosts.resolved(A, ["10.0.0.3", "10.0.0.2", "10.0.0.1"])
-    assert [each.address for each in hosts.endpoints] == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
-
-
-def test_addresses_that_are_gone_are_forgotten_and_their_number_is_bounded(clock: Clock) -> None:
-    hosts = choice(clock, A)
+def test_the_number_of_addresses_is_bounded() -> None:
+    hosts = choice(Clock(), A)
     hosts.resolved(A, [f"10.0.0.{number}" for number in range(100)])
     assert len(hosts.endpoints) == MAX_SERVERS
-    hosts.resolved(A, ["10.0.1.1"])
-    assert hosts.endpoints == [Endpoint(A)]
 
 
-# --- redirects
-
-
-def test_a_temporary_redirect_is_followed_at_once_and_forgotten_after_it(clock: Clock) -> None:
-    hosts = choice(clock, A, B)
-    attempt(hosts)
-    hosts.failed()
-    assert hosts.redirected([C, D], is_permanent=False) == [C, D]
-    assert fail(hosts) == C
-    assert connect(hosts) == D
-    assert [each.host for each in hosts.endpoints] == [A, B]
-    clock.now += 3600
-    hosts.lost(is_stable=True)
-    assert attempt(hosts) == A
-
-
-def test_a_planned_loss_stays_at_the_server_of_a_temporary_redirect(clock: Clock) -> None:
-    hosts = choice(clock, A, B)
-    assert attempt(hosts) == A
-    hosts.failed()
-    hosts.redirected([C], is_permanent=False)
-    assert connect(hosts) == C
-    hosts.again()
-    assert connect(hosts) == C
-    hosts.lost(is_stable=True)
-    assert connect(hosts) in (A, B)
-
-
-def test_servers_that_cannot_be_reached_leave_the_hosts_of_the_url(clock: Clock) -> None:
-    hosts = choice(clock, A, B)
-    fail(hosts)
-    hosts.redirected([C], is_permanent=False)
-    assert [fail(hosts), fail(hosts)] == [C, B]
-
-
-def test_a_permanent_redirect_replaces_its_host_which_comes_last(clock: Clock) -> None:
-    hosts = choice(clock, A, B)
-    fail(hosts)
-    assert hosts.redirected([C], is_permanent=True) == [C]
-    assert [each.host for each in hosts.endpoints] == [C, B, A]
-    assert connect(hosts) == C
-    clock.now += 3600
-    hosts.lost(is_stable=True)
-    assert [fail(hosts), fail(hosts)] == [B, A]
-
-
-def test_a_redirect_to_a_host_of_the_url_ignores_its_delay(clock: Clock) -> None:
-    hosts = choice(clock, A, B)
-    connect(hosts)
-    hosts.lost(is_stable=True)
-    fail(hosts)
-    hosts.redirected([A], is_permanent=False)
-    assert attempt(hosts) == A
-
-
-@pytest.mark.parametrize("is_permanent", [False, True])
-def test_hosts_that_redirect_in_a_circle_are_not_followed_for_ever(clock: Clock, is_permanent: bool) -> None:
-    hosts = choice(clock, A, B)
-    to = {A: B, B: A}
-    followed = 0
-    for _ in range(10):
-        endpoint, wait = hosts.next()
-        if wait:
-            break
-        hosts.trying(endpoint)
-        hosts.failed()
-        followed += bool(hosts.redirected([to[endpoint.host]], is_permanent=is_permanent))
-    assert followed == 1
-    assert hosts.next()[1] > 0
-
-
-def test_a_chain_of_redirects_has_an_end(clock: Clock) -> None:
-    hosts = choice(clock, A)
+@table(
+    "to, is_permanent, count",
+    {
+        "in a circle": ({A: B, B: A}, False, 1),
+        "in a circle, for ever": ({A: B, B: A}, True, 1),
+        "in a chain": ({}, False, MAX_REDIRECTS),
+    },
+)
+def test_redirects_have_an_end(to: dict[Host, Host], is_permanent: bool, count: int) -> None:
+    hosts = choice(Clock(), *(to or [A]))
     followed = 0
     for number in range(100):
         endpoint, wait = hosts.next()
@@ -297,12 +274,14 @@ def test_a_chain_of_redirects_has_an_end(clock: Clock) -> None:
             break
         hosts.trying(endpoint)
         hosts.failed()
-        followed += bool(hosts.redirected([Host(f"x{number}")], is_permanent=False))
-    assert followed == MAX_REDIRECTS
+        target = to.get(endpoint.host, Host(f"x{number}"))
+        followed += bool(hosts.redirected([target], is_permanent=is_permanent))
+    assert followed == count
+    assert hosts.next()[1] > 0
 
 
-def test_a_connection_that_lasts_allows_redirects_again(clock: Clock) -> None:
-    hosts = choice(clock, A, B)
+def test_a_connection_that_lasts_allows_redirects_again() -> None:
+    hosts = choice(Clock(), A, B)
     for _ in range(5):
         connect(hosts)
         hosts.lost(is_stable=True)
@@ -372,10 +351,7 @@ class HostsMachine(RuleBasedStateMachine):
             assert wait == 0
             assert endpoint.host in followed
 
-    @rule(
-        host=st.sampled_from([A, B, C]),
-        addresses=st.lists(st.integers(1, 5).map("10.0.0.{}".format), max_size=4),
-    )
+    @rule(host=st.sampled_from([A, B, C]), addresses=st.lists(st.integers(1, 5).map("10.0.0.{}".format), max_size=4))
     def resolve(self, host: Host, addresses: list[str]) -> None:
         self.hosts.resolved(host, addresses)
         self.attempts.clear()

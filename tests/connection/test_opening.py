@@ -29,12 +29,14 @@ from messaging.execution import clock, engine
 from messaging.instance import Messaging
 from messaging.model import Endpoint, Host
 from messaging.testing.clock import VirtualClock
-from tests.connection.test_state import observe
-from tests.doubles.fake import PATIENCE, FakeBroker, brokers, until
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually, eventually_async, results
+from tests.connection.test_state import observe, start
+from tests.doubles.fake import FakeBroker, brokers
 from tests.doubles.fixtures import Connect
 
 #: delays that no test waits for
-NEVER = {"reconnect_min": 60.0, "reconnect_max": 60.0}
+NEVER = {"reconnect_min": 3 * PATIENCE, "reconnect_max": 3 * PATIENCE}
 
 Pool = Callable[[int], list[FakeBroker]]
 
@@ -45,8 +47,9 @@ def pool() -> Iterator[Pool]:
     made: list[FakeBroker] = []
 
     def make(count: int) -> list[FakeBroker]:
-        made.extend(FakeBroker("pool") for _ in range(count))
-        return made
+        new = [FakeBroker("pool") for _ in range(count)]
+        made.extend(new)
+        return new
 
     yield make
     for broker in made:
@@ -79,15 +82,6 @@ def down(*hosts: FakeBroker, count: int = 99) -> None:
 def host_of(m: Messaging) -> str | None:
     assert m.runtime.get_runtime_dto().connection.host == m.connection_state.value.host
     return m.connection_state.value.host
-
-
-async def _start(connect: Connect, *hosts: FakeBroker, **settings: Any) -> Messaging:
-    return connect(url(*hosts), **settings)
-
-
-def start(connect: Connect, *hosts: FakeBroker, **settings: Any) -> Messaging:
-    """An instance whose connection may not be there yet."""
-    return asyncio.run(_start(connect, *hosts, **settings))
 
 
 # --- the first connection
@@ -124,18 +118,15 @@ def test_if_no_host_connects_the_error_names_what_each_said(pool: Pool, connect:
     assert a.calls.count("open") == b.calls.count("open") == 1
 
 
-def test_refused_credentials_are_the_error_if_no_host_connects(pool: Pool, connect: Connect) -> None:
+def test_refused_credentials_are_the_error_if_no_host_connects_and_keep_from_no_other(
+    pool: Pool, connect: Connect
+) -> None:
     a, b = pool(2)
-    a.errors["open"].append(AuthenticationError("wrong password", code=134))
-    down(b)
+    a.errors["open"] += [AuthenticationError("wrong password", code=134)] * 2
+    down(b, count=1)
     with pytest.raises(AuthenticationError, match="wrong password") as caught:
         connect(url(a, b))
     assert caught.value.code == 134
-
-
-def test_refused_credentials_at_one_host_do_not_keep_from_another(pool: Pool, connect: Connect) -> None:
-    a, b = pool(2)
-    a.errors["open"].append(AuthenticationError("wrong password"))
     assert host_of(connect(url(a, b))) == b.name
 
 
@@ -144,8 +135,8 @@ def test_a_host_that_is_slow_is_tried_again_with_the_whole_connect_timeout(pool:
     a, b = pool(2)
     down(b)
     a.gates["open"].close()
-    m = start(connect, a, b, timeout=0.1, connect_timeout=PATIENCE)
-    until(lambda: b.calls.count("open") == 1)
+    m = start(connect, url(a, b), timeout=0.1, connect_timeout=PATIENCE)
+    eventually(lambda: b.calls.count("open") == 1)
     a.gates["open"].open()
     m.ready.result(PATIENCE)
     assert host_of(m) == a.name
@@ -163,7 +154,7 @@ def test_with_retry_connect_hosts_are_tried_until_one_answers(pool: Pool, connec
     a, b = pool(2)
     down(a)
     down(b, count=3)
-    m = start(connect, a, b, retry_connect=True)
+    m = start(connect, url(a, b), retry_connect=True)
     m.ready.result(PATIENCE)
     assert host_of(m) == b.name
 
@@ -185,7 +176,7 @@ def test_after_a_loss_the_next_host_is_connected_to_at_once(
     c.wait_open()
     c.wait_subscribed()
     states.wait("connected", 2)
-    assert [(state.name, state.host) for state in states.seen] == [
+    assert [(state.name, state.host) for state in states] == [
         ("connected", a.name),
         ("reconnecting", a.name),
         ("reconnecting", b.name),
@@ -211,8 +202,7 @@ def test_unconfirmed_messages_are_sent_to_the_next_host_in_their_order(pool: Poo
     promises = [m.publish("t", b"%d" % number) for number in range(50)]
     a.wait_sent(50)
     a.lose()
-    for promise in promises:
-        promise.result(PATIENCE)
+    results(promises)
     assert b.payloads == [b"%d" % number for number in range(50)]
     assert [sent.message_id for sent in b.sent] == [sent.message_id for sent in a.sent]
 
@@ -220,7 +210,7 @@ def test_unconfirmed_messages_are_sent_to_the_next_host_in_their_order(pool: Poo
 @pytest.mark.usefixtures("virtual_clock")
 def test_a_host_that_hangs_leaves_time_for_messages_at_the_next(pool: Pool, connect: Connect) -> None:
     a, b, c = pool(3)
-    m = connect(url(a, b, c), timeout=6.0, connect_timeout=PATIENCE, **NEVER)
+    m = connect(url(a, b, c), timeout=PATIENCE, connect_timeout=3 * PATIENCE, **NEVER)
     b.gates["open"].close()
     started = clock.monotonic()
     a.lose()
@@ -235,7 +225,7 @@ def test_a_client_that_was_taken_over_waits_before_it_tries_any_host(
     virtual_clock: VirtualClock, pool: Pool, connect: Connect
 ) -> None:
     a, b = pool(2)
-    m = connect(url(a, b), reconnect_min=0.001, reconnect_max=60.0)
+    m = connect(url(a, b), reconnect_min=0.001, reconnect_max=6 * PATIENCE)
     a.lose(TakenOverError("another client"))
     observe(m).wait("refused")
     virtual_clock.advance(0.1)
@@ -254,42 +244,31 @@ def test_a_planned_loss_stays_at_its_host(pool: Pool, connect: Connect) -> None:
 # --- names with several addresses
 
 
-def test_the_addresses_of_a_name_are_tried_one_by_one(
-    pool: Pool, connect: Connect, addresses: dict[str, list[str]], caplog: pytest.LogCaptureFixture
-) -> None:
-    [a] = pool(1)
-    addresses[a.name] = ["10.0.0.1", "10.0.0.2"]
-    down(a, count=1)
-    m = connect(url(a), name="plant")
-    assert host_of(m) == f"{a.name} at 10.0.0.2"
-    a.lose()
-    a.wait_open(2)
-    observe(m).wait("connected")
-    assert [endpoint.address for endpoint in a.endpoints] == ["10.0.0.1", "10.0.0.2", "10.0.0.1"]
-    assert f"pool 'plant' ({a.name} at 10.0.0.2): connection lost" in caplog.text
-
-
-def test_addresses_that_change_are_followed(
-    pool: Pool, connect: Connect, addresses: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@table(
+    "first, later, at",
+    {
+        "several are tried one by one": (["10.0.0.1", "10.0.0.2"], None, ["10.0.0.2", "10.0.0.1"]),
+        "changes are followed": (["10.0.0.1", "10.0.0.2"], ["10.0.1.1", "10.0.1.2"], ["10.0.0.2", "10.0.1.1"]),
+        "one is connected to by its name": (["10.0.0.1"], None, [None, None]),
+    },
+)
+def test_the_addresses_of_a_name(
+    pool: Pool, connect: Connect, addresses: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture, first: list[str], later: list[str] | None, at: list[str | None],
+) -> None:  # fmt: skip
     monkeypatch.setattr("messaging.connection.opening._FRESH_SECONDS", 0.0)
     [a] = pool(1)
-    addresses[a.name] = ["10.0.0.1", "10.0.0.2"]
+    addresses[a.name] = first
+    down(a, count=1 if len(first) > 1 else 0)
     m = connect(url(a))
-    addresses[a.name] = ["10.0.1.1", "10.0.1.2"]
+    addresses[a.name] = later or first
     a.lose()
     a.wait_open(2)
     observe(m).wait("connected")
-    assert host_of(m) == f"{a.name} at 10.0.1.1"
-
-
-def test_a_name_with_one_address_is_connected_to_by_its_name(
-    pool: Pool, connect: Connect, addresses: dict[str, list[str]]
-) -> None:
-    [a] = pool(1)
-    addresses[a.name] = ["10.0.0.1"]
-    assert host_of(connect(url(a))) == a.name
-    assert a.endpoints == [Endpoint(Host(a.name))]
+    where = [a.name if address is None else f"{a.name} at {address}" for address in at]
+    assert host_of(m) == where[1]
+    assert [endpoint.address for endpoint in a.endpoints][-2:] == at
+    assert f"({where[0]}): connection lost" in caplog.text
 
 
 @pytest.mark.usefixtures("virtual_clock")
@@ -297,7 +276,8 @@ def test_a_look_up_that_hangs_ends_the_attempt_at_its_host_alone(
     pool: Pool, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def addresses_of(name: str) -> list[str]:
-        await asyncio.sleep(PATIENCE if name == a.name else 0)
+        if name == a.name:
+            await asyncio.Event().wait()
         return []
 
     monkeypatch.setattr("messaging.connection.opening.addresses_of", addresses_of)
@@ -319,7 +299,8 @@ def test_a_look_up_that_is_slow_is_waited_for_with_the_whole_connect_timeout(
     down(b)
 
     async def addresses_of(name: str) -> list[str]:
-        await asyncio.sleep(0.4 if name == a.name else 0)
+        if name == a.name:
+            await eventually_async(lambda: b.calls.count("open"), "its share is over")
         return []
 
     monkeypatch.setattr("messaging.connection.opening.addresses_of", addresses_of)
@@ -361,13 +342,9 @@ def test_a_link_local_address_keeps_its_link(monkeypatch: pytest.MonkeyPatch) ->
     assert addresses == ["fe80::1%3", "fd00::1", "10.0.0.1"]
 
 
-@pytest.mark.parametrize("failure", [OSError("try again"), RuntimeError("can't start new thread")])
+@table("failure", [OSError("try again"), RuntimeError("can't start new thread")])
 def test_a_look_up_that_fails_leaves_the_addresses_that_are_known(
-    pool: Pool,
-    connect: Connect,
-    addresses: dict[str, list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    failure: Exception,
+    pool: Pool, connect: Connect, addresses: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     monkeypatch.setattr("messaging.connection.opening._FRESH_SECONDS", 0.0)
     [a] = pool(1)
@@ -445,10 +422,10 @@ def test_a_provider_that_is_slow_takes_no_time_from_the_hosts(
     async def provide() -> str:
         nonlocal asked
         asked += 1
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.0)  # sleeps: longer than the share of a host
         return "p"
 
-    m = connect(url(a, b), credentials=provide, timeout=0.4)
+    m = connect(url(a, b), credentials=provide, timeout=1.8)
     assert host_of(m) == a.name
     assert asked == 1
 
@@ -456,7 +433,7 @@ def test_a_provider_that_is_slow_takes_no_time_from_the_hosts(
 # --- redirects
 
 
-@pytest.mark.parametrize("when", ["connecting", "connected"])
+@table("when", ["connecting", "connected"])
 def test_a_redirect_is_followed_to_a_host_that_the_url_does_not_name(pool: Pool, connect: Connect, when: str) -> None:
     a, b = pool(2)
     redirect = RedirectedError("go elsewhere", servers=(b.name,), code=0x9C)
@@ -479,7 +456,7 @@ def test_a_redirect_that_names_no_host_is_a_refusal(pool: Pool, connect: Connect
     assert caught.value.code == 0x9C
 
 
-@pytest.mark.parametrize("server", [f"b:000001{'0' * 5000}", "b:00000199999", "[::1%\x1b[31m]", "mqtt://b"])
+@table("server", [f"b:000001{'0' * 5000}", "b:00000199999", "[::1%\x1b[31m]", "mqtt://b"])
 def test_a_redirect_to_nonsense_does_not_end_the_reconnecting(pool: Pool, connect: Connect, server: str) -> None:
     [a] = pool(1)
     m = connect(url(a))
@@ -505,7 +482,7 @@ def test_messages_in_flight_outlive_a_redirect(pool: Pool, connect: Connect) -> 
     assert b.payloads == [b"x"]
 
 
-@pytest.mark.parametrize("ending", [ConnectFailedError("interrupted"), None])
+@table("ending", [ConnectFailedError("interrupted"), None])
 def test_closing_ends_an_attempt_whose_library_swallows_the_cancellation(
     pool: Pool, connect: Connect, monkeypatch: pytest.MonkeyPatch, ending: ConnectFailedError | None
 ) -> None:
@@ -521,8 +498,8 @@ def test_closing_ends_an_attempt_whose_library_swallows_the_cancellation(
                 raise ending from None
 
     monkeypatch.setattr(broker.gates["open"], "passed", swallowing)
-    m = start(connect, broker, retry_connect=True, reconnect_min=0.01, reconnect_max=0.02)
-    until(lambda: broker.gates["open"].waiting == 1)
+    m = start(connect, url(broker), retry_connect=True, reconnect_min=0.01, reconnect_max=0.02)
+    eventually(lambda: broker.gates["open"].waiting == 1)
     m.close()
     assert m._connection._task is not None
     assert m._connection._task.cancelled()

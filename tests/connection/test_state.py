@@ -12,35 +12,39 @@ from reactivex import operators as ops
 from messaging import ArgumentError, AuthenticationError, ConnectFailedError, ConnectionLostError, Messaging
 from messaging.connection import ConnectionState, ConnectionStates
 from messaging.errors import TakenOverError
-from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
+from tests.doubles.fake import FakeBroker, on_loop, settle_loop
 from tests.doubles.fixtures import Connect
 
 
-class States:
+class States(Recorder[ConnectionState]):
     """An observer."""
 
     def __init__(self) -> None:
-        self.seen: list[ConnectionState] = []
+        super().__init__()
         self.threads: set[str] = set()
-        self.completed = threading.Event()
 
-    def on_next(self, state: ConnectionState) -> None:
+    def on_next(self, item: ConnectionState) -> None:
         self.threads.add(threading.current_thread().name)
-        self.seen.append(state)
-
-    def on_error(self, error: Exception) -> None:
-        raise AssertionError(error)
-
-    def on_completed(self) -> None:
-        self.completed.set()
+        super().on_next(item)
 
     @property
     def names(self) -> list[str]:
-        return [state.name for state in self.seen]
+        return [state.name for state in self]
 
     def wait(self, name: str, count: int = 1) -> ConnectionState:
-        until(lambda: self.names.count(name) >= count, f"{name}; there were {self.names}")
-        return [state for state in self.seen if state.name == name][count - 1]
+        eventually(lambda: self.names.count(name) >= count, lambda: f"{name}; there were {self.names}")
+        return [state for state in self if state.name == name][count - 1]
+
+
+async def _start(connect: Connect, url: str | FakeBroker, settings: dict[str, Any]) -> Messaging:
+    return connect(url, **settings)
+
+
+def start(connect: Connect, url: str | FakeBroker, **settings: Any) -> Messaging:
+    """An instance whose connection may not be there yet."""
+    return asyncio.run(_start(connect, url, settings))
 
 
 def observe(m: Messaging) -> States:
@@ -63,7 +67,7 @@ def test_an_observer_is_told_the_current_state_then_every_change_then_completion
     states.wait("connected", 2)
     assert m.connection_state.value.name == "connected"
     m.close()
-    assert states.completed.wait(PATIENCE)
+    states.wait_completed()
     assert states.names == ["connected", "reconnecting", "connected", "closed"]
     assert not any(name in ("messaging-engine", "MainThread") for name in states.threads)
 
@@ -71,7 +75,7 @@ def test_an_observer_is_told_the_current_state_then_every_change_then_completion
 def test_after_the_end_an_observer_is_told_so(m: Messaging) -> None:
     m.close()
     states = observe(m)
-    assert states.completed.wait(PATIENCE)
+    states.wait_completed()
     assert states.names == ["closed"]
 
 
@@ -79,10 +83,7 @@ def test_connecting_and_refused_tell_why(broker: FakeBroker, connect: Connect) -
     broker.errors["open"].extend([ConnectFailedError("not there"), AuthenticationError("no entry", code=134)])
     broker.gates["open"].close()
 
-    async def start() -> Messaging:
-        return connect(broker, retry_connect=True, reconnect_min=0.01, reconnect_max=0.02)
-
-    m = asyncio.run(start())
+    m = start(connect, broker, retry_connect=True, reconnect_min=0.01, reconnect_max=0.02)
     states = observe(m)
     assert states.wait("connecting").cause is None
     broker.gates["open"].open()
@@ -94,8 +95,8 @@ def test_connecting_and_refused_tell_why(broker: FakeBroker, connect: Connect) -
     assert m.connection_state.value.cause is None
 
 
-@pytest.mark.parametrize(
-    ("error", "state"),
+@table(
+    "error, state",
     [
         (AuthenticationError("no entry"), "refused"),
         (ConnectFailedError("not now", code=0x88), "refused"),
@@ -103,15 +104,16 @@ def test_connecting_and_refused_tell_why(broker: FakeBroker, connect: Connect) -
     ],
 )
 def test_a_broker_that_says_no_to_a_reconnect_is_told_from_one_that_is_not_there(
-    broker: FakeBroker, connect: Connect, error: ConnectFailedError, state: str
+    connect: Connect, error: ConnectFailedError, state: str
 ) -> None:
+    broker = FakeBroker()
     m = connect(broker, reconnect_min=0.01, reconnect_max=0.02)
     states = observe(m)
     states.wait("connected")
     broker.errors["open"].append(error)
     broker.lose()
-    until(lambda: any(each.cause is error for each in states.seen))
-    assert next(each for each in states.seen if each.cause is error).name == state
+    eventually(lambda: any(each.cause is error for each in states))
+    assert next(each for each in states if each.cause is error).name == state
     states.wait("connected", 2)
 
 
@@ -156,7 +158,7 @@ def test_the_state_is_degraded_while_the_broker_is_impaired(broker: FakeBroker, 
 
 
 def test_subscriptions_that_are_not_restored_in_time_are_degraded(broker: FakeBroker, connect: Connect) -> None:
-    m = connect(broker, connect_timeout=0.1)
+    m = connect(broker, connect_timeout=0.5)
     states = observe(m)
     with m.subscribe("a") as stream:
         stream.ready.result(PATIENCE)
@@ -182,7 +184,7 @@ def test_an_observer_that_raises_is_not_called_again_and_others_go_on(
     broker.lose()
     states.wait("connected", 2)
     settle_loop()
-    until(lambda: "connection states: an observer raised" in caplog.text)
+    eventually(lambda: "connection states: an observer raised" in caplog.text)
     assert len(calls) == 1
 
 
@@ -199,12 +201,12 @@ def test_a_slow_observer_misses_the_oldest_states_and_does_not_hold_up_the_conne
         slow.on_next(state)
 
     m.connection_state.subscribe(hold)
-    held.wait(PATIENCE)
+    assert held.wait(PATIENCE)
     for number in range(200):
         on_loop(broker.events.impaired, ConnectFailedError(str(number)))
     release.set()
-    until(lambda: slow.seen and str(slow.seen[-1].cause) == "199")
-    assert [str(state.cause) for state in slow.seen[1:]] == [str(number) for number in range(136, 200)]
+    eventually(lambda: slow and str(slow[-1].cause) == "199")
+    assert [str(state.cause) for state in slow[1:]] == [str(number) for number in range(136, 200)]
 
 
 def test_a_disposed_observer_is_told_nothing_more(broker: FakeBroker, m: Messaging) -> None:
@@ -219,12 +221,11 @@ def test_a_disposed_observer_is_told_nothing_more(broker: FakeBroker, m: Messagi
 
 
 def test_operators_work_on_it(broker: FakeBroker, m: Messaging) -> None:
-    names: list[str] = []
-    done = threading.Event()
-    m.connection_state.pipe(ops.map(lambda state: state.name), ops.take(3)).subscribe(names.append, None, done.set)
-    until(lambda: names)
+    names: Recorder[str] = Recorder()
+    m.connection_state.pipe(ops.map(lambda state: state.name), ops.take(3)).subscribe(names)
+    names.wait_for(1)
     broker.lose()
-    assert done.wait(PATIENCE)
+    names.wait_completed()
     assert names == ["connected", "reconnecting", "connected"]
 
 

@@ -15,8 +15,9 @@ import pytest
 import messaging
 from messaging.errors import ConnectFailedError
 from messaging.services import ServiceRegistry
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually_async
 from tests.certificates import Authority
-from tests.doubles.core import until
 from tests.threads import serving
 
 SECURE = ["mqtts", "wss", "amqps"]
@@ -46,32 +47,28 @@ def context_of(authority: Authority, name: str, alternatives: str = "") -> ssl.S
     return context
 
 
-@pytest.mark.parametrize("scheme", SECURE)
-def test_a_certificate_whose_common_name_alone_is_the_host_is_refused(scheme: str, authority: Authority) -> None:
-    """RFC 9525: only alternative names say whose certificate it is."""
-    with server(context_of(authority, "localhost")) as port:
-        text = refusal(f"{scheme}://localhost:{port}", cafile=authority.cafile)
-    assert "certificate verify failed: Hostname mismatch" in text
-
-
-@pytest.mark.parametrize("scheme", SECURE)
-def test_a_certificate_whose_alternative_name_is_the_host_is_taken(scheme: str, authority: Authority) -> None:
-    with server(context_of(authority, "named", "DNS:localhost")) as port:
-        text = refusal(f"{scheme}://localhost:{port}", cafile=authority.cafile)
-    assert "certificate" not in text  # the server ends it after the handshake
-
-
-@pytest.mark.parametrize("scheme", SECURE)
-def test_allow_insecure_takes_any_certificate(scheme: str, authority: Authority) -> None:
-    with server(context_of(authority, "localhost")) as port:
-        text = refusal(f"{scheme}://localhost:{port}", allow_insecure=True)
-    assert "certificate" not in text
-
-
-@pytest.mark.parametrize(
-    "answer", [b"", b"\x20\x02\x00\x00", b"AMQP\x00\x00\x09\x01", b"HTTP/1.1 400 Bad Request\r\n\r\n"]
+@table("scheme", SECURE)
+@table(
+    "alternatives, is_insecure, words",
+    {
+        "the common name alone": ("", False, "certificate verify failed: Hostname mismatch"),
+        "an alternative name": ("DNS:localhost", False, ""),
+        "allow_insecure": ("", True, ""),
+    },
 )
-@pytest.mark.parametrize("scheme", SECURE)
+def test_the_alternative_names_of_a_certificate_are_those_of_the_host(
+    authority: Authority, scheme: str, alternatives: str, is_insecure: bool, words: str
+) -> None:
+    """RFC 9525: only they say whose certificate it is."""
+    given: dict[str, Any] = {"allow_insecure": True} if is_insecure else {"cafile": authority.cafile}
+    with server(context_of(authority, "localhost", alternatives)) as port:
+        text = refusal(f"{scheme}://localhost:{port}", **given)
+    assert words in text
+    assert words or "certificate" not in text  # the server ends it after the handshake
+
+
+@table("answer", [b"", b"\x20\x02\x00\x00", b"AMQP\x00\x00\x09\x01", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+@table("scheme", SECURE)
 def test_tls_to_a_port_without_it_says_so(scheme: str, answer: bytes) -> None:
     with server(answer=answer) as port:
         text = refusal(f"{scheme}://127.0.0.1:{port}")
@@ -80,21 +77,21 @@ def test_tls_to_a_port_without_it_says_so(scheme: str, answer: bytes) -> None:
     assert f"{scheme.removesuffix('s')}:// instead of {scheme}://" in text
 
 
-@pytest.mark.parametrize("scheme", ["mqtt", "ws", "amqp"])
+@table("scheme", ["mqtt", "ws", "amqp"])
 def test_plain_text_to_a_tls_port_says_so(scheme: str) -> None:
     with server(answer=b"\x15\x03\x03\x00\x02\x02\x46") as port:
         text = refusal(f"{scheme}://127.0.0.1:{port}")
     assert text == f"cannot connect to 127.0.0.1:{port}: it speaks TLS there: use {scheme}s:// instead of {scheme}://"
 
 
-@pytest.mark.parametrize("scheme", SECURE)
+@table("scheme", SECURE)
 def test_a_file_that_cannot_be_loaded_is_named(scheme: str) -> None:
     for option in ("cafile", "certfile"):
         text = refusal(f"{scheme}://127.0.0.1:1", **{option: "/nowhere/file.pem"})
         assert f"option '{option}': cannot load /nowhere/file.pem: No such file or directory" in text
 
 
-@pytest.mark.parametrize("scheme", SECURE)
+@table("scheme", SECURE)
 def test_certificates_are_read_anew_for_each_connection(
     scheme: str, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -120,14 +117,14 @@ def test_certificates_are_read_anew_for_each_connection(
             certfile=certfile, keyfile=keyfile, reconnect_min=0.01, reconnect_max=0.05,
         )  # fmt: skip
         try:
-            await until(lambda: seen, "the old certificate")
+            await eventually_async(lambda: seen, "the old certificate")
             shutil.copy(new.certificate, certfile)
             text = (
                 f"option 'certfile': cannot load {certfile}: the key in {keyfile} does not belong to this certificate"
             )
-            await until(lambda: text in caplog.text, "the half of the new one")
+            await eventually_async(lambda: text in caplog.text, "the half of the new one")
             shutil.copy(new.key, keyfile)
-            await until(lambda: seen[-1] == f"new-{scheme}", "the new certificate")
+            await eventually_async(lambda: seen[-1] == f"new-{scheme}", "the new certificate")
         finally:
             await m.aclose()
             m.ready.exception()

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import inspect
 import itertools
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, Self, TypeVar
 
@@ -17,12 +17,11 @@ import uvloop
 from messaging.adapter import Adapter
 from messaging.errors import MessagingError
 from messaging.model import Incoming, MessageContext, publish_options
+from messaging.testing.waiting import PATIENCE, eventually_async, within
 from tests.doubles.plans import plan_of
 
 T = TypeVar("T")
 
-#: seconds any wait in a test may take
-PATIENCE = 15.0
 _numbers = itertools.count(1)
 
 
@@ -32,7 +31,7 @@ def run(main: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio.Abstrac
 
     async def watched() -> T:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: mishaps.append(str(context)))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(4 * PATIENCE):
             result = await main
         # tasks that were told to end do so within a few turns of the loop; no other task may be left
         for _ in range(5):
@@ -76,23 +75,17 @@ def loop_factory(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-async def until(condition: Callable[[], Any], what: str = "condition", patience: float = PATIENCE) -> None:
-    """Wait until ``condition()`` is true."""
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {patience:g} s in vain: {what}"
-        await asyncio.sleep(0.005)
-
-
-async def within(awaitable: Awaitable[T], patience: float = PATIENCE) -> T:
-    """Await, but not for ever."""
-    async with asyncio.timeout(patience):
-        return await awaitable
-
-
 def unique(name: str) -> str:
     """``name`` with a number that no other test has."""
     return f"{name}-{next(_numbers)}"
+
+
+@contextlib.contextmanager
+def refusing_port() -> Iterator[int]:
+    """A port that refuses connections, and that no other program can take meanwhile."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
 
 
 class Out:
@@ -164,10 +157,7 @@ class Sink:
 
     async def count(self, number: int) -> list[Incoming]:
         """Wait for ``number`` messages."""
-        try:
-            await until(lambda: len(self.arrived) >= number)
-        except AssertionError:
-            raise AssertionError(f"{len(self.arrived)} of {number} messages arrived: {self.payloads}") from None
+        await eventually_async(lambda: len(self.arrived) >= number, lambda: f"{number} messages: {self.payloads}")
         return self.arrived
 
     async def next(self) -> Incoming:
@@ -194,6 +184,12 @@ class BrokerEnd:
     def write(self, data: bytes) -> None:
         """Send what need not be a whole packet or frame."""
         self._writer.write(data)
+
+    async def is_silent(self) -> bool:
+        """Return whether the client sends nothing more: neither now nor once the loop has done what is due."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return not self._reader._buffer  # type: ignore[attr-defined]  # its only way to tell without waiting
 
     async def end(self) -> bytes:
         """Wait until the client has closed; returns what it still said."""

@@ -10,28 +10,16 @@ from hypothesis import strategies as st
 
 from adapters.memory import MemoryAdapter
 from adapters.memory.broker import routing_matcher
-from messaging import Message, MessageStream
-from messaging.errors import (
-    ConfigurationError,
-    DeadlineError,
-    InvalidUrlError,
-)
+from messaging import Message
+from messaging.errors import ConfigurationError, DeadlineError, InvalidUrlError
 from messaging.services import ServiceRegistry
+from messaging.testing.conformance.helpers import nothing_more
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from tests.doubles.consumers import acknowledge, manual, numbered
-from tests.doubles.fake import PATIENCE, settle_loop
+from tests.doubles.fake import settle_loop
 from tests.doubles.fixtures import Connect
 from tests.doubles.memory import change_capabilities, drop
-
-
-def quiet(stream: MessageStream) -> bool:
-    """Return whether no message arrives."""
-    settle_loop()
-    try:
-        stream.receive(0.02)
-    except DeadlineError:
-        return True
-    return False
-
 
 # --- who meets whom
 
@@ -41,7 +29,7 @@ def test_instances_with_the_same_name_meet_and_others_do_not(connect: Connect) -
     with second.subscribe("a") as stream, other.subscribe("a") as elsewhere:
         first.publish("a", b"1").result(PATIENCE)
         assert stream.receive(PATIENCE).payload == b"1"
-        assert quiet(elsewhere)
+        nothing_more(other, "a", elsewhere)
 
 
 def test_a_broker_lives_as_long_as_an_instance_is_connected(connect: Connect) -> None:
@@ -52,8 +40,9 @@ def test_a_broker_lives_as_long_as_an_instance_is_connected(connect: Connect) ->
     with second.subscribe("a") as stream:
         assert stream.receive(PATIENCE).payload == b"kept"
     second.close()
-    with connect("memory://x").subscribe("a") as stream:
-        assert quiet(stream)
+    m = connect("memory://x")
+    with m.subscribe("a") as stream:
+        nothing_more(m, "a", stream)
 
 
 def test_two_instances_of_one_name_in_two_registries_are_two_clients(connect: Connect) -> None:
@@ -67,7 +56,7 @@ def test_two_instances_of_one_name_in_two_registries_are_two_clients(connect: Co
         assert stream.receive(PATIENCE).payload == b"1"
 
 
-@pytest.mark.parametrize("url", ["memory://x:1", "memory://u@x", "memory://u:secret@x", "memory://x/p"])
+@table("url", ["memory://x:1", "memory://u@x", "memory://u:secret@x", "memory://x/p"])
 def test_a_memory_url_is_a_name_and_nothing_else(connect: Connect, url: str) -> None:
     with pytest.raises(InvalidUrlError, match="just memory://name") as caught:
         connect(url)
@@ -134,9 +123,6 @@ def test_publishers_that_wait_for_room_are_released_when_the_queue_ends(connect:
     assert waiting.result(PATIENCE) is None
 
 
-# --- reconnecting
-
-
 def test_unsettled_messages_of_a_dropped_consumer_go_to_another_consumer_of_the_queue(connect: Connect) -> None:
     first, second = connect("memory://x", reconnect_min=5.0), connect("memory://x")
     stream = manual(first, queue="jobs")
@@ -160,9 +146,6 @@ def test_a_payload_is_not_copied_per_subscriber(connect: Connect) -> None:
         assert messages[0].context is not messages[1].context
 
 
-# --- routing keys
-
-
 def naive(words: list[str], key: list[str]) -> bool:
     if not words:
         return not key
@@ -181,16 +164,13 @@ def test_routing_keys_match_as_a_naive_matcher_says(pattern: list[str], key: lis
 
 def test_a_pattern_of_many_hashes_is_matched_in_reasonable_time() -> None:
     matches = routing_matcher(".".join(["#", "a"] * 20))
-    started = time.monotonic()
+    started = time.process_time()
     assert not matches(".".join(["a"] * 19))
     assert matches(".".join(["a"] * 200))
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
 
 
-# --- a session that is kept
-
-
-@pytest.mark.parametrize("observed", [True, False])
+@table("observed", [True, False])
 def test_closing_keeps_the_subscriptions_of_a_session_and_closing_a_stream_does_not(
     connect: Connect, monkeypatch: pytest.MonkeyPatch, observed: bool
 ) -> None:

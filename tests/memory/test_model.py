@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from adapters.memory import MemoryAdapter, MemorySettings
 from adapters.memory import broker as module
@@ -139,12 +133,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.subscribe("#", None, 2, eager=False)
 
-    @rule(
-        pattern=PATTERNS,
-        queue=st.sampled_from([None, "q", "q"]),
-        prefetch=st.integers(1, 3),
-        eager=st.booleans(),
-    )
+    @rule(pattern=PATTERNS, queue=st.sampled_from([None, "q", "q"]), prefetch=st.integers(1, 3), eager=st.booleans())
     def subscribe(self, pattern: str, queue: str | None, prefetch: int, eager: bool) -> None:
         receiver = Receiver(self.adapter, prefetch, eager)
         if queue is None:

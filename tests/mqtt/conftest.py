@@ -13,11 +13,16 @@ import pytest
 import messaging
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto, require
+from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
 from tests.doubles.core import loop_factory as loop_factory
 from tests.doubles.core import pytest_pyfunc_call as pytest_pyfunc_call
 from tests.mqtt.peer import Peer
 
 Connect = Callable[..., messaging.Messaging]
+
+#: one row for each version of the protocol
+both_versions = table("version", ["5", "3.1.1"])
 
 #: reconnecting in the time a test has
 QUICK = {"reconnect_min": 0.02, "reconnect_max": 0.1}
@@ -63,23 +68,26 @@ def strict_mosquitto(needs_mosquitto: None, tmp_path: Path) -> Iterator[Mosquitt
 
 
 @pytest.fixture
+def proxy(mosquitto: Mosquitto) -> Iterator[Proxy]:
+    """A proxy before ``mosquitto``; see ``harness.url_of``."""
+    with Proxy(mosquitto.host, mosquitto.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
 def peer() -> Peer:
     """A broker that is scripted byte by byte."""
     return Peer()
 
 
-@pytest.fixture(params=["5", "3.1.1"])
-def version(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
-def connect() -> Iterator[Connect]:
-    """``connect(url, **settings)``: an instance that is closed when the test ends."""
+def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    """``connect(url, **settings)``: an instance, by default at ``mosquitto``, that is closed when the test ends."""
     with ExitStack() as stack:
         services = ServiceRegistry()
 
-        def make(url: str, **settings: Any) -> messaging.Messaging:
+        def make(url: str = "", **settings: Any) -> messaging.Messaging:
+            url = url or request.getfixturevalue("mosquitto").url
             instance = messaging.connect(url, services=services, **{**QUICK, **settings})
             stack.callback(instance.close)
             return instance

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 from typing import Any, Self
 
 import paho.mqtt.client as mqtt
@@ -12,7 +11,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from messaging.testing.brokers import Mosquitto
-from tests.mqtt.harness import PATIENCE
+from messaging.testing.waiting import PATIENCE, Recorder
 
 
 class Foreign:
@@ -29,17 +28,11 @@ class Foreign:
         self._clean_start = clean_start
         self._properties = properties
         self._messages: queue.Queue[mqtt.MQTTMessage] = queue.Queue()
-        self._connected, self._subscribed = threading.Event(), threading.Event()
-        #: of CONNACK
-        self.session_present = False
+        self._answers: Recorder[str] = Recorder()
         client = self._client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id, protocol=mqtt.MQTTv5)
-        client.on_connect = self._on_connect
-        client.on_subscribe = lambda *_: self._subscribed.set()
+        client.on_connect = lambda *_: self._answers.append("CONNACK")
+        client.on_subscribe = lambda *_: self._answers.append("SUBACK")
         client.on_message = lambda _client, _data, message: self._messages.put(message)
-
-    def _on_connect(self, _client: Any, _data: Any, flags: mqtt.ConnectFlags, *_: Any) -> None:
-        self.session_present = flags.session_present
-        self._connected.set()
 
     def __enter__(self) -> Self:
         self._client.connect(
@@ -49,7 +42,7 @@ class Foreign:
             properties=_made(PacketTypes.CONNECT, self._properties),
         )
         self._client.loop_start()
-        assert self._connected.wait(PATIENCE)
+        self._answers.wait_for(1)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -58,9 +51,9 @@ class Foreign:
 
     def subscribe(self, topic: str, qos: int = 0) -> None:
         """Subscribe, and wait for the answer."""
-        self._subscribed.clear()
+        count = len(self._answers)
         self._client.subscribe(topic, qos)
-        assert self._subscribed.wait(PATIENCE)
+        self._answers.wait_for(count + 1)
 
     def publish(self, topic: str, payload: bytes, qos: int = 0, *, retain: bool = False, **properties: Any) -> None:
         """Publish, and wait until that is done. A list is a property given several times."""

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import secrets
 import socket
-import time
 from collections.abc import AsyncIterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -15,13 +14,18 @@ from adapters.mqtt import MqttAdapter
 from messaging.errors import MessagingError
 from messaging.model import Incoming, MessageContext, SubscriptionSpec, parse_url, subscribe_options
 from messaging.model.settings import load_settings
-from tests.doubles.core import PATIENCE as PATIENCE
+from messaging.testing.proxy import Proxy
+from messaging.testing.waiting import PATIENCE, eventually_async
 from tests.doubles.core import Out as Out
 from tests.doubles.core import Sink as Sink
 from tests.doubles.core import run as run
 from tests.doubles.core import settled as settled
-from tests.doubles.core import until as until
 from tests.doubles.events import Recorded
+
+
+def url_of(proxy: Proxy) -> str:
+    """The URL of the broker behind ``proxy``."""
+    return f"mqtt://{proxy.host}:{proxy.port}"
 
 
 def lasting(version: str, client_id: str | None = None) -> dict[str, Any]:
@@ -46,16 +50,13 @@ class Core:
 
     async def reopen(self) -> bool:
         """Open as soon as the broker is there again."""
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                return await self.open()
-            except MessagingError:
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.02)
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                with contextlib.suppress(MessagingError):
+                    return await self.adapter.open(self.events)
 
     async def lost(self, count: int = 1) -> MessagingError:
-        await until(lambda: len(self.losses) >= count, "loss")
+        await eventually_async(lambda: len(self.losses) >= count, "loss")
         return self.losses[count - 1]
 
     def vanish(self) -> None:

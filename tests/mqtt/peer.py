@@ -11,8 +11,9 @@ import pytest
 
 from adapters.mqtt import packets
 from messaging.errors import ConnectFailedError
+from messaging.testing.waiting import PATIENCE
 from tests.doubles.core import BrokerEnd, Listener
-from tests.mqtt.harness import PATIENCE, Core, Out, Sink
+from tests.mqtt.harness import Core, Out, Sink
 
 
 class Connection(BrokerEnd):
@@ -71,6 +72,17 @@ class Connection(BrokerEnd):
     def answer(self, kind: int, packet_id: int, reason: int = 0) -> None:
         self.send(kind, packet_id.to_bytes(2, "big") + (bytes((reason,)) if reason else b""))
 
+    async def confirm(self, out: Out, publish: packets.Publish) -> None:
+        """Confirm a message of QoS 1, and wait for its outcome."""
+        self.answer(packets.PUBACK, publish.id)
+        await out.result()
+
+    async def complete(self, packet_id: int) -> None:
+        """Take a message of QoS 2."""
+        self.answer(packets.PUBREC, packet_id)
+        await self.expect(packets.PUBREL)
+        self.answer(packets.PUBCOMP, packet_id)
+
     def deliver(self, topic: str, payload: bytes, packet_id: int = 0, qos: int = 0, flags: int = 0) -> None:
         """Send a PUBLISH without properties (version 5)."""
         body = packets.text(topic) + (packet_id.to_bytes(2, "big") if qos else b"") + b"\0" + payload
@@ -103,10 +115,14 @@ class Peer(Listener[Connection]):
 
 
 @asynccontextmanager
-async def session(properties: bytes = b"", **settings: Any) -> AsyncIterator[tuple[Core, Peer, Connection]]:
-    """A connected core and the other end of its connection."""
+async def session(
+    properties: bytes = b"", *, provider: Any = None, **settings: Any
+) -> AsyncIterator[tuple[Core, Peer, Connection]]:
+    """A connected core and the other end of its connection; a provider of credentials is for its adapter."""
     async with Peer() as peer:
         core = Core(peer.url, **settings)
+        if provider is not None:
+            core.adapter.credentials = provider
         connection = (await accept(core, peer, properties))[0]
         try:
             yield core, peer, connection
@@ -139,12 +155,13 @@ async def refused(core: Core, peer: Peer, answer: bytes) -> ConnectFailedError:
     return caught.value
 
 
-async def farewell(core: Core, connection: Connection) -> None:
-    """Have ``core`` close, which says DISCONNECT and waits for the other end to close."""
+async def farewell(core: Core, connection: Connection) -> bytes:
+    """Have ``core`` close, which says DISCONNECT and waits for the other end to close: the body of DISCONNECT."""
     closing = asyncio.create_task(core.adapter.close())
-    await connection.expect(packets.DISCONNECT)
+    body = await connection.expect(packets.DISCONNECT)
     connection.close()
     await closing
+    return body
 
 
 async def reconnect(
@@ -163,6 +180,14 @@ async def subscribed(
     subscribing = asyncio.create_task(core.subscribe(channel, sink, **options))
     await connection.suback(v5=core.adapter.settings.v5)
     return await subscribing
+
+
+async def unsubscribed(core: Core, connection: Connection, handle: Any) -> bytes:
+    """Unsubscribe, and have the other end confirm it: the body of UNSUBSCRIBE."""
+    unsubscribing = asyncio.create_task(core.adapter.unsubscribe(handle))
+    body = await connection.unsuback(v5=core.adapter.settings.v5)
+    await unsubscribing
+    return body
 
 
 async def sent(

@@ -7,45 +7,33 @@ import pytest
 from adapters.mqtt import packets
 from messaging.errors import ConnectFailedError
 from messaging.testing.brokers import Mosquitto
-from messaging.testing.conformance.helpers import PATIENCE, eventually, manual, online, publish, receive
+from messaging.testing.conformance.helpers import manual, online, publish, receive
 from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.mqtt.conftest import Connect
 from tests.mqtt.harness import Core
-from tests.mqtt.peer import Peer, accept, refused
+from tests.mqtt.peer import Peer, accept, reconnect, refused
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 
 ASSIGNED = b"\x12" + packets.text("given")
 
 
-async def test_an_assigned_id_is_used_for_reconnecting(peer: Peer) -> None:
-    core = Core(peer.url, client_id="", session_expiry=60)
+@table("settings, clean", {"a session": ({"session_expiry": 60}, 0x00), "no session": ({}, 0x02)})
+async def test_an_assigned_id_is_used_for_reconnecting(peer: Peer, settings: dict[str, int], clean: int) -> None:
+    """Also without a session to resume: logs and access rules of the broker know the client by it."""
+    core = Core(peer.url, client_id="", **settings)
     assert core.adapter.capabilities.client_id == ""
     connection, _ = await accept(core, peer, ASSIGNED)
     assert connection.connect.endswith(b"\x00\x00")  # a client id of no length
     assert connection.connect[7] == 0x02
     assert core.adapter.capabilities.client_id == "given"
-    connection.abort()
-    await core.lost()
-    connection, _ = await accept(core, peer, present=True)
+    connection, _ = await reconnect(core, peer, connection, present=not clean)
     assert connection.connect.endswith(packets.text("given"))
-    assert connection.connect[7] == 0x00  # it resumes
+    assert connection.connect[7] == clean
     assert core.adapter.capabilities.client_id == "given"
     connection.close()
-    await core.lost(2)
-    await core.adapter.close()
-
-
-async def test_an_assigned_id_is_used_again_without_a_session(peer: Peer) -> None:
-    """Logs and access rules of the broker know the client by it."""
-    core = Core(peer.url, client_id="")
-    connection, _ = await accept(core, peer, ASSIGNED)
-    connection.abort()
-    await core.lost()
-    connection, _ = await accept(core, peer)
-    assert connection.connect.endswith(packets.text("given"))
-    assert connection.connect[7] == 0x02
-    connection.abort()
     await core.lost(2)
     await core.adapter.close()
 
@@ -66,7 +54,7 @@ async def test_a_refused_attempt_assigns_nothing(peer: Peer) -> None:
 def test_mosquitto_resumes_the_session_of_an_id_it_assigned(mosquitto: Mosquitto, connect: Connect) -> None:
     with Proxy(mosquitto.host, mosquitto.port) as proxy:
         m = connect(f"mqtt://{proxy.host}:{proxy.port}", client_id="", session_expiry=100)
-        other = connect(mosquitto.url)
+        other = connect()
         given = m.runtime.get_runtime_dto().connection.client_id
         assert given
         stream = m.subscription.subscribe(manual(m, "assigned/x", qos="1"))
@@ -86,7 +74,7 @@ def test_mosquitto_resumes_the_session_of_an_id_it_assigned(mosquitto: Mosquitto
 
 def test_the_runtime_dto_shows_the_client_id_at_the_broker(mosquitto: Mosquitto, connect: Connect) -> None:
     def shown(client_id: str | None) -> str | None:
-        return connect(mosquitto.url, client_id=client_id).runtime.get_runtime_dto().connection.client_id
+        return connect(client_id=client_id).runtime.get_runtime_dto().connection.client_id
 
     assert shown("mine") == "mine"
     assert len({shown("") for _ in range(3)} - {"", None}) == 3
@@ -113,7 +101,7 @@ def test_with_3_1_1_the_id_of_a_nameless_client_stays_unknown(mosquitto: Mosquit
             assert payload == b"2"
 
 
-@pytest.mark.parametrize(("version", "code"), [("5", 0x80), ("3.1.1", 0x85)])
+@table("version, code", [("5", 0x80), ("3.1.1", 0x85)])
 def test_a_broker_that_wants_ids_says_so(connect: Connect, version: str, code: int) -> None:
     """mosquitto does not give the reason there is for it with MQTT 5."""
     with Mosquitto(["allow_zero_length_clientid false"]) as broker:

@@ -16,16 +16,19 @@ import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from adapters.mqtt import adapter as adapter_module
 from adapters.mqtt import packets
 from messaging.adapter import PlannedLossError
 from messaging.errors import AuthenticationError, ConnectionLostError, CredentialsError, InvalidOptionError
 from messaging.model import parse_url
 from messaging.model.credentials import Credentials
 from messaging.testing.brokers import Mosquitto
-from tests.doubles.fake import until
-from tests.mqtt.conftest import Connect
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually, results
+from messaging.testing.waiting import subscribed as subscribed_at
+from tests.mqtt.conftest import Connect, both_versions
 from tests.mqtt.harness import Core, lasting
-from tests.mqtt.peer import Connection, Peer, accept, farewell, sent, subscribed
+from tests.mqtt.peer import Connection, Peer, accept, farewell, reconnect, refused, sent, session, subscribed
 
 METHOD = "TOKEN"
 
@@ -45,7 +48,7 @@ class Provider:
         return self.credentials()
 
 
-def core_with(url: str, provider: Provider, **settings: Any) -> Core:
+def core_with(url: str, provider: Any, **settings: Any) -> Core:
     core = Core(url, credentials=lambda: "", **settings)
     core.adapter.credentials = provider
     return core
@@ -53,20 +56,25 @@ def core_with(url: str, provider: Provider, **settings: Any) -> Core:
 
 @contextlib.asynccontextmanager
 async def logged_in(
-    *, present: bool = False, provider: Provider | None = None, **settings: Any
+    provider: Provider | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Core, Peer, Connection, Provider]]:
-    async with Peer() as peer:
-        provider = provider or Provider()
-        core = core_with(peer.url, provider, **settings)
-        connection = (await accept(core, peer, present=present))[0]
-        try:
-            yield core, peer, connection, provider
-        finally:
-            closing = asyncio.create_task(core.adapter.close())
-            await asyncio.sleep(0)
-            for each in peer.connections:
-                each.close()
-            await closing
+    provider = provider or Provider()
+    async with session(provider=provider, credentials=lambda: "", **settings) as (core, peer, connection):
+        yield core, peer, connection, provider
+
+
+def renewing(core: Core, provider: Provider) -> asyncio.Task[None]:
+    return asyncio.create_task(core.adapter.renew(provider.credentials()))
+
+
+async def moved(core: Core, connection: Connection, provider: Provider) -> bytes:
+    """Renew the credentials by a planned reconnect, up to the end of the connection: the body of DISCONNECT."""
+    renewal = renewing(core, provider)
+    body = await connection.expect(packets.DISCONNECT)
+    connection.close()
+    await renewal
+    assert isinstance(core.losses[-1], PlannedLossError)
+    return body
 
 
 class Connect5:
@@ -99,44 +107,33 @@ def properties_of(kind: int, data: bytes) -> dict[str, Any]:
 # --- log-in
 
 
+@both_versions
 async def test_each_connection_logs_in_with_new_credentials(version: str) -> None:
     async with logged_in(version=version) as (core, peer, connection, provider):
         assert b"\0\2me\0\2p1" in connection.connect
-        connection.abort()
-        await core.lost()
-        connection, _ = await accept(core, peer)
+        connection, _ = await reconnect(core, peer, connection, present=False)
         assert b"\0\2me\0\2p2" in connection.connect
         assert provider.asked == 2
 
 
-async def test_the_user_name_of_the_url_serves_where_the_provider_names_none() -> None:
-    async with Peer() as peer:
-        core = core_with(peer.url.replace("//", "//joe@"), Provider(None))
-        connection, _ = await accept(core, peer)
-        assert b"\0\3joe\0\2p1" in connection.connect
-        await farewell(core, connection)
+async def test_the_user_name_of_the_url_serves_where_the_provider_names_none(peer: Peer) -> None:
+    core = core_with(peer.url.replace("//", "//joe@"), Provider(None))
+    connection, _ = await accept(core, peer)
+    assert b"\0\3joe\0\2p1" in connection.connect
+    await farewell(core, connection)
 
 
-async def test_credentials_without_any_user_name_are_an_error() -> None:
-    async with Peer() as peer:
-        core = core_with(peer.url, Provider(None))
-        with pytest.raises(CredentialsError, match="no user name: return one with the password"):
-            await core.open()
-        assert peer.connections == []
-        await core.adapter.close()
+async def failing() -> Credentials:
+    raise CredentialsError("none")
 
 
-async def test_a_provider_that_fails_fails_the_attempt() -> None:
-    async def ask() -> Credentials:
-        raise CredentialsError("none")
-
-    async with Peer() as peer:
-        core = Core(peer.url, credentials=lambda: "")
-        core.adapter.credentials = ask
-        with pytest.raises(CredentialsError):
-            await core.open()
-        assert peer.connections == []
-        await core.adapter.close()
+@table("provider, match", [(Provider(None), "no user name: return one with the password"), (failing, "none")])
+async def test_an_attempt_without_credentials_has_failed(peer: Peer, provider: Any, match: str) -> None:
+    core = core_with(peer.url, provider)
+    with pytest.raises(CredentialsError, match=match):
+        await core.open()
+    assert peer.connections == []
+    await core.adapter.close()
 
 
 def test_settings_that_contradict_a_provider_are_refused() -> None:
@@ -158,20 +155,24 @@ def test_settings_that_contradict_a_provider_are_refused() -> None:
 # --- a planned reconnect
 
 
-async def test_unconfirmed_messages_are_waited_for_and_the_rest_is_sent_again(version: str) -> None:
+@both_versions
+async def test_unconfirmed_messages_are_waited_for_and_the_rest_is_sent_again(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_module, "_PLANNED_TIMEOUT", 0.1)
     settings = {} if version == "5" else lasting(version)
     async with logged_in(**settings) as (core, peer, one, provider):
         out = core.out("t", b"1", qos="1")
         await core.send(out)
         await one.expect(packets.PUBLISH)
         provider.asked += 1
-        renewing = asyncio.create_task(core.adapter.renew(provider.credentials()))
+        renewal = renewing(core, provider)
         # held back: nothing is published between the decision and the end of the connection
         late = core.out("t", b"2", qos="0")
         sending = asyncio.create_task(core.send(late))
-        await one.expect(packets.DISCONNECT)  # after a second without a confirm
+        await one.expect(packets.DISCONNECT)  # after a while without a confirm
         one.close()
-        await renewing
+        await renewal
         assert isinstance(core.losses[0], PlannedLossError)
         await sending
         assert isinstance(late.error, ConnectionLostError)  # the core keeps it for the next connection
@@ -185,37 +186,36 @@ async def test_unconfirmed_messages_are_waited_for_and_the_rest_is_sent_again(ve
         await out.result()
 
 
-async def test_with_confirms_it_takes_no_time() -> None:
+async def test_with_confirms_it_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_module, "_PLANNED_TIMEOUT", 3 * PATIENCE)
     async with logged_in() as (core, peer, one, provider):
         out, publish = await sent(core, one, "t", b"1", qos="1")
-        renewing = asyncio.create_task(core.adapter.renew(provider.credentials()))
-        await asyncio.sleep(0.01)
-        one.answer(packets.PUBACK, publish.id)
-        await out.result()
-        started = asyncio.get_running_loop().time()
+        renewal = renewing(core, provider)
+        assert await one.is_silent()
+        await one.confirm(out, publish)
         await one.expect(packets.DISCONNECT)
         one.close()
-        await renewing
-        assert asyncio.get_running_loop().time() - started < 0.9
+        await renewal
         await accept(core, peer)
 
 
 async def test_a_loss_meanwhile_is_a_loss() -> None:
     async with logged_in() as (core, _, one, provider):
         await core.send(core.out("t", b"1", qos="1"))
-        renewing = asyncio.create_task(core.adapter.renew(provider.credentials()))
+        renewal = renewing(core, provider)
         await one.expect(packets.PUBLISH)
         one.abort()
-        await renewing
+        await renewal
         (loss,) = core.losses
         assert not isinstance(loss, PlannedLossError)
 
 
+@both_versions
 async def test_messages_with_qos_0_are_received_up_to_the_end_of_the_connection(version: str) -> None:
     settings = {} if version == "5" else lasting(version)
     async with logged_in(**settings) as (core, _, one, provider):
         sink, _ = await subscribed(core, one, "t", qos="1")
-        renewing = asyncio.create_task(core.adapter.renew(provider.credentials()))
+        renewal = renewing(core, provider)
         await one.expect(packets.DISCONNECT)
         if version == "5":
             one.deliver("t", b"0")
@@ -226,17 +226,17 @@ async def test_messages_with_qos_0_are_received_up_to_the_end_of_the_connection(
             one.send(packets.PUBLISH | 2, packets.text("t") + b"\0\1" + b"1")
             one.send(packets.PUBLISH, packets.text("t") + b"00")
         one.close()
-        await renewing
+        await renewal
         assert sink.payloads == [b"0", b"00"]
         assert isinstance(core.losses[0], PlannedLossError)
 
 
 async def test_bytes_that_are_no_packet_after_disconnect_do_no_harm() -> None:
     async with logged_in() as (core, _, one, provider):
-        renewing = asyncio.create_task(core.adapter.renew(provider.credentials()))
+        renewal = renewing(core, provider)
         await one.expect(packets.DISCONNECT)
         one.write(b"\x30\xff\xff\xff\xff\x01")
-        await renewing
+        await renewal
         assert isinstance(core.losses[0], PlannedLossError)
 
 
@@ -248,11 +248,11 @@ async def test_a_message_that_is_settled_during_the_reconnect_is_not_delivered_t
         sink, _ = await subscribed(core, one, "t", qos="1")
         one.deliver("t", b"1", packet_id=7, qos=1)
         message = await sink.next()
-        renewing = asyncio.create_task(core.adapter.renew(provider.credentials()))
+        renewal = renewing(core, provider)
         await one.expect(packets.DISCONNECT)
         core.acknowledge(message)  # the answer would come after DISCONNECT
         one.close()
-        await renewing
+        await renewal
         two, _ = await accept(core, peer, present=True)
         two.deliver("t", b"1", packet_id=7, qos=1, flags=packets.DUP)
         assert await two.expect(packets.PUBACK) == b"\0\7"
@@ -264,12 +264,9 @@ async def test_the_broker_keeps_the_session_over_a_planned_reconnect_only() -> N
         first = Connect5(one.connect)
         assert (first.clean_start, first.properties.SessionExpiryInterval) == (True, 1)
         sink, _ = await subscribed(core, one, "t", qos="1")
-        renewing = asyncio.create_task(core.adapter.renew(provider.credentials()))
-        body = await one.expect(packets.DISCONNECT)
+        body = await moved(core, one, provider)
         assert body[0] == 0
         assert properties_of(PacketTypes.DISCONNECT, body[1:]) == {"SessionExpiryInterval": 60}
-        one.close()
-        await renewing
         two, resumed = await accept(core, peer, present=True)
         second = Connect5(two.connect)
         assert (second.clean_start, second.client_id) == (False, first.client_id)
@@ -286,11 +283,8 @@ async def test_the_broker_keeps_the_session_over_a_planned_reconnect_only() -> N
         assert Connect5(three.connect).clean_start
         assert not resumed
         # and closing ends the session at the broker
-        closing = asyncio.create_task(core.adapter.close())
-        body = await three.expect(packets.DISCONNECT)
+        body = await farewell(core, three)
         assert properties_of(PacketTypes.DISCONNECT, body[1:]) == {"SessionExpiryInterval": 0}
-        three.close()
-        await closing
 
 
 async def test_a_session_that_the_broker_did_not_keep_is_begun_anew() -> None:
@@ -298,42 +292,28 @@ async def test_a_session_that_the_broker_did_not_keep_is_begun_anew() -> None:
         out = core.out("t", b"1", qos="1")
         await core.send(out)
         await one.expect(packets.PUBLISH)
-        renewing = asyncio.create_task(core.adapter.renew(provider.credentials()))
-        await one.expect(packets.DISCONNECT)
-        one.close()
-        await renewing
+        await moved(core, one, provider)
         two, resumed = await accept(core, peer, present=False)
         assert not resumed
         publish = await two.publish()
         assert (publish.payload, publish.dup) == (b"1", False)
-        two.answer(packets.PUBACK, publish.id)
-        await out.result()
+        await two.confirm(out, publish)
 
 
-async def test_without_a_provider_nothing_is_asked_of_the_broker() -> None:
-    async with Peer() as peer:
-        core = Core(peer.url.replace("//", "//me:p1@"))
-        connection, _ = await accept(core, peer)
-        assert not hasattr(Connect5(connection.connect).properties, "SessionExpiryInterval")
-        closing = asyncio.create_task(core.adapter.close())
-        assert await connection.expect(packets.DISCONNECT) == b""
-        connection.close()
-        await closing
+async def test_without_a_provider_nothing_is_asked_of_the_broker(peer: Peer) -> None:
+    core = Core(peer.url.replace("//", "//me:p1@"))
+    connection, _ = await accept(core, peer)
+    assert not hasattr(Connect5(connection.connect).properties, "SessionExpiryInterval")
+    assert await farewell(core, connection) == b""
 
 
 async def test_a_session_of_the_application_is_left_as_it_is() -> None:
     async with logged_in(**lasting("5")) as (core, peer, one, provider):
         assert Connect5(one.connect).properties.SessionExpiryInterval == 1000
-        renewing = asyncio.create_task(core.adapter.renew(provider.credentials()))
-        assert await one.expect(packets.DISCONNECT) == b""
-        one.close()
-        await renewing
+        assert await moved(core, one, provider) == b""
         two, resumed = await accept(core, peer, present=True)
         assert resumed
-        closing = asyncio.create_task(core.adapter.close())
-        assert await two.expect(packets.DISCONNECT) == b""
-        two.close()
-        await closing
+        assert await farewell(core, two) == b""
 
 
 # --- re-authentication
@@ -348,77 +328,56 @@ def answer_auth(connection: Connection, reason: int = 0) -> None:
     connection.write(packets.auth(reason, METHOD, b""))
 
 
-async def test_the_password_is_the_data_of_the_authentication_method() -> None:
-    async with logged_in(auth_method=METHOD) as (_, _, one, _):
+@table("user, name", {"with a user name": ("me", b"me"), "a token": (None, None)})
+async def test_the_password_is_the_data_of_the_authentication_method(user: str | None, name: bytes | None) -> None:
+    async with logged_in(Provider(user), auth_method=METHOD) as (_, _, one, _):
         connect = Connect5(one.connect)
         assert connect.properties.AuthenticationMethod == METHOD
         assert connect.properties.AuthenticationData == b"p1"
-        assert (connect.username, connect.password) == (b"me", None)
-
-
-async def test_a_token_needs_no_user_name_with_a_method() -> None:
-    async with logged_in(auth_method=METHOD, provider=Provider(None)) as (_, _, one, _):
-        connect = Connect5(one.connect)
-        assert (connect.username, connect.properties.AuthenticationData) == (None, b"p1")
+        assert (connect.username, connect.password) == (name, None)
 
 
 async def test_a_password_that_does_not_change_may_be_the_data_too() -> None:
-    async with Peer() as peer:
-        core = Core(peer.url, auth_method=METHOD, password="fixed")
-        connection, _ = await accept(core, peer)
+    async with session(auth_method=METHOD, password="fixed") as (_, _, connection):
         assert Connect5(connection.connect).properties.AuthenticationData == b"fixed"
-        await farewell(core, connection)
 
 
 async def test_new_credentials_are_handed_over_on_the_same_connection() -> None:
+    """An answer without a reason code is a success, too."""
     async with logged_in(auth_method=METHOD) as (core, _, one, provider):
         for number in (2, 3):
             provider.asked = number
-            renewing = asyncio.create_task(core.adapter.renew(provider.credentials()))
+            renewal = renewing(core, provider)
             reason, properties = await auth(one)
             assert reason == packets.REAUTHENTICATE
             assert properties["AuthenticationMethod"] == METHOD
             assert properties["AuthenticationData"] == b"p%d" % number
             out, publish = await sent(core, one, "t", b"meanwhile", qos="1")
-            one.answer(packets.PUBACK, publish.id)
-            await out.result()
-            answer_auth(one)
-            await renewing
-        assert core.losses == []
-
-
-async def test_an_answer_without_reason_code_is_a_success() -> None:
-    async with logged_in(auth_method=METHOD) as (core, _, one, provider):
-        renewing = asyncio.create_task(core.adapter.renew(provider.credentials()))
-        await auth(one)
-        one.send(packets.AUTH, b"")
-        await renewing
+            await one.confirm(out, publish)
+            answer_auth(one) if number == 2 else one.send(packets.AUTH, b"")
+            await renewal
         assert core.losses == []
 
 
 async def test_another_user_name_takes_another_connection() -> None:
     async with logged_in(auth_method=METHOD) as (core, peer, one, provider):
         provider.username = "you"
-        renewing = asyncio.create_task(core.adapter.renew(provider.credentials()))
-        await one.expect(packets.DISCONNECT)
-        one.close()
-        await renewing
-        assert isinstance(core.losses[0], PlannedLossError)
+        await moved(core, one, provider)
         two, _ = await accept(core, peer)
         assert Connect5(two.connect).username == b"you"
 
 
-@pytest.mark.parametrize("kind", ["another step", "no answer"])
+@table("kind", ["another step", "no answer"])
 async def test_where_it_does_not_work_a_planned_reconnect_follows(kind: str) -> None:
     settings = {"connect_timeout": 0.3} if kind == "no answer" else {}
     async with logged_in(auth_method=METHOD, **settings) as (core, peer, one, provider):
-        renewing = asyncio.create_task(core.adapter.renew(provider.credentials()))
+        renewal = renewing(core, provider)
         await auth(one)
         if kind == "another step":
             answer_auth(one, packets.CONTINUE_AUTHENTICATION)
         await one.expect(packets.DISCONNECT)
         one.close()
-        await renewing
+        await renewal
         assert isinstance(core.losses[0], PlannedLossError)
         await accept(core, peer, present=True)
 
@@ -428,11 +387,11 @@ async def test_a_broker_that_refuses_the_new_credentials_costs_a_planned_reconne
         message = core.out("t", b"unconfirmed", qos="1")
         await core.send(message)
         await one.publish()
-        renewing = asyncio.create_task(core.adapter.renew(provider.credentials()))
+        renewal = renewing(core, provider)
         await auth(one)
         one.send(packets.DISCONNECT, b"\x87\0")
         with pytest.raises(ConnectionLostError):
-            await renewing
+            await renewal
         (loss,) = core.losses
         assert isinstance(loss, PlannedLossError)
         assert loss.code == 0x87
@@ -440,55 +399,48 @@ async def test_a_broker_that_refuses_the_new_credentials_costs_a_planned_reconne
         assert (Connect5(two.connect).clean_start, resumed) == (False, True)
         again = await two.publish()
         assert again.payload == b"unconfirmed"
-        two.answer(packets.PUBACK, again.id)
-        await message.done
+        await two.confirm(message, again)
 
 
 async def test_a_broker_that_ends_the_connection_for_another_reason_meanwhile_is_a_loss() -> None:
     async with logged_in(auth_method=METHOD) as (core, peer, one, provider):
-        renewing = asyncio.create_task(core.adapter.renew(provider.credentials()))
+        renewal = renewing(core, provider)
         await auth(one)
         one.send(packets.DISCONNECT, b"\x8b\0")  # shutting down
         with pytest.raises(ConnectionLostError):
-            await renewing
+            await renewal
         assert not isinstance(core.losses[0], PlannedLossError)
         await accept(core, peer)
         assert Connect5(peer.connections[-1].connect).clean_start
 
 
-@pytest.mark.parametrize("reason", [0x00, 0x18, 0x19])
+@table("reason", [0x00, 0x18, 0x19])
 async def test_an_auth_that_answers_nothing_is_a_breach_of_the_protocol(reason: int) -> None:
     async with logged_in(auth_method=METHOD) as (core, _, one, _):
         answer_auth(one, reason)
         assert "broke the protocol: an unexpected AUTH" in str(await core.lost())
 
 
-async def test_a_method_of_several_steps_is_refused_while_connecting() -> None:
-    async with Peer() as peer:
-        core = core_with(peer.url, Provider(), auth_method=METHOD)
-        opening = asyncio.create_task(core.open())
-        connection, _ = await peer.accept()
-        answer_auth(connection, packets.CONTINUE_AUTHENTICATION)
-        with pytest.raises(AuthenticationError, match="takes another step, which is not supported"):
-            await opening
-        await core.adapter.close()
+async def test_a_method_of_several_steps_is_refused_while_connecting(peer: Peer) -> None:
+    core = core_with(peer.url, Provider(), auth_method=METHOD)
+    error = await refused(core, peer, packets.auth(packets.CONTINUE_AUTHENTICATION, METHOD, b""))
+    assert isinstance(error, AuthenticationError)
+    assert "takes another step, which is not supported" in str(error)
+    await core.adapter.close()
 
 
 async def test_a_detail_of_the_broker_that_repeats_a_password_is_not_shown() -> None:
     async with logged_in(auth_method=METHOD) as (core, _, one, provider):
         provider.asked = 2
-        renewing = asyncio.create_task(core.adapter.renew(provider.credentials()))
+        renewal = renewing(core, provider)
         await auth(one)
         answer_auth(one)
-        await renewing
+        await renewal
         reason = b"\x1f" + packets.text("bad token p2")
         one.send(packets.DISCONNECT, b"\x87" + packets.varint(len(reason)) + reason)
         loss = await core.lost()
         assert "Not authorized" in str(loss)
         assert "p2" not in str(loss)
-
-
-# --- mosquitto: the user's password changes, and the broker has forgotten the old one
 
 
 @pytest.fixture
@@ -512,15 +464,16 @@ def users(needs_mosquitto: None, tmp_path: Path) -> Iterator[tuple[Mosquitto, Ca
         yield broker, lambda **passwords: set_users(broker, **passwords)
 
 
+@both_versions
 def test_a_password_that_the_broker_has_forgotten_costs_a_reconnect_and_no_message(
     users: tuple[Mosquitto, Callable[..., None]], connect: Connect, version: str
 ) -> None:
     broker, set_users = users
+    set_users(me="p1")
     current = ["p1"]
-    settings: dict[str, Any] = {"version": version} if version == "5" else lasting(version)
-    m = connect(broker.url, username="me", credentials=lambda: current[0], **settings)
-    received: list[bytes] = []
-    m.on("t", lambda message: received.append(message.payload), qos="1")
+    settings = {} if version == "5" else lasting(version)
+    m = connect(broker.url, username="me", credentials=lambda: current[0], retry_connect=True, **settings)
+    received = subscribed_at(m, "t", qos="1")
     promises = []
     for generation in range(2, 5):
         for number in range(50):
@@ -529,22 +482,19 @@ def test_a_password_that_the_broker_has_forgotten_costs_a_reconnect_and_no_messa
         current[0] = f"p{generation}"
         for number in range(50):
             promises.append(m.publish("t", b"%d-late-%d" % (generation, number), qos="1"))
-    for promise in promises:
-        promise.result(15)
-    until(lambda: len(set(received)) == len(promises), "every message")
+    results(promises)
+    eventually(lambda: len({*received.payloads}) == len(promises), "every message")
 
 
-def test_requests_wait_on_over_planned_reconnects(
-    mosquitto: Mosquitto, connect: Connect, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_requests_wait_on_over_planned_reconnects(connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     answered = threading.Event()
 
     def answer(number: int) -> int:
-        assert answered.wait(10)
+        assert answered.wait(PATIENCE)
         return number + 1
 
-    connect(mosquitto.url).reply("slow", answer)
+    connect().reply("slow", answer)
     asked = 0
 
     def ask() -> Credentials:
@@ -552,8 +502,8 @@ def test_requests_wait_on_over_planned_reconnects(
         asked += 1
         return Credentials("me", f"p{asked}", valid_for=0.5)
 
-    requester = connect(mosquitto.url, credentials=ask)
+    requester = connect(credentials=ask)
     reply = requester.request("slow", 1, int, qos=1)
-    until(lambda: caplog.text.count("connecting anew, as planned") >= 2, "two planned reconnects")
+    eventually(lambda: caplog.text.count("connecting anew, as planned") >= 2, "two planned reconnects")
     answered.set()
-    assert reply.result(10) == 2
+    assert reply.result(PATIENCE) == 2

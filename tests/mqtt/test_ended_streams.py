@@ -9,13 +9,15 @@ import threading
 import pytest
 
 from adapters.mqtt import leftovers, packets
-from messaging import ConnectionLostError, DecodeError
+from messaging import ConnectionLostError, DecodeError, Message
 from messaging.execution import engine
-from messaging.testing.brokers import Mosquitto
-from messaging.testing.conformance.helpers import PATIENCE, Failing, eventually, publish, receive, retried
-from tests.mqtt.conftest import Connect
+from messaging.testing.conformance.helpers import publish, receive, retried
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, observed, results
+from messaging.testing.waiting import subscribed as subscribed_at
+from tests.mqtt.conftest import Connect, both_versions
 from tests.mqtt.harness import Core, lasting
-from tests.mqtt.peer import Peer, accept, farewell, reconnect, session, subscribed
+from tests.mqtt.peer import Peer, accept, farewell, reconnect, session, subscribed, unsubscribed
 
 
 async def test_a_message_that_crosses_the_unsubscription_is_left_to_the_next_stream_of_the_session() -> None:
@@ -33,7 +35,7 @@ async def test_a_message_that_crosses_the_unsubscription_is_left_to_the_next_str
         assert await connection.expect(packets.PUBACK) == b"\0\x07"
 
 
-@pytest.mark.parametrize("where", ["ended stream", "resumed session"])
+@table("where", ["ended stream", "resumed session"])
 async def test_messages_left_to_the_next_stream_survive_a_connection_that_is_lost_while_it_subscribes(
     peer: Peer, where: str
 ) -> None:
@@ -43,9 +45,7 @@ async def test_messages_left_to_the_next_stream_survive_a_connection_that_is_los
         sink, handle = await subscribed(core, connection, "a", qos="1")
         connection.deliver("a", b"left", 7, 1)
         await sink.count(1)
-        ending = asyncio.create_task(core.adapter.unsubscribe(handle))
-        await connection.unsuback()
-        await ending
+        await unsubscribed(core, connection, handle)
     else:
         connection.deliver("a", b"left", 7, 1)
     subscribing = asyncio.create_task(core.subscribe("a", qos="1"))
@@ -63,43 +63,45 @@ async def test_messages_left_to_the_next_stream_survive_a_connection_that_is_los
 
 
 def test_a_closed_instance_does_not_warn_of_messages_left_in_the_window(
-    mosquitto: Mosquitto,
-    connect: Connect,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leftovers, "LEFT_TIMEOUT", 0.2)
-    m, other = connect(mosquitto.url, receive_maximum=2, **lasting("5")), connect(mosquitto.url)
-    stays = m.subscribe("b", qos=1)
-    stays.ready.result(PATIENCE)
+    monkeypatch.setattr(leftovers, "LEFT_TIMEOUT", 0.7)
+    m, other = connect(receive_maximum=2, **lasting("5")), connect()
+    subscribed_at(m, "b", qos=1)
     with m.subscribe("a", qos=1) as stream:
         publish(other, "a", [b"1", b"2"], qos=1)
         eventually(lambda: stream.counters.received == 2, "all there")
     m.close()
-    over = threading.Event()
-    engine().call(engine().loop.call_later, 0.3, over.set)
-    assert over.wait(PATIENCE)
+    over: Recorder[None] = Recorder()
+    engine().call(engine().loop.call_later, 0.8, over, None)  # after the warning would have come
+    over.wait_for(1)
     assert "fill the window" not in caplog.text
 
 
-@pytest.mark.parametrize("qos", [1, 2])
-@pytest.mark.parametrize("where", ["stream", "instance"])
+@table("qos", [1, 2])
+@table("where", ["stream", "instance"])
+@both_versions
 def test_an_observer_that_raises_leaves_its_messages_to_the_next_consumer_of_the_session(
-    mosquitto: Mosquitto, connect: Connect, version: str, where: str, qos: int
+    connect: Connect, version: str, where: str, qos: int
 ) -> None:
     settings = lasting(version)
-    m, other = connect(mosquitto.url, **settings), connect(mosquitto.url)
+    m, other = connect(**settings), connect()
     published = threading.Event()
-    failing = Failing(b"2", published)
+
+    def fail(message: Message) -> None:
+        if message.payload == b"2":
+            published.wait(PATIENCE)
+            raise ValueError("this one")
+
     stream = m.subscribe("a", qos=qos, max_deliveries=3, dead_letter_channel="dead")
-    stream.subscribe(failing)
+    failing = observed(stream, fail)
     publish(other, "a", [b"1", b"2", b"3"], qos=qos)
     published.set()
-    assert failing.over.wait(PATIENCE)
+    failing.wait_ended()
     stream.close().result(PATIENCE)
     if where == "instance":
         m.close()
-        m = connect(mosquitto.url, **settings)
+        m = connect(**settings)
     with m.subscribe("a", qos=qos) as rest:
         found = [rest.receive(PATIENCE) for _ in range(2)]
         assert sorted(message.payload for message in found) == [b"2", b"3"]
@@ -108,12 +110,13 @@ def test_an_observer_that_raises_leaves_its_messages_to_the_next_consumer_of_the
     assert stream.counters.dead_lettered == 0
 
 
-@pytest.mark.parametrize("how", ["exception", "invalid", "break"])
+@table("how", ["exception", "invalid", "break"])
+@both_versions
 def test_an_iterator_leaves_its_unsettled_messages_to_the_next_consumer_of_the_session(
-    mosquitto: Mosquitto, connect: Connect, version: str, how: str
+    connect: Connect, version: str, how: str
 ) -> None:
     settings = lasting(version)
-    m, other = connect(mosquitto.url, **settings), connect(mosquitto.url)
+    m, other = connect(**settings), connect()
     second = b'"x"' if how == "invalid" else b"2"
     raised = {"exception": pytest.raises(ValueError, match="enough"), "invalid": pytest.raises(DecodeError)}
     with (
@@ -127,18 +130,17 @@ def test_an_iterator_leaves_its_unsettled_messages_to_the_next_consumer_of_the_s
         if how == "exception":
             raise ValueError("enough")
     m.close()
-    m = connect(mosquitto.url, **settings)
+    m = connect(**settings)
     with m.subscribe("a", qos=1) as rest:
         expected = [b"3"] if how == "break" else [second, b"3"]
         assert sorted(receive(rest, len(expected))) == sorted(expected)
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_retry_gets_the_message_again_with_or_without_a_session(
-    mosquitto: Mosquitto, connect: Connect, version: str, kept: bool
-) -> None:
+@table("kept", [True, False])
+@both_versions
+def test_retry_gets_the_message_again_with_or_without_a_session(connect: Connect, version: str, kept: bool) -> None:
     settings = lasting(version) if kept else {"version": version}
-    m, other = connect(mosquitto.url, **settings), connect(mosquitto.url)
+    m, other = connect(**settings), connect()
     stream = m.subscribe("a", qos=1)
     seen = retried(stream, [b"2", b"4"])
     for payload in (b"1", b"2", b"3", b"4"):
@@ -147,15 +149,12 @@ def test_retry_gets_the_message_again_with_or_without_a_session(
     assert stream.counters.dropped == 0
 
 
+@both_versions
 def test_messages_left_in_the_window_are_dropped_with_a_warning_where_they_hold_up_other_streams(
-    mosquitto: Mosquitto,
-    connect: Connect,
-    version: str,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    connect: Connect, version: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leftovers, "LEFT_TIMEOUT", 0.05)
-    m, other = connect(mosquitto.url, receive_maximum=4, **lasting(version)), connect(mosquitto.url)
+    m, other = connect(receive_maximum=4, **lasting(version)), connect()
     with m.subscribe("b", qos=1) as stays:
         with m.subscribe("a", qos=1) as stream:
             publish(other, "a", [b"%d" % number for number in range(4)], qos=1)
@@ -170,26 +169,28 @@ def test_messages_left_in_the_window_are_dropped_with_a_warning_where_they_hold_
 # --- kept subscriptions
 
 
-@pytest.mark.parametrize("qos", [None, 2])
+@table("qos", [None, 2])
+@both_versions
 def test_a_kept_subscription_stays_when_its_stream_is_closed(
-    mosquitto: Mosquitto, connect: Connect, version: str, qos: int | None, caplog: pytest.LogCaptureFixture
+    connect: Connect, version: str, qos: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = lasting(version)
     options = {} if qos is None else {"qos": qos}
-    other = connect(mosquitto.url)
-    with connect(mosquitto.url, **settings) as m, m.subscribe("a", keep_subscription=True, **options) as stream:
+    other = connect()
+    with connect(**settings) as m, m.subscribe("a", keep_subscription=True, **options) as stream:
         publish(other, "a", [b"1"], qos=2)
         assert stream.receive(PATIENCE).payload == b"1"
     publish(other, "a", [b"2", b"3"], qos=2)
-    with connect(mosquitto.url, **settings) as m, m.subscribe("a", keep_subscription=True, **options) as stream:
+    with connect(**settings) as m, m.subscribe("a", keep_subscription=True, **options) as stream:
         assert receive(stream, 2) == [b"2", b"3"]
     assert not [record for record in caplog.records if "keep_subscription=True" in record.getMessage()]
 
 
+@both_versions
 def test_messages_for_the_kept_subscription_of_a_closed_stream_wait_for_the_next_stream(
-    mosquitto: Mosquitto, connect: Connect, version: str
+    connect: Connect, version: str
 ) -> None:
-    other, m = connect(mosquitto.url), connect(mosquitto.url, **lasting(version))
+    other, m = connect(), connect(**lasting(version))
     with m.subscribe("a", keep_subscription=True):
         pass
     publish(other, "a", [b"1", b"2"], qos=1)
@@ -199,29 +200,28 @@ def test_messages_for_the_kept_subscription_of_a_closed_stream_wait_for_the_next
         assert receive(stream, 1) == [b"3"]
 
 
-def test_a_kept_subscription_is_ended_by_a_stream_that_does_not_keep_it(
-    mosquitto: Mosquitto, connect: Connect, version: str
-) -> None:
+@both_versions
+def test_a_kept_subscription_is_ended_by_a_stream_that_does_not_keep_it(connect: Connect, version: str) -> None:
     settings = lasting(version)
-    other = connect(mosquitto.url)
-    with connect(mosquitto.url, **settings) as m, m.subscribe("a", keep_subscription=True):
+    other = connect()
+    with connect(**settings) as m, m.subscribe("a", keep_subscription=True):
         pass
-    with connect(mosquitto.url, **settings) as m, m.subscribe("a", qos=1):
+    with connect(**settings) as m, m.subscribe("a", qos=1):
         pass
     publish(other, "a", [b"1"], qos=1)
-    with connect(mosquitto.url, **settings) as m, m.subscribe("a", qos=1) as stream:
+    with connect(**settings) as m, m.subscribe("a", qos=1) as stream:
         publish(other, "a", [b"2"], qos=1)
         assert receive(stream, 1) == [b"2"]
 
 
+@both_versions
 def test_closing_the_only_stream_of_a_session_is_warned_of_once(
-    mosquitto: Mosquitto, connect: Connect, version: str, caplog: pytest.LogCaptureFixture
+    connect: Connect, version: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    m = connect(mosquitto.url, **lasting(version))
+    m = connect(**lasting(version))
     for channels in (("a", "b"), ("c",)):
         streams = [m.subscribe(channel, qos=1) for channel in channels]
-        for stream in streams:
-            stream.ready.result(PATIENCE)
+        results(stream.ready for stream in streams)
         for stream in streams:
             stream.close().result(PATIENCE)
     told = [record.getMessage() for record in caplog.records if "keep_subscription=True" in record.getMessage()]

@@ -11,6 +11,7 @@ import pytest
 
 from adapters.mqtt import packets, writing
 from messaging.errors import ConnectionLostError
+from messaging.testing.tables import table
 from tests.mqtt.harness import Core
 from tests.mqtt.peer import Connection, Peer, refused, session, subscribed
 
@@ -84,7 +85,7 @@ async def test_distinct_identifiers_cost_linear_time() -> None:
         assert sink.payloads == [b"x"]
 
 
-@pytest.mark.parametrize("entry", [DUPLICATE, b"\x26\0\0\0\0"], ids=["identifiers", "user properties"])
+@table("entry", [DUPLICATE, b"\x26\0\0\0\0"], ids=["identifiers", "user properties"])
 async def test_more_properties_than_are_read_end_the_connection(entry: bytes) -> None:
     async with session() as (core, _, connection):
         await subscribed(core, connection)
@@ -95,7 +96,7 @@ async def test_more_properties_than_are_read_end_the_connection(entry: bytes) ->
         assert f"at most {packets.MAX_PROPERTIES} are read" in str(error)
 
 
-@pytest.mark.parametrize(
+@table(
     "entry",
     [
         pytest.param(b"\x01\x00", id="payload format"),
@@ -117,7 +118,7 @@ async def test_a_repeated_property_that_may_come_once_ends_the_connection(entry:
         assert f"repeated property 0x{entry[0]:02X}" in str(error)
 
 
-@pytest.mark.parametrize("kind", [packets.SUBACK, packets.PUBACK, packets.DISCONNECT, 0xF0])
+@table("kind", [packets.SUBACK, packets.PUBACK, packets.DISCONNECT, 0xF0])
 async def test_a_large_packet_other_than_publish_ends_the_connection_before_its_body_arrives(kind: int) -> None:
     async with session() as (core, _, connection):
         connection.write(bytes((kind,)) + packets.varint(packets.MAX_REMAINING))
@@ -148,7 +149,7 @@ async def test_packet_ids_given_to_other_messages_cost_linear_time() -> None:
             await sink.count(2 * count)
 
 
-@pytest.mark.parametrize("kind", [packets.PUBREC, packets.PUBREL | 2], ids=hex)
+@table("kind", [packets.PUBREC, packets.PUBREL | 2], ids=hex)
 async def test_a_broker_that_reads_no_answers_is_disconnected(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for it stays within a limit, however much it sends."""
     monkeypatch.setattr(writing, "UNREAD", 64 * 1024)

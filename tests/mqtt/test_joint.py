@@ -11,7 +11,9 @@ from adapters.mqtt import packets
 from adapters.mqtt.joint import Joint
 from messaging.adapter import SubscribesJointly
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
-from tests.mqtt.harness import Core, Sink, lasting, until
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually_async
+from tests.mqtt.harness import Core, Sink, lasting
 from tests.mqtt.peer import Connection, Peer, accept, farewell, reconnect, session, subscribed
 
 #: Success, and Not authorized (MQTT 5, 3.9.3)
@@ -42,8 +44,10 @@ async def joined(core: Core, connection: Connection, *channels: str, **options: 
     return sink, joint
 
 
-def payloads(sink: Sink) -> list[bytes]:
-    return [each.payload for each in sink.arrived]
+async def parted(core: Core, connection: Connection, joint: Joint, channel: str) -> None:
+    parting = asyncio.create_task(core.adapter.part(joint, channel))
+    await connection.unsuback()
+    await parting
 
 
 def test_the_adapter_keeps_the_order_across_channels() -> None:
@@ -55,11 +59,11 @@ async def test_messages_of_one_read_keep_their_order_across_channels() -> None:
         sink, _ = await joined(core, connection, "a", "b", "c")
         connection.write(b"".join(message("abc"[n % 3], b"%d" % n, n % 3 + 1) for n in range(30)))
         await sink.count(30)
-        assert payloads(sink) == [b"%d" % n for n in range(30)]
+        assert sink.payloads == [b"%d" % n for n in range(30)]
         assert len(sink.batches) == 1
 
 
-@pytest.mark.parametrize("separate", [True, False])
+@table("separate", [True, False])
 async def test_the_taker_changes_with_the_answer_to_unsubscribe(separate: bool) -> None:
     """Everything in one read: packets before the answer are for the stream of before."""
     async with session() as (core, _, connection):
@@ -77,7 +81,7 @@ async def test_the_taker_changes_with_the_answer_to_unsubscribe(separate: bool) 
         connection.write(copies(b"2") + answer(0xB0, asked) + message("a/b", b"3", 2) + message("a/b", b"4", 2))
         await parting
         await sink.count(4)
-        assert payloads(sink) == [b"1", b"2", b"3", b"4"]
+        assert sink.payloads == [b"1", b"2", b"3", b"4"]
         await core.adapter.part(joint, "a/#")  # without effect: it is not joined
 
 
@@ -96,7 +100,7 @@ async def test_a_refused_channel_takes_nothing_from_one_that_matches_too() -> No
             await first
         assert await second is joint
         await sink.count(2)
-        assert payloads(sink) == [b"1", b"2"]
+        assert sink.payloads == [b"1", b"2"]
         await connection.unsuback()  # of the refused one, in case it has taken effect
 
 
@@ -105,9 +109,7 @@ async def test_a_message_of_a_parted_channel_is_acknowledged_when_it_is_settled(
         sink, joint = await joined(core, connection, "a", "b", qos=1)
         connection.write(message("a", b"1", 1, packet_id=7) + message("b", b"2", 2, packet_id=8))
         await sink.count(2)
-        parting = asyncio.create_task(core.adapter.part(joint, "a"))
-        await connection.unsuback()
-        await parting
+        await parted(core, connection, joint, "a")
         assert not core.adapter.is_stale(sink.arrived[0].token)
         core.acknowledge(*sink.arrived, *sink.arrived)
         assert (await connection.expect(0x40))[:2] == b"\0\7"
@@ -129,9 +131,7 @@ async def test_closing_unsubscribes_from_every_channel_and_ends_the_tokens() -> 
         sink, joint = await joined(core, connection, "a", "b", "c", qos=1)
         connection.write(message("a", b"1", 1, packet_id=7) + message("b", b"2", 2, packet_id=8))
         await sink.count(2)
-        parting = asyncio.create_task(core.adapter.part(joint, "a"))
-        await connection.unsuback()
-        await parting
+        await parted(core, connection, joint, "a")
         closing = asyncio.create_task(core.adapter.unsubscribe(joint))
         acknowledged = [(await connection.expect(0x40))[1] for _ in range(2)]  # there is no session to keep them
         for _ in range(2):
@@ -157,13 +157,11 @@ async def test_a_part_that_a_loss_interrupts_is_repeated_in_the_resumed_session(
         connection, _ = await peer.accept()
         connection.connack(session=True)
         assert await opening
-        parting = asyncio.create_task(core.adapter.part(joint, "a"))
-        await connection.unsuback()
-        await parting
+        await parted(core, connection, joint, "a")
         assert [*joint.streams] == ["b"]
         (stream,) = joint.streams.values()
         connection.write(message("b", b"1", stream.route.identifiers[-1], packet_id=7))
-        await until(lambda: sink.arrived, "a message")
+        await eventually_async(lambda: sink.arrived, "a message")
 
 
 async def test_a_copy_that_comes_after_its_channel_was_parted_is_taken() -> None:
@@ -176,7 +174,7 @@ async def test_a_copy_that_comes_after_its_channel_was_parted_is_taken() -> None
         connection.write(answer(0xB0, asked) + message("a/b", b"1", 1, packet_id=8))
         await parting
         await sink.count(1)
-        assert payloads(sink) == [b"1"]
+        assert sink.payloads == [b"1"]
 
 
 async def test_messages_of_abandoned_channels_are_handed_over_and_their_channels_unsubscribed_from() -> None:
@@ -186,17 +184,17 @@ async def test_messages_of_abandoned_channels_are_handed_over_and_their_channels
         connection, _ = await accept(core, peer, present=True)
         connection.write(message("dead/1", b"1", packet_id=7) + message("other", b"2", packet_id=8))
         sink, joint = await joined(core, connection, "live", qos=1)
-        assert payloads(sink) == []
+        assert sink.payloads == []
         core.adapter.abandon(joint, lambda channel: channel.startswith("dead/"))
         connection.write(message("dead/2", b"3", packet_id=9))
         await sink.count(2)
-        assert payloads(sink) == [b"1", b"3"]
+        assert sink.payloads == [b"1", b"3"]
         core.acknowledge(*sink.arrived)
         assert [(await connection.expect(0x40))[1] for _ in range(2)] == [7, 9]
         await core.adapter.part(joint, "dead/1")
         assert (await connection.unsuback())[3:] == packets.text("dead/1")
         late, _ = await subscribed(core, connection, "other", qos=1)  # claims what is its own
-        assert payloads(late) == [b"2"]
+        assert late.payloads == [b"2"]
         await core.adapter.part(joint, "unknown")  # without effect
         await farewell(core, connection)
 
@@ -220,9 +218,9 @@ async def test_a_resumed_session_may_get_one_copy_for_overlapping_filters_or_one
         connection.write(message("a/b", b"6", q))
         connection.write(message("a/c", b"7", w, packet_id=20))
         await wide.count(7)
-        assert payloads(wide) == [b"1", b"2", b"3", b"3", b"4", b"5", b"7"]
-        assert payloads(narrow) == [b"1", b"2", b"3", b"3", b"4", b"5"]
-        assert payloads(loose) == [b"6"]
+        assert wide.payloads == [b"1", b"2", b"3", b"3", b"4", b"5", b"7"]
+        assert narrow.payloads == [b"1", b"2", b"3", b"3", b"4", b"5"]
+        assert loose.payloads == [b"6"]
         answered = [(await connection.expect(0x40))[1] for _ in range(3)]
         assert answered == [2, 5, 7]  # the further copies
         core.acknowledge(*wide.arrived, *narrow.arrived)

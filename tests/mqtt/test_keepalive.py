@@ -12,13 +12,14 @@ import pytest
 
 from adapters.mqtt import packets
 from messaging.errors import ConnectionLostError
+from messaging.testing.waiting import PATIENCE
 from tests.mqtt.harness import Core
 from tests.mqtt.peer import Connection, Peer, accept, session, subscribed
 
 #: seconds
 KEEPALIVE = 1
-#: what the tests' machine may add
-SLACK = 0.5
+#: twice as long, and what a busy machine may add
+SLACK = KEEPALIVE * 2 + PATIENCE / 4
 
 Traffic = Callable[[Core, Connection], Awaitable[None]]
 
@@ -31,7 +32,7 @@ async def publishing_a_little(core: Core, connection: Connection) -> None:
     """QoS 0, ten a second: something is always sent, and the socket takes it all."""
     while not core.losses:
         await core.send(core.out("t", b"x"))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # sleeps: ten a second
 
 
 async def publishing_a_lot(core: Core, connection: Connection) -> None:
@@ -45,7 +46,7 @@ async def publishing_unanswered(core: Core, connection: Connection) -> None:
     """QoS 1, and no answers."""
     while not core.losses:
         await core.send(core.out("t", b"x", qos="1"))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # sleeps: ten a second
 
 
 async def test_a_silent_broker_is_lost_within_twice_the_keepalive() -> None:
@@ -55,7 +56,7 @@ async def test_a_silent_broker_is_lost_within_twice_the_keepalive() -> None:
             start = time.monotonic()
             busy = asyncio.create_task(traffic(core, connection))
             error = await core.lost()
-            assert KEEPALIVE * 0.5 < time.monotonic() - start < KEEPALIVE * 2 + SLACK, traffic
+            assert KEEPALIVE * 0.5 < time.monotonic() - start < SLACK, traffic
             assert isinstance(error, ConnectionLostError)
             assert "no answer to a ping" in str(error)
             await busy
@@ -68,13 +69,13 @@ async def test_a_broker_that_goes_silent_while_it_sends_is_lost_within_twice_the
         sink, _ = await subscribed(core, connection)
         for number in range(20):  # for longer than it may be silent
             connection.deliver("t", b"%d" % number)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # sleeps: ten a second
         await sink.count(20)
         assert not core.losses
         connection.write(bytes((packets.PUBLISH, 100)) + packets.text("t"))  # and nothing follows
         start = time.monotonic()
         await core.lost()
-        assert time.monotonic() - start < KEEPALIVE * 2 + SLACK
+        assert time.monotonic() - start < SLACK
 
 
 async def test_a_broker_that_sends_is_alive_even_if_its_answers_to_pings_are_late() -> None:
@@ -82,7 +83,7 @@ async def test_a_broker_that_sends_is_alive_even_if_its_answers_to_pings_are_lat
         _, _ = await subscribed(core, connection)
         for _ in range(20):
             connection.deliver("t", b"")
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # sleeps: ten a second
         assert not core.losses
         assert await connection.packet() == (packets.PINGREQ, b"")  # it was asked, and needed not answer
 
@@ -108,7 +109,7 @@ async def test_without_keepalive_there_are_no_pings_and_silence_is_no_loss() -> 
 async def test_a_slow_upstream_with_a_large_backlog_is_not_taken_for_dead_while_it_makes_progress() -> None:
     """The ping stands behind megabytes: some in the adapter's buffer, most in the kernel's."""
     rate = 700_000  # bytes a second
-    count, size = 24, 100_000
+    count, size = 16, 100_000
 
     async def publish(qos: str) -> None:
         async with Peer() as peer:
@@ -124,7 +125,7 @@ async def test_a_slow_upstream_with_a_large_backlog_is_not_taken_for_dead_while_
                 if head == packets.PINGREQ:
                     connection.send(packets.PINGRESP, b"")
                 else:
-                    await asyncio.sleep(len(body) / rate)
+                    await asyncio.sleep(len(body) / rate)  # sleeps: as slow as the line
                     taken += 1
             assert not core.losses, qos
             await sending

@@ -11,8 +11,10 @@ import pytest
 from messaging import Messaging
 from messaging.errors import InvalidExtensionError, UnsupportedFeatureError
 from messaging.testing.brokers import Mosquitto
-from messaging.testing.conformance.helpers import PATIENCE, eventually, nothing_more, online, publish, receive
+from messaging.testing.conformance.helpers import nothing_more, online, publish, receive
 from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.mqtt.conftest import Connect
 from tests.mqtt.peer import accept, farewell, session
 
@@ -21,7 +23,6 @@ pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 _numbers = itertools.count(1)
 #: seconds; mosquitto looks once a second
 DELAY = 2.0
-SLACK = 2.5
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def channel() -> str:
 
 @pytest.fixture
 def watcher(mosquitto: Mosquitto, connect: Connect) -> Messaging:
-    return connect(mosquitto.url)
+    return connect()
 
 
 def test_the_will_is_sent_once_its_delay_has_passed_unless_its_client_reconnects_in_time(
@@ -60,10 +61,10 @@ def test_the_will_is_sent_once_its_delay_has_passed_unless_its_client_reconnects
         proxy.refuse()
         start = time.monotonic()
         assert receive(stream, 1) == [b"will"]
-        assert DELAY - 1 <= time.monotonic() - start < DELAY + SLACK
+        assert time.monotonic() - start >= DELAY - 1
 
 
-@pytest.mark.parametrize(("delay", "seconds"), [(0.2, 1), (1.0, 1), (1.5, 2), (86_400.0, 86_400)])
+@table("delay, seconds", [(0.2, 1), (1.0, 1), (1.5, 2), (86_400.0, 86_400)])
 async def test_the_delay_travels_in_whole_seconds_and_is_never_cut_short(delay: float, seconds: int) -> None:
     async with session(session_expiry=100_000) as (core, peer, connection):
         setting = asyncio.create_task(core.adapter.set_will(core.out("w", b"", last_will=True, will_delay=delay)))
@@ -76,17 +77,17 @@ async def test_the_delay_travels_in_whole_seconds_and_is_never_cut_short(delay: 
         await farewell(core, connection)
 
 
-def test_a_delay_needs_a_will_a_session_and_mqtt_5(mosquitto: Mosquitto, connect: Connect, channel: str) -> None:
-    m = connect(mosquitto.url, session_expiry=100)
+def test_a_delay_needs_a_will_a_session_and_mqtt_5(connect: Connect, channel: str) -> None:
+    m = connect(session_expiry=100)
     with pytest.raises(InvalidExtensionError, match="lastWill") as refusal:
         m.publish(channel, b"", will_delay=1.0)
     assert refusal.value.key == "willDelay"
     with pytest.raises(InvalidExtensionError, match="lastWill"):
         m.publish(channel, b"", will_delay=1.0, last_will=False)
     with pytest.raises(InvalidExtensionError, match="session_expiry"):
-        connect(mosquitto.url).publish(channel, b"", will_delay=1.0, last_will=True)
+        connect().publish(channel, b"", will_delay=1.0, last_will=True)
     with pytest.raises(UnsupportedFeatureError):
-        connect(mosquitto.url, version="3.1.1").publish(channel, b"", will_delay=1.0, last_will=True)
+        connect(version="3.1.1").publish(channel, b"", will_delay=1.0, last_will=True)
     for nonsense in (0, -1.0, "1", True, 2e9):
         with pytest.raises(InvalidExtensionError, match="seconds"):
             m.publish(channel, b"", will_delay=nonsense, last_will=True)

@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 import time
 from typing import Any
 
 import pytest
 
 from adapters.mqtt import packets
-from messaging.errors import (
-    InvalidChannelError,
-)
+from messaging.errors import InvalidChannelError
 from messaging.model import envelope
 from messaging.testing.brokers import Mosquitto
-from tests.mqtt.harness import Sink, connected, settled, until
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually_async, within
+from tests.mqtt.conftest import both_versions
+from tests.mqtt.harness import Sink, connected, settled
 from tests.mqtt.peer import farewell, session, subscribed
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 
 
 async def test_qos_0_is_confirmed_once_the_socket_has_the_bytes_and_a_stalled_broker_holds_publishers_back() -> None:
-    import os
-    import signal
-
     with Mosquitto() as broker:
         async with connected(broker.url) as core:
             outs = [core.out("stalled", bytes(64 * 1024)) for _ in range(400)]
             os.kill(broker.pid, signal.SIGSTOP)
             try:
                 sending = asyncio.create_task(core.adapter.publish(outs))
-                await asyncio.wait([sending], timeout=0.5)
+                # no more is taken: what was taken is the same at two looks, a while apart
+                taken, before = 0, -1
+                while taken == 0 or taken > before:
+                    before = taken
+                    await asyncio.wait([sending], timeout=0.1)
+                    taken = sum(out.settled for out in outs)
                 assert not sending.done()
-                taken = sum(out.settled for out in outs)
-                assert 0 < taken < 400
+                assert taken < 400
                 assert sum(out.was_sent for out in outs) - taken <= 256 // 64 + 2  # bounded
             finally:
                 os.kill(broker.pid, signal.SIGCONT)
@@ -59,6 +63,7 @@ async def test_instances_with_and_without_an_envelope_understand_plain_payloads_
         core.acknowledge(*sink.arrived)
 
 
+@both_versions
 async def test_overlapping_filters_with_and_without_acknowledgement_are_warned_of(
     mosquitto: Mosquitto, version: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -78,16 +83,15 @@ async def test_the_broker_hears_of_an_unsubscription_once_when_the_last_stream_g
             await core.adapter.unsubscribe(first)
             assert "Received UNSUBSCRIBE" not in broker.log()
             await core.adapter.unsubscribe(second)
-            await until(lambda: broker.log().count("Received UNSUBSCRIBE") == 1)
+            await eventually_async(lambda: broker.log().count("Received UNSUBSCRIBE") == 1)
 
 
+@both_versions
 async def test_retained_messages_reach_all_streams_that_subscribe_at_once(mosquitto: Mosquitto, version: str) -> None:
     async with connected(mosquitto.url, version=version) as core:
         base = f"at-once/{version}"
         await core.publish(f"{base}/a", b"kept", qos="1", retain=True)
-        results = await asyncio.gather(
-            *(core.subscribe(f"{base}/{name}") for name in ("#", "a", "+", "#", "a")),
-        )
+        results = await asyncio.gather(*(core.subscribe(f"{base}/{name}") for name in ("#", "a", "+", "#", "a")))
         for sink, _ in results:
             await sink.count(1)
         await core.publish(f"{base}/a", b"end")
@@ -96,6 +100,7 @@ async def test_retained_messages_reach_all_streams_that_subscribe_at_once(mosqui
             assert sink.payloads == [b"kept", b"end"]
 
 
+@both_versions
 async def test_a_queue_and_a_plain_subscription_to_one_channel_are_independent(
     mosquitto: Mosquitto, version: str
 ) -> None:
@@ -123,7 +128,8 @@ async def test_a_message_that_is_acknowledged_twice_is_answered_once() -> None:
         await farewell(core, connection)
 
 
-@pytest.mark.parametrize("qos", ["1", "2"])
+@table("qos", ["1", "2"])
+@both_versions
 async def test_unacknowledged_messages_hold_the_broker_back(version: str, qos: str) -> None:
     with Mosquitto(["max_inflight_messages 7"]) as broker:
         url = broker.url
@@ -134,7 +140,7 @@ async def test_unacknowledged_messages_hold_the_broker_back(version: str, qos: s
                 await core.publish("held", b"%d" % number, qos=qos)
             await witness.count(30)
             await sink.count(7)
-            await asyncio.sleep(0.1)
+            await core.publish("held/mark", b"", qos="1")  # its answer comes after what the broker sends before
             assert len(sink.arrived) == 7
             for number in (3, 0, 1, 2, *range(4, 16)):  # any order
                 core.acknowledge(sink.arrived[number], sink.arrived[number])
@@ -160,7 +166,7 @@ async def test_a_message_for_several_streams_is_acknowledged_when_all_have(mosqu
             await core.publish("copies", payload, qos="1")
         await two.count(1)
         core.acknowledge(*one.arrived)
-        await asyncio.sleep(0.05)
+        await core.publish("copies/mark", b"", qos="1")  # what it answers comes after the acknowledgement
         assert one.payloads == two.payloads == [b"1"]
         core.acknowledge(*two.arrived)
         await two.count(2)
@@ -170,7 +176,8 @@ async def test_a_message_for_several_streams_is_acknowledged_when_all_have(mosqu
         assert two.payloads == [b"1", b"2"]
 
 
-@pytest.mark.parametrize("channel", ["$SYS/x", "$SYS", "$share/q/x", "$sharex"])
+@table("channel", ["$SYS/x", "$SYS", "$share/q/x", "$sharex"])
+@both_versions
 async def test_channels_that_brokers_keep_for_themselves_are_refused(
     mosquitto: Mosquitto, version: str, channel: str
 ) -> None:
@@ -191,6 +198,7 @@ async def test_a_filter_must_fit_with_its_queue(mosquitto: Mosquitto) -> None:
             core.spec("x" * 65_535, queue="q")
 
 
+@both_versions
 async def test_a_round_trip_takes_no_nagle_delay(mosquitto: Mosquitto, version: str) -> None:
     async with connected(mosquitto.url, version=version) as core:
         arrived = asyncio.Event()
@@ -201,13 +209,13 @@ async def test_a_round_trip_takes_no_nagle_delay(mosquitto: Mosquitto, version: 
 
         await core.subscribe("rtt", Echo(), qos="1")
         took = []
-        for _ in range(20):
+        for _ in range(40):
             arrived.clear()
             start = time.perf_counter()
             await core.publish("rtt", b"x", qos="0")
-            await asyncio.wait_for(arrived.wait(), 5)
+            await within(arrived.wait())
             took.append(time.perf_counter() - start)
-        assert sorted(took)[10] < 0.02  # the median; with Nagle's algorithm it is 0.04
+        assert min(took) < 0.02  # with Nagle's algorithm it is 0.04 each time
 
 
 async def test_a_failing_sink_does_not_cost_other_streams_their_messages(

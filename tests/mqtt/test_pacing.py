@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from adapters.mqtt.pacing import BUSY, PAUSE, WORTH, ReadPacer
+from messaging.testing.tables import table
 
 
 def feed(pacer: ReadPacer, start: float, seconds: float, rate: float, count: int) -> tuple[float, float]:
@@ -16,15 +17,18 @@ def feed(pacer: ReadPacer, start: float, seconds: float, rate: float, count: int
     return now, 0.0
 
 
-def test_small_reads_at_a_high_rate_are_worth_waiting() -> None:
-    now, pause = feed(ReadPacer(), 100.0, 1.0, 4 * BUSY, 2)
-    assert pause == PAUSE
-    assert now < 100.1
-
-
-def test_a_low_rate_and_large_reads_are_not() -> None:
-    assert feed(ReadPacer(), 100.0, 10.0, BUSY / 2, 2)[1] == 0.0
-    assert feed(ReadPacer(), 100.0, 10.0, 10 * BUSY, WORTH)[1] == 0.0
+@table(
+    "rate, count, expected",
+    {
+        "small reads at a high rate are worth waiting": (4 * BUSY, 2, PAUSE),
+        "a low rate is not": (BUSY / 2, 2, 0.0),
+        "large reads are not": (10 * BUSY, WORTH, 0.0),
+    },
+)
+def test_waiting_pays_for_small_reads_at_a_high_rate(rate: float, count: int, expected: float) -> None:
+    now, pause = feed(ReadPacer(), 100.0, 10.0, rate, count)
+    assert pause == expected
+    assert (now < 100.1) == bool(expected)
 
 
 def test_it_goes_on_as_long_as_it_pays() -> None:

@@ -8,9 +8,10 @@ import pytest
 
 from messaging import Message, Messaging
 from messaging.errors import InvalidExtensionError, UnsupportedFeatureError
-from messaging.testing.brokers import Mosquitto
-from messaging.testing.conformance.helpers import PATIENCE, manual, publish
-from tests.mqtt.conftest import Connect
+from messaging.testing.conformance.helpers import manual, publish
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
+from tests.mqtt.conftest import Connect, both_versions
 from tests.mqtt.harness import Core, Sink, lasting
 from tests.mqtt.peer import Peer, accept, reconnect, session, subscribed
 
@@ -72,17 +73,18 @@ async def test_a_message_whose_answer_was_lost_comes_again_with_the_same_packet_
 
 
 @pytest.mark.usefixtures("needs_mosquitto")
-@pytest.mark.parametrize("qos", ["1", "2"])
+@table("qos", ["1", "2"])
+@both_versions
 def test_a_message_delivered_again_after_a_reconnect_has_the_same_packet_id(
-    mosquitto: Mosquitto, connect: Connect, version: str, qos: str
+    connect: Connect, version: str, qos: str
 ) -> None:
     channel = f"packet-id/{version}/{qos}"
     settings = lasting(version)
     payloads = [b"%d" % number for number in range(5)]
-    first = connect(mosquitto.url, **settings)
+    first = connect(**settings)
     stream = first.subscription.subscribe(manual(first, channel, qos=qos, packetId=True))
     stream.ready.result(PATIENCE)
-    publish(connect(mosquitto.url), channel, payloads, qos=qos)
+    publish(connect(), channel, payloads, qos=qos)
     known = {}
     for _ in payloads:
         message = stream.receive(PATIENCE)
@@ -90,7 +92,7 @@ def test_a_message_delivered_again_after_a_reconnect_has_the_same_packet_id(
         known[told(message)] = message.payload
     assert len(known) == len(payloads)
     first.close()  # nothing was acknowledged
-    second = connect(mosquitto.url, **settings)
+    second = connect(**settings)
     with second.subscription.subscribe(manual(second, channel, qos=qos, packetId=True)) as stream:
         again = [stream.receive(PATIENCE) for _ in payloads]
         assert {told(message): message.payload for message in again} == known
@@ -98,8 +100,8 @@ def test_a_message_delivered_again_after_a_reconnect_has_the_same_packet_id(
 
 
 @pytest.mark.usefixtures("needs_mosquitto")
-def test_a_message_with_a_packet_id_can_be_passed_on(mosquitto: Mosquitto, connect: Connect) -> None:
-    m = connect(mosquitto.url)
+def test_a_message_with_a_packet_id_can_be_passed_on(connect: Connect) -> None:
+    m = connect()
     with (
         m.subscribe("packet-id/from", qos=1, packet_id=True) as stream,
         m.subscribe("packet-id/to", qos=1, packet_id=True) as passed_on,
@@ -119,8 +121,8 @@ def refused(m: Messaging, value: Any) -> None:
 
 
 @pytest.mark.usefixtures("needs_mosquitto")
-def test_packet_id_is_a_bool_and_for_subscribing(mosquitto: Mosquitto, connect: Connect) -> None:
-    m = connect(mosquitto.url)
+def test_packet_id_is_a_bool_and_for_subscribing(connect: Connect) -> None:
+    m = connect()
     for value in (1, 17, "yes"):
         refused(m, value)
     with pytest.raises(InvalidExtensionError, match="subscribing"):

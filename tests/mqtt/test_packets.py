@@ -16,6 +16,7 @@ from paho.mqtt.properties import Properties as PahoProperties
 from adapters.mqtt import packets
 from adapters.mqtt.packets import Properties, ProtocolError
 from adapters.mqtt.paho_socket import MemorySocket
+from messaging.testing.tables import table
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)
 TOPIC = TEXT.filter(lambda text: text and not set(text) & set("+#"))
@@ -143,8 +144,8 @@ def test_any_bytes_are_an_acknowledgement_or_break_the_protocol(data: bytes) -> 
         assert isinstance(packets.reason_string(data), str | None)
 
 
-@pytest.mark.parametrize(
-    ("head", "data"),
+@table(
+    "head, data",
     [
         (0x30, b""),
         (0x30, b"\x00\x05a"),

@@ -41,7 +41,8 @@ import pytest
 from adapters.mqtt import packets
 from messaging import Messaging
 from messaging.testing.brokers import Mosquitto
-from messaging.testing.conformance.helpers import PATIENCE, Inbox, eventually, publish
+from messaging.testing.conformance.helpers import publish
+from messaging.testing.waiting import PATIENCE, eventually, subscribed
 from tests.mqtt.conftest import Connect
 from tests.mqtt.foreign import Foreign
 from tests.mqtt.peer import session
@@ -54,7 +55,7 @@ HEADERS = {"a": "2", "c": "3"}
 
 @pytest.fixture
 def aclient(mosquitto: Mosquitto, connect: Connect) -> Messaging:
-    return connect(mosquitto.url)
+    return connect()
 
 
 def test_session_expiry(connect: Connect) -> None:
@@ -67,17 +68,16 @@ def test_session_expiry(connect: Connect) -> None:
     def kept(broker: Mosquitto, client_id: str, expiry: int, *, wait: bool) -> bool:
         settings = {"client_id": client_id, "session_expiry": expiry}
         m = connect(broker.url, **settings)
-        stream = m.subscribe(TOPICS[0], qos=2)
-        stream.ready.result(PATIENCE)
+        subscribed(m, TOPICS[0], qos=2)
         m.close()
         if wait:
             eventually(lambda: f"Expiring client {client_id}" in broker.log(), "the session expires")
         with connect(broker.url) as other:
             publish(other, TOPICS[0], [b"meanwhile"], qos=1)
         m = connect(broker.url, **settings, clean_start=False)
-        inbox = Inbox(m.subscribe(TOPICS[0], qos=2))
+        inbox = subscribed(m, TOPICS[0], qos=2)
         publish(m, TOPICS[0], [b"end"], qos=2)
-        inbox.wait_for(b"end")
+        eventually(lambda: b"end" in inbox.payloads)
         m.close()
         return b"meanwhile" in inbox.payloads
 

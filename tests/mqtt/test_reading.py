@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from messaging.model import Incoming
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, within
 from tests.mqtt.harness import Core, Sink
-from tests.mqtt.peer import session, subscribed
+from tests.mqtt.peer import farewell, session, subscribed
 
 
 class Always:
@@ -19,6 +21,12 @@ class Always:
 
     def pause_after(self, count: int, now: float) -> float:
         return self.pause
+
+
+@pytest.fixture(autouse=True)
+def _close_has_no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing ends in time because nothing holds it up."""
+    monkeypatch.setattr("adapters.mqtt.link._CLOSE_TIMEOUT", 3 * PATIENCE)
 
 
 @pytest.fixture
@@ -43,11 +51,7 @@ async def test_closing_does_not_wait_for_a_paced_read(monkeypatch: pytest.Monkey
         monkeypatch.setattr(Always, "pause", 1000.0)
         connection.deliver("t", b"1")
         await sink.count(1)
-        closing = asyncio.create_task(core.adapter.close())
-        await connection.expect(0xE0)
-        connection.close()
-        async with asyncio.timeout(0.9):  # less than the time that a broker is given
-            await closing
+        await within(farewell(core, connection))
 
 
 class Suspending(Sink):
@@ -62,7 +66,7 @@ class Suspending(Sink):
         self._core.adapter.pause(None)
 
 
-@pytest.mark.parametrize("is_paced", [True, False])
+@table("is_paced", [True, False])
 async def test_packets_that_were_read_wait_while_reading_is_suspended(
     is_paced: bool, request: pytest.FixtureRequest
 ) -> None:
@@ -103,9 +107,4 @@ async def test_closing_processes_packets_that_were_read() -> None:
         for number in range(1000):
             connection.deliver("t", b"%d" % number)
         await sink.count(1)
-        await asyncio.sleep(0.05)
-        closing = asyncio.create_task(core.adapter.close())
-        await connection.expect(0xE0)
-        connection.close()
-        async with asyncio.timeout(0.9):
-            await closing
+        await within(farewell(core, connection))

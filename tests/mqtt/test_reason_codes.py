@@ -18,6 +18,7 @@ from messaging.errors import (
     SubscriptionRefusedError,
     TakenOverError,
 )
+from messaging.testing.tables import table
 from tests.mqtt.harness import Core, settled
 from tests.mqtt.peer import Peer, accept, refused, sent, session, subscribed
 
@@ -30,11 +31,8 @@ def reason(text: str) -> bytes:
     return packets.varint(len(properties)) + properties
 
 
-# --- CONNACK
-
-
-@pytest.mark.parametrize(
-    ("code", "name", "kind"),
+@table(
+    "code, name, kind",
     [
         (0x80, "Unspecified error", ConnectFailedError),
         (0x85, "Client identifier not valid", ConnectFailedError),
@@ -46,7 +44,7 @@ def reason(text: str) -> bytes:
         (0x9F, "Connection rate exceeded", ConnectFailedError),
     ],
 )
-@pytest.mark.parametrize("detail", [None, "come back later"])
+@table("detail", [None, "come back later"])
 async def test_a_refused_connection_has_code_and_detail(
     peer: Peer, code: int, name: str, kind: type[BrokerError], detail: str | None
 ) -> None:
@@ -58,7 +56,7 @@ async def test_a_refused_connection_has_code_and_detail(
     assert detail is None or f"({detail})" in str(error)
 
 
-@pytest.mark.parametrize(("code", "name"), [(0x91, "Packet identifier in use"), (0xEE, "reason code 0xEE")])
+@table("code, name", [(0x91, "Packet identifier in use"), (0xEE, "reason code 0xEE")])
 async def test_reason_codes_that_the_specification_does_not_list_are_reported(peer: Peer, code: int, name: str) -> None:
     core = Core(peer.url)
     refusal = await refused(core, peer, bytes((packets.CONNACK, 3, 0, code, 0)))
@@ -75,8 +73,8 @@ async def test_reason_codes_that_the_specification_does_not_list_are_reported(pe
 # --- SUBACK, UNSUBACK
 
 
-@pytest.mark.parametrize(
-    ("code", "name"),
+@table(
+    "code, name",
     [
         (0x80, "Unspecified error"),
         (0x83, "Implementation specific error"),
@@ -92,7 +90,7 @@ async def test_reason_codes_that_the_specification_does_not_list_are_reported(pe
         (0xFF, "reason code 0xFF"),
     ],
 )
-@pytest.mark.parametrize("detail", [None, "ask Bob"])
+@table("detail", [None, "ask Bob"])
 async def test_a_refused_subscription_has_code_and_detail(code: int, name: str, detail: str | None) -> None:
     async with session() as (core, _, connection):
         subscribing = asyncio.create_task(core.subscribe("a/#"))
@@ -106,7 +104,7 @@ async def test_a_refused_subscription_has_code_and_detail(code: int, name: str, 
         assert not core.losses
 
 
-@pytest.mark.parametrize("granted", [0, 1, 2])
+@table("granted", [0, 1, 2])
 async def test_a_subscription_may_be_granted_less_than_it_asked_for(granted: int) -> None:
     async with session() as (core, _, connection):
         subscribing = asyncio.create_task(core.subscribe("t", qos="2"))
@@ -117,8 +115,8 @@ async def test_a_subscription_may_be_granted_less_than_it_asked_for(granted: int
         assert message.extensions["qos"] == str(granted)
 
 
-@pytest.mark.parametrize(
-    ("code", "told"),
+@table(
+    "code, told",
     [(0x00, None), (0x11, None), (0x87, "Not authorized (ask Bob)"), (0xEE, r"reason code 0xEE (ask Bob)")],
 )
 async def test_a_refused_unsubscription_is_logged_and_ends_the_stream(
@@ -146,8 +144,8 @@ async def test_a_refused_unsubscription_is_logged_and_ends_the_stream(
 # --- PUBACK, PUBREC, PUBCOMP
 
 
-@pytest.mark.parametrize(
-    ("code", "name"),
+@table(
+    "code, name",
     [
         (0x80, "Unspecified error"),
         (0x83, "Implementation specific error"),
@@ -160,8 +158,8 @@ async def test_a_refused_unsubscription_is_logged_and_ends_the_stream(
         (0xFF, "reason code 0xFF"),
     ],
 )
-@pytest.mark.parametrize("qos", ["1", "2"])
-@pytest.mark.parametrize("detail", [None, "ask Bob"])
+@table("qos", ["1", "2"])
+@table("detail", [None, "ask Bob"])
 async def test_a_refused_message_has_code_and_detail_and_frees_its_slot(
     code: int, name: str, qos: str, detail: str | None
 ) -> None:
@@ -175,12 +173,11 @@ async def test_a_refused_message_has_code_and_detail_and_frees_its_slot(
         assert f"'some/where': {name}" in str(caught.value)
         assert detail is None or f"({detail})" in str(caught.value)
         out, publish = await sent(core, connection, "t", qos="1")  # and no PUBREL before it
-        connection.answer(packets.PUBACK, publish.id)
-        await out.done
+        await connection.confirm(out, publish)
         assert not core.losses
 
 
-@pytest.mark.parametrize("code", [0x00, 0x10])
+@table("code", [0x00, 0x10])
 async def test_a_message_without_subscribers_is_no_failure(code: int) -> None:
     async with session() as (core, _, connection):
         for qos, kind in (("1", packets.PUBACK), ("2", packets.PUBREC)):
@@ -205,11 +202,8 @@ async def test_a_broker_that_has_forgotten_a_released_message_has_taken_it() -> 
         assert not core.losses
 
 
-# --- DISCONNECT
-
-
-@pytest.mark.parametrize(
-    ("code", "name", "kind"),
+@table(
+    "code, name, kind",
     [
         (0x80, "Unspecified error", ConnectionLostError),
         (0x8B, "Server shutting down", ConnectionLostError),
@@ -220,7 +214,7 @@ async def test_a_broker_that_has_forgotten_a_released_message_has_taken_it() -> 
         (0x9C, "Use another server", ConnectionLostError),
     ],
 )
-@pytest.mark.parametrize("detail", [None, "ask Bob"])
+@table("detail", [None, "ask Bob"])
 async def test_a_disconnect_has_code_and_detail(
     code: int, name: str, kind: type[BrokerError], detail: str | None
 ) -> None:
@@ -242,17 +236,11 @@ async def test_a_connection_that_breaks_has_no_code() -> None:
         assert (error.code, error.detail) == (None, None)
 
 
-# --- what we tell the broker
-
-
-@pytest.mark.parametrize("size", [65, 5000])
+@table("size", [65, 5000])
 async def test_a_packet_over_our_limit_ends_the_connection_with_0x95(peer: Peer, size: int) -> None:
     core = Core(peer.url, max_packet_size=64)
-    opening = asyncio.create_task(core.open())
-    connection, connect = await peer.accept()
-    assert b"\x27\x00\x00\x00\x40" in connect
-    connection.connack()
-    await opening
+    connection, _ = await accept(core, peer)
+    assert b"\x27\x00\x00\x00\x40" in connection.connect
     sink, _ = await subscribed(core, connection)
     connection.deliver("t", bytes(64 - 6))
     await sink.count(1)
@@ -261,9 +249,6 @@ async def test_a_packet_over_our_limit_ends_the_connection_with_0x95(peer: Peer,
     assert await connection.packet() == (packets.DISCONNECT, bytes((packets.PACKET_TOO_LARGE, 0)))
     assert len(sink.arrived) == 1
     await core.adapter.close()
-
-
-# --- passwords
 
 
 async def test_a_password_that_the_broker_repeats_is_never_shown(caplog: pytest.LogCaptureFixture) -> None:

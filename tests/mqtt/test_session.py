@@ -9,13 +9,9 @@ import pytest
 
 from adapters.mqtt import adapter as adapter_module
 from adapters.mqtt import outbound, packets
-from messaging.errors import (
-    ConnectionLostError,
-    PayloadTooLargeError,
-    PublishRefusedError,
-    SubscriptionRefusedError,
-)
+from messaging.errors import ConnectionLostError, PayloadTooLargeError, PublishRefusedError, SubscriptionRefusedError
 from messaging.testing.brokers import Mosquitto
+from messaging.testing.tables import table
 from tests.mqtt.harness import Core, connected, settled
 from tests.mqtt.peer import Peer, accept, farewell, reconnect, sent, session, subscribed
 
@@ -55,7 +51,7 @@ async def test_the_window_is_receive_maximum_and_ids_are_unique() -> None:
         await sending
 
 
-@pytest.mark.parametrize(("version", "qos", "window"), [("3.1.1", "1", 100), ("3.1.1", "2", 20), ("5", "1", 1024)])
+@table("version, qos, window", [("3.1.1", "1", 100), ("3.1.1", "2", 20), ("5", "1", 1024)])
 async def test_the_window_where_the_broker_names_none(peer: Peer, version: str, qos: str, window: int) -> None:
     for setting, expected in ((None, window), (5, 5)):
         core = Core(peer.url, version=version, max_inflight=setting)
@@ -71,9 +67,9 @@ async def test_the_window_where_the_broker_names_none(peer: Peer, version: str, 
         await core.adapter.close()
 
 
-@pytest.mark.parametrize("kind", [packets.PUBACK, packets.PUBREC])
-@pytest.mark.parametrize(
-    ("rest", "text"),
+@table("kind", [packets.PUBACK, packets.PUBREC])
+@table(
+    "rest, text",
     [
         (b"\x00\x09", "answered the message on 'some/where' with properties longer than their packet"),
         (b"\x00\x02\x7f\x00", "with unexpected property 0x7F"),
@@ -90,8 +86,7 @@ async def test_a_malformed_answer_fails_its_message_only(kind: int, rest: bytes,
             assert await connection.expect(packets.PUBREL) == publish.id.to_bytes(2, "big")
             connection.answer(packets.PUBCOMP, publish.id)
         out, publish = await sent(core, connection, "t", b"", qos="1")
-        connection.answer(packets.PUBACK, publish.id)
-        await out.done
+        await connection.confirm(out, publish)
         assert not core.losses
 
 
@@ -113,8 +108,7 @@ async def test_answers_to_unknown_messages_are_harmless() -> None:
         connection.answer(packets.PUBREC, publish.id)  # of the wrong kind
         await connection.expect(packets.PUBREL)
         assert not out.settled
-        connection.answer(packets.PUBACK, publish.id)
-        await out.done
+        await connection.confirm(out, publish)
         assert not core.losses
 
 
@@ -122,8 +116,7 @@ async def test_a_broker_may_make_qos_1_of_qos_2() -> None:
     async with session(b"\x21\x00\x01") as (core, _, connection):
         for _ in range(2):
             out, publish = await sent(core, connection, "t", b"", qos="2")
-            connection.answer(packets.PUBACK, publish.id)
-            await out.done
+            await connection.confirm(out, publish)
 
 
 async def test_without_a_session_unconfirmed_messages_fail() -> None:
@@ -167,9 +160,7 @@ async def test_a_resumed_session_finishes_every_handshake_in_order_within_the_wi
         assert (again.id, again.payload, again.dup) == (sent[4].id, b"4", True)
         assert not sending.done()
         for publish in (sent[2], sent[4]):
-            connection.answer(packets.PUBREC, publish.id)
-            await connection.expect(packets.PUBREL)
-            connection.answer(packets.PUBCOMP, publish.id)
+            await connection.complete(publish.id)
         new = await connection.publish()
         assert (new.payload, new.dup) == (b"late", False)
         await sending
@@ -191,9 +182,7 @@ async def test_if_the_session_is_lost_unfinished_messages_are_sent_as_new_ones()
         again = [await connection.publish() for _ in range(2)]
         assert [(publish.payload, publish.dup) for publish in again] == [(b"0", False), (b"1", False)]
         connection.answer(packets.PUBACK, again[0].id)
-        connection.answer(packets.PUBREC, again[1].id)
-        await connection.expect(packets.PUBREL)
-        connection.answer(packets.PUBCOMP, again[1].id)
+        await connection.complete(again[1].id)
         await settled(*(out.done for out in outs))
         assert [out.error is None for out in outs] == [True, True, False]
 
@@ -299,10 +288,8 @@ async def test_an_id_that_a_forgetful_broker_gives_to_another_message_is_another
         assert await connection.packet() == (packets.PUBACK, b"\x00\x01")
 
 
-@pytest.mark.parametrize("settings", [{}, PERSISTENT])
-async def test_tokens_of_a_lost_session_are_stale_and_never_reach_the_next_one(
-    settings: dict[str, Any],
-) -> None:
+@table("settings", [{}, PERSISTENT])
+async def test_tokens_of_a_lost_session_are_stale_and_never_reach_the_next_one(settings: dict[str, Any]) -> None:
     async with session(**settings) as (core, peer, connection):
         sink, old_handle = await subscribed(core, connection, qos="1")
         connection.deliver("t", b"old", 1, 1)
@@ -335,7 +322,7 @@ async def test_closing_leaves_unsettled_messages_to_the_session() -> None:
 async def test_messages_of_a_resumed_session_wait_for_the_streams_that_subscribe(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(adapter_module, "CLAIM_TIMEOUT", 0.3)
+    monkeypatch.setattr(adapter_module, "CLAIM_TIMEOUT", 1.0)
 
     async with Peer() as peer:
         core = Core(peer.url, **PERSISTENT)
@@ -475,11 +462,8 @@ async def test_a_session_created_by_a_failed_attempt_is_not_taken_for_the_old_on
             assert not resumed
 
 
-# --- mosquitto
-
-
 @pytest.mark.usefixtures("needs_mosquitto")
-@pytest.mark.parametrize("qos", ["1", "2"])
+@table("qos", ["1", "2"])
 async def test_a_message_over_mosquittos_limit_is_refused_although_it_closes_the_connection(qos: str) -> None:
     with Mosquitto(["message_size_limit 1000"]) as broker:
         async with connected(broker.url) as core:

@@ -11,6 +11,7 @@ from adapters.mqtt import settings as module
 from messaging.errors import ConfigurationError, InvalidOptionError, InvalidUrlError
 from messaging.model import Features, parse_url
 from messaging.model.settings import load_settings
+from messaging.testing.tables import table
 
 
 def make(url: str, **keywords: Any) -> MqttAdapter:
@@ -18,8 +19,8 @@ def make(url: str, **keywords: Any) -> MqttAdapter:
     return MqttAdapter(parsed, load_settings(MqttAdapter.settings_type, parsed, keywords), "my name-1")
 
 
-@pytest.mark.parametrize(
-    ("given", "meant"),
+@table(
+    "given, meant",
     [*[(given, "5") for given in ("5", "5.0", 5, "v5")], *[(given, "3.1.1") for given in ("3.1.1", "4", 4, "311")]],
 )
 def test_versions_as_people_write_them(given: Any, meant: str) -> None:
@@ -28,8 +29,8 @@ def test_versions_as_people_write_them(given: Any, meant: str) -> None:
     assert settings.v5 is (meant == "5")
 
 
-@pytest.mark.parametrize(
-    ("url", "option"),
+@table(
+    "url, option",
     [
         ("mqtt://h?version=3", "version"),
         ("mqtt://h?version=mqtt5", "version"),
@@ -102,8 +103,8 @@ def test_a_generated_client_id_is_unique_and_fits_every_broker() -> None:
     assert make("mqtt://h?client_id=me")._target.client_id == "me"
 
 
-@pytest.mark.parametrize(
-    ("url", "persistent"),
+@table(
+    "url, persistent",
     [
         ("mqtt://h", False),
         ("mqtt://h?session_expiry=5", True),
@@ -138,21 +139,24 @@ def test_features_are_what_the_version_can_do() -> None:
     assert five.capabilities.default_qos == "0"
 
 
-def test_keep_session_sets_what_a_lasting_session_needs() -> None:
-    settings = make("mqtt://h", keep_session=True, name="plant").settings
-    assert (settings.client_id, settings.clean_start, settings.session_expiry) == ("plant", False, 604_800)
+@table(
+    "url, given, expected",
+    {
+        "MQTT 5": ("mqtt://h", {"name": "plant"}, ("plant", False, 604_800)),
+        "MQTT 3.1.1": ("mqtt://h?version=3.1.1", {"name": "plant"}, ("plant", False, 0)),
+        "given options are left as they are":
+            ("mqtt://h?client_id=me&session_expiry=60&clean_start=true", {"name": "n"}, ("me", True, 60)),
+    },
+)  # fmt: skip
+def test_keep_session_sets_what_a_lasting_session_needs(
+    url: str, given: dict[str, Any], expected: tuple[str, bool, int]
+) -> None:
+    settings = make(url, keep_session=True, **given).settings
+    assert (settings.client_id, settings.clean_start, settings.session_expiry) == expected
     assert settings.persistent
-    older = make("mqtt://h?version=3.1.1&keep_session=true", name="plant").settings
-    assert (older.client_id, older.clean_start, older.session_expiry) == ("plant", False, 0)
-    assert older.persistent
 
 
-def test_keep_session_leaves_options_that_are_given_as_they_are() -> None:
-    settings = make("mqtt://h?client_id=me&session_expiry=60&clean_start=true", keep_session=True, name="n").settings
-    assert (settings.client_id, settings.clean_start, settings.session_expiry) == ("me", True, 60)
-
-
-@pytest.mark.parametrize("options", [{}, {"client_id": ""}])
+@table("options", [{}, {"client_id": ""}])
 def test_keep_session_needs_a_name_that_lasts(options: dict[str, str]) -> None:
     with pytest.raises(InvalidOptionError, match="set 'name' or 'client_id'") as refusal:
         make("mqtt://h", keep_session=True, **options)

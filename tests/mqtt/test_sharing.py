@@ -13,9 +13,11 @@ from messaging import MessageStream, Messaging
 from messaging.errors import SubscriptionRefusedError, UnsupportedFeatureError
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from tests.mqtt.conftest import Connect
-from tests.mqtt.harness import PATIENCE, Core, Sink
-from tests.mqtt.peer import Connection, Peer, accept, farewell, session
+from tests.mqtt.harness import Core, Sink
+from tests.mqtt.peer import Connection, Peer, accept, farewell, session, unsubscribed
 
 WAY_OUT = "no shared subscriptions with MQTT 3.1.1, which queues need; set version=5"
 
@@ -34,7 +36,7 @@ def refusal(m: Messaging, channel: str = "jobs") -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("others", [[], ["#", "messaging/#"]], ids=["alone", "overlapping"])
+@table("others", [[], ["#", "messaging/#"]], ids=["alone", "overlapping"])
 def test_a_broker_without_shared_subscriptions_refuses_queues(
     rabbitmq_mqtt: RabbitMQ, connect: Connect, others: list[str]
 ) -> None:
@@ -65,7 +67,7 @@ def test_a_broker_with_shared_subscriptions_is_probed_once_and_keeps_no_subscrip
         assert proxy.attempts == 2
         m.publish("sharing/jobs", b"x", qos=1).result(PATIENCE)
         assert [stream.receive(PATIENCE).payload for stream in streams] == [b"x"] * 3
-    m = connect(mosquitto.url, version="3.1.1")
+    m = connect(version="3.1.1")
     with subscribed(m, "messaging/probe/#") as after:
         m.publish("messaging/probe/last", b"").result(PATIENCE)
         assert after.receive(PATIENCE).context.channel == "messaging/probe/last"  # nothing was retained
@@ -130,16 +132,12 @@ async def test_a_broker_that_could_not_be_reached_is_probed_again(caplog: pytest
             probe.abort()
             await connection.suback(v5=False)
             _, handle = await subscribing
-            ending = asyncio.create_task(core.adapter.unsubscribe(handle))
-            await connection.unsuback(v5=False)
-            await ending
+            await unsubscribed(core, connection, handle)
     assert caplog.text.count("cannot find out whether the broker has shared subscriptions") == 2
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [(0, "no message arrives"), (5, "refused a client without user name")],
-    ids=["silent", "refused"],
+@table(
+    "code, reason", [(0, "no message arrives"), (5, "refused a client without user name")], ids=["silent", "refused"]
 )
 async def test_a_probe_without_result_is_warned_of(caplog: pytest.LogCaptureFixture, code: int, reason: str) -> None:
     async with Peer() as peer:

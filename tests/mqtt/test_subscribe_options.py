@@ -11,9 +11,13 @@ import pytest
 from messaging import Messaging
 from messaging.errors import InvalidExtensionError, SubscriptionRefusedError, UnsupportedFeatureError
 from messaging.testing.brokers import Mosquitto
-from messaging.testing.conformance.helpers import PATIENCE, Inbox, eventually, nothing_more, online, publish, receive
+from messaging.testing.conformance.helpers import nothing_more, online, publish, receive
 from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from messaging.testing.waiting import subscribed as subscribed_at
 from tests.mqtt.conftest import Connect
+from tests.mqtt.harness import url_of
 from tests.mqtt.peer import reconnect, session, subscribed
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
@@ -25,12 +29,12 @@ NO_IDENTIFIERS = b"\x29\x00"
 
 @pytest.fixture
 def m(mosquitto: Mosquitto, connect: Connect) -> Messaging:
-    return connect(mosquitto.url)
+    return connect()
 
 
 @pytest.fixture
 def other(mosquitto: Mosquitto, connect: Connect) -> Messaging:
-    return connect(mosquitto.url)
+    return connect()
 
 
 @pytest.fixture
@@ -44,8 +48,8 @@ def channel(other: Messaging) -> str:
 # --- retain handling
 
 
-@pytest.mark.parametrize("first", [0, 1, 2])
-@pytest.mark.parametrize(("second", "expected"), [(0, [b"kept"]), (1, []), (2, [])])
+@table("first", [0, 1, 2])
+@table("second, expected", [(0, [b"kept"]), (1, []), (2, [])])
 def test_retain_handling_of_a_second_stream_is_its_own(
     m: Messaging, channel: str, first: int, second: int, expected: list[bytes]
 ) -> None:
@@ -57,57 +61,41 @@ def test_retain_handling_of_a_second_stream_is_its_own(
             assert receive(one, 1) == [b"sentinel"]
 
 
-@pytest.mark.parametrize("handling", [0, 1])
+@table("handling", [0, 1])
 def test_a_subscription_that_was_ended_is_new_again(m: Messaging, channel: str, handling: int) -> None:
     for _ in range(2):
         with m.subscribe(channel, qos=1, retain_handling=handling) as stream:
             assert receive(stream, 1) == [b"kept"]
 
 
-@pytest.mark.parametrize(("handling", "expected"), [(0, [b"kept"]), (1, [b"kept"]), (2, [])])
-def test_where_the_session_is_gone_reconnecting_subscribes_anew(
-    mosquitto: Mosquitto, connect: Connect, channel: str, handling: int, expected: list[bytes]
+@table("handling", [0, 1, 2])
+@table("is_kept", {"where the session is gone": False, "where the session is kept": True})
+def test_reconnecting_brings_retained_messages_again_only_where_it_subscribes_anew(
+    proxy: Proxy, connect: Connect, channel: str, handling: int, is_kept: bool
 ) -> None:
-    with Proxy(mosquitto.host, mosquitto.port) as proxy:
-        m = connect(f"mqtt://{proxy.host}:{proxy.port}")
-        with m.subscribe(channel, qos=1, retain_handling=handling) as stream:
+    expected = [b"kept"] * (handling < 2)
+    m = connect(url_of(proxy), session_expiry=100 if is_kept else 0)
+    qos = 0 if is_kept else 1  # an answer may get lost
+    with m.subscribe(channel, qos=qos, retain_handling=handling) as stream:
+        assert receive(stream, len(expected)) == expected
+        _sever(m, proxy)
+        if not is_kept:
             assert receive(stream, len(expected)) == expected
-            _sever(m, proxy)
-            assert receive(stream, len(expected)) == expected
-            nothing_more(m, channel, stream, qos=1)
-
-
-@pytest.mark.parametrize("handling", [0, 1, 2])
-def test_where_the_session_is_kept_reconnecting_brings_no_retained_message_again(
-    mosquitto: Mosquitto, connect: Connect, channel: str, handling: int
-) -> None:
-    with Proxy(mosquitto.host, mosquitto.port) as proxy:
-        m = connect(f"mqtt://{proxy.host}:{proxy.port}", session_expiry=100)
-        with m.subscribe(channel, qos=0, retain_handling=handling) as stream:  # with 1, an answer may get lost
-            assert receive(stream, handling < 2) == [b"kept"] * (handling < 2)
-            _sever(m, proxy)
-            nothing_more(m, channel, stream, qos=0)
+        nothing_more(m, channel, stream, qos=qos)
 
 
 def test_of_two_streams_that_want_retained_messages_of_new_subscriptions_one_gets_them_after_a_loss(
-    mosquitto: Mosquitto, connect: Connect, channel: str
+    proxy: Proxy, connect: Connect, channel: str
 ) -> None:
     """The broker is asked twice, and has one subscription: it is new once."""
-    with Proxy(mosquitto.host, mosquitto.port) as proxy:
-        m = connect(f"mqtt://{proxy.host}:{proxy.port}")
-        inboxes = []
-        for _ in range(2):
-            stream = m.subscribe(channel, qos=1, retain_handling=1)
-            inboxes.append(Inbox(stream))
-        inboxes[0].wait(1)
-        _sever(m, proxy)
-        publish(m, channel, [b"end"], qos=1)
-        for inbox in inboxes:
-            inbox.wait_for(b"end")
-        kept = [inbox.payloads.count(b"kept") for inbox in inboxes]
-        assert sum(kept) == 2
-        for inbox in inboxes:
-            inbox.disposable.dispose()
+    m = connect(url_of(proxy))
+    inboxes = [subscribed_at(m, channel, qos=1, retain_handling=1) for _ in range(2)]
+    inboxes[0].wait_for(1)
+    _sever(m, proxy)
+    publish(m, channel, [b"end"], qos=1)
+    for inbox in inboxes:
+        eventually(lambda: b"end" in inbox.payloads)  # noqa: B023  # called at once
+    assert sum(inbox.payloads.count(b"kept") for inbox in inboxes) == 2
 
 
 def _sever(m: Messaging, proxy: Proxy) -> None:
@@ -122,10 +110,7 @@ def _sever(m: Messaging, proxy: Proxy) -> None:
 def test_live_messages_say_whether_they_are_retained_and_old_ones_do_anyway(
     m: Messaging, other: Messaging, channel: str
 ) -> None:
-    with (
-        m.subscribe(channel, qos=1, retain_as_published=True) as told,
-        other.subscribe(channel, qos=1) as untold,
-    ):
+    with m.subscribe(channel, qos=1, retain_as_published=True) as told, other.subscribe(channel, qos=1) as untold:
         publish(other, channel, [b"live"], qos=1, retain=True)
         publish(other, channel, [b"fleeting"], qos=1)
         assert _flags(told, 3) == [(b"kept", True), (b"live", True), (b"fleeting", None)]
@@ -135,10 +120,7 @@ def test_live_messages_say_whether_they_are_retained_and_old_ones_do_anyway(
 def test_a_stream_beside_one_that_overlaps_gets_each_message_once_with_its_own_flag(
     m: Messaging, other: Messaging, channel: str
 ) -> None:
-    with (
-        m.subscribe(channel, qos=1, retain_as_published=True) as told,
-        m.subscribe(f"{channel}/#", qos=1) as untold,
-    ):
+    with m.subscribe(channel, qos=1, retain_as_published=True) as told, m.subscribe(f"{channel}/#", qos=1) as untold:
         assert _flags(told, 1) == _flags(untold, 1) == [(b"kept", True)]
         publish(other, channel, [b"live"], qos=1, retain=True)
         assert _flags(told, 1) == [(b"live", True)]
@@ -170,20 +152,13 @@ def test_a_second_stream_of_the_channel_is_refused_until_the_first_has_ended(m: 
 def test_members_of_a_queue_may_be_several_and_get_the_flag_but_no_old_messages(
     m: Messaging, other: Messaging, channel: str
 ) -> None:
-    streams = [m.subscribe(channel, qos=1, queue="q", retain_as_published=True) for _ in range(2)]
-    for stream in streams:
-        stream.ready.result(PATIENCE)
-    inboxes = [Inbox(stream) for stream in streams]
+    inboxes = [subscribed_at(m, channel, qos=1, queue="q", retain_as_published=True) for _ in range(2)]
     publish(other, channel, [b"1", b"2"], qos=1, retain=True)
     publish(other, channel, [b"3", b"4"], qos=1)
-    eventually(lambda: sum(len(inbox.messages) for inbox in inboxes) == 4, "four messages")
-    found = {
-        message.payload: message.context.extensions.get("retain") for inbox in inboxes for message in inbox.messages
-    }
+    eventually(lambda: sum(map(len, inboxes)) == 4, "four messages")
+    found = {message.payload: message.context.extensions.get("retain") for inbox in inboxes for message in inbox}
     assert found == {b"1": True, b"2": True, b"3": None, b"4": None}
-    assert all(inbox.messages for inbox in inboxes)
-    for inbox in inboxes:
-        inbox.disposable.dispose()
+    assert all(inboxes)
 
 
 async def test_retain_as_published_works_without_subscription_identifiers() -> None:
@@ -256,8 +231,8 @@ def test_no_local_is_not_for_queues(m: Messaging) -> None:
 # --- all of them
 
 
-@pytest.mark.parametrize(
-    ("options", "byte"),
+@table(
+    "options, byte",
     [
         ({}, 0x00),
         ({"qos": "2"}, 0x02),
@@ -278,8 +253,8 @@ async def test_subscribe_carries_the_options(options: dict[str, Any], byte: int)
             connection, _ = await reconnect(core, peer, connection, present=False)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
+@table(
+    "key, value",
     [
         ("retain_handling", 3), ("retain_handling", -1), ("retain_handling", True), ("retain_handling", "1"),
         ("retain_as_published", 1), ("no_local", "yes"),
@@ -290,13 +265,11 @@ def test_invalid_values_are_refused(m: Messaging, key: str, value: object) -> No
         m.subscribe("x", **{key: value})
 
 
-@pytest.mark.parametrize("key", ["retain_handling", "retain_as_published", "no_local"])
-def test_subscribe_options_need_mqtt_5_and_are_for_subscribing(
-    mosquitto: Mosquitto, connect: Connect, m: Messaging, key: str
-) -> None:
+@table("key", ["retain_handling", "retain_as_published", "no_local"])
+def test_subscribe_options_need_mqtt_5_and_are_for_subscribing(connect: Connect, m: Messaging, key: str) -> None:
     value = 1 if key == "retain_handling" else True
     with pytest.raises(InvalidExtensionError, match="for subscribing"):
         m.publish("x", b"", **{key: value})
-    old = connect(mosquitto.url, version="3.1.1")
+    old = connect(version="3.1.1")
     with pytest.raises(UnsupportedFeatureError):
         old.subscribe("x", **{key: value})

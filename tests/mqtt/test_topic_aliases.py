@@ -7,6 +7,7 @@ import pytest
 from adapters.mqtt import packets
 from messaging.errors import PayloadTooLargeError
 from messaging.testing.brokers import Mosquitto
+from messaging.testing.tables import table
 from tests.mqtt.harness import Core, connected
 from tests.mqtt.peer import Connection, reconnect, sent, session, subscribed
 
@@ -20,32 +21,27 @@ async def travelled(core: Core, connection: Connection, channel: str, qos: str =
     """Topic and alias of the next message, as it is on the wire."""
     out, publish = await sent(core, connection, channel, b"x", qos=qos)
     if publish.qos:
-        connection.answer(packets.PUBACK, publish.id)
-    await out.done
+        await connection.confirm(out, publish)
     return publish.topic, publish.properties.alias
 
 
-@pytest.mark.parametrize("qos", ["0", "1"])
-async def test_a_topic_gets_an_alias_when_it_is_used_again_and_from_then_on_travels_as_a_number(qos: str) -> None:
-    async with session(TWO) as (core, _, connection):
-        seen = [await travelled(core, connection, "some/topic", qos) for _ in range(4)]
-        assert seen == [("some/topic", 0), ("some/topic", 1), ("", 1), ("", 1)]
-
-
-async def test_aliases_stay_within_the_brokers_maximum_and_short_topics_get_none() -> None:
-    async with session(TWO) as (core, _, connection):
-        for topic, alias in (("topic/1", 1), ("topic/2", 2), ("topic/3", 0), ("abc", 0)):
-            for _ in range(2):
-                seen = await travelled(core, connection, topic)
-            assert seen == (topic, alias)
-        assert await travelled(core, connection, "topic/1") == ("", 1)
-        assert await travelled(core, connection, "topic/2") == ("", 2)
-        assert await travelled(core, connection, "topic/3") == ("topic/3", 0)
-
-
-async def test_without_topic_alias_maximum_there_are_no_aliases() -> None:
-    async with session() as (core, _, connection):
-        assert [await travelled(core, connection, "some/topic") for _ in range(3)] == [("some/topic", 0)] * 3
+@table(
+    "maximum, qos, topics, seen",
+    {
+        "a topic that is used again travels as a number":
+            (TWO, "0", ["some/topic"] * 4, [("some/topic", 0), ("some/topic", 1), ("", 1), ("", 1)]),
+        "with QoS 1": (TWO, "1", ["some/topic"] * 4, [("some/topic", 0), ("some/topic", 1), ("", 1), ("", 1)]),
+        "there are no aliases without Topic Alias Maximum": (b"", "0", ["some/topic"] * 3, [("some/topic", 0)] * 3),
+        "aliases stay within the broker's maximum, and short topics get none":
+            (TWO, "0", ["topic/1", "topic/1", "topic/2", "topic/2", "topic/3", "topic/3", "abc", "abc",
+                        "topic/1", "topic/2", "topic/3"],
+             [("topic/1", 0), ("topic/1", 1), ("topic/2", 0), ("topic/2", 2), ("topic/3", 0), ("topic/3", 0),
+              ("abc", 0), ("abc", 0), ("", 1), ("", 2), ("topic/3", 0)]),
+    },
+)  # fmt: skip
+async def test_topics_get_aliases(maximum: bytes, qos: str, topics: list[str], seen: list[tuple[str, int]]) -> None:
+    async with session(maximum) as (core, _, connection):
+        assert [await travelled(core, connection, topic, qos) for topic in topics] == seen
 
 
 async def test_aliases_end_with_their_connection_and_resent_messages_have_their_topic() -> None:
@@ -60,8 +56,7 @@ async def test_aliases_end_with_their_connection_and_resent_messages_have_their_
         assert (again.topic, again.properties.alias, again.dup, again.payload) == (
             "some/topic", 0, True, b"unanswered",
         )  # fmt: skip
-        connection.answer(packets.PUBACK, again.id)
-        await out.done
+        await connection.confirm(out, again)
         assert await travelled(core, connection, "some/topic") == ("some/topic", 1)
         assert await travelled(core, connection, "some/topic") == ("", 1)
 
@@ -84,8 +79,8 @@ async def test_aliases_of_the_broker_are_understood() -> None:
         assert [message.channel for message in await sink.count(5)] == ["a", "a", "b", "b", "c"]
 
 
-@pytest.mark.parametrize(
-    ("maximum", "properties", "topic", "reason"),
+@table(
+    "maximum, properties, topic, reason",
     [
         (3, b"\x23\x00\x04", "a", "topic alias 4; at most 3"),
         (0, b"\x23\x00\x01", "a", "topic alias 1; at most 0"),

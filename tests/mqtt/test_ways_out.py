@@ -9,7 +9,8 @@ import pytest
 
 from messaging import Messaging
 from messaging.errors import UnsupportedFeatureError
-from messaging.testing.brokers import Mosquitto
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from tests.mqtt.conftest import Connect
 
 ENVELOPE = "set version=5, or envelope=true on both sides"
@@ -34,27 +35,26 @@ CASES: dict[str, tuple[Callable[[Messaging], Any], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_error_names_the_way_out(mosquitto: Mosquitto, connect: Connect, case: str) -> None:
-    attempt, feature, way_out = CASES[case]
-    m = connect(mosquitto.url, version="3.1.1")
-    with pytest.raises(UnsupportedFeatureError) as caught:
+@table("attempt, feature, way_out", CASES)
+def test_the_error_names_the_way_out(
+    connect: Connect, attempt: Callable[[Messaging], Any], feature: str, way_out: str
+) -> None:
+    with connect(version="3.1.1") as m, pytest.raises(UnsupportedFeatureError) as caught:
         attempt(m)
     assert caught.value.feature == feature
     assert way_out in str(caught.value)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if CASES[case][2] == ENVELOPE])
-def test_the_envelope_is_a_way_out(mosquitto: Mosquitto, connect: Connect, case: str) -> None:
-    m = connect(mosquitto.url, version="3.1.1", envelope=True)
+@table("case", [case for case in CASES if CASES[case][2] == ENVELOPE and case not in ("reply", "many")])
+def test_the_envelope_is_a_way_out(connect: Connect, case: str) -> None:
+    m = connect(version="3.1.1", envelope=True)
     if case == "request":
         m.reply("a")(lambda request: request)
-    if case not in ("reply", "many"):
-        CASES[case][0](m).result(10)
+    CASES[case][0](m).result(PATIENCE)
 
 
-def test_a_feature_that_no_setting_brings_names_none(mosquitto: Mosquitto, connect: Connect) -> None:
-    m = connect(mosquitto.url, version="3.1.1")
+def test_a_feature_that_no_setting_brings_names_none(connect: Connect) -> None:
+    m = connect(version="3.1.1")
     with pytest.raises(UnsupportedFeatureError) as caught:
         m.publish("a", b"x", priority=3)
     assert "set " not in str(caught.value)

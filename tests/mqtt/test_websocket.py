@@ -15,6 +15,7 @@ from websockets.frames import Frame, Opcode
 import messaging
 from messaging.errors import ConnectFailedError, InvalidOptionError
 from messaging.testing.brokers import Mosquitto, free_port
+from messaging.testing.tables import table
 from tests.certificates import LOOPBACK, Authority
 from tests.mqtt.harness import Core, connected
 
@@ -42,7 +43,7 @@ def url(broker: WebBroker) -> str:
     return f"ws://127.0.0.1:{broker.web_port}/mqtt"
 
 
-@pytest.mark.parametrize("version", ["5", "3.1.1"])
+@table("version", ["5", "3.1.1"])
 async def test_messages_of_every_size_pass(broker: WebBroker, version: str) -> None:
     async with connected(url(broker), version=version) as core, connected(broker.url) as plain:
         sink, _ = await core.subscribe("ws/small/#", qos="2")
@@ -139,8 +140,8 @@ class Server:
         self.writer.write(Frame(opcode, data, fin).serialize(mask=False))
 
 
-@pytest.mark.parametrize(
-    ("response", "text"),
+@table(
+    "response, text",
     [
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "404"),
         (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", "401"),
@@ -169,8 +170,8 @@ async def test_pings_are_answered_and_packets_may_be_cut_anywhere() -> None:
         await core.adapter.close()
 
 
-@pytest.mark.parametrize(
-    ("data", "text"),
+@table(
+    "data, text",
     [
         (Frame(Opcode.TEXT, b"hello").serialize(mask=False), "of text"),
         (b"\x82\x81\0\0\0\0x", "malformed WebSocket"),  # masked

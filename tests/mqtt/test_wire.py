@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from adapters.mqtt import packets
 from adapters.mqtt.wire import Wire
+from messaging.testing.tables import table
 
 PACKETS = st.lists(
     st.tuples(st.integers(0, 255), st.binary(max_size=20) | st.integers(100, 20_000).map(bytes)), max_size=8
@@ -45,7 +46,7 @@ def test_a_long_packet_in_many_pieces_does_not_take_quadratic_time() -> None:
         assert found == [(0x30, body)]
 
 
-@pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
+@table("secure", [False, True], ids=["plain", "tls"])
 def test_an_error_while_writing_keeps_no_bytes_in_the_variables_of_its_frames(secure: bool) -> None:
     """CONNECT holds the password, and a report with locals shows variables."""
     ours, theirs = socket.socketpair()
