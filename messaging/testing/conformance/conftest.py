@@ -9,7 +9,7 @@ import pytest
 
 from messaging.errors import MessagingError
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require
-from messaging.testing.conformance import NETWORKED
+from messaging.testing.conformance import LACKING, NETWORKED
 from messaging.testing.conformance.backends import Backend, MemoryBackend
 
 if TYPE_CHECKING:
@@ -65,11 +65,16 @@ def _backends(config: pytest.Config) -> dict[str, Maker]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
+        marks = {mark.name for mark in metafunc.definition.iter_markers()}
         names = list(_backends(metafunc.config))
-        if metafunc.definition.get_closest_marker("wire"):
+        if "wire" in marks:
             names = [name for name in names if name != "memory"]
-        if metafunc.definition.get_closest_marker("restart"):
+        if "restart" in marks:
             names = [name for name in names if name in NETWORKED]
+        if "envelope" not in marks:
+            names = [name for name in names if name != "mqtt311-envelope"]
+        claimed = _claimed(metafunc.definition)
+        names = [name for name in names if not claimed & LACKING.get(name, frozenset())]
         metafunc.parametrize("backend", names, indirect=True)
 
 

@@ -14,7 +14,9 @@ from messaging import ClosedError, DeadlineError, Features, Messaging, OutcomeUn
 from messaging.errors import InvalidExtensionError, JournalLockedError
 from messaging.journal import Journal
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import PATIENCE, eventually, feature, nothing_more, receive, wire
+from messaging.testing.conformance.helpers import feature, nothing_more, receive, wire
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually, results
 
 
 def payloads(count: int, first: int = 0) -> list[bytes]:
@@ -94,8 +96,9 @@ def test_messages_of_a_closed_instance_are_sent_by_the_next_in_order_with_their_
         eventually(lambda: later.runtime.get_runtime_dto().publisher.pending == 0, "everything to be confirmed")
 
 
+@pytest.mark.envelope
 @feature("messageId")
-@pytest.mark.parametrize("qos", ["0", "1"])
+@table("qos", ["0", "1"])
 def test_an_id_of_the_application_outlives_the_instance(backend: Backend, tmp_path: Path, qos: str) -> None:
     m, link = backend.connect_severable(outbox_path=tmp_path / "outbox")
     channel = backend.channel()
@@ -107,6 +110,7 @@ def test_an_id_of_the_application_outlives_the_instance(backend: Backend, tmp_pa
         assert stream.receive(PATIENCE).context.extensions["messageId"] == "mine"
 
 
+@pytest.mark.envelope
 def test_the_whole_context_is_stored(backend: Backend, tmp_path: Path) -> None:
     channel = backend.channel()
     m, link = backend.connect_severable(outbox_path=tmp_path / "outbox")
@@ -166,8 +170,7 @@ def test_more_messages_than_memory_holds_arrive_in_order(backend: Backend, tmp_p
         promises[-1].stored.result(PATIENCE)
         link.up()
         assert receive(stream, 2000) == payloads(2000)
-        for promise in promises:
-            promise.result(PATIENCE)
+        results(promises)
 
 
 @feature("timeToLive")
@@ -226,6 +229,7 @@ def test_an_instance_accepts_messages_before_its_first_connection(backend: Backe
         assert receive(stream, 2) == [b"early", b"too"]
 
 
+@pytest.mark.envelope
 @feature("replyTo")
 def test_requests_are_not_stored(backend: Backend, responder: Messaging, tmp_path: Path) -> None:
     m = backend.connect(outbox_path=tmp_path / "outbox")

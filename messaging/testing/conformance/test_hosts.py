@@ -10,7 +10,8 @@ from messaging import InvalidUrlError, Messaging
 from messaging.adapter import TakesEndpoint
 from messaging.instance import find_adapter
 from messaging.testing.conformance.backends import Backend, Wire
-from messaging.testing.conformance.helpers import eventually, nothing_more, online, publish, receive, wire
+from messaging.testing.conformance.helpers import nothing_more, online, publish, receive, wire
+from messaging.testing.waiting import eventually
 
 
 def _address(link: Wire) -> str:

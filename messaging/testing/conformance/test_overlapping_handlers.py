@@ -19,7 +19,9 @@ from messaging.replyto import (
 )
 from messaging.services import SERVICE_RANKING, ServiceRegistration
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import PATIENCE, eventually, feature
+from messaging.testing.conformance.helpers import feature
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually, results
 
 reply_to = feature(Features.REPLY_TO)
 
@@ -125,8 +127,8 @@ def settled(m: Messaging, channel: str, calls: Calls, name: str) -> None:
 
 
 @reply_to
-@pytest.mark.parametrize("preferred_first", [True, False])
-@pytest.mark.parametrize(
+@table("preferred_first", [True, False])
+@table(
     ("low", "high"),
     [
         ({}, {"prefetch": 5}),
@@ -155,8 +157,8 @@ def test_one_channel_with_different_extensions_is_served_by_the_highest_ranking(
 
 
 @feature(Features.REPLY_TO, Features.WILDCARDS)
-@pytest.mark.parametrize("preferred_first", [True, False])
-@pytest.mark.parametrize(("low", "high"), [("d/+", "d/x"), ("d/x", "d/+"), ("d/#", "d/+"), ("d/+", "+/x")])
+@table("preferred_first", [True, False])
+@table(("low", "high"), [("d/+", "d/x"), ("d/x", "d/+"), ("d/#", "d/+"), ("d/+", "+/x")])
 def test_overlapping_channels_are_served_by_the_highest_ranking(
     backend: Backend, low: str, high: str, preferred_first: bool
 ) -> None:
@@ -173,7 +175,7 @@ def test_overlapping_channels_are_served_by_the_highest_ranking(
 
 
 @feature(Features.REPLY_TO, Features.WILDCARDS)
-@pytest.mark.parametrize("keys", [{}, {"queue": "shared"}])
+@table("keys", [{}, {"queue": "shared"}])
 def test_a_handler_with_overlapping_channels_gets_each_request_once(backend: Backend, keys: dict[str, Any]) -> None:
     m, responder = backend.connect(), backend.connect()
     if keys:
@@ -190,8 +192,7 @@ def test_equal_requests_without_reply_channel_are_handled_as_often_as_they_were_
     root, calls = backend.channel(), Calls()
     register(responder, calls.plain("low"), f"{root}/+", kind=ReplyToSubscriptionHandler)
     register(responder, calls.plain("high"), f"{root}/x", 1, kind=ReplyToSubscriptionHandler)
-    for promise in [m.publish(f"{root}/x", b"same", qos=1) for _ in range(COUNT)]:
-        promise.result(PATIENCE)
+    results([m.publish(f"{root}/x", b"same", qos=1) for _ in range(COUNT)])
     m.publish(f"{root}/x", b"end", qos=1).result(PATIENCE)
     calls.wait("high", b"end")
     m.publish(f"{root}/x", b"end of all", qos=1).result(PATIENCE)
@@ -241,8 +242,8 @@ def test_no_request_is_lost_or_handled_twice_while_an_overlapping_handler_comes_
 
 
 @reply_to
-@pytest.mark.parametrize("plain_first", [True, False])
-@pytest.mark.parametrize("ranking", [0, 7])
+@table("plain_first", [True, False])
+@table("ranking", [0, 7])
 def test_a_plain_handler_does_not_hide_one_that_answers(backend: Backend, plain_first: bool, ranking: int) -> None:
     """RFC 5.7.4: a request that names a reply channel goes to a handler that answers, whatever the rankings."""
     m, responder = backend.connect(), backend.connect()

@@ -24,16 +24,9 @@ from messaging import (
 )
 from messaging.errors import DeadlineError
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import (
-    PATIENCE,
-    Inbox,
-    ack_state,
-    feature,
-    nothing_more,
-    publish,
-    receive,
-    wire,
-)
+from messaging.testing.conformance.helpers import ack_state, feature, nothing_more, publish, receive, wire
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, observed, results
 
 # --- overloads
 
@@ -89,7 +82,7 @@ def test_a_message_without_channel_is_refused(m: Messaging, channel: str) -> Non
         nothing_more(m, channel, stream)
 
 
-@pytest.mark.parametrize(
+@table(
     "channel",
     ["", "a/+", "#", "a/#/b", "nul\0", "line\nfeed", "\ud800", "\ufdd0", "x" * 65_536],
     ids=["empty", "plus", "hash", "hash inside", "nul", "control", "surrogate", "noncharacter", "long"],
@@ -122,8 +115,9 @@ def test_a_received_message_can_be_passed_on_as_it_is(backend: Backend, m: Messa
 # --- payloads and channels
 
 
-@pytest.mark.parametrize("size", [0, 1, 2**16, 2**20])
-def test_payloads_of_any_size_arrive_unchanged(backend: Backend, m: Messaging, channel: str, size: int) -> None:
+@table("size", [0, 1, 2**16, 2**20])
+def test_payloads_of_any_size_arrive_unchanged(backend: Backend, m: Messaging, size: int) -> None:
+    channel = backend.channel()
     payload = (bytes(range(256)) * (size // 256 + 1))[:size]
     with m.subscribe(channel, **backend.reliable) as stream:
         publish(m, channel, [payload], **backend.reliable)
@@ -131,12 +125,13 @@ def test_payloads_of_any_size_arrive_unchanged(backend: Backend, m: Messaging, c
         nothing_more(m, channel, stream)
 
 
-@pytest.mark.parametrize(
+@table(
     "payload",
     [b"\0", b"\xff\xfe\xfd", b"\x89RXM\r\n\x1a\n\x01", b"\x89RXM\r\n\x1a\n\x01\0\0\0\x02{}x", '{"a": "ü"}'.encode()],
 )
-def test_payloads_that_look_like_something_arrive_unchanged(m: Messaging, channel: str, payload: bytes) -> None:
+def test_payloads_that_look_like_something_arrive_unchanged(backend: Backend, m: Messaging, payload: bytes) -> None:
     """Binary, not UTF-8, and what this project's own envelope starts with."""
+    channel = backend.channel()
     with m.subscribe(channel) as stream:
         publish(m, channel, [payload])
         assert stream.receive(PATIENCE).payload == payload
@@ -151,7 +146,7 @@ def test_a_memoryview_sends_its_slice(m: Messaging, channel: str) -> None:
         assert receive(stream, 2) == [b"cd", b"gh"]
 
 
-@pytest.mark.parametrize(
+@table(
     "name",
     ["ü/日本語/🚀", "with space", "a.b/c.d", "50%/%41", "a*b/*", "'\"\\", "UPPER/lower", "x" * 150],
 )
@@ -172,8 +167,7 @@ def test_leading_trailing_and_empty_levels_are_levels(backend: Backend, m: Messa
     base = backend.channel("x")
     names = [f"/{base}", f"{base}/", f"{base}//y", base]
     streams = [m.subscribe(name) for name in names]
-    for stream in streams:
-        stream.ready.result(PATIENCE)
+    results(stream.ready for stream in streams)
     for name in names:
         publish(m, name, [name.encode()])
     for name, stream in zip(names, streams, strict=True):
@@ -212,9 +206,10 @@ def test_context_values_left_out_stay_unset(m: Messaging, channel: str) -> None:
     assert context.reply_to_channel is None
 
 
-@pytest.mark.parametrize("value", ["content_type", "content_encoding", "correlation_id", "reply_to"])
-def test_context_values_that_cannot_travel_are_refused(m: Messaging, channel: str, value: str) -> None:
+@table("value", ["content_type", "content_encoding", "correlation_id", "reply_to"])
+def test_context_values_that_cannot_travel_are_refused(backend: Backend, m: Messaging, value: str) -> None:
     """Scenario 25 [I]: never dropped silently."""
+    channel = backend.channel()
     with m.subscribe(channel) as stream:
         if Features.MESSAGE_PROPERTIES in m.features:
             m.publish(channel, b"x", **{value: "text"}).result(PATIENCE)
@@ -257,9 +252,12 @@ def test_headers_with_control_characters_are_refused(m: Messaging, channel: str)
 
 
 @feature(Features.MESSAGE_PROPERTIES)
-@pytest.mark.parametrize("name", ["content_type", "content_encoding"])
-def test_content_types_and_encodings_with_control_characters_are_refused(m: Messaging, channel: str, name: str) -> None:
+@table("name", ["content_type", "content_encoding"])
+def test_content_types_and_encodings_with_control_characters_are_refused(
+    backend: Backend, m: Messaging, name: str
+) -> None:
     """MSG210, and bad input: one rule on all adapters, nothing sent."""
+    channel = backend.channel()
     with m.subscribe(channel) as stream:
         for bad in UNPRINTABLE:
             message = getattr(m.context_builder().channel(channel), name)(bad).content(b"x").build_message()
@@ -318,11 +316,11 @@ def test_many_threads_publish_at_once(backend: Backend, m: Messaging, channel: s
         errors.extend(error for promise in promises if (error := promise.exception(PATIENCE)) is not None)
 
     with m.subscribe(channel, **backend.reliable) as stream:
-        inbox = Inbox(stream)
+        inbox = observed(stream)
         workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
         for worker in workers:
             worker.start()
-        payloads = inbox.wait(threads * each)
+        payloads = inbox.wait_payloads(threads * each)
         for worker in workers:
             worker.join(PATIENCE)
     assert not errors
@@ -422,7 +420,7 @@ def test_the_timeout_of_a_publish_bounds_its_wait_for_a_connection(backend: Back
 # --- asking for nothing
 
 
-@pytest.mark.parametrize(
+@table(
     ("key", "default"),
     [
         ("guaranteedOrdering", False),
@@ -433,8 +431,9 @@ def test_the_timeout_of_a_publish_bounds_its_wait_for_a_connection(backend: Back
         ("autocreate", True),
     ],
 )
-def test_asking_for_the_default_needs_no_support(m: Messaging, channel: str, key: str, default: bool) -> None:
+def test_asking_for_the_default_needs_no_support(backend: Backend, m: Messaging, key: str, default: bool) -> None:
     """Scenario 93 [S]: it is no request."""
+    channel = backend.channel()
     with m.subscribe(channel) as stream:
         message = m.context_builder().channel(channel).extension_entry(key, default).content(b"x").build_message()
         assert isinstance(message, Message)

@@ -19,11 +19,8 @@ from messaging import (
 from messaging.errors import MessagingError
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.conformance.helpers import (
-    PATIENCE,
-    Inbox,
     ack_state,
     acknowledgement,
-    eventually,
     feature,
     manual,
     nothing_more,
@@ -36,6 +33,8 @@ from messaging.testing.conformance.helpers import (
     wire,
 )
 from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually, observed, results
 
 
 def test_streams_go_on_after_a_reconnect(backend: Backend) -> None:
@@ -43,19 +42,19 @@ def test_streams_go_on_after_a_reconnect(backend: Backend) -> None:
     m, link = backend.connect_severable()
     publisher = backend.connect()
     channel = backend.channel()
-    inbox = Inbox(m.subscribe(channel, **backend.reliable))
+    inbox = observed(m.subscribe(channel, **backend.reliable))
     with m.subscribe(channel, **backend.reliable) as stream:
         for number in range(3):
             payload = b"%d" % number
             publish(publisher, channel, [payload], **backend.reliable)
             assert receive(stream, 1) == [payload]
-            inbox.wait_for(payload)
+            inbox.wait_payload(payload)
             link.sever()
             online(m)
         nothing_more(publisher, channel, stream, **backend.reliable)
-        assert inbox.wait_for(b"sentinel") == [b"0", b"1", b"2", b"sentinel"]
+        assert inbox.wait_payload(b"sentinel") == [b"0", b"1", b"2", b"sentinel"]
     assert inbox.error is None
-    assert not inbox.completed
+    assert not inbox.is_completed
 
 
 def test_an_asynchronous_iterator_goes_on_after_a_reconnect(backend: Backend) -> None:
@@ -82,8 +81,7 @@ def test_many_subscriptions_are_renewed(backend: Backend) -> None:
     base = backend.channel("many")
     streams = [m.subscribe(f"{base}/{number}/+") for number in range(40)]
     closed = m.subscribe(f"{base}/closed")
-    for stream in [*streams, closed]:
-        stream.ready.result(PATIENCE)
+    results(stream.ready for stream in [*streams, closed])
     link.down()
     closed.close().result(PATIENCE)
     link.up()
@@ -156,8 +154,7 @@ def test_publishes_wait_for_the_link_in_their_order(backend: Backend) -> None:
         assert not any(promise.done() for promise in promises)
         assert m.runtime.get_runtime_dto().publisher.pending == len(payloads)
         link.up()
-        for promise in promises:
-            promise.result(PATIENCE)
+        results(promises)
         assert receive(stream, len(payloads)) == payloads
 
 
@@ -168,7 +165,7 @@ def test_nothing_guaranteed_is_lost_when_the_link_breaks_under_load(backend: Bac
     channel = backend.channel()
     payloads = [b"%d" % number for number in range(600)]
     with backend.connect().subscribe(channel, guaranteed_delivery=True) as stream:
-        inbox = Inbox(stream)
+        inbox = observed(stream)
         promises: list[Promise[None]] = []
 
         def work() -> None:
@@ -177,7 +174,7 @@ def test_nothing_guaranteed_is_lost_when_the_link_breaks_under_load(backend: Bac
         worker = threading.Thread(target=work)
         worker.start()
         for count in (50, 200, 400):
-            eventually(lambda count=count: len(inbox.messages) >= count, f"{count} arrived")
+            eventually(lambda count=count: len(inbox) >= count, f"{count} arrived")
             link.sever()
             online(m)
         worker.join(PATIENCE)
@@ -185,7 +182,7 @@ def test_nothing_guaranteed_is_lost_when_the_link_breaks_under_load(backend: Bac
             promise.result(2 * PATIENCE)
         eventually(lambda: set(inbox.payloads) == set(payloads), "everything arrived")
     ids: dict[bytes, set[object]] = {}
-    for message in inbox.messages:
+    for message in inbox:
         ids.setdefault(message.payload, set()).add(message.context.extensions.get("messageId"))
     assert all(len(known) == 1 for known in ids.values())
 
@@ -222,7 +219,7 @@ def test_guaranteed_delivery_outlives_the_broker(backend: Backend, m: Messaging)
 
 
 @feature(Features.ACKNOWLEDGE)
-@pytest.mark.parametrize("manually", [True, False])
+@table("manually", [True, False])
 def test_a_verdict_on_a_message_of_a_lost_connection_is_refused(backend: Backend, manually: bool) -> None:
     """Scenario 88 [I]: it returns ``False``, and must not end the new connection or settle something else there."""
     m, link = backend.connect_severable()
@@ -304,7 +301,7 @@ def test_closing_settles_what_is_pending(backend: Backend) -> None:
     """Every wait ends, whatever the connection does."""
     m, link = backend.connect_severable()
     stream = m.subscribe(backend.channel())
-    inbox = Inbox(stream)
+    inbox = observed(stream)
     link.down()
     promises = [m.publish(backend.channel(), b"x", **backend.reliable) for _ in range(20)]
     m.close(timeout=0.1)

@@ -9,17 +9,8 @@ import pytest
 
 from messaging import DeadlineError, Features, InvalidExtensionError, Message, Messaging
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import (
-    PATIENCE,
-    Inbox,
-    acknowledgement,
-    eventually,
-    feature,
-    manual,
-    nothing_more,
-    publish,
-    receive,
-)
+from messaging.testing.conformance.helpers import acknowledgement, feature, manual, nothing_more, publish, receive
+from messaging.testing.waiting import PATIENCE, eventually, observed
 
 
 def reject(message: Message) -> None:
@@ -178,7 +169,7 @@ def test_what_an_observer_failed_on_goes_to_another(backend: Backend) -> None:
     def fail(_: Message) -> None:
         raise ZeroDivisionError
 
-    failing = Inbox(m.subscribe(channel, queue=queue, **backend.reliable), fail)
+    failing = observed(m.subscribe(channel, queue=queue, **backend.reliable), fail)
     publish(m, channel, [b"1"], **backend.reliable)
     failing.wait_error()
     with other.subscribe(channel, queue=queue, **backend.reliable) as stream:
@@ -195,16 +186,16 @@ def test_a_rejected_message_can_go_to_another_process(backend: Backend) -> None:
         m.subscription.subscribe(manual(m, channel, queue=queue, prefetch=1)) as stubborn,
         other.subscription.subscribe(manual(other, channel, queue=queue, prefetch=1)) as willing,
     ):
-        taken = Inbox(willing, accept)
+        taken = observed(willing, accept)
         publish(m, channel, [b"1"], **backend.reliable)
 
         def reject_whatever_comes() -> bool:
             with contextlib.suppress(DeadlineError):
                 reject(stubborn.receive(0.05))
-            return bool(taken.messages)
+            return bool(taken)
 
         eventually(reject_whatever_comes, "the other consumer gets it")
-        assert taken.wait(1) == [b"1"]
+        assert taken.wait_payloads(1) == [b"1"]
 
 
 # --- credit
@@ -239,10 +230,10 @@ def test_what_one_consumer_may_not_prefetch_another_gets(backend: Backend) -> No
         m.subscription.subscribe(manual(m, channel, queue=queue, prefetch=1)) as slow,
         other.subscription.subscribe(manual(other, channel, queue=queue)) as quick,
     ):
-        taken = Inbox(quick, accept)
+        taken = observed(quick, accept)
         publish(m, channel, [b"%d" % number for number in range(10)], **backend.reliable)
         held = slow.receive(PATIENCE)
-        assert len(taken.wait(9)) == 9
+        assert len(taken.wait_payloads(9)) == 9
         assert slow.counters.received == 1
         assert sorted([held.payload, *taken.payloads]) == [b"%d" % number for number in range(10)]
         accept(held)

@@ -6,7 +6,8 @@ import pytest
 
 from messaging import ArgumentError, Features, Message, Messaging
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import PATIENCE, Failing, eventually, feature, publish, receive, retried
+from messaging.testing.conformance.helpers import Failing, feature, publish, receive, retried
+from messaging.testing.waiting import PATIENCE, eventually
 
 
 def reason(letter: Message, m: Messaging) -> str | None:

@@ -30,7 +30,9 @@ from messaging import (
 )
 from messaging.runtime import RequestsDTO
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import PATIENCE, Inbox, eventually, feature, nothing_more
+from messaging.testing.conformance.helpers import feature, nothing_more
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually, observed, results
 
 reply_to = feature(Features.REPLY_TO)
 many = feature(Features.REPLY_TO_MANY_PUBLISH)
@@ -139,7 +141,7 @@ def test_a_context_beside_the_request_replaces_that_of_the_message(backend: Back
 
 
 @reply_to
-@pytest.mark.parametrize("call", ["publish", "publish_with_reply", "publish_with_reply_many"])
+@table("call", ["publish", "publish_with_reply", "publish_with_reply_many"])
 def test_a_context_beside_the_message_replaces_all_but_its_channel(backend: Backend, call: str) -> None:
     """RFC 5.5: the context overrides all of the message's; only a channel that it leaves unset stays the message's."""
     m, responder = backend.connect(), backend.connect()
@@ -165,7 +167,7 @@ def test_a_context_beside_the_message_replaces_all_but_its_channel(backend: Back
 
 
 @reply_to
-@pytest.mark.parametrize("channel_is", ["given", "generated"])
+@table("channel_is", ["given", "generated"])
 def test_a_correlation_id_that_waits_already_is_refused_by_the_call(backend: Backend, channel_is: str) -> None:
     """Scenario 44 [B]: the call raises, nothing is sent, and the id is free again once the first request has ended."""
     m, responder = backend.connect(), backend.connect()
@@ -208,7 +210,7 @@ def test_a_correlation_id_that_waits_already_is_refused_by_a_request_with_many_r
 
 
 @many
-@pytest.mark.parametrize("says_many", [True, False])
+@table("says_many", [True, False])
 def test_a_requester_of_another_program_gets_all_replies_if_it_says_so(backend: Backend, says_many: bool) -> None:
     """With the user header ``rx-reply: many``; otherwise the first one, without any header."""
     m, responder = backend.connect(), backend.connect()
@@ -359,8 +361,7 @@ def test_pending_requests_are_bounded(backend: Backend) -> None:
             m.request(channel, b"x")
         for _ in promises:
             answer(responder, requests.receive(PATIENCE), b"!")
-        for promise in promises:
-            promise.result(PATIENCE)
+        results(promises)
         promise = m.request(channel, b"x")
         answer(responder, requests.receive(PATIENCE), b"!")
         promise.result(PATIENCE)
@@ -407,14 +408,14 @@ def test_a_stream_of_replies_ends_where_the_handler_ends(backend: Backend, m: Me
     three, none = backend.channel("three"), backend.channel("none")
     responder.reply(three, lambda count: iter(range(count)), many=True)
     responder.reply(none, lambda request: iter(()), many=True)
-    inbox = Inbox(m.request_many(three, 3))
+    inbox = observed(m.request_many(three, 3))
     inbox.wait_completed()
-    assert [message.value() for message in inbox.messages] == [0, 1, 2]
-    assert not any(Features.EXTENSION_HEADERS in message.context.extensions for message in inbox.messages)
-    assert len({message.context.correlation_id for message in inbox.messages}) == 1
-    empty = Inbox(m.request_many(none, 0))
+    assert [message.value() for message in inbox] == [0, 1, 2]
+    assert not any(Features.EXTENSION_HEADERS in message.context.extensions for message in inbox)
+    assert len({message.context.correlation_id for message in inbox}) == 1
+    empty = observed(m.request_many(none, 0))
     empty.wait_completed()
-    assert empty.messages == []
+    assert empty == []
 
 
 @many
@@ -426,11 +427,11 @@ def test_a_stream_of_replies_fails_where_the_handler_fails(m: Messaging, respond
         yield from range(count)
         raise ValueError("that was all")
 
-    inbox = Inbox(m.request_many(channel, 2))
+    inbox = observed(m.request_many(channel, 2))
     error = inbox.wait_error()
     assert isinstance(error, ReplyError)
     assert (error.kind, error.reason) == ("ValueError", "that was all")
-    assert [message.value() for message in inbox.messages] == [0, 1]
+    assert [message.value() for message in inbox] == [0, 1]
 
 
 @many
@@ -454,13 +455,13 @@ def test_ending_a_stream_early_ends_the_handler(m: Messaging, responder: Messagi
 def test_a_responder_without_end_mark_ends_by_the_timeout(m: Messaging, responder: Messaging, channel: str) -> None:
     """Scenario 52 [I]: with what came, or if nothing came with an error."""
     with responder.subscribe(channel, qos=1) as requests:
-        inbox = Inbox(m.request_many(channel, b"?", timeout=1.0))
+        inbox = observed(m.request_many(channel, b"?", timeout=1.0))
         request = requests.receive(PATIENCE)
         for payload in (b"1", b"2"):
             answer(responder, request, payload)
         inbox.wait_completed()
         assert inbox.payloads == [b"1", b"2"]
-        silent = Inbox(m.request_many(channel, b"?", timeout=0.3))
+        silent = observed(m.request_many(channel, b"?", timeout=0.3))
         assert isinstance(silent.wait_error(), OutcomeUnknownError)
 
 
@@ -478,15 +479,15 @@ def test_the_end_of_one_stream_is_not_that_of_another(backend: Backend) -> None:
             assert go.wait(PATIENCE)
             yield "more"
 
-    long = Inbox(m.request_many(channel, 2, reply_to=shared))
-    long.wait(2)
-    short = Inbox(other.request_many(channel, 1, reply_to=shared))
+    long = observed(m.request_many(channel, 2, reply_to=shared))
+    long.wait_payloads(2)
+    short = observed(other.request_many(channel, 1, reply_to=shared))
     short.wait_completed()
-    assert not long.completed
+    assert not long.is_completed
     go.set()
     long.wait_completed()
-    assert [message.value() for message in long.messages] == [0, 1, "more"]
-    assert [message.value() for message in short.messages] == [0]
+    assert [message.value() for message in long] == [0, 1, "more"]
+    assert [message.value() for message in short] == [0]
 
 
 @many
@@ -503,7 +504,7 @@ def test_a_slow_consumer_holds_replies_back(m: Messaging, responder: Messaging, 
 
 
 @many
-@pytest.mark.parametrize("kind", ["async", "observable"])
+@table("kind", ["async", "observable"])
 def test_replies_come_from_async_generators_and_observables(backend: Backend, kind: str) -> None:
     m, responder = backend.connect(), backend.connect()
     channel = backend.channel()

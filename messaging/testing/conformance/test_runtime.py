@@ -12,15 +12,8 @@ import pytest
 import messaging
 from messaging import DuplicateNameError, Features, MessageServiceRuntime, Messaging
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import (
-    PATIENCE,
-    eventually,
-    feature,
-    publish,
-    receive,
-    state,
-    subscription_to,
-)
+from messaging.testing.conformance.helpers import feature, publish, receive, state, subscription_to
+from messaging.testing.waiting import PATIENCE, eventually
 
 
 def test_subscriptions_are_listed_while_they_last(backend: Backend, m: Messaging) -> None:

@@ -14,16 +14,8 @@ from reactivex import operators as ops
 from messaging import ClosedError, Features, Message, Messaging
 from messaging.errors import DeadlineError, StreamConsumedError
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import (
-    PATIENCE,
-    Inbox,
-    eventually,
-    feature,
-    nothing_more,
-    publish,
-    receive,
-    subscription_to,
-)
+from messaging.testing.conformance.helpers import feature, nothing_more, publish, receive, subscription_to
+from messaging.testing.waiting import PATIENCE, eventually, observed
 
 # --- blocking
 
@@ -185,12 +177,12 @@ def test_many_event_loops_share_an_instance(backend: Backend, m: Messaging) -> N
 def test_a_stream_is_an_observable(m: Messaging, channel: str) -> None:
     stream = m.subscribe(channel)
     assert isinstance(stream, reactivex.Observable)
-    inbox = Inbox(stream)
+    inbox = observed(stream)
     # a plain thread gets here when the broker has confirmed
     assert stream.ready.done()
     publish(m, channel, [b"1", b"2"])
-    assert inbox.wait(2) == [b"1", b"2"]
-    assert not inbox.completed
+    assert inbox.wait_payloads(2) == [b"1", b"2"]
+    assert not inbox.is_completed
     stream.close().result(PATIENCE)
     inbox.wait_completed()
     assert inbox.error is None
@@ -225,7 +217,7 @@ def test_operators_work(m: Messaging, channel: str) -> None:
 
 def test_take_1_unsubscribes(m: Messaging, channel: str) -> None:
     """Scenario 30 [S]: disposal by an operator; nothing is emitted after it."""
-    inbox = Inbox(m.subscribe(channel).pipe(ops.take(1)))
+    inbox = observed(m.subscribe(channel).pipe(ops.take(1)))
     publish(m, channel, [b"1", b"2"])
     inbox.wait_completed()
     eventually(lambda: subscription_to(m, channel) is None, "unsubscribed")
@@ -238,28 +230,28 @@ def test_take_1_unsubscribes(m: Messaging, channel: str) -> None:
 
 def test_a_disposed_observer_gets_nothing_more(m: Messaging, channel: str) -> None:
     """Scenario 30 [S]."""
-    inbox = Inbox(m.subscribe(channel))
+    inbox = observed(m.subscribe(channel))
     publish(m, channel, [b"1"])
-    inbox.wait(1)
-    inbox.disposable.dispose()
-    inbox.disposable.dispose()
+    inbox.wait_payloads(1)
+    inbox.dispose()
+    inbox.dispose()
     eventually(lambda: subscription_to(m, channel) is None, "unsubscribed")
     with m.subscribe(channel) as stream:
         publish(m, channel, [b"2"])
         assert receive(stream, 1) == [b"2"]
     assert inbox.payloads == [b"1"]
-    assert not inbox.completed
+    assert not inbox.is_completed
 
 
 def test_two_observers_of_a_stream_get_everything_each(m: Messaging, channel: str) -> None:
     stream = m.subscribe(channel)
-    first, second = Inbox(stream), Inbox(stream)
+    first, second = observed(stream), observed(stream)
     publish(m, channel, [b"1", b"2"])
-    assert first.wait(2) == [b"1", b"2"]
-    assert second.wait(2) == [b"1", b"2"]
-    first.disposable.dispose()
+    assert first.wait_payloads(2) == [b"1", b"2"]
+    assert second.wait_payloads(2) == [b"1", b"2"]
+    first.dispose()
     publish(m, channel, [b"3"])
-    assert second.wait(3) == [b"1", b"2", b"3"]
+    assert second.wait_payloads(3) == [b"1", b"2", b"3"]
     stream.close().result(PATIENCE)
     second.wait_completed()
 
@@ -271,13 +263,13 @@ def test_an_observer_that_raises_ends_its_own_stream_only(m: Messaging, channel:
         if message.payload == b"2":
             raise ZeroDivisionError
 
-    failing, sibling = Inbox(m.subscribe(channel), fail), Inbox(m.subscribe(channel))
+    failing, sibling = observed(m.subscribe(channel), fail), observed(m.subscribe(channel))
     publish(m, channel, [b"1", b"2", b"3"])
     assert isinstance(failing.wait_error(), ZeroDivisionError)
-    assert sibling.wait(3) == [b"1", b"2", b"3"]
+    assert sibling.wait_payloads(3) == [b"1", b"2", b"3"]
     eventually(lambda: len(m.runtime.get_runtime_dto().subscriptions) == 1, "the failed one is unsubscribed")
     publish(m, channel, [b"4"])
-    assert sibling.wait_for(b"4") == [b"1", b"2", b"3", b"4"]
+    assert sibling.wait_payload(b"4") == [b"1", b"2", b"3", b"4"]
     assert failing.payloads == [b"1"]
 
 
@@ -290,24 +282,24 @@ def test_an_operator_that_raises_ends_its_own_stream_only(m: Messaging, channel:
         errors.append(error)
         raised.set()
 
-    sibling = Inbox(m.subscribe(channel))
+    sibling = observed(m.subscribe(channel))
     m.subscribe(channel).pipe(ops.map(reciprocal)).subscribe(on_error=on_error)
     publish(m, channel, [b"1", b"0", b"2"])
     assert raised.wait(PATIENCE)
     assert isinstance(errors[0], ZeroDivisionError)
-    assert sibling.wait(3) == [b"1", b"0", b"2"]
+    assert sibling.wait_payloads(3) == [b"1", b"0", b"2"]
     eventually(lambda: len(m.runtime.get_runtime_dto().subscriptions) == 1, "the failed one is unsubscribed")
 
 
 def test_a_slow_observer_does_not_hold_up_another(m: Messaging, channel: str) -> None:
     go = threading.Event()
-    slow = Inbox(m.subscribe(channel), lambda _: go.wait(PATIENCE))
-    quick = Inbox(m.subscribe(channel))
+    slow = observed(m.subscribe(channel), lambda _: go.wait(PATIENCE))
+    quick = observed(m.subscribe(channel))
     publish(m, channel, [b"1", b"2", b"3"])
-    assert quick.wait(3) == [b"1", b"2", b"3"]
+    assert quick.wait_payloads(3) == [b"1", b"2", b"3"]
     assert slow.payloads == []
     go.set()
-    assert slow.wait(3) == [b"1", b"2", b"3"]
+    assert slow.wait_payloads(3) == [b"1", b"2", b"3"]
 
 
 def test_an_observer_may_publish_subscribe_and_close(backend: Backend, m: Messaging) -> None:
@@ -321,13 +313,13 @@ def test_an_observer_may_publish_subscribe_and_close(backend: Backend, m: Messag
 
     stream = m.subscribe(channel)
     with m.subscribe(answers) as replies:
-        inbox = Inbox(stream, answer)
+        inbox = observed(stream, answer)
         publish(m, channel, [b"1", b"2"])
         assert receive(replies, 2) == [b"11", b"22"]
-        inbox.wait(2)
-    closing = Inbox(m.subscribe(channel), lambda _: stream.close())
+        inbox.wait_payloads(2)
+    closing = observed(m.subscribe(channel), lambda _: stream.close())
     publish(m, channel, [b"3"])
-    closing.wait(1)
+    closing.wait_payloads(1)
     inbox.wait_completed()
 
 
@@ -336,16 +328,16 @@ def test_an_observer_may_publish_subscribe_and_close(backend: Backend, m: Messag
 
 def test_a_paused_stream_emits_nothing(backend: Backend, m: Messaging, channel: str) -> None:
     stream = m.subscribe(channel, **backend.reliable)
-    inbox = Inbox(stream)
+    inbox = observed(stream)
     publish(m, channel, [b"1"], **backend.reliable)
-    inbox.wait(1)
+    inbox.wait_payloads(1)
     stream.pause()
     with backend.connect().subscribe(channel) as witness:
         publish(m, channel, [b"2", b"3"], **backend.reliable)
         assert receive(witness, 2) == [b"2", b"3"]
     assert inbox.payloads == [b"1"]
     stream.resume()
-    assert inbox.wait(3) == [b"1", b"2", b"3"]
+    assert inbox.wait_payloads(3) == [b"1", b"2", b"3"]
     assert stream.counters.dropped == 0
 
 
@@ -367,7 +359,7 @@ def test_a_paused_iterator_waits(backend: Backend, m: Messaging, channel: str) -
 def test_closing_the_instance_completes_its_streams(backend: Backend, m: Messaging) -> None:
     """Scenario 31 [S]."""
     streams = [m.subscribe(backend.channel()) for _ in range(3)]
-    inboxes = [Inbox(stream) for stream in streams[:2]]
+    inboxes = [observed(stream) for stream in streams[:2]]
     streams[2].ready.result(PATIENCE)
     m.close()
     for inbox in inboxes:
@@ -386,7 +378,7 @@ def test_the_message_in_progress_is_finished_when_the_instance_closes(
         entered.set()
         go.wait(PATIENCE)
 
-    inbox = Inbox(m.subscribe(channel, **backend.reliable), work)
+    inbox = observed(m.subscribe(channel, **backend.reliable), work)
     publish(m, channel, [b"1"], **backend.reliable)
     assert entered.wait(PATIENCE)
     closing = threading.Thread(target=m.close)

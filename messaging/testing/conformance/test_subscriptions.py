@@ -18,17 +18,9 @@ from messaging import (
     SubscriptionRefusedError,
 )
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import (
-    PATIENCE,
-    Inbox,
-    ack_state,
-    eventually,
-    feature,
-    nothing_more,
-    publish,
-    receive,
-    subscription_to,
-)
+from messaging.testing.conformance.helpers import ack_state, feature, nothing_more, publish, receive, subscription_to
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually, observed, results
 
 
 def test_a_channel_and_a_context_with_it_are_the_same(m: Messaging, channel: str) -> None:
@@ -70,7 +62,7 @@ def test_subscribing_needs_a_channel(backend: Backend, m: Messaging) -> None:
 
 
 @feature(Features.WILDCARDS)
-@pytest.mark.parametrize(
+@table(
     ("pattern", "inside", "outside"),
     [
         ("a/+", ["a/b", "a/c", "a/"], ["a", "a/b/c", "b/a"]),
@@ -96,7 +88,7 @@ def test_wildcards(backend: Backend, m: Messaging, pattern: str, inside: list[st
 
 
 @feature(Features.WILDCARDS)
-@pytest.mark.parametrize("name", ["x.y", "*", "50%", "x y"])
+@table("name", ["x.y", "*", "50%", "x y"])
 def test_wildcards_match_what_looks_like_syntax_below(backend: Backend, m: Messaging, name: str) -> None:
     """``+`` is one level of this grammar, whatever characters are in it."""
     base = backend.channel("w")
@@ -133,8 +125,7 @@ def test_overlapping_patterns_get_one_copy_each(backend: Backend, m: Messaging) 
     base = backend.channel("a")
     patterns = [f"{base}/#", f"{base}/b", f"{base}/+", f"{base}/b"]
     streams = [m.subscribe(pattern, **backend.reliable) for pattern in patterns]
-    for stream in streams:
-        stream.ready.result(PATIENCE)
+    results(stream.ready for stream in streams)
     publish(m, f"{base}/b", [b"1", b"2"], **backend.reliable)
     publish(m, f"{base}/b", [b"sentinel"], **backend.reliable)
     for stream in streams:
@@ -149,8 +140,7 @@ def test_a_routing_key_selects_within_a_channel(backend: Backend, m: Messaging) 
     keys = ["red", "red.big", "red.big.old", "blue.big"]
     expected = {"red": ["red"], "*.big": ["red.big", "blue.big"], "red.#": ["red", "red.big", "red.big.old"], "#": keys}
     streams = {pattern: m.subscribe(channel, channel_extension=pattern) for pattern in expected}
-    for stream in streams.values():
-        stream.ready.result(PATIENCE)
+    results(stream.ready for stream in streams.values())
     for key in keys:
         publish(m, channel, [key.encode()], channel_extension=key)
     publish(m, channel, [b"none"])
@@ -247,7 +237,7 @@ def test_threads_subscribe_and_close_on_one_channel(backend: Backend, m: Messagi
 def test_a_refused_subscription_ends_with_an_error(backend: Backend, m: Messaging) -> None:
     """Scenario 35 [I]; MSG180: with ``autocreate`` off, what does not exist is not made."""
     channel, queue = backend.channel(), backend.queue()
-    inbox = Inbox(m.subscribe(channel, queue=queue, autocreate=False))
+    inbox = observed(m.subscribe(channel, queue=queue, autocreate=False))
     assert isinstance(inbox.wait_error(), SubscriptionRefusedError)
     stream = m.subscribe(channel, queue=queue, autocreate=False)
     assert isinstance(stream.ready.exception(PATIENCE), SubscriptionRefusedError)

@@ -36,7 +36,9 @@ from messaging.replyto import (
 from messaging.runtime import ReplyToSubscriptionDTO
 from messaging.services import SERVICE_RANKING, ServiceRegistration
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import PATIENCE, Inbox, eventually, feature
+from messaging.testing.conformance.helpers import feature
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually, observed
 
 reply_to = feature(Features.REPLY_TO)
 many = feature(Features.REPLY_TO_MANY_SUBSCRIBE)
@@ -79,7 +81,7 @@ def handled_by(m: Messaging, registration: ServiceRegistration) -> bool:
 
 
 @reply_to
-@pytest.mark.parametrize("several", [False, True])
+@table("several", [False, True])
 def test_a_handler_is_bound_to_each_of_its_channels(backend: Backend, several: bool) -> None:
     """Scenarios 55 [S], 65 [S]: one subscription for each, also for a single string; gone when it is unregistered."""
     m, responder = backend.connect(), backend.connect()
@@ -164,7 +166,7 @@ def test_a_reply_channel_selects_requests(backend: Backend, m: Messaging, respon
 
 
 @reply_to
-@pytest.mark.parametrize(
+@table(
     ("properties", "wrong"),
     [
         ({}, CHANNEL),
@@ -184,12 +186,12 @@ def test_a_reply_channel_selects_requests(backend: Backend, m: Messaging, respon
 def test_a_handler_with_wrong_properties_is_not_bound_and_says_why(
     backend: Backend,
     m: Messaging,
-    channel: str,
     properties: dict[str, Any],
     wrong: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Scenario 68 [I]: the keys of the RFC's example mean nothing. The others go on."""
+    channel = backend.channel()
     with caplog.at_level(logging.ERROR):
         registration = backend.services.register(ReplyToSingleSubscriptionHandler, upper, properties)
     assert any(wrong in record.getMessage() for record in caplog.records), caplog.text
@@ -216,7 +218,7 @@ def test_a_plain_handler_answers_nothing(backend: Backend, m: Messaging, respond
 
 
 @reply_to
-@pytest.mark.parametrize("is_async", [False, True])
+@table("is_async", [False, True])
 def test_deferred_replies_delay_no_other_request(backend: Backend, is_async: bool) -> None:
     """More requests wait than the handler, the prefetch and the window of the broker allow at a time."""
     m, responder = backend.connect(), backend.connect()
@@ -291,7 +293,7 @@ def promise_of_shout(request: Message, builder: MessageContextBuilder) -> Promis
 
 
 @reply_to
-@pytest.mark.parametrize(
+@table(
     "handler",
     [upper, shout_async, promise_of_shout, Shouter(), AsyncShouter()],
     ids=lambda handler: getattr(handler, "__name__", type(handler).__name__),
@@ -353,7 +355,7 @@ def test_the_builder_is_configured(backend: Backend, m: Messaging, responder: Me
 
 
 @reply_to
-@pytest.mark.parametrize("form", ["raises", "coroutine", "promise", "none", "wrong"])
+@table("form", ["raises", "coroutine", "promise", "none", "wrong"])
 def test_a_failure_is_reported_to_the_requester_and_the_handler_goes_on(
     backend: Backend, form: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -405,7 +407,7 @@ def test_a_stream_that_fails_midway_is_reported_and_the_handler_goes_on(backend:
 
     register(responder, handler, channel, ReplyToManySubscriptionHandler)
     for payload in (b"bad", b"good"):
-        inbox = Inbox(m.request_many(channel, payload))
+        inbox = observed(m.request_many(channel, payload))
         if payload == b"bad":
             assert isinstance(inbox.wait_error(), ReplyError)
         else:
@@ -449,10 +451,8 @@ def test_replies_go_only_to_allowed_channels(backend: Backend, caplog: pytest.Lo
 
 
 @reply_to
-@pytest.mark.parametrize(
-    "way", ["context of the request", "own channel", "channel of another handler", "pattern of another handler"]
-)
-@pytest.mark.parametrize("kind", [ReplyToSingleSubscriptionHandler, ReplyToManySubscriptionHandler])
+@table("way", ["context of the request", "own channel", "channel of another handler", "pattern of another handler"])
+@table("kind", [ReplyToSingleSubscriptionHandler, ReplyToManySubscriptionHandler])
 def test_a_reply_to_a_channel_that_the_whiteboard_serves_is_an_error_of_its_handler(
     backend: Backend, way: str, kind: type, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -485,7 +485,7 @@ def test_a_reply_to_a_channel_that_the_whiteboard_serves_is_an_error_of_its_hand
 
 
 @reply_to
-@pytest.mark.parametrize("settings", [{}, {"reply_channels": "#"}], ids=["default", "all allowed"])
+@table("settings", [{}, {"reply_channels": "#"}], ids=["default", "all allowed"])
 def test_replies_never_go_to_channels_of_requests(backend: Backend, settings: dict[str, Any]) -> None:
     """Or two handlers would answer each other for ever: neither a request nor a handler can name such a channel."""
     m, responder = backend.connect(), backend.connect(**settings)
