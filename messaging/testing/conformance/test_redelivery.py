@@ -10,6 +10,7 @@ import pytest
 from messaging import DeadlineError, Features, InvalidExtensionError, Message, Messaging
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.conformance.helpers import acknowledgement, feature, manual, nothing_more, publish, receive
+from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually, observed
 
 
@@ -37,9 +38,13 @@ def test_a_rejected_message_is_delivered_again(backend: Backend, m: Messaging, c
         eventually(lambda: stream.counters.rejected == 3, "counted")
 
 
+@pytest.mark.envelope
 @feature(Features.ACKNOWLEDGE)
-@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.feature(Features.EXTENSION_QUEUE))])
-def test_a_redelivered_message_is_the_same_message(backend: Backend, m: Messaging, channel: str, shared: bool) -> None:
+@table("shared", [False, True])
+def test_a_redelivered_message_is_the_same_message(backend: Backend, m: Messaging, shared: bool) -> None:
+    if shared and Features.EXTENSION_QUEUE not in m.features:
+        return
+    channel = backend.channel()
     queue = {"queue": backend.queue()} if shared else {}
     with m.subscription.subscribe(manual(m, channel, **queue)) as stream:
         publish(m, channel, [b"1"], **backend.full_context(m))
@@ -88,6 +93,7 @@ def test_a_message_is_delivered_no_more_often_than_allowed(backend: Backend, m: 
         nothing_more(m, channel, stream, **backend.reliable)
 
 
+@pytest.mark.envelope
 @feature(Features.EXTENSION_DEAD_LETTER_CHANNEL, Features.EXTENSION_MAX_DELIVERIES, Features.ACKNOWLEDGE)
 def test_after_max_deliveries_a_message_is_a_dead_letter(backend: Backend, m: Messaging) -> None:
     channel, dead = backend.channel(), backend.channel("dead")
@@ -109,9 +115,12 @@ def test_after_max_deliveries_a_message_is_a_dead_letter(backend: Backend, m: Me
         eventually(lambda: stream.counters.dead_lettered == 1, "counted")
 
 
+@pytest.mark.envelope
 @feature(Features.EXTENSION_DEAD_LETTER_CHANNEL, Features.ACKNOWLEDGE)
 def test_a_rejected_message_goes_to_the_dead_letter_channel(backend: Backend, m: Messaging) -> None:
     """With no number of deliveries given, the first reject is enough. What the message carried, the letter carries."""
+    with pytest.raises(InvalidExtensionError):
+        m.subscribe(backend.channel(), dead_letter_channel="a/+")
     channel, dead = backend.channel(), backend.channel("dead")
     more: dict[str, Any] = {}
     if Features.MESSAGE_PROPERTIES in m.features:
@@ -132,12 +141,6 @@ def test_a_rejected_message_goes_to_the_dead_letter_channel(backend: Backend, m:
             assert headers["x-dead-letter-reason"] == "rejected"
             assert headers["x-dead-letter-channel"] == channel
         nothing_more(m, channel, stream, **backend.reliable)
-
-
-@feature(Features.EXTENSION_DEAD_LETTER_CHANNEL)
-def test_a_dead_letter_channel_is_a_channel(backend: Backend) -> None:
-    with pytest.raises(InvalidExtensionError):
-        backend.connect().subscribe(backend.channel(), dead_letter_channel="a/+")
 
 
 # --- never settled

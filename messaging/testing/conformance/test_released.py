@@ -33,7 +33,7 @@ def test_the_message_of_an_observer_that_raises_is_dead_lettered_where_no_other_
         letter = letters.receive(PATIENCE)
         assert letter.payload == b"1"
         assert reason(letter, m) in ("rejected", None)
-        assert failing.over.wait(PATIENCE)
+        failing.wait_ended()
         eventually(lambda: stream.counters.dead_lettered == 1, "counted")
         assert stream.counters.dropped == 0
 
@@ -87,7 +87,7 @@ def test_the_message_of_an_observer_that_raises_is_requeued(backend: Backend) ->
     stream = m.subscribe(channel, queue=queue, dead_letter_channel=backend.channel("dead"), max_deliveries=3)
     stream.subscribe(failing)
     publish(m, channel, [b"1", b"2"], **backend.reliable)
-    assert failing.over.wait(PATIENCE)
+    failing.wait_ended()
     with other.subscribe(channel, queue=queue, **backend.reliable) as rest:
         assert sorted(receive(rest, 2)) == [b"1", b"2"]
     assert stream.counters.dropped == 0
@@ -98,7 +98,7 @@ def test_the_message_of_an_observer_that_raises_is_requeued(backend: Backend) ->
 def test_retry_gets_the_message_of_a_queue_again(backend: Backend, m: Messaging, channel: str) -> None:
     seen = retried(m.subscribe(channel, queue=backend.queue(), **backend.reliable), [b"2"])
     publish(m, channel, [b"1", b"2", b"3"], **backend.reliable)
-    eventually(lambda: sorted(seen) == [b"1", b"2", b"2", b"3"], "all, and the one again")
+    assert sorted(seen.wait_for(4)) == [b"1", b"2", b"2", b"3"]
 
 
 @feature(Features.ACKNOWLEDGE, Features.EXTENSION_MAX_DELIVERIES, Features.EXTENSION_DEAD_LETTER_CHANNEL)
