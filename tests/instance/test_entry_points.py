@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from messaging.errors import ConfigurationError, UnknownSchemeError
-from tests.doubles.fake import PATIENCE, FakeBroker
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
+from tests.doubles.fake import FakeBroker
 from tests.doubles.fixtures import Connect, install
 from tests.scripts import run_script
 
@@ -77,7 +79,7 @@ else:
 """
 
 
-@pytest.mark.parametrize(
+@table(
     "files",
     [
         {"adapters/__init__.py": ""},
@@ -134,7 +136,7 @@ def test_an_unknown_scheme_names_those_installed(connect: Connect, broker: FakeB
     assert connect(broker).publish("a", b"1").result(PATIENCE) is None
 
 
-@pytest.mark.parametrize(
+@table(
     ("scheme", "message"),
     [
         ("notanadapter", "is not a messaging.adapter.Adapter"),

@@ -6,10 +6,9 @@ import inspect
 import pickle
 import re
 
-import pytest
-
 import messaging
 from messaging import errors
+from messaging.testing.tables import table
 
 
 def defined() -> dict[str, type[Exception]]:
@@ -45,7 +44,7 @@ def test_the_tree_is_the_one_that_is_printed() -> None:
         assert bases == {parent or "Exception"} | ({standard} if standard else set()), name
 
 
-@pytest.mark.parametrize("name", sorted(defined()))
+@table("name", sorted(defined()))
 def test_every_error_has_one_root_and_a_docstring(name: str) -> None:
     kind = defined()[name]
     assert issubclass(kind, errors.MessagingError)
@@ -77,7 +76,7 @@ def test_deadlines_are_timeouts_and_mistakes_are_value_errors() -> None:
     assert not issubclass(errors.ConnectFailedError, ValueError)
 
 
-@pytest.mark.parametrize(
+@table(
     "error",
     [
         errors.MessagingError("text"),

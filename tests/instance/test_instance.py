@@ -47,7 +47,9 @@ from messaging.instance import (
 from messaging.instance.services import _names
 from messaging.model import GENERATE_REPLY_CHANNEL_ALIAS
 from messaging.services import ServiceEvent, ServiceRegistry, default_registry
-from tests.doubles.fake import PATIENCE, FakeBroker, settle_loop, until
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread, results
+from tests.doubles.fake import FakeBroker, settle_loop
 from tests.doubles.fixtures import QUICK, Connect
 from tests.doubles.plans import sent_values
 from tests.threads import in_background, in_threads
@@ -55,7 +57,7 @@ from tests.threads import in_background, in_threads
 # --- bad input
 
 
-@pytest.mark.parametrize(
+@table(
     ("url", "settings", "error", "says"),
     [
         ("", {}, ConfigurationError, "MESSAGING_URL"),
@@ -227,7 +229,7 @@ def test_features_that_the_broker_turns_out_not_to_have_are_no_longer_announced(
     assert Features.EXTENSION_RETAIN not in m.features
     publisher = registry.find_one(MessagePublisher)
     assert publisher is not None
-    until(lambda: Features.EXTENSION_RETAIN not in publisher.properties[FEATURE_PROPERTY])
+    eventually(lambda: Features.EXTENSION_RETAIN not in publisher.properties[FEATURE_PROPERTY])
     with pytest.raises(UnsupportedFeatureError):
         m.publish("a", b"1", retain=True)
 
@@ -264,7 +266,7 @@ def test_a_listener_that_hangs_does_not_hang_closing(
         in_background(m.close)()
     finally:
         release.set()
-    until(lambda: registry.find() == [])
+    eventually(lambda: registry.find() == [])
 
 
 # --- features
@@ -347,19 +349,17 @@ def test_asking_while_everything_changes_is_safe(m: Messaging) -> None:
     stop = threading.Event()
 
     def ask() -> None:
-        while not stop.wait(0.0005):
+        while not stop.is_set():
             repr(m.runtime.get_runtime_dto())
 
-    joins = [in_background(ask) for _ in range(3)]
+    asking = [in_thread(ask) for _ in range(3)]
     for _ in range(30):
         streams = [m.subscribe("a") for _ in range(5)]
         m.publish("a", b"1")
-        for stream in streams:
-            stream.close().result(PATIENCE)
+        results(stream.close() for stream in streams)
     m.close()
     stop.set()
-    for join in joins:
-        join()
+    results(asking)
 
 
 # --- the end
@@ -400,12 +400,12 @@ def test_closing_on_a_loop_returns_at_once_and_is_done_in_the_background(broker:
 def test_an_instance_that_is_forgotten_goes_on_until_the_end(broker: FakeBroker, connect: Connect) -> None:
     """Its observers may be all that matters; closing at exit is the last resort."""
     m = messaging.connect(broker.url, services=ServiceRegistry(), **QUICK)
-    seen: list[bytes] = []
+    seen: Recorder[bytes] = Recorder()
     m.subscribe("a").subscribe(lambda message: seen.append(message.payload))
     close = m.close
     del m
     gc.collect()
     settle_loop()
     broker.deliver(b"1")
-    until(lambda: seen == [b"1"])
+    assert seen.wait_for(1) == [b"1"]
     close()

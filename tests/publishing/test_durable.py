@@ -18,8 +18,10 @@ from messaging import Messaging, OutcomeUnknownError
 from messaging.errors import ConnectFailedError, DeadlineError, InvalidOptionError, OutboxFullError, PublishRefusedError
 from messaging.journal import Journal
 from messaging.services import ServiceRegistry
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually, results
 from tests.disks import ballast
-from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
+from tests.doubles.fake import FakeBroker, on_loop, settle_loop
 from tests.doubles.fixtures import Connect
 from tests.interrupts import InterruptError, interrupt_everywhere, ready
 from tests.scripts import FORK, run_script
@@ -29,6 +31,7 @@ MEGABYTE = 2**20
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
+    """The folder of the outbox."""
     return tmp_path / "outbox"
 
 
@@ -36,8 +39,7 @@ def left_behind(connect: Connect, broker: FakeBroker, path: Path, *payloads: byt
     """Store messages that no instance has sent."""
     m = connect(broker, outbox_path=path, outbox_size=100_000)
     broker.go_down()
-    for promise in [m.publish("a", payload, **context) for payload in payloads]:  # type: ignore[arg-type]
-        promise.stored.result(PATIENCE)
+    results(m.publish("a", payload, **context).stored for payload in payloads)  # type: ignore[arg-type]
     m.close(0)
     broker.gates["open"].open()
 
@@ -76,7 +78,7 @@ def test_messages_larger_than_the_bound_are_sent_too(broker: FakeBroker, connect
     payloads = [bytes(number * 1000) for number in range(1, 6)]
     left_behind(connect, broker, path, *payloads)
     m = connect(broker, outbox_path=path, outbox_bytes=1500, outbox_size=1)
-    until(lambda: drained(m), "the outbox to be empty")
+    eventually(lambda: drained(m), "the outbox to be empty")
     assert broker.payloads == payloads
 
 
@@ -87,7 +89,7 @@ def test_stored_messages_leave_requests_their_room(broker: FakeBroker, connect: 
         m.publish("a", b"%d" % number).stored.result(PATIENCE)
     broker.wait_sent(10)
     request = m.request("r", b"request", timeout=PATIENCE)
-    until(lambda: b"request" in broker.payloads, "the request to be sent")
+    eventually(lambda: b"request" in broker.payloads, "the request to be sent")
     m.close(0)
     assert request.exception(PATIENCE) is not None
 
@@ -118,8 +120,7 @@ def test_a_promise_fails_at_its_deadline_behind_messages_with_more_time(
     assert type(promise.exception(PATIENCE)) is OutcomeUnknownError
     assert not any(each.done() for each in patient)
     broker.gates["open"].open()
-    for each in patient:
-        each.result(PATIENCE)
+    results(patient)
 
 
 @pytest.mark.parametrize("size", [1, 1000])
@@ -147,7 +148,7 @@ def test_a_message_that_expires_while_there_is_no_connection_is_not_sent(
     short.stored.result(PATIENCE)
     accepted = time.monotonic()
     long = m.publish("a", b"long", time_to_live=60.0)
-    until(lambda: time.monotonic() > accepted + 0.05, "the message to expire")
+    eventually(lambda: time.monotonic() > accepted + 0.05, "the message to expire")
     broker.gates["open"].open()
     with pytest.raises(DeadlineError, match="time to live"):
         short.result(PATIENCE)
@@ -167,7 +168,7 @@ def test_the_broker_is_told_the_time_to_live_that_is_left(
     broker.go_down()
     m.publish("a", b"", time_to_live=60.0, store_and_forward=True).result(PATIENCE)
     accepted = time.monotonic()
-    until(lambda: time.monotonic() > accepted + 0.1, "time to pass")
+    eventually(lambda: time.monotonic() > accepted + 0.1, "time to pass")
     broker.hold = True
     if is_restarted:
         m.close(0)
@@ -175,12 +176,12 @@ def test_the_broker_is_told_the_time_to_live_that_is_left(
     if is_restarted:
         connect(broker, outbox_path=path)
     broker.wait_sent(1)
-    until(lambda: broker.held, "the message")
+    eventually(lambda: broker.held, "the message")
     left = broker.held[0].plan.options.time_to_live
     assert left is not None
     assert 30.0 < left <= 59.9
     broker.lose_and_reconnect()  # it is sent again
-    until(lambda: broker.held, "the message")
+    eventually(lambda: broker.held, "the message")
     again = broker.held[0].plan.options.time_to_live
     assert again is not None
     assert again < left
@@ -193,7 +194,7 @@ def test_a_clock_that_was_set_back_makes_no_message_live_longer(
         journal.append("a", b"", '{"extensions": {"timeToLive": 5.0}}', timestamp=time.time() + 3600)
     broker.hold = True
     connect(broker, outbox_path=path)
-    until(lambda: broker.held, "the message")
+    eventually(lambda: broker.held, "the message")
     left = broker.held[0].plan.options.time_to_live
     assert left is not None
     assert left <= 5.0
@@ -208,7 +209,7 @@ def test_a_refused_message_with_a_time_to_live_is_a_dead_letter_after_a_restart(
     left_behind(connect, broker, path, b"1", time_to_live=60.0)
     broker.hold = True
     m = connect(broker, outbox_path=path)
-    until(lambda: broker.held, "the message")
+    eventually(lambda: broker.held, "the message")
     broker.fail(PublishRefusedError("not here"))
     m.close()
     assert position(path) == 1
@@ -224,7 +225,7 @@ def test_a_stored_message_that_is_too_large_for_the_instance_is_a_dead_letter(
     left_behind(connect, broker, path, bytes(100), b"small")
     broker.limit = 10
     m = connect(broker, outbox_path=path)
-    until(lambda: drained(m), "the outbox to be empty")
+    eventually(lambda: drained(m), "the outbox to be empty")
     m.close()
     assert broker.payloads == [b"small"]
     assert position(path) == 2
@@ -253,7 +254,7 @@ def test_many_refused_messages_do_not_take_many_threads(broker: FakeBroker, conn
     m = connect(broker, outbox_path=path)
     promises = [m.publish("a", b"%d" % number) for number in range(200)]
     broker.wait_sent(200)
-    until(lambda: len(broker.held) == 200, "all messages at the broker")
+    eventually(lambda: len(broker.held) == 200, "all messages at the broker")
 
     def refuse_all() -> int:
         for outgoing in broker.held:
@@ -280,10 +281,10 @@ def test_a_dead_letter_is_kept_when_a_full_disk_has_room_again(
     refused.stored.result(PATIENCE)
     broker.wait_sent(1)
     file = ballast(disk)
-    until(lambda: broker.held, "the message")
+    eventually(lambda: broker.held, "the message")
     broker.fail(PublishRefusedError("not here"))
     assert type(refused.exception(PATIENCE)) is PublishRefusedError
-    until(lambda: "cannot keep a dead letter" in caplog.text, "an attempt to keep it")
+    eventually(lambda: "cannot keep a dead letter" in caplog.text, "an attempt to keep it")
     file.unlink()
     broker.hold = False
     m.publish("a", b"next").result(PATIENCE)
@@ -292,7 +293,7 @@ def test_a_dead_letter_is_kept_when_a_full_disk_has_room_again(
         with Journal.view(disk / "outbox") as journal:
             return len(journal.dead_letters())
 
-    until(lambda: letters() == 1, "the dead letter")
+    eventually(lambda: letters() == 1, "the dead letter")
     m.close()
     assert position(disk / "outbox") == 2
 
@@ -309,7 +310,7 @@ def test_an_instance_starts_on_a_full_disk_and_sends_what_is_left(
     m = connect(broker, outbox_path=disk / "outbox")
     with Journal.view(disk / "outbox") as journal:
         assert journal.end == 10
-    until(lambda: drained(m), "the outbox to be empty")
+    eventually(lambda: drained(m), "the outbox to be empty")
     assert broker.payloads == [b"%d" % number for number in range(10)]
     file.unlink()
     m.publish("a", b"next").result(PATIENCE)
@@ -335,7 +336,7 @@ def test_dropped_messages_are_reported_as_dropped_when_the_instance_closes(
 # --- settings
 
 
-@pytest.mark.parametrize("setting", ["outbox_path", "inbox_path"])
+@table("setting", ["outbox_path", "inbox_path"])
 def test_an_empty_path_is_refused(
     broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str
 ) -> None:
@@ -382,7 +383,7 @@ def test_an_interrupted_publish_counts_once(connect: Connect, path: Path) -> Non
             promise.result(PATIENCE)
 
     def check() -> None:
-        until(lambda: drained(m), "everything to be sent")
+        eventually(lambda: drained(m), "everything to be sent")
 
     modules = ("publishing/intake.py", "publishing/admission.py", "journal/commit.py", "journal/entries.py")
     assert interrupt_everywhere(run, check, *modules) > 10
@@ -421,7 +422,7 @@ def test_closing_waits_until_the_outbox_of_a_failed_connect_is_free(
 
     async def main() -> None:
         m = messaging.connect(broker.url, outbox_path=path, services=registry)
-        await asyncio.to_thread(until, lambda: broker.gates["close"].waiting)
+        await asyncio.to_thread(eventually, lambda: broker.gates["close"].waiting)
         closing = asyncio.create_task(m.aclose())
         await asyncio.sleep(0)
         await asyncio.to_thread(settle_loop)

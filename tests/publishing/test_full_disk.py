@@ -14,8 +14,9 @@ from messaging import MessageStream, Messaging, MessagingError, Promise
 from messaging.errors import OutboxFullError
 from messaging.journal import Journal
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require
+from messaging.testing.waiting import PATIENCE, eventually, results
 from tests.faults.kills import PROTOCOLS
-from tests.faults.scenario import PATIENCE, QUICK, eventually
+from tests.faults.scenario import QUICK
 
 SIZE = 50_000
 MANY = 60  # 3 MB, on a disk of 1 MiB
@@ -98,8 +99,7 @@ def test_messages_without_room_wait_until_the_broker_returns(
         assert not promises[-1].stored.done()
         stopped.start()
         assert numbers(stream, MANY) == [*range(MANY)]
-        for promise in promises:
-            promise.result(PATIENCE)
+        results(promises)
     assert Journal.view(path).info().damage == []
 
 

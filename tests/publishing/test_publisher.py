@@ -25,7 +25,9 @@ from messaging.errors import (
     UnsupportedFeatureError,
 )
 from messaging.model import Outgoing, PublishPlan
-from tests.doubles.fake import PATIENCE, FakeBroker, settle_loop
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
+from tests.doubles.fake import FakeBroker, settle_loop
 from tests.doubles.fixtures import Connect
 from tests.doubles.plans import sent_values
 from tests.threads import in_threads
@@ -111,10 +113,11 @@ def test_a_message_that_is_passed_on_keeps_its_id(broker: FakeBroker, m: Messagi
         assert sent_id(broker, publish) == "own"
 
 
-@pytest.mark.parametrize("foreign", ["", "x" * 256, "a\nb", "\ufffe"])
+@table("foreign", ["", "x" * 256, "a\nb", "\ufffe"])
 def test_a_message_with_an_id_that_none_may_have_here_is_passed_on_with_another(
-    broker: FakeBroker, m: Messaging, foreign: str
+    broker: FakeBroker, connect: Connect, foreign: str
 ) -> None:
+    m = connect(broker)
     message = arrived(m, broker, foreign)
     for publish in passing_on(m, message):
         assert sent_id(broker, publish) not in ("", foreign)
@@ -159,7 +162,7 @@ def passing_on(m: Messaging, message: Message) -> list[Callable[[], Promise[None
 # --- refusals
 
 
-@pytest.mark.parametrize("message", [None, b"bytes", "text", MessageContext("a"), object()])
+@table("message", [None, b"bytes", "text", MessageContext("a"), object()])
 def test_only_messages_are_published(m: Messaging, message: Any) -> None:
     with pytest.raises(
         ArgumentError, match=f"publish takes a Message or a MessageContextProvider, not {type(message).__name__}"
@@ -167,15 +170,17 @@ def test_only_messages_are_published(m: Messaging, message: Any) -> None:
         m.publisher.publish(message)
 
 
-@pytest.mark.parametrize("payload", ["text", None, 7, ["x"], {"a": 1}])
-def test_a_payload_is_bytes(broker: FakeBroker, m: Messaging, payload: Any) -> None:
+@table("payload", ["text", None, 7, ["x"], {"a": 1}])
+def test_a_payload_is_bytes(broker: FakeBroker, connect: Connect, payload: Any) -> None:
+    m = connect(broker)
     with pytest.raises(InvalidContentError):
         m.publisher.publish(Message(payload, MessageContext("a")))
     assert "publish" not in broker.calls
 
 
-@pytest.mark.parametrize("channel", ["a/+", "#", "a\x00", "a" * 65_536, "\ud800"])
-def test_a_bad_channel_is_refused(broker: FakeBroker, m: Messaging, channel: str) -> None:
+@table("channel", ["a/+", "#", "a\x00", "a" * 65_536, "\ud800"])
+def test_a_bad_channel_is_refused(broker: FakeBroker, connect: Connect, channel: str) -> None:
+    m = connect(broker)
     message = Message(b"1", MessageContext("a"))
     calls: list[Callable[[], object]] = [
         lambda: m.publish(channel, b"1"),
@@ -192,7 +197,7 @@ def test_a_bad_channel_is_refused(broker: FakeBroker, m: Messaging, channel: str
     assert m.publish("a", b"1").result(PATIENCE) is None
 
 
-@pytest.mark.parametrize("channel", [7, b"a", ["a"], {"a": 1}])
+@table("channel", [7, b"a", ["a"], {"a": 1}])
 def test_a_channel_of_another_type_is_refused(m: Messaging, channel: Any) -> None:
     with pytest.raises(ArgumentError):
         m.publisher.publish(Message(b"1", MessageContext(channel)))
@@ -202,13 +207,14 @@ def test_a_channel_of_another_type_is_refused(m: Messaging, channel: Any) -> Non
         m.publisher.publish(Message(b"1", MessageContext("a")), channel)
 
 
-@pytest.mark.parametrize("name", ["content_type", "content_encoding", "correlation_id", "channel_extension"])
-@pytest.mark.parametrize(
+@table("name", ["content_type", "content_encoding", "correlation_id", "channel_extension"])
+@table(
     ("value", "text"), [("\x00", "NUL"), ("\ud800", "lone surrogate"), ("x" * 65_536, "65536 bytes"), (7, "not int")]
 )
 def test_bad_values_of_a_context_are_refused(
-    broker: FakeBroker, m: Messaging, name: str, value: Any, text: str
+    broker: FakeBroker, connect: Connect, name: str, value: Any, text: str
 ) -> None:
+    m = connect(broker)
     with pytest.raises(ArgumentError, match=f"{name}.*{text}"):
         m.publisher.publish(Message(b"1", MessageContext("a", **{name: value})))
     assert "publish" not in broker.calls

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from messaging import Message, Messaging
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.doubles.consumers import manual, numbered
-from tests.doubles.fake import PATIENCE, FakeAdapter, FakeBroker, on_loop, until
+from tests.doubles.fake import FakeAdapter, FakeBroker, on_loop, settle_loop
 from tests.doubles.fixtures import Connect
 
 
-class Gate:
+class Gate(Recorder[bytes]):
     """An observer that takes messages as long as it is open."""
 
     def __init__(self) -> None:
-        self.seen: list[bytes] = []
+        super().__init__()
         self.open = threading.Event()
 
-    def __call__(self, message: Message) -> None:
+    def __call__(self, message: Message) -> None:  # type: ignore[override]  # it keeps the payloads only
         assert self.open.wait(PATIENCE)
-        self.seen.append(message.payload)
+        self.append(message.payload)
+
+    on_next = __call__
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def test_a_verdict_by_hand_does_not_wait_either(broker: FakeBroker, connect: Con
     with manual(connect(broker)) as stream:
         tokens = broker.deliver(*numbered(3))
         messages = [stream.receive(PATIENCE) for _ in tokens]
-        time.sleep(0.02)  # the loop no longer looks for verdicts by itself
+        settle_loop(30)  # the loop no longer looks for verdicts by itself
         for count, message in enumerate(reversed(messages), 1):
             assert message.acknowledge()
             broker.wait_acknowledged(count)
@@ -112,10 +114,10 @@ def test_a_burst_without_acknowledgement_loses_nothing_because_reading_waits_for
             broker.deliver(*payloads[:100], qos0=True)
             del payloads[:100]
         gate.open.set()
-        until(lambda: not broker.suspended)
+        eventually(lambda: not broker.suspended)
         gate.open.clear()
     gate.open.set()
-    until(lambda: stream.counters.delivered == 10_000 - stream.counters.dropped)
+    eventually(lambda: stream.counters.delivered == 10_000 - stream.counters.dropped)
     assert stream.counters.dropped == 0
 
 
@@ -132,10 +134,10 @@ def test_reading_waits_until_a_consumer_that_is_behind_has_caught_up(
     assert broker.suspended
     broker.deliver(*numbered(300))  # what still arrives is delivered
     gate.open.set()
-    until(lambda: not broker.suspended)
+    eventually(lambda: not broker.suspended)
     assert broker.suspensions == 1
     broker.wait_acknowledged(900)
-    assert gate.seen == numbered(300) * 3
+    assert gate == numbered(300) * 3
 
 
 def test_a_consumer_that_does_not_catch_up_holds_up_the_others_once_and_not_for_long(
@@ -148,7 +150,7 @@ def test_a_consumer_that_does_not_catch_up_holds_up_the_others_once_and_not_for_
     other.ready.result(PATIENCE)
     slow, quick = broker.live if broker.live[0].spec.channel == "a" else broker.live[::-1]
     broker.deliver(*numbered(600), handle=slow)
-    until(lambda: not broker.suspended, "resumed for the sake of the others")
+    eventually(lambda: not broker.suspended, "resumed for the sake of the others")
     for _ in range(3):
         broker.deliver(*numbered(100), handle=slow)
         assert not broker.suspended
@@ -157,7 +159,7 @@ def test_a_consumer_that_does_not_catch_up_holds_up_the_others_once_and_not_for_
     broker.wait_acknowledged(900)
     broker.deliver(*numbered(600), handle=slow)  # it has caught up, and gets another chance
     assert broker.suspensions == 2
-    until(lambda: not broker.suspended)
+    eventually(lambda: not broker.suspended)
     broker.deliver(b"x", handle=quick)
     assert other.receive(PATIENCE).payload == b"x"
 

@@ -19,9 +19,11 @@ from messaging import MessageStream, Messaging
 from messaging.errors import JournalFullError, SubscriptionRefusedError
 from messaging.journal import State
 from messaging.model import ReceivedMessage
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.disks import ballast
 from tests.doubles.consumers import acknowledge, manual
-from tests.doubles.fake import PATIENCE, FakeBroker, Token, settle_loop, until
+from tests.doubles.fake import FakeBroker, Token, settle_loop
 from tests.doubles.fixtures import Connect
 
 
@@ -32,13 +34,11 @@ class Disk:
         self.is_full = False
         self.works = threading.Event()
         self.works.set()
-        self.begun = threading.Event()
-        self.attempts = 0
+        self.begun: Recorder[State] = Recorder()
         store = State.add_seen
 
         def add_seen(state: State, ids: Sequence[tuple[str, str]]) -> None:
-            self.attempts += 1
-            self.begun.set()
+            self.begun(state)
             assert self.works.wait(PATIENCE)
             if self.is_full:
                 raise JournalFullError("inbox", "the disk is full", "inbox_path")
@@ -103,7 +103,7 @@ def test_a_duplicate_is_acknowledged_after_the_id_is_stored(
     first = stream.receive(PATIENCE)
     disk.works.clear()
     assert acknowledge(first)
-    assert disk.begun.wait(PATIENCE)
+    disk.begun.wait_for(1)
     tokens += deliver(broker, "a", "b")
     assert stream.receive(PATIENCE).payload == b"b"  # so the duplicate was recognised
     settle_loop()
@@ -124,7 +124,7 @@ def test_the_id_of_a_message_whose_connection_was_lost_is_stored_before_its_rede
     assert not acknowledge(first)  # the broker redelivers it
     tokens = deliver(broker, "a", "b")
     assert stream.receive(PATIENCE).payload == b"b"
-    assert disk.begun.wait(PATIENCE)
+    disk.begun.wait_for(1)
     settle_loop()
     assert broker.acknowledged == []
     disk.works.set()
@@ -132,7 +132,7 @@ def test_the_id_of_a_message_whose_connection_was_lost_is_stored_before_its_rede
     assert broker.acknowledged == tokens[:1]
 
 
-@pytest.mark.parametrize("is_invalid", [False, True])
+@table("is_invalid", [False, True])
 def test_a_message_is_not_settled_before_its_dead_letter_is_published(
     broker: FakeBroker, connect: Connect, is_invalid: bool
 ) -> None:
@@ -166,7 +166,7 @@ def test_ids_that_a_full_disk_refused_are_stored_when_there_is_room(
         for each in names:
             publish(m, each)
             stream.receive(PATIENCE)
-        until(lambda: stream.counters.acknowledged >= 49)  # handled and acknowledged all the same
+        eventually(lambda: stream.counters.acknowledged >= 49)  # handled and acknowledged all the same
         disk.is_full = False
     assert delivered_again(tmp_path, *names) == []
     warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
@@ -179,7 +179,7 @@ def test_an_inbox_opens_on_a_full_disk_and_knows_its_ids(disk_of: Callable[[str]
         publish(m, "a", "b", "next")
         for _ in range(3):  # the one after a message acknowledges it
             stream.receive(PATIENCE)
-        until(lambda: stream.counters.acknowledged == 2)
+        eventually(lambda: stream.counters.acknowledged == 2)
     file = ballast(disk)
     assert delivered_again(disk / "inbox", "a", "b") == []
     file.unlink()
@@ -195,7 +195,7 @@ def test_a_hanging_disk_blocks_no_other_stream_when_an_inbox_is_closed(tmp_path:
         disk.works.clear()
         stream.receive(PATIENCE)
         stream.receive(PATIENCE)
-        assert disk.begun.wait(PATIENCE)
+        disk.begun.wait_for(1)
         stream.close().result(PATIENCE)
         with m.subscribe("other") as other:
             m.publish("other", b"1").result(PATIENCE)
@@ -203,19 +203,19 @@ def test_a_hanging_disk_blocks_no_other_stream_when_an_inbox_is_closed(tmp_path:
         disk.works.set()
 
 
-@pytest.mark.parametrize("step", [-3600.0, 10 * 365 * 86400.0])
+@table("step", [-3600.0, 10 * 365 * 86400.0])
 def test_a_clock_that_is_set_does_not_change_the_window(step: float, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = time.time
     with messaging.connect("memory://inbox") as m, m.subscribe("c", qos="1", deduplicate=0.5) as stream:
         publish(m, "a", "0")
         stream.receive(PATIENCE)
         stream.receive(PATIENCE)
-        until(lambda: stream.counters.acknowledged)
+        eventually(lambda: stream.counters.acknowledged)
         monkeypatch.setattr(time, "time", lambda: clock() + step)
         publish(m, "a", "b")
         assert stream.receive(PATIENCE).payload == b"b"
         settled = time.monotonic()
-        until(lambda: time.monotonic() > settled + 0.55)
+        eventually(lambda: time.monotonic() > settled + 0.55)
         publish(m, "a")
         assert stream.receive(PATIENCE).payload == b"a"
 
@@ -273,7 +273,7 @@ def test_deliveries_that_no_broker_bounds_do_not_pile_up_behind_a_verdict(broker
     assert acknowledge(first)
     deliver(broker, "c")
     assert stream.receive(PATIENCE).payload == b"c"
-    until(lambda: stream.counters.duplicates)
+    eventually(lambda: stream.counters.duplicates)
     assert stream.counters.duplicates == 1
 
 
@@ -283,7 +283,7 @@ def test_ids_of_any_length_take_bounded_room_and_differ(broker: FakeBroker, conn
         deliver(broker, "b")
         for _ in range(3):
             assert acknowledge(stream.receive(PATIENCE))
-        until(lambda: stream.counters.duplicates == 1)
+        eventually(lambda: stream.counters.duplicates == 1)
     assert sum(each.stat().st_size for each in tmp_path.rglob("*") if each.is_file()) < 100_000
 
 
@@ -300,16 +300,17 @@ def test_a_refused_subscription_gives_its_inbox_back(broker: FakeBroker, connect
 def test_an_inbox_is_free_when_its_instance_is_closed_with_a_busy_handler(
     broker: FakeBroker, connect: Connect, tmp_path: Path
 ) -> None:
-    begun, may_end = threading.Event(), threading.Event()
+    begun: Recorder[bytes] = Recorder()
+    may_end = threading.Event()
 
-    def handle(_: bytes) -> None:
-        begun.set()
+    def handle(payload: bytes) -> None:
+        begun(payload)
         assert may_end.wait(PATIENCE)
 
     m = connect(broker, inbox_path=tmp_path, close_timeout=0.1)
     m.on("a", handle, model=bytes, deduplicate=True).ready.result(PATIENCE)
     deliver(broker, "a")
-    assert begun.wait(PATIENCE)
+    begun.wait_for(1)
     m.close()
     with connect(broker, inbox_path=tmp_path).subscribe("a", deduplicate=True) as stream:
         stream.ready.result(PATIENCE)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 from messaging import AcknowledgeType, Message, MessageContext
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.doubles.consumers import acknowledge, manual, reject, state
-from tests.doubles.fake import PATIENCE, FakeBroker, settle_loop, until
+from tests.doubles.fake import FakeBroker, settle_loop
 from tests.doubles.fixtures import Connect
 
 VERDICTS = [Message.acknowledge, Message.reject, acknowledge, reject]
 ACCEPTING = (Message.acknowledge, acknowledge)
 
 
-@pytest.mark.parametrize("first", VERDICTS)
-@pytest.mark.parametrize("second", VERDICTS)
+@table("first", VERDICTS)
+@table("second", VERDICTS)
 def test_the_first_verdict_counts_whichever_way_it_was_given(
     broker: FakeBroker, connect: Connect, first: Callable[[Message], bool], second: Callable[[Message], bool]
 ) -> None:
@@ -30,24 +30,24 @@ def test_the_first_verdict_counts_whichever_way_it_was_given(
     for _ in range(2):
         assert state(message) is decided
         assert second(message) is False
-    until(lambda: broker.acknowledged or broker.rejected)
+    eventually(lambda: broker.acknowledged or broker.rejected)
     settle_loop()
     assert (broker.acknowledged, broker.rejected) == ((tokens, []) if first in ACCEPTING else ([], tokens))
 
 
-@pytest.mark.parametrize("verdict", [Message.acknowledge, Message.reject])
+@table("verdict", [Message.acknowledge, Message.reject])
 def test_a_verdict_in_the_observer_is_the_last_word(
     broker: FakeBroker, connect: Connect, verdict: Callable[[Message], bool]
 ) -> None:
     answers: list[bool] = []
     connect(broker).subscribe("a").subscribe(lambda message: answers.append(verdict(message)))
     broker.deliver(b"1")
-    until(lambda: answers and (broker.acknowledged or broker.rejected))
+    eventually(lambda: answers and (broker.acknowledged or broker.rejected))
     settle_loop()
     assert answers == [True]
     assert [len(broker.acknowledged), len(broker.rejected)] == ([1, 0] if verdict is Message.acknowledge else [0, 1])
 
 
-@pytest.mark.parametrize("verdict", [Message.acknowledge, Message.reject])
+@table("verdict", [Message.acknowledge, Message.reject])
 def test_a_verdict_on_a_message_that_was_not_received_is_refused(verdict: Callable[[Message], bool]) -> None:
     assert verdict(Message(b"", MessageContext("a"))) is False

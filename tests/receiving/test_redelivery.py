@@ -10,9 +10,11 @@ from messaging import Message, MessageStream
 from messaging.errors import PublishRefusedError
 from messaging.instance import Messaging
 from messaging.receiving.redelivery import CHANNEL_HEADER, DELIVERIES_HEADER, REASON_HEADER
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.doubles.calling import Calling
 from tests.doubles.consumers import acknowledge, manual, numbered, reject
-from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
+from tests.doubles.fake import FakeBroker, on_loop, settle_loop
 from tests.doubles.fixtures import Connect
 
 
@@ -27,7 +29,7 @@ def test_a_rejection_goes_to_the_broker_where_it_has_a_form_on_the_wire(broker: 
     stream = manual(connect(broker))
     tokens = broker.deliver(b"0")
     assert reject(stream.receive(PATIENCE))
-    until(lambda: broker.rejected == tokens)
+    eventually(lambda: broker.rejected == tokens)
     assert broker.acknowledged == []
     assert stream.counters.rejected == 1
     assert stream.counters.redelivered == 0
@@ -72,12 +74,12 @@ def test_rejecting_again_and_again_keeps_the_credit(bare: FakeBroker, connect: C
         stream.receive(0.05)
 
 
-@pytest.mark.parametrize("count", [5, 2**31])
+@table("count", [5, 2**31])
 def test_a_message_delivered_very_often_is_still_requeued(broker: FakeBroker, connect: Connect, count: int) -> None:
     stream = manual(connect(broker), prefetch=1)
     tokens = broker.deliver(b"0", delivery_count=count)
     reject(stream.receive(PATIENCE))
-    until(lambda: broker.rejected == tokens)
+    eventually(lambda: broker.rejected == tokens)
     broker.deliver(b"1")
     assert stream.receive(PATIENCE).payload == b"1"
 
@@ -98,7 +100,7 @@ def test_a_message_discarded_after_max_deliveries_is_logged(
     assert "message on 'a' is discarded (maxDeliveries, 2 deliveries)" in caplog.text
 
 
-@pytest.mark.parametrize("other", [("a", "2"), ("b", "1")], ids=["another id", "another channel"])
+@table("other", [("a", "2"), ("b", "1")], ids=["another id", "another channel"])
 def test_deliveries_of_messages_with_an_id_are_counted_by_channel_and_id(
     bare: FakeBroker, connect: Connect, other: tuple[str, str]
 ) -> None:
@@ -108,7 +110,7 @@ def test_deliveries_of_messages_with_an_id_are_counted_by_channel_and_id(
         bare.deliver(b"same", channel=channel, extensions={"messageId": message_id})
     reject(stream.receive(PATIENCE))
     reject(stream.receive(PATIENCE))
-    until(lambda: stream.counters.redelivered == 2)
+    eventually(lambda: stream.counters.redelivered == 2)
     assert bare.acknowledged == []
 
 
@@ -229,7 +231,7 @@ def test_a_dead_letter_in_flight_over_a_loss_is_published_and_its_stale_token_fo
     broker.lose_and_reconnect()
     broker.wait_sent(2)
     broker.confirm()
-    until(lambda: stream.counters.dead_lettered == 1)
+    eventually(lambda: stream.counters.dead_lettered == 1)
     assert broker.acknowledged == []
 
 
@@ -242,30 +244,30 @@ def test_a_dead_letter_that_fails_for_good_is_not_acknowledged(broker: FakeBroke
     assert len(broker.sent) == 1
 
 
-@pytest.mark.parametrize("what", ["stream", "instance"])
+@table("what", ["stream", "instance"])
 def test_closing_waits_for_the_end_of_an_observer_that_failed(broker: FakeBroker, connect: Connect, what: str) -> None:
     """Its dead letter is confirmed, and the broker told, before closing returns."""
     broker.hold = True
     m = connect(broker)
-    errors: list[Exception] = []
+    ended: Recorder[Message] = Recorder()
 
     def observer(message: Message) -> None:
         raise ValueError("bad")
 
     context = m.context_builder().channel("a").extension_entry("deadLetterChannel", "dead").build_context()
     stream = m.subscription.subscribe(context)
-    stream.subscribe(observer, errors.append)
+    stream.subscribe(observer, ended.on_error)
     broker.deliver(b"0")
     broker.wait_sent(1)
     assert broker.payloads == [b"0"]
-    until(lambda: errors)
+    ended.wait_error()
     broker.gates["unsubscribe"].close()
     closing = Calling(lambda: stream.close().result(PATIENCE) if what == "stream" else m.close(PATIENCE))
     closing.until_waiting()
     settle_loop()
     assert not closing.done()
     broker.confirm()
-    until(lambda: broker.gates["unsubscribe"].waiting)
+    eventually(lambda: broker.gates["unsubscribe"].waiting)
     assert len(broker.acknowledged) == 1
     assert not closing.done()
     broker.gates["unsubscribe"].open()
@@ -292,10 +294,10 @@ def test_a_dead_letter_of_an_invalid_message_keeps_the_original_bytes(broker: Fa
     assert broker.held[0].plan.options.headers[REASON_HEADER] == "invalid"
     assert broker.acknowledged == []
     broker.confirm()
-    until(lambda: broker.acknowledged == tokens[:1])
+    eventually(lambda: broker.acknowledged == tokens[:1])
 
 
-@pytest.mark.parametrize("on_invalid", ["skip", "dead_letter"])
+@table("on_invalid", ["skip", "dead_letter"])
 def test_invalid_messages_do_not_stop_the_stream_at_a_credit_of_one(
     bare: FakeBroker, connect: Connect, on_invalid: str
 ) -> None:
@@ -318,7 +320,7 @@ def test_a_model_that_raises_something_else_is_a_decode_error_too(broker: FakeBr
     stream = m.subscribe("a", Annotated[int, AfterValidator(explode)], on_invalid="skip")
     stream.ready.result(PATIENCE)
     broker.deliver(b"1", b"2", content_type="application/json")
-    until(lambda: m.runtime.get_runtime_dto().subscriptions[0].buffered == 2)
+    eventually(lambda: m.runtime.get_runtime_dto().subscriptions[0].buffered == 2)
     with pytest.raises(TimeoutError):
         stream.receive(0.05)
     assert stream.counters.invalid == 2
@@ -331,6 +333,6 @@ def test_auto_acknowledged_invalid_messages_are_dead_lettered_without_a_second_a
     tokens = broker.deliver(b"bad", b'{"x": 1}', content_type="application/json")
     assert stream.receive(PATIENCE).value() == {"x": 1}
     broker.wait_sent(1)
-    until(lambda: stream.counters.dead_lettered == 1)
+    eventually(lambda: stream.counters.dead_lettered == 1)
     on_loop(lambda: None)
     assert broker.acknowledged == tokens

@@ -26,62 +26,64 @@ from messaging.errors import (
 )
 from messaging.receiving import Subscription, in_observer
 from messaging.testing.conformance.helpers import retried
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread
 from tests.doubles.calling import Calling, until_waiting
 from tests.doubles.consumers import Slow, numbered
-from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
+from tests.doubles.fake import FakeBroker, on_loop, settle_loop
 from tests.doubles.fixtures import Connect
 
 
-class Observer:
-    """Writes down what it is told, and fails if it is told after the end or by two threads at once."""
+class Observer(Recorder[bytes]):
+    """Records the payloads that it is told, and fails if it is told after the end or by two threads at once."""
 
     def __init__(self, on_next: Callable[[Message], object] = lambda _: None) -> None:
-        self.seen: list[bytes] = []
+        super().__init__()
         self.end: list[Exception | None] = []
         self.broken: list[str] = []
         self._on_next = on_next
         self._inside = threading.Lock()
 
-    def on_next(self, message: Message) -> None:
+    def on_next(self, message: Message) -> None:  # type: ignore[override]  # it keeps the payloads only
         if not self._inside.acquire(blocking=False):
             self.broken.append("two at once")
         try:
             if self.end:
                 self.broken.append("after the end")
-            self.seen.append(message.payload)
+            self.append(message.payload)
             self._on_next(message)
         finally:
             self._inside.release()
 
     def on_error(self, error: Exception) -> None:
         self.end.append(error)
+        super().on_error(error)
 
     def on_completed(self) -> None:
         self.end.append(None)
+        super().on_completed()
 
     def wait_end(self) -> Exception | None:
-        until(lambda: self.end, "the end")
+        """Wait for the end, and return its error; fail if it was told what it must not be."""
+        error = self.wait_ended()
         assert self.broken == []
         assert len(self.end) == 1
-        return self.end[0]
+        return error
 
 
 # --- observers
 
 
 def test_an_observer_sees_messages_on_a_worker_thread(broker: FakeBroker, m: Messaging) -> None:
-    threads: list[str] = []
-    inside: list[bool] = []
+    seen: Recorder[tuple[str, bool]] = Recorder()
 
     def look(_: Message) -> None:
-        threads.append(threading.current_thread().name)
-        inside.append(in_observer())
+        seen.append((threading.current_thread().name, in_observer()))
 
     m.subscribe("a").subscribe(look)
     broker.deliver(*numbered(3))
-    until(lambda: len(threads) == 3)
-    assert all(name.startswith("messaging-worker") for name in threads)
-    assert inside == [True] * 3
+    seen.wait_for(3)
+    assert all(name.startswith("messaging-worker") and inside for name, inside in seen)
     assert not in_observer()
 
 
@@ -94,7 +96,7 @@ def test_observers_and_callbacks_are_taken_alike(broker: FakeBroker, m: Messagin
     for number in range(3):
         broker.deliver(b"1", handle=number)
     for observer in (first, second, third):
-        until(lambda observer=observer: observer.seen == [b"1"])  # type: ignore[misc]
+        assert observer.wait_for(1) == [b"1"]
     m.close()
     assert [observer.wait_end() for observer in (first, second, third)] == [None, None, None]
 
@@ -102,19 +104,20 @@ def test_observers_and_callbacks_are_taken_alike(broker: FakeBroker, m: Messagin
 def test_a_stream_subscribed_without_observer_acknowledges_everything(broker: FakeBroker, connect: Connect) -> None:
     connect(broker).subscribe("a").subscribe()
     tokens = broker.deliver(*numbered(3))
-    until(lambda: broker.acknowledged == tokens)
+    eventually(lambda: broker.acknowledged == tokens)
 
 
-@pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
-@pytest.mark.parametrize("takes_errors", [True, False])
+@table("kind", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
+@table("takes_errors", [True, False])
 def test_an_observer_that_raises_ends_its_stream_and_rejects_its_message(
     broker: FakeBroker,
-    m: Messaging,
+    connect: Connect,
     caplog: pytest.LogCaptureFixture,
     kind: type[BaseException],
     takes_errors: bool,
 ) -> None:
     """Scenario 34 [S]: and other subscribers go on. Without ``on_error`` the log has the traceback."""
+    m = connect(broker)
     failure = kind("cannot")
 
     def fail(_: Message) -> None:
@@ -124,9 +127,9 @@ def test_an_observer_that_raises_ends_its_stream_and_rejects_its_message(
     m.subscribe("a").subscribe(failing if takes_errors else failing.on_next)
     m.subscribe("a").subscribe(healthy)
     tokens = broker.deliver(*numbered(3), handle=0)
-    until(lambda: broker.rejected == tokens[:1])
-    until(lambda: len(broker.unsubscribed) == 1)
-    assert failing.seen == [b"0"]
+    eventually(lambda: broker.rejected == tokens[:1])
+    broker.unsubscribed.wait_for(1)
+    assert failing == [b"0"]
     assert broker.acknowledged == []
     if takes_errors:
         error = failing.wait_end()
@@ -135,30 +138,28 @@ def test_an_observer_that_raises_ends_its_stream_and_rejects_its_message(
         assert "the observer of 'a' raised; its stream ends" in caplog.text
         assert f"{kind.__name__}: cannot" in caplog.text
     broker.deliver(*numbered(3))
-    until(lambda: healthy.seen == numbered(3))
+    assert healthy.wait_for(3) == numbered(3)
     assert healthy.end == []
 
 
-@pytest.mark.parametrize("kind", [ValueError, SystemExit])
-@pytest.mark.parametrize("where", ["on_error", "on_completed"])
+@table("kind", [ValueError, SystemExit])
+@table("where", ["on_error", "on_completed"])
 def test_an_error_raised_by_on_error_or_on_completed_is_logged(
     broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture, where: str, kind: type[BaseException]
 ) -> None:
-    m = connect(broker, close_timeout=1.0)
+    m = connect(broker, close_timeout=10 * PATIENCE)
 
     def explode(*_: object) -> None:
         raise kind("explosion")
 
     stream = m.subscribe("a")
     stream.subscribe(on_next=print, on_error=explode, on_completed=explode)
-    started = time.monotonic()
     if where == "on_error":
         broker.end_subscription(SubscriptionRefusedError("gone"))
     else:
         stream.close().result(PATIENCE)
-    until(lambda: "raised from on_error or on_completed" in caplog.text, "the log entry")
-    m.close()
-    assert time.monotonic() - started < 1.0  # an observer that has ended is not waited for
+    eventually(lambda: "raised from on_error or on_completed" in caplog.text, "the log entry")
+    in_thread(m.close).result(PATIENCE)  # an observer that has ended is not waited for
     assert m.runtime.get_runtime_dto().subscriptions == ()
 
 
@@ -172,7 +173,7 @@ def test_an_observer_and_the_iterator_of_one_stream_are_independent(broker: Fake
     broker.deliver(b"1", handle=0)
     broker.deliver(b"2", handle=1)
     assert stream.receive(PATIENCE).payload == b"2"
-    until(lambda: observer.seen == [b"1"])
+    assert observer.wait_for(1) == [b"1"]
     stream.close().result(PATIENCE)
     assert observer.wait_end() is None
     assert len(broker.unsubscribed) == 2
@@ -203,7 +204,7 @@ def test_subscribe_on_a_thread_with_an_event_loop_returns_at_once(broker: FakeBr
 
 def test_subscribing_in_an_observer_waits_for_the_broker_and_not_for_itself(broker: FakeBroker, m: Messaging) -> None:
     inner = Observer()
-    started: list[bool] = []
+    started: Recorder[bool] = Recorder()
 
     def outer(_: Message) -> None:
         stream = m.subscribe("b")
@@ -212,9 +213,9 @@ def test_subscribing_in_an_observer_waits_for_the_broker_and_not_for_itself(brok
 
     m.subscribe("a").subscribe(outer)
     broker.deliver(b"1")
-    until(lambda: started == [True])
+    assert started.wait_for(1) == [True]
     broker.deliver(b"2")
-    until(lambda: inner.seen == [b"2"])
+    assert inner.wait_for(1) == [b"2"]
 
 
 # --- ending
@@ -230,8 +231,8 @@ def test_disposing_lets_the_message_in_progress_finish_and_emits_no_more(
     settle_loop()
     assert broker.unsubscribed == []
     slow.go(10)
-    until(lambda: len(broker.unsubscribed) == 1)
-    assert slow.seen == [b"0"]
+    broker.unsubscribed.wait_for(1)
+    assert slow == [b"0"]
     assert broker.acknowledged == tokens[:1]
     disposable.dispose()  # again is no error
 
@@ -251,7 +252,7 @@ def test_closing_completes_and_the_promise_waits_for_the_observer(
     slow.go(10)
     assert closing.result(PATIENCE) is None
     assert observer.wait_end() is None
-    assert observer.seen == [b"0"]
+    assert observer == [b"0"]
     assert len(broker.unsubscribed) == 1
     assert stream.close().result(PATIENCE) is None  # idempotent
     assert len(broker.unsubscribed) == 1
@@ -267,7 +268,7 @@ def test_unregistering_the_subscription_service_ends_its_streams(broker: FakeBro
         if MessageSubscription.__name__ in str(registration.reference.interfaces):
             assert registration.unregister()
     assert observer.wait_end() is None
-    until(lambda: len(broker.unsubscribed) == 1)
+    broker.unsubscribed.wait_for(1)
     m.publish("a", b"1").result(PATIENCE)
 
 
@@ -278,10 +279,10 @@ def test_a_closed_stream_refuses_observers(broker: FakeBroker, connect: Connect)
         stream.subscribe(print)
 
 
-@pytest.mark.parametrize("how", ["stream", "result", "with", "dispose", "instance"])
+@table("how", ["stream", "result", "with", "dispose", "instance"])
 def test_an_observer_that_ends_its_own_stream_does_not_deadlock(broker: FakeBroker, connect: Connect, how: str) -> None:
     m = connect(broker, close_timeout=0.5)
-    done = threading.Event()
+    done: Recorder[str] = Recorder()
     stream = m.subscribe("a")
     disposables: list[Any] = []
 
@@ -297,15 +298,15 @@ def test_an_observer_that_ends_its_own_stream_does_not_deadlock(broker: FakeBrok
             disposables[0].dispose()
         else:
             m.close()
-        done.set()
+        done(how)
 
     observer = Observer(end)
     disposables.append(stream.subscribe(observer))
     token = broker.deliver(*numbered(3))
-    assert done.wait(PATIENCE)
-    until(lambda: len(broker.unsubscribed) == 1)
+    done.wait_for(1)
+    broker.unsubscribed.wait_for(1)
     if how != "instance":  # that one tells its streams in a moment
-        assert observer.seen == [b"0"]
+        assert observer == [b"0"]
     if how != "result":  # there the deadline of closing passed first, and the message was released
         assert broker.acknowledged == token[:1]
     if how != "dispose":
@@ -324,12 +325,10 @@ def test_an_observer_that_hangs_does_not_hang_closing(
     broker.deliver(b"0", handle=0)
     slow.wait()
     promise = m.publish("c", b"still sent")
-    started = time.monotonic()
     if what == "stream":
         stream.close().result(PATIENCE)
         assert len(broker.unsubscribed) == 1
-    m.close()
-    assert time.monotonic() - started < 3
+    in_thread(m.close).result(PATIENCE)
     assert promise.result(0) is None
     assert quick.wait_end() is None
     slow.go()
@@ -361,8 +360,7 @@ def race(*actions: Callable[[], object]) -> list[BaseException | None]:
         barrier.wait(PATIENCE)
         action()
 
-    with ThreadPoolExecutor(len(actions)) as pool:
-        return [each.exception(PATIENCE) for each in [pool.submit(run, action) for action in actions]]
+    return [each.exception(PATIENCE) for each in [in_thread(run, action) for action in actions]]
 
 
 def test_disposing_races_with_delivering(broker: FakeBroker, m: Messaging) -> None:
@@ -376,13 +374,13 @@ def test_disposing_races_with_delivering(broker: FakeBroker, m: Messaging) -> No
         observer = Observer()
         disposable = m.subscribe("a").subscribe(observer)
         assert race(deliver, disposable.dispose, disposable.dispose) == [None] * 3
-        until(lambda: broker.live == [], "the unsubscription")
+        eventually(lambda: broker.live == [], "the unsubscription")
         assert observer.broken == []
         assert observer.end == []
-        seen = len(observer.seen)
+        seen = len(observer)
         settle_loop()
-        assert len(observer.seen) == seen
-        assert observer.seen == (numbered(3) * 5)[:seen]
+        assert len(observer) == seen
+        assert observer == (numbered(3) * 5)[:seen]
     assert m.runtime.get_runtime_dto().subscriptions == ()
 
 
@@ -399,7 +397,7 @@ def test_closing_races_with_errors_and_disposal_and_ends_once(broker: FakeBroker
         )
         assert all(error is None or isinstance(error, IndexError) for error in errors)
         stream.close().result(PATIENCE)
-        until(lambda: broker.live == [])
+        eventually(lambda: broker.live == [])
         assert len(observer.end) <= 1
         assert observer.broken == []
 
@@ -416,7 +414,7 @@ def test_subscribing_races_with_closing_and_leaves_nothing_behind(broker: FakeBr
         assert closing is None
         for observer, error in zip(observers, outcomes, strict=True):
             assert isinstance(error, ClosedError) or observer.wait_end() is None
-        until(lambda: broker.live == [], "everything unsubscribed")
+        eventually(lambda: broker.live == [], "everything unsubscribed")
         assert m.runtime.get_runtime_dto().subscriptions == ()
 
 
@@ -448,7 +446,7 @@ def test_leaving_an_async_with_by_an_exception_rejects_and_by_cancellation_does_
 
     with pytest.raises(ValueError, match="mine"):
         asyncio.run(consume(fail))
-    until(lambda: len(broker.rejected) == 1)
+    eventually(lambda: len(broker.rejected) == 1)
 
     async def main() -> None:
         received = asyncio.Event()
@@ -588,7 +586,7 @@ def test_a_generator_over_a_stream_can_be_abandoned(broker: FakeBroker, m: Messa
             await generator.aclose()  # type: ignore[attr-defined]
 
     assert asyncio.run(main()) == b"0"
-    until(lambda: broker.live == [])
+    eventually(lambda: broker.live == [])
     assert broker.rejected == []
     assert len(broker.acknowledged) == 1
 
@@ -608,9 +606,9 @@ def test_pausing_from_inside_an_observer_holds_at_once(broker: FakeBroker, conne
     stream.subscribe(observer)
     broker.deliver(*numbered(5))
     for count in range(1, 6):
-        until(lambda count=count: len(observer.seen) == count)  # type: ignore[misc]
+        observer.wait_for(count)
         settle_loop()
-        assert observer.seen == numbered(count)
+        assert observer == numbered(count)
         stream.resume()
 
 
@@ -622,8 +620,7 @@ def test_pausing_and_resuming_under_load_loses_nothing(broker: FakeBroker, conne
         stream.pause()
         broker.deliver(*numbered(10, start))
         stream.resume()
-    until(lambda: len(observer.seen) == 1000)
-    assert observer.seen == numbered(1000)
+    assert observer.wait_for(1000) == numbered(1000)
 
 
 # --- abandoned streams
@@ -635,11 +632,12 @@ def collect() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("action", ["always", "error"])
+@table("action", ["always", "error"])
 def test_an_abandoned_stream_warns_and_unsubscribes(
-    broker: FakeBroker, m: Messaging, action: Literal["always", "error"]
+    broker: FakeBroker, connect: Connect, action: Literal["always", "error"]
 ) -> None:
     """Also where warnings are errors."""
+    m = connect(broker)
     stream = m.subscribe("a")
     stream.ready.result(PATIENCE)
     with warnings.catch_warnings(record=True) as caught:
@@ -648,7 +646,7 @@ def test_an_abandoned_stream_warns_and_unsubscribes(
         collect()
     if action == "always":
         assert "a stream of 'a' was neither consumed nor closed" in [str(each.message) for each in caught]
-    until(lambda: len(broker.unsubscribed) == 1)
+    broker.unsubscribed.wait_for(1)
     assert m.runtime.get_runtime_dto().subscriptions == ()
 
 
@@ -663,7 +661,7 @@ def test_a_stream_that_was_iterated_and_then_abandoned_unsubscribes(broker: Fake
             break
         del stream, _
         collect()
-    until(lambda: len(broker.unsubscribed) == 1)
+    broker.unsubscribed.wait_for(1)
 
 
 def test_a_stream_whose_observer_lives_is_not_abandoned(broker: FakeBroker, connect: Connect) -> None:
@@ -671,7 +669,7 @@ def test_a_stream_whose_observer_lives_is_not_abandoned(broker: FakeBroker, conn
     connect(broker).subscribe("a").subscribe(observer)
     collect()
     broker.deliver(b"1")
-    until(lambda: observer.seen == [b"1"])
+    assert observer.wait_for(1) == [b"1"]
     assert len(broker.live) == 1
 
 
@@ -698,7 +696,7 @@ def test_a_manual_observer_that_raises_leaves_its_message_unsettled(broker: Fake
     m.subscription.subscribe(context).subscribe(observer)
     broker.deliver(b"0")
     assert isinstance(observer.wait_end(), ValueError)
-    until(lambda: len(broker.unsubscribed) == 1)
+    broker.unsubscribed.wait_for(1)
     assert broker.acknowledged == broker.rejected == []
 
 
@@ -714,10 +712,10 @@ def test_subscriptions_replaced_by_retry_are_released(connect: Connect) -> None:
     seen = retried(stream, [*payloads])
     for payload in payloads:
         m.publish("retried", payload).result(PATIENCE)
-    until(lambda: len(seen) == 2 * len(payloads), "each message twice")
+    seen.wait_for(2 * len(payloads))
 
     def count() -> int:
         gc.collect()
         return sum(type(each) is Subscription and each.spec.channel == "retried" for each in gc.get_objects())
 
-    until(lambda: count() < 6, "replaced subscriptions forgotten")  # a worker may hold on to its last one
+    eventually(lambda: count() < 6, "replaced subscriptions forgotten")  # a worker may hold on to its last one

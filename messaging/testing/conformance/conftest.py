@@ -75,7 +75,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             names = [name for name in names if name != "mqtt311-envelope"]
         claimed = _claimed(metafunc.definition)
         names = [name for name in names if not claimed & LACKING.get(name, frozenset())]
-        metafunc.parametrize("backend", names, indirect=True)
+        # RabbitMQ takes more than five seconds to start, and again to start anew
+        slow = [name for name in names if "restart" in marks and NETWORKED[name][0] == RabbitMQ.name]
+        params = [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
+        metafunc.parametrize("backend", params, indirect=True)
 
 
 @pytest.fixture

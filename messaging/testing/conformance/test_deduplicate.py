@@ -19,7 +19,7 @@ from messaging.testing.conformance.helpers import feature, nothing_more, online,
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
 
-pytestmark = pytest.mark.envelope
+pytestmark = [pytest.mark.envelope]
 
 deduplicates = feature("deduplicate", "messageId")
 

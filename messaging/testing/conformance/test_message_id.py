@@ -23,7 +23,7 @@ from messaging.testing.waiting import PATIENCE, eventually, in_thread, observed,
 if TYPE_CHECKING:
     from messaging import MessageStream, Promise
 
-pytestmark = pytest.mark.envelope
+pytestmark = [pytest.mark.envelope]
 
 #: all that an id may hold, as long as it may be
 AWKWARD: Final = "größe/+#.$ " + "x" * 242

@@ -325,6 +325,7 @@ def test_a_broker_that_is_not_there_or_silent(backend: Backend) -> None:
     link.proxy.hold()
     with pytest.raises(ConnectFailedError):
         link.connect(connect_timeout=0.3)
+    link.proxy.release()
     link.proxy.refuse()
     with pytest.raises(ConnectFailedError):
         link.connect(connect_timeout=5.0)

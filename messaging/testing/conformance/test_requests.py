@@ -33,7 +33,7 @@ from messaging.testing.conformance.helpers import feature, nothing_more
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread, observed, results
 
-pytestmark = pytest.mark.envelope
+pytestmark = [pytest.mark.envelope]
 
 reply_to = feature(Features.REPLY_TO)
 many = feature(Features.REPLY_TO_MANY_PUBLISH)
