@@ -71,20 +71,8 @@ class Joint:
         return self.payloads
 
 
-def test_a_message_of_each_channel_is_taken_and_none_of_others(backend: Backend, m: Messaging) -> None:
-    channels = [backend.channel(str(number)) for number in range(5)]
-    joint = Joint(m, *channels[:4])
-    assert joint.subscription.channels == tuple(channels[:4])
-    for number, channel in enumerate(channels):
-        publish(m, channel, [b"%d" % number], **backend.reliable)
-    joint.subscription.add(channels[4]).result(PATIENCE)
-    publish(m, channels[4], [b"end"], **backend.reliable)
-    joint.wait(5)
-    assert sorted(joint.taken) == sorted(zip(channels, (b"0", b"1", b"2", b"3", b"end"), strict=True))
-    joint.close()
-
-
 def test_adding_and_removing_is_idempotent_and_applied_in_order(backend: Backend, m: Messaging) -> None:
+    """A message of each channel is taken, and none of others."""
     channel, end = backend.channel(), backend.channel("end")
     joint = Joint(m, end)
     add, remove = joint.subscription.add, joint.subscription.remove
@@ -277,35 +265,28 @@ def test_a_message_that_several_patterns_match_is_taken_once(backend: Backend, m
         publish(m, f"{base}/a/x", [b""], retain=True, **backend.reliable)
 
 
-def test_closing_settles_every_promise_and_ends_the_messages(backend: Backend, m: Messaging) -> None:
-    channel = backend.channel()
+@table("what", ["subscription", "instance"])
+def test_closing_settles_every_promise_and_ends_the_messages(backend: Backend, what: str) -> None:
+    m, other, channel = backend.connect(), backend.connect(), backend.channel()
     joint = Joint(m, channel)
     pending = [joint.subscription.add(backend.channel(str(number))) for number in range(50)]
-    closed = joint.subscription.close()
+    closed = joint.subscription.close() if what == "subscription" else None
+    if what == "instance":
+        m.close()
     assert not joint.subscription.is_open
-    late = joint.subscription.add(channel)
-    closed.result(PATIENCE)
-    assert joint.subscription.close() is closed
+    late = [joint.subscription.add(channel), joint.subscription.remove(channel)]
+    assert closed in (None, joint.subscription.close())
+    joint.close()
     for promise in pending:
         assert isinstance(promise.exception(PATIENCE), (ClosedError, type(None)))
-    assert isinstance(late.exception(PATIENCE), ClosedError)
-    publish(m, channel, [b"late"], **backend.reliable)
-    with m.subscribe(channel, **backend.reliable) as stream:
-        publish(m, channel, [b"1"], **backend.reliable)
+    assert isinstance(late[0].exception(PATIENCE), ClosedError)
+    assert isinstance(late[1].exception(PATIENCE), ClosedError)
+    publish(other, channel, [b"late"], **backend.reliable)
+    with other.subscribe(channel, **backend.reliable) as stream:
+        publish(other, channel, [b"1"], **backend.reliable)
         assert receive(stream, 1) == [b"1"]
     assert joint.taken == []
-
-
-def test_closing_the_instance_settles_every_promise(backend: Backend) -> None:
-    m = backend.connect()
-    joint = Joint(m, backend.channel())
-    pending = [joint.subscription.add(backend.channel(str(number))) for number in range(50)]
     m.close()
-    assert not joint.subscription.is_open
-    for promise in pending:
-        assert isinstance(promise.exception(PATIENCE), (ClosedError, type(None)))
-    assert isinstance(joint.subscription.remove(backend.channel()).exception(PATIENCE), ClosedError)
-    joint.close()
     with pytest.raises(ClosedError):
         m.subscription.open_joint(print)
 

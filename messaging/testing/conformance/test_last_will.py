@@ -77,17 +77,19 @@ def test_an_instance_with_a_will_goes_on(backend: Backend, m: Messaging, channel
 
 
 @pytest.mark.envelope
-@feature(Features.EXTENSION_LAST_WILL, Features.MESSAGE_PROPERTIES)
+@feature(Features.EXTENSION_LAST_WILL, Features.MESSAGE_PROPERTIES, Features.EXTENSION_MESSAGE_ID)
 def test_a_will_carries_its_context(backend: Backend) -> None:
     m, link = backend.connect_severable()
     channel = backend.channel("will")
     with backend.connect().subscribe(channel) as stream:
-        m.publish(channel, b"will", last_will=True, content_type="x/y", correlation_id="4711").result(PATIENCE)
+        context = {"content_type": "x/y", "correlation_id": "4711", "message_id": "own"}
+        m.publish(channel, b"will", last_will=True, **context).result(PATIENCE)
         online(m)
         link.sever()
         message = stream.receive(PATIENCE)
         assert message.payload == b"will"
         assert (message.context.content_type, message.context.correlation_id) == ("x/y", "4711")
+        assert message.context.extensions["messageId"] == "own"
 
 
 @feature(Features.EXTENSION_LAST_WILL, Features.EXTENSION_QOS)

@@ -42,6 +42,13 @@ def received(id_: str, payload: bytes = b"x") -> Message:
 
 @feature(Features.EXTENSION_MESSAGE_ID)
 def test_it_arrives_as_it_was_given_with_every_qos(m: Messaging, channel: str) -> None:
+    """And it is nothing to subscribe with; but one context may serve both sides."""
+    with pytest.raises(InvalidExtensionError, match="messageId"):
+        m.subscribe(channel, message_id="own")
+    both = m.context_builder().channel(channel).extension_entry("messageId", "own")
+    with m.subscription.subscribe(both.build_context()) as stream:
+        m.publisher.publish(both.content(b"x").build_message())
+        assert told(stream) == "own"
     for qos in ("0", "1", "2"):
         try:
             stream = m.subscribe(channel, qos=qos)
@@ -79,16 +86,6 @@ def test_beside_everything_else_a_message_can_carry(backend: Backend, m: Messagi
         assert context.extensions["messageId"] == "own"
         assert context.extensions.get("headers") == given.get("headers")
         assert (context.content_type, context.correlation_id) == ("x/y", "4711")
-
-
-@feature(Features.EXTENSION_MESSAGE_ID)
-def test_it_is_nothing_to_subscribe_with(m: Messaging, channel: str) -> None:
-    with pytest.raises(InvalidExtensionError, match="messageId"):
-        m.subscribe(channel, message_id="own")
-    both = m.context_builder().channel(channel).extension_entry("messageId", "own")
-    with m.subscription.subscribe(both.build_context()) as stream:  # one context for both sides
-        m.publisher.publish(both.content(b"x").build_message())
-        assert stream.receive(PATIENCE).payload == b"x"
 
 
 @feature(Features.EXTENSION_MESSAGE_ID, Features.EXTENSION_GUARANTEED_DELIVERY)
@@ -133,18 +130,6 @@ def test_of_two_with_the_same_one_the_one_that_nobody_gets_fails(backend: Backen
         errors = [promise.exception(PATIENCE) for promise in promises]
         assert [type(error) for error in errors] == [type(None), UnroutableError, UnroutableError, type(None)] * 5
         assert [told(stream) for _ in range(10)] == ["same"] * 10
-
-
-@feature(Features.EXTENSION_MESSAGE_ID, Features.EXTENSION_LAST_WILL)
-def test_a_last_will_has_one(backend: Backend) -> None:
-    m, link = backend.connect_severable()
-    channel = backend.channel()
-    m.publish(channel, b"will", last_will=True, message_id="own", **backend.reliable).result(PATIENCE)
-    online(m)
-    with backend.connect().subscribe(channel, **backend.reliable) as stream:
-        link.down()
-        assert told(stream) == "own"
-        link.up()
 
 
 @feature(Features.EXTENSION_MESSAGE_ID, Features.REPLY_TO)

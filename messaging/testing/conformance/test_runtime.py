@@ -12,7 +12,7 @@ import pytest
 import messaging
 from messaging import DuplicateNameError, Features, MessageServiceRuntime, Messaging
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import feature, publish, receive, state, subscription_to
+from messaging.testing.conformance.helpers import publish, receive, state, subscription_to
 from messaging.testing.waiting import PATIENCE, eventually
 
 
@@ -64,16 +64,6 @@ def test_counters(backend: Backend, m: Messaging, channel: str) -> None:
             eventually(lambda: stream.counters.acknowledged == 2, "two acknowledged")
         publisher = m.runtime.get_runtime_dto().publisher
         assert (publisher.published, publisher.failed, publisher.pending) == (5, 0, 0)
-
-
-@feature(Features.ROUTING_KEY)
-def test_the_routing_key_is_in_the_channel_dto(backend: Backend, m: Messaging) -> None:
-    """Scenario 16 [S]."""
-    channel = backend.queue()
-    with m.subscribe(channel, channel_extension="a.*"):
-        dto = subscription_to(m, channel)
-        assert dto is not None
-        assert dto.channel.extension == "a.*"
 
 
 def test_instances_are_told_apart_by_name(backend: Backend) -> None:

@@ -180,10 +180,12 @@ def test_what_is_published_between_two_subscriptions_is_missed(backend: Backend)
         nothing_more(publisher, channel, stream, **backend.reliable)
 
 
-def test_many_subscriptions_come_and_go(m: Messaging, channel: str) -> None:
+def test_many_subscriptions_come_and_go(backend: Backend, m: Messaging, channel: str) -> None:
+    """From ``ready`` on, which is when the context is entered, nothing that another instance publishes gets lost."""
+    publisher = backend.connect()
     for number in range(50):
         with m.subscribe(f"{channel}/{number % 5}") as stream:
-            publish(m, f"{channel}/{number % 5}", [str(number).encode()])
+            publish(publisher, f"{channel}/{number % 5}", [str(number).encode()])
             assert receive(stream, 1) == [str(number).encode()]
     eventually(lambda: not m.runtime.get_runtime_dto().subscriptions, "all gone")
 
