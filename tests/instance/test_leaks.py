@@ -98,7 +98,7 @@ def test_rounds_leave_nothing_behind() -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("broker", ["mosquitto", "rabbitmq"])
+@pytest.mark.parametrize("broker", ["mosquitto", pytest.param("rabbitmq", marks=pytest.mark.slow)])
 def test_rounds_at_a_broker_leave_nothing_behind(request: pytest.FixtureRequest, broker: str) -> None:
     url = request.getfixturevalue(broker).url
 

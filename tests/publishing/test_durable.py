@@ -208,7 +208,7 @@ def test_a_refused_message_with_a_time_to_live_is_a_dead_letter_after_a_restart(
 ) -> None:
     left_behind(connect, broker, path, b"1", time_to_live=60.0)
     broker.hold = True
-    m = connect(broker, outbox_path=path)
+    m = connect(broker, outbox_path=path, close_timeout=PATIENCE)
     eventually(lambda: broker.held, "the message")
     broker.fail(PublishRefusedError("not here"))
     m.close()
@@ -251,7 +251,7 @@ def test_a_message_over_which_the_connection_is_lost_again_and_again_is_reported
 
 def test_many_refused_messages_do_not_take_many_threads(broker: FakeBroker, connect: Connect, path: Path) -> None:
     broker.hold = True
-    m = connect(broker, outbox_path=path)
+    m = connect(broker, outbox_path=path, close_timeout=PATIENCE)
     promises = [m.publish("a", b"%d" % number) for number in range(200)]
     broker.wait_sent(200)
     eventually(lambda: len(broker.held) == 200, "all messages at the broker")
@@ -355,8 +355,16 @@ def test_an_empty_path_is_refused(
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # the interrupt keeps files from those that close them
+@pytest.mark.parametrize(
+    "modules",
+    [
+        ("publishing/durable.py",),
+        pytest.param(("instance/messaging.py", "journal/journal.py", "journal/folders.py"), marks=pytest.mark.slow),
+    ],
+    ids=["outbox", "everywhere"],
+)
 def test_an_interrupted_connect_leaves_the_outbox_to_the_next(
-    broker: FakeBroker, registry: ServiceRegistry, path: Path
+    registry: ServiceRegistry, path: Path, modules: tuple[str, ...]
 ) -> None:
     numbers = itertools.count()
 
@@ -369,7 +377,6 @@ def test_an_interrupted_connect_leaves_the_outbox_to_the_next(
     def check() -> None:
         messaging.connect(f"memory://interrupted{next(numbers)}", outbox_path=path, services=registry).close()
 
-    modules = ("instance/messaging.py", "publishing/durable.py", "journal/journal.py", "journal/folders.py")
     assert interrupt_everywhere(run, check, *modules) > 10
 
 

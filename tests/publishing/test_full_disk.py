@@ -23,7 +23,7 @@ MANY = 60  # 3 MB, on a disk of 1 MiB
 RELIABLE: dict[str, Any] = {"guaranteed_delivery": True}
 
 
-@pytest.fixture(params=["mosquitto", "rabbitmq"])
+@pytest.fixture(params=["mosquitto", pytest.param("rabbitmq", marks=pytest.mark.slow)])
 def stopped(request: pytest.FixtureRequest) -> Iterator[Mosquitto | RabbitMQ]:
     """A broker that is stopped, and knows a receiver for which it keeps the messages."""
     require(request.param)

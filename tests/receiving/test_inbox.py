@@ -35,12 +35,14 @@ class Disk:
         self.works = threading.Event()
         self.works.set()
         self.begun: Recorder[State] = Recorder()
+        self.refused: Recorder[State] = Recorder()
         store = State.add_seen
 
         def add_seen(state: State, ids: Sequence[tuple[str, str]]) -> None:
             self.begun(state)
             assert self.works.wait(PATIENCE)
             if self.is_full:
+                self.refused(state)
                 raise JournalFullError("inbox", "the disk is full", "inbox_path")
             store(state, ids)
 
@@ -167,6 +169,7 @@ def test_ids_that_a_full_disk_refused_are_stored_when_there_is_room(
             publish(m, each)
             stream.receive(PATIENCE)
         eventually(lambda: stream.counters.acknowledged >= 49)  # handled and acknowledged all the same
+        disk.refused.wait_for(1)
         disk.is_full = False
     assert delivered_again(tmp_path, *names) == []
     warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]

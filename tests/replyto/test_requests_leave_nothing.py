@@ -79,7 +79,9 @@ def kept_by_rabbitmq(broker: RabbitMQ) -> dict[str, int]:
     return {"queues": len(queues), "consumers": sum(int(line.split("\t")[1]) for line in queues)}
 
 
-@pytest.fixture(params=["memory", "mqtt5", "mqtt311-envelope", "amqp"])
+@pytest.fixture(
+    params=["memory", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mqtt5", "mqtt311-envelope", "amqp"))]
+)
 def place(request: pytest.FixtureRequest) -> Iterator[tuple[str, Kept]]:
     """The URL of a broker, and what it keeps."""
     if request.param == "memory":

@@ -247,8 +247,12 @@ def test_requests_are_not_stored(backend: Backend, responder: Messaging, tmp_pat
 
 def test_one_instance_at_a_time_has_an_outbox(backend: Backend, tmp_path: Path) -> None:
     m = backend.connect(outbox_path=tmp_path / "outbox")
+
+    async def connect_too() -> None:
+        await messaging.connect(backend.url, outbox_path=tmp_path / "outbox", connect_timeout=0.2)
+
     with pytest.raises(JournalLockedError, match="outbox_path"):
-        messaging.connect(backend.url, outbox_path=tmp_path / "outbox", connect_timeout=0.2)
+        asyncio.run(connect_too())  # elsewhere a call waits for an instance that is closing
     m.close()
     again = backend.connect(outbox_path=tmp_path / "outbox")
     again.close()
