@@ -83,9 +83,7 @@ def test_bad_configuration_is_typed_and_says_what(
     assert not _names.get(registry)
 
 
-def test_a_missing_url_may_come_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch, registry: ServiceRegistry
-) -> None:
+def test_a_missing_url_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, registry: ServiceRegistry) -> None:
     monkeypatch.setenv("MESSAGING_URL", "memory://from-environment?name=env")
     with messaging.connect(services=registry) as m:
         assert m.name == "env"
@@ -241,9 +239,7 @@ def test_the_default_registry_is_the_processs(monkeypatch: pytest.MonkeyPatch) -
     assert default_registry().find(MessagePublisher, f"({NAME_PROPERTY}={m.name})") == []
 
 
-def test_a_listener_that_closes_the_instance_while_it_registers_or_leaves_does_not_deadlock(
-    m: Messaging, registry: ServiceRegistry
-) -> None:
+def test_a_listener_that_closes_the_instance_does_not_deadlock(m: Messaging, registry: ServiceRegistry) -> None:
     seen: list[ServiceEvent] = []
 
     def listener(event: ServiceEvent) -> None:
@@ -280,7 +276,7 @@ def test_every_announced_name_is_known_to_features() -> None:
         assert m.features == {*m.runtime.get_runtime_dto().features}
 
 
-def test_without_the_feature_requests_and_replies_are_refused(
+def test_without_the_feature_requests_are_refused(
     bare: FakeBroker, connect: Connect, registry: ServiceRegistry
 ) -> None:
     """Scenario 54 [S]: no service, and calls that name the missing feature."""
@@ -384,17 +380,15 @@ def test_leaving_by_an_exception_closes_too(broker: FakeBroker, connect: Connect
     assert broker.closed == 1
 
 
-def test_closing_on_a_loop_returns_at_once_and_is_done_in_the_background(broker: FakeBroker, m: Messaging) -> None:
+async def test_closing_on_a_loop_returns_at_once_and_is_done_in_the_background(
+    broker: FakeBroker, m: Messaging
+) -> None:
     broker.gates["close"].close()
-
-    async def main() -> None:
-        m.close()
-        assert broker.closed == 0
-        broker.gates["close"].open()
-        await m.aclose()
-        assert broker.closed == 1
-
-    asyncio.run(main())
+    m.close()
+    assert broker.closed == 0
+    broker.gates["close"].open()
+    await m.aclose()
+    assert broker.closed == 1
 
 
 def test_an_instance_that_is_forgotten_goes_on_until_the_end(broker: FakeBroker, connect: Connect) -> None:

@@ -220,7 +220,7 @@ START = marshal(Connection.Start(mechanisms="PLAIN", locales="en_US", server_pro
 
 @each_way
 @table(("scheme", "greeting"), [("mqtt", b""), ("amqp", START)], ids=["mqtt", "amqp"])
-def test_a_connection_that_ends_while_logging_in_shows_nothing(
+def test_a_connection_lost_at_login_shows_nothing(
     watch: Watch, connect: Connect, way: str, scheme: str, greeting: bytes
 ) -> None:
     def end(peer: socket.socket) -> None:

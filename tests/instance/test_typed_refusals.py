@@ -17,9 +17,7 @@ from tests.doubles.fixtures import Connect
 
 
 @table("extensions", [7, None, "qos", [("qos", "1")]])
-def test_extensions_of_a_context_made_by_hand_are_a_mapping(
-    broker: FakeBroker, connect: Connect, extensions: Any
-) -> None:
+def test_extensions_of_a_context_are_a_mapping(broker: FakeBroker, connect: Connect, extensions: Any) -> None:
     m = connect(broker)
     with pytest.raises(ArgumentError, match="extensions"):
         m.publisher.publish(Message(b"", MessageContext("a", extensions=extensions)))
@@ -31,9 +29,7 @@ def test_extensions_of_a_context_made_by_hand_are_a_mapping(
 
 @table("url", ["fake", "memory"])
 @table("extension", [7, b"key", "\ud800", "a\0b", "x" * 70_000])
-def test_a_channel_extension_is_text_a_protocol_can_carry(
-    broker: FakeBroker, connect: Connect, url: str, extension: Any
-) -> None:
+def test_a_channel_extension_is_carried_text(broker: FakeBroker, connect: Connect, url: str, extension: Any) -> None:
     m = connect(broker if url == "fake" else "")
     with pytest.raises(ArgumentError, match="channel_extension"):
         m.subscription.subscribe(MessageContext("a", extension))

@@ -110,9 +110,7 @@ def test_stored_messages_and_requests_have_different_ids(broker: FakeBroker, con
 # --- deadlines
 
 
-def test_a_promise_fails_at_its_deadline_behind_messages_with_more_time(
-    broker: FakeBroker, connect: Connect, path: Path
-) -> None:
+def test_a_promise_fails_at_its_deadline_behind_patient_ones(broker: FakeBroker, connect: Connect, path: Path) -> None:
     m = connect(broker, outbox_path=path, outbox_size=10, timeout=600.0)
     broker.go_down()
     patient = [m.publish("a", b"") for _ in range(2000)]
@@ -124,7 +122,7 @@ def test_a_promise_fails_at_its_deadline_behind_messages_with_more_time(
 
 
 @pytest.mark.parametrize("size", [1, 1000])
-def test_promises_fail_at_their_deadlines_while_nothing_can_be_sent(
+def test_promises_fail_at_their_deadlines_without_a_link(
     broker: FakeBroker, connect: Connect, path: Path, size: int
 ) -> None:
     m = connect(broker, outbox_path=path, outbox_size=size, timeout=0.3)
@@ -139,7 +137,7 @@ def test_promises_fail_at_their_deadlines_while_nothing_can_be_sent(
 # --- time to live
 
 
-def test_a_message_that_expires_while_there_is_no_connection_is_not_sent(
+def test_a_message_that_expires_without_a_connection_is_not_sent(
     broker: FakeBroker, connect: Connect, path: Path
 ) -> None:
     m = connect(broker, outbox_path=path)
@@ -161,7 +159,7 @@ def test_a_message_that_expires_while_there_is_no_connection_is_not_sent(
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_the_broker_is_told_the_time_to_live_that_is_left(
+def test_the_broker_is_told_what_time_is_left(
     broker: FakeBroker, connect: Connect, path: Path, is_restarted: bool
 ) -> None:
     m = connect(broker, outbox_path=path)
@@ -187,9 +185,7 @@ def test_the_broker_is_told_the_time_to_live_that_is_left(
     assert again < left
 
 
-def test_a_clock_that_was_set_back_makes_no_message_live_longer(
-    broker: FakeBroker, connect: Connect, path: Path
-) -> None:
+def test_a_clock_that_is_set_back_prolongs_no_message(broker: FakeBroker, connect: Connect, path: Path) -> None:
     with Journal.open(path) as journal:
         journal.append("a", b"", '{"extensions": {"timeToLive": 5.0}}', timestamp=time.time() + 3600)
     broker.hold = True
@@ -203,7 +199,7 @@ def test_a_clock_that_was_set_back_makes_no_message_live_longer(
 # --- dead letters
 
 
-def test_a_refused_message_with_a_time_to_live_is_a_dead_letter_after_a_restart(
+def test_a_refused_message_with_a_time_to_live_is_a_dead_letter(
     broker: FakeBroker, connect: Connect, path: Path
 ) -> None:
     left_behind(connect, broker, path, b"1", time_to_live=60.0)
@@ -219,9 +215,7 @@ def test_a_refused_message_with_a_time_to_live_is_a_dead_letter_after_a_restart(
         assert letter.stored.context.extensions["timeToLive"] == 60.0
 
 
-def test_a_stored_message_that_is_too_large_for_the_instance_is_a_dead_letter(
-    broker: FakeBroker, connect: Connect, path: Path
-) -> None:
+def test_a_stored_message_that_is_too_large_is_a_dead_letter(broker: FakeBroker, connect: Connect, path: Path) -> None:
     left_behind(connect, broker, path, bytes(100), b"small")
     broker.limit = 10
     m = connect(broker, outbox_path=path)
@@ -318,9 +312,7 @@ def test_an_instance_starts_on_a_full_disk_and_sends_what_is_left(
     assert position(disk / "outbox") == 11
 
 
-def test_dropped_messages_are_reported_as_dropped_when_the_instance_closes(
-    broker: FakeBroker, connect: Connect, path: Path
-) -> None:
+def test_dropped_messages_are_reported_as_dropped_on_close(broker: FakeBroker, connect: Connect, path: Path) -> None:
     m = connect(broker, outbox_path=path, outbox_size=10, outbox_disk_bytes=2**16, outbox_full="drop_oldest")
     broker.go_down()
     promises = [m.publish("a", bytes(1000)) for _ in range(200)]
@@ -363,7 +355,7 @@ def test_an_empty_path_is_refused(
     ],
     ids=["outbox", "everywhere"],
 )
-def test_an_interrupted_connect_leaves_the_outbox_to_the_next(
+def test_an_interrupted_connect_frees_the_outbox(
     registry: ServiceRegistry, path: Path, modules: tuple[str, ...]
 ) -> None:
     numbers = itertools.count()
@@ -421,7 +413,7 @@ m.close()
     run_script(f"{FORK}\nsys.argv = ['', {str(tmp_path / 'outbox')!r}]\n{script}")
 
 
-def test_closing_waits_until_the_outbox_of_a_failed_connect_is_free(
+def test_closing_frees_the_outbox_of_a_failed_connect(
     broker: FakeBroker, registry: ServiceRegistry, path: Path
 ) -> None:
     broker.errors["open"].append(ConnectFailedError("refused"))

@@ -89,7 +89,7 @@ def test_messages_without_room_are_refused_and_the_others_sent_when_the_broker_r
     assert Journal.view(path).info().damage == []
 
 
-def test_messages_without_room_wait_until_the_broker_returns(
+def test_messages_without_room_wait_for_the_broker(
     stopped: Mosquitto | RabbitMQ, disk_of: Callable[[str], Path]
 ) -> None:
     path = disk_of("1m") / "outbox"
@@ -111,9 +111,7 @@ def test_messages_that_wait_for_room_fail_at_their_deadline(disk_of: Callable[[s
         assert results == sorted(results)  # the first ones had room
 
 
-def test_the_oldest_messages_on_the_disk_make_room(
-    stopped: Mosquitto | RabbitMQ, disk_of: Callable[[str], Path]
-) -> None:
+def test_the_oldest_messages_on_disk_make_room(stopped: Mosquitto | RabbitMQ, disk_of: Callable[[str], Path]) -> None:
     """Those that are in memory already are still sent."""
     path, many = disk_of("1m") / "outbox", 2000
     with received(stopped) as stream, offline(stopped, path, "drop_oldest", outbox_size=10) as m:

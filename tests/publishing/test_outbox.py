@@ -66,7 +66,7 @@ def test_a_broker_that_takes_nothing_lets_the_deadline_pass(broker: FakeBroker, 
 
 
 @table("is_lost", [False, True])
-def test_a_message_that_is_sent_and_not_confirmed_in_time_has_an_unknown_outcome(
+def test_a_message_not_confirmed_in_time_has_an_unknown_outcome(
     broker: FakeBroker, connect: Connect, is_lost: bool
 ) -> None:
     m = connect(broker)
@@ -108,9 +108,7 @@ def test_deadlines_are_kept_to_a_quarter_second_even_beside_long_ones(broker: Fa
     long.result(PATIENCE)
 
 
-def test_the_longest_deadline_is_as_good_as_any_and_a_longer_one_is_refused(
-    broker: FakeBroker, connect: Connect
-) -> None:
+def test_the_longest_deadline_works_and_a_longer_one_is_refused(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker, outbox_size=1, timeout=1e9)
     broker.hold = True
     with pytest.raises(InvalidExtensionError, match="timeout"):
@@ -160,9 +158,7 @@ def test_an_adapter_that_raises_fails_the_batch_and_nothing_else(broker: FakeBro
 # --- after a loss
 
 
-def test_messages_lost_with_a_connection_are_sent_again_first_in_order_under_the_same_id(
-    broker: FakeBroker, m: Messaging
-) -> None:
+def test_messages_lost_with_a_connection_are_sent_again_with_the_same_id(broker: FakeBroker, m: Messaging) -> None:
     broker.hold = True
     before = [m.publish("a", b"%d" % number) for number in range(5)]
     broker.wait_sent(5)
@@ -180,9 +176,7 @@ def test_messages_lost_with_a_connection_are_sent_again_first_in_order_under_the
     assert len(set.union(*ids.values())) == 8
 
 
-def test_messages_that_fail_one_by_one_while_the_sender_is_busy_keep_their_order(
-    broker: FakeBroker, m: Messaging
-) -> None:
+def test_messages_that_fail_one_by_one_while_sending_keep_their_order(broker: FakeBroker, m: Messaging) -> None:
     """A protocol may lose messages singly (an AMQP channel that closed); the connection is another matter."""
     broker.hold = True
     promises = [m.publish("a", b"%d" % number) for number in range(4)]
@@ -466,9 +460,7 @@ def test_a_will_the_outbox_had_no_room_for_can_be_tried_again(broker: FakeBroker
     assert m.publish("a", b"gone", last_will=True).result(PATIENCE) is None
 
 
-def test_an_adapter_that_fails_to_register_a_will_does_not_take_the_connection_with_it(
-    broker: FakeBroker, m: Messaging
-) -> None:
+def test_an_adapter_that_fails_to_register_a_will_keeps_its_connection(broker: FakeBroker, m: Messaging) -> None:
     broker.go_down()
     broker.errors["set_will"].append(RuntimeError("a defect"))
     promise = m.publish("a", b"gone", last_will=True)
@@ -516,9 +508,7 @@ STEPS = st.lists(
 
 @given(steps=STEPS)
 @settings(max_examples=120)
-def test_any_order_of_confirms_refusals_losses_and_deadlines_agrees_with_a_model(
-    steps: list[tuple[str, Any]],
-) -> None:
+def test_any_order_of_confirms_refusals_losses_and_deadlines_agrees_with_a_model(steps: list[tuple[str, Any]]) -> None:
     """Model: each message is accepted, then sent (again after a loss), then settled once; sending follows order."""
     scripted = Scripted()
     outbox = scripted.outbox

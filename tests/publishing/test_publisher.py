@@ -5,7 +5,6 @@ Scenarios 18-23, as far as a wire is needed to see them; the conformance suite (
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import sys
 from collections.abc import Callable
@@ -114,7 +113,7 @@ def test_a_message_that_is_passed_on_keeps_its_id(broker: FakeBroker, m: Messagi
 
 
 @table("foreign", ["", "x" * 256, "a\nb", "\ufffe"])
-def test_a_message_with_an_id_that_none_may_have_here_is_passed_on_with_another(
+def test_a_message_with_a_malformed_id_is_passed_on_with_another(
     broker: FakeBroker, connect: Connect, foreign: str
 ) -> None:
     m = connect(broker)
@@ -278,25 +277,21 @@ def test_a_publish_after_close_is_refused_and_checked_as_before(broker: FakeBrok
 # --- caches
 
 
-def test_contexts_checked_before_the_first_connection_are_checked_again_if_the_broker_does_less(
+async def test_contexts_are_checked_again_if_the_broker_does_less_than_announced(
     broker: FakeBroker, connect: Connect
 ) -> None:
     broker.gates["open"].close()
-
-    async def main() -> None:
-        m = connect(broker)
-        context = m.context_builder().channel("a").extension_entry("priority", 3).build_context()
-        early = m.publisher.publish(Message(b"1", context))
-        broker.features = broker.features - {Features.EXTENSION_PRIORITY}
-        broker.gates["open"].open()
-        await m
-        await early
-        with pytest.raises(UnsupportedFeatureError, match="priority"):
-            m.publisher.publish(Message(b"2", context))
-        with pytest.raises(UnsupportedFeatureError, match="priority"):
-            m.publish("a", b"2", priority=3)
-
-    asyncio.run(main())
+    m = connect(broker)
+    context = m.context_builder().channel("a").extension_entry("priority", 3).build_context()
+    early = m.publisher.publish(Message(b"1", context))
+    broker.features = broker.features - {Features.EXTENSION_PRIORITY}
+    broker.gates["open"].open()
+    await m
+    await early
+    with pytest.raises(UnsupportedFeatureError, match="priority"):
+        m.publisher.publish(Message(b"2", context))
+    with pytest.raises(UnsupportedFeatureError, match="priority"):
+        m.publish("a", b"2", priority=3)
 
 
 def test_one_context_published_by_many_threads_at_once(broker: FakeBroker, m: Messaging) -> None:
@@ -310,9 +305,7 @@ def test_one_context_published_by_many_threads_at_once(broker: FakeBroker, m: Me
     assert len(broker.sent) == 400
 
 
-def test_the_promise_of_a_publish_names_its_channel_and_does_not_keep_the_payload(
-    broker: FakeBroker, m: Messaging
-) -> None:
+def test_the_promise_of_a_publish_names_its_channel_not_its_payload(broker: FakeBroker, m: Messaging) -> None:
     payload = bytes(1000)
     before = sys.getrefcount(payload)
     promise = m.publisher.publish(Message(payload, MessageContext("a/b")))

@@ -124,9 +124,7 @@ def test_a_callback_that_raises_rejects_its_message_and_the_subscription_goes_on
 # --- handler
 
 
-def test_optional_parameters_do_not_make_a_handler_take_two(
-    broker: FakeBroker, connect: Connect, journal: Journal
-) -> None:
+def test_optional_parameters_of_a_handler_are_left_out(broker: FakeBroker, connect: Connect, journal: Journal) -> None:
     calls: list[object] = []
 
     def handle(message: Message, extra: object = None, *more: object, key: int = 1) -> None:
@@ -141,9 +139,7 @@ def test_optional_parameters_do_not_make_a_handler_take_two(
 # --- post
 
 
-def test_post_is_not_called_for_a_verdict_after_a_lost_connection(
-    broker: FakeBroker, connect: Connect, journal: Journal
-) -> None:
+def test_post_is_not_called_for_a_verdict_after_a_loss(broker: FakeBroker, connect: Connect, journal: Journal) -> None:
     """Scenario 88 [I]: such a verdict is refused."""
     subscribe(connect(broker), journal, post_acknowledge=journal.post)
     broker.deliver(b"1")
@@ -153,9 +149,7 @@ def test_post_is_not_called_for_a_verdict_after_a_lost_connection(
     assert [what for what, _, _ in journal] == ["stream"]
 
 
-def test_post_sees_the_value_and_the_context_of_the_message(
-    broker: FakeBroker, connect: Connect, journal: Journal
-) -> None:
+def test_post_sees_the_value_and_the_context_of_it(broker: FakeBroker, connect: Connect, journal: Journal) -> None:
     values: list[object] = []
     subscribe(
         connect(broker),
@@ -182,7 +176,7 @@ def test_a_service_of_another_interface_is_no_filter(
     assert [what for what, _, _ in journal] == ["stream"]
 
 
-def test_a_target_that_matches_no_service_with_auto_acknowledge_acknowledges(
+def test_an_absent_target_with_auto_acknowledge_acknowledges(
     broker: FakeBroker, connect: Connect, journal: Journal
 ) -> None:
     """Scenario 82 [I], its exception."""
@@ -228,9 +222,7 @@ def test_a_stream_goes_on_when_the_factory_of_a_callback_service_raises(
 # --- automatic
 
 
-def test_a_filter_decides_which_messages_without_acknowledgement_enter(
-    broker: FakeBroker, connect: Connect, journal: Journal
-) -> None:
+def test_a_filter_decides_without_acknowledgement_too(broker: FakeBroker, connect: Connect, journal: Journal) -> None:
     subscribe(connect(broker), journal, filter_acknowledge=lambda message: message.payload == b"1")
     broker.deliver(*numbered(3), qos0=True)
     journal.wait()
@@ -271,9 +263,7 @@ def test_builders_share_nothing_and_built_contexts_stay(connect: Connect, journa
     assert sorted(journal) == [("stream", b"a", ACKNOWLEDGED), ("stream", b"c", RECEIVED)]
 
 
-def test_a_copied_context_keeps_its_callbacks_and_that_of_a_received_message_has_none(
-    connect: Connect, journal: Journal
-) -> None:
+def test_a_copied_context_keeps_its_callbacks_and_a_received_one_has_none(connect: Connect, journal: Journal) -> None:
     m = connect()
     with_filter = m.acknowledge_context_builder().filter_acknowledge(journal.filter).message_context_builder()
     context = with_filter.channel("a").build_context()

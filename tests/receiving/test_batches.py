@@ -43,7 +43,7 @@ def acknowledgements(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def test_verdicts_of_a_busy_consumer_arrive_in_few_batches(
+def test_verdicts_of_a_busy_consumer_are_batched(
     broker: FakeBroker, connect: Connect, acknowledgements: list[int]
 ) -> None:
     stream = connect(broker).subscribe("a")
@@ -77,7 +77,7 @@ def test_a_verdict_by_hand_does_not_wait_either(broker: FakeBroker, connect: Con
         assert broker.acknowledged == tokens[::-1]
 
 
-def test_a_burst_of_verdicts_reaches_the_adapter_in_one_call(
+def test_a_burst_of_verdicts_is_one_call_of_the_adapter(
     broker: FakeBroker, connect: Connect, acknowledgements: list[int]
 ) -> None:
     with manual(connect(broker)) as stream:
@@ -101,9 +101,7 @@ def test_verdicts_gathered_when_the_stream_is_closed_are_not_lost(broker: FakeBr
         assert len(broker.acknowledged) == before + 3
 
 
-def test_a_burst_without_acknowledgement_loses_nothing_because_reading_waits_for_the_consumer(
-    broker: FakeBroker, connect: Connect
-) -> None:
+def test_a_burst_without_acknowledgement_loses_nothing_as_reading_waits(broker: FakeBroker, connect: Connect) -> None:
     """A socket with much to read keeps the loop busy; ``docs/guarantees.md``, a full buffer."""
     gate = Gate()
     stream = connect(broker).subscribe("a", qos=0, buffer_size=1000)
@@ -140,9 +138,7 @@ def test_reading_waits_until_a_consumer_that_is_behind_has_caught_up(
     assert gate == numbered(300) * 3
 
 
-def test_a_consumer_that_does_not_catch_up_holds_up_the_others_once_and_not_for_long(
-    broker: FakeBroker, m: Messaging
-) -> None:
+def test_a_consumer_that_does_not_catch_up_holds_up_the_others_once(broker: FakeBroker, m: Messaging) -> None:
     gate = Gate()
     stream, other = m.subscribe("a"), m.subscribe("b")
     stream.subscribe(gate)
@@ -164,7 +160,7 @@ def test_a_consumer_that_does_not_catch_up_holds_up_the_others_once_and_not_for_
     assert other.receive(PATIENCE).payload == b"x"
 
 
-def test_reading_goes_on_when_a_stream_that_is_behind_ends(
+def test_reading_goes_on_when_a_late_stream_ends(
     broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("messaging.receiving.throttle.CATCH_UP_SECONDS", PATIENCE)

@@ -325,7 +325,7 @@ PLACES = ("observer", "filter", "handler", "post", "validator", "operator", "com
 
 @table("action", [*ACTIONS])
 @table("place", [*PLACES, "pull"])
-def test_every_call_from_within_every_callback(
+def test_every_call_in_every_callback(
     connect: Connect, caplog: pytest.LogCaptureFixture, place: str, action: str
 ) -> None:
     """It ends soon, raises nothing but our errors, and leaves nothing behind."""

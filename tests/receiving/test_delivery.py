@@ -81,7 +81,7 @@ def test_block_without_acknowledgement_drops_the_oldest_and_counts(
     assert caplog.text.count("overflows: dropping messages") == 1  # once, not for each
 
 
-def test_asking_for_block_where_nothing_can_hold_back_is_refused(
+def test_asking_for_block_without_acknowledgement_is_refused(
     broker: FakeBroker, connect: Connect, m: Messaging
 ) -> None:
     with pytest.raises(UnsupportedFeatureError, match="overflow=block"):
@@ -119,9 +119,7 @@ def test_closing_right_after_a_failure_waits_for_the_observer_which_is_told_the_
 
 
 @table("auto", [False, True])
-def test_a_stream_that_fails_on_overflow_buffers_no_more_of_the_batch(
-    broker: FakeBroker, connect: Connect, auto: bool
-) -> None:
+def test_a_stream_that_fails_on_overflow_buffers_no_more(broker: FakeBroker, connect: Connect, auto: bool) -> None:
     m = connect(broker)
     stream = m.subscribe("a", overflow="fail", buffer_size=2, auto_acknowledge=auto)
     stream.ready.result(PATIENCE)
@@ -147,9 +145,7 @@ def test_auto_acknowledge_takes_no_more_than_the_buffer_holds(broker: FakeBroker
 
 
 @table(("policy", "kept"), [("drop_oldest", [b"8", b"9"]), ("drop_latest", [b"0", b"1"])])
-def test_auto_acknowledge_acknowledges_dropped_messages(
-    broker: FakeBroker, connect: Connect, policy: str, kept: list[bytes]
-) -> None:
+def test_auto_acknowledge_settles_drops(broker: FakeBroker, connect: Connect, policy: str, kept: list[bytes]) -> None:
     """Or the broker's credit runs out, and the stream is dead."""
     stream = connect(broker).subscribe("a", auto_acknowledge=True, buffer_size=2, overflow=policy)
     stream.ready.result(PATIENCE)
@@ -178,9 +174,7 @@ def test_unsettled_messages_are_released_when_their_stream_closes(broker: FakeBr
 
 
 @table("settles", [True, False])
-def test_a_lost_connection_gives_the_credit_of_its_messages_back(
-    broker: FakeBroker, connect: Connect, settles: bool
-) -> None:
+def test_a_lost_connection_returns_the_credit_it_took(broker: FakeBroker, connect: Connect, settles: bool) -> None:
     """Once, whether the application settles them or not: the broker delivers them again, and they must get in."""
     stream = manual(connect(broker), prefetch=2)
     broker.deliver(*numbered(2))
@@ -240,7 +234,7 @@ def test_a_resumed_session_whose_tokens_live_on_loses_nothing(broker: FakeBroker
 
 
 @table(("unacknowledged", "bound"), [(0, 8), (1, 10)])
-def test_stale_messages_kept_over_losses_are_bounded_and_counted(
+def test_stale_messages_are_bounded_and_counted(
     broker: FakeBroker, connect: Connect, unacknowledged: int, bound: int
 ) -> None:
     m = connect(broker)
@@ -296,7 +290,7 @@ def test_deliveries_to_an_ended_stream_are_ignored(broker: FakeBroker, connect: 
     assert stream.counters.received == 0
 
 
-def test_messages_that_arrive_while_a_stream_closes_are_counted_as_dropped(
+def test_messages_that_arrive_while_closing_are_counted_as_dropped(
     broker: FakeBroker, connect: Connect, slow: Slow
 ) -> None:
     broker.requeues = False

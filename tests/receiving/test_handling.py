@@ -20,9 +20,7 @@ from tests.raising import raising_log
 
 
 @table("is_async", [False, True])
-def test_a_handler_goes_on_when_the_log_of_the_application_raises(
-    connect: Connect, broker: FakeBroker, is_async: bool
-) -> None:
+def test_a_handler_goes_on_when_logging_raises(connect: Connect, broker: FakeBroker, is_async: bool) -> None:
     m = connect(broker)
     seen: list[int] = []
 
@@ -70,9 +68,7 @@ def test_a_message_rejected_after_its_connection_was_lost_is_dead_lettered_unles
     assert broker.payloads == [b"1"] * is_dead_lettered
 
 
-def test_a_task_that_its_loop_left_behind_is_forgotten(
-    m: Messaging, broker: FakeBroker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_task_left_behind_is_forgotten(m: Messaging, broker: FakeBroker, caplog: pytest.LogCaptureFixture) -> None:
     locals_: list[weakref.ref[Any]] = []
     begun = asyncio.Event()
 

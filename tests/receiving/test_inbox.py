@@ -97,9 +97,7 @@ def deliver(broker: FakeBroker, *ids: str, qos0: bool = False, payload: bytes | 
     ]
 
 
-def test_a_duplicate_is_acknowledged_after_the_id_is_stored(
-    broker: FakeBroker, connect: Connect, tmp_path: Path, disk: Disk
-) -> None:
+def test_a_duplicate_is_settled_after_its_id(broker: FakeBroker, connect: Connect, tmp_path: Path, disk: Disk) -> None:
     stream = manual(connect(broker, inbox_path=tmp_path), deduplicate=True)
     tokens = deliver(broker, "a")
     first = stream.receive(PATIENCE)
@@ -135,9 +133,7 @@ def test_the_id_of_a_message_whose_connection_was_lost_is_stored_before_its_rede
 
 
 @table("is_invalid", [False, True])
-def test_a_message_is_not_settled_before_its_dead_letter_is_published(
-    broker: FakeBroker, connect: Connect, is_invalid: bool
-) -> None:
+def test_a_message_is_settled_after_its_dead_letter(broker: FakeBroker, connect: Connect, is_invalid: bool) -> None:
     def fail(value: Any) -> None:
         assert value != b"a"
 
@@ -159,7 +155,7 @@ def test_a_message_is_not_settled_before_its_dead_letter_is_published(
     assert handler.counters.dead_lettered == 1
 
 
-def test_ids_that_a_full_disk_refused_are_stored_when_there_is_room(
+def test_ids_that_a_full_disk_refused_are_stored_later(
     tmp_path: Path, disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
     with inbox(tmp_path) as (m, stream):
@@ -223,7 +219,7 @@ def test_a_clock_that_is_set_does_not_change_the_window(step: float, monkeypatch
         assert stream.receive(PATIENCE).payload == b"a"
 
 
-def test_the_oldest_ids_are_forgotten_first_after_the_clock_was_set_back(
+def test_the_oldest_ids_are_forgotten_first_if_the_clock_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = time.time
@@ -300,9 +296,7 @@ def test_a_refused_subscription_gives_its_inbox_back(broker: FakeBroker, connect
         stream.ready.result(PATIENCE)
 
 
-def test_an_inbox_is_free_when_its_instance_is_closed_with_a_busy_handler(
-    broker: FakeBroker, connect: Connect, tmp_path: Path
-) -> None:
+def test_an_inbox_is_free_when_its_instance_is_closed(broker: FakeBroker, connect: Connect, tmp_path: Path) -> None:
     begun: Recorder[bytes] = Recorder()
     may_end = threading.Event()
 

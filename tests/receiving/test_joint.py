@@ -110,9 +110,7 @@ def test_a_refusal_rejects_one_promise_and_removes_one_channel(broker: FakeBroke
     assert taken.joint.channels == ("a", "c", "b")
 
 
-def test_a_defect_of_the_adapter_refuses_one_channel(
-    broker: FakeBroker, m: Messaging, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_defect_refuses_one_channel(broker: FakeBroker, m: Messaging, caplog: pytest.LogCaptureFixture) -> None:
     taken = Taken(m, "a")
     broker.errors["subscribe"].append(ZeroDivisionError())
     with pytest.raises(SubscriptionRefusedError) as caught:
@@ -165,9 +163,7 @@ def test_a_kept_session_needs_no_new_subscriptions(broker: FakeBroker, m: Messag
 
 
 @table("resumes", [False, True])
-def test_a_change_that_a_lost_connection_interrupts_is_applied_by_the_next(
-    broker: FakeBroker, connect: Connect, resumes: bool
-) -> None:
+def test_a_change_that_a_loss_interrupts_is_applied_later(broker: FakeBroker, connect: Connect, resumes: bool) -> None:
     m = connect(broker)
     broker.resumes = resumes
     taken = Taken(m, "a", "b")
@@ -190,9 +186,7 @@ def test_a_change_that_a_lost_connection_interrupts_is_applied_by_the_next(
     assert sorted(channels_of(broker)) == ["b", "c"]
 
 
-def test_a_message_of_overlapping_patterns_is_taken_once_and_its_copies_are_acknowledged(
-    broker: FakeBroker, m: Messaging
-) -> None:
+def test_a_message_of_overlapping_patterns_is_taken_once_and_settled_often(broker: FakeBroker, m: Messaging) -> None:
     taken = Taken(m, "a/#", "a/b", "+/b")
     for handle in range(3):
         broker.deliver(b"1", b"2", channel="a/b", handle=handle)
@@ -216,9 +210,7 @@ def test_messages_of_a_removed_channel_are_acknowledged_and_dropped(broker: Fake
     assert taken.payloads == [[b"2"]]
 
 
-def test_messages_of_a_queue_wait_for_their_channels(
-    broker: FakeBroker, m: Messaging, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_wait_for_their_channels(broker: FakeBroker, m: Messaging, monkeypatch: pytest.MonkeyPatch) -> None:
     """An earlier process left them: they are neither acknowledged nor lost while this one adds its channels."""
     monkeypatch.setattr(intake, "CLAIM_TIMEOUT", 0.3)
     taken = Taken(m, "a", queue="q")
@@ -240,9 +232,7 @@ def test_messages_of_a_queue_wait_for_their_channels(
     assert [each for batch in taken.payloads for each in batch] == [b"1", b"2", b"4"]
 
 
-def test_messages_that_wait_for_their_channels_are_forgotten_with_the_connection(
-    broker: FakeBroker, m: Messaging
-) -> None:
+def test_messages_that_wait_for_channels_are_forgotten_with_the_connection(broker: FakeBroker, m: Messaging) -> None:
     taken = Taken(m, "a", queue="q")
     broker.deliver(b"1", channel="b", handle=0)
     settle_loop()
@@ -275,9 +265,7 @@ def test_reading_goes_on_for_a_moment_each_second_while_it_is_paused(broker: Fak
     eventually(lambda: broker.suspensions >= 2)
 
 
-def test_closing_settles_the_promises_of_changes_that_the_broker_does_not_answer(
-    broker: FakeBroker, connect: Connect
-) -> None:
+def test_closing_settles_the_promises_of_changes_that_are_unanswered(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker, close_timeout=0.2)
     taken = Taken(m, "a")
     broker.gates["subscribe"].close()
@@ -302,7 +290,7 @@ def test_closing_the_instance_while_it_is_disconnected_settles_every_promise(bro
     taken.joint.close().result(PATIENCE)
 
 
-def test_a_consumer_or_callback_that_raises_costs_nothing_more(
+def test_callbacks_that_raise_cost_nothing_more(
     broker: FakeBroker, m: Messaging, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[bytes] = []

@@ -36,7 +36,7 @@ def test_the_first_verdict_counts_whichever_way_it_was_given(
 
 
 @table("verdict", [Message.acknowledge, Message.reject])
-def test_a_verdict_in_the_observer_is_the_last_word(
+def test_a_verdict_in_the_observer_counts(
     broker: FakeBroker, connect: Connect, verdict: Callable[[Message], bool]
 ) -> None:
     answers: list[bool] = []

@@ -128,7 +128,7 @@ def test_memory_keeps_order_and_bounds_while_a_stream_drops(connect: Connect) ->
 
 
 @table("call", ["publish", "open", "subscribe", "set_will", "unsubscribe", "close"])
-def test_a_call_the_library_cancelled_is_a_lost_connection_not_the_end_of_everything(
+def test_a_call_that_the_library_cancelled_is_a_lost_connection(
     broker: FakeBroker, connect: Connect, call: str
 ) -> None:
     m = connect(broker)
@@ -192,9 +192,7 @@ def test_a_message_that_fails_twice_is_sent_once_more(broker: FakeBroker, connec
 # --- consuming
 
 
-def test_a_pause_holds_buffered_messages_before_the_loop_knows_of_it(
-    broker: FakeBroker, connect: Connect, slow: Slow
-) -> None:
+def test_a_pause_holds_messages_before_the_loop_knows_of_it(broker: FakeBroker, connect: Connect, slow: Slow) -> None:
     stream = connect(broker).subscribe("a")
     stream.subscribe(slow)
     broker.deliver(*numbered(5))

@@ -87,7 +87,7 @@ def test_a_message_delivered_very_often_is_still_requeued(broker: FakeBroker, co
 # --- maxDeliveries
 
 
-def test_a_message_discarded_after_max_deliveries_is_logged(
+def test_discarding_after_max_deliveries_is_logged(
     bare: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = manual(connect(bare), maxDeliveries=2)
@@ -101,9 +101,7 @@ def test_a_message_discarded_after_max_deliveries_is_logged(
 
 
 @table("other", [("a", "2"), ("b", "1")], ids=["another id", "another channel"])
-def test_deliveries_of_messages_with_an_id_are_counted_by_channel_and_id(
-    bare: FakeBroker, connect: Connect, other: tuple[str, str]
-) -> None:
+def test_deliveries_are_counted_by_channel_and_id(bare: FakeBroker, connect: Connect, other: tuple[str, str]) -> None:
     """Applications that do not know of each other may give the same id."""
     stream = manual(connect(bare), maxDeliveries=2)
     for channel, message_id in (("a", "1"), other):
@@ -114,9 +112,7 @@ def test_deliveries_of_messages_with_an_id_are_counted_by_channel_and_id(
     assert bare.acknowledged == []
 
 
-def test_a_message_that_was_accepted_does_not_count_against_the_next_with_its_content(
-    bare: FakeBroker, connect: Connect
-) -> None:
+def test_an_accepted_message_does_not_count_against_the_next_of_its_content(bare: FakeBroker, connect: Connect) -> None:
     """Sensors send ``ON`` all day: one rejection now and then must not dead-letter one that was delivered once."""
     stream = manual(connect(bare), maxDeliveries=2, deadLetterChannel="dead")
     for _ in range(3):
@@ -194,7 +190,7 @@ def test_a_dead_letter_is_published_before_its_message_is_acknowledged(broker: F
     assert stream.counters.dead_lettered == 1
 
 
-def test_a_dead_letter_that_is_refused_is_tried_again(
+def test_a_refused_dead_letter_is_retried(
     broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After a second; ``tests/execution/test_fairness.py`` has the delays of further attempts."""
@@ -224,9 +220,7 @@ def test_a_dead_letter_the_outbox_has_no_room_for_is_tried_again(broker: FakeBro
     broker.wait_acknowledged(1)
 
 
-def test_a_dead_letter_in_flight_over_a_loss_is_published_and_its_stale_token_forgotten(
-    broker: FakeBroker, connect: Connect
-) -> None:
+def test_a_dead_letter_in_flight_over_a_loss_is_published_once_more(broker: FakeBroker, connect: Connect) -> None:
     stream = letter_in_flight(connect(broker), broker)
     broker.lose_and_reconnect()
     broker.wait_sent(2)
@@ -298,9 +292,7 @@ def test_a_dead_letter_of_an_invalid_message_keeps_the_original_bytes(broker: Fa
 
 
 @table("on_invalid", ["skip", "dead_letter"])
-def test_invalid_messages_do_not_stop_the_stream_at_a_credit_of_one(
-    bare: FakeBroker, connect: Connect, on_invalid: str
-) -> None:
+def test_invalid_messages_do_not_use_up_the_credit_of_one(bare: FakeBroker, connect: Connect, on_invalid: str) -> None:
     """An adapter without credit of its own hands over more than one; after each verdict the next must come."""
     stream = model_stream(connect(bare), on_invalid=on_invalid, dead_letter_channel="dead", guaranteed_ordering=True)
     bare.deliver(b"bad", b"worse", b'{"x": 1}', content_type="application/json")
@@ -326,9 +318,7 @@ def test_a_model_that_raises_something_else_is_a_decode_error_too(broker: FakeBr
     assert stream.counters.invalid == 2
 
 
-def test_auto_acknowledged_invalid_messages_are_dead_lettered_without_a_second_acknowledgement(
-    broker: FakeBroker, connect: Connect
-) -> None:
+def test_auto_acknowledged_invalid_messages_are_acknowledged_once(broker: FakeBroker, connect: Connect) -> None:
     stream = model_stream(connect(broker), on_invalid="dead_letter", dead_letter_channel="dead", auto_acknowledge=True)
     tokens = broker.deliver(b"bad", b'{"x": 1}', content_type="application/json")
     assert stream.receive(PATIENCE).value() == {"x": 1}

@@ -189,17 +189,13 @@ def test_subscribe_waits_no_longer_than_the_timeout(broker: FakeBroker, connect:
     assert stream.ready.result(PATIENCE) is None
 
 
-def test_subscribe_on_a_thread_with_an_event_loop_returns_at_once(broker: FakeBroker, m: Messaging) -> None:
+async def test_subscribe_on_a_thread_with_an_event_loop_returns_at_once(broker: FakeBroker, m: Messaging) -> None:
     broker.gates["subscribe"].close()
-
-    async def main() -> None:
-        stream = m.subscribe("a")
-        stream.subscribe(print)
-        assert not stream.ready.done()
-        broker.gates["subscribe"].open()
-        await stream.ready
-
-    asyncio.run(main())
+    stream = m.subscribe("a")
+    stream.subscribe(print)
+    assert not stream.ready.done()
+    broker.gates["subscribe"].open()
+    await stream.ready
 
 
 def test_subscribing_in_an_observer_waits_for_the_broker_and_not_for_itself(broker: FakeBroker, m: Messaging) -> None:
@@ -221,9 +217,7 @@ def test_subscribing_in_an_observer_waits_for_the_broker_and_not_for_itself(brok
 # --- ending
 
 
-def test_disposing_lets_the_message_in_progress_finish_and_emits_no_more(
-    broker: FakeBroker, connect: Connect, slow: Slow
-) -> None:
+def test_disposing_lets_the_message_in_progress_finish(broker: FakeBroker, connect: Connect, slow: Slow) -> None:
     disposable = connect(broker).subscribe("a").subscribe(slow)
     tokens = broker.deliver(*numbered(5))
     slow.wait()
@@ -237,9 +231,7 @@ def test_disposing_lets_the_message_in_progress_finish_and_emits_no_more(
     disposable.dispose()  # again is no error
 
 
-def test_closing_completes_and_the_promise_waits_for_the_observer(
-    broker: FakeBroker, connect: Connect, slow: Slow
-) -> None:
+def test_closing_completes_and_waits_for_the_observer(broker: FakeBroker, connect: Connect, slow: Slow) -> None:
     observer = Observer(slow)
     stream = connect(broker).subscribe("a")
     stream.subscribe(observer)
@@ -315,9 +307,7 @@ def test_an_observer_that_ends_its_own_stream_does_not_deadlock(broker: FakeBrok
 
 
 @pytest.mark.parametrize("what", ["stream", "instance"])
-def test_an_observer_that_hangs_does_not_hang_closing(
-    broker: FakeBroker, connect: Connect, slow: Slow, what: str
-) -> None:
+def test_a_hanging_observer_does_not_hang_closing(broker: FakeBroker, connect: Connect, slow: Slow, what: str) -> None:
     m = connect(broker, close_timeout=0.2)
     stream, quick = m.subscribe("a"), Observer()
     stream.subscribe(slow)
@@ -432,9 +422,7 @@ def test_two_threads_that_begin_to_iterate_at_once_leave_nothing_behind(broker: 
 # --- the iterator
 
 
-def test_leaving_an_async_with_by_an_exception_rejects_and_by_cancellation_does_not(
-    broker: FakeBroker, m: Messaging
-) -> None:
+def test_leaving_async_with_by_an_exception_rejects_and_cancelling_does_not(broker: FakeBroker, m: Messaging) -> None:
     async def consume(then: Callable[[], Awaitable[object]]) -> None:
         async with m.subscribe("a") as stream:
             await asyncio.to_thread(broker.deliver, b"0")
@@ -489,20 +477,17 @@ def test_an_iterator_ends_with_the_error_of_its_stream_every_time(broker: FakeBr
         stream.receive(1)
 
 
-def test_a_second_iterator_at_the_same_time_is_refused(broker: FakeBroker, m: Messaging) -> None:
-    async def main() -> None:
-        async with m.subscribe("a") as stream:
-            first = asyncio.ensure_future(anext(stream))
-            await asyncio.sleep(0)
-            with pytest.raises(StreamConsumedError, match="iterated already"):
-                await anext(stream)
-            with pytest.raises(StreamConsumedError, match="iterated already"):
-                await asyncio.to_thread(stream.receive, 1)
-            await asyncio.to_thread(broker.deliver, b"1", b"2")
-            assert (await first).payload == b"1"
-            assert (await asyncio.to_thread(stream.receive, PATIENCE)).payload == b"2"  # one after the other is fine
-
-    asyncio.run(main())
+async def test_a_second_iterator_at_the_same_time_is_refused(broker: FakeBroker, m: Messaging) -> None:
+    async with m.subscribe("a") as stream:
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        with pytest.raises(StreamConsumedError, match="iterated already"):
+            await anext(stream)
+        with pytest.raises(StreamConsumedError, match="iterated already"):
+            await asyncio.to_thread(stream.receive, 1)
+        await asyncio.to_thread(broker.deliver, b"1", b"2")
+        assert (await first).payload == b"1"
+        assert (await asyncio.to_thread(stream.receive, PATIENCE)).payload == b"2"  # one after the other is fine
 
 
 def test_an_interrupt_while_waiting_loses_nothing(broker: FakeBroker, connect: Connect) -> None:
@@ -528,22 +513,19 @@ def test_an_interrupt_while_waiting_loses_nothing(broker: FakeBroker, connect: C
 # --- the async iterator
 
 
-def test_an_async_iterator_acknowledges_when_the_next_is_asked_for(broker: FakeBroker, m: Messaging) -> None:
-    async def main() -> None:
-        seen: list[bytes] = []
-        async with m.subscribe("a") as stream:
-            tokens = await asyncio.to_thread(broker.deliver, *numbered(3))
-            async for message in stream:
-                await asyncio.to_thread(broker.wait_acknowledged, len(seen))
-                await asyncio.to_thread(settle_loop)
-                assert broker.acknowledged == tokens[: len(seen)]
-                seen.append(message.payload)
-                if len(seen) == 3:
-                    break
-        assert seen == numbered(3)
-        assert broker.acknowledged == tokens
-
-    asyncio.run(main())
+async def test_an_async_iterator_acknowledges_when_the_next_is_asked_for(broker: FakeBroker, m: Messaging) -> None:
+    seen: list[bytes] = []
+    async with m.subscribe("a") as stream:
+        tokens = await asyncio.to_thread(broker.deliver, *numbered(3))
+        async for message in stream:
+            await asyncio.to_thread(broker.wait_acknowledged, len(seen))
+            await asyncio.to_thread(settle_loop)
+            assert broker.acknowledged == tokens[: len(seen)]
+            seen.append(message.payload)
+            if len(seen) == 3:
+                break
+    assert seen == numbered(3)
+    assert broker.acknowledged == tokens
 
 
 def test_cancelling_anext_loses_nothing(broker: FakeBroker, m: Messaging) -> None:
@@ -633,9 +615,7 @@ def collect() -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @table("action", ["always", "error"])
-def test_an_abandoned_stream_warns_and_unsubscribes(
-    broker: FakeBroker, connect: Connect, action: Literal["always", "error"]
-) -> None:
+def test_an_abandoned_stream_warns(broker: FakeBroker, connect: Connect, action: Literal["always", "error"]) -> None:
     """Also where warnings are errors."""
     m = connect(broker)
     stream = m.subscribe("a")

@@ -136,9 +136,7 @@ def test_a_handler_may_pass_on_what_it_received(backend: Backend, caplog: pytest
         nothing_left(each)
 
 
-def test_no_reply_goes_to_a_channel_after_its_handler_came_while_one_was_sent(
-    m: Messaging, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_reply_goes_to_a_channel_that_just_got_a_handler(m: Messaging, monkeypatch: pytest.MonkeyPatch) -> None:
     """The route of the first reply is looked up before the handler of its channel comes, and known only after."""
     calls: Recorder[bytes] = Recorder()
     inbox, ways = m.subscribe("answers"), m._adapter.addressing.reply_routes
@@ -164,9 +162,7 @@ def test_no_reply_goes_to_a_channel_after_its_handler_came_while_one_was_sent(
     inbox.close()
 
 
-def test_requests_wait_longer_than_their_copies_are_expected_and_are_handled_once(
-    m: Messaging, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_that_outwait_their_copies_are_handled_once(m: Messaging, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow handler, and copies that wait at the broker because their subscription is full: a minute is 0.3 s here."""
     monkeypatch.setattr(request_copies, "time", SimpleNamespace(monotonic=lambda: time.monotonic() * 200))
     calls: Recorder[bytes] = Recorder()
@@ -261,7 +257,7 @@ def test_an_exception_that_cannot_be_shown_is_still_a_fault(m: Messaging, form: 
 
 
 @table("items", [0, 3])
-def test_many_replies_without_a_reply_channel_settle_the_request(
+def test_replies_without_a_channel_settle_the_request(
     m: Messaging, items: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Scenario 62: the request names no reply channel; it is done, and that is said."""
@@ -446,9 +442,7 @@ def test_a_handler_that_is_unregistered_ends_its_streams(m: Messaging, responder
     nothing_left(responder)
 
 
-def test_the_items_of_a_completed_observable_are_sent_though_its_handler_goes(
-    m: Messaging, responder: Messaging
-) -> None:
+def test_the_items_of_a_completed_observable_are_sent_in_the_end(m: Messaging, responder: Messaging) -> None:
     """They completed: nothing has to be stopped. The last to complete unregisters the handler at once."""
     completed = itertools.count(1)
 

@@ -103,7 +103,7 @@ def test_a_header_value_arrives_with_its_type_or_is_refused(backend: Backend, m:
         (None, b"a", b"a", ""),
     ],
 )
-def test_the_content_type_names_the_codec(
+def test_a_content_type_names_its_codec(
     backend: Backend, m: Messaging, given: str | None, content: Any, payload: bytes, told: str
 ) -> None:
     """MSG220: it travels, and the consumer needs no other information to decode. By default the content sets it."""

@@ -90,8 +90,7 @@ def test_a_provider_stands_for_its_message_and_its_context(backend: Backend, m: 
 
 
 @feature(Features.REPLY_TO)
-def test_a_provider_stands_for_a_request(backend: Backend) -> None:
-    m, responder = backend.connect(), backend.connect()
+def test_a_provider_stands_for_a_request(backend: Backend, m: Messaging, responder: Messaging) -> None:
     first, second = backend.channel("first"), backend.channel("second")
 
     def say_where(request: Message) -> bytes:

@@ -60,9 +60,7 @@ def test_another_channel_or_no_id_is_another_message(backend: Backend, m: Messag
 
 @feature("deduplicate", "messageId", "acknowledge")
 @table("is_acknowledged", [True, False])
-def test_a_second_delivery_waits_for_the_verdict_on_the_first(
-    backend: Backend, m: Messaging, is_acknowledged: bool
-) -> None:
+def test_a_second_delivery_waits_for_the_first_verdict(backend: Backend, m: Messaging, is_acknowledged: bool) -> None:
     channel = backend.channel()
     with m.subscribe(channel, acknowledge="manual", **deduplicated(backend)) as stream:
         publish_as(m, backend, channel, "a")

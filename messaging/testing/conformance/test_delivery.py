@@ -51,10 +51,9 @@ def test_qos_levels_are_used_or_refused(backend: Backend, m: Messaging) -> None:
 
 
 @feature(Features.EXTENSION_RETAIN)
-def test_a_retained_message_is_there_for_later_subscribers(backend: Backend) -> None:
+def test_a_retained_message_is_there_for_later_subscribers(backend: Backend, channel: str) -> None:
     """Each of them gets it once, marked; who was there already got it unmarked."""
     m, other = backend.connect(), backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel) as early:
         publish(m, channel, [b"not kept", b"kept"], retain=True)
         publish(m, channel, [b"not retained"])
@@ -73,9 +72,7 @@ def test_a_retained_message_is_there_for_later_subscribers(backend: Backend) -> 
 
 
 @feature(Features.EXTENSION_RETAIN)
-def test_a_retained_message_keeps_its_context_until_an_empty_payload_clears_it(
-    backend: Backend, m: Messaging, channel: str
-) -> None:
+def test_a_retained_message_keeps_its_context_until_it_is_cleared(backend: Backend, m: Messaging, channel: str) -> None:
     context = backend.full_context(m)
     publish(m, channel, [b"1"], retain=True, **context)
     with m.subscribe(channel, **backend.reliable) as stream:
@@ -203,10 +200,9 @@ def test_an_expired_message_in_a_queue_is_not_delivered(backend: Backend, m: Mes
 
 
 @feature(Features.EXTENSION_PRIORITY, Features.EXTENSION_PREFETCH)
-def test_what_has_priority_overtakes_what_waits(backend: Backend) -> None:
+def test_what_has_priority_overtakes_what_waits(backend: Backend, channel: str) -> None:
     """Within a priority the order is that of publishing; without one it is the lowest."""
     m = backend.connect(**backend.prioritising)
-    channel = backend.channel()
     with m.subscribe(channel, prefetch=1, **backend.reliable) as stream:
         publish(m, channel, [b"in hand"], **backend.reliable)
         message = stream.receive(PATIENCE)

@@ -27,9 +27,8 @@ def reliably(backend: Backend, **more: Any) -> dict[str, Any]:
     return {**backend.reliable, **more}
 
 
-def test_a_message_is_stored_and_confirmed(backend: Backend, tmp_path: Path) -> None:
+def test_a_message_is_stored_and_confirmed(backend: Backend, channel: str, tmp_path: Path) -> None:
     m = backend.connect(outbox_path=tmp_path / "outbox")
-    channel = backend.channel()
     with backend.connect().subscribe(channel, **backend.reliable) as stream:
         promise = m.publish(channel, b"1", **backend.reliable)
         assert promise.stored.result(PATIENCE) is None
@@ -41,9 +40,8 @@ def test_a_message_is_stored_and_confirmed(backend: Backend, tmp_path: Path) -> 
         assert journal.end == journal.cursors()["outbox"] == 1
 
 
-def test_store_and_forward_resolves_without_a_connection(backend: Backend, tmp_path: Path) -> None:
+def test_store_and_forward_resolves_without_a_connection(backend: Backend, channel: str, tmp_path: Path) -> None:
     m, link = backend.connect_severable(outbox_path=tmp_path / "outbox")
-    channel = backend.channel()
     assert Features.EXTENSION_STORE_AND_FORWARD in m.features
     with backend.connect().subscribe(channel, **backend.reliable) as stream:
         link.down()
@@ -57,9 +55,8 @@ def test_store_and_forward_resolves_without_a_connection(backend: Backend, tmp_p
         assert waiting.result(PATIENCE) is None
 
 
-def test_store_and_forward_includes_guaranteed_delivery(backend: Backend, tmp_path: Path) -> None:
+def test_store_and_forward_includes_guaranteed_delivery(backend: Backend, channel: str, tmp_path: Path) -> None:
     m, link = backend.connect_severable(outbox_path=tmp_path / "outbox")
-    channel = backend.channel()
     with pytest.raises(InvalidExtensionError, match="guaranteedDelivery"):
         m.publish(channel, b"", store_and_forward=True, qos="0")
     link.down()
@@ -70,9 +67,7 @@ def test_store_and_forward_includes_guaranteed_delivery(backend: Backend, tmp_pa
     assert record.context.extensions == {Features.EXTENSION_GUARANTEED_DELIVERY: True}
 
 
-def test_messages_of_a_closed_instance_are_sent_by_the_next_in_order_with_their_ids(
-    backend: Backend, tmp_path: Path
-) -> None:
+def test_messages_of_a_closed_instance_are_sent_by_the_next_with_their_ids(backend: Backend, tmp_path: Path) -> None:
     channel = backend.channel()
     m, link = backend.connect_severable(outbox_path=tmp_path / "outbox")
     link.down()
@@ -111,8 +106,7 @@ def test_an_id_of_the_application_outlives_the_instance(backend: Backend, tmp_pa
 
 
 @pytest.mark.envelope
-def test_the_whole_context_is_stored(backend: Backend, tmp_path: Path) -> None:
-    channel = backend.channel()
+def test_the_whole_context_is_stored(backend: Backend, channel: str, tmp_path: Path) -> None:
     m, link = backend.connect_severable(outbox_path=tmp_path / "outbox")
     context = backend.full_context(m)
     with backend.connect().subscribe(channel, **backend.reliable) as stream:
@@ -130,9 +124,8 @@ def test_the_whole_context_is_stored(backend: Backend, tmp_path: Path) -> None:
     }
 
 
-def test_a_deadline_ends_the_promise_and_not_the_message(backend: Backend, tmp_path: Path) -> None:
+def test_a_deadline_ends_the_promise_and_not_the_message(backend: Backend, channel: str, tmp_path: Path) -> None:
     m, link = backend.connect_severable(outbox_path=tmp_path / "outbox")
-    channel = backend.channel()
     with backend.connect().subscribe(channel, **backend.reliable) as stream:
         link.down()
         promise = m.publish(channel, b"late", **reliably(backend, timeout=0.2))
@@ -161,9 +154,8 @@ def test_a_message_whose_time_to_live_ended_in_the_outbox_is_not_sent(backend: B
         assert later.runtime.get_runtime_dto().publisher.failed == 1
 
 
-def test_more_messages_than_memory_holds_arrive_in_order(backend: Backend, tmp_path: Path) -> None:
+def test_more_messages_than_memory_holds_arrive_in_order(backend: Backend, channel: str, tmp_path: Path) -> None:
     m, link = backend.connect_severable(outbox_path=tmp_path / "outbox", outbox_size=10)
-    channel = backend.channel()
     with backend.connect().subscribe(channel, **backend.reliable) as stream:
         link.down()
         promises = [m.publish(channel, payload, **backend.reliable) for payload in payloads(2000)]
@@ -231,9 +223,8 @@ def test_an_instance_accepts_messages_before_its_first_connection(backend: Backe
 
 @pytest.mark.envelope
 @feature("replyTo")
-def test_requests_are_not_stored(backend: Backend, responder: Messaging, tmp_path: Path) -> None:
+def test_requests_are_not_stored(backend: Backend, responder: Messaging, channel: str, tmp_path: Path) -> None:
     m = backend.connect(outbox_path=tmp_path / "outbox")
-    channel = backend.channel()
 
     @responder.reply(channel)
     def answer(request: bytes) -> bytes:
@@ -260,8 +251,7 @@ def test_one_instance_at_a_time_has_an_outbox(backend: Backend, tmp_path: Path) 
         again.publish(backend.channel(), b"")
 
 
-def test_without_an_outbox_nothing_is_stored(backend: Backend, m: Messaging) -> None:
-    channel = backend.channel()
+def test_without_an_outbox_nothing_is_stored(m: Messaging, channel: str) -> None:
     assert Features.EXTENSION_STORE_AND_FORWARD not in m.features
     with pytest.raises(UnsupportedFeatureError, match="set outbox_path"):
         m.publish(channel, b"", store_and_forward=True)

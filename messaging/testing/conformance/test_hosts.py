@@ -23,7 +23,7 @@ def _host(m: Messaging) -> str | None:
 
 
 @wire
-def test_the_next_host_is_connected_to_and_streams_go_on(backend: Backend) -> None:
+def test_the_next_host_is_connected_to_and_streams_go_on(backend: Backend, channel: str) -> None:
     """Both hosts lead to the same broker. An adapter that is told no host must not connect to the first for ever."""
     first, second = backend.wire(), backend.wire()
     parts = urlsplit(first.url)
@@ -34,7 +34,6 @@ def test_the_next_host_is_connected_to_and_streams_go_on(backend: Backend) -> No
         return
     m = backend.connect(url, reconnect_min=0.02, reconnect_max=0.1)
     publisher = backend.connect()
-    channel = backend.channel()
     assert _host(m) == _address(first)
     with m.subscribe(channel, **backend.reliable) as stream:
         for here, there in ((first, second), (second, first)):

@@ -97,7 +97,7 @@ def interleaved(publisher: Messaging, channels: list[str], payloads: list[bytes]
 
 @feature(Features.EXTENSION_QOS)
 @table("acknowledged", [True, False])
-def test_messages_of_several_channels_arrive_in_the_order_of_their_publisher(
+def test_messages_of_several_channels_arrive_in_publishing_order(
     backend: Backend, m: Messaging, acknowledged: bool
 ) -> None:
     """Many of them in one read of the socket: they must not be sorted by channel there."""
@@ -172,9 +172,7 @@ def test_a_channel_whose_wider_pattern_is_removed_goes_on(backend: Backend, m: M
 
 @feature(Features.EXTENSION_QOS)
 @table("acknowledged", [True, False])
-def test_messages_that_wait_while_it_is_paused_arrive_when_it_resumes(
-    backend: Backend, m: Messaging, acknowledged: bool
-) -> None:
+def test_messages_that_arrive_while_paused_are_not_lost(backend: Backend, m: Messaging, acknowledged: bool) -> None:
     publisher = backend.connect()
     channels = [backend.channel("0"), backend.channel("1")]
     payloads = [b"%d" % number for number in range(200)]

@@ -76,7 +76,7 @@ def test_a_handler_survives_its_exceptions_and_gets_the_message_again(
 
 @feature(Features.ACKNOWLEDGE, Features.EXTENSION_MAX_DELIVERIES, Features.EXTENSION_DEAD_LETTER_CHANNEL)
 @table("is_async", [False, True])
-def test_a_message_that_is_always_rejected_is_dead_lettered_and_the_others_are_handled(
+def test_a_message_that_is_always_rejected_is_dead_lettered_alone(
     backend: Backend, m: Messaging, is_async: bool
 ) -> None:
     channel, dead = backend.channel(), backend.channel("dead")
@@ -139,7 +139,7 @@ def test_payloads_that_do_not_fit_are_counted_and_skipped(
 
 @feature(Features.ACKNOWLEDGE, Features.EXTENSION_DEAD_LETTER_CHANNEL)
 @table("is_async", [False, True])
-def test_payloads_that_do_not_fit_are_dead_lettered_where_there_is_a_channel_for_it(
+def test_payloads_that_do_not_fit_are_dead_lettered_if_asked_for(
     backend: Backend, m: Messaging, is_async: bool
 ) -> None:
     channel, dead = backend.channel(), backend.channel("dead")
@@ -164,9 +164,7 @@ def test_payloads_that_do_not_fit_are_dead_lettered_where_there_is_a_channel_for
 
 @feature(Features.ACKNOWLEDGE)
 @table("is_async", [False, True])
-def test_as_many_messages_are_handled_at_a_time_as_concurrency_says(
-    backend: Backend, m: Messaging, is_async: bool
-) -> None:
+def test_as_many_messages_are_handled_at_a_time_as_asked_for(backend: Backend, m: Messaging, is_async: bool) -> None:
     channel = backend.channel()
     lock = threading.Lock()
     now: list[bytes] = []
@@ -219,9 +217,8 @@ def test_messages_finished_out_of_order_are_settled_each_by_itself(backend: Back
     eventually(lambda: registration.counters.acknowledged == 4, "acknowledged")
 
 
-def test_prefetch_is_at_least_concurrency(backend: Backend) -> None:
+def test_prefetch_is_at_least_concurrency(backend: Backend, channel: str) -> None:
     m = backend.connect(prefetch=1)
-    channel = backend.channel()
     barrier = threading.Barrier(2)
     met: Recorder[int] = Recorder()
 
@@ -374,10 +371,9 @@ def test_a_registration_ends_with_the_loop_of_its_handler(
 
 @feature(Features.ACKNOWLEDGE)
 @pytest.mark.wire
-def test_a_handler_goes_on_after_a_lost_connection(backend: Backend) -> None:
+def test_a_handler_goes_on_after_a_lost_connection(backend: Backend, channel: str) -> None:
     m, link = backend.connect_severable(reconnect_min=0.01, reconnect_max=0.1)
     other = backend.connect()
-    channel = backend.channel()
     seen = Seen()
     m.on(channel, seen, **backend.reliable)
     publish(other, channel, [b"1"], **backend.reliable)
@@ -393,9 +389,7 @@ def test_a_handler_goes_on_after_a_lost_connection(backend: Backend) -> None:
 
 
 @feature(Features.ACKNOWLEDGE)
-def test_more_messages_than_the_buffer_holds_are_all_handled_in_order(
-    backend: Backend, m: Messaging, channel: str
-) -> None:
+def test_more_messages_than_the_buffer_holds_are_handled_in_order(backend: Backend, m: Messaging, channel: str) -> None:
     seen = Seen()
     registration = m.on(channel, seen, buffer_size=8, prefetch=4, **backend.reliable)
     payloads = [b"%d" % number for number in range(100)]

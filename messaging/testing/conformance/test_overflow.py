@@ -61,10 +61,9 @@ def test_an_observer_is_told_of_the_overflow(backend: Backend, m: Messaging, cha
 
 
 @overflow
-def test_a_stream_that_blocks_loses_nothing_and_holds_the_broker_back(backend: Backend) -> None:
+def test_a_stream_that_blocks_loses_nothing_and_holds_the_broker_back(backend: Backend, channel: str) -> None:
     """Demand is wired to the protocol: what the consumer does not take stays, above some credit, at the broker."""
     m, other = backend.connect(), backend.connect()
-    channel = backend.channel()
     payloads = [b"%d" % number for number in range(1_500)]
     with (
         m.subscribe(channel, overflow="block", buffer_size=5, **backend.reliable) as stream,

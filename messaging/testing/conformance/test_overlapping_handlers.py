@@ -146,9 +146,7 @@ def test_one_channel_with_different_extensions_is_served_by_the_highest_ranking(
 @feature(Features.REPLY_TO, Features.WILDCARDS)
 @table("preferred_first", [True, False])
 @table(("low", "high"), [("d/+", "d/x"), ("d/x", "d/+"), ("d/#", "d/+"), ("d/+", "+/x")])
-def test_overlapping_channels_are_served_by_the_highest_ranking(
-    backend: Backend, low: str, high: str, preferred_first: bool
-) -> None:
+def test_overlapping_channels_are_served_by_rank(backend: Backend, low: str, high: str, preferred_first: bool) -> None:
     """Requests on both channels go to the preferred handler, once; those on one of them to its handler."""
     m, responder = backend.connect(), backend.connect()
     root = backend.channel()

@@ -229,11 +229,10 @@ def test_values_with_control_characters_are_refused(m: Messaging, channel: str) 
 
 @pytest.mark.envelope
 @feature(Features.MESSAGE_SIZE_LIMIT)
-def test_a_payload_over_the_limit_is_refused(backend: Backend) -> None:
+def test_a_payload_over_the_limit_is_refused(backend: Backend, channel: str) -> None:
     """MSG205: the limit is announced, with a setting and without; a larger payload is refused before it is sent."""
     assert (backend.connect().runtime.get_runtime_dto().max_message_size or 0) >= 2**20
     m = backend.connect(max_message_size=1_000)
-    channel = backend.channel()
     assert m.runtime.get_runtime_dto().max_message_size == 1_000
     with m.subscribe(channel) as stream:
         with pytest.raises(PayloadTooLargeError) as refusal:
@@ -289,11 +288,10 @@ def test_guaranteed_delivery_is_not_send_and_forget(m: Messaging, channel: str) 
 
 @wire
 @feature(Features.EXTENSION_TIMEOUT, Features.EXTENSION_GUARANTEED_DELIVERY)
-def test_guaranteed_delivery_is_confirmed_by_the_broker(backend: Backend) -> None:
+def test_guaranteed_delivery_is_confirmed_by_the_broker(backend: Backend, channel: str) -> None:
     """Scenario 27 [S]: the result is known only after the broker's answer; if none comes in time, it is unknown."""
     link = backend.wire()
     m = link.connect()
-    channel = backend.channel()
     m.publish(channel, b"first", guaranteed_delivery=True).result(PATIENCE)
     with backend.connect().subscribe(channel) as stream:
         link.proxy.hold()
@@ -323,11 +321,10 @@ def test_a_mandatory_message_that_nobody_gets_fails(m: Messaging, channel: str) 
 
 @wire
 @feature(Features.EXTENSION_QOS)
-def test_qos_0_is_send_and_forget(backend: Backend) -> None:
+def test_qos_0_is_send_and_forget(backend: Backend, channel: str) -> None:
     """MSG150: the promise resolves when the bytes are on their way, whatever the broker says."""
     link = backend.wire()
     m = link.connect()
-    channel = backend.channel()
     m.publish(channel, b"first", qos="0").result(PATIENCE)
     link.proxy.hold()
     m.publish(channel, b"x", qos="0").result(PATIENCE)
@@ -335,10 +332,9 @@ def test_qos_0_is_send_and_forget(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_TIMEOUT)
-def test_the_timeout_of_a_publish_bounds_its_wait_for_a_connection(backend: Backend) -> None:
+def test_the_timeout_of_a_publish_bounds_its_wait_for_a_connection(backend: Backend, channel: str) -> None:
     """Scenario 23 [S]: bounded, and known not to have been sent."""
     m, link = backend.connect_severable(timeout=300.0)
-    channel = backend.channel()
     with backend.connect().subscribe(channel) as stream:
         link.down()
         start = time.monotonic()
@@ -366,10 +362,9 @@ def test_asking_for_the_default_needs_no_support(m: Messaging, channel: str) -> 
 
 
 @feature(Features.EXTENSION_QOS)
-def test_what_nobody_confirms_is_sent_before_the_instance_is_closed(backend: Backend) -> None:
+def test_what_nobody_confirms_is_sent_before_the_instance_is_closed(backend: Backend, channel: str) -> None:
     """A promise without confirmation resolves when the bytes are out: closing right then must not call them back."""
     count = 8_000  # more than any buffer on the way takes, and no more than a busy broker takes in time
-    channel = backend.channel()
     with backend.connect().subscribe(channel, qos=0, buffer_size=2 * count) as stream:
         stream.ready.result(PATIENCE)
         m = backend.connect()

@@ -36,11 +36,10 @@ from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread, observed, results
 
 
-def test_streams_go_on_after_a_reconnect(backend: Backend) -> None:
+def test_streams_go_on_after_a_reconnect(backend: Backend, channel: str) -> None:
     """Scenario 36 [I]: in every face, without any call of the application, and no message arrives twice."""
     m, link = backend.connect_severable()
     publisher = backend.connect()
-    channel = backend.channel()
     inbox = observed(m.subscribe(channel, **backend.reliable))
     with m.subscribe(channel, **backend.reliable) as stream:
         for number in range(3):
@@ -92,9 +91,8 @@ def test_many_subscriptions_are_renewed(backend: Backend) -> None:
     assert subscription_to(m, f"{base}/closed") is None
 
 
-def test_subscribing_while_the_link_is_down_waits_for_it(backend: Backend) -> None:
+def test_subscribing_while_the_link_is_down_waits_for_it(backend: Backend, channel: str) -> None:
     m, link = backend.connect_severable()
-    channel = backend.channel()
     link.down()
     stream = m.subscribe(channel)
     assert not stream.ready.done()
@@ -129,10 +127,9 @@ def test_subscribing_and_closing_while_the_link_breaks(backend: Backend) -> None
     eventually(lambda: not m.runtime.get_runtime_dto().subscriptions, "all gone")
 
 
-def test_publishes_wait_for_the_link_in_their_order(backend: Backend) -> None:
+def test_publishes_wait_for_the_link_in_their_order(backend: Backend, channel: str) -> None:
     """Scenario 23 [S]: queued, not lost."""
     m, link = backend.connect_severable()
-    channel = backend.channel()
     payloads = [b"%d" % number for number in range(100)]
     with backend.connect().subscribe(channel, **backend.reliable) as stream:
         link.down()
@@ -145,10 +142,9 @@ def test_publishes_wait_for_the_link_in_their_order(backend: Backend) -> None:
 
 
 @feature(Features.EXTENSION_GUARANTEED_DELIVERY)
-def test_nothing_guaranteed_is_lost_when_the_link_breaks_under_load(backend: Backend) -> None:
+def test_nothing_guaranteed_is_lost_when_the_link_breaks_under_load(backend: Backend, channel: str) -> None:
     """Every promise resolves, everything arrives at least once; a repetition keeps its message id."""
     m, link = backend.connect_severable(timeout=2 * PATIENCE)
-    channel = backend.channel()
     payloads = [b"%d" % number for number in range(600)]
     with backend.connect().subscribe(channel, guaranteed_delivery=True) as stream:
         inbox = observed(stream)
@@ -255,10 +251,9 @@ def test_what_was_not_settled_when_the_link_broke_is_delivered_again(backend: Ba
 # --- what the runtime tells
 
 
-def test_the_runtime_tells_of_the_loss(backend: Backend) -> None:
+def test_the_runtime_tells_of_the_loss(backend: Backend, channel: str) -> None:
     """Scenario 99 [S]: ``connected`` is false while the link is down, and true again after."""
     m, link = backend.connect_severable()
-    channel = backend.channel()
     with m.subscribe(channel):
         before = subscription_to(m, channel)
         link.down()
@@ -294,10 +289,9 @@ def test_closing_settles_what_is_pending(backend: Backend) -> None:
 
 @wire
 @feature(Features.EXTENSION_GUARANTEED_DELIVERY)
-def test_closing_with_confirms_outstanding_leaves_their_outcome_unknown(backend: Backend) -> None:
+def test_closing_with_confirms_outstanding_leaves_their_outcome_unknown(backend: Backend, channel: str) -> None:
     link = backend.wire()
     m = link.connect()
-    channel = backend.channel()
     m.publish(channel, b"first", guaranteed_delivery=True).result(PATIENCE)
     with backend.connect().subscribe(channel) as stream:
         link.proxy.hold()
@@ -336,13 +330,12 @@ def test_a_broker_that_is_not_there_or_silent(backend: Backend) -> None:
 
 
 @wire
-def test_an_instance_that_starts_offline_is_there_at_once(backend: Backend) -> None:
+def test_an_instance_that_starts_offline_is_there_at_once(backend: Backend, channel: str) -> None:
     link = backend.wire()
     link.proxy.refuse()
     m = link.connect(start_offline=True, reconnect_max=0.1, connect_timeout=PATIENCE)
     assert m.starts_offline
     assert not m.ready.done()
-    channel = backend.channel()
     promise = m.publish(channel, b"early", **backend.reliable)  # waits in the outbox
     stream = m.subscribe(channel, **backend.reliable)
     link.proxy.accept()

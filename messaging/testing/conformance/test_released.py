@@ -21,7 +21,7 @@ def reason(letter: Message, m: Messaging) -> str | None:
 
 
 @feature(Features.ACKNOWLEDGE, Features.EXTENSION_MAX_DELIVERIES, Features.EXTENSION_DEAD_LETTER_CHANNEL)
-def test_the_message_of_an_observer_that_raises_is_dead_lettered_where_no_other_consumer_receives_it(
+def test_the_message_of_an_observer_that_raises_is_dead_lettered_without_a_queue(
     backend: Backend, m: Messaging
 ) -> None:
     channel, dead = backend.channel(), backend.channel("dead")

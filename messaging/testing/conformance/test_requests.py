@@ -79,9 +79,7 @@ def test_the_reply_with_the_correlation_id_resolves_the_promise(backend: Backend
 
 
 @feature(Features.GENERATE_CORRELATION_ID, Features.GENERATE_REPLY_CHANNEL)
-def test_a_missing_correlation_id_and_reply_channel_are_generated(
-    m: Messaging, responder: Messaging, channel: str
-) -> None:
+def test_missing_correlation_ids_and_reply_channels_are_made(m: Messaging, responder: Messaging, channel: str) -> None:
     """Scenario 39 [S]: unique, and visible to the responder."""
     with responder.subscribe(channel, qos=1) as requests:
         promises = [m.request(channel, b"%d" % number) for number in range(3)]
@@ -96,7 +94,7 @@ def test_a_missing_correlation_id_and_reply_channel_are_generated(
 
 
 @reply_to
-def test_a_missing_id_or_channel_that_is_not_generated_is_named_in_the_error(backend: Backend) -> None:
+def test_a_missing_id_or_channel_that_is_not_generated_is_named_in_the_error(backend: Backend, channel: str) -> None:
     """Scenario 40 [S]."""
     m = backend.connect(generate_correlation_id=False, generate_reply_channel=False)
     assert Features.REPLY_TO in m.features
@@ -105,7 +103,6 @@ def test_a_missing_id_or_channel_that_is_not_generated_is_named_in_the_error(bac
         Features.GENERATE_REPLY_CHANNEL,
         "generateReplyToChannel",
     }
-    channel = backend.channel()
     with pytest.raises(ArgumentError, match="correlation id"):
         m.request(channel, b"x", reply_to=backend.channel())
     with pytest.raises(ArgumentError, match="reply channel"):
@@ -303,11 +300,10 @@ def test_a_request_can_be_cancelled(m: Messaging, responder: Messaging, channel:
 
 
 @feature(Features.REPLY_TO)
-def test_a_request_fails_with_its_connection(backend: Backend) -> None:
+def test_a_request_fails_with_its_connection(backend: Backend, channel: str) -> None:
     """Scenario 46 [B]: no session, no reply; and the next request works."""
     m, link = backend.connect_severable()
     responder = backend.connect()
-    channel = backend.channel()
     with responder.subscribe(channel, qos=1) as requests:
         promise = m.request(channel, b"1", qos=1, timeout=10 * PATIENCE)
         requests.receive(PATIENCE)
@@ -324,9 +320,8 @@ def test_a_request_fails_with_its_connection(backend: Backend) -> None:
 
 
 @reply_to
-def test_pending_requests_are_bounded_and_settled_by_close(backend: Backend) -> None:
+def test_pending_requests_are_bounded_and_settled_by_close(backend: Backend, channel: str) -> None:
     m, responder = backend.connect(max_pending_requests=3), backend.connect()
-    channel = backend.channel()
     with responder.subscribe(channel, qos=1) as requests:
         promises = [m.request(channel, b"x") for _ in range(3)]
         with pytest.raises(TooManyRequestsError, match="max_pending_requests"):

@@ -286,9 +286,7 @@ def test_closing_the_instance_completes_its_streams(backend: Backend, m: Messagi
 
 
 @feature(Features.ACKNOWLEDGE)
-def test_the_message_in_progress_is_finished_when_the_instance_closes(
-    backend: Backend, m: Messaging, channel: str
-) -> None:
+def test_the_message_in_progress_is_finished_when_closing(backend: Backend, m: Messaging, channel: str) -> None:
     entered: Recorder[Message] = Recorder()
     go = threading.Event()
 

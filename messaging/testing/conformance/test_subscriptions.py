@@ -24,10 +24,9 @@ from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread,
 
 
 @feature(Features.PUBLISH_SUBSCRIBE)
-def test_every_subscriber_gets_a_copy(backend: Backend) -> None:
+def test_every_subscriber_gets_a_copy(backend: Backend, channel: str) -> None:
     """MSG130: of one instance and of another, each message once. Scenario 28 [S]: by channel, and by its context."""
     m, other = backend.connect(), backend.connect()
-    channel = backend.channel()
     context = m.context_builder().channel(channel).build_context()
     with m.subscription.subscribe(channel) as a, m.subscription.subscribe(context) as b, other.subscribe(channel) as c:
         publish(m, channel, [b"1", b"2"])
@@ -168,10 +167,9 @@ def test_closing_one_of_two_subscribers_leaves_the_other(m: Messaging, channel: 
     eventually(lambda: subscription_to(m, channel) is None, "unsubscribed")
 
 
-def test_what_is_published_between_two_subscriptions_is_missed(backend: Backend) -> None:
+def test_what_is_published_between_two_subscriptions_is_missed(backend: Backend, channel: str) -> None:
     """Scenario 30 [S]: the broker forgot the first one, or it would deliver to the second."""
     m, publisher = backend.connect(), backend.connect()
-    channel = backend.channel()
     with m.subscribe(channel, **backend.reliable) as stream:
         publish(publisher, channel, [b"1"], **backend.reliable)
         assert receive(stream, 1) == [b"1"]

@@ -98,11 +98,10 @@ def test_a_handler_is_bound_to_each_of_its_channels(backend: Backend, several: b
 
 
 @reply_to
-def test_a_target_decides_which_whiteboards_a_handler_is_for(backend: Backend) -> None:
+def test_a_target_decides_which_whiteboards_a_handler_is_for(backend: Backend, channel: str) -> None:
     """Scenarios 55 [S], 56 [S]: every whiteboard whose properties match, also when one appears, and no other."""
     names = [backend.queue() for _ in range(3)]
     one, three = backend.connect(name=names[0]), backend.connect(name=names[2])
-    channel = backend.channel()
     backend.services.register(
         ReplyToSingleSubscriptionHandler,
         upper,
