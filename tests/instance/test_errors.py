@@ -56,7 +56,11 @@ def test_exported_errors_are_those_of_the_module() -> None:
     assert len(set(messaging.__all__)) == len(messaging.__all__)
 
 
-def test_errors_have_attributes_for_programs() -> None:
+def test_errors_have_attributes_and_bases_for_programs() -> None:
+    assert issubclass(errors.OutcomeUnknownError, TimeoutError)
+    assert issubclass(errors.InvalidChannelError, ValueError)
+    assert issubclass(errors.InvalidUrlError, ValueError)
+    assert not issubclass(errors.ConnectFailedError, ValueError)
     assert errors.InvalidOptionError("x", "text").option == "x"
     assert errors.MissingExtraError("mqtt", "mqtt://").extra == "mqtt"
     assert "pip install 'rx-messaging[mqtt]'" in str(errors.MissingExtraError("mqtt", "mqtt://"))
@@ -67,13 +71,6 @@ def test_errors_have_attributes_for_programs() -> None:
     assert (unsupported.feature, unsupported.instance) == ("f", "i")
     assert str(unsupported) == "'i' does not support 'f': why (supported: a, b)"
     assert str(errors.UnsupportedFeatureError("f", "i")) == "'i' does not support 'f'"
-
-
-def test_deadlines_are_timeouts_and_mistakes_are_value_errors() -> None:
-    assert issubclass(errors.OutcomeUnknownError, TimeoutError)
-    assert issubclass(errors.InvalidChannelError, ValueError)
-    assert issubclass(errors.InvalidUrlError, ValueError)
-    assert not issubclass(errors.ConnectFailedError, ValueError)
 
 
 @table(

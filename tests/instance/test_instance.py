@@ -137,11 +137,12 @@ def test_every_refusal_of_a_call_leaves_the_instance_as_it_was(broker: FakeBroke
 # --- names
 
 
-def test_a_name_is_unique_in_its_registry(connect: Connect, registry: ServiceRegistry) -> None:
-    """Scenario 102 [S]."""
+def test_a_name_is_unique_in_its_registry(broker: FakeBroker, connect: Connect) -> None:
+    """Scenario 102 [S]; a duplicate leaves the first alone, and costs nothing."""
     first = connect(name="one")
     with pytest.raises(DuplicateNameError, match=r"'one'.*name="):
-        connect(name="one")
+        connect(broker, name="one")
+    assert broker.calls == []
     with pytest.raises(DuplicateNameError):
         connect("memory://x?name=one")
     elsewhere = connect(name="one", services=ServiceRegistry())
@@ -151,21 +152,10 @@ def test_a_name_is_unique_in_its_registry(connect: Connect, registry: ServiceReg
     assert connect(name="one").name == "one"
 
 
-def test_a_duplicate_name_leaves_the_first_alone_and_costs_nothing(broker: FakeBroker, connect: Connect) -> None:
-    connect(broker, name="one")
-    other = FakeBroker()
-    with pytest.raises(DuplicateNameError):
-        connect(other, name="one")
-    assert other.calls == []
-
-
-def test_generated_names_are_unique_and_tell_the_scheme(connect: Connect) -> None:
+def test_generated_names_are_unique_and_one_of_many_instances_gets_a_given_one(connect: Connect) -> None:
     names = {connect().name for _ in range(20)}
     assert len(names) == 20
     assert all(name.startswith("memory-") for name in names)
-
-
-def test_one_of_many_instances_that_connect_with_the_same_name_gets_it(connect: Connect) -> None:
     connected: list[Messaging] = []
 
     def attempt(_: int) -> None:
@@ -201,14 +191,6 @@ def test_its_services_are_in_the_registry_with_the_properties_of_the_rfc(
     assert registry.find_one(MessagePublisher, f"({FEATURE_PROPERTY}={Features.EXTENSION_RETAIN})")
     m.close()
     assert registry.find() == []
-
-
-def test_without_acknowledge_there_is_no_builder_of_it(broker: FakeBroker, connect: Connect) -> None:
-    broker.features = broker.features - {Features.ACKNOWLEDGE}
-    m = connect(broker)
-    assert m.services.find(AcknowledgeMessageContextBuilder) == []
-    with pytest.raises(UnsupportedFeatureError):
-        m.acknowledge_context_builder()
 
 
 def test_features_that_the_broker_turns_out_not_to_have_are_no_longer_announced(
@@ -276,18 +258,20 @@ def test_every_announced_name_is_known_to_features() -> None:
         assert m.features == {*m.runtime.get_runtime_dto().features}
 
 
-def test_without_the_feature_requests_are_refused(
-    bare: FakeBroker, connect: Connect, registry: ServiceRegistry
-) -> None:
-    """Scenario 54 [S]: no service, and calls that name the missing feature."""
+def test_without_a_feature_its_services_are_absent_and_its_calls_refused(bare: FakeBroker, connect: Connect) -> None:
+    """Scenario 54 [S]: calls name the missing feature."""
+    bare.features = bare.features - {Features.ACKNOWLEDGE}
     m = connect(bare)
-    for interface in (ReplyToPublisher, ReplyToManyPublisher, ReplyToWhiteboard):
-        assert registry.find(interface) == []
-    calls: list[Callable[[], object]] = [
-        lambda: m.request("c"), lambda: m.request_many("c"), lambda: m.reply("c", lambda: b""),
-    ]  # fmt: skip
-    for call in calls:
-        with pytest.raises(UnsupportedFeatureError, match="replyTo"):
+    absent = (ReplyToPublisher, ReplyToManyPublisher, ReplyToWhiteboard, AcknowledgeMessageContextBuilder)
+    assert [m.services.find(interface) for interface in absent] == [[]] * 4
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("replyTo", lambda: m.request("c")),
+        ("replyTo", lambda: m.request_many("c")),
+        ("replyTo", lambda: m.reply("c", lambda: b"")),
+        ("acknowledge", m.acknowledge_context_builder),
+    ]
+    for feature, call in calls:
+        with pytest.raises(UnsupportedFeatureError, match=feature):
             call()
 
 
@@ -362,8 +346,10 @@ def test_asking_while_everything_changes_is_safe(m: Messaging) -> None:
 
 
 def test_everything_after_close_is_refused(connect: Connect) -> None:
+    """Leaving by an exception closes, too."""
     m = connect()
-    m.close()
+    with pytest.raises(ValueError, match="mine"), m:
+        raise ValueError("mine")
     m.close()
     for call in (lambda: m.publish("a", b"1"), lambda: m.subscribe("a")):
         with pytest.raises(ClosedError, match=m.name):
@@ -372,12 +358,6 @@ def test_everything_after_close_is_refused(connect: Connect) -> None:
     uri = m.runtime.get_runtime_dto().connection_uri
     assert repr(m) == f"<Messaging {m.name!r} closed at {uri}>"
     assert isinstance(m.context_builder(), MessageContextBuilder)
-
-
-def test_leaving_by_an_exception_closes_too(broker: FakeBroker, connect: Connect) -> None:
-    with pytest.raises(ValueError, match="mine"), connect(broker):
-        raise ValueError("mine")
-    assert broker.closed == 1
 
 
 async def test_closing_on_a_loop_returns_at_once_and_is_done_in_the_background(

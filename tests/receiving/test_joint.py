@@ -108,6 +108,7 @@ def test_a_refusal_rejects_one_promise_and_removes_one_channel(broker: FakeBroke
     assert taken.events == []
     taken.joint.add("b").result(PATIENCE)
     assert taken.joint.channels == ("a", "c", "b")
+    assert repr(taken.joint) == f"<JointSubscription of {m.name!r}: 3 channels, open>"
 
 
 def test_a_defect_refuses_one_channel(broker: FakeBroker, m: Messaging, caplog: pytest.LogCaptureFixture) -> None:
@@ -309,8 +310,3 @@ def test_callbacks_that_raise_cost_nothing_more(
     assert seen == [b"1", b"2"]
     assert "in take" in caplog.text
     assert "ZeroDivisionError" in caplog.text
-
-
-def test_its_representation_names_the_instance(m: Messaging) -> None:
-    taken = Taken(m, "a")
-    assert repr(taken.joint) == f"<JointSubscription of {m.name!r}: 1 channels, open>"

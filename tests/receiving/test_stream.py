@@ -246,6 +246,8 @@ def test_closing_completes_and_waits_for_the_observer(broker: FakeBroker, connec
     assert observer.wait_end() is None
     assert observer == [b"0"]
     assert len(broker.unsubscribed) == 1
+    with pytest.raises(ClosedError):
+        stream.subscribe(print)
     assert stream.close().result(PATIENCE) is None  # idempotent
     assert len(broker.unsubscribed) == 1
 
@@ -262,13 +264,6 @@ def test_unregistering_the_subscription_service_ends_its_streams(broker: FakeBro
     assert observer.wait_end() is None
     broker.unsubscribed.wait_for(1)
     m.publish("a", b"1").result(PATIENCE)
-
-
-def test_a_closed_stream_refuses_observers(broker: FakeBroker, connect: Connect) -> None:
-    stream = connect(broker).subscribe("a")
-    stream.close().result(PATIENCE)
-    with pytest.raises(ClosedError):
-        stream.subscribe(print)
 
 
 @table("how", ["stream", "result", "with", "dispose", "instance"])
@@ -456,6 +451,7 @@ def test_leaving_async_with_by_an_exception_rejects_and_cancelling_does_not(brok
 
 def test_receive_has_a_deadline(broker: FakeBroker, connect: Connect) -> None:
     with connect(broker).subscribe("a") as stream:
+        assert repr(stream) == "<MessageStream of 'a'>"
         started = time.monotonic()
         with pytest.raises(DeadlineError, match=r"no message on 'a' within 0\.05 s"):
             stream.receive(0.05)
@@ -644,24 +640,20 @@ def test_a_stream_that_was_iterated_and_then_abandoned_unsubscribes(broker: Fake
     broker.unsubscribed.wait_for(1)
 
 
-def test_a_stream_whose_observer_lives_is_not_abandoned(broker: FakeBroker, connect: Connect) -> None:
+def test_a_stream_that_is_observed_closed_or_refused_is_not_abandoned(broker: FakeBroker, m: Messaging) -> None:
     observer = Observer()
-    connect(broker).subscribe("a").subscribe(observer)
-    collect()
-    broker.deliver(b"1")
-    assert observer.wait_for(1) == [b"1"]
-    assert len(broker.live) == 1
-
-
-def test_a_closed_or_refused_stream_is_not_abandoned(broker: FakeBroker, m: Messaging) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        m.subscribe("a").subscribe(observer)
         m.subscribe("a").close().result(PATIENCE)
         broker.errors["subscribe"].append(SubscriptionRefusedError("no"))
         stream = m.subscribe("a")
         stream.ready.exception(PATIENCE)
         del stream
         collect()
+    broker.deliver(b"1")
+    assert observer.wait_for(1) == [b"1"]
+    assert len(broker.live) == 1
 
 
 # --- manual acknowledgement in the three faces
@@ -678,11 +670,6 @@ def test_a_manual_observer_that_raises_leaves_its_message_unsettled(broker: Fake
     assert isinstance(observer.wait_end(), ValueError)
     broker.unsubscribed.wait_for(1)
     assert broker.acknowledged == broker.rejected == []
-
-
-def test_repr_names_the_channel(broker: FakeBroker, connect: Connect) -> None:
-    with connect(broker).subscribe("a/+") as stream:
-        assert repr(stream) == "<MessageStream of 'a/+'>"
 
 
 def test_subscriptions_replaced_by_retry_are_released(connect: Connect) -> None:
