@@ -17,6 +17,7 @@ import pytest
 
 import messaging
 from messaging.services import ServiceRegistry
+from messaging.testing.waiting import PATIENCE
 from tests.doubles.consumers import slow
 from tests.doubles.fake import ENTRY_POINTS, FakeBroker, brokers
 
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 #: settings that make trouble come and go quickly
-QUICK = {"timeout": 10.0, "close_timeout": 2.0, "reconnect_min": 0.001, "reconnect_max": 0.01}
+QUICK = {"timeout": PATIENCE, "close_timeout": 2.0, "reconnect_min": 0.001, "reconnect_max": 0.01}
 
 
 class Connect(Protocol):

@@ -98,7 +98,7 @@ def test_a_foreign_package_named_adapters_is_said_plainly(tmp_path: Path) -> Non
         for name, text in files.items():
             (tmp_path / case / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / case / name).write_text(text)
-    run_script(f"import sys\nsys.argv = {['', *(str(tmp_path / case) for case in FOREIGN)]!r}\n{CLASH}")
+    run_script(f"import sys\nsys.argv = {['', *(str(tmp_path / case) for case in FOREIGN)]!r}\n{CLASH}", seconds=120)
 
 
 def test_a_missing_extra_says_which_to_install(tmp_path: Path) -> None:

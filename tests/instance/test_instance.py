@@ -52,7 +52,7 @@ from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread,
 from tests.doubles.fake import FakeBroker, settle_loop
 from tests.doubles.fixtures import QUICK, Connect
 from tests.doubles.plans import sent_values
-from tests.threads import in_background, in_threads
+from tests.threads import in_threads
 
 # --- bad input
 
@@ -229,7 +229,7 @@ def test_a_listener_that_closes_the_instance_does_not_deadlock(m: Messaging, reg
         m.close()
 
     registry.add_listener(listener, MessagePublisher)
-    in_background(m.close, 2)()
+    in_thread(m.close).result(PATIENCE)
     assert seen
 
 
@@ -241,7 +241,7 @@ def test_a_listener_that_hangs_does_not_hang_closing(
     release = threading.Event()
     registry.add_listener(lambda _: release.wait(60), MessagePublisher)
     try:
-        in_background(m.close)()
+        in_thread(m.close).result(PATIENCE)
     finally:
         release.set()
     eventually(lambda: registry.find() == [])

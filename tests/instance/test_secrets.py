@@ -24,7 +24,7 @@ from messaging.services import ServiceRegistry
 from messaging.testing.brokers import RabbitMQ
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
-from tests.doubles.fake import FakeBroker, brokers
+from tests.doubles.fake import FakeBroker, brokers, settle_loop
 from tests.threads import serving
 
 SECRET = "hunter2-pl4nted"
@@ -302,6 +302,8 @@ def test_a_failed_promise_that_is_never_retrieved_shows_nothing(
         connect(way, "fake", broker.name)
 
     asyncio.run(forget())
+    eventually(lambda: not broker.errors["open"], "the failure")
+    settle_loop()
     eventually(lambda: gc.collect() is not None and "was never retrieved" in caplog.text, "the log entry")
     check(watch)
     caplog.clear()

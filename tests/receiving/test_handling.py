@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from messaging import AcknowledgeType, Message, Messaging
-from messaging.testing.conformance.helpers import ack_state
+from messaging.testing.conformance.helpers import ack_state, in_form
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread
 from tests.doubles.fake import FakeBroker
@@ -28,10 +28,7 @@ def test_a_handler_goes_on_when_logging_raises(connect: Connect, broker: FakeBro
         seen.append(number)
         raise ValueError
 
-    async def handle_async(number: int) -> None:
-        handle(number)
-
-    registration = m.on("a", handle_async if is_async else handle, max_deliveries=1)
+    registration = m.on("a", in_form(handle, is_async=is_async), max_deliveries=1)
     with raising_log("messaging"):
         broker.deliver(b'"x"', b"1", b"2")
         broker.wait_acknowledged(3)
@@ -54,10 +51,7 @@ def test_a_message_rejected_after_its_connection_was_lost_is_dead_lettered_unles
         may_raise.wait(PATIENCE)
         raise ValueError
 
-    async def handle_async(message: Message) -> None:
-        await asyncio.to_thread(handle, message)
-
-    registration = m.on("a", handle_async if is_async else handle, dead_letter_channel="dead", **options)
+    registration = m.on("a", in_form(handle, is_async=is_async), dead_letter_channel="dead", **options)
     broker.deliver(b"1")
     begun.wait_for(1)
     broker.lose_and_reconnect()

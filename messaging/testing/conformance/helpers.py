@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -136,6 +138,16 @@ class Failing(Recorder[Message]):
             if self._may_raise is not None:
                 self._may_raise.wait(PATIENCE)
             raise ValueError("this one")
+
+
+def in_form(handle: Callable[[Any], object], *, is_async: bool) -> Callable[[Any], Any]:
+    """Return a handler as it is, or a coroutine function that calls it in a thread."""
+
+    @functools.wraps(handle)
+    async def handle_async(message: Any) -> None:
+        await asyncio.to_thread(handle, message)
+
+    return handle_async if is_async else handle
 
 
 def retried(stream: MessageStream, failing: list[bytes]) -> Recorder[bytes]:

@@ -12,7 +12,7 @@ import pytest
 
 from messaging import ArgumentError, ClosedError, Features, Message, Messaging
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import feature, publish, receive, subscription_to
+from messaging.testing.conformance.helpers import feature, in_form, publish, receive, subscription_to
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, results, within
 
@@ -81,13 +81,8 @@ def test_a_message_that_is_always_rejected_is_dead_lettered_alone(
 ) -> None:
     channel, dead = backend.channel(), backend.channel("dead")
     seen = Seen(lambda message: message.payload == b"poison")
-
-    async def handle(message: Message) -> None:
-        await asyncio.sleep(0)
-        seen(message)
-
     with m.subscribe(dead, **backend.reliable) as letters:
-        m.on(channel, handle if is_async else seen, max_deliveries=3, dead_letter_channel=dead)
+        m.on(channel, in_form(seen, is_async=is_async), max_deliveries=3, dead_letter_channel=dead)
         publish(m, channel, [b"1", b"poison", b"2"], **backend.reliable)
         assert receive(letters, 1) == [b"poison"]
         seen.wait_all(b"1", b"poison", b"poison", b"poison", b"2")
@@ -148,11 +143,8 @@ def test_payloads_that_do_not_fit_are_dead_lettered_if_asked_for(
     def store(reading: Reading) -> None:
         seen.append(reading)
 
-    async def store_async(reading: Reading) -> None:
-        seen.append(reading)
-
     with m.subscribe(dead, **backend.reliable) as letters:
-        registration = m.on(channel, store_async if is_async else store, dead_letter_channel=dead)
+        registration = m.on(channel, in_form(store, is_async=is_async), dead_letter_channel=dead)
         publish(m, channel, [b"{}", b'{"celsius": 2}'], **backend.reliable)
         letter = letters.receive(PATIENCE)
         assert letter.payload == b"{}"
@@ -171,25 +163,17 @@ def test_as_many_messages_are_handled_at_a_time_as_asked_for(backend: Backend, m
     most = 0
     all_there = threading.Event()
 
-    def enter(message: Message) -> None:
+    def handle(message: Message) -> None:
         nonlocal most
         with lock:
             now.append(message.payload)
             most = max(most, len(now))
             if len(now) == 3:
                 all_there.set()
-
-    def handle(message: Message) -> None:
-        enter(message)
         all_there.wait(PATIENCE)
         now.remove(message.payload)
 
-    async def handle_async(message: Message) -> None:
-        enter(message)
-        await asyncio.to_thread(all_there.wait, PATIENCE)
-        now.remove(message.payload)
-
-    registration = m.on(channel, handle_async if is_async else handle, concurrency=3, **backend.reliable)
+    registration = m.on(channel, in_form(handle, is_async=is_async), concurrency=3, **backend.reliable)
     publish(m, channel, [b"%d" % number for number in range(12)], **backend.reliable)
     eventually(lambda: registration.counters.acknowledged == 12, "acknowledged")
     assert most == 3
@@ -287,11 +271,7 @@ def test_closing_finishes_the_message_in_progress_and_releases_the_others(backen
         seen(message)
         may_end.wait(PATIENCE)
 
-    async def handle_async(message: Message) -> None:
-        seen(message)
-        await asyncio.to_thread(may_end.wait, PATIENCE)
-
-    registration = m.on(channel, handle_async if is_async else handle, queue=queue, **backend.reliable)
+    registration = m.on(channel, in_form(handle, is_async=is_async), queue=queue, **backend.reliable)
     publish(other, channel, [b"1", b"2", b"3"], **backend.reliable)
     seen.wait_for(1)
     eventually(lambda: registration.counters.received == 3, "all there")

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -256,19 +257,6 @@ def test_a_deferred_reply_may_fail_or_be_of_the_wrong_type(m: Messaging, channel
     assert kinds[b"type"]
 
 
-class Shouter:
-    """An object with the method of its interface."""
-
-    def handle_response(self, request: Message, builder: MessageContextBuilder) -> Message:
-        return upper(request, builder)
-
-
-class AsyncShouter:
-    async def handle_response(self, request: Message, builder: MessageContextBuilder) -> Message:
-        await asyncio.sleep(0)
-        return upper(request, builder)
-
-
 async def shout_async(request: Message, builder: MessageContextBuilder) -> Message:
     await asyncio.sleep(0)
     return upper(request, builder)
@@ -281,7 +269,16 @@ def promise_of_shout(request: Message, builder: MessageContextBuilder) -> Promis
 
 
 @reply_to
-@table("handler", [upper, shout_async, promise_of_shout, Shouter(), AsyncShouter()])
+@table(
+    "handler",
+    {
+        "function": upper,
+        "coroutine function": shout_async,
+        "function that returns a promise": promise_of_shout,
+        "object": SimpleNamespace(handle_response=upper),
+        "object with a coroutine function": SimpleNamespace(handle_response=shout_async),
+    },
+)
 def test_handlers_are_functions_coroutines_or_objects(backend: Backend, handler: Any) -> None:
     m, responder = backend.connect(), backend.connect()
     channel = backend.channel()
