@@ -82,7 +82,7 @@ def test_a_message_that_is_always_rejected_is_dead_lettered_alone(
     channel, dead = backend.channel(), backend.channel("dead")
     seen = Seen(lambda message: message.payload == b"poison")
     with m.subscribe(dead, **backend.reliable) as letters:
-        m.on(channel, in_form(seen, is_async=is_async), max_deliveries=3, dead_letter_channel=dead)
+        m.on(channel, in_form(seen.__call__, is_async=is_async), max_deliveries=3, dead_letter_channel=dead)
         publish(m, channel, [b"1", b"poison", b"2"], **backend.reliable)
         assert receive(letters, 1) == [b"poison"]
         seen.wait_all(b"1", b"poison", b"poison", b"poison", b"2")
