@@ -4,7 +4,7 @@ Two threads that both have work take the interpreter from each other all the tim
 at least half full, nothing more is read from the broker, as long as the consumer takes messages at a good rate.
 
 Without it a burst of QoS 0 messages is lost only because it comes faster than threads can switch: see
-``test_a_burst_without_acknowledgement_loses_nothing_because_reading_waits_for_the_consumer`` in
+``test_a_burst_without_acknowledgement_loses_nothing_as_reading_waits`` in
 ``tests/receiving/test_batches.py``, which fails without it. Of bursts of 20,000 messages from mosquitto to an observer,
 on two busy cores, 9 % were dropped without it, 2 % with it.
 """

@@ -58,6 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--backend-url {url.rpartition('@')[2]}: no port; name it, as in nats://host:4222")
     config.addinivalue_line("markers", "feature(*names): covers these features; for backends that announce them all")
     config.addinivalue_line("markers", "wire: needs a network that can be held back")
+    config.addinivalue_line(
+        "markers", "envelope: of what the envelope of MQTT 3.1.1 adds or carries; it runs these only"
+    )
     config.addinivalue_line("markers", "restart: needs a broker that can be restarted, and gets one of its own")
     if not hasattr(config, "workerinput"):
         from messaging.testing.servers import Starts, Steward

@@ -35,8 +35,9 @@ def table(
     """Decorate a test that runs once for each row, as one item.
 
     Decorators may be stacked: the rows are then combined. Of the fixtures that a test has, ``tmp_path`` is a folder of
-    its own for each row, ``monkeypatch`` is undone after each row, and ``caplog`` and ``capsys`` begin each row empty;
-    all others are shared by the rows.
+    its own for each row, ``monkeypatch`` is undone after each row, and ``caplog`` and ``capsys`` begin each row empty.
+    A fixture whose class has a method ``for_row`` is replaced by what that returns, for each row. All others are shared
+    by the rows.
 
     Args:
         names: the parameters that a row gives, as ``"text, expected"``.
@@ -147,6 +148,9 @@ class _Fixtures:
 
     def __enter__(self) -> dict[str, Any]:
         own = self._own
+        for name, value in own.items():
+            if hasattr(type(value), "for_row"):
+                own[name] = value.for_row()
         if (folder := own.get("tmp_path")) is not None:
             own["tmp_path"] = folder / f"row{self._number}"
             own["tmp_path"].mkdir()

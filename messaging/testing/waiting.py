@@ -21,12 +21,14 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future
 from reprlib import Repr
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
 from messaging.execution import clock
 
 if TYPE_CHECKING:
+    from reactivex import Observable
     from reactivex.abc import DisposableBase
 
     from messaging import MessageStream, Messaging
@@ -226,6 +228,16 @@ class Recorder(list[T]):
         eventually(lambda: len(self) >= count, lambda: f"{count} items; {self._state()}", patience=patience)
         return list(self)
 
+    def wait_payloads(self, count: int, *, patience: float = PATIENCE) -> list[Any]:
+        """Wait for ``count`` messages, and return the payloads of all so far; raise as :meth:`wait_for`."""
+        self.wait_for(count, patience=patience)
+        return self.payloads
+
+    def wait_payload(self, payload: object) -> list[Any]:
+        """Wait for a message with ``payload``, and return the payloads of all so far; raise as :meth:`wait_for`."""
+        eventually(lambda: payload in self.payloads, lambda: f"{payload!r}; {self._state()}")
+        return self.payloads
+
     def wait_until(self, condition: Callable[[list[T]], object], what: object = "") -> list[T]:
         """Wait until ``condition`` is true of the items so far, and return them; raise as :meth:`wait_for`."""
         eventually(lambda: condition(list(self)), lambda: f"{what}; {self._state()}")
@@ -258,16 +270,18 @@ def _tell() -> None:
         _changed.notify_all()
 
 
-def observed(stream: MessageStream, act: Callable[[Any], object] | None = None) -> Recorder[Any]:
+def observed(stream: MessageStream | Observable[Any], act: Callable[[Any], object] | None = None) -> Recorder[Any]:
     """Subscribe a recorder to ``stream``, and return it when the broker has confirmed the subscription.
 
     Args:
-        stream: what ``subscribe`` returned.
+        stream: what ``subscribe`` returned; or what its ``pipe`` returned, whose subscription waits by itself.
         act: see :class:`Recorder`.
     """
     recorder: Recorder[Any] = Recorder(act)
     recorder._disposable = stream.subscribe(recorder.on_next, recorder.on_error, recorder.on_completed)
-    stream.ready.result(PATIENCE)
+    ready = getattr(stream, "ready", None)
+    if ready is not None:
+        ready.result(PATIENCE)
     return recorder
 
 
@@ -282,10 +296,30 @@ def subscribed(m: Messaging, channel: Any, *args: Any, **context: Any) -> Record
     return observed(m.subscribe(channel, *args, **context))
 
 
+def in_thread(function: Callable[..., T], *args: Any) -> Future[T]:
+    """Call ``function`` in a thread of its own, and return a future of its result.
+
+    ``results(in_thread(work, number) for number in range(8))`` runs eight calls at a time, and raises their errors.
+    """
+    outcome: Future[T] = Future()
+
+    def call() -> None:
+        try:
+            outcome.set_result(function(*args))
+        except BaseException as error:  # noqa: BLE001  # raised where the result is asked for
+            outcome.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return outcome
+
+
 class _Settled(Protocol):
     def result(self, timeout: float | None = None) -> Any: ...
 
 
 def results(promises: Iterable[_Settled], patience: float = PATIENCE) -> list[Any]:
-    """Return the results of ``promises``, in their order; each within ``patience`` seconds."""
-    return [promise.result(patience) for promise in promises]
+    """Return the results of ``promises``, in their order; each within ``patience`` seconds.
+
+    A generator is exhausted first, so that what makes the promises does not wait in between.
+    """
+    return [promise.result(patience) for promise in [*promises]]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from messaging import Features, Messaging
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import PATIENCE, eventually, feature
+from messaging.testing.conformance.helpers import feature
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.interrupts import RECEIVING_MODULES, again, interrupt_everywhere
 
 

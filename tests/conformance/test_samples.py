@@ -12,7 +12,9 @@ import pytest
 from messaging import Features
 from messaging.runtime import MessageServiceRuntime
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import eventually, feature
+from messaging.testing.conformance.helpers import feature
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
 
 _PAGE: Final = Path(__file__).parent.parent.parent / "docs" / "reply-to.md"
 _SAMPLES: Final = re.findall(r"^```python\n(.*?)^```", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
@@ -23,8 +25,9 @@ _PRINTED: Final = ("6\n", "total=1.0\n", "ACME 0\nACME 1\nACME 2\nACME 3\n", "HE
 reply_to = feature(Features.REPLY_TO)
 
 
+@pytest.mark.envelope
 @reply_to
-@pytest.mark.parametrize("number", range(len(_PRINTED)))
+@table("number", range(len(_PRINTED)))
 def test_a_sample_of_the_page_on_requests_prints_what_it_says(
     backend: Backend, number: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -37,9 +40,10 @@ def test_a_sample_of_the_page_on_requests_prints_what_it_says(
 
 
 @reply_to
-@pytest.mark.parametrize("form", ["async with", "await", "ready"])
-def test_a_registration_on_an_event_loop_waits_for_its_subscription(backend: Backend, channel: str, form: str) -> None:
+@table("form", ["async with", "await", "ready"])
+def test_a_registration_on_an_event_loop_waits_for_its_subscription(backend: Backend, form: str) -> None:
     """The handler answers the first request; leaving the block ends it."""
+    channel = backend.channel()
 
     async def main() -> None:
         m = await backend.connect()

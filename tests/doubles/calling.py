@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from types import FrameType, ModuleType
 from typing import Any, Generic, TypeVar
 
 from messaging.execution import Flag
 from messaging.testing import clock as virtual
-from tests.doubles.fake import PATIENCE, until
+from messaging.testing.waiting import PATIENCE, eventually, in_thread
 
 T = TypeVar("T")
 
@@ -25,7 +24,7 @@ def until_waiting(ident: int | None) -> None:
             frame = frame.f_back  # a virtual clock waits in Python
         return frame is not None and frame.f_code is Flag.wait.__code__
 
-    until(is_waiting, "a thread that waits")
+    eventually(is_waiting, "a thread that waits")
 
 
 def until_left(ident: int, module: ModuleType) -> None:
@@ -37,26 +36,25 @@ def until_left(ident: int, module: ModuleType) -> None:
             frame = frame.f_back
         return frame is None
 
-    until(has_left, f"a thread that has left {module.__name__}")
+    eventually(has_left, f"a thread that has left {module.__name__}")
 
 
 class Calling(Generic[T]):
     """Calls a function in a thread of its own."""
 
     def __init__(self, function: Callable[..., T], *args: Any) -> None:
-        self._outcome: Future[T] = Future()
-        self._thread = threading.Thread(target=self._run, args=(function, args), daemon=True)
-        self._thread.start()
+        self._idents: list[int] = []
 
-    def _run(self, function: Callable[..., T], args: tuple[Any, ...]) -> None:
-        try:
-            self._outcome.set_result(function(*args))
-        except BaseException as error:  # noqa: BLE001  # handed to the test
-            self._outcome.set_exception(error)
+        def call() -> T:
+            self._idents.append(threading.get_ident())
+            return function(*args)
+
+        self._outcome = in_thread(call)
 
     def until_waiting(self) -> None:
         """Wait until the call waits."""
-        until_waiting(self._thread.ident)
+        eventually(lambda: self._idents, "a thread")
+        until_waiting(self._idents[0])
 
     def done(self) -> bool:
         """Return whether the call has ended."""

@@ -10,7 +10,7 @@ import pytest
 
 from messaging import AcknowledgeType, Message, MessageStream
 from messaging.instance import Messaging
-from tests.doubles.fake import PATIENCE
+from messaging.testing.waiting import PATIENCE, Recorder
 
 
 def manual(m: Messaging, channel: str = "a", **extensions: Any) -> MessageStream:
@@ -45,28 +45,31 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
     return [b"%d" % number for number in range(start, start + count)]
 
 
-class Slow:
-    """An observer that holds on to each message until it is let go."""
+class Slow(Recorder[bytes]):
+    """An observer that records the payload of each message, and holds on to the message until it is let go."""
 
     def __init__(self) -> None:
-        self.seen: list[bytes] = []
+        super().__init__()
         #: the thread that called last
         self.thread = 0
-        self.entered = threading.Semaphore(0)
-        self.proceed = threading.Semaphore(0)
+        self._proceed = threading.Semaphore(0)
+        self._waited = 0
 
-    def __call__(self, message: Message) -> None:
-        self.seen.append(message.payload)
+    def __call__(self, message: Message) -> None:  # type: ignore[override]  # it keeps the payloads only
         self.thread = threading.get_ident()
-        self.entered.release()
-        assert self.proceed.acquire(timeout=PATIENCE)
+        self.append(message.payload)
+        assert self._proceed.acquire(timeout=PATIENCE)
+
+    on_next = __call__
 
     def wait(self, count: int = 1) -> None:
-        for _ in range(count):
-            assert self.entered.acquire(timeout=PATIENCE)
+        """Wait until so many more messages than before are recorded."""
+        self._waited += count
+        self.wait_for(self._waited)
 
     def go(self, count: int = 1) -> None:
-        self.proceed.release(count)
+        """Let go of so many messages."""
+        self._proceed.release(count)
 
 
 @pytest.fixture

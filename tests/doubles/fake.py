@@ -23,15 +23,15 @@ from pydantic import Field
 
 from messaging.adapter import Adapter, Events, PlannedLossError, Sink
 from messaging.errors import ConnectionLostError, MessagingError
-from messaging.execution import clock, engine
+from messaging.execution import engine
 from messaging.model import NO_EXTENSIONS, Capabilities, Endpoint, Features, Incoming, Outgoing, SubscriptionSpec
 from messaging.model.credentials import Credentials
 from messaging.model.settings import Settings, TlsSettings
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
 
 T = TypeVar("T")
 
-#: seconds any wait in a test may take before it counts as "never"
-PATIENCE: Final = 10.0
+until = eventually
 
 EVERYTHING: Final = frozenset(
     value for name, value in vars(Features).items() if name.isupper() and isinstance(value, str)
@@ -54,14 +54,6 @@ NEXT_TO_NOTHING: Final = frozenset(
 )
 
 _numbers = itertools.count(1)
-
-
-def until(condition: Callable[[], Any], what: str = "condition") -> None:
-    """Wait until ``condition()`` is true; fail after ``PATIENCE``."""
-    deadline = clock.monotonic() + PATIENCE
-    while not condition():
-        assert clock.monotonic() < deadline, f"waited {PATIENCE:g} s in vain: {what}"
-        clock.pause(0.002)
 
 
 def on_loop(function: Callable[..., T], *args: Any) -> T:
@@ -161,17 +153,17 @@ class FakeBroker:
         self.epoch = 0
         self.connected = False
         self.opened = self.closed = 0
-        self.sent: list[Sent] = []
+        self.sent: Recorder[Sent] = Recorder()
         self.batches: list[int] = []
-        self.held: list[Outgoing] = []
+        self.held: Recorder[Outgoing] = Recorder()
         self.wills: list[Outgoing] = []
         #: ``login://``: the credentials of each connection, and those that it was given while connected
         self.logins: list[Credentials] = []
         self.renewals: list[Credentials] = []
         self.handles: list[Handle] = []
-        self.unsubscribed: list[Handle] = []
-        self.acknowledged: list[Token] = []
-        self.rejected: list[Token] = []
+        self.unsubscribed: Recorder[Handle] = Recorder()
+        self.acknowledged: Recorder[Token] = Recorder()
+        self.rejected: Recorder[Token] = Recorder()
         self.calls: list[str] = []
         self.endpoints: list[Endpoint] = []
         #: whether nothing is to be read for now, and how often that was asked for
@@ -180,6 +172,10 @@ class FakeBroker:
         self.events: Any = None
         self._lost: Callable[[MessagingError], None] | None = None
         self._tokens = itertools.count(1)
+
+    def for_row(self) -> FakeBroker:
+        """Return a broker for one row of a table."""
+        return FakeBroker(self.scheme)
 
     @property
     def url(self) -> str:
@@ -287,16 +283,16 @@ class FakeBroker:
     # --- waits
 
     def wait_open(self, count: int = 1) -> None:
-        until(lambda: self.opened >= count and self.connected, f"{count} connections")
+        eventually(lambda: self.opened >= count and self.connected, lambda: f"{count} connections, not {self.opened}")
 
     def wait_sent(self, count: int) -> None:
-        until(lambda: len(self.sent) >= count, f"{count} messages at the broker, there are {len(self.sent)}")
+        self.sent.wait_for(count)
 
     def wait_acknowledged(self, count: int) -> None:
-        until(lambda: len(self.acknowledged) >= count, f"{count} acknowledgements, there are {len(self.acknowledged)}")
+        self.acknowledged.wait_for(count)
 
     def wait_subscribed(self, count: int = 1) -> None:
-        until(lambda: len(self.live) >= count, f"{count} subscriptions, there are {len(self.live)}")
+        eventually(lambda: len(self.live) >= count, lambda: f"{count} subscriptions, not {len(self.live)}")
 
 
 brokers: dict[str, FakeBroker] = {}
@@ -412,10 +408,10 @@ class FakeAdapter(Adapter):
         self.broker.unsubscribed.append(handle)
 
     def acknowledge(self, tokens: Sequence[Any]) -> None:
-        self.broker.acknowledged += [token for token in tokens if not self.is_stale(token)]
+        self.broker.acknowledged.extend(token for token in tokens if not self.is_stale(token))
 
     def reject(self, tokens: Sequence[Any]) -> None:
-        self.broker.rejected += [token for token in tokens if not self.is_stale(token)]
+        self.broker.rejected.extend(token for token in tokens if not self.is_stale(token))
 
     def is_stale(self, token: Any) -> bool:
         broker = self.broker

@@ -17,13 +17,25 @@ import pytest
 
 import messaging
 from messaging.services import ServiceRegistry
+from messaging.testing.waiting import PATIENCE
 from tests.doubles.consumers import slow
 from tests.doubles.fake import ENTRY_POINTS, FakeBroker, brokers
 
-__all__ = ["bare", "broker", "clean_environment", "connect", "fake_distribution", "m", "no_defects", "registry", "slow"]
+__all__ = [
+    "bare",
+    "broker",
+    "clean_environment",
+    "connect",
+    "fake_distribution",
+    "m",
+    "no_brokers",
+    "no_defects",
+    "registry",
+    "slow",
+]
 
 #: settings that make trouble come and go quickly
-QUICK = {"timeout": 10.0, "close_timeout": 2.0, "reconnect_min": 0.001, "reconnect_max": 0.01}
+QUICK = {"timeout": PATIENCE, "close_timeout": 2.0, "reconnect_min": 0.001, "reconnect_max": 0.01}
 
 
 class Connect(Protocol):
@@ -81,18 +93,23 @@ def registry() -> ServiceRegistry:
     return ServiceRegistry()
 
 
-@pytest.fixture
-def broker() -> Iterator[FakeBroker]:
-    broker = FakeBroker()
-    yield broker
-    brokers.pop(broker.name, None)
+@pytest.fixture(autouse=True)
+def no_brokers() -> Iterator[None]:
+    """Forget the brokers that a test made."""
+    before = {*brokers}
+    yield
+    for name in {*brokers} - before:
+        del brokers[name]
 
 
 @pytest.fixture
-def bare() -> Iterator[FakeBroker]:
-    broker = FakeBroker("bare")
-    yield broker
-    brokers.pop(broker.name, None)
+def broker() -> FakeBroker:
+    return FakeBroker()
+
+
+@pytest.fixture
+def bare() -> FakeBroker:
+    return FakeBroker("bare")
 
 
 _names = iter(range(1, 2**31))

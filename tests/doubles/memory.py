@@ -10,7 +10,8 @@ import pytest
 from adapters.memory import MemoryAdapter
 from adapters.memory.broker import Broker, join
 from messaging.instance import Messaging
-from tests.doubles.fake import on_loop, until
+from messaging.testing.waiting import eventually
+from tests.doubles.fake import on_loop
 
 
 def change_capabilities(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
@@ -55,4 +56,4 @@ def drop_and_reconnect(m: Messaging) -> None:
             and all(each.channel.connected for each in dto.subscriptions)
         )
 
-    until(is_back, "connected again")
+    eventually(is_back, "connected again")

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from messaging.errors import ConfigurationError, UnknownSchemeError
-from tests.doubles.fake import PATIENCE, FakeBroker
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
+from tests.doubles.fake import FakeBroker
 from tests.doubles.fixtures import Connect, install
-from tests.scripts import run_script
+from tests.scripts import FORK, run_script
 
 ADAPTER = """
 from messaging.adapter import Adapter
@@ -63,37 +65,40 @@ with messaging.connect("memory://x") as m, m.subscribe("a") as stream:
     run_script(script, first=tmp_path)
 
 
-CLASH = """
-import messaging
+CLASH = f"""
+{FORK}
 from messaging.errors import AdapterClashError
-try:
-    messaging.connect("memory://x")
-except AdapterClashError as error:
-    assert "another distribution" in str(error), error
-    assert "uninstall" in str(error), error
-    print(error)
-else:
-    raise AssertionError("no clash")
+
+def connect(folder):
+    sys.path.insert(0, folder)
+    try:
+        messaging.connect("memory://x")
+    except AdapterClashError as error:
+        assert "another distribution" in str(error), error
+        assert "uninstall" in str(error), error
+        assert folder in str(error), error
+    else:
+        raise AssertionError("no clash")
+
+for folder in sys.argv[1:]:
+    child(lambda: connect(folder))
 """
+#: the files of a foreign package
+FOREIGN: dict[str, dict[str, str]] = {
+    "package": {"adapters/__init__.py": ""},
+    "module": {"adapters.py": ""},
+    "submodule": {"adapters/__init__.py": "", "adapters/memory.py": ""},
+    "import error": {"adapters/__init__.py": "import there_is_no_such_module"},
+    "broken": {"adapters/__init__.py": "raise RuntimeError('broken')"},
+}
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"adapters/__init__.py": ""},
-        {"adapters.py": ""},
-        {"adapters/__init__.py": "", "adapters/memory.py": ""},
-        {"adapters/__init__.py": "import there_is_no_such_module"},
-        {"adapters/__init__.py": "raise RuntimeError('broken')"},
-    ],
-    ids=["package", "module", "submodule", "import error", "broken"],
-)
-def test_a_foreign_package_named_adapters_is_said_plainly(tmp_path: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    done = run_script(CLASH, first=tmp_path)
-    assert str(tmp_path) in done.stdout
+def test_a_foreign_package_named_adapters_is_said_plainly(tmp_path: Path) -> None:
+    for case, files in FOREIGN.items():
+        for name, text in files.items():
+            (tmp_path / case / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / case / name).write_text(text)
+    run_script(f"import sys\nsys.argv = {['', *(str(tmp_path / case) for case in FOREIGN)]!r}\n{CLASH}", seconds=120)
 
 
 def test_a_missing_extra_says_which_to_install(tmp_path: Path) -> None:
@@ -134,7 +139,7 @@ def test_an_unknown_scheme_names_those_installed(connect: Connect, broker: FakeB
     assert connect(broker).publish("a", b"1").result(PATIENCE) is None
 
 
-@pytest.mark.parametrize(
+@table(
     ("scheme", "message"),
     [
         ("notanadapter", "is not a messaging.adapter.Adapter"),

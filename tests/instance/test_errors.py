@@ -6,10 +6,9 @@ import inspect
 import pickle
 import re
 
-import pytest
-
 import messaging
 from messaging import errors
+from messaging.testing.tables import table
 
 
 def defined() -> dict[str, type[Exception]]:
@@ -45,7 +44,7 @@ def test_the_tree_is_the_one_that_is_printed() -> None:
         assert bases == {parent or "Exception"} | ({standard} if standard else set()), name
 
 
-@pytest.mark.parametrize("name", sorted(defined()))
+@table("name", sorted(defined()))
 def test_every_error_has_one_root_and_a_docstring(name: str) -> None:
     kind = defined()[name]
     assert issubclass(kind, errors.MessagingError)
@@ -57,7 +56,11 @@ def test_exported_errors_are_those_of_the_module() -> None:
     assert len(set(messaging.__all__)) == len(messaging.__all__)
 
 
-def test_errors_have_attributes_for_programs() -> None:
+def test_errors_have_attributes_and_bases_for_programs() -> None:
+    assert issubclass(errors.OutcomeUnknownError, TimeoutError)
+    assert issubclass(errors.InvalidChannelError, ValueError)
+    assert issubclass(errors.InvalidUrlError, ValueError)
+    assert not issubclass(errors.ConnectFailedError, ValueError)
     assert errors.InvalidOptionError("x", "text").option == "x"
     assert errors.MissingExtraError("mqtt", "mqtt://").extra == "mqtt"
     assert "pip install 'rx-messaging[mqtt]'" in str(errors.MissingExtraError("mqtt", "mqtt://"))
@@ -70,14 +73,7 @@ def test_errors_have_attributes_for_programs() -> None:
     assert str(errors.UnsupportedFeatureError("f", "i")) == "'i' does not support 'f'"
 
 
-def test_deadlines_are_timeouts_and_mistakes_are_value_errors() -> None:
-    assert issubclass(errors.OutcomeUnknownError, TimeoutError)
-    assert issubclass(errors.InvalidChannelError, ValueError)
-    assert issubclass(errors.InvalidUrlError, ValueError)
-    assert not issubclass(errors.ConnectFailedError, ValueError)
-
-
-@pytest.mark.parametrize(
+@table(
     "error",
     [
         errors.MessagingError("text"),

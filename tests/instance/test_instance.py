@@ -47,15 +47,17 @@ from messaging.instance import (
 from messaging.instance.services import _names
 from messaging.model import GENERATE_REPLY_CHANNEL_ALIAS
 from messaging.services import ServiceEvent, ServiceRegistry, default_registry
-from tests.doubles.fake import PATIENCE, FakeBroker, settle_loop, until
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread, results
+from tests.doubles.fake import FakeBroker, settle_loop
 from tests.doubles.fixtures import QUICK, Connect
 from tests.doubles.plans import sent_values
-from tests.threads import in_background, in_threads
+from tests.threads import in_threads
 
 # --- bad input
 
 
-@pytest.mark.parametrize(
+@table(
     ("url", "settings", "error", "says"),
     [
         ("", {}, ConfigurationError, "MESSAGING_URL"),
@@ -81,9 +83,7 @@ def test_bad_configuration_is_typed_and_says_what(
     assert not _names.get(registry)
 
 
-def test_a_missing_url_may_come_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch, registry: ServiceRegistry
-) -> None:
+def test_a_missing_url_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, registry: ServiceRegistry) -> None:
     monkeypatch.setenv("MESSAGING_URL", "memory://from-environment?name=env")
     with messaging.connect(services=registry) as m:
         assert m.name == "env"
@@ -137,11 +137,12 @@ def test_every_refusal_of_a_call_leaves_the_instance_as_it_was(broker: FakeBroke
 # --- names
 
 
-def test_a_name_is_unique_in_its_registry(connect: Connect, registry: ServiceRegistry) -> None:
-    """Scenario 102 [S]."""
+def test_a_name_is_unique_in_its_registry(broker: FakeBroker, connect: Connect) -> None:
+    """Scenario 102 [S]; a duplicate leaves the first alone, and costs nothing."""
     first = connect(name="one")
     with pytest.raises(DuplicateNameError, match=r"'one'.*name="):
-        connect(name="one")
+        connect(broker, name="one")
+    assert broker.calls == []
     with pytest.raises(DuplicateNameError):
         connect("memory://x?name=one")
     elsewhere = connect(name="one", services=ServiceRegistry())
@@ -151,21 +152,10 @@ def test_a_name_is_unique_in_its_registry(connect: Connect, registry: ServiceReg
     assert connect(name="one").name == "one"
 
 
-def test_a_duplicate_name_leaves_the_first_alone_and_costs_nothing(broker: FakeBroker, connect: Connect) -> None:
-    connect(broker, name="one")
-    other = FakeBroker()
-    with pytest.raises(DuplicateNameError):
-        connect(other, name="one")
-    assert other.calls == []
-
-
-def test_generated_names_are_unique_and_tell_the_scheme(connect: Connect) -> None:
+def test_generated_names_are_unique_and_one_of_many_instances_gets_a_given_one(connect: Connect) -> None:
     names = {connect().name for _ in range(20)}
     assert len(names) == 20
     assert all(name.startswith("memory-") for name in names)
-
-
-def test_one_of_many_instances_that_connect_with_the_same_name_gets_it(connect: Connect) -> None:
     connected: list[Messaging] = []
 
     def attempt(_: int) -> None:
@@ -203,14 +193,6 @@ def test_its_services_are_in_the_registry_with_the_properties_of_the_rfc(
     assert registry.find() == []
 
 
-def test_without_acknowledge_there_is_no_builder_of_it(broker: FakeBroker, connect: Connect) -> None:
-    broker.features = broker.features - {Features.ACKNOWLEDGE}
-    m = connect(broker)
-    assert m.services.find(AcknowledgeMessageContextBuilder) == []
-    with pytest.raises(UnsupportedFeatureError):
-        m.acknowledge_context_builder()
-
-
 def test_features_that_the_broker_turns_out_not_to_have_are_no_longer_announced(
     broker: FakeBroker, connect: Connect, registry: ServiceRegistry
 ) -> None:
@@ -227,7 +209,7 @@ def test_features_that_the_broker_turns_out_not_to_have_are_no_longer_announced(
     assert Features.EXTENSION_RETAIN not in m.features
     publisher = registry.find_one(MessagePublisher)
     assert publisher is not None
-    until(lambda: Features.EXTENSION_RETAIN not in publisher.properties[FEATURE_PROPERTY])
+    eventually(lambda: Features.EXTENSION_RETAIN not in publisher.properties[FEATURE_PROPERTY])
     with pytest.raises(UnsupportedFeatureError):
         m.publish("a", b"1", retain=True)
 
@@ -239,9 +221,7 @@ def test_the_default_registry_is_the_processs(monkeypatch: pytest.MonkeyPatch) -
     assert default_registry().find(MessagePublisher, f"({NAME_PROPERTY}={m.name})") == []
 
 
-def test_a_listener_that_closes_the_instance_while_it_registers_or_leaves_does_not_deadlock(
-    m: Messaging, registry: ServiceRegistry
-) -> None:
+def test_a_listener_that_closes_the_instance_does_not_deadlock(m: Messaging, registry: ServiceRegistry) -> None:
     seen: list[ServiceEvent] = []
 
     def listener(event: ServiceEvent) -> None:
@@ -249,7 +229,7 @@ def test_a_listener_that_closes_the_instance_while_it_registers_or_leaves_does_n
         m.close()
 
     registry.add_listener(listener, MessagePublisher)
-    in_background(m.close, 2)()
+    in_thread(m.close).result(PATIENCE)
     assert seen
 
 
@@ -261,10 +241,10 @@ def test_a_listener_that_hangs_does_not_hang_closing(
     release = threading.Event()
     registry.add_listener(lambda _: release.wait(60), MessagePublisher)
     try:
-        in_background(m.close)()
+        in_thread(m.close).result(PATIENCE)
     finally:
         release.set()
-    until(lambda: registry.find() == [])
+    eventually(lambda: registry.find() == [])
 
 
 # --- features
@@ -278,18 +258,20 @@ def test_every_announced_name_is_known_to_features() -> None:
         assert m.features == {*m.runtime.get_runtime_dto().features}
 
 
-def test_without_the_feature_requests_and_replies_are_refused(
-    bare: FakeBroker, connect: Connect, registry: ServiceRegistry
-) -> None:
-    """Scenario 54 [S]: no service, and calls that name the missing feature."""
+def test_without_a_feature_its_services_are_absent_and_its_calls_refused(bare: FakeBroker, connect: Connect) -> None:
+    """Scenario 54 [S]: calls name the missing feature."""
+    bare.features = bare.features - {Features.ACKNOWLEDGE}
     m = connect(bare)
-    for interface in (ReplyToPublisher, ReplyToManyPublisher, ReplyToWhiteboard):
-        assert registry.find(interface) == []
-    calls: list[Callable[[], object]] = [
-        lambda: m.request("c"), lambda: m.request_many("c"), lambda: m.reply("c", lambda: b""),
-    ]  # fmt: skip
-    for call in calls:
-        with pytest.raises(UnsupportedFeatureError, match="replyTo"):
+    absent = (ReplyToPublisher, ReplyToManyPublisher, ReplyToWhiteboard, AcknowledgeMessageContextBuilder)
+    assert [m.services.find(interface) for interface in absent] == [[]] * 4
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("replyTo", lambda: m.request("c")),
+        ("replyTo", lambda: m.request_many("c")),
+        ("replyTo", lambda: m.reply("c", lambda: b"")),
+        ("acknowledge", m.acknowledge_context_builder),
+    ]
+    for feature, call in calls:
+        with pytest.raises(UnsupportedFeatureError, match=feature):
             call()
 
 
@@ -347,27 +329,27 @@ def test_asking_while_everything_changes_is_safe(m: Messaging) -> None:
     stop = threading.Event()
 
     def ask() -> None:
-        while not stop.wait(0.0005):
+        while not stop.is_set():
             repr(m.runtime.get_runtime_dto())
 
-    joins = [in_background(ask) for _ in range(3)]
+    asking = [in_thread(ask) for _ in range(3)]
     for _ in range(30):
         streams = [m.subscribe("a") for _ in range(5)]
         m.publish("a", b"1")
-        for stream in streams:
-            stream.close().result(PATIENCE)
+        results(stream.close() for stream in streams)
     m.close()
     stop.set()
-    for join in joins:
-        join()
+    results(asking)
 
 
 # --- the end
 
 
 def test_everything_after_close_is_refused(connect: Connect) -> None:
+    """Leaving by an exception closes, too."""
     m = connect()
-    m.close()
+    with pytest.raises(ValueError, match="mine"), m:
+        raise ValueError("mine")
     m.close()
     for call in (lambda: m.publish("a", b"1"), lambda: m.subscribe("a")):
         with pytest.raises(ClosedError, match=m.name):
@@ -378,34 +360,26 @@ def test_everything_after_close_is_refused(connect: Connect) -> None:
     assert isinstance(m.context_builder(), MessageContextBuilder)
 
 
-def test_leaving_by_an_exception_closes_too(broker: FakeBroker, connect: Connect) -> None:
-    with pytest.raises(ValueError, match="mine"), connect(broker):
-        raise ValueError("mine")
-    assert broker.closed == 1
-
-
-def test_closing_on_a_loop_returns_at_once_and_is_done_in_the_background(broker: FakeBroker, m: Messaging) -> None:
+async def test_closing_on_a_loop_returns_at_once_and_is_done_in_the_background(
+    broker: FakeBroker, m: Messaging
+) -> None:
     broker.gates["close"].close()
-
-    async def main() -> None:
-        m.close()
-        assert broker.closed == 0
-        broker.gates["close"].open()
-        await m.aclose()
-        assert broker.closed == 1
-
-    asyncio.run(main())
+    m.close()
+    assert broker.closed == 0
+    broker.gates["close"].open()
+    await m.aclose()
+    assert broker.closed == 1
 
 
 def test_an_instance_that_is_forgotten_goes_on_until_the_end(broker: FakeBroker, connect: Connect) -> None:
     """Its observers may be all that matters; closing at exit is the last resort."""
     m = messaging.connect(broker.url, services=ServiceRegistry(), **QUICK)
-    seen: list[bytes] = []
+    seen: Recorder[bytes] = Recorder()
     m.subscribe("a").subscribe(lambda message: seen.append(message.payload))
     close = m.close
     del m
     gc.collect()
     settle_loop()
     broker.deliver(b"1")
-    until(lambda: seen == [b"1"])
+    assert seen.wait_for(1) == [b"1"]
     close()

@@ -7,9 +7,9 @@ import collections
 import gc
 import logging
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +21,8 @@ from messaging.execution import threads as module
 from messaging.instance.messaging import _open
 from messaging.instance.services import _names
 from messaging.services import ServiceRegistry, default_registry
-from tests.doubles.fake import FakeBroker, brokers, on_loop, settle_loop, until
+from messaging.testing.waiting import Recorder, eventually, results
+from tests.doubles.fake import FakeBroker, brokers, on_loop, settle_loop
 
 #: objects of these kinds are counted: ours, and what ours are made of
 OURS = ("messaging.", "adapters.", "tests.doubles.fake", "asyncio.", "threading", "_asyncio", "uvloop")
@@ -76,16 +77,13 @@ def repeat(round_: Callable[[int], None], rounds: int, warm_up: int = 30) -> Non
     for number in range(rounds):
         round_(number)
     # closing may finish in the background, within a moment
-    deadline = time.monotonic() + 10
-    while more := grown(before):
-        assert time.monotonic() < deadline, f"left behind by {rounds} rounds: {more}"
-        time.sleep(0.05)
+    eventually(lambda: not grown(before), lambda: f"nothing left behind by {rounds} rounds: {grown(before)}")
 
 
 def check(round_: Callable[[int], None], rounds: int, warm_up: int = 30) -> None:
     """Repeat, and wait until the worker threads have left."""
     repeat(round_, rounds, warm_up)
-    until(lambda: not workers()._idle, "the idle workers gone")
+    eventually(lambda: not workers()._idle, "the idle workers gone")
     assert not [thread for thread in threading.enumerate() if thread.name == "messaging-worker"]
 
 
@@ -100,7 +98,7 @@ def test_rounds_leave_nothing_behind() -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("broker", ["mosquitto", "rabbitmq"])
+@pytest.mark.parametrize("broker", ["mosquitto", pytest.param("rabbitmq", marks=pytest.mark.slow)])
 def test_rounds_at_a_broker_leave_nothing_behind(request: pytest.FixtureRequest, broker: str) -> None:
     url = request.getfixturevalue(broker).url
 
@@ -115,12 +113,12 @@ def test_rounds_at_a_broker_leave_nothing_behind(request: pytest.FixtureRequest,
 
 def test_rounds_with_observers_leave_nothing_behind() -> None:
     def one_round(number: int) -> None:
-        seen = threading.Event()
+        seen: Recorder[Any] = Recorder()
         with messaging.connect("memory://leak") as m:
-            m.subscribe("a").subscribe(lambda _: seen.set())
+            m.subscribe("a").subscribe(seen)
             m.subscribe("a").subscribe(lambda _: None).dispose()
             m.publish("a", b"1")
-            assert seen.wait(10)
+            seen.wait_for(1)
 
     check(one_round, 100)
 
@@ -199,8 +197,7 @@ def test_the_memory_of_publishing_does_not_grow_with_the_messages() -> None:
         def one_round(number: int) -> None:
             promises = [m.publish(f"c/{number}/{each}", b"x", qos=1) for each in range(50)]
             promises += [m.publish("d", b"x", message_id=f"{number}/{each}") for each in range(50)]
-            for promise in promises:
-                promise.result(10)
+            results(promises)
 
         for number in range(200):  # enough to fill every cache
             one_round(number)

@@ -18,6 +18,7 @@ from messaging.eventadmin import Event
 from messaging.execution import Promise
 from messaging.model import MessageContext
 from messaging.services import ServiceRegistry
+from messaging.testing.tables import table
 
 
 def classes() -> Iterator[type[Any]]:
@@ -51,7 +52,7 @@ def test_the_search_finds_classes() -> None:
     assert "messaging.execution.promise.Promise" in WRITTEN
 
 
-@pytest.mark.parametrize("name", WRITTEN)
+@table("name", [*WRITTEN])
 def test_an_object_whose_constructor_never_ran_has_a_repr(name: str) -> None:
     kind = WRITTEN[name]
     assert kind.__name__ in repr(kind.__new__(kind))

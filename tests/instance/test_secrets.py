@@ -21,8 +21,10 @@ from pamqp.frame import marshal
 import messaging
 from messaging.errors import AuthenticationError, ConnectFailedError, MessagingError
 from messaging.services import ServiceRegistry
-from messaging.testing.brokers import RabbitMQ, free_port
-from tests.doubles.fake import PATIENCE, FakeBroker, brokers, until
+from messaging.testing.brokers import RabbitMQ
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.doubles.fake import FakeBroker, brokers, settle_loop
 from tests.threads import serving
 
 SECRET = "hunter2-pl4nted"
@@ -70,20 +72,22 @@ def watch(caplog: pytest.LogCaptureFixture) -> Iterator[Watch]:
 
 
 Connect = Callable[..., messaging.Messaging]
+each_way = table("way", [*WAYS])
 
 
-@pytest.fixture(params=WAYS)
-def connect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Connect:
-    """Connects by scheme, host and settings, with the secret handed in one of the ways."""
+@pytest.fixture
+def connect(tmp_path: Path) -> Connect:
+    """Connects by way, scheme, host and settings, with the secret handed in that way."""
 
-    def connect(scheme: str, host: str, **more: Any) -> messaging.Messaging:
+    def connect(way: str, scheme: str, host: str, **more: Any) -> messaging.Messaging:
         file = tmp_path / "password"
         file.write_text(SECRET + "\n")
-        template, settings, environment = WAYS[request.param]
-        for variable, value in environment.items():
-            monkeypatch.setenv(variable, value.format(scheme=scheme, host=host, file=file))
+        template, settings, environment = WAYS[way]
         url = template.format(scheme=scheme, host=host) or None
-        return messaging.connect(url, services=ServiceRegistry(), **{**settings, **more})
+        with pytest.MonkeyPatch.context() as patched:
+            for variable, value in environment.items():
+                patched.setenv(variable, value.format(scheme=scheme, host=host, file=file))
+            return messaging.connect(url, services=ServiceRegistry(), **{**settings, **more})
 
     return connect
 
@@ -155,8 +159,9 @@ def test_the_watch_would_see_it(watch: Watch) -> None:
     assert SECRET in told(above)
 
 
-def test_a_working_connection_shows_nothing(watch: Watch, connect: Connect, broker: FakeBroker) -> None:
-    m = connect("fake", broker.name)
+@each_way
+def test_a_working_connection_shows_nothing(watch: Watch, connect: Connect, way: str, broker: FakeBroker) -> None:
+    m = connect(way, "fake", broker.name)
     given = broker.adapter.url.password or broker.adapter.settings.password
     assert given is not None
     assert given.get_secret_value() == SECRET  # it arrived, at least
@@ -169,39 +174,43 @@ def test_a_working_connection_shows_nothing(watch: Watch, connect: Connect, brok
     check(watch, shown(m, broker))
 
 
-@pytest.mark.parametrize(
-    "failure", [AuthenticationError("refused"), ConnectFailedError("no route"), OSError("x"), None]
-)
+@each_way
+@table("failure", [AuthenticationError("refused"), ConnectFailedError("no route"), OSError("x"), None])
 def test_a_failing_or_slow_connection_shows_nothing(
-    watch: Watch, connect: Connect, broker: FakeBroker, failure: Exception | None
+    watch: Watch, connect: Connect, way: str, broker: FakeBroker, failure: Exception | None
 ) -> None:
     if failure is None:
         broker.gates["open"].close()
     else:
         broker.errors["open"].append(failure)
     with pytest.raises(ConnectFailedError) as caught:
-        connect("fake", broker.name, connect_timeout=0.05 if failure is None else 10.0)
+        connect(way, "fake", broker.name, connect_timeout=0.05 if failure is None else 10.0)
     check(watch, told(caught.value))
 
 
-def test_a_mistake_beside_it_shows_nothing(watch: Watch, connect: Connect, broker: FakeBroker) -> None:
+@each_way
+def test_a_mistake_beside_it_shows_nothing(watch: Watch, connect: Connect, way: str, broker: FakeBroker) -> None:
     for mistake in ({"tiemout": 1}, {"timeout": "soon"}, {"overflow": "x"}, {"name": ""}, {"labels": 7}):
         with pytest.raises(MessagingError) as caught:
-            connect("fake", broker.name, **mistake)
+            connect(way, "fake", broker.name, **mistake)
         check(watch, told(caught.value))
 
 
-@pytest.mark.parametrize("scheme", ["memory", "nats"])
-def test_an_adapter_that_wants_no_password_shows_nothing(watch: Watch, connect: Connect, scheme: str) -> None:
+@each_way
+@table("scheme", ["memory", "nats"])
+def test_an_adapter_that_wants_no_password_shows_nothing(watch: Watch, connect: Connect, way: str, scheme: str) -> None:
     with pytest.raises(MessagingError) as caught:
-        connect(scheme, "x")
+        connect(way, scheme, "x")
     check(watch, told(caught.value))
 
 
-@pytest.mark.parametrize("scheme", ["mqtt", "mqtts", "amqp", "amqps"])
-def test_a_closed_port_shows_nothing(watch: Watch, connect: Connect, scheme: str) -> None:
-    with pytest.raises(ConnectFailedError) as caught:
-        connect(scheme, f"127.0.0.1:{free_port()}", connect_timeout=5.0)
+@each_way
+@table("scheme", ["mqtt", "mqtts", "amqp", "amqps"])
+def test_a_closed_port_shows_nothing(watch: Watch, connect: Connect, way: str, scheme: str) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        with pytest.raises(ConnectFailedError) as caught:
+            connect(way, scheme, f"127.0.0.1:{closed.getsockname()[1]}", connect_timeout=5.0)
     check(watch, told(caught.value))
     assert "127.0.0.1" in str(caught.value)
 
@@ -209,9 +218,10 @@ def test_a_closed_port_shows_nothing(watch: Watch, connect: Connect, scheme: str
 START = marshal(Connection.Start(mechanisms="PLAIN", locales="en_US", server_properties={}), 0)
 
 
-@pytest.mark.parametrize(("scheme", "greeting"), [("mqtt", b""), ("amqp", START)], ids=["mqtt", "amqp"])
-def test_a_connection_that_ends_while_logging_in_shows_nothing(
-    watch: Watch, connect: Connect, scheme: str, greeting: bytes
+@each_way
+@table(("scheme", "greeting"), [("mqtt", b""), ("amqp", START)], ids=["mqtt", "amqp"])
+def test_a_connection_lost_at_login_shows_nothing(
+    watch: Watch, connect: Connect, way: str, scheme: str, greeting: bytes
 ) -> None:
     def end(peer: socket.socket) -> None:
         """Greet, read what comes, and reset the connection."""
@@ -221,33 +231,35 @@ def test_a_connection_that_ends_while_logging_in_shows_nothing(
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     with serving(end) as port, pytest.raises(ConnectFailedError) as caught:
-        connect(scheme, f"127.0.0.1:{port}")
+        connect(way, scheme, f"127.0.0.1:{port}")
     check(watch, told(caught.value))
 
 
-def test_a_refused_password_shows_nothing(watch: Watch, connect: Connect, rabbitmq: RabbitMQ) -> None:
+@each_way
+def test_a_refused_password_shows_nothing(watch: Watch, connect: Connect, way: str, rabbitmq: RabbitMQ) -> None:
     with pytest.raises(AuthenticationError) as caught:
-        connect("amqp", f"127.0.0.1:{rabbitmq.port}")
+        connect(way, "amqp", f"127.0.0.1:{rabbitmq.port}")
     check(watch, told(caught.value))
 
 
-def test_the_asyncio_face_shows_nothing(watch: Watch, connect: Connect, broker: FakeBroker) -> None:
+@each_way
+def test_the_asyncio_face_shows_nothing(watch: Watch, connect: Connect, way: str, broker: FakeBroker) -> None:
     broker.errors["open"].append(AuthenticationError("refused"))
 
     async def fail() -> MessagingError:
         with pytest.raises(AuthenticationError) as caught:
-            async with connect("fake", broker.name):
+            async with connect(way, "fake", broker.name):
                 raise AssertionError("entered")
         return caught.value
 
     async def work() -> str:
-        async with connect("fake", broker.name) as m:
+        async with connect(way, "fake", broker.name) as m:
             return shown(m, broker)
 
     check(watch, told(asyncio.run(fail())), asyncio.run(work()))
 
 
-@pytest.mark.parametrize(
+@table(
     "url",
     [
         f"fake://me:{SECRET}@host:port",
@@ -273,7 +285,7 @@ def test_a_url_that_is_refused_shows_nothing(watch: Watch, url: str) -> None:
     check(watch, told(caught.value))
 
 
-@pytest.mark.parametrize("option", ["timeout", "labels"])
+@table("option", ["timeout", "labels"])
 def test_the_value_of_an_option_that_does_not_fit_is_not_repeated(watch: Watch, option: str) -> None:
     """Not even that of an option which is no secret by its name. Variables of frames may show the latter."""
     with pytest.raises(MessagingError) as caught:
@@ -281,15 +293,18 @@ def test_the_value_of_an_option_that_does_not_fit_is_not_repeated(watch: Watch, 
     check(watch, told(caught.value, frames=False))
 
 
+@each_way
 def test_a_failed_promise_that_is_never_retrieved_shows_nothing(
-    watch: Watch, connect: Connect, broker: FakeBroker, caplog: pytest.LogCaptureFixture
+    watch: Watch, connect: Connect, way: str, broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def forget() -> None:
         broker.errors["open"].append(AuthenticationError("refused"))
-        connect("fake", broker.name)
+        connect(way, "fake", broker.name)
 
     asyncio.run(forget())
-    until(lambda: gc.collect() is not None and "was never retrieved" in caplog.text, "the log entry")
+    eventually(lambda: not broker.errors["open"], "the failure")
+    settle_loop()
+    eventually(lambda: gc.collect() is not None and "was never retrieved" in caplog.text, "the log entry")
     check(watch)
     caplog.clear()
 

@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 from pydantic import field_validator
 
-from messaging import Message, MessageContext, Messaging
+from messaging import Message, MessageContext
 from messaging.errors import ArgumentError, InvalidOptionError
 from messaging.model import parse_url
 from messaging.model.settings import Settings, load_settings
+from messaging.testing.tables import table
 from tests.doubles.fake import FakeBroker, settle_loop
 from tests.doubles.fixtures import Connect
 
 
-@pytest.mark.parametrize("extensions", [7, None, "qos", [("qos", "1")]])
-def test_extensions_of_a_context_made_by_hand_are_a_mapping(broker: FakeBroker, m: Messaging, extensions: Any) -> None:
+@table("extensions", [7, None, "qos", [("qos", "1")]])
+def test_extensions_of_a_context_are_a_mapping(broker: FakeBroker, connect: Connect, extensions: Any) -> None:
+    m = connect(broker)
     with pytest.raises(ArgumentError, match="extensions"):
         m.publisher.publish(Message(b"", MessageContext("a", extensions=extensions)))
     with pytest.raises(ArgumentError, match="extensions"):
@@ -25,11 +27,9 @@ def test_extensions_of_a_context_made_by_hand_are_a_mapping(broker: FakeBroker, 
     assert broker.calls == ["open"]
 
 
-@pytest.mark.parametrize("url", ["fake", "memory"])
-@pytest.mark.parametrize("extension", [7, b"key", "\ud800", "a\0b", "x" * 70_000])
-def test_a_channel_extension_is_text_a_protocol_can_carry(
-    broker: FakeBroker, connect: Connect, url: str, extension: Any
-) -> None:
+@table("url", ["fake", "memory"])
+@table("extension", [7, b"key", "\ud800", "a\0b", "x" * 70_000])
+def test_a_channel_extension_is_carried_text(broker: FakeBroker, connect: Connect, url: str, extension: Any) -> None:
     m = connect(broker if url == "fake" else "")
     with pytest.raises(ArgumentError, match="channel_extension"):
         m.subscription.subscribe(MessageContext("a", extension))
@@ -41,16 +41,17 @@ class Unfit:
     """Nothing pydantic knows how to validate."""
 
 
-@pytest.mark.parametrize("model", [7, "Reading", Unfit, object()])
-@pytest.mark.parametrize("on_invalid", ["raise", "skip"])
-def test_a_model_is_checked_when_subscribing(broker: FakeBroker, m: Messaging, model: Any, on_invalid: Any) -> None:
+@table("model", [7, "Reading", Unfit, object()])
+@table("on_invalid", ["raise", "skip"])
+def test_a_model_is_checked_when_subscribing(broker: FakeBroker, connect: Connect, model: Any, on_invalid: Any) -> None:
+    m = connect(broker)
     with pytest.raises(ArgumentError, match="no type pydantic can validate"):
         m.subscribe("a", model, on_invalid=on_invalid)
     settle_loop()
     assert broker.calls == ["open"]
 
 
-@pytest.mark.parametrize("services", [7, "registry", {}])
+@table("services", [7, "registry", {}])
 def test_services_is_a_registry(broker: FakeBroker, connect: Connect, services: Any) -> None:
     with pytest.raises(ArgumentError, match=f"ServiceRegistry, not {type(services).__name__}"):
         connect(broker, services=services)
@@ -74,7 +75,7 @@ def test_an_invalid_option_is_reported_without_the_words_of_pydantic() -> None:
     assert str(caught.value) == "option 'version': must be '5'"
 
 
-@pytest.mark.parametrize("option", ["name", "client_id", "username", "password"])
+@table("option", ["name", "client_id", "username", "password"])
 def test_a_control_character_in_an_option_is_named_and_not_shown_as_a_pattern(option: str) -> None:
     with pytest.raises(InvalidOptionError) as caught:
         load_settings(Settings, parse_url("memory://x"), {option: "se\x01cret"})

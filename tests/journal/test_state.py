@@ -243,7 +243,7 @@ def test_a_path_that_is_no_folder_and_segments_without_identity_are_refused(path
         Journal.open(path)
 
 
-def test_the_oldest_ids_are_forgotten_first_after_the_clock_was_set_back(
+def test_the_oldest_ids_are_forgotten_first_if_the_clock_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()

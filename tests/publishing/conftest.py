@@ -1,3 +1,4 @@
-"""The fixtures of :mod:`tests.doubles.fixtures`."""
+"""The fixtures of :mod:`tests.doubles.fixtures`; coroutine tests run on a loop of their own."""
 
+from tests.doubles.core import pytest_pyfunc_call as pytest_pyfunc_call
 from tests.doubles.fixtures import *  # noqa: F403

@@ -19,8 +19,10 @@ from messaging.errors import ConnectFailedError, DeadlineError, InvalidOptionErr
 from messaging.journal import Journal
 from messaging.services import ServiceRegistry
 from messaging.testing.clock import VirtualClock
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually, results
 from tests.disks import ballast
-from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
+from tests.doubles.fake import FakeBroker, on_loop, settle_loop
 from tests.doubles.fixtures import Connect
 from tests.interrupts import InterruptError, interrupt_everywhere, ready
 from tests.scripts import FORK, run_script
@@ -30,6 +32,7 @@ MEGABYTE = 2**20
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
+    """The folder of the outbox."""
     return tmp_path / "outbox"
 
 
@@ -37,8 +40,7 @@ def left_behind(connect: Connect, broker: FakeBroker, path: Path, *payloads: byt
     """Store messages that no instance has sent."""
     m = connect(broker, outbox_path=path, outbox_size=100_000)
     broker.go_down()
-    for promise in [m.publish("a", payload, **context) for payload in payloads]:  # type: ignore[arg-type]
-        promise.stored.result(PATIENCE)
+    results(m.publish("a", payload, **context).stored for payload in payloads)  # type: ignore[arg-type]
     m.close(0)
     broker.gates["open"].open()
 
@@ -77,7 +79,7 @@ def test_messages_larger_than_the_bound_are_sent_too(broker: FakeBroker, connect
     payloads = [bytes(number * 1000) for number in range(1, 6)]
     left_behind(connect, broker, path, *payloads)
     m = connect(broker, outbox_path=path, outbox_bytes=1500, outbox_size=1)
-    until(lambda: drained(m), "the outbox to be empty")
+    eventually(lambda: drained(m), "the outbox to be empty")
     assert broker.payloads == payloads
 
 
@@ -88,7 +90,7 @@ def test_stored_messages_leave_requests_their_room(broker: FakeBroker, connect: 
         m.publish("a", b"%d" % number).stored.result(PATIENCE)
     broker.wait_sent(10)
     request = m.request("r", b"request", timeout=PATIENCE)
-    until(lambda: b"request" in broker.payloads, "the request to be sent")
+    eventually(lambda: b"request" in broker.payloads, "the request to be sent")
     m.close(0)
     assert request.exception(PATIENCE) is not None
 
@@ -111,9 +113,7 @@ def test_stored_messages_and_requests_have_different_ids(broker: FakeBroker, con
 
 
 @pytest.mark.usefixtures("virtual_clock")
-def test_a_promise_fails_at_its_deadline_behind_messages_with_more_time(
-    broker: FakeBroker, connect: Connect, path: Path
-) -> None:
+def test_a_promise_fails_at_its_deadline_behind_patient_ones(broker: FakeBroker, connect: Connect, path: Path) -> None:
     m = connect(broker, outbox_path=path, outbox_size=10, timeout=600.0)
     broker.go_down()
     patient = [m.publish("a", b"") for _ in range(2000)]
@@ -121,13 +121,12 @@ def test_a_promise_fails_at_its_deadline_behind_messages_with_more_time(
     assert type(promise.exception(PATIENCE)) is OutcomeUnknownError
     assert not any(each.done() for each in patient)
     broker.gates["open"].open()
-    for each in patient:
-        each.result(PATIENCE)
+    results(patient)
 
 
 @pytest.mark.parametrize("size", [1, 1000])
 @pytest.mark.usefixtures("virtual_clock")
-def test_promises_fail_at_their_deadlines_while_nothing_can_be_sent(
+def test_promises_fail_at_their_deadlines_without_a_link(
     broker: FakeBroker, connect: Connect, path: Path, size: int
 ) -> None:
     m = connect(broker, outbox_path=path, outbox_size=size, timeout=0.3)
@@ -142,7 +141,7 @@ def test_promises_fail_at_their_deadlines_while_nothing_can_be_sent(
 # --- time to live
 
 
-def test_a_message_that_expires_while_there_is_no_connection_is_not_sent(
+def test_a_message_that_expires_without_a_connection_is_not_sent(
     virtual_clock: VirtualClock, broker: FakeBroker, connect: Connect, path: Path
 ) -> None:
     m = connect(broker, outbox_path=path)
@@ -163,7 +162,7 @@ def test_a_message_that_expires_while_there_is_no_connection_is_not_sent(
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_the_broker_is_told_the_time_to_live_that_is_left(
+def test_the_broker_is_told_what_time_is_left(
     virtual_clock: VirtualClock, broker: FakeBroker, connect: Connect, path: Path, is_restarted: bool
 ) -> None:
     m = connect(broker, outbox_path=path)
@@ -177,25 +176,23 @@ def test_the_broker_is_told_the_time_to_live_that_is_left(
     if is_restarted:
         connect(broker, outbox_path=path)
     broker.wait_sent(1)
-    until(lambda: broker.held, "the message")
+    eventually(lambda: broker.held, "the message")
     left = broker.held[0].plan.options.time_to_live
     assert left is not None
     assert 45.0 < left <= 50.0
     broker.lose_and_reconnect()  # it is sent again
-    until(lambda: broker.held, "the message")
+    eventually(lambda: broker.held, "the message")
     again = broker.held[0].plan.options.time_to_live
     assert again is not None
     assert again < left
 
 
-def test_a_clock_that_was_set_back_makes_no_message_live_longer(
-    broker: FakeBroker, connect: Connect, path: Path
-) -> None:
+def test_a_clock_that_is_set_back_prolongs_no_message(broker: FakeBroker, connect: Connect, path: Path) -> None:
     with Journal.open(path) as journal:
         journal.append("a", b"", '{"extensions": {"timeToLive": 5.0}}', timestamp=time.time() + 3600)
     broker.hold = True
     connect(broker, outbox_path=path)
-    until(lambda: broker.held, "the message")
+    eventually(lambda: broker.held, "the message")
     left = broker.held[0].plan.options.time_to_live
     assert left is not None
     assert left <= 5.0
@@ -204,13 +201,13 @@ def test_a_clock_that_was_set_back_makes_no_message_live_longer(
 # --- dead letters
 
 
-def test_a_refused_message_with_a_time_to_live_is_a_dead_letter_after_a_restart(
+def test_a_refused_message_with_a_time_to_live_is_a_dead_letter(
     broker: FakeBroker, connect: Connect, path: Path
 ) -> None:
     left_behind(connect, broker, path, b"1", time_to_live=60.0)
     broker.hold = True
-    m = connect(broker, outbox_path=path)
-    until(lambda: broker.held, "the message")
+    m = connect(broker, outbox_path=path, close_timeout=PATIENCE)
+    eventually(lambda: broker.held, "the message")
     broker.fail(PublishRefusedError("not here"))
     m.close()
     assert position(path) == 1
@@ -220,13 +217,11 @@ def test_a_refused_message_with_a_time_to_live_is_a_dead_letter_after_a_restart(
         assert letter.stored.context.extensions["timeToLive"] == 60.0
 
 
-def test_a_stored_message_that_is_too_large_for_the_instance_is_a_dead_letter(
-    broker: FakeBroker, connect: Connect, path: Path
-) -> None:
+def test_a_stored_message_that_is_too_large_is_a_dead_letter(broker: FakeBroker, connect: Connect, path: Path) -> None:
     left_behind(connect, broker, path, bytes(100), b"small")
     broker.limit = 10
     m = connect(broker, outbox_path=path)
-    until(lambda: drained(m), "the outbox to be empty")
+    eventually(lambda: drained(m), "the outbox to be empty")
     m.close()
     assert broker.payloads == [b"small"]
     assert position(path) == 2
@@ -252,10 +247,10 @@ def test_a_message_over_which_the_connection_is_lost_again_and_again_is_reported
 
 def test_many_refused_messages_do_not_take_many_threads(broker: FakeBroker, connect: Connect, path: Path) -> None:
     broker.hold = True
-    m = connect(broker, outbox_path=path)
+    m = connect(broker, outbox_path=path, close_timeout=PATIENCE)
     promises = [m.publish("a", b"%d" % number) for number in range(200)]
     broker.wait_sent(200)
-    until(lambda: len(broker.held) == 200, "all messages at the broker")
+    eventually(lambda: len(broker.held) == 200, "all messages at the broker")
 
     def refuse_all() -> int:
         for outgoing in broker.held:
@@ -282,10 +277,10 @@ def test_a_dead_letter_is_kept_when_a_full_disk_has_room_again(
     refused.stored.result(PATIENCE)
     broker.wait_sent(1)
     file = ballast(disk)
-    until(lambda: broker.held, "the message")
+    eventually(lambda: broker.held, "the message")
     broker.fail(PublishRefusedError("not here"))
     assert type(refused.exception(PATIENCE)) is PublishRefusedError
-    until(lambda: "cannot keep a dead letter" in caplog.text, "an attempt to keep it")
+    eventually(lambda: "cannot keep a dead letter" in caplog.text, "an attempt to keep it")
     file.unlink()
     broker.hold = False
     m.publish("a", b"next").result(PATIENCE)
@@ -294,7 +289,7 @@ def test_a_dead_letter_is_kept_when_a_full_disk_has_room_again(
         with Journal.view(disk / "outbox") as journal:
             return len(journal.dead_letters())
 
-    until(lambda: letters() == 1, "the dead letter")
+    eventually(lambda: letters() == 1, "the dead letter")
     m.close()
     assert position(disk / "outbox") == 2
 
@@ -311,7 +306,7 @@ def test_an_instance_starts_on_a_full_disk_and_sends_what_is_left(
     m = connect(broker, outbox_path=disk / "outbox")
     with Journal.view(disk / "outbox") as journal:
         assert journal.end == 10
-    until(lambda: drained(m), "the outbox to be empty")
+    eventually(lambda: drained(m), "the outbox to be empty")
     assert broker.payloads == [b"%d" % number for number in range(10)]
     file.unlink()
     m.publish("a", b"next").result(PATIENCE)
@@ -319,9 +314,7 @@ def test_an_instance_starts_on_a_full_disk_and_sends_what_is_left(
     assert position(disk / "outbox") == 11
 
 
-def test_dropped_messages_are_reported_as_dropped_when_the_instance_closes(
-    broker: FakeBroker, connect: Connect, path: Path
-) -> None:
+def test_dropped_messages_are_reported_as_dropped_on_close(broker: FakeBroker, connect: Connect, path: Path) -> None:
     m = connect(broker, outbox_path=path, outbox_size=10, outbox_disk_bytes=2**16, outbox_full="drop_oldest")
     broker.go_down()
     promises = [m.publish("a", bytes(1000)) for _ in range(200)]
@@ -337,7 +330,7 @@ def test_dropped_messages_are_reported_as_dropped_when_the_instance_closes(
 # --- settings
 
 
-@pytest.mark.parametrize("setting", ["outbox_path", "inbox_path"])
+@table("setting", ["outbox_path", "inbox_path"])
 def test_an_empty_path_is_refused(
     broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str
 ) -> None:
@@ -356,8 +349,16 @@ def test_an_empty_path_is_refused(
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # the interrupt keeps files from those that close them
-def test_an_interrupted_connect_leaves_the_outbox_to_the_next(
-    broker: FakeBroker, registry: ServiceRegistry, path: Path
+@pytest.mark.parametrize(
+    "modules",
+    [
+        ("publishing/durable.py",),
+        pytest.param(("instance/messaging.py", "journal/journal.py", "journal/folders.py"), marks=pytest.mark.slow),
+    ],
+    ids=["outbox", "everywhere"],
+)
+def test_an_interrupted_connect_frees_the_outbox(
+    registry: ServiceRegistry, path: Path, modules: tuple[str, ...]
 ) -> None:
     numbers = itertools.count()
 
@@ -370,7 +371,6 @@ def test_an_interrupted_connect_leaves_the_outbox_to_the_next(
     def check() -> None:
         messaging.connect(f"memory://interrupted{next(numbers)}", outbox_path=path, services=registry).close()
 
-    modules = ("instance/messaging.py", "publishing/durable.py", "journal/journal.py", "journal/folders.py")
     assert interrupt_everywhere(run, check, *modules) > 10
 
 
@@ -384,7 +384,7 @@ def test_an_interrupted_publish_counts_once(connect: Connect, path: Path) -> Non
             promise.result(PATIENCE)
 
     def check() -> None:
-        until(lambda: drained(m), "everything to be sent")
+        eventually(lambda: drained(m), "everything to be sent")
 
     modules = ("publishing/intake.py", "publishing/admission.py", "journal/commit.py", "journal/entries.py")
     assert interrupt_everywhere(run, check, *modules) > 10
@@ -415,7 +415,7 @@ m.close()
     run_script(f"{FORK}\nsys.argv = ['', {str(tmp_path / 'outbox')!r}]\n{script}")
 
 
-def test_closing_waits_until_the_outbox_of_a_failed_connect_is_free(
+def test_closing_frees_the_outbox_of_a_failed_connect(
     broker: FakeBroker, registry: ServiceRegistry, path: Path
 ) -> None:
     broker.errors["open"].append(ConnectFailedError("refused"))
@@ -423,7 +423,7 @@ def test_closing_waits_until_the_outbox_of_a_failed_connect_is_free(
 
     async def main() -> None:
         m = messaging.connect(broker.url, outbox_path=path, services=registry)
-        await asyncio.to_thread(until, lambda: broker.gates["close"].waiting)
+        await asyncio.to_thread(eventually, lambda: broker.gates["close"].waiting)
         closing = asyncio.create_task(m.aclose())
         await asyncio.sleep(0)
         await asyncio.to_thread(settle_loop)

@@ -15,15 +15,16 @@ from messaging.errors import OutboxFullError
 from messaging.journal import Journal
 from messaging.testing.brokers import BrokerError, Mosquitto, RabbitMQ, require
 from messaging.testing.servers import Servers
+from messaging.testing.waiting import PATIENCE, eventually, results
 from tests.faults.kills import PROTOCOLS
-from tests.faults.scenario import PATIENCE, QUICK, eventually
+from tests.faults.scenario import QUICK
 
 SIZE = 50_000
 MANY = 60  # 3 MB, on a disk of 1 MiB
 RELIABLE: dict[str, Any] = {"guaranteed_delivery": True}
 
 
-@pytest.fixture(params=["mosquitto", "rabbitmq"])
+@pytest.fixture(params=["mosquitto", pytest.param("rabbitmq", marks=pytest.mark.slow)])
 def stopped(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Mosquitto | RabbitMQ]:
     """A broker that is stopped, and knows a receiver for which it keeps the messages."""
     require(request.param)
@@ -92,7 +93,7 @@ def test_messages_without_room_are_refused_and_the_others_sent_when_the_broker_r
     assert Journal.view(path).info().damage == []
 
 
-def test_messages_without_room_wait_until_the_broker_returns(
+def test_messages_without_room_wait_for_the_broker(
     stopped: Mosquitto | RabbitMQ, disk_of: Callable[[str], Path]
 ) -> None:
     path = disk_of("1m") / "outbox"
@@ -102,8 +103,7 @@ def test_messages_without_room_wait_until_the_broker_returns(
         assert not promises[-1].stored.done()
         stopped.start()
         assert numbers(stream, MANY) == [*range(MANY)]
-        for promise in promises:
-            promise.result(PATIENCE)
+        results(promises)
     assert Journal.view(path).info().damage == []
 
 
@@ -115,9 +115,7 @@ def test_messages_that_wait_for_room_fail_at_their_deadline(disk_of: Callable[[s
         assert results == sorted(results)  # the first ones had room
 
 
-def test_the_oldest_messages_on_the_disk_make_room(
-    stopped: Mosquitto | RabbitMQ, disk_of: Callable[[str], Path]
-) -> None:
+def test_the_oldest_messages_on_disk_make_room(stopped: Mosquitto | RabbitMQ, disk_of: Callable[[str], Path]) -> None:
     """Those that are in memory already are still sent."""
     path, many = disk_of("1m") / "outbox", 2000
     with received(stopped) as stream, offline(stopped, path, "drop_oldest", outbox_size=10) as m:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -29,12 +28,14 @@ from messaging.errors import (
 from messaging.execution import clock, engine
 from messaging.model import Capabilities
 from messaging.publishing import Outbox, Publication
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually, in_thread, results
 from tests.doubles.calling import Calling
-from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
+from tests.doubles.fake import FakeBroker, on_loop, settle_loop
 from tests.doubles.fixtures import Connect
 from tests.doubles.plans import plan_of
 from tests.scripts import run_script
-from tests.threads import in_background, together
+from tests.threads import together
 
 # --- deadlines
 
@@ -66,11 +67,12 @@ def test_a_broker_that_takes_nothing_lets_the_deadline_pass(broker: FakeBroker, 
     assert broker.payloads == [b"after"]  # those whose deadline passed are not sent any more
 
 
-@pytest.mark.parametrize("is_lost", [False, True])
+@table("is_lost", [False, True])
 @pytest.mark.usefixtures("virtual_clock")
-def test_a_message_that_is_sent_and_not_confirmed_in_time_has_an_unknown_outcome(
-    broker: FakeBroker, m: Messaging, is_lost: bool
+def test_a_message_not_confirmed_in_time_has_an_unknown_outcome(
+    broker: FakeBroker, connect: Connect, is_lost: bool
 ) -> None:
+    m = connect(broker)
     broker.hold = True
     promise = m.publish("a", b"1", timeout=0.3)
     broker.wait_sent(1)
@@ -111,22 +113,19 @@ def test_deadlines_are_kept_to_a_quarter_second_even_beside_long_ones(broker: Fa
     long.result(PATIENCE)
 
 
-def test_the_longest_deadline_is_as_good_as_any_and_a_longer_one_is_refused(
-    broker: FakeBroker, connect: Connect
-) -> None:
+def test_the_longest_deadline_works_and_a_longer_one_is_refused(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker, outbox_size=1, timeout=1e9)
     broker.hold = True
     with pytest.raises(InvalidExtensionError, match="timeout"):
         m.publish("a", b"1", timeout=1e200)
     first = m.publish("a", b"1")
-    with ThreadPoolExecutor(1) as pool:
-        second = pool.submit(m.publish, "a", b"2")
-        broker.wait_sent(1)
-        broker.confirm()
-        assert first.result(1e200) is None
-        broker.wait_sent(2)
-        broker.confirm()
-        assert second.result(PATIENCE).result(PATIENCE) is None
+    second = in_thread(m.publish, "a", b"2")
+    broker.wait_sent(1)
+    broker.confirm()
+    assert first.result(1e200) is None
+    broker.wait_sent(2)
+    broker.confirm()
+    assert second.result(PATIENCE).result(PATIENCE) is None
     with pytest.raises(InvalidOptionError, match="timeout"):
         connect("memory://x", timeout=1e200)
 
@@ -164,9 +163,7 @@ def test_an_adapter_that_raises_fails_the_batch_and_nothing_else(broker: FakeBro
 # --- after a loss
 
 
-def test_messages_lost_with_a_connection_are_sent_again_first_in_order_under_the_same_id(
-    broker: FakeBroker, m: Messaging
-) -> None:
+def test_messages_lost_with_a_connection_are_sent_again_with_the_same_id(broker: FakeBroker, m: Messaging) -> None:
     broker.hold = True
     before = [m.publish("a", b"%d" % number) for number in range(5)]
     broker.wait_sent(5)
@@ -175,8 +172,7 @@ def test_messages_lost_with_a_connection_are_sent_again_first_in_order_under_the
     after = [m.publish("a", b"%d" % number) for number in range(5, 8)]
     broker.hold = False
     broker.gates["open"].open()
-    for promise in (*before, *after):
-        assert promise.result(PATIENCE) is None
+    results((*before, *after))
     assert broker.payloads == [b"0", b"1", b"2", b"3", b"4", b"2", b"3", b"4", b"5", b"6", b"7"]
     ids = {each.payload: set[str]() for each in broker.sent}
     for each in broker.sent:
@@ -185,23 +181,20 @@ def test_messages_lost_with_a_connection_are_sent_again_first_in_order_under_the
     assert len(set.union(*ids.values())) == 8
 
 
-def test_messages_that_fail_one_by_one_while_the_sender_is_busy_keep_their_order(
-    broker: FakeBroker, m: Messaging
-) -> None:
+def test_messages_that_fail_one_by_one_while_sending_keep_their_order(broker: FakeBroker, m: Messaging) -> None:
     """A protocol may lose messages singly (an AMQP channel that closed); the connection is another matter."""
     broker.hold = True
     promises = [m.publish("a", b"%d" % number) for number in range(4)]
     broker.wait_sent(4)
     broker.gates["publish"].close()
     blocker = m.publish("a", b"blocker")
-    until(lambda: broker.gates["publish"].waiting == 1, "a sender that is busy")
+    eventually(lambda: broker.gates["publish"].waiting == 1, "a sender that is busy")
     for _ in range(4):
         broker.fail(ConnectionLostError("this one only"))
         settle_loop()
     broker.hold = False
     broker.gates["publish"].open()
-    for promise in (*promises, blocker):
-        assert promise.result(PATIENCE) is None
+    results((*promises, blocker))
     assert broker.payloads == [b"0", b"1", b"2", b"3", b"blocker", b"0", b"1", b"2", b"3"]
 
 
@@ -213,7 +206,7 @@ def test_messages_that_an_adapter_fails_late_are_sent_again_in_their_order(broke
     broker.lose()
     new = [m.publish("a", b"%d" % number) for number in range(3, 6)]
     broker.wait_open(2)
-    until(lambda: broker.gates["publish"].waiting == 1, "the batch of new ones")
+    eventually(lambda: broker.gates["publish"].waiting == 1, "the batch of new ones")
 
     def give_back() -> None:
         held, broker.held[:] = [*broker.held], []
@@ -223,8 +216,7 @@ def test_messages_that_an_adapter_fails_late_are_sent_again_in_their_order(broke
     on_loop(give_back)
     broker.hold = False
     broker.gates["publish"].open()
-    for promise in (*old, *new):
-        assert promise.result(PATIENCE) is None
+    results((*old, *new))
     assert broker.payloads[3:] == [b"3", b"4", b"5", b"0", b"1", b"2"]
 
 
@@ -315,8 +307,7 @@ def test_bytes_are_bounded_as_well_and_one_giant_goes_alone(broker: FakeBroker, 
     empty = m.publish("a", b"")  # nothing is not too much
     broker.wait_sent(3)
     broker.confirm()
-    for each in (*small, empty):
-        each.result(PATIENCE)
+    results((*small, empty))
     giant = m.publish("a", b"x" * 100)
     with pytest.raises(OutboxFullError):
         m.publish("a", b"1", timeout=0.05)
@@ -350,27 +341,22 @@ def test_a_blocked_publisher_is_released_when_the_instance_closes(broker: FakeBr
 # --- order
 
 
-@pytest.mark.parametrize("losses", [0, 5])
+@table("losses", [0, 5])
 def test_a_storm_from_eight_threads_keeps_the_order_of_each(broker: FakeBroker, connect: Connect, losses: int) -> None:
     """Scenario 26 [S]: arrival order is publish order, of every thread, losses or not."""
     each, threads = 500, 8
     m = connect(broker, outbox_size=64)
     broker.window = 10
-    promises: list[Promise[None]] = []
 
-    def storm(thread: int) -> None:
+    def storm(thread: int) -> list[Promise[None]]:
         context = MessageContext(f"t{thread}")
-        mine = [m.publisher.publish(Message(b"%d" % number, context)) for number in range(each)]
-        promises.extend(mine)
+        return [m.publisher.publish(Message(b"%d" % number, context)) for number in range(each)]
 
-    joins = [in_background(partial(storm, thread), 60) for thread in range(threads)]
+    storms = [in_thread(storm, thread) for thread in range(threads)]
     for number in range(1, losses + 1):
         broker.wait_sent(number * 300)
         broker.lose_and_reconnect()
-    for join in joins:
-        join()
-    for promise in promises:
-        assert promise.result(PATIENCE) is None
+    results(promise for promises in results(storms, 3 * PATIENCE) for promise in promises)
     for thread in range(threads):
         arrived = [int(sent.payload) for sent in broker.sent if sent.channel == f"t{thread}"]
         fresh = [number for number, _ in itertools.groupby(arrived)]
@@ -390,7 +376,7 @@ def test_closing_settles_everything_when_time_is_up(broker: FakeBroker, m: Messa
     broker.wait_sent(3)
     broker.gates["publish"].close()
     waiting = [m.publish("a", b"%d" % number) for number in range(3)]
-    until(lambda: broker.gates["publish"].waiting == 1, "a sender that is busy")
+    eventually(lambda: broker.gates["publish"].waiting == 1, "a sender that is busy")
     queued = [m.publish("a", b"%d" % number) for number in range(3)]
     started = clock.monotonic()
     m.close(5.0)
@@ -464,7 +450,7 @@ def test_publishing_races_with_closing_and_every_promise_is_settled(broker: Fake
 def test_a_will_whose_connection_is_lost_is_never_published_as_a_message(broker: FakeBroker, m: Messaging) -> None:
     broker.errors["set_will"].append(ConnectionLostError("while registering"))
     promise = m.publish("a", b"gone", last_will=True, timeout=5.0)
-    until(lambda: broker.calls.count("set_will") >= 1, "the will handed over")
+    eventually(lambda: broker.calls.count("set_will") >= 1, "the will handed over")
     settle_loop()
     broker.lose_and_reconnect()
     assert m.publish("a", b"a message").result(PATIENCE) is None
@@ -486,9 +472,7 @@ def test_a_will_the_outbox_had_no_room_for_can_be_tried_again(broker: FakeBroker
     assert m.publish("a", b"gone", last_will=True).result(PATIENCE) is None
 
 
-def test_an_adapter_that_fails_to_register_a_will_does_not_take_the_connection_with_it(
-    broker: FakeBroker, m: Messaging
-) -> None:
+def test_an_adapter_that_fails_to_register_a_will_keeps_its_connection(broker: FakeBroker, m: Messaging) -> None:
     broker.go_down()
     broker.errors["set_will"].append(RuntimeError("a defect"))
     promise = m.publish("a", b"gone", last_will=True)
@@ -536,9 +520,7 @@ STEPS = st.lists(
 
 @given(steps=STEPS)
 @settings(max_examples=120)
-def test_any_order_of_confirms_refusals_losses_and_deadlines_agrees_with_a_model(
-    steps: list[tuple[str, Any]],
-) -> None:
+def test_any_order_of_confirms_refusals_losses_and_deadlines_agrees_with_a_model(steps: list[tuple[str, Any]]) -> None:
     """Model: each message is accepted, then sent (again after a loss), then settled once; sending follows order."""
     scripted = Scripted()
     outbox = scripted.outbox

@@ -5,7 +5,7 @@ The conformance suite (``test_acknowledge``) has the state machine and the order
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,29 +16,34 @@ from messaging import (
     AcknowledgeType,
     Features,
     Message,
+    MessageContext,
     MessageStream,
 )
 from messaging.errors import ArgumentError, InvalidFilterError, UnsupportedFeatureError
 from messaging.instance import Messaging
 from messaging.services import ServiceRegistry
-from tests.doubles.consumers import acknowledge, numbered, state
-from tests.doubles.fake import PATIENCE, FakeBroker, settle_loop, until
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
+from tests.doubles.consumers import acknowledge, manual, numbered, reject, state
+from tests.doubles.fake import FakeBroker, settle_loop
 from tests.doubles.fixtures import Connect
 
 RECEIVED, ACKNOWLEDGED = AcknowledgeType.RECEIVED, AcknowledgeType.ACKNOWLEDGED
 REJECTED, UNSUPPORTED = AcknowledgeType.REJECTED, AcknowledgeType.UNSUPPORTED
 
 
-class Journal:
+class Journal(Recorder[tuple[str, bytes, AcknowledgeType]]):
     """Callbacks that write down, in order, that they were called, with the state they saw."""
 
     def __init__(self) -> None:
-        self.entries: list[tuple[str, bytes, AcknowledgeType]] = []
+        super().__init__()
         self.messages: list[Message] = []
-        self.done = threading.Semaphore(0)
+
+    def for_row(self) -> Journal:
+        return Journal()
 
     def note(self, what: str, message: Message) -> None:
-        self.entries.append((what, message.payload, state(message)))
+        self.append((what, message.payload, state(message)))
 
     def filter(self, message: Message) -> bool:
         self.note("filter", message)
@@ -46,20 +51,14 @@ class Journal:
 
     def post(self, message: Message) -> None:
         self.note("post", message)
-        self.done.release()
 
     def stream(self, message: Message) -> None:
         self.messages.append(message)
         self.note("stream", message)
-        self.done.release()
-
-    @property
-    def order(self) -> list[str]:
-        return [what for what, _, _ in self.entries]
 
     def wait(self, count: int = 1) -> None:
-        for _ in range(count):
-            assert self.done.acquire(timeout=PATIENCE)
+        """Wait for so many calls of ``post`` and ``stream``."""
+        self.wait_until(lambda calls: sum(what in ("post", "stream") for what, _, _ in calls) >= count, "calls")
         settle_loop()
 
 
@@ -96,7 +95,7 @@ def test_without_the_feature_a_context_cannot_ask_for_it(broker: FakeBroker, m: 
 # --- filter
 
 
-@pytest.mark.parametrize("callback", ["filter", "handler"])
+@table("callback", ["filter", "handler"])
 def test_a_callback_that_raises_rejects_its_message_and_the_subscription_goes_on(
     broker: FakeBroker, connect: Connect, journal: Journal, caplog: pytest.LogCaptureFixture, callback: str
 ) -> None:
@@ -112,14 +111,14 @@ def test_a_callback_that_raises_rejects_its_message_and_the_subscription_goes_on
     subscribe(connect(broker), journal, **{step: explode, "post_acknowledge": journal.post})
     tokens = broker.deliver(*numbered(2))
     journal.wait(3)
-    assert journal.entries == [
+    assert journal == [
         (callback, b"0", RECEIVED),
         ("post", b"0", REJECTED),
         (callback, b"1", RECEIVED),
         ("post", b"1", ACKNOWLEDGED),
         ("stream", b"1", ACKNOWLEDGED),
     ]
-    until(lambda: (broker.rejected, broker.acknowledged) == (tokens[:1], tokens[1:]))
+    eventually(lambda: (broker.rejected, broker.acknowledged) == (tokens[:1], tokens[1:]))
     assert f"acknowledge {callback} of 'a' raised; the message is rejected" in caplog.text
     assert "ValueError: cannot" in caplog.text
 
@@ -127,9 +126,7 @@ def test_a_callback_that_raises_rejects_its_message_and_the_subscription_goes_on
 # --- handler
 
 
-def test_optional_parameters_do_not_make_a_handler_take_two(
-    broker: FakeBroker, connect: Connect, journal: Journal
-) -> None:
+def test_optional_parameters_of_a_handler_are_left_out(broker: FakeBroker, connect: Connect, journal: Journal) -> None:
     calls: list[object] = []
 
     def handle(message: Message, extra: object = None, *more: object, key: int = 1) -> None:
@@ -144,21 +141,17 @@ def test_optional_parameters_do_not_make_a_handler_take_two(
 # --- post
 
 
-def test_post_is_not_called_for_a_verdict_after_a_lost_connection(
-    broker: FakeBroker, connect: Connect, journal: Journal
-) -> None:
+def test_post_is_not_called_for_a_verdict_after_a_loss(broker: FakeBroker, connect: Connect, journal: Journal) -> None:
     """Scenario 88 [I]: such a verdict is refused."""
     subscribe(connect(broker), journal, post_acknowledge=journal.post)
     broker.deliver(b"1")
     journal.wait()
     broker.lose_and_reconnect()
     assert not acknowledge(journal.messages[0])
-    assert journal.order == ["stream"]
+    assert [what for what, _, _ in journal] == ["stream"]
 
 
-def test_post_sees_the_value_and_the_context_of_the_message(
-    broker: FakeBroker, connect: Connect, journal: Journal
-) -> None:
+def test_post_sees_the_value_and_the_context_of_it(broker: FakeBroker, connect: Connect, journal: Journal) -> None:
     values: list[object] = []
     subscribe(
         connect(broker),
@@ -182,21 +175,21 @@ def test_a_service_of_another_interface_is_no_filter(
     subscribe(connect(broker), journal, filter_acknowledge="(kind=filter)")
     broker.deliver(b"1")
     journal.wait()
-    assert journal.order == ["stream"]
+    assert [what for what, _, _ in journal] == ["stream"]
 
 
-def test_a_target_that_matches_no_service_with_auto_acknowledge_acknowledges(
+def test_an_absent_target_with_auto_acknowledge_acknowledges(
     broker: FakeBroker, connect: Connect, journal: Journal
 ) -> None:
     """Scenario 82 [I], its exception."""
     subscribe(connect(broker), journal, extensions={"autoAcknowledge": True}, filter_acknowledge="(kind=absent)")
     tokens = broker.deliver(b"1")
     journal.wait()
-    assert journal.entries == [("stream", b"1", ACKNOWLEDGED)]
+    assert journal == [("stream", b"1", ACKNOWLEDGED)]
     assert broker.acknowledged == tokens
 
 
-@pytest.mark.parametrize("step", ["filter_acknowledge", "handle_acknowledge", "post_acknowledge"])
+@table("step", ["filter_acknowledge", "handle_acknowledge", "post_acknowledge"])
 def test_a_stream_goes_on_when_the_factory_of_a_callback_service_raises(
     broker: FakeBroker,
     connect: Connect,
@@ -217,29 +210,31 @@ def test_a_stream_goes_on_when_the_factory_of_a_callback_service_raises(
         if step == "post_acknowledge":
             journal.wait()
             assert acknowledge(journal.messages[0])  # the acknowledgement stands
-        until(lambda: "no service today" in caplog.text)
-    registry.register(AcknowledgeFilter, lambda _: True, {"kind": "broken"})
-    registry.register(AcknowledgeConsumer, lambda _: None, {"kind": "broken"})
+        eventually(lambda: "no service today" in caplog.text)
+    repaired = [
+        registry.register(AcknowledgeFilter, lambda _: True, {"kind": "broken"}),
+        registry.register(AcknowledgeConsumer, lambda _: None, {"kind": "broken"}),
+    ]
     broker.deliver(b"1")
-    until(lambda: journal.messages and journal.messages[-1].payload == b"1", "the stream goes on")
+    eventually(lambda: journal.messages and journal.messages[-1].payload == b"1", "the stream goes on")
+    for registration in repaired:
+        registration.unregister()
 
 
 # --- automatic
 
 
-def test_a_filter_decides_which_messages_without_acknowledgement_enter(
-    broker: FakeBroker, connect: Connect, journal: Journal
-) -> None:
+def test_a_filter_decides_without_acknowledgement_too(broker: FakeBroker, connect: Connect, journal: Journal) -> None:
     subscribe(connect(broker), journal, filter_acknowledge=lambda message: message.payload == b"1")
     broker.deliver(*numbered(3), qos0=True)
     journal.wait()
-    assert journal.entries == [("stream", b"1", UNSUPPORTED)]
+    assert journal == [("stream", b"1", UNSUPPORTED)]
 
 
 # --- the builder
 
 
-@pytest.mark.parametrize("step", ["filter_acknowledge", "handle_acknowledge", "post_acknowledge"])
+@table("step", ["filter_acknowledge", "handle_acknowledge", "post_acknowledge"])
 def test_a_callback_is_a_callable_or_a_target(connect: Connect, step: str) -> None:
     builder = connect().acknowledge_context_builder()
     assert getattr(builder, step)(lambda _: True) is builder
@@ -267,12 +262,10 @@ def test_builders_share_nothing_and_built_contexts_stay(connect: Connect, journa
         stream.subscribe(journal.stream)
         m.publish(channel, channel.encode()).result(PATIENCE)
     journal.wait(2)
-    assert sorted(journal.entries) == [("stream", b"a", ACKNOWLEDGED), ("stream", b"c", RECEIVED)]
+    assert sorted(journal) == [("stream", b"a", ACKNOWLEDGED), ("stream", b"c", RECEIVED)]
 
 
-def test_a_copied_context_keeps_its_callbacks_and_that_of_a_received_message_has_none(
-    connect: Connect, journal: Journal
-) -> None:
+def test_a_copied_context_keeps_its_callbacks_and_a_received_one_has_none(connect: Connect, journal: Journal) -> None:
     m = connect()
     with_filter = m.acknowledge_context_builder().filter_acknowledge(journal.filter).message_context_builder()
     context = with_filter.channel("a").build_context()
@@ -280,9 +273,54 @@ def test_a_copied_context_keeps_its_callbacks_and_that_of_a_received_message_has
     with m.subscription.subscribe(copied) as stream:
         m.publish("a", b"1").result(PATIENCE)
         message = stream.receive(PATIENCE)
-        assert journal.entries == [("filter", b"1", RECEIVED)]
+        assert journal == [("filter", b"1", RECEIVED)]
     received = m.context_builder().with_context(message.context).build_context()
     with m.subscription.subscribe(received) as stream:
         m.publish("a", b"2").result(PATIENCE)
         assert stream.receive(PATIENCE).payload == b"2"
-    assert len(journal.entries) == 1
+    assert len(journal) == 1
+
+
+# --- ``Message.acknowledge()`` and ``Message.reject()``: the short way to the handler of the context
+
+
+VERDICTS = [Message.acknowledge, Message.reject, acknowledge, reject]
+ACCEPTING = (Message.acknowledge, acknowledge)
+
+
+@table("first", VERDICTS)
+@table("second", VERDICTS)
+def test_the_first_verdict_counts_whichever_way_it_was_given(
+    broker: FakeBroker, connect: Connect, first: Callable[[Message], bool], second: Callable[[Message], bool]
+) -> None:
+    """Scenarios 69 [S], 70, 71 [S], 72 [I][B]."""
+    stream = manual(connect(broker))
+    tokens = broker.deliver(b"1")
+    message = stream.receive(PATIENCE)
+    assert state(message) is AcknowledgeType.RECEIVED
+    assert first(message) is True
+    decided = AcknowledgeType.ACKNOWLEDGED if first in ACCEPTING else AcknowledgeType.REJECTED
+    for _ in range(2):
+        assert state(message) is decided
+        assert second(message) is False
+    eventually(lambda: broker.acknowledged or broker.rejected)
+    settle_loop()
+    assert (broker.acknowledged, broker.rejected) == ((tokens, []) if first in ACCEPTING else ([], tokens))
+
+
+@table("verdict", [Message.acknowledge, Message.reject])
+def test_a_verdict_in_the_observer_counts(
+    broker: FakeBroker, connect: Connect, verdict: Callable[[Message], bool]
+) -> None:
+    answers: list[bool] = []
+    connect(broker).subscribe("a").subscribe(lambda message: answers.append(verdict(message)))
+    broker.deliver(b"1")
+    eventually(lambda: answers and (broker.acknowledged or broker.rejected))
+    settle_loop()
+    assert answers == [True]
+    assert [len(broker.acknowledged), len(broker.rejected)] == ([1, 0] if verdict is Message.acknowledge else [0, 1])
+
+
+@table("verdict", [Message.acknowledge, Message.reject])
+def test_a_verdict_on_a_message_that_was_not_received_is_refused(verdict: Callable[[Message], bool]) -> None:
+    assert verdict(Message(b"", MessageContext("a"))) is False

@@ -24,7 +24,8 @@ import messaging
 from adapters.memory import broker as module
 from messaging import AcknowledgeMessageContextBuilder, DeadlineError, Message, MessageContext, MessageStream, Messaging
 from messaging.services import ServiceRegistry
-from tests.doubles.fake import PATIENCE, on_loop, until
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread, results
+from tests.doubles.fake import on_loop
 from tests.doubles.fixtures import QUICK
 from tests.doubles.memory import broker_of, drop_and_reconnect
 
@@ -91,21 +92,17 @@ class Worker:
         self.ledger = ledger
         self.context = context_of(kind, ledger, extensions)
         self.stop = threading.Event()
-        self.begun = threading.Event()
+        self.begun: Recorder[str] = Recorder()
         self.streams: list[MessageStream] = []
         self.errors: list[BaseException] = []
         self.must_settle = must_settle
-        self.thread = threading.Thread(target=self.run, daemon=True)
-        self.thread.start()
-        assert self.begun.wait(PATIENCE)
+        self.running = in_thread(self.run)
+        self.begun.wait_for(1)
 
     def run(self) -> None:
-        try:
-            consume = {"iterator": self.iterator, "async": self.async_iterator}.get(self.kind, self.push)
-            while not self.stop.is_set():
-                consume()
-        except BaseException as error:  # noqa: BLE001  # shown by finish()
-            self.errors.append(error)
+        consume = {"iterator": self.iterator, "async": self.async_iterator}.get(self.kind, self.push)
+        while not self.stop.is_set():
+            consume()
 
     def open(self) -> MessageStream:
         stream = self.m.subscription.subscribe(self.context)
@@ -129,7 +126,7 @@ class Worker:
                 threading.Thread(target=self.settle, args=(message,)).start()
 
         disposable = source.subscribe(on_next, lambda error: self.ended(error, over), over.set)
-        self.begun.set()
+        self.begun(self.kind)
         while not over.is_set() and not self.stop.is_set():
             over.wait(0.01)
         disposable.dispose()
@@ -151,7 +148,7 @@ class Worker:
     def iterator(self) -> None:
         try:
             with self.open() as stream:
-                self.begun.set()
+                self.begun(self.kind)
                 while not self.stop.is_set():
                     try:
                         message = stream.receive(0.02)
@@ -164,7 +161,7 @@ class Worker:
     def async_iterator(self) -> None:
         async def consume() -> None:
             async with self.open() as stream:
-                self.begun.set()
+                self.begun(self.kind)
                 while not self.stop.is_set():
                     try:
                         message = await asyncio.wait_for(anext(stream), 0.02)
@@ -177,8 +174,7 @@ class Worker:
 
     def finish(self) -> None:
         self.stop.set()
-        self.thread.join(PATIENCE)
-        assert not self.thread.is_alive(), f"{self.kind} does not end"
+        self.running.result(PATIENCE)
         assert self.errors == []
 
 
@@ -266,7 +262,7 @@ def carry_out(plan: Plan) -> tuple[Ledger, list[bytes]]:
     limit = plan.attempts_allowed
     with connected() as make:
         keeper, m = make(), make()
-        dead: list[bytes] = []
+        dead: Recorder[bytes] = Recorder()
         keeper.subscribe("dead").subscribe(lambda message: dead.append(message.payload))
         keeper.subscribe("a", queue="q").close().result(PATIENCE)
         publications = [
@@ -279,8 +275,7 @@ def carry_out(plan: Plan) -> tuple[Ledger, list[bytes]]:
         sent += [keeper.publish("a", payload, **options) for payload, options in publications[half:]]
         for number, disturbance in enumerate(plan.disturbances):
             disturb(disturbance, m, workers[number % len(workers)])
-        for promise in sent:
-            promise.result(PATIENCE)
+        results(sent)
 
         def is_over() -> bool:
             done = {*ledger.accepted, *dead}
@@ -291,7 +286,7 @@ def carry_out(plan: Plan) -> tuple[Ledger, list[bytes]]:
             return done >= {*payloads}
 
         try:
-            until(is_over)
+            eventually(is_over)
         except AssertionError:
             pytest.fail(f"{plan}: attempts {ledger.attempts}, accepted {ledger.accepted}, dead {dead}")
         queue = broker_of(keeper).queues["q"]
@@ -299,12 +294,12 @@ def carry_out(plan: Plan) -> tuple[Ledger, list[bytes]]:
         def is_empty() -> bool:
             return not len(queue) and not any(consumer.unsettled for consumer in queue.consumers)
 
-        until(lambda: on_loop(is_empty), "what a lost connection did not acknowledge is consumed again")
+        eventually(lambda: on_loop(is_empty), "what a lost connection did not acknowledge is consumed again")
         for worker in workers:
             worker.finish()
         assert on_loop(lambda: (len(queue), len(queue.consumers))) == (0, 0), "nothing is left over"
         keeper.publish("dead", b"end").result(PATIENCE)
-        until(lambda: b"end" in dead)
+        dead.wait_until(lambda seen: b"end" in seen)
         for worker in workers:
             for stream in worker.streams:
                 counters = stream.counters

@@ -23,8 +23,10 @@ from messaging import (
     MessagingError,
 )
 from messaging.services import ServiceEvent, ServiceEventKind
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.doubles.consumers import receive
-from tests.doubles.fake import PATIENCE, on_loop, settle_loop, until
+from tests.doubles.fake import on_loop, settle_loop
 from tests.doubles.fixtures import Connect
 from tests.doubles.memory import broker_of, drop_and_reconnect
 from tests.receiving.test_combinations import RefusedError
@@ -60,9 +62,9 @@ def refusing(seen: list[int | None]) -> Callable[[Message], None]:
 def observe_to_its_end(
     stream: MessageStream, *operators: Any, on_next: Callable[[Message], None] = lambda _: None
 ) -> None:
-    over = threading.Event()
-    stream.pipe(*operators).subscribe(on_next, lambda _: over.set())
-    assert over.wait(PATIENCE)
+    over: Recorder[Any] = Recorder()
+    stream.pipe(*operators).subscribe(on_next, over.on_error)
+    over.wait_error()
     stream.close().result(PATIENCE)
 
 
@@ -90,8 +92,8 @@ def by_model_of_an_iterator(m: Messaging, seen: list[int | None], **context: Any
     seen.append(len(seen) + 1)
 
 
-@pytest.mark.parametrize("way", [by_observer, by_operator, by_block, by_model, by_model_of_an_iterator])
-@pytest.mark.parametrize("limit", [{}, {"max_deliveries": 3}], ids=["dead letters", "three deliveries"])
+@table("way", [by_observer, by_operator, by_block, by_model, by_model_of_an_iterator])
+@table("limit", [{}, {"max_deliveries": 3}], ids=["dead letters", "three deliveries"])
 def test_a_refusal_that_ends_its_stream_counts_as_one_delivery_and_its_dead_letter_does_not_come_back(
     connect: Connect, way: Callable[..., None], limit: dict[str, int]
 ) -> None:
@@ -116,7 +118,7 @@ def test_invalid_messages_on_their_way_to_the_dead_letters_do_not_come_back_too(
         m.publish("a", b"poison", content_type="application/json").result(PATIENCE)
         stream = m.subscribe("a", int, on_invalid="dead_letter", queue="q", dead_letter_channel="dead")
         stream.subscribe(lambda _: None)
-        until(lambda: stream.counters.invalid)
+        eventually(lambda: stream.counters.invalid)
         stream.close().result(PATIENCE)
         assert dead.receive(PATIENCE).payload == b"poison"
         assert queued(m) == 0
@@ -195,12 +197,13 @@ class Slow(BaseModel):
     @field_validator("v")
     @classmethod
     def check(cls, v: int) -> int:
-        inside.set()
+        inside("inside")
         assert gate.wait(PATIENCE)
         raise ValueError("never")
 
 
-inside, gate = threading.Event(), threading.Event()
+inside: Recorder[str] = Recorder()
+gate = threading.Event()
 
 
 def test_credit_of_an_invalid_message_is_given_back_once_even_over_a_loss(connect: Connect) -> None:
@@ -218,11 +221,11 @@ def test_credit_of_an_invalid_message_is_given_back_once_even_over_a_loss(connec
     stream = m.subscription.subscribe(context, model=Slow, on_invalid="dead_letter")
     push: Any = stream.subscribe()
     other.publish("a", {"v": 1}).result(PATIENCE)
-    assert inside.wait(PATIENCE)
+    inside.wait_for(1)
     drop_and_reconnect(m)
     gate.set()
     credit = push.subscription.credit
-    until(lambda: stream.counters.dead_lettered >= 1 and credit.is_returned)
+    eventually(lambda: stream.counters.dead_lettered >= 1 and credit.is_returned)
     stream.close().result(PATIENCE)
     assert credit.is_returned
 
@@ -237,7 +240,7 @@ def test_unsettled_messages_of_a_lost_instance_are_requeued_once(connect: Connec
             other.publish("a").result(PATIENCE)
         drop_and_reconnect(m)
         assert sum(each.buffered for each in m.runtime.get_runtime_dto().subscriptions) >= 4
-        until(lambda: one.counters.received + two.counters.received >= 8)
+        eventually(lambda: one.counters.received + two.counters.received >= 8)
         settle_loop()
         assert one.counters.received + two.counters.received == 8
 
@@ -272,10 +275,9 @@ def test_observers_of_a_closed_instance_are_told_so_and_not_of_an_old_loss(conne
     stream.subscribe()
     drop_and_reconnect(m)
     m.close()
-    errors: list[Exception] = []
-    stream.subscribe(on_error=errors.append)
-    until(lambda: errors)
-    assert isinstance(errors[0], ClosedError)
+    told: Recorder[Message] = Recorder()
+    stream.subscribe(told)
+    assert isinstance(told.wait_error(), ClosedError)
 
 
 # --- contradictions
@@ -286,7 +288,7 @@ def test_a_private_queue_that_must_not_be_made_is_refused(connect: Connect) -> N
         connect().subscribe("a", autocreate=False).close()
 
 
-@pytest.mark.parametrize("pattern", ["dead", "#", "+"])
+@table("pattern", ["dead", "#", "+"])
 def test_a_dead_letter_channel_that_leads_back_is_refused(connect: Connect, pattern: str) -> None:
     with pytest.raises(ArgumentError, match="dead"):
         connect().subscribe(pattern, dead_letter_channel="dead").close()
@@ -322,19 +324,19 @@ ACTIONS: dict[str, Callable[[Messaging, MessageStream], object]] = {
 PLACES = ("observer", "filter", "handler", "post", "validator", "operator", "completed", "error", "promise", "listener")
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("place", [*PLACES, "pull"])
-def test_every_call_from_within_every_callback(
+@table("action", [*ACTIONS])
+@table("place", [*PLACES, "pull"])
+def test_every_call_in_every_callback(
     connect: Connect, caplog: pytest.LogCaptureFixture, place: str, action: str
 ) -> None:
     """It ends soon, raises nothing but our errors, and leaves nothing behind."""
     m = connect(close_timeout=PATIENCE)
-    over = threading.Event()
+    over: Recorder[str] = Recorder()
     problems: list[BaseException] = []
     streams: list[MessageStream] = []
 
     def act(*_: object) -> bool:
-        if over.is_set():
+        if over:
             return True
         try:
             ACTIONS[action](m, streams[0])
@@ -343,7 +345,7 @@ def test_every_call_from_within_every_callback(
                 problems.append(error)
         except BaseException as error:  # noqa: BLE001  # shown at the end
             problems.append(error)
-        over.set()
+        over(action)
         return True
 
     class Model(BaseModel):
@@ -402,7 +404,7 @@ def test_every_call_from_within_every_callback(
         stream.close()
     elif place == "listener":
         m.close()
-    assert over.wait(PATIENCE), f"{action} within {place} does not end"
+    over.wait_for(1)
     m.close()
     assert problems == []
     assert m.runtime.get_runtime_dto().publisher.pending == 0

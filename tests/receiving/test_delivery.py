@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -10,9 +9,11 @@ import pytest
 from messaging import AcknowledgeType, Message, Messaging
 from messaging.errors import StreamOverflowError, UnsupportedFeatureError
 from messaging.model import Incoming
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread
 from tests.doubles.calling import Calling
 from tests.doubles.consumers import Slow, acknowledge, manual, numbered, receive, reject, state
-from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
+from tests.doubles.fake import FakeBroker, on_loop, settle_loop
 from tests.doubles.fixtures import Connect
 
 # --- credit
@@ -47,23 +48,16 @@ def test_without_acknowledgement_there_is_no_credit(broker: FakeBroker, connect:
 
 def test_verdicts_from_many_threads_do_not_drift_the_credit(broker: FakeBroker, m: Messaging) -> None:
     """With a credit of three nothing may be left over, or it is stuck in the end."""
-    done = threading.Semaphore(0)
 
     def settle_elsewhere(message: Message) -> None:
-        def settle() -> None:
-            (acknowledge if int(message.payload) % 3 else reject)(message)
-            done.release()
-
-        threading.Thread(target=settle).start()
+        in_thread(acknowledge if int(message.payload) % 3 else reject, message)
 
     builder = m.acknowledge_context_builder().message_context_builder().channel("a").extension_entry("prefetch", 3)
     stream = m.subscription.subscribe(builder.build_context())
     stream.subscribe(settle_elsewhere)
     for start in range(0, 300, 10):
         broker.deliver(*numbered(10, start))
-    for _ in range(300):
-        assert done.acquire(timeout=PATIENCE)
-    until(lambda: len(broker.acknowledged) + len(broker.rejected) == 300)
+    eventually(lambda: len(broker.acknowledged) + len(broker.rejected) == 300)
     assert len(broker.rejected) == 100
 
 
@@ -82,12 +76,12 @@ def test_block_without_acknowledgement_drops_the_oldest_and_counts(
     broker.deliver(*numbered(10), qos0=True)
     slow.go(4)
     slow.wait(3)
-    assert slow.seen == [b"first", b"7", b"8", b"9"]
+    assert slow == [b"first", b"7", b"8", b"9"]
     assert stream.counters.dropped == 7
     assert caplog.text.count("overflows: dropping messages") == 1  # once, not for each
 
 
-def test_asking_for_block_where_nothing_can_hold_back_is_refused(
+def test_asking_for_block_without_acknowledgement_is_refused(
     broker: FakeBroker, connect: Connect, m: Messaging
 ) -> None:
     with pytest.raises(UnsupportedFeatureError, match="overflow=block"):
@@ -103,39 +97,36 @@ def test_closing_right_after_a_failure_waits_for_the_observer_which_is_told_the_
     broker: FakeBroker, m: Messaging, slow: Slow, what: str
 ) -> None:
     """The broker is told at once, whatever the observer does."""
-    errors: list[Exception] = []
-    completed: list[bool] = []
     stream = m.subscribe("a", overflow="fail", buffer_size=1)
-    stream.subscribe(slow, errors.append, lambda: completed.append(True))
+    stream.subscribe(slow)
     broker.deliver(b"first")
     slow.wait()
     broker.gates["unsubscribe"].close()
     broker.deliver(b"second", b"too many")
-    until(lambda: broker.gates["unsubscribe"].waiting)
+    eventually(lambda: broker.gates["unsubscribe"].waiting)
     closing = Calling(lambda: stream.close().result(PATIENCE) if what == "stream" else m.close(PATIENCE))
     closing.until_waiting()
     settle_loop()
     broker.gates["unsubscribe"].open()
-    until(lambda: len(broker.unsubscribed) == 1)
+    broker.unsubscribed.wait_for(1)
     settle_loop()
     assert not closing.done()
     slow.go()
     closing.result()
-    assert [type(error) for error in errors] == [StreamOverflowError]
-    assert not completed
+    assert isinstance(slow.error, StreamOverflowError)
+    assert not slow.is_completed
     assert len(broker.unsubscribed) == 1
 
 
-@pytest.mark.parametrize("auto", [False, True])
-def test_a_stream_that_fails_on_overflow_buffers_no_more_of_the_batch(
-    broker: FakeBroker, m: Messaging, auto: bool
-) -> None:
+@table("auto", [False, True])
+def test_a_stream_that_fails_on_overflow_buffers_no_more(broker: FakeBroker, connect: Connect, auto: bool) -> None:
+    m = connect(broker)
     stream = m.subscribe("a", overflow="fail", buffer_size=2, auto_acknowledge=auto)
     stream.ready.result(PATIENCE)
     broker.deliver(*numbered(10))
     with pytest.raises(StreamOverflowError, match="its buffer holds 2 messages"):
         stream.receive(PATIENCE)
-    until(lambda: m.runtime.get_runtime_dto().subscriptions == ())
+    eventually(lambda: m.runtime.get_runtime_dto().subscriptions == ())
     assert len(broker.acknowledged) == (3 if auto else 0)
 
 
@@ -153,10 +144,8 @@ def test_auto_acknowledge_takes_no_more_than_the_buffer_holds(broker: FakeBroker
     assert broker.acknowledged == tokens
 
 
-@pytest.mark.parametrize(("policy", "kept"), [("drop_oldest", [b"8", b"9"]), ("drop_latest", [b"0", b"1"])])
-def test_auto_acknowledge_acknowledges_dropped_messages(
-    broker: FakeBroker, connect: Connect, policy: str, kept: list[bytes]
-) -> None:
+@table(("policy", "kept"), [("drop_oldest", [b"8", b"9"]), ("drop_latest", [b"0", b"1"])])
+def test_auto_acknowledge_settles_drops(broker: FakeBroker, connect: Connect, policy: str, kept: list[bytes]) -> None:
     """Or the broker's credit runs out, and the stream is dead."""
     stream = connect(broker).subscribe("a", auto_acknowledge=True, buffer_size=2, overflow=policy)
     stream.ready.result(PATIENCE)
@@ -184,11 +173,9 @@ def test_unsettled_messages_are_released_when_their_stream_closes(broker: FakeBr
 # --- over a loss
 
 
-@pytest.mark.parametrize("settles", [True, False])
+@table("settles", [True, False])
 @pytest.mark.usefixtures("virtual_clock")
-def test_a_lost_connection_gives_the_credit_of_its_messages_back(
-    broker: FakeBroker, connect: Connect, settles: bool
-) -> None:
+def test_a_lost_connection_returns_the_credit_it_took(broker: FakeBroker, connect: Connect, settles: bool) -> None:
     """Once, whether the application settles them or not: the broker delivers them again, and they must get in."""
     stream = manual(connect(broker), prefetch=2)
     broker.deliver(*numbered(2))
@@ -202,7 +189,7 @@ def test_a_lost_connection_gives_the_credit_of_its_messages_back(
         stream.receive(5.0)
 
 
-@pytest.mark.parametrize("queue", [None, "jobs"])
+@table("queue", [None, "jobs"])
 def test_buffered_messages_are_kept_over_a_loss_only_where_the_broker_does_not_redeliver_them(
     broker: FakeBroker, connect: Connect, queue: str | None
 ) -> None:
@@ -247,10 +234,11 @@ def test_a_resumed_session_whose_tokens_live_on_loses_nothing(broker: FakeBroker
     assert broker.acknowledged == tokens
 
 
-@pytest.mark.parametrize(("unacknowledged", "bound"), [(0, 8), (1, 10)])
-def test_stale_messages_kept_over_losses_are_bounded_and_counted(
-    broker: FakeBroker, m: Messaging, unacknowledged: int, bound: int
+@table(("unacknowledged", "bound"), [(0, 8), (1, 10)])
+def test_stale_messages_are_bounded_and_counted(
+    broker: FakeBroker, connect: Connect, unacknowledged: int, bound: int
 ) -> None:
+    m = connect(broker)
     stream = manual(m, bufferSize=4)
     each, rounds = 4 + unacknowledged, 10
     for round_ in range(rounds):
@@ -279,13 +267,13 @@ def test_auto_acknowledged_messages_survive_a_loss(broker: FakeBroker, connect: 
 
 
 def test_an_observer_gets_messages_in_order_through_losses_under_load(broker: FakeBroker, m: Messaging) -> None:
-    seen: list[int] = []
+    seen: Recorder[int] = Recorder()
     m.subscribe("a").subscribe(lambda message: seen.append(int(message.payload)))
     for round_ in range(40):
         broker.deliver(*numbered(25, round_ * 25))
         broker.lose_and_reconnect(subscriptions=1)
     broker.deliver(b"100000")
-    until(lambda: seen and seen[-1] == 100_000, "life after the losses")
+    seen.wait_until(lambda numbers: numbers[-1:] == [100_000], "life after the losses")
     assert seen == sorted(set(seen)), "out of order or twice"
     assert m.publish("b", b"").result(PATIENCE) is None
 
@@ -303,7 +291,7 @@ def test_deliveries_to_an_ended_stream_are_ignored(broker: FakeBroker, connect: 
     assert stream.counters.received == 0
 
 
-def test_messages_that_arrive_while_a_stream_closes_are_counted_as_dropped(
+def test_messages_that_arrive_while_closing_are_counted_as_dropped(
     broker: FakeBroker, connect: Connect, slow: Slow
 ) -> None:
     broker.requeues = False

@@ -11,26 +11,24 @@ from typing import Any
 import pytest
 
 from messaging import AcknowledgeType, Message, Messaging
-from messaging.testing.conformance.helpers import ack_state
-from tests.doubles.fake import PATIENCE, FakeBroker, until
+from messaging.testing.conformance.helpers import ack_state, in_form
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread
+from tests.doubles.fake import FakeBroker
 from tests.doubles.fixtures import Connect
 from tests.raising import raising_log
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_handler_goes_on_when_the_log_of_the_application_raises(
-    m: Messaging, broker: FakeBroker, is_async: bool
-) -> None:
+@table("is_async", [False, True])
+def test_a_handler_goes_on_when_logging_raises(connect: Connect, broker: FakeBroker, is_async: bool) -> None:
+    m = connect(broker)
     seen: list[int] = []
 
     def handle(number: int) -> None:
         seen.append(number)
         raise ValueError
 
-    async def handle_async(number: int) -> None:
-        handle(number)
-
-    registration = m.on("a", handle_async if is_async else handle, max_deliveries=1)
+    registration = m.on("a", in_form(handle, is_async=is_async), max_deliveries=1)
     with raising_log("messaging"):
         broker.deliver(b'"x"', b"1", b"2")
         broker.wait_acknowledged(3)
@@ -39,36 +37,32 @@ def test_a_handler_goes_on_when_the_log_of_the_application_raises(
     assert registration.counters.invalid == 1
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize(("options", "is_dead_lettered"), [({}, True), ({"queue": "q"}, False)])
+@table("is_async", [False, True])
+@table(("options", "is_dead_lettered"), [({}, True), ({"queue": "q"}, False)])
 def test_a_message_rejected_after_its_connection_was_lost_is_dead_lettered_unless_it_comes_again(
-    m: Messaging, broker: FakeBroker, options: dict[str, Any], is_dead_lettered: bool, is_async: bool
+    connect: Connect, broker: FakeBroker, options: dict[str, Any], is_dead_lettered: bool, is_async: bool
 ) -> None:
+    m = connect(broker)
     may_raise = threading.Event()
-    begun = threading.Event()
+    begun: Recorder[Message] = Recorder()
 
-    def handle(_: Message) -> None:
-        begun.set()
+    def handle(message: Message) -> None:
+        begun(message)
         may_raise.wait(PATIENCE)
         raise ValueError
 
-    async def handle_async(message: Message) -> None:
-        await asyncio.to_thread(handle, message)
-
-    registration = m.on("a", handle_async if is_async else handle, dead_letter_channel="dead", **options)
+    registration = m.on("a", in_form(handle, is_async=is_async), dead_letter_channel="dead", **options)
     broker.deliver(b"1")
-    assert begun.wait(PATIENCE)
+    begun.wait_for(1)
     broker.lose_and_reconnect()
     may_raise.set()
     if is_dead_lettered:
-        until(lambda: registration.counters.dead_lettered == 1, "dead-lettered")
+        eventually(lambda: registration.counters.dead_lettered == 1, "dead-lettered")
     registration.close().result(PATIENCE)
     assert broker.payloads == [b"1"] * is_dead_lettered
 
 
-def test_a_task_that_its_loop_left_behind_is_forgotten(
-    m: Messaging, broker: FakeBroker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_task_left_behind_is_forgotten(m: Messaging, broker: FakeBroker, caplog: pytest.LogCaptureFixture) -> None:
     locals_: list[weakref.ref[Any]] = []
     begun = asyncio.Event()
 
@@ -79,7 +73,7 @@ def test_a_task_that_its_loop_left_behind_is_forgotten(
         local = Local()
         locals_.append(weakref.ref(local))
         begun.set()
-        await asyncio.sleep(PATIENCE)
+        await asyncio.Event().wait()
 
     async def register() -> Any:
         registration = m.on("a", handle)
@@ -97,7 +91,7 @@ def test_a_task_that_its_loop_left_behind_is_forgotten(
         gc.collect()
         return locals_[0]() is None
 
-    until(is_forgotten, "the task forgotten")
+    eventually(is_forgotten, "the task forgotten")
     caplog.clear()  # asyncio tells of the task
 
 
@@ -106,39 +100,38 @@ def test_a_message_taken_while_its_registration_closes_is_released_like_the_othe
 ) -> None:
     broker.requeues = False
     m = connect(broker)
-    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
-    taking, may_take = threading.Event(), threading.Event()
-    first: list[Message] = []
+    may_end, may_take = threading.Event(), threading.Event()
+    taking: Recorder[Any] = Recorder()
+    begun: Recorder[Message] = Recorder()
+    ended: Recorder[Message] = Recorder()
 
     def handle(message: Message) -> None:
-        first.append(message)
-        begun.set()
+        begun(message)
         may_end.wait(PATIENCE)
-        ended.set()
+        ended(message)
 
     registration = m.on("a", handle, dead_letter_channel="dead")
     broker.deliver(b"1")
-    assert begun.wait(PATIENCE)
+    begun.wait_for(1)
     broker.lose()  # from now on the connection of each message is looked at while it is taken
     broker.wait_subscribed()
     is_stale = broker.adapter.is_stale
 
     def slow(token: Any) -> bool:
-        if not taking.is_set() and token.epoch == broker.epoch:
-            taking.set()
+        if not taking and token.epoch == broker.epoch:
+            taking(token)
             may_take.wait(PATIENCE)
         return is_stale(token)
 
     monkeypatch.setattr(broker.adapter, "is_stale", slow)
-    delivering = threading.Thread(target=broker.deliver, args=(b"2",))
-    delivering.start()
-    assert taking.wait(PATIENCE)
+    delivering = in_thread(broker.deliver, b"2")
+    taking.wait_for(1)
     closing = registration.close()
     may_end.set()
-    assert ended.wait(PATIENCE)
-    until(lambda: ack_state(first[0]) is not AcknowledgeType.RECEIVED, "the first one settled")
+    ended.wait_for(1)
+    eventually(lambda: ack_state(begun[0]) is not AcknowledgeType.RECEIVED, "the first one settled")
     may_take.set()
-    delivering.join(PATIENCE)
+    delivering.result(PATIENCE)
     closing.result(PATIENCE)
     assert broker.payloads == [b"2"]
     assert registration.counters.dead_lettered == 1

@@ -10,7 +10,9 @@ from messaging import ClosedError, InvalidChannelError, Messaging, UnsupportedFe
 from messaging.errors import ArgumentError, SubscriptionRefusedError
 from messaging.model import AcknowledgeType, Incoming
 from messaging.receiving import JointSubscription, intake
-from tests.doubles.fake import PATIENCE, FakeBroker, on_loop, settle_loop, until
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, results
+from tests.doubles.fake import FakeBroker, on_loop, settle_loop
 from tests.doubles.fixtures import Connect
 
 
@@ -18,8 +20,8 @@ class Taken:
     """A joint subscription and its batches."""
 
     def __init__(self, m: Messaging, *channels: str, **options: Any) -> None:
-        self.batches: list[list[Incoming]] = []
-        self.events: list[Any] = []
+        self.batches: Recorder[list[Incoming]] = Recorder()
+        self.events: Recorder[Any] = Recorder()
         self.joint: JointSubscription = m.subscription.open_joint(self.batches.append, **options)
         self.joint.on_restored = lambda: self.events.append("restored")
         self.joint.on_failed = lambda channel, error: self.events.append((channel, error))
@@ -86,7 +88,7 @@ def test_verdicts_on_messages_of_a_lost_connection_are_dropped(broker: FakeBroke
     broker.deliver(b"1", channel="a")
     settle_loop()
     broker.lose_and_reconnect(1)
-    until(lambda: taken.events == ["restored"])
+    assert taken.events.wait_for(1) == ["restored"]
     taken.joint.settle(taken.batches[0])
     fresh = broker.deliver(b"2", channel="a")
     settle_loop()
@@ -106,11 +108,10 @@ def test_a_refusal_rejects_one_promise_and_removes_one_channel(broker: FakeBroke
     assert taken.events == []
     taken.joint.add("b").result(PATIENCE)
     assert taken.joint.channels == ("a", "c", "b")
+    assert repr(taken.joint) == f"<JointSubscription of {m.name!r}: 3 channels, open>"
 
 
-def test_a_defect_of_the_adapter_refuses_one_channel(
-    broker: FakeBroker, m: Messaging, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_defect_refuses_one_channel(broker: FakeBroker, m: Messaging, caplog: pytest.LogCaptureFixture) -> None:
     taken = Taken(m, "a")
     broker.errors["subscribe"].append(ZeroDivisionError())
     with pytest.raises(SubscriptionRefusedError) as caught:
@@ -124,8 +125,7 @@ def test_a_channel_that_the_broker_ends_is_reported_and_can_be_added_again(broke
     taken = Taken(m, "a", "b")
     error = SubscriptionRefusedError("the queue was deleted")
     broker.end_subscription(error, 0)
-    until(lambda: taken.events)
-    assert taken.events == [("a", error)]
+    assert taken.events.wait_for(1) == [("a", error)]
     assert taken.joint.channels == ("b",)
     taken.joint.remove("a").result(PATIENCE)
     taken.joint.add("a").result(PATIENCE)
@@ -137,18 +137,17 @@ def test_a_channel_that_is_refused_after_a_reconnect_is_reported(broker: FakeBro
     error = SubscriptionRefusedError("not any more")
     broker.errors["subscribe"].append(error)
     broker.lose_and_reconnect(1)
-    until(lambda: "restored" in taken.events)
-    assert taken.events == [("a", error), "restored"]
+    assert taken.events.wait_for(2) == [("a", error), "restored"]
     assert taken.joint.channels == ("b",)
     assert channels_of(broker) == ["b"]
 
 
 def test_all_channels_are_back_before_restored_is_called(broker: FakeBroker, m: Messaging) -> None:
     taken = Taken(m, *(f"c/{number}" for number in range(50)))
-    found: list[list[str]] = []
+    found: Recorder[list[str]] = Recorder()
     taken.joint.on_restored = lambda: found.append(channels_of(broker))
     broker.lose_and_reconnect(50)
-    until(lambda: found)
+    found.wait_for(1)
     assert sorted(found[0]) == sorted(taken.joint.channels)
 
 
@@ -158,22 +157,20 @@ def test_a_kept_session_needs_no_new_subscriptions(broker: FakeBroker, m: Messag
     broker.go_down()
     promises = [taken.joint.add("c"), taken.joint.remove("a")]
     broker.gates["open"].open()
-    for promise in promises:
-        promise.result(PATIENCE)
+    results(promises)
     assert channels_of(broker) == ["b", "c"]
-    until(lambda: taken.events == ["restored"])
+    eventually(lambda: taken.events == ["restored"])
     assert len(broker.handles) == 3
 
 
-@pytest.mark.parametrize("resumes", [False, True])
-def test_a_change_that_a_lost_connection_interrupts_is_applied_by_the_next(
-    broker: FakeBroker, m: Messaging, resumes: bool
-) -> None:
+@table("resumes", [False, True])
+def test_a_change_that_a_loss_interrupts_is_applied_later(broker: FakeBroker, connect: Connect, resumes: bool) -> None:
+    m = connect(broker)
     broker.resumes = resumes
     taken = Taken(m, "a", "b")
     broker.gates["subscribe"].close()
     promise = taken.joint.add("c")
-    until(lambda: broker.gates["subscribe"].waiting == 1)
+    eventually(lambda: broker.gates["subscribe"].waiting == 1)
     opened = broker.opened
     broker.lose()
     broker.wait_open(opened + 1)
@@ -184,15 +181,13 @@ def test_a_change_that_a_lost_connection_interrupts_is_applied_by_the_next(
     assert sorted(channels_of(broker)) == ["a", "b", "c"]
     broker.gates["unsubscribe"].close()
     promise = taken.joint.remove("a")
-    until(lambda: broker.gates["unsubscribe"].waiting == 1)
+    eventually(lambda: broker.gates["unsubscribe"].waiting == 1)
     broker.gates["unsubscribe"].open()
     promise.result(PATIENCE)
     assert sorted(channels_of(broker)) == ["b", "c"]
 
 
-def test_a_message_of_overlapping_patterns_is_taken_once_and_its_copies_are_acknowledged(
-    broker: FakeBroker, m: Messaging
-) -> None:
+def test_a_message_of_overlapping_patterns_is_taken_once_and_settled_often(broker: FakeBroker, m: Messaging) -> None:
     taken = Taken(m, "a/#", "a/b", "+/b")
     for handle in range(3):
         broker.deliver(b"1", b"2", channel="a/b", handle=handle)
@@ -216,9 +211,7 @@ def test_messages_of_a_removed_channel_are_acknowledged_and_dropped(broker: Fake
     assert taken.payloads == [[b"2"]]
 
 
-def test_messages_of_a_queue_wait_for_their_channels(
-    broker: FakeBroker, m: Messaging, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_wait_for_their_channels(broker: FakeBroker, m: Messaging, monkeypatch: pytest.MonkeyPatch) -> None:
     """An earlier process left them: they are neither acknowledged nor lost while this one adds its channels."""
     monkeypatch.setattr(intake, "CLAIM_TIMEOUT", 0.3)
     taken = Taken(m, "a", queue="q")
@@ -230,8 +223,7 @@ def test_messages_of_a_queue_wait_for_their_channels(
     settle_loop()
     assert (taken.payloads, broker.acknowledged) == ([], [])
     promises = [taken.joint.add(each) for each in ("b", "c/#")]
-    for promise in promises:
-        promise.result(PATIENCE)
+    results(promises)
     assert [each for batch in taken.payloads for each in batch] == [b"1", b"2", b"4"]
     taken.joint.abandon(lambda channel: channel.startswith("dead/"))
     broker.wait_acknowledged(1)
@@ -241,9 +233,7 @@ def test_messages_of_a_queue_wait_for_their_channels(
     assert [each for batch in taken.payloads for each in batch] == [b"1", b"2", b"4"]
 
 
-def test_messages_that_wait_for_their_channels_are_forgotten_with_the_connection(
-    broker: FakeBroker, m: Messaging
-) -> None:
+def test_messages_that_wait_for_channels_are_forgotten_with_the_connection(broker: FakeBroker, m: Messaging) -> None:
     taken = Taken(m, "a", queue="q")
     broker.deliver(b"1", channel="b", handle=0)
     settle_loop()
@@ -256,16 +246,16 @@ def test_pausing_reaches_the_broker_and_lasts_over_a_reconnect(broker: FakeBroke
     taken = Taken(m, "a", qos="0")
     for _ in range(2):
         taken.joint.pause()
-    until(lambda: broker.suspended and all(handle.paused for handle in broker.live))
+    eventually(lambda: broker.suspended and all(handle.paused for handle in broker.live))
     taken.joint.add("b").result(PATIENCE)
     assert all(handle.paused for handle in broker.live)
     broker.lose_and_reconnect(2)
-    until(lambda: all(handle.paused for handle in broker.live))
+    eventually(lambda: all(handle.paused for handle in broker.live))
     assert broker.suspended
     taken.joint.resume()
-    until(lambda: not broker.suspended and not any(handle.paused for handle in broker.live))
+    eventually(lambda: not broker.suspended and not any(handle.paused for handle in broker.live))
     taken.joint.pause()
-    until(lambda: broker.suspended)
+    eventually(lambda: broker.suspended)
     taken.joint.close().result(PATIENCE)
     assert not broker.suspended
 
@@ -273,23 +263,21 @@ def test_pausing_reaches_the_broker_and_lasts_over_a_reconnect(broker: FakeBroke
 def test_reading_goes_on_for_a_moment_each_second_while_it_is_paused(broker: FakeBroker, m: Messaging) -> None:
     """Answers to keepalives must get through."""
     Taken(m, "a", qos="0").joint.pause()
-    until(lambda: broker.suspensions >= 2)
+    eventually(lambda: broker.suspensions >= 2)
 
 
 @pytest.mark.usefixtures("virtual_clock")
-def test_closing_settles_the_promises_of_changes_that_the_broker_does_not_answer(
-    broker: FakeBroker, connect: Connect
-) -> None:
+def test_closing_settles_the_promises_of_changes_that_are_unanswered(broker: FakeBroker, connect: Connect) -> None:
     m = connect(broker, close_timeout=0.2)
     taken = Taken(m, "a")
     broker.gates["subscribe"].close()
     promises = [taken.joint.add("b"), taken.joint.remove("a"), taken.joint.add("c")]
-    until(lambda: broker.gates["subscribe"].waiting == 1)
+    eventually(lambda: broker.gates["subscribe"].waiting == 1)
     taken.joint.close().result(PATIENCE)
     for promise in promises:
         assert isinstance(promise.exception(PATIENCE), ClosedError)
     broker.gates["subscribe"].open()
-    until(lambda: not broker.live, "the late subscription has ended, too")
+    eventually(lambda: not broker.live, "the late subscription has ended, too")
 
 
 def test_closing_the_instance_while_it_is_disconnected_settles_every_promise(broker: FakeBroker, m: Messaging) -> None:
@@ -304,7 +292,7 @@ def test_closing_the_instance_while_it_is_disconnected_settles_every_promise(bro
     taken.joint.close().result(PATIENCE)
 
 
-def test_a_consumer_or_callback_that_raises_costs_nothing_more(
+def test_callbacks_that_raise_cost_nothing_more(
     broker: FakeBroker, m: Messaging, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[bytes] = []
@@ -323,8 +311,3 @@ def test_a_consumer_or_callback_that_raises_costs_nothing_more(
     assert seen == [b"1", b"2"]
     assert "in take" in caplog.text
     assert "ZeroDivisionError" in caplog.text
-
-
-def test_its_representation_names_the_instance(m: Messaging) -> None:
-    taken = Taken(m, "a")
-    assert repr(taken.joint) == f"<JointSubscription of {m.name!r}: 1 channels, open>"

@@ -14,20 +14,22 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, field_validator
 
-from messaging import Message, Messaging
+from messaging import Message
 from messaging.errors import ConnectFailedError, ConnectionLostError, DeadlineError
 from messaging.execution import engine
 from messaging.model import Incoming
 from messaging.receiving import consumers
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.doubles.calling import until_left
 from tests.doubles.consumers import Slow, numbered, receive
-from tests.doubles.fake import PATIENCE, FakeAdapter, FakeBroker, Token, on_loop, settle_loop, until
+from tests.doubles.fake import FakeAdapter, FakeBroker, Token, on_loop, settle_loop
 from tests.doubles.fixtures import Connect
 
 # --- overflow: messages without a guarantee never displace messages with one
 
 
-@pytest.mark.parametrize(
+@table(
     ("auto", "lossy"),
     # without auto, a loss ends the guarantee with the session: the messages left may make room
     [(False, False), (True, False), (True, True)],
@@ -66,9 +68,7 @@ def acknowledged_leads_to(
     return calls
 
 
-@pytest.mark.parametrize(
-    "extensions", [{"overflow": "drop_oldest"}, {"overflow": "drop_latest"}, {"auto_acknowledge": True}]
-)
+@table("extensions", [{"overflow": "drop_oldest"}, {"overflow": "drop_latest"}, {"auto_acknowledge": True}])
 def test_acknowledgements_of_a_batch_are_sent_at_its_end(
     broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch, extensions: dict[str, Any]
 ) -> None:
@@ -102,14 +102,13 @@ def test_a_delivery_within_an_acknowledgement_keeps_order_and_bounds(
 def test_memory_hands_out_a_burst_in_order_however_small_the_credit(connect: Connect) -> None:
     """Acknowledging on arrival makes room for the next one within the delivery of the first."""
     m = connect()
-    seen: list[int] = []
+    seen: Recorder[int] = Recorder()
     stream = m.subscribe("a", auto_acknowledge=True, prefetch=1)
     stream.ready.result(PATIENCE)
     stream.subscribe(lambda message: seen.append(int(message.payload)))
     promises = [m.publish("a", payload) for payload in numbered(2000)]
     promises[-1].result(PATIENCE)
-    until(lambda: len(seen) >= 2000, "all of the burst")
-    assert seen == [*range(2000)]
+    assert seen.wait_for(2000) == [*range(2000)]
 
 
 @pytest.mark.usefixtures("virtual_clock")
@@ -119,7 +118,7 @@ def test_memory_keeps_order_and_bounds_while_a_stream_drops(connect: Connect) ->
     stream.ready.result(PATIENCE)
     promises = [m.publish("a", payload) for payload in numbered(1000)]
     promises[-1].result(PATIENCE)
-    until(lambda: stream.counters.received == 1000, "all of the burst")
+    eventually(lambda: stream.counters.received == 1000, "all of the burst")
     assert receive(stream, 5) == numbered(5, 995)
     assert stream.counters.dropped == 995
     with pytest.raises(DeadlineError):
@@ -129,10 +128,11 @@ def test_memory_keeps_order_and_bounds_while_a_stream_drops(connect: Connect) ->
 # --- a library that cancels what the adapter awaits
 
 
-@pytest.mark.parametrize("call", ["publish", "open", "subscribe", "set_will", "unsubscribe", "close"])
-def test_a_call_the_library_cancelled_is_a_lost_connection_not_the_end_of_everything(
-    broker: FakeBroker, connect: Connect, m: Messaging, call: str
+@table("call", ["publish", "open", "subscribe", "set_will", "unsubscribe", "close"])
+def test_a_call_that_the_library_cancelled_is_a_lost_connection(
+    broker: FakeBroker, connect: Connect, call: str
 ) -> None:
+    m = connect(broker)
     stream = m.subscribe("before")
     stream.ready.result(PATIENCE)
     broker.errors[call].append(asyncio.CancelledError())
@@ -140,13 +140,13 @@ def test_a_call_the_library_cancelled_is_a_lost_connection_not_the_end_of_everyt
         broker.lose_and_reconnect()
     elif call == "subscribe":
         late = m.subscribe("late")
-        until(lambda: not broker.errors[call], "the call")
+        eventually(lambda: not broker.errors[call], "the call")
         broker.lose()
         late.ready.result(PATIENCE)
         late.close()
     elif call == "set_will":
         will = m.publish("gone", b"will", last_will=True)
-        until(lambda: not broker.errors[call], "the call")
+        eventually(lambda: not broker.errors[call], "the call")
         broker.lose()
         will.result(PATIENCE)
     elif call == "unsubscribe":
@@ -193,9 +193,7 @@ def test_a_message_that_fails_twice_is_sent_once_more(broker: FakeBroker, connec
 # --- consuming
 
 
-def test_a_pause_holds_buffered_messages_before_the_loop_knows_of_it(
-    broker: FakeBroker, connect: Connect, slow: Slow
-) -> None:
+def test_a_pause_holds_messages_before_the_loop_knows_of_it(broker: FakeBroker, connect: Connect, slow: Slow) -> None:
     stream = connect(broker).subscribe("a")
     stream.subscribe(slow)
     broker.deliver(*numbered(5))
@@ -206,13 +204,13 @@ def test_a_pause_holds_buffered_messages_before_the_loop_knows_of_it(
         stream.pause()
         slow.go(10)
         until_left(slow.thread, consumers)
-        assert slow.seen == numbered(1)
+        assert slow == numbered(1)
     finally:
         let_go.set()
     settle_loop()
-    assert slow.seen == numbered(1)
+    assert slow == numbered(1)
     stream.resume()
-    until(lambda: slow.seen == numbered(5), "the others, in order")
+    eventually(lambda: slow == numbered(5), "the others, in order")
 
 
 #: whether the next check of a message is interrupted
@@ -237,8 +235,10 @@ class Impatient(BaseModel):
         return value
 
 
-@pytest.mark.parametrize("where", ["filter", "model"])
-def test_a_message_whose_check_was_interrupted_comes_next(broker: FakeBroker, m: Messaging, where: str) -> None:
+@table("where", ["filter", "model"])
+def test_a_message_whose_check_was_interrupted_comes_next(broker: FakeBroker, connect: Connect, where: str) -> None:
+    m = connect(broker)
+
     def interrupted(message: Message) -> bool:
         interrupt()
         return True

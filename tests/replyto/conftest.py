@@ -12,7 +12,7 @@ from messaging.replyto.request_route import RequestRoute
 from messaging.testing.conformance.backends import Backend, MemoryBackend
 from messaging.testing.conformance.conftest import m as m
 from messaging.testing.conformance.conftest import responder as responder
-from messaging.testing.conformance.helpers import eventually
+from messaging.testing.waiting import eventually
 from tests.doubles.fake import on_loop
 
 

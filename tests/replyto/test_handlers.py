@@ -37,7 +37,8 @@ from messaging.replyto import (
 )
 from messaging.services import SERVICE_RANKING, ServiceRegistration
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import PATIENCE, Inbox, eventually
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, observed, results, within
 from tests.replyto.conftest import in_hand, nothing_left, routes
 
 Builder = MessageContextBuilder
@@ -77,7 +78,7 @@ class Gate:
 
     def __init__(self) -> None:
         self.open = threading.Event()
-        self.begun: list[bytes] = []
+        self.begun: Recorder[bytes] = Recorder()
 
     def __call__(self, request: Message, builder: Builder) -> Message:
         return builder.content(self.answer(request.payload)).build_message()
@@ -102,7 +103,7 @@ def test_requests_without_acknowledgement_are_bounded_too(m: Messaging) -> None:
     eventually(lambda: route.subscription.counters.received == 100, "all have arrived")
     eventually(lambda: (in_hand(m), route.subscription.buffered) == (10, 10), "ten are with the handler, ten wait")
     gate.open.set()
-    eventually(lambda: len(gate.begun) == 20, "the waiting requests are handled")
+    gate.begun.wait_for(20)
     nothing_left(m)
     registration.unregister()
 
@@ -135,11 +136,9 @@ def test_a_handler_may_pass_on_what_it_received(backend: Backend, caplog: pytest
         nothing_left(each)
 
 
-def test_no_reply_goes_to_a_channel_after_its_handler_came_while_one_was_sent(
-    m: Messaging, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_reply_goes_to_a_channel_that_just_got_a_handler(m: Messaging, monkeypatch: pytest.MonkeyPatch) -> None:
     """The route of the first reply is looked up before the handler of its channel comes, and known only after."""
-    calls: list[bytes] = []
+    calls: Recorder[bytes] = Recorder()
     inbox, ways = m.subscribe("answers"), m._adapter.addressing.reply_routes
     inbox.ready.result(PATIENCE)
 
@@ -155,24 +154,21 @@ def test_no_reply_goes_to_a_channel_after_its_handler_came_while_one_was_sent(
     m.reply("a", echo)
     monkeypatch.setattr(m._adapter.addressing, "reply_routes", found_late)
     m.publish("a", b"1", reply_to="answers", correlation_id="1").result(PATIENCE)
-    eventually(lambda: calls == [b"", b"1"], "the first reply is sent")
+    assert calls.wait_for(2) == [b"", b"1"]
     m.publish("a", b"2", reply_to="answers", correlation_id="2").result(PATIENCE)
     assert m.request("a", b"3", bytes).result(PATIENCE) == b"3"  # requests are handled in their order
     m.publish("answers", b"end").result(PATIENCE)
-    eventually(lambda: b"end" in calls, "the end is handled")
-    assert calls == [b"", b"1", b"end"]
+    assert calls.wait_for(3) == [b"", b"1", b"end"]
     inbox.close()
 
 
-def test_requests_wait_longer_than_their_copies_are_expected_and_are_handled_once(
-    m: Messaging, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_that_outwait_their_copies_are_handled_once(m: Messaging, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow handler, and copies that wait at the broker because their subscription is full: a minute is 0.3 s here."""
     monkeypatch.setattr(request_copies, "clock", SimpleNamespace(monotonic=lambda: time.monotonic() * 200))
-    calls: list[bytes] = []
+    calls: Recorder[bytes] = Recorder()
 
     def slow(request: Message) -> None:
-        time.sleep(0.005)
+        time.sleep(0.005)  # sleeps: the clock of the copies runs 200 times as fast here, and needs some of it to pass
         calls.append(request.payload)
 
     for ranking, channel, prefetch in ((0, "d/+", 10), (1, "d/x", 100)):
@@ -183,7 +179,7 @@ def test_requests_wait_longer_than_their_copies_are_expected_and_are_handled_onc
     for payload in sent:
         m.publish("d/x", payload, qos=1)
     nothing_left(m)
-    eventually(lambda: len({*calls}) == len(sent) and in_hand(m) == 0, "all are handled")
+    calls.wait_until(lambda seen: len({*seen}) == len(sent) and in_hand(m) == 0, "all are handled")
     assert sorted(calls) == sorted(sent)
 
 
@@ -216,7 +212,7 @@ def test_functions_may_return_what_coroutine_functions_would(m: Messaging) -> No
     m.reply("each", lambda: each(), many=True)
     register(m, ReplyToManySubscriptionHandler, built, "built")
     for channel in ("listed", "each", "built"):
-        inbox = Inbox(m.request_many(channel))
+        inbox = observed(m.request_many(channel))
         inbox.wait_completed()
         assert inbox.payloads == [b"1", b"2"]
     nothing_left(m)
@@ -227,7 +223,7 @@ class UnspeakableError(Exception):
         raise RuntimeError("not even that")
 
 
-@pytest.mark.parametrize("form", ["function", "coroutine", "generator", "observable"])
+@table("form", ["function", "coroutine", "generator", "observable"])
 def test_an_exception_that_cannot_be_shown_is_still_a_fault(m: Messaging, form: str) -> None:
 
     def function() -> bytes:
@@ -246,12 +242,12 @@ def test_an_exception_that_cannot_be_shown_is_still_a_fault(m: Messaging, form: 
     handler: Callable[..., Any] = {
         "function": function, "coroutine": coroutine, "generator": generator, "observable": observable,
     }[form]  # fmt: skip
-    m.reply("c", handler, concurrency=1, many=form in ("generator", "observable"))
+    m.reply(form, handler, concurrency=1, many=form in ("generator", "observable"))
     for _ in range(3):  # the handler goes on
         if form in ("generator", "observable"):
-            error: Any = Inbox(m.request_many("c")).wait_error()
+            error: Any = observed(m.request_many(form)).wait_error()
         else:
-            error = m.request("c").exception(PATIENCE)
+            error = m.request(form).exception(PATIENCE)
         assert isinstance(error, ReplyError)
         assert (error.kind, error.reason) == ("UnspeakableError", "")
     nothing_left(m)
@@ -260,16 +256,16 @@ def test_an_exception_that_cannot_be_shown_is_still_a_fault(m: Messaging, form: 
 # --- requests without a reply channel
 
 
-@pytest.mark.parametrize("items", [0, 3])
-def test_many_replies_without_a_reply_channel_settle_the_request(
+@table("items", [0, 3])
+def test_replies_without_a_channel_settle_the_request(
     m: Messaging, items: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Scenario 62: the request names no reply channel; it is done, and that is said."""
-    m.reply("c", lambda: iter([b"x"] * items), many=True)
-    m.publish("c", b"x").result(PATIENCE)
-    (route,) = routes(m)
-    eventually(lambda: route.subscription.counters.acknowledged == 1, "acknowledged")
-    nothing_left(m)
+    with m.reply("c", lambda: iter([b"x"] * items), many=True):
+        m.publish("c", b"x").result(PATIENCE)
+        (route,) = routes(m)
+        eventually(lambda: route.subscription.counters.acknowledged == 1, "acknowledged")
+        nothing_left(m)
     assert ("named no reply channel" in caplog.text) == bool(items)
 
 
@@ -292,7 +288,7 @@ def test_a_full_outbox_neither_loses_nor_doubles_items(backend: Backend, form: s
 
     responder.reply("c", numbers if form == "generator" else numbers_async)
     responder.reply("one", one)
-    inboxes = [Inbox(m.request_many("c")) for _ in range(3)]
+    inboxes = [observed(m.request_many("c")) for _ in range(3)]
     for inbox in inboxes:
         inbox.wait_completed()
         assert inbox.payloads == [b"%d" % number for number in range(60)]
@@ -307,30 +303,29 @@ def test_a_full_outbox_neither_loses_nor_doubles_items(backend: Backend, form: s
 @pytest.mark.parametrize("form", ["async", "observable"])
 def test_a_waiting_stream_is_stopped_when_its_requester_goes(m: Messaging, responder: Messaging, form: str) -> None:
     """Not only with the next item, which may never come."""
-    ended = threading.Event()
+    ended: Recorder[str] = Recorder()
 
     async def wait_for_ever() -> AsyncIterator[str]:
         try:
             yield "first"
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0)  # it may take its time to clean up
-            ended.set()
+            ended("ended")
 
     def never() -> reactivex.Observable[str]:
         return reactivex.concat(reactivex.of("first"), reactivex.never()).pipe(
-            reactivex.operators.finally_action(ended.set)
+            reactivex.operators.finally_action(lambda: ended("ended"))
         )
 
     handler: Any = wait_for_ever if form == "async" else never
     responder.reply("c", handler, concurrency=1, many=True)
-    for _ in range(3):
-        ended.clear()
+    for count in (1, 2, 3):
         stream = m.request_many("c")
         assert stream.receive(PATIENCE).payload == b"first"
         eventually(lambda: len(responder._replies.streams), "the stream can be cancelled")
         stream.close()
-        assert ended.wait(PATIENCE)
+        ended.wait_for(count)
         nothing_left(responder)
 
 
@@ -350,17 +345,18 @@ def test_an_observable_that_emits_at_once_and_for_ever_is_stopped(m: Messaging, 
 
 def test_a_stop_before_the_observable_is_made_stops_it(m: Messaging, responder: Messaging) -> None:
     """The handler is unregistered while it makes its observable, which then says nothing for ever."""
-    begun, going = threading.Event(), threading.Event()
+    begun: Recorder[str] = Recorder()
+    going = threading.Event()
 
     def silent() -> Any:
-        begun.set()
+        begun("begun")
         assert going.wait(PATIENCE)
         return reactivex.never()
 
     registration = responder.reply("c", silent, many=True)
     (route,) = routes(responder)
-    inbox = Inbox(m.request_many("c", timeout=30))
-    assert begun.wait(PATIENCE)
+    inbox = observed(m.request_many("c", timeout=30))
+    begun.wait_for(1)
     registration.unregister()
     eventually(lambda: any(each.is_stopped for each in route.in_hand), "told to stop")
     going.set()
@@ -381,7 +377,8 @@ def test_concurrency_counts_what_goes_on_after_a_function_returned(backend: Back
         nonlocal most
         at_once.append(1)
         most = max(most, len(at_once))
-        await asyncio.sleep(0.002)
+        for _ in range(10):  # others would begin now
+            await asyncio.sleep(0)
         at_once.pop()
         return b""
 
@@ -396,8 +393,7 @@ def test_concurrency_counts_what_goes_on_after_a_function_returned(backend: Back
     (route,) = routes(responder)
     eventually(lambda: len(route.in_hand) > 1 or promises[-1].done(), "several wait")
     assert all(runner._active <= 1 for _, runner in route.bindings if isinstance(runner, ThreadRunner))
-    for promise in promises:
-        promise.result(PATIENCE)
+    results(promises)
     assert most <= 1
     nothing_left(responder)
     assert all(runner._active == 0 for _, runner in route.bindings if isinstance(runner, ThreadRunner))
@@ -411,7 +407,7 @@ def test_a_request_on_a_loop_that_is_closed_without_cancelling_fails(m: Messagin
     async def register() -> None:
         async def sleepy() -> bytes:
             begun.set()
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
             return b""
 
         m.reply("c", lambda: sleepy())
@@ -419,7 +415,7 @@ def test_a_request_on_a_loop_that_is_closed_without_cancelling_fails(m: Messagin
 
     loop.run_until_complete(register())
     promise = m.request("c", timeout=30)
-    loop.run_until_complete(asyncio.wait_for(begun.wait(), PATIENCE))
+    loop.run_until_complete(within(begun.wait()))
     assert in_hand(m) == 1
     for task in asyncio.all_tasks(loop):
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is the test's intention
@@ -434,11 +430,11 @@ def test_a_handler_that_is_unregistered_ends_its_streams(m: Messaging, responder
 
     async def forever() -> AsyncIterator[str]:
         yield "first"
-        await asyncio.sleep(3600)
+        await asyncio.Event().wait()
 
     registration = responder.reply("c", forever)
-    inbox = Inbox(m.request_many("c", timeout=30))
-    inbox.wait(1)
+    inbox = observed(m.request_many("c", timeout=30))
+    inbox.wait_for(1)
     registration.unregister()
     error = inbox.wait_error()
     assert isinstance(error, ReplyError)
@@ -446,9 +442,7 @@ def test_a_handler_that_is_unregistered_ends_its_streams(m: Messaging, responder
     nothing_left(responder)
 
 
-def test_the_items_of_a_completed_observable_are_sent_though_its_handler_goes(
-    m: Messaging, responder: Messaging
-) -> None:
+def test_the_items_of_a_completed_observable_are_sent_in_the_end(m: Messaging, responder: Messaging) -> None:
     """They completed: nothing has to be stopped. The last to complete unregisters the handler at once."""
     completed = itertools.count(1)
 
@@ -460,7 +454,7 @@ def test_the_items_of_a_completed_observable_are_sent_though_its_handler_goes(
             registration.unregister()
 
     registration = responder.reply("c", lambda: reactivex.create(emit), many=True)
-    inboxes = [Inbox(m.request_many("c", timeout=30)) for _ in range(10)]
+    inboxes = [observed(m.request_many("c", timeout=30)) for _ in range(10)]
     for inbox in inboxes:
         inbox.wait_completed()
         assert inbox.payloads == [b"%d" % number for number in range(60)]
@@ -479,7 +473,7 @@ def test_waiting_requests_go_to_the_next_handler(m: Messaging) -> None:
     eventually(lambda: in_hand(m) == 5 and first.begun, "all wait")
     registration.unregister()
     second.open.set()
-    assert [promise.result(PATIENCE).payload for promise in promises[1:]] == [b"1", b"2", b"3", b"4"]
+    assert [reply.payload for reply in results(promises[1:])] == [b"1", b"2", b"3", b"4"]
     first.open.set()
     assert promises[0].result(PATIENCE).payload == b"0"
     assert (first.begun, second.begun) == ([b"0"], [b"1", b"2", b"3", b"4"])
@@ -492,9 +486,9 @@ def test_more_concurrency_applies_to_waiting_requests(m: Messaging) -> None:
     promises = [m.request("c", b"%d" % number) for number in range(5)]
     eventually(lambda: in_hand(m) == 5 and gate.begun, "all wait")
     registration.update({**registration.reference.properties, CONCURRENCY: 4})
-    eventually(lambda: len(gate.begun) == 5, "the others are begun")
+    gate.begun.wait_for(5)
     gate.open.set()
-    assert [promise.result(PATIENCE).payload for promise in promises] == [b"0", b"1", b"2", b"3", b"4"]
+    assert [reply.payload for reply in results(promises)] == [b"0", b"1", b"2", b"3", b"4"]
     nothing_left(m)
 
 
@@ -503,7 +497,7 @@ def test_leaving_a_channel_keeps_the_waiting_requests_of_the_others(m: Messaging
     gate = Gate()
     registration = register(m, ReplyToSingleSubscriptionHandler, gate, ["a", "b"], concurrency=1)
     busy = m.request("a", b"busy")
-    eventually(lambda: bool(gate.begun), "busy")
+    gate.begun.wait_for(1)
     stays, goes = m.request("a", b"stays", qos="0"), m.request("b", b"goes", qos="0")
     eventually(lambda: in_hand(m) == 3, "all wait")
     registration.update({**registration.reference.properties, CHANNEL: ["a"]})
@@ -528,7 +522,7 @@ def test_requests_that_were_not_begun_are_requeued(backend: Backend) -> None:
         registration.unregister()
         eventually(lambda: len(route.in_hand) == 1, "waiting requests are requeued")
         gate.open.set()
-        assert [promise.result(PATIENCE).payload for promise in promises] == [b"%d" % n for n in range(5)]
+        assert [reply.payload for reply in results(promises)] == [b"%d" % n for n in range(5)]
         assert dead.counters.received == 0
     assert gate.begun == [b"0"]
     for each in (m, first, second):
@@ -557,8 +551,8 @@ def test_requests_that_a_handler_takes_no_more_are_requeued(backend: Backend, ma
         if not many:
             promise = m.request("c", b"%d" % number, timeout=30)
             return lambda: [promise.result(PATIENCE).payload]
-        inbox = Inbox(m.request_many("c", b"%d" % number, timeout=30))
-        return lambda: inbox.wait(1)
+        inbox = observed(m.request_many("c", b"%d" % number, timeout=30))
+        return lambda: inbox.wait_payloads(1)
 
     registration = first.reply("c", stream if many else one, queue="q", concurrency=2)
     answered = [ask(number) for number in range(5)]
@@ -587,8 +581,7 @@ def test_a_redelivered_request_that_waits_is_handled_once(backend: Backend, m: M
     eventually(lambda: in_hand(responder) == 4 and gate.begun, "all wait")
     link.sever()
     gate.open.set()
-    for promise in promises:
-        promise.result(PATIENCE)
+    results(promises)
     nothing_left(responder)
     # the one that was in progress was handled, and is handled again: its verdict could not reach the broker
     assert sorted(gate.begun) == [b"0", b"0", b"1", b"2", b"3"]
@@ -607,7 +600,7 @@ def test_the_requests_of_a_loop_that_ends_go_to_the_next_handler_or_fail(
     promises: list[Any] = []
 
     async def sleepy(payload: bytes) -> bytes:
-        await asyncio.sleep(3600)
+        await asyncio.Event().wait()
         return payload
 
     async def live() -> None:
@@ -630,25 +623,25 @@ def test_the_requests_of_a_loop_that_ends_go_to_the_next_handler_or_fail(
 def test_a_stream_whose_loop_ends_is_not_begun_again(backend: Backend) -> None:
     """Another handler would begin with its first item; the requester is told instead."""
     m, mortal, heir = backend.connect(), backend.connect(), backend.connect()
-    inboxes: list[Inbox] = []
+    inbox: Recorder[Message] = Recorder()
 
     async def numbers() -> AsyncIterator[str]:
         yield "1"
         yield "2"
-        await asyncio.sleep(3600)
+        await asyncio.Event().wait()
 
     async def live() -> None:
         mortal.reply("c", numbers, queue="q")
         await mortal.whiteboard.ready()
-        inboxes.append(Inbox(m.request_many("c", timeout=30)))
-        await asyncio.to_thread(inboxes[0].wait, 2)
+        m.request_many("c", timeout=30).subscribe(inbox)
+        await asyncio.to_thread(inbox.wait_for, 2)
 
     asyncio.run(live())
     heir.reply("c", numbers, queue="q")
-    error = inboxes[0].wait_error()
+    error = inbox.wait_error()
     assert isinstance(error, ReplyError)
     assert "stopped" in error.reason
-    assert inboxes[0].payloads == [b"1", b"2"]
+    assert inbox.payloads == [b"1", b"2"]
     nothing_left(mortal)
 
 
@@ -720,7 +713,7 @@ def test_two_streams_with_one_correlation_id_do_not_cancel_each_other(backend: B
     x, y, responder = backend.connect(), backend.connect(), backend.connect()
     source: Subject[str] = Subject()
     responder.reply("c", lambda: source, many=True)
-    inbox = Inbox(y.request_many("c", correlation_id="1", timeout=30))
+    inbox = observed(y.request_many("c", correlation_id="1", timeout=30))
     eventually(lambda: "1" in responder._replies.streams, "the first can be cancelled")
     stream = x.request_many("c", correlation_id="1", timeout=30)
     eventually(lambda: len(source.observers) == 2, "both are handled")
@@ -728,7 +721,7 @@ def test_two_streams_with_one_correlation_id_do_not_cancel_each_other(backend: B
     assert stream.receive(PATIENCE).payload == b"first"
     stream.close()
     source.on_next("second")
-    inbox.wait(2)
+    inbox.wait_for(2)
     source.on_completed()
     inbox.wait_completed()
     assert inbox.payloads == [b"first", b"second"]

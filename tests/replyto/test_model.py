@@ -24,7 +24,7 @@ from messaging.replyto import (
     markers,
 )
 from messaging.services import SERVICE_RANKING, ServiceRegistration, ServiceRegistry
-from messaging.testing.conformance.helpers import PATIENCE, eventually
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.replyto.conftest import in_hand, routes
 
 #: properties of a handler; the extensions make another subscription of the same channel

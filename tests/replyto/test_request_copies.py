@@ -13,6 +13,7 @@ from messaging import Message, MessageContext
 from messaging.receiving import Verdict
 from messaging.replyto import request_copies
 from messaging.replyto.request_copies import ExpectedCopies, SharedVerdict, identity_of
+from messaging.testing.tables import table
 
 
 class Receiver:
@@ -46,7 +47,7 @@ def test_as_many_copies_are_taken_as_were_expected_in_their_order(steps: list[tu
             assert expected.take(number) is wanted
 
 
-@pytest.mark.parametrize("are_equal", [False, True])
+@table("are_equal", [False, True])
 def test_at_most_4096_copies_are_expected_and_the_oldest_are_dropped(are_equal: bool) -> None:
     expected = ExpectedCopies()
     numbers = [1 if are_equal else number for number in range(10_000)]
@@ -107,7 +108,7 @@ def test_a_copy_is_expected_for_a_second_after_the_subscription_of_its_request_e
     assert expected.take(1) is None
 
 
-@pytest.mark.parametrize("verdict", list(Verdict))
+@table("verdict", list(Verdict))
 def test_copies_share_the_verdict_whether_they_arrive_before_or_after_it(verdict: Verdict) -> None:
     shared, receiver = SharedVerdict(), Receiver()
     early, late = Message(b"1", MessageContext("a")), Message(b"1", MessageContext("a"))

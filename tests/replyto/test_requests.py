@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -22,7 +21,9 @@ from messaging import (
 )
 from messaging.replyto import markers
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import PATIENCE, Inbox, eventually
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread, observed, results
+from tests.doubles.fake import on_loop
 from tests.replyto.conftest import nothing_left
 
 
@@ -50,8 +51,7 @@ def test_a_request_that_fails_on_the_caller_and_the_loop_at_once_counts_once(bac
         except OutboxFullError as error:
             return type(error)
 
-    with ThreadPoolExecutor(32) as pool:
-        found = set(pool.map(ask, range(64)))
+    found = {*results(in_thread(ask, number) for number in range(64))}
     assert found <= {OutboxFullError, DeadlineError}
     nothing_left(m)
     link.up()
@@ -83,22 +83,18 @@ def test_an_inbox_that_ends_while_requests_are_made_loses_none(m: Messaging) -> 
     over = threading.Event()
 
     def break_inboxes() -> None:
-        while not over.wait(0.002):
+        while not over.is_set():
             own = m._requests.inboxes.own
             if own is not None:
-                m._connection.engine.call(own.fail, SubscriptionRefusedError("for the test"))
+                on_loop(own.fail, SubscriptionRefusedError("for the test"))
 
-    breaker = threading.Thread(target=break_inboxes)
-    breaker.start()
-    try:
-        with ThreadPoolExecutor(8) as pool:
-            errors = [*pool.map(lambda _: m.request("c", timeout=5).exception(PATIENCE), range(400))]
-    finally:
-        over.set()
-        breaker.join()
-    broken = threading.Event()
-    m._connection.engine.call(broken.set)  # the last inbox that was to be broken is broken before it
-    assert broken.wait(PATIENCE)
+    def ask() -> list[BaseException | None]:
+        return [m.request("c", timeout=5).exception(PATIENCE) for _ in range(50)]
+
+    breaking = in_thread(break_inboxes)
+    errors = [error for found in results(in_thread(ask) for _ in range(8)) for error in found]
+    over.set()
+    breaking.result(PATIENCE)
     assert {type(error) for error in errors} <= {type(None), SubscriptionRefusedError}
     assert m.request("c").result(PATIENCE).payload == b"here"
     nothing_left(m)
@@ -109,15 +105,16 @@ def test_requests_of_a_thread_stay_in_order_while_the_inbox_is_made(m: Messaging
     # one at a time: on a busy machine a second thread may come to the aid of the first, and overtake it
     responder.reply("c", lambda payload: seen.append(payload) or b"", concurrency=1)
     promises = [m.request("c", b"%d" % number) for number in range(500)]
-    for promise in promises:
-        promise.result(PATIENCE)
+    results(promises)
     assert seen == [b"%d" % number for number in range(500)]
 
 
 def test_many_replies_have_a_deadline_before_they_are_subscribed_to(backend: Backend) -> None:
     m, link = backend.connect_severable()
     link.down()
-    assert isinstance(Inbox(m.request_many("c", timeout=0.1)).wait_error(), DeadlineError)
+    replies: Recorder[Message] = Recorder()
+    m.request_many("c", timeout=0.1).subscribe(replies)
+    assert isinstance(replies.wait_error(), DeadlineError)
     nothing_left(m)
 
 
@@ -139,14 +136,14 @@ def test_the_start_marker_of_a_foreign_stream_cancels_no_request(backend: Backen
     responder.reply("many", count)
     waiting = x.request("unserved", qos="0", reply_to="shared", timeout=30)
     eventually(lambda: "shared" in x._requests.inboxes.given, "the reply channel is subscribed to")
-    inbox = Inbox(y.request_many("many", reply_to="shared"))
+    inbox = observed(y.request_many("many", reply_to="shared"))
     inbox.wait_completed()
     assert len(inbox.payloads) == 200
     waiting.cancel()
     assert isinstance(waiting.exception(PATIENCE), RequestCancelledError)
 
 
-@pytest.mark.parametrize("kind", [markers.START, markers.ITEM, markers.END, "nonsense"])
+@table("kind", [markers.START, markers.ITEM, markers.END, "nonsense"])
 def test_markers_of_streams_do_not_answer_a_single_request(m: Messaging, responder: Messaging, kind: str) -> None:
 
     def mislead(request: Message) -> str:
@@ -158,9 +155,10 @@ def test_markers_of_streams_do_not_answer_a_single_request(m: Messaging, respond
         ).result(PATIENCE)  # fmt: skip
         return "right"
 
-    responder.reply("c", mislead)
-    assert m.request("c", model=str).result(PATIENCE) == "right"
-    assert m.runtime.get_runtime_dto().requests.foreign == 1
+    before = m.runtime.get_runtime_dto().requests.foreign
+    with responder.reply("c", mislead):
+        assert m.request("c", model=str).result(PATIENCE) == "right"
+    assert m.runtime.get_runtime_dto().requests.foreign == before + 1
 
 
 def test_a_payload_must_be_bytes(m: Messaging) -> None:

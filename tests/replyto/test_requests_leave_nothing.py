@@ -19,7 +19,7 @@ import pytest
 
 import messaging
 from adapters.memory import broker as memory
-from messaging import DeadlineError, Message, Messaging, ReplyError, RequestCancelledError
+from messaging import DeadlineError, Messaging, ReplyError, RequestCancelledError
 from messaging.execution import engine
 from messaging.publishing import Publication
 from messaging.receiving import MessageStream
@@ -29,11 +29,12 @@ from messaging.replyto.reply_stream import ReplySubscription
 from messaging.replyto.served_request import ServedRequest
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.doubles.fake import on_loop, settle_loop
 from tests.replyto.conftest import held
 
-#: seconds any wait may take
-PATIENCE: Final = 60.0
+#: how long ten thousand requests may take to settle, seconds
+DEADLINE: Final = 3 * PATIENCE
 REQUESTS: Final = 10_000
 #: requests at a time
 CONCURRENCY: Final = 100
@@ -58,25 +59,19 @@ class KeptByMosquitto:
     """Mosquitto tells every now and then how many subscriptions there are."""
 
     def __init__(self, watcher: Messaging) -> None:
-        self._subscriptions = self._ticks = 0
-        self._changed = threading.Condition()  # guards the two above
+        self._told: Recorder[tuple[str | None, bytes]] = Recorder()
         # one for both: they come in their order
-        watcher.subscribe("$SYS/broker/+/+").subscribe(self._on_next)
-
-    def _on_next(self, message: Message) -> None:
-        with self._changed:
-            if message.context.channel == "$SYS/broker/bytes/sent":
-                self._ticks += 1
-            elif message.context.channel == "$SYS/broker/subscriptions/count":
-                self._subscriptions = int(message.payload)
-            self._changed.notify_all()
+        watcher.subscribe("$SYS/broker/+/+").subscribe(lambda each: self._told((each.context.channel, each.payload)))
 
     def __call__(self) -> dict[str, int]:
-        with self._changed:
-            # it tells a number only if that has changed; this one, which always has, behind the other
-            seen = self._ticks
-            assert self._changed.wait_for(lambda: self._ticks > seen, PATIENCE)
-            return {"subscriptions": self._subscriptions}
+        def ticks() -> int:
+            return sum(channel == "$SYS/broker/bytes/sent" for channel, _ in [*self._told])
+
+        # it tells a number only if that has changed; this one, which always has, behind the other
+        seen = ticks()
+        eventually(lambda: ticks() > seen, "the next numbers", patience=DEADLINE)
+        counts = [int(told) for channel, told in [*self._told] if channel == "$SYS/broker/subscriptions/count"]
+        return {"subscriptions": counts[-1] if counts else 0}
 
 
 def kept_by_rabbitmq(broker: RabbitMQ) -> dict[str, int]:
@@ -84,7 +79,9 @@ def kept_by_rabbitmq(broker: RabbitMQ) -> dict[str, int]:
     return {"queues": len(queues), "consumers": sum(int(line.split("\t")[1]) for line in queues)}
 
 
-@pytest.fixture(params=["memory", "mqtt5", "mqtt311-envelope", "amqp"])
+@pytest.fixture(
+    params=["memory", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mqtt5", "mqtt311-envelope", "amqp"))]
+)
 def place(request: pytest.FixtureRequest) -> Iterator[tuple[str, Kept]]:
     """The URL of a broker, and what it keeps."""
     if request.param == "memory":
@@ -141,10 +138,7 @@ def wait_idle(*instances: Messaging) -> None:
         workers = sum(thread.name == "messaging-worker" for thread in threading.enumerate())
         return {what: number for what, number in [*found.items(), ("workers", workers - 1)] if number > 0}
 
-    deadline = time.monotonic() + PATIENCE
-    while more := busy():
-        assert time.monotonic() < deadline, f"still under way: {more}"
-        time.sleep(0.02)
+    eventually(lambda: not busy(), lambda: f"nothing under way: {busy()}", patience=DEADLINE)
 
 
 def wait_gone(before: dict[str, int], kept: Kept, *instances: Messaging) -> None:
@@ -154,10 +148,7 @@ def wait_gone(before: dict[str, int], kept: Kept, *instances: Messaging) -> None
         more = {what: number - before[what] for what, number in left(kept, *instances).items()}
         return {what: n for what, n in more.items() if n > (LEEWAY if what.startswith("objects") else 0)}
 
-    deadline = time.monotonic() + PATIENCE
-    while more := grown():
-        assert time.monotonic() < deadline, f"left behind: {more}"
-        time.sleep(0.1)
+    eventually(lambda: not grown(), lambda: f"nothing left behind: {grown()}", patience=DEADLINE)
 
 
 # --- requests
@@ -176,14 +167,14 @@ def answer(responder: Messaging) -> None:
 
     @responder.reply("leave/late")
     async def late(request: bytes) -> bytes:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # sleeps: longer than the requester waits
         return request
 
     @responder.reply("leave/stream", concurrency=CONCURRENCY)
     def stream() -> Iterator[int]:
         for number in itertools.count():
             yield number
-            time.sleep(0.001)  # replies sent in vain are no part of this test
+            time.sleep(0.001)  # sleeps: replies sent in vain are no part of this test
 
 
 async def ask(m: Messaging, number: int, kind: str) -> None:
@@ -191,7 +182,7 @@ async def ask(m: Messaging, number: int, kind: str) -> None:
     payload = b"%d" % number
     given: dict[str, Any] = {"reply_to": f"leave/given/{number}"}
     if kind == "stream":
-        async with m.request_many("leave/stream", timeout=10 * PATIENCE) as stream:
+        async with m.request_many("leave/stream", timeout=10 * DEADLINE) as stream:
             async for message in stream:
                 assert message.value() == 0
                 break
@@ -200,17 +191,17 @@ async def ask(m: Messaging, number: int, kind: str) -> None:
             await m.request("leave/late", payload, qos=1, timeout=0.1)
     elif kind in ("early", "cancel"):
         # early: before its reply channel is subscribed to, and it is published
-        promise = m.request("leave/late", payload, qos=1, timeout=PATIENCE, **(given if kind == "early" else {}))
+        promise = m.request("leave/late", payload, qos=1, timeout=DEADLINE, **(given if kind == "early" else {}))
         if kind == "cancel":
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # sleeps: so that most requests are sent when they are cancelled
         promise.cancel()
         with pytest.raises(RequestCancelledError):
             await promise
     elif kind == "fault":
         with pytest.raises(ReplyError, match=str(number)):
-            await m.request("leave/fault", payload, qos=1, timeout=PATIENCE)
+            await m.request("leave/fault", payload, qos=1, timeout=DEADLINE)
     else:
-        reply = await m.request("leave/answer", payload, qos=1, timeout=PATIENCE, **(given if kind == "given" else {}))
+        reply = await m.request("leave/answer", payload, qos=1, timeout=DEADLINE, **(given if kind == "given" else {}))
         assert reply.payload == payload
 
 
@@ -236,7 +227,7 @@ async def ask_many(m: Messaging, total: int) -> collections.Counter[str]:
 
 def test_ten_thousand_requests_leave_nothing_behind(place: tuple[str, Kept]) -> None:
     url, kept = place
-    settings: dict[str, Any] = {"services": ServiceRegistry(), "timeout": PATIENCE}
+    settings: dict[str, Any] = {"services": ServiceRegistry(), "timeout": DEADLINE}
     with (
         messaging.connect(url, name="requester", **settings) as m,
         messaging.connect(url, name="responder", **settings) as responder,

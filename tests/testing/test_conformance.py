@@ -77,7 +77,7 @@ def test_an_adapter_of_another_package_passes(site: Path, tmp_path: Path, mosqui
     told = suite(site, tmp_path, url, "-k", "test_coverage or test_publish or test_queues or test_reconnect")
     passed = re.search(r"(\d+) passed", told)
     assert passed is not None
-    assert int(passed[1]) > 80
+    assert int(passed[1]) > 40
 
 
 def test_an_announced_feature_without_effect_fails(site: Path, tmp_path: Path, mosquitto: Mosquitto) -> None:

@@ -142,3 +142,24 @@ def test_a_row_runs_all_examples_of_hypothesis(least: int, number: int) -> None:
 def test_pytest_gives_fixtures_to_a_table(value: int, request: pytest.FixtureRequest) -> None:
     assert request.node.name == "test_pytest_gives_fixtures_to_a_table"
     assert value
+
+
+class Counter:
+    """A fixture that each row has for itself."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def for_row(self) -> Counter:
+        return Counter()
+
+
+@pytest.fixture
+def counter() -> Counter:
+    return Counter()
+
+
+@table("row", range(3))
+def test_a_fixture_with_for_row_is_made_for_each_row(counter: Counter, row: int) -> None:
+    counter.count += 1
+    assert counter.count == 1

@@ -8,9 +8,19 @@ import time
 
 import pytest
 import reactivex
+from reactivex import operators as ops
 
 import messaging
-from messaging.testing.waiting import PATIENCE, Recorder, eventually, eventually_async, observed, results, subscribed
+from messaging.testing.waiting import (
+    PATIENCE,
+    Recorder,
+    eventually,
+    eventually_async,
+    in_thread,
+    observed,
+    results,
+    subscribed,
+)
 
 
 def test_a_wait_returns_what_its_condition_returned() -> None:
@@ -124,3 +134,24 @@ def test_a_subscription_is_confirmed_when_its_recorder_is_there() -> None:
         m.publish("a/b", b"3").result(PATIENCE)
         second.wait_for(4)
         assert len(first) == 3
+        second.wait_payload(b"3")
+        assert second.wait_payloads(4) == [b"0", b"1", b"2", b"3"]
+        piped = observed(m.subscribe("a/b").pipe(ops.take(1)))
+        m.publish("a/b", b"4").result(PATIENCE)
+        piped.wait_completed()
+        assert piped.payloads == [b"4"]
+
+
+def test_promises_are_all_made_before_the_first_is_waited_for() -> None:
+    together = threading.Barrier(3)
+
+    def meet(number: int) -> int:
+        together.wait(PATIENCE)
+        return number
+
+    assert results(in_thread(meet, number) for number in (1, 2, 3)) == [1, 2, 3]
+
+
+def test_an_error_in_a_thread_is_raised_where_its_result_is_asked_for() -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        in_thread(int, "x").result(PATIENCE)

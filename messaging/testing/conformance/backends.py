@@ -17,8 +17,9 @@ from messaging.errors import ConnectFailedError
 from messaging.execution import engine, may_block
 from messaging.model import parse_url
 from messaging.services import ServiceRegistry
-from messaging.testing.conformance.helpers import PATIENCE, eventually, state
+from messaging.testing.conformance.helpers import state
 from messaging.testing.proxy import Proxy
+from messaging.testing.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from messaging.adapter import Events

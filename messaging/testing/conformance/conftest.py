@@ -10,7 +10,7 @@ import pytest
 
 from messaging.errors import MessagingError
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require
-from messaging.testing.conformance import NETWORKED
+from messaging.testing.conformance import LACKING, NETWORKED
 from messaging.testing.conformance.backends import Backend, MemoryBackend
 
 if TYPE_CHECKING:
@@ -67,12 +67,20 @@ def _backends(config: pytest.Config) -> dict[str, Maker]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
+        marks = {mark.name for mark in metafunc.definition.iter_markers()}
         names = list(_backends(metafunc.config))
-        if metafunc.definition.get_closest_marker("wire"):
+        if "wire" in marks:
             names = [name for name in names if name != "memory"]
-        if metafunc.definition.get_closest_marker("restart"):
+        if "restart" in marks:
             names = [name for name in names if name in NETWORKED]
-        metafunc.parametrize("backend", names, indirect=True)
+        if "envelope" not in marks:
+            names = [name for name in names if name != "mqtt311-envelope"]
+        claimed = _claimed(metafunc.definition)
+        names = [name for name in names if not claimed & LACKING.get(name, frozenset())]
+        # RabbitMQ takes more than five seconds to start, and again to start anew
+        slow = [name for name in names if "restart" in marks and NETWORKED[name][0] == RabbitMQ.name]
+        params = [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
+        metafunc.parametrize("backend", params, indirect=True)
 
 
 @pytest.fixture

@@ -1,11 +1,12 @@
-"""Waiting with deadlines, and observers that keep what they are given."""
+"""What the tests of the suite share: marks, messages and their verdicts, observers."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import threading
-import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from reactivex import operators as ops
@@ -18,17 +19,10 @@ from messaging import (
     MessageStream,
     Messaging,
 )
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, results
 
 if TYPE_CHECKING:
-    from reactivex import Observable
-
     from messaging.runtime import SubscriptionDTO
-
-T = TypeVar("T")
-
-#: seconds any wait in a test may take
-PATIENCE: Final = 10.0
-
 
 # Functions, since pytest may import this module before ``conftest.py`` has made these marks known.
 
@@ -48,16 +42,6 @@ def restart(test: Callable[..., None]) -> Callable[..., None]:
     """For backends whose broker the tests can restart; they get one of their own."""
     marked: Callable[..., None] = pytest.mark.restart(test)
     return marked
-
-
-def eventually(condition: Callable[[], T], what: str = "condition") -> T:
-    """Wait until ``condition()`` is true and return what it returned."""
-    deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {PATIENCE:g} s in vain: {what}")
-        time.sleep(0.005)
-    return found
 
 
 def state(m: Messaging) -> str:
@@ -90,8 +74,7 @@ def receive(stream: MessageStream, count: int) -> list[bytes]:
 
 def publish(m: Messaging, channel: str, payloads: Iterable[bytes], /, **context: Any) -> None:
     """Publish, and wait until every message is accepted."""
-    for promise in [m.publish(channel, payload, **context) for payload in payloads]:
-        promise.result(PATIENCE)
+    results(m.publish(channel, payload, **context) for payload in payloads)
 
 
 def nothing_more(m: Messaging, channel: str, stream: MessageStream, /, **context: Any) -> None:
@@ -141,100 +124,35 @@ def manual(m: Messaging, channel: str, /, **extensions: object) -> MessageContex
     return direct(m, channel, extensions=extensions)
 
 
-class Inbox:
-    """Observes a stream and keeps its messages.
-
-    Args:
-        source: the stream.
-        act: called with each message before it counts as received; may raise.
-    """
-
-    def __init__(self, source: Observable[Message], act: Callable[[Message], object] | None = None) -> None:
-        self.messages: list[Message] = []
-        self.error: Exception | None = None
-        self.completed = False
-        self._act = act
-        self._changed = threading.Condition()
-        self.disposable = source.subscribe(self._on_next, self._on_error, self._on_completed)
-
-    def _on_next(self, message: Message) -> None:
-        if self._act is not None:
-            self._act(message)
-        with self._changed:
-            self.messages.append(message)
-            self._changed.notify_all()
-
-    def _on_error(self, error: Exception) -> None:
-        with self._changed:
-            self.error = error
-            self._changed.notify_all()
-
-    def _on_completed(self) -> None:
-        with self._changed:
-            self.completed = True
-            self._changed.notify_all()
-
-    @property
-    def payloads(self) -> list[bytes]:
-        """Return the payloads of the messages so far."""
-        return [message.payload for message in self.messages]
-
-    def wait(self, count: int) -> list[bytes]:
-        """Wait for ``count`` messages, and return the payloads so far."""
-        self._wait(lambda: len(self.messages) >= count, f"{count} messages")
-        return self.payloads
-
-    def wait_for(self, payload: bytes) -> list[bytes]:
-        """Wait for ``payload``, and return the payloads so far."""
-        self._wait(lambda: payload in self.payloads, f"{payload!r}")
-        return self.payloads
-
-    def wait_error(self) -> Exception:
-        """Wait for ``on_error``, and return its exception."""
-        self._wait(lambda: self.error is not None, "an error")
-        assert self.error is not None
-        return self.error
-
-    def wait_completed(self) -> None:
-        """Wait for ``on_completed``."""
-        self._wait(lambda: self.completed, "the end")
-
-    def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        with self._changed:
-            if not self._changed.wait_for(condition, PATIENCE):
-                raise AssertionError(
-                    f"waited {PATIENCE:g} s in vain for {what}; received {self.payloads[:20]}, error {self.error!r}"
-                )
-
-
-class Failing:
+class Failing(Recorder[Message]):
     """An observer that raises when it gets ``payload``; if given, it waits for ``may_raise`` before."""
 
     def __init__(self, payload: bytes, may_raise: threading.Event | None = None) -> None:
+        super().__init__()
         self._payload = payload
         self._may_raise = may_raise
-        self.seen: list[bytes] = []
-        self.error: Exception | None = None
-        self.over = threading.Event()
 
-    def on_next(self, message: Message) -> None:
-        self.seen.append(message.payload)
+    def append(self, message: Message, /) -> None:
+        super().append(message)
         if message.payload == self._payload:
             if self._may_raise is not None:
                 self._may_raise.wait(PATIENCE)
             raise ValueError("this one")
 
-    def on_error(self, error: Exception) -> None:
-        self.error = error
-        self.over.set()
 
-    def on_completed(self) -> None:
-        self.over.set()
+def in_form(handle: Callable[[Any], object], *, is_async: bool) -> Callable[[Any], Any]:
+    """Return a handler as it is, or a coroutine function that calls it in a thread."""
+
+    @functools.wraps(handle)
+    async def handle_async(message: Any) -> None:
+        await asyncio.to_thread(handle, message)
+
+    return handle_async if is_async else handle
 
 
-def retried(stream: MessageStream, failing: list[bytes]) -> list[bytes]:
+def retried(stream: MessageStream, failing: list[bytes]) -> Recorder[bytes]:
     """Observe ``stream`` with ``retry``, and fail once at each payload of ``failing``; return the payloads seen."""
-    seen: list[bytes] = []
+    seen: Recorder[bytes] = Recorder()
 
     def fail(message: Message) -> Message:
         seen.append(message.payload)

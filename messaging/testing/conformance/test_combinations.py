@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-import pytest
-
 from messaging import AcknowledgeType, Features, Message, Messaging
 from messaging.model import channels
-from messaging.testing.conformance.helpers import (
-    PATIENCE,
-    Inbox,
-    ack_state,
-    acknowledgement,
-    direct,
-    eventually,
-    feature,
-    manual,
-    publish,
-)
+from messaging.testing.conformance.helpers import ack_state, acknowledgement, direct, feature, manual, publish
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread, observed, results
 
 if TYPE_CHECKING:
     from messaging.testing.conformance.backends import Backend
@@ -36,7 +25,7 @@ class Member:
     """A consumer. It rejects ``n:r`` until the group it belongs to has seen that ``r`` times."""
 
     def __init__(self, m: Messaging, channel: str, how: str, options: dict[str, Any], seen: Counter[bytes]) -> None:
-        self.got: list[bytes] = []
+        self.got: Recorder[bytes] = Recorder()
         self.how = how
         self._seen = seen
         judge: dict[str, dict[str, Any]] = {
@@ -49,8 +38,7 @@ class Member:
             context = m.context_builder().channel(channel).extensions(options).build_context()
         self.stream = m.subscription.subscribe(context)
         if how in PLAIN[1:]:
-            self._thread = threading.Thread(target=self._iterate, daemon=True)
-            self._thread.start()
+            in_thread(self._iterate)
         else:
             self.stream.subscribe({"observer": self._note, "manual": self._judge}.get(how))
         self.stream.ready.result(PATIENCE)
@@ -152,7 +140,7 @@ class Group:
 
 
 @feature(Features.ACKNOWLEDGE, Features.EXTENSION_DEAD_LETTER_CHANNEL, Features.EXTENSION_QUEUE, Features.WILDCARDS)
-@pytest.mark.parametrize("seed", range(16))
+@table("seed", range(16))
 def test_whatever_is_combined_each_message_is_delivered_as_often_as_it_should(backend: Backend, seed: int) -> None:
     """Patterns that overlap, ways to consume and to settle, queues, credit, buffers, dead letters."""
     dice = random.Random(seed)
@@ -160,7 +148,7 @@ def test_whatever_is_combined_each_message_is_delivered_as_often_as_it_should(ba
     # one process is all the members of a queue, or MQTT 3.1.1 cannot tell which subscription a message is for
     consuming = backend.connect()
     publishing = backend.connect() if dice.random() < 0.7 else consuming
-    graves = Inbox(consuming.subscribe(dead, **backend.reliable))
+    graves = observed(consuming.subscribe(dead, **backend.reliable))
     groups = [Group(dice, backend, consuming, base, dead) for _ in range(dice.randint(1, 4))]
     published = [
         (
@@ -175,8 +163,7 @@ def test_whatever_is_combined_each_message_is_delivered_as_often_as_it_should(ba
     idle = [member for group in groups for member in group.members if dice.random() < 0.3]
     for member in idle:
         member.stream.pause()
-    for promise in [publishing.publish(channel, payload, **context) for channel, payload in published]:
-        promise.result(PATIENCE)
+    results(publishing.publish(channel, payload, **context) for channel, payload in published)
     for member in idle:
         member.stream.resume()
     for group in groups:
@@ -187,11 +174,8 @@ def test_whatever_is_combined_each_message_is_delivered_as_often_as_it_should(ba
         for channel, payload in published
         if channels.matcher(group.pattern)(channel) and group.buries(payload)
     )
-    graves.wait(buried.total())
-    assert Counter(graves.payloads) == buried
-    for group in groups:
-        for member in group.members:
-            member.stream.close().result(PATIENCE)
+    assert Counter(graves.wait_payloads(buried.total())) == buried
+    results(member.stream.close() for group in groups for member in group.members)
     assert publishing.runtime.get_runtime_dto().publisher.pending == 0
 
 
@@ -204,33 +188,31 @@ def levels(m: Messaging) -> list[str]:
 def test_messages_of_all_levels_go_out_side_by_side(backend: Backend) -> None:
     """A broker's limit for one level counts those of another, and those over it cost the connection."""
     channel, m = backend.channel(), backend.connect()
-    inbox = Inbox(m.subscribe(channel, qos=levels(m)[-1]))
+    inbox = observed(m.subscribe(channel, qos=levels(m)[-1]))
     dice = random.Random(1)
     for batch in range(4):
-        sent = [m.publish(channel, b"%d" % (batch * 150 + number), qos=dice.choice(levels(m))) for number in range(150)]
-        for promise in sent:
-            promise.result(PATIENCE)
-    assert sorted(map(int, inbox.wait(600))) == list(range(600))
+        numbers = range(batch * 150, batch * 150 + 150)
+        results(m.publish(channel, b"%d" % number, qos=dice.choice(levels(m))) for number in numbers)
+    assert sorted(map(int, inbox.wait_payloads(600))) == list(range(600))
     assert m.runtime.get_runtime_dto().connection.cause is None, "it was never lost"
 
 
 @feature(Features.ACKNOWLEDGE, Features.EXTENSION_QOS)
-@pytest.mark.parametrize("held", [1, 5, 8])
+@table("held", [1, 5, 8])
 def test_messages_in_hand_do_not_hold_up_another_stream(backend: Backend, held: int) -> None:
     """With credit for ten, shared or not, ``held`` unsettled ones leave some for the others."""
     credit: dict[str, Any] = {"receive_maximum": 10} if "mqtt" in backend.name else {"prefetch": 10}
     m, other = backend.connect(**credit), backend.connect()
     kept, busy = backend.channel("kept"), backend.channel("busy")
-    hands: list[Message] = []
-    m.subscription.subscribe(manual(m, kept, qos="1")).subscribe(hands.append)
+    hands = observed(m.subscription.subscribe(manual(m, kept, qos="1")))
     publish(other, kept, [b""] * held, qos="1")
-    eventually(lambda: len(hands) == held, "messages in hand")
+    hands.wait_for(held)
     stream = m.subscribe(busy, qos="1")
     stream.pause()
-    inbox = Inbox(stream)
+    inbox = observed(stream)
     publish(other, busy, [b"%d" % number for number in range(300)], qos="1")
     stream.resume()
-    assert [int(payload) for payload in inbox.wait(300)] == list(range(300))
+    assert [int(payload) for payload in inbox.wait_payloads(300)] == list(range(300))
 
 
 @feature(Features.EXTENSION_QOS)
@@ -240,9 +222,9 @@ def test_an_idle_stream_without_acknowledgement_holds_up_nobody(backend: Backend
     channel, m, other = backend.channel(), backend.connect(**credit), backend.connect()
     idle = m.subscribe(channel, qos="0", buffer_size=5)
     idle.ready.result(PATIENCE)
-    inbox = Inbox(m.subscribe(channel, qos="1"))
+    inbox = observed(m.subscribe(channel, qos="1"))
     publish(other, channel, [b"%d" % number for number in range(100)], qos="1")
-    assert [int(payload) for payload in inbox.wait(100)] == list(range(100))
+    assert [int(payload) for payload in inbox.wait_payloads(100)] == list(range(100))
     eventually(lambda: idle.counters.dropped == 95, "the idle one keeps its bound")
     message = idle.receive(PATIENCE)
     assert (message.payload, ack_state(message)) == (b"95", AcknowledgeType.UNSUPPORTED)
@@ -250,8 +232,8 @@ def test_an_idle_stream_without_acknowledgement_holds_up_nobody(backend: Backend
 
 
 @feature(Features.EXTENSION_QOS, Features.WILDCARDS)
-@pytest.mark.parametrize("first", ["0", "1"])
-@pytest.mark.parametrize("patterns", [("a/b", "a/+"), ("a/+", "a/b"), ("a/#", "a/b"), ("a/b", "a/b")])
+@table("first", ["0", "1"])
+@table("patterns", [("a/b", "a/+"), ("a/+", "a/b"), ("a/#", "a/b"), ("a/b", "a/b")])
 def test_overlapping_streams_keep_their_own_level(backend: Backend, patterns: tuple[str, str], first: str) -> None:
     """One that asked for acknowledgement has it, whatever others asked for; and the other way round.
 
@@ -264,19 +246,17 @@ def test_overlapping_streams_keep_their_own_level(backend: Backend, patterns: tu
         qos: m.subscribe(f"{base}/{pattern}", qos=qos)
         for pattern, qos in zip(patterns, sorted("01", key=first.__ne__), strict=True)
     }
-    for stream in streams.values():
-        stream.ready.result(PATIENCE)
+    results(stream.ready for stream in streams.values())
     publish(backend.connect(), f"{base}/a/b", [b"x"], qos="1")
     states = {qos: ack_state(stream.receive(PATIENCE)) for qos, stream in streams.items()}
     assert states == {"0": AcknowledgeType.UNSUPPORTED, "1": AcknowledgeType.RECEIVED}
-    for stream in streams.values():
-        stream.close().result(PATIENCE)
+    results(stream.close() for stream in streams.values())
 
 
 @feature(Features.EXTENSION_OVERFLOW, Features.EXTENSION_AUTO_ACKNOWLEDGE)
-@pytest.mark.parametrize("auto", [False, True])
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("policy", ["drop_oldest", "drop_latest", "block"])
+@table("auto", [False, True])
+@table("size", [1, 3])
+@table("policy", ["drop_oldest", "drop_latest", "block"])
 def test_what_overflows_is_counted_and_the_stream_goes_on(backend: Backend, policy: str, size: int, auto: bool) -> None:
     """Received is delivered and dropped, with acknowledgement on arrival and without."""
     channel, m, other = backend.channel(), backend.connect(), backend.connect()
@@ -287,11 +267,11 @@ def test_what_overflows_is_counted_and_the_stream_goes_on(backend: Backend, poli
     if policy != "block":
         # not ``received``: that is counted as a batch comes in, and who consumes then makes room for the rest of it
         eventually(lambda: stream.counters.dropped == 20 - size, "everything arrived")
-    inbox = Inbox(stream)
+    inbox = observed(stream)
     kept = {"drop_oldest": sent[-size:], "drop_latest": sent[:size], "block": sent}[policy]
-    assert inbox.wait(len(kept)) == kept
+    assert inbox.wait_payloads(len(kept)) == kept
     for number in range(20, 60):
         publish(other, channel, [b"%d" % number], **backend.reliable)
-        inbox.wait_for(b"%d" % number)
+        inbox.wait_payload(b"%d" % number)
     counters = stream.counters
     eventually(lambda: counters.received == counters.delivered + counters.dropped == 60, f"{counters}")

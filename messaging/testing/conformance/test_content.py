@@ -12,20 +12,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from messaging import AcknowledgeType, ArgumentError, CodecError, Features, Message, Messaging
+from messaging import AcknowledgeType, ArgumentError, CodecError, Features, Messaging
 from messaging.errors import DecodeError, InvalidHeaderError, UnknownContentTypeError
 from messaging.model import as_text
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import (
-    PATIENCE,
-    Inbox,
-    ack_state,
-    eventually,
-    feature,
-    nothing_more,
-    publish,
-    receive,
-)
+from messaging.testing.conformance.helpers import ack_state, feature, nothing_more, publish, receive
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually, observed
 
 
 class Reading(BaseModel):
@@ -43,7 +36,8 @@ GOOD = b'{"sensor": "a", "celsius": 21.5}'
 BAD = b'{"sensor": "a", "celsius": "warm"}'
 
 
-@pytest.mark.parametrize(
+@pytest.mark.envelope
+@table(
     ("content", "model"),
     [
         (Reading(sensor="ü", celsius=-3.5), Reading),
@@ -56,8 +50,9 @@ BAD = b'{"sensor": "a", "celsius": "warm"}'
     ],
     ids=["model", "dataclass", "dict", "list", "str", "int", "bytes"],
 )
-def test_objects_go_round(m: Messaging, channel: str, content: Any, model: Any) -> None:
+def test_objects_go_round(backend: Backend, m: Messaging, content: Any, model: Any) -> None:
     """By the type that is wanted, with or without a content type on the way."""
+    channel = backend.channel()
     with m.subscribe(channel, model) as stream:
         m.publish(channel, content).result(PATIENCE)
         message = stream.receive(PATIENCE)
@@ -67,16 +62,16 @@ def test_objects_go_round(m: Messaging, channel: str, content: Any, model: Any) 
         assert message.value(model) == content
 
 
-@pytest.mark.parametrize(
+@pytest.mark.envelope
+@table(
     "value",
     ["text", 5, -(2**40), 0.5, True, None, b"\xff", Decimal("1.25"), datetime(2026, 11, 22, tzinfo=UTC), ("a", "b"),
      (1, ("a", None)), MappingProxyType({"a": MappingProxyType({"b": 1})})],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
 @feature(Features.EXTENSION_HEADERS)
-def test_a_header_value_arrives_with_its_type_or_is_refused(
-    backend: Backend, m: Messaging, channel: str, value: Any
-) -> None:
+def test_a_header_value_arrives_with_its_type_or_is_refused(backend: Backend, m: Messaging, value: Any) -> None:
+    channel = backend.channel()
     with m.subscribe(channel, **backend.reliable) as stream:
         try:
             publish(m, channel, [b"1"], headers={"h": value, "text": "t"}, **backend.reliable)
@@ -92,43 +87,41 @@ def test_a_header_value_arrives_with_its_type_or_is_refused(
             assert type(told["h"]) is type(value)
 
 
+@pytest.mark.envelope
 @feature(Features.MESSAGE_PROPERTIES)
-@pytest.mark.parametrize(
-    ("content_type", "content", "payload"),
+@table(
+    "given, content, payload, told",
     [
-        ("application/json", {"a": 1}, b'{"a":1}'),
-        ("application/vnd.own+json", {"a": 1}, b'{"a":1}'),
-        ("text/plain", "ü", "ü".encode()),
-        ("text/plain; charset=iso-8859-1", "ü", b"\xfc"),
-        ("application/octet-stream", b"\xff", b"\xff"),
-        ("x-own/format", b"\xff", b"\xff"),
+        ("application/json", {"a": 1}, b'{"a":1}', "application/json"),
+        ("application/vnd.own+json", {"a": 1}, b'{"a":1}', "application/vnd.own+json"),
+        ("text/plain", "ü", "ü".encode(), "text/plain"),
+        ("text/plain; charset=iso-8859-1", "ü", b"\xfc", "text/plain; charset=iso-8859-1"),
+        ("application/octet-stream", b"\xff", b"\xff", "application/octet-stream"),
+        ("x-own/format", b"\xff", b"\xff", "x-own/format"),
+        (None, {"a": 1}, b'{"a":1}', "application/json"),
+        (None, "a", b"a", "text/plain"),
+        (None, b"a", b"a", ""),
     ],
 )
-def test_the_content_type_names_the_codec(
-    m: Messaging, channel: str, content_type: str, content: Any, payload: bytes
+def test_a_content_type_names_its_codec(
+    backend: Backend, m: Messaging, given: str | None, content: Any, payload: bytes, told: str
 ) -> None:
-    """MSG220: it travels, and the consumer needs no other information to decode."""
+    """MSG220: it travels, and the consumer needs no other information to decode. By default the content sets it."""
+    channel = backend.channel()
     with m.subscribe(channel) as stream:
-        m.publish(channel, content, content_type=content_type).result(PATIENCE)
+        m.publish(channel, content, content_type=given).result(PATIENCE)
         message = stream.receive(PATIENCE)
     assert message.payload == payload
-    assert message.context.content_type == content_type
-    if content_type == "x-own/format":
+    found = message.context.content_type or ""
+    assert (found if given else found.partition(";")[0]) == told
+    if given == "x-own/format":
         with pytest.raises(UnknownContentTypeError):
             message.value()
     else:
         assert message.value() == content
 
 
-@feature(Features.MESSAGE_PROPERTIES)
-def test_the_content_type_is_set_by_the_content(m: Messaging, channel: str) -> None:
-    with m.subscribe(channel) as stream:
-        for content, content_type in (({"a": 1}, "application/json"), ("a", "text/plain"), (b"a", None)):
-            m.publish(channel, content).result(PATIENCE)
-            context = stream.receive(PATIENCE).context
-            assert (context.content_type or "").partition(";")[0] == (content_type or "")
-
-
+@pytest.mark.envelope
 @feature(Features.MESSAGE_PROPERTIES)
 def test_the_content_encoding_travels(m: Messaging, channel: str) -> None:
     """MSG220: compressed on the way, whole at both ends."""
@@ -141,6 +134,7 @@ def test_the_content_encoding_travels(m: Messaging, channel: str) -> None:
     assert message.value() == content
 
 
+@pytest.mark.envelope
 def test_content_that_does_not_become_bytes_is_refused(m: Messaging, channel: str) -> None:
     with m.subscribe(channel) as stream:
         with pytest.raises(CodecError):
@@ -183,11 +177,11 @@ def test_a_payload_that_does_not_decode_stays_there(m: Messaging, channel: str) 
 
 def test_invalid_content_ends_the_stream_by_default(m: Messaging, channel: str) -> None:
     """``on_invalid="raise"``: the stream fails, others do not notice."""
-    typed, plain = Inbox(m.subscribe(channel, Reading)), Inbox(m.subscribe(channel))
+    typed, plain = observed(m.subscribe(channel, Reading)), observed(m.subscribe(channel))
     publish(m, channel, [GOOD, BAD, GOOD])
     assert isinstance(typed.wait_error(), DecodeError)
     assert typed.payloads == [GOOD]
-    assert plain.wait(3) == [GOOD, BAD, GOOD]
+    assert plain.wait_payloads(3) == [GOOD, BAD, GOOD]
     eventually(lambda: len(m.runtime.get_runtime_dto().subscriptions) == 1, "unsubscribed")
     with m.subscribe(channel, Reading) as stream:
         publish(m, channel, [BAD])
@@ -198,7 +192,7 @@ def test_invalid_content_ends_the_stream_by_default(m: Messaging, channel: str) 
 @feature(Features.EXTENSION_QUEUE, Features.BROKER_REDELIVERY)
 def test_what_ended_the_stream_is_rejected(backend: Backend, m: Messaging) -> None:
     channel, queue = backend.channel(), backend.queue()
-    typed = Inbox(m.subscribe(channel, Reading, queue=queue))
+    typed = observed(m.subscribe(channel, Reading, queue=queue))
     publish(m, channel, [BAD])
     typed.wait_error()
     with m.subscribe(channel, queue=queue) as stream:
@@ -216,17 +210,12 @@ def test_invalid_content_can_be_skipped(backend: Backend, m: Messaging, channel:
         assert receive(stream, 1) == [GOOD]
         assert stream.counters.invalid == 3
         # nothing is left unsettled
-        message = publish_and_receive(m, channel, stream, backend)
-        assert ack_state(message) is AcknowledgeType.RECEIVED
+        publish(m, channel, [GOOD], **backend.reliable)
+        assert ack_state(stream.receive(PATIENCE)) is AcknowledgeType.RECEIVED
         eventually(lambda: stream.counters.acknowledged == 6, "the others are acknowledged")
 
 
-def publish_and_receive(m: Any, channel: str, stream: Any, backend: Backend) -> Message:
-    publish(m, channel, [GOOD], **backend.reliable)
-    message: Message = stream.receive(PATIENCE)
-    return message
-
-
+@pytest.mark.envelope
 @feature(Features.EXTENSION_DEAD_LETTER_CHANNEL)
 def test_invalid_content_can_become_a_dead_letter(backend: Backend, m: Messaging) -> None:
     """``on_invalid="dead_letter"``: the original bytes, with the reason."""
@@ -244,9 +233,6 @@ def test_invalid_content_can_become_a_dead_letter(backend: Backend, m: Messaging
             assert headers["x-dead-letter-reason"] == "invalid"
             assert headers["x-dead-letter-channel"] == channel
         eventually(lambda: stream.counters.dead_lettered == 1, "counted")
-
-
-def test_where_invalid_content_goes_must_be_said_rightly(backend: Backend, m: Messaging) -> None:
     with pytest.raises(ArgumentError, match="on_invalid"):
         m.subscribe(backend.channel(), Reading, on_invalid="ignore")
     with pytest.raises(ArgumentError, match="deadLetterChannel"):

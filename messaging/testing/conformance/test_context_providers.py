@@ -17,7 +17,8 @@ from messaging import (
     Messaging,
 )
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import PATIENCE, feature
+from messaging.testing.conformance.helpers import feature, receive
+from messaging.testing.waiting import PATIENCE
 
 
 class Reading:
@@ -58,25 +59,18 @@ def test_a_builder_of_the_application_is_found_by_its_feature(backend: Backend, 
         stream.ready.result(PATIENCE)
         m.publisher.publish(one.celsius(21.5)).result(PATIENCE)
         assert stream.receive(PATIENCE).payload == b"21.5"
-    m.close()
+    registration.unregister()
     assert found(backend, m.name) is None
-    with pytest.raises(ClosedError):
-        m.register_context_builder(Reading)
-
-
-def test_a_registration_of_a_builder_can_be_ended(backend: Backend, m: Messaging) -> None:
     with m.register_context_builder(Reading):
         assert isinstance(found(backend, m.name), Reading)
     assert found(backend, m.name) is None
     with pytest.raises(ArgumentError):
         m.register_context_builder(7)
-
-
-def test_the_standard_builder_is_a_provider(m: Messaging) -> None:
-    """RFC 5.6.3; it is found under its own interface."""
-    assert isinstance(m.context_builder(), MessageContextProvider)
-    assert isinstance(Reading(), MessageContextProvider)
-    assert not isinstance(MessageContext("a"), MessageContextProvider)
+    m.register_context_builder(Reading)
+    m.close()
+    assert found(backend, m.name) is None
+    with pytest.raises(ClosedError):
+        m.register_context_builder(Reading)
 
 
 def test_a_provider_stands_for_its_message_and_its_context(backend: Backend, m: Messaging) -> None:
@@ -91,13 +85,12 @@ def test_a_provider_stands_for_its_message_and_its_context(backend: Backend, m: 
         m.publisher.publish(Message(b"3", MessageContext(first)), builder.channel(second)).result(PATIENCE)
         context = m.context_builder().with_context(Reading(second))
         m.publisher.publish(context.content(b"4")).result(PATIENCE)
-        assert [one.receive(PATIENCE).payload for _ in range(2)] == [b"1", b"2"]
-        assert [other.receive(PATIENCE).payload for _ in range(2)] == [b"3", b"4"]
+        assert receive(one, 2) == [b"1", b"2"]
+        assert receive(other, 2) == [b"3", b"4"]
 
 
 @feature(Features.REPLY_TO)
-def test_a_provider_stands_for_a_request(backend: Backend) -> None:
-    m, responder = backend.connect(), backend.connect()
+def test_a_provider_stands_for_a_request(backend: Backend, m: Messaging, responder: Messaging) -> None:
     first, second = backend.channel("first"), backend.channel("second")
 
     def say_where(request: Message) -> bytes:
@@ -115,6 +108,10 @@ def test_a_provider_stands_for_a_request(backend: Backend) -> None:
 
 
 def test_what_builds_no_message_is_refused(m: Messaging) -> None:
+    """RFC 5.6.3: what is a provider; the standard builder is one."""
+    assert isinstance(m.context_builder(), MessageContextProvider)
+    assert isinstance(Reading(), MessageContextProvider)
+    assert not isinstance(MessageContext("a"), MessageContextProvider)
 
     class Wrong:
         def build_context(self) -> Any:

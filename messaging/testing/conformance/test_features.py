@@ -17,7 +17,9 @@ from messaging import (
     UnsupportedFeatureError,
 )
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import PATIENCE, nothing_more
+from messaging.testing.conformance.helpers import nothing_more
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 
 #: extension -> a value that asks for something, and values of the wrong type or range
 VALUES: dict[str, tuple[Any, list[Any]]] = {
@@ -49,7 +51,8 @@ def test_every_extension_is_in_the_table() -> None:
     assert set(VALUES) == {value for name, value in vars(Features).items() if name.startswith("EXTENSION_")}
 
 
-@pytest.mark.parametrize("key", VALUES)
+@pytest.mark.envelope
+@table("key", [*VALUES])
 def test_an_extension_is_announced_or_refused(backend: Backend, m: Messaging, key: str) -> None:
     """Scenario 91 [S]: known, and not supported here: refused both ways, naming feature and instance."""
     if key in m.features:
@@ -67,9 +70,10 @@ def test_an_extension_is_announced_or_refused(backend: Backend, m: Messaging, ke
         nothing_more(m, channel, stream)
 
 
-@pytest.mark.parametrize("key", VALUES)
-def test_values_of_the_wrong_type_or_range_are_refused(m: Messaging, channel: str, key: str) -> None:
+@table("key", [*VALUES])
+def test_values_of_the_wrong_type_or_range_are_refused(backend: Backend, m: Messaging, key: str) -> None:
     """Scenario 92 [S]: an argument error that names the key, whether or not the feature is announced."""
+    channel = backend.channel()
     with m.subscribe(channel) as stream:
         for value in VALUES[key][1]:
             context = m.context_builder().channel(channel).extension_entry(key, value)
@@ -81,9 +85,10 @@ def test_values_of_the_wrong_type_or_range_are_refused(m: Messaging, channel: st
         nothing_more(m, channel, stream)
 
 
-@pytest.mark.parametrize("key", ["colour", "Retain", "guaranteeddelivery", "x-own"])
-def test_an_unknown_extension_is_refused(m: Messaging, channel: str, key: str) -> None:
+@table("key", ["colour", "Retain", "guaranteeddelivery", "x-own"])
+def test_an_unknown_extension_is_refused(backend: Backend, m: Messaging, key: str) -> None:
     """Scenario 90 [S], MSG100: never ignored."""
+    channel = backend.channel()
     with m.subscribe(channel) as stream:
         context = m.context_builder().channel(channel).extension_entry(key, True)
         with pytest.raises(UnsupportedFeatureError, match=key):
@@ -109,29 +114,24 @@ def test_functional_features_are_announced_or_refused(m: Messaging, channel: str
     assert m.publish(channel, b"x").result(PATIENCE) is None
 
 
-@pytest.mark.parametrize(
-    "interface", [MessageServiceRuntime, MessagePublisher, MessageSubscription, MessageContextBuilder]
-)
-def test_services_list_the_features(backend: Backend, m: Messaging, interface: type) -> None:
-    """Scenario 96 [S]."""
-    (reference,) = backend.services.find(interface, f"(osgi.messaging.name={m.name})")
+@pytest.mark.envelope
+@table("interface", [MessageServiceRuntime, MessagePublisher, MessageSubscription, MessageContextBuilder])
+def test_services_list_the_features_and_have_the_capabilities_of_the_specification(
+    backend: Backend, m: Messaging, interface: type
+) -> None:
+    """Scenario 96 [S], RFC 5.1.3, 5.7.1, 5.8.3: found by a filter, with the version of the specification."""
+    name = f"(osgi.messaging.name={m.name})"
+    (reference,) = backend.services.find(interface, name)
     assert set(reference.properties["osgi.messaging.feature"]) == m.features
     assert reference.properties["osgi.messaging.protocol"]
     assert reference.properties["osgi.messaging.provider"]
     assert set(m.runtime.get_runtime_dto().features) == m.features
-
-
-@pytest.mark.parametrize(
-    "interface", [MessageServiceRuntime, MessagePublisher, MessageSubscription, MessageContextBuilder]
-)
-def test_services_have_the_capabilities_of_the_specification(backend: Backend, m: Messaging, interface: type) -> None:
-    """RFC 5.1.3, 5.7.1, 5.8.3: found by a filter, with the version of the specification; announced features only."""
-    name = f"(osgi.messaging.name={m.name})"
     assert backend.services.find(interface, f"(&{name}(osgi.implementation=osgi.messaging)(version=1.0))")
     # as the tools of OSGi write it: the version is a Version there
     required = f"(&{name}(osgi.implementation=osgi.messaging)(version>=1.0.0)(!(version>=2.0.0)))"
     assert backend.services.find(interface, required)
     assert not backend.services.find(interface, f"(&{name}(version>=1.0.1))")
+    # announced features only
     found = backend.services.find(
         interface, f"(&{name}(osgi.implementation=osgi.messaging.replyto)(many=publish)(many=subscribe))"
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from messaging import ClosedError, Features, Messaging
-from messaging.testing.conformance.helpers import PATIENCE, eventually, feature, publish, restart
+from messaging.testing.conformance.helpers import feature, publish, receive, restart
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread, results
 
 if TYPE_CHECKING:
     from messaging.model import Incoming
@@ -22,39 +23,39 @@ class Joint:
 
     def __init__(self, m: Messaging, *channels: str, settles: bool = True, **options: Any) -> None:
         self.batches: list[int] = []
-        self.taken: list[tuple[str, bytes]] = []
-        self.kept: list[Incoming] = []
+        self.taken: Recorder[tuple[str, bytes]] = Recorder()
+        self.kept: Recorder[Incoming] = Recorder()
         self.restored = 0
         self.failed: list[tuple[str, Exception]] = []
         self._settles = settles
         self.subscription: JointSubscription = m.subscription.open_joint(self._take, **options)
         self.subscription.on_restored = self._on_restored
         self.subscription.on_failed = lambda channel, error: self.failed.append((channel, error))
-        for promise in [self.subscription.add(channel) for channel in channels]:
-            promise.result(PATIENCE)
+        results([self.subscription.add(channel) for channel in channels])
 
     def _take(self, batch: list[Incoming]) -> None:
         assert threading.current_thread().name == "messaging-engine"
         self.batches.append(len(batch))
-        self.taken += [(incoming.channel, bytes(incoming.payload)) for incoming in batch]
+        self.taken.extend((incoming.channel, bytes(incoming.payload)) for incoming in batch)
         if self._settles:
             self.subscription.settle(batch)
         else:
-            self.kept += batch
+            self.kept.extend(batch)
 
     def _on_restored(self) -> None:
         self.restored += 1
 
     @property
     def payloads(self) -> list[bytes]:
-        return [payload for _, payload in self.taken.copy()]
+        return [payload for _, payload in [*self.taken]]
+
+    def close(self) -> None:
+        """End the subscription."""
+        self.subscription.close().result(PATIENCE)
 
     def wait(self, count: int) -> list[bytes]:
         """Wait for ``count`` messages, and return the payloads so far."""
-        deadline = time.monotonic() + 3 * PATIENCE
-        while len(self.taken) < count:
-            assert time.monotonic() < deadline, f"{len(self.taken)} of {count} messages: {self.payloads[-5:]}"
-            time.sleep(0.005)
+        self.taken.wait_for(count, patience=3 * PATIENCE)
         return self.payloads
 
     def wait_all(self, payloads: list[bytes]) -> None:
@@ -70,47 +71,33 @@ class Joint:
         return self.payloads
 
 
-def test_a_message_of_each_channel_is_taken_and_none_of_others(backend: Backend, m: Messaging) -> None:
-    channels = [backend.channel(str(number)) for number in range(5)]
-    joint = Joint(m, *channels[:4])
-    assert joint.subscription.channels == tuple(channels[:4])
-    for number, channel in enumerate(channels):
-        publish(m, channel, [b"%d" % number], **backend.reliable)
-    joint.subscription.add(channels[4]).result(PATIENCE)
-    publish(m, channels[4], [b"end"], **backend.reliable)
-    joint.wait(5)
-    assert sorted(joint.taken) == sorted(zip(channels, (b"0", b"1", b"2", b"3", b"end"), strict=True))
-    joint.subscription.close().result(PATIENCE)
-
-
 def test_adding_and_removing_is_idempotent_and_applied_in_order(backend: Backend, m: Messaging) -> None:
+    """A message of each channel is taken, and none of others."""
     channel, end = backend.channel(), backend.channel("end")
     joint = Joint(m, end)
     add, remove = joint.subscription.add, joint.subscription.remove
-    for promise in [add(channel), add(channel), remove(channel), remove(channel), add(channel), remove(channel)]:
-        promise.result(PATIENCE)
+    results([add(channel), add(channel), remove(channel), remove(channel), add(channel), remove(channel)])
     assert joint.subscription.channels == (end,)
     publish(m, channel, [b"not taken"], **backend.reliable)
     add(channel).result(PATIENCE)
     publish(m, channel, [b"taken"], **backend.reliable)
     publish(m, end, [b"end"], **backend.reliable)
     assert joint.wait_for(b"end") == [b"taken", b"end"]
-    joint.subscription.close().result(PATIENCE)
+    joint.close()
 
 
 def interleaved(publisher: Messaging, channels: list[str], payloads: list[bytes], context: dict[str, Any]) -> None:
     """Publish the payloads in turns on the channels, in chunks that a broker has room for."""
     for start in range(0, len(payloads), 500):
-        for promise in [
+        results(
             publisher.publish(channels[number % len(channels)], payloads[number], **context)
             for number in range(start, min(start + 500, len(payloads)))
-        ]:
-            promise.result(PATIENCE)
+        )
 
 
 @feature(Features.EXTENSION_QOS)
-@pytest.mark.parametrize("acknowledged", [True, False])
-def test_messages_of_several_channels_arrive_in_the_order_of_their_publisher(
+@table("acknowledged", [True, False])
+def test_messages_of_several_channels_arrive_in_publishing_order(
     backend: Backend, m: Messaging, acknowledged: bool
 ) -> None:
     """Many of them in one read of the socket: they must not be sorted by channel there."""
@@ -124,7 +111,7 @@ def test_messages_of_several_channels_arrive_in_the_order_of_their_publisher(
     assert sorted(joint.taken) == sorted(expected)
     assert joint.taken == expected or not joint.subscription.keeps_order
     assert len(joint.batches) > 1
-    joint.subscription.close().result(PATIENCE)
+    joint.close()
 
 
 @feature(Features.WILDCARDS)
@@ -137,30 +124,28 @@ def test_channels_that_stay_miss_nothing_while_others_come_and_go(backend: Backe
     joint = Joint(m, *channels)
     others = [f"{base}/#", f"{base}/+/x", f"{base}/1/#", f"{base}/other", f"{base}/2/+"]
     is_over = threading.Event()
-    changes = 0
+    changes: Recorder[str] = Recorder()
 
     def change() -> None:
-        nonlocal changes
         while not is_over.is_set():
             for other in others:
                 joint.subscription.add(other).result(PATIENCE)
             for other in others:
                 joint.subscription.remove(other).result(PATIENCE)
-                changes += 1
+                changes.append(other)
 
-    changing = threading.Thread(target=change)
-    changing.start()
+    changing = in_thread(change)
     try:
         interleaved(publisher, channels, payloads, backend.reliable)
         joint.wait_all(payloads)
-        eventually(lambda: changes >= 10, "changes")
+        changes.wait_for(10)
         assert len(joint.taken) == 3000 or not joint.subscription.keeps_order
     finally:
         is_over.set()
-        changing.join(3 * PATIENCE)
+        changing.result(3 * PATIENCE)
     assert joint.failed == []
     assert joint.subscription.channels == tuple(channels)
-    joint.subscription.close().result(PATIENCE)
+    joint.close()
 
 
 @feature(Features.WILDCARDS)
@@ -171,26 +156,23 @@ def test_a_channel_whose_wider_pattern_is_removed_goes_on(backend: Backend, m: M
     channels = [f"{base}/{number}" for number in range(3)]
     payloads = [b"%d" % number for number in range(1500)]
     joint = Joint(m, f"{base}/#", *channels)
-    publishing = threading.Thread(target=interleaved, args=(publisher, channels, payloads, backend.reliable))
-    publishing.start()
+    publishing = in_thread(interleaved, publisher, channels, payloads, backend.reliable)
     joint.wait(300)
     if not joint.subscription.keeps_order:  # without the optional part only messages that are not on their way count
         joint.wait_all(payloads)
     joint.subscription.remove(f"{base}/#").result(PATIENCE)
-    publishing.join(3 * PATIENCE)
+    publishing.result(3 * PATIENCE)
     joint.wait_all(payloads)
     before = len(joint.taken)
     publish(publisher, f"{base}/gone", [b"gone"], **backend.reliable)
     publish(publisher, channels[0], [b"end"], **backend.reliable)
     assert joint.wait_for(b"end")[before:] == [b"end"]
-    joint.subscription.close().result(PATIENCE)
+    joint.close()
 
 
 @feature(Features.EXTENSION_QOS)
-@pytest.mark.parametrize("acknowledged", [True, False])
-def test_messages_that_wait_while_it_is_paused_arrive_when_it_resumes(
-    backend: Backend, m: Messaging, acknowledged: bool
-) -> None:
+@table("acknowledged", [True, False])
+def test_messages_that_arrive_while_paused_are_not_lost(backend: Backend, m: Messaging, acknowledged: bool) -> None:
     publisher = backend.connect()
     channels = [backend.channel("0"), backend.channel("1")]
     payloads = [b"%d" % number for number in range(200)]
@@ -200,18 +182,7 @@ def test_messages_that_wait_while_it_is_paused_arrive_when_it_resumes(
     interleaved(publisher, channels, payloads, backend.reliable)
     joint.subscription.resume()
     joint.wait_all(payloads)
-    joint.subscription.close().result(PATIENCE)
-
-
-@feature(Features.EXTENSION_RETAIN, Features.WILDCARDS)
-def test_a_retained_message_of_overlapping_patterns_is_taken_once(backend: Backend, m: Messaging) -> None:
-    base = backend.channel("kept")
-    publish(m, f"{base}/a", [b"retained"], retain=True, **backend.reliable)
-    joint = Joint(m, f"{base}/#", f"{base}/a", f"{base}/+")
-    publish(m, f"{base}/end", [b"end"], **backend.reliable)
-    assert joint.wait_for(b"end") == [b"retained", b"end"]
-    joint.subscription.close().result(PATIENCE)
-    publish(m, f"{base}/a", [b""], retain=True, **backend.reliable)
+    joint.close()
 
 
 def test_other_subscriptions_to_a_joined_channel_are_independent(backend: Backend, m: Messaging) -> None:
@@ -224,10 +195,10 @@ def test_other_subscriptions_to_a_joined_channel_are_independent(backend: Backen
         publish(m, channel, [b"2"], **backend.reliable)
         publish(m, end, [b"end"], **backend.reliable)
         assert joint.wait_for(b"end") == [b"1", b"end"]
-        assert [stream.receive(PATIENCE).payload for _ in range(2)] == [b"1", b"2"]
-        joint.subscription.close().result(PATIENCE)
+        assert receive(stream, 2) == [b"1", b"2"]
+        joint.close()
         publish(m, channel, [b"3"], **backend.reliable)
-        assert stream.receive(PATIENCE).payload == b"3"
+        assert receive(stream, 1) == [b"3"]
 
 
 @feature(Features.QUEUE_RETENTION, Features.EXTENSION_QUEUE)
@@ -236,7 +207,7 @@ def test_a_queue_keeps_its_channels_and_drops_the_messages_of_others(backend: Ba
     stays, goes, removed = (backend.channel(name) for name in ("stays", "goes", "removed"))
     first = Joint(m, stays, goes, removed, queue=queue)
     first.subscription.remove(removed).result(PATIENCE)
-    first.subscription.close().result(PATIENCE)
+    first.close()
     publish(m, removed, [b"removed"], **backend.reliable)
     publish(m, goes, [b"goes"], **backend.reliable)
     publish(m, stays, [b"stays"], **backend.reliable)
@@ -245,7 +216,7 @@ def test_a_queue_keeps_its_channels_and_drops_the_messages_of_others(backend: Ba
     publish(m, goes, [b"goes"], **backend.reliable)
     publish(m, stays, [b"end"], **backend.reliable)
     assert second.wait_for(b"end") == [b"stays", b"end"]
-    second.subscription.close().result(PATIENCE)
+    second.close()
 
 
 @feature(Features.BROKER_REDELIVERY, Features.EXTENSION_QUEUE, Features.ACKNOWLEDGE)
@@ -255,10 +226,10 @@ def test_messages_that_are_not_settled_when_it_closes_go_to_the_next_consumer(ba
     publish(m, channel, [b"1", b"2", b"3"], **backend.reliable)
     first.wait(3)
     first.subscription.settle(first.kept[:1])
-    first.subscription.close().result(PATIENCE)
+    first.close()
     second = Joint(m, channel, queue=queue)
     assert second.wait(2) == [b"2", b"3"]
-    second.subscription.close().result(PATIENCE)
+    second.close()
 
 
 @feature(Features.ACKNOWLEDGE, Features.WILDCARDS)
@@ -272,49 +243,48 @@ def test_messages_of_a_removed_channel_can_be_settled(backend: Backend, m: Messa
     joint.subscription.settle(joint.kept)
     publish(m, f"{base}/a", [b"2"], **backend.reliable)
     assert joint.wait(2) == [b"1", b"2"]
-    joint.subscription.close().result(PATIENCE)
+    joint.close()
 
 
 @feature(Features.WILDCARDS)
 def test_a_message_that_several_patterns_match_is_taken_once(backend: Backend, m: Messaging) -> None:
+    """A retained message, too."""
     base = backend.channel("over")
+    retained = [b"retained"] if Features.EXTENSION_RETAIN in m.features else []
+    for payload in retained:
+        publish(m, f"{base}/a/x", [payload], retain=True, **backend.reliable)
     joint = Joint(m, f"{base}/#", f"{base}/+/x", f"{base}/a/x", f"{base}/a/+")
     payloads = [b"%d" % number for number in range(100)]
     publish(m, f"{base}/a/x", payloads, **backend.reliable)
     publish(m, f"{base}/end", [b"end"], **backend.reliable)
-    assert joint.wait_for(b"end") == [*payloads, b"end"]
-    joint.subscription.close().result(PATIENCE)
+    assert joint.wait_for(b"end") == [*retained, *payloads, b"end"]
+    joint.close()
+    for _ in retained:
+        publish(m, f"{base}/a/x", [b""], retain=True, **backend.reliable)
 
 
-def test_closing_settles_every_promise_and_ends_the_messages(backend: Backend, m: Messaging) -> None:
-    channel = backend.channel()
+@table("what", ["subscription", "instance"])
+def test_closing_settles_every_promise_and_ends_the_messages(backend: Backend, what: str) -> None:
+    m, other, channel = backend.connect(), backend.connect(), backend.channel()
     joint = Joint(m, channel)
     pending = [joint.subscription.add(backend.channel(str(number))) for number in range(50)]
-    closed = joint.subscription.close()
+    closed = joint.subscription.close() if what == "subscription" else None
+    if what == "instance":
+        m.close()
     assert not joint.subscription.is_open
-    late = joint.subscription.add(channel)
-    closed.result(PATIENCE)
-    assert joint.subscription.close() is closed
+    late = [joint.subscription.add(channel), joint.subscription.remove(channel)]
+    assert closed in (None, joint.subscription.close())
+    joint.close()
     for promise in pending:
         assert isinstance(promise.exception(PATIENCE), (ClosedError, type(None)))
-    assert isinstance(late.exception(PATIENCE), ClosedError)
-    publish(m, channel, [b"late"], **backend.reliable)
-    with m.subscribe(channel, **backend.reliable) as stream:
-        publish(m, channel, [b"1"], **backend.reliable)
-        assert stream.receive(PATIENCE).payload == b"1"
+    assert isinstance(late[0].exception(PATIENCE), ClosedError)
+    assert isinstance(late[1].exception(PATIENCE), ClosedError)
+    publish(other, channel, [b"late"], **backend.reliable)
+    with other.subscribe(channel, **backend.reliable) as stream:
+        publish(other, channel, [b"1"], **backend.reliable)
+        assert receive(stream, 1) == [b"1"]
     assert joint.taken == []
-
-
-def test_closing_the_instance_settles_every_promise(backend: Backend) -> None:
-    m = backend.connect()
-    joint = Joint(m, backend.channel())
-    pending = [joint.subscription.add(backend.channel(str(number))) for number in range(50)]
     m.close()
-    assert not joint.subscription.is_open
-    for promise in pending:
-        assert isinstance(promise.exception(PATIENCE), (ClosedError, type(None)))
-    assert isinstance(joint.subscription.remove(backend.channel()).exception(PATIENCE), ClosedError)
-    joint.subscription.close().result(PATIENCE)
     with pytest.raises(ClosedError):
         m.subscription.open_joint(print)
 
@@ -331,15 +301,14 @@ def test_all_channels_are_back_after_a_reconnect(backend: Backend) -> None:
     changes = [joint.subscription.remove(gone), joint.subscription.add(new)]
     assert not any(promise.done() for promise in changes)
     link.up()
-    for promise in changes:
-        promise.result(PATIENCE)
+    results(changes)
     eventually(lambda: joint.restored == 1, "restored")
     publish(publisher, gone, [b"gone"], **backend.reliable)
     for channel in (*channels, new):
         publish(publisher, channel, [b"x"], **backend.reliable)
     assert joint.wait(41) == [b"x"] * 41
     assert {channel for channel, _ in joint.taken} == {*channels, new}
-    joint.subscription.close().result(PATIENCE)
+    joint.close()
 
 
 @restart
@@ -348,21 +317,13 @@ def test_all_channels_are_back_after_the_broker_was_restarted(backend: Backend, 
     joint = Joint(m, *base)
     for restarts in (1, 2):
         backend.restart()
-        eventually_restored(joint, restarts)
+        eventually(lambda restarts=restarts: joint.restored >= restarts, "restored", patience=6 * PATIENCE)  # type: ignore[misc]
         before = len(joint.taken)
         interleaved(m, base, [b"x"] * 100, backend.reliable)
         joint.wait(before + 100)
         assert sorted(channel for channel, _ in joint.taken[before:]) == sorted(base)
     assert joint.failed == []
-    joint.subscription.close().result(PATIENCE)
-
-
-def eventually_restored(joint: Joint, count: int) -> None:
-    """Wait until it was restored so many times; a broker takes seconds to start."""
-    deadline = time.monotonic() + 6 * PATIENCE
-    while joint.restored < count:
-        assert time.monotonic() < deadline, f"restored {joint.restored} times"
-        time.sleep(0.01)
+    joint.close()
 
 
 @feature(Features.ACKNOWLEDGE, Features.EXTENSION_PREFETCH)
@@ -374,7 +335,7 @@ def test_messages_beyond_the_prefetch_wait_until_others_are_settled(backend: Bac
     publish(m, channel, payloads, **backend.reliable)
     seen = 0
     while seen < 50:
-        eventually(lambda: len(joint.kept) > seen, "more messages")  # noqa: B023  # called at once
+        joint.kept.wait_for(seen + 1)
         if not backend.name.startswith("mqtt"):
             assert len(joint.kept) - seen <= 5
         batch = joint.kept[seen:]
@@ -382,4 +343,4 @@ def test_messages_beyond_the_prefetch_wait_until_others_are_settled(backend: Bac
         joint.subscription.settle(batch)
         joint.subscription.settle(batch)  # again: without effect
     assert joint.payloads == payloads
-    joint.subscription.close().result(PATIENCE)
+    joint.close()

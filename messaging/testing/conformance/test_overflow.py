@@ -8,16 +8,9 @@ import pytest
 
 from messaging import Features, Messaging, StreamOverflowError, UnsupportedFeatureError
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import (
-    PATIENCE,
-    Inbox,
-    eventually,
-    feature,
-    nothing_more,
-    publish,
-    receive,
-    subscription_to,
-)
+from messaging.testing.conformance.helpers import feature, nothing_more, publish, receive, subscription_to
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually, observed
 
 PAYLOADS = [b"%d" % number for number in range(10)]
 
@@ -25,11 +18,10 @@ overflow = feature(Features.EXTENSION_OVERFLOW, Features.EXTENSION_BUFFER_SIZE)
 
 
 @overflow
-@pytest.mark.parametrize("size", [1, 4])
-@pytest.mark.parametrize("policy", ["drop_oldest", "drop_latest"])
-def test_what_does_not_fit_is_dropped_and_counted(
-    backend: Backend, m: Messaging, channel: str, policy: str, size: int
-) -> None:
+@table("size", [1, 4])
+@table("policy", ["drop_oldest", "drop_latest"])
+def test_what_does_not_fit_is_dropped_and_counted(backend: Backend, m: Messaging, policy: str, size: int) -> None:
+    channel = backend.channel()
     expected = PAYLOADS[-size:] if policy == "drop_oldest" else PAYLOADS[:size]
     with m.subscribe(channel, overflow=policy, buffer_size=size, **backend.reliable) as stream:
         publish(m, channel, PAYLOADS, **backend.reliable)
@@ -46,7 +38,7 @@ def test_what_does_not_fit_is_dropped_and_counted(
 
 @overflow
 def test_a_stream_that_may_not_overflow_fails(backend: Backend, m: Messaging, channel: str) -> None:
-    sibling = Inbox(m.subscribe(channel, **backend.reliable))
+    sibling = observed(m.subscribe(channel, **backend.reliable))
     with m.subscribe(channel, overflow="fail", buffer_size=4, **backend.reliable) as stream:
         publish(m, channel, PAYLOADS[:4], **backend.reliable)
         eventually(lambda: stream.counters.received == 4, "the buffer is full")
@@ -54,13 +46,14 @@ def test_a_stream_that_may_not_overflow_fails(backend: Backend, m: Messaging, ch
         eventually(lambda: len(m.runtime.get_runtime_dto().subscriptions) == 1, "unsubscribed")
         with pytest.raises(StreamOverflowError, match="4"):
             stream.receive(PATIENCE)
-    assert sibling.wait(len(PAYLOADS)) == PAYLOADS
+    assert sibling.wait_payloads(len(PAYLOADS)) == PAYLOADS
 
 
 @overflow
 def test_an_observer_is_told_of_the_overflow(backend: Backend, m: Messaging, channel: str) -> None:
     go = threading.Event()
-    inbox = Inbox(m.subscribe(channel, overflow="fail", buffer_size=2, **backend.reliable), lambda _: go.wait(PATIENCE))
+    stream = m.subscribe(channel, overflow="fail", buffer_size=2, **backend.reliable)
+    inbox = observed(stream, lambda _: go.wait(PATIENCE))
     publish(m, channel, PAYLOADS, **backend.reliable)
     eventually(lambda: not m.runtime.get_runtime_dto().subscriptions, "the stream failed")
     go.set()
@@ -68,18 +61,17 @@ def test_an_observer_is_told_of_the_overflow(backend: Backend, m: Messaging, cha
 
 
 @overflow
-def test_a_stream_that_blocks_loses_nothing_and_holds_the_broker_back(backend: Backend) -> None:
+def test_a_stream_that_blocks_loses_nothing_and_holds_the_broker_back(backend: Backend, channel: str) -> None:
     """Demand is wired to the protocol: what the consumer does not take stays, above some credit, at the broker."""
     m, other = backend.connect(), backend.connect()
-    channel = backend.channel()
     payloads = [b"%d" % number for number in range(1_500)]
     with (
         m.subscribe(channel, overflow="block", buffer_size=5, **backend.reliable) as stream,
         other.subscribe(channel, buffer_size=2_000, **backend.reliable) as witness,
     ):
-        inbox = Inbox(witness)
+        inbox = observed(witness)
         publish(other, channel, payloads, **backend.reliable)
-        assert inbox.wait(len(payloads)) == payloads
+        assert inbox.wait_payloads(len(payloads)) == payloads
         dto = subscription_to(m, channel)
         assert dto is not None
         # the credit of a connection, where a protocol has none for each subscription
@@ -88,16 +80,11 @@ def test_a_stream_that_blocks_loses_nothing_and_holds_the_broker_back(backend: B
         assert stream.counters.dropped == 0
 
 
-@feature(Features.EXTENSION_OVERFLOW, Features.EXTENSION_QOS)
-def test_blocking_needs_acknowledgement(backend: Backend, m: Messaging) -> None:
-    """Without it nothing can hold messages back, so the strategy is refused."""
+@feature(Features.EXTENSION_OVERFLOW, Features.EXTENSION_BUFFER_SIZE, Features.EXTENSION_QOS)
+def test_without_acknowledgement_drops_are_counted_and_blocking_is_refused(m: Messaging, channel: str) -> None:
+    """QoS 0, no policy chosen: the newest count, and nothing is dropped silently. Nothing can hold messages back."""
     with pytest.raises(UnsupportedFeatureError, match="block"):
-        m.subscribe(backend.channel(), qos="0", overflow="block")
-
-
-@feature(Features.EXTENSION_BUFFER_SIZE, Features.EXTENSION_QOS)
-def test_without_acknowledgement_drops_are_counted(m: Messaging, channel: str) -> None:
-    """QoS 0, no policy chosen: the newest count, and nothing is dropped silently."""
+        m.subscribe(channel, qos="0", overflow="block")
     with m.subscribe(channel, qos="0", buffer_size=4) as stream:
         publish(m, channel, PAYLOADS, qos="0")
         eventually(lambda: stream.counters.dropped >= len(PAYLOADS) - 4, "everything else is dropped")
@@ -106,10 +93,9 @@ def test_without_acknowledgement_drops_are_counted(m: Messaging, channel: str) -
 
 
 @feature(Features.EXTENSION_AUTO_ACKNOWLEDGE, Features.EXTENSION_OVERFLOW, Features.EXTENSION_BUFFER_SIZE)
-@pytest.mark.parametrize("policy", ["block", "drop_oldest"])
-def test_automatic_acknowledgement_has_a_bounded_buffer_too(
-    backend: Backend, m: Messaging, channel: str, policy: str
-) -> None:
+@table("policy", ["block", "drop_oldest"])
+def test_automatic_acknowledgement_has_a_bounded_buffer_too(backend: Backend, m: Messaging, policy: str) -> None:
+    channel = backend.channel()
     more = {"overflow": policy, "buffer_size": 4, **backend.reliable}
     with m.subscribe(channel, auto_acknowledge=True, **more) as stream:
         publish(m, channel, PAYLOADS, **backend.reliable)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Final
 
 import pytest
 
@@ -13,10 +14,8 @@ from messaging import (
     InvalidChannelError,
     InvalidExtensionError,
     InvalidHeaderError,
-    Message,
     MessageContext,
     Messaging,
-    MessagingError,
     OutcomeUnknownError,
     PayloadTooLargeError,
     UnroutableError,
@@ -24,62 +23,39 @@ from messaging import (
 )
 from messaging.errors import DeadlineError
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import (
-    PATIENCE,
-    Inbox,
-    ack_state,
-    feature,
-    nothing_more,
-    publish,
-    receive,
-    wire,
-)
+from messaging.testing.conformance.helpers import ack_state, feature, nothing_more, publish, receive, wire
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, in_thread, observed, results
 
 # --- overloads
 
 
-def test_the_context_of_a_message_decides_where_it_goes(m: Messaging, channel: str) -> None:
-    """Scenario 18 [S]: ``publish(msg)`` uses the message's own context."""
-    with m.subscribe(channel) as stream:
-        m.publisher.publish(m.context_builder().channel(channel).content(b"x").build_message()).result(PATIENCE)
-        message = stream.receive(PATIENCE)
-    assert message.payload == b"x"
-    assert message.context.channel == channel
-
-
 @feature(Features.MESSAGE_PROPERTIES)
-def test_a_channel_given_to_publish_replaces_only_the_channel(backend: Backend, m: Messaging) -> None:
-    """Scenario 19 [S]: ``publish(msg, "b")`` goes to "b" and keeps the rest of the message's context."""
+def test_a_channel_given_to_publish_replaces_the_channel_and_a_context_all(backend: Backend, m: Messaging) -> None:
+    """Scenarios 19 [S], 20 [S], 21 [I]: ``publish(msg, "b")`` keeps the rest, ``publish(msg, ctx)`` does not merge."""
     a, b = backend.channel("a"), backend.channel("b")
     message = m.context_builder().channel(a).content_type("x/y").correlation_id("4711").content(b"x").build_message()
     with m.subscribe(a) as at_a, m.subscribe(b) as at_b:
-        m.publisher.publish(message, b).result(PATIENCE)
-        received = at_b.receive(PATIENCE)
+        m.publisher.publish(message, b)
+        m.publisher.publish(message, m.context_builder().channel(b).content_type("x/z").build_context())
+        m.publisher.publish(message, m.context_builder().channel(b).build_context()).result(PATIENCE)
+        contexts = [at_b.receive(PATIENCE).context for _ in range(3)]
         nothing_more(m, a, at_a)
-    assert received.context.channel == b
-    assert received.context.content_type == "x/y"
-    assert received.context.correlation_id == "4711"
+    told = [(context.channel, context.content_type, context.correlation_id) for context in contexts]
+    assert told == [(b, "x/y", "4711"), (b, "x/z", None), (b, None, None)]
     assert message.context.channel == a
 
 
-@feature(Features.MESSAGE_PROPERTIES)
-def test_a_context_given_to_publish_replaces_all(backend: Backend, m: Messaging) -> None:
-    """Scenarios 20 [S], 21 [I]: ``publish(msg, ctx)`` replaces, it does not merge."""
-    a, b = backend.channel("a"), backend.channel("b")
-    message = m.context_builder().channel(a).content_type("x/y").correlation_id("4711").content(b"x").build_message()
-    with m.subscribe(a) as at_a, m.subscribe(b) as at_b:
-        m.publisher.publish(message, m.context_builder().channel(b).content_type("x/z").build_context())
-        m.publisher.publish(message, m.context_builder().channel(b).build_context()).result(PATIENCE)
-        first, second = at_b.receive(PATIENCE), at_b.receive(PATIENCE)
-        nothing_more(m, a, at_a)
-    assert (first.context.content_type, first.context.correlation_id) == ("x/z", None)
-    assert (second.context.content_type, second.context.correlation_id) == (None, None)
-
-
 def test_a_message_without_channel_is_refused(m: Messaging, channel: str) -> None:
-    """Scenarios 17 [S], 22 [S]: no channel anywhere is an error to the caller, and nothing goes out."""
+    """Scenarios 17 [S], 22 [S]: no channel anywhere is an error to the caller, and nothing goes out.
+
+    Scenario 18 [S]: ``publish(msg)`` uses the message's own context.
+    """
     message = m.context_builder().content(b"x").build_message()
     with m.subscribe(channel) as stream:
+        m.publisher.publish(m.context_builder().channel(channel).content(b"own").build_message()).result(PATIENCE)
+        own = stream.receive(PATIENCE)
+        assert (own.payload, own.context.channel) == (b"own", channel)
         with pytest.raises(InvalidChannelError, match="no channel"):
             m.publisher.publish(message)
         with pytest.raises(InvalidChannelError, match="no channel"):
@@ -89,20 +65,16 @@ def test_a_message_without_channel_is_refused(m: Messaging, channel: str) -> Non
         nothing_more(m, channel, stream)
 
 
-@pytest.mark.parametrize(
-    "channel",
-    ["", "a/+", "#", "a/#/b", "nul\0", "line\nfeed", "\ud800", "\ufdd0", "x" * 65_536],
-    ids=["empty", "plus", "hash", "hash inside", "nul", "control", "surrogate", "noncharacter", "long"],
-)
-def test_a_malformed_channel_is_refused_and_the_instance_goes_on(backend: Backend, m: Messaging, channel: str) -> None:
+def test_a_malformed_channel_is_refused_and_the_instance_goes_on(m: Messaging, channel: str) -> None:
     """Scenario 17 [S], and bad input: an argument error, nothing half-sent."""
-    good = backend.channel()
-    with m.subscribe(good) as stream:
-        with pytest.raises(InvalidChannelError):
-            m.publish(channel, b"x")
-        nothing_more(m, good, stream)
+    with m.subscribe(channel) as stream:
+        for malformed in ("", "a/+", "#", "a/#/b", "nul\0", "line\nfeed", "\ud800", "\ufdd0", "x" * 65_536):
+            with pytest.raises(InvalidChannelError):
+                m.publish(malformed, b"x")
+        nothing_more(m, channel, stream)
 
 
+@pytest.mark.envelope
 def test_a_received_message_can_be_passed_on_as_it_is(backend: Backend, m: Messaging) -> None:
     """What the adapter tells of a received message is no obstacle to publishing it elsewhere."""
     a, b = backend.channel("a"), backend.channel("b")
@@ -122,58 +94,49 @@ def test_a_received_message_can_be_passed_on_as_it_is(backend: Backend, m: Messa
 # --- payloads and channels
 
 
-@pytest.mark.parametrize("size", [0, 1, 2**16, 2**20])
-def test_payloads_of_any_size_arrive_unchanged(backend: Backend, m: Messaging, channel: str, size: int) -> None:
-    payload = (bytes(range(256)) * (size // 256 + 1))[:size]
-    with m.subscribe(channel, **backend.reliable) as stream:
-        publish(m, channel, [payload], **backend.reliable)
-        assert stream.receive(PATIENCE).payload == payload
-        nothing_more(m, channel, stream)
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [b"\0", b"\xff\xfe\xfd", b"\x89RXM\r\n\x1a\n\x01", b"\x89RXM\r\n\x1a\n\x01\0\0\0\x02{}x", '{"a": "ü"}'.encode()],
+#: binary, not UTF-8, and what this project's own envelope starts with
+LOOKS: Final = (
+    b"\0",
+    b"\xff\xfe\xfd",
+    b"\x89RXM\r\n\x1a\n\x01",
+    b"\x89RXM\r\n\x1a\n\x01\0\0\0\x02{}x",
+    '{"a": "ü"}'.encode(),
 )
-def test_payloads_that_look_like_something_arrive_unchanged(m: Messaging, channel: str, payload: bytes) -> None:
-    """Binary, not UTF-8, and what this project's own envelope starts with."""
-    with m.subscribe(channel) as stream:
-        publish(m, channel, [payload])
-        assert stream.receive(PATIENCE).payload == payload
 
 
-def test_a_memoryview_sends_its_slice(m: Messaging, channel: str) -> None:
-    """Scenario 6 [S]: only the slice, not the backing array."""
-    with m.subscribe(channel) as stream:
+@pytest.mark.envelope
+def test_payloads_of_any_size_and_look_arrive_unchanged(backend: Backend, m: Messaging, channel: str) -> None:
+    """Scenario 6 [S]: of a memoryview only the slice, not the backing array."""
+    sized = [(bytes(range(256)) * (size // 256 + 1))[:size] for size in (0, 1, 2**16, 2**20)]
+    with m.subscribe(channel, **backend.reliable) as stream:
+        for payload in (*sized, *LOOKS):
+            publish(m, channel, [payload], **backend.reliable)
+            assert stream.receive(PATIENCE).payload == payload
         message = m.context_builder().channel(channel).content(memoryview(b"abcdef")[2:4]).build_message()
         m.publisher.publish(message).result(PATIENCE)
         m.publish(channel, bytearray(b"gh")).result(PATIENCE)
         assert receive(stream, 2) == [b"cd", b"gh"]
+        nothing_more(m, channel, stream)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["ü/日本語/🚀", "with space", "a.b/c.d", "50%/%41", "a*b/*", "'\"\\", "UPPER/lower", "x" * 150],
-)
+@table("name", ["ü/日本語/🚀", "with space", "a.b/c.d", "50%/%41", "a*b/*", "'\"\\", "UPPER/lower", "x" * 150])
 def test_channels_arrive_as_they_were_named(backend: Backend, m: Messaging, name: str) -> None:
     """MSG260, for names that mean something else below: the translation is injective."""
     channel = backend.channel(name)
-    with m.subscribe(channel) as stream, m.subscribe(backend.channel("other")) as other:
+    with m.subscribe(channel) as stream:
         publish(m, channel, [b"x"])
         assert stream.receive(PATIENCE).context.channel == channel
         for near in (channel.replace(".", "/"), channel.lower(), channel.replace("*", "x")):
             if near != channel:
                 publish(m, near, [b"near"])
         nothing_more(m, channel, stream)
-        other.close()
 
 
 def test_leading_trailing_and_empty_levels_are_levels(backend: Backend, m: Messaging) -> None:
     base = backend.channel("x")
     names = [f"/{base}", f"{base}/", f"{base}//y", base]
     streams = [m.subscribe(name) for name in names]
-    for stream in streams:
-        stream.ready.result(PATIENCE)
+    results(stream.ready for stream in streams)
     for name in names:
         publish(m, name, [name.encode()])
     for name, stream in zip(names, streams, strict=True):
@@ -185,41 +148,40 @@ def test_leading_trailing_and_empty_levels_are_levels(backend: Backend, m: Messa
 # --- context values
 
 
+@pytest.mark.envelope
 @feature(Features.MESSAGE_PROPERTIES)
-def test_context_values_arrive(backend: Backend, m: Messaging) -> None:
-    """Scenario 24 [S]: content type, encoding, correlation id and reply channel are the same at the subscriber."""
-    channel, reply = backend.channel(), backend.channel("réply")
+@table(
+    "given",
+    {
+        "all": {
+            "content_type": "a/b; c=d",
+            "content_encoding": "x-own",
+            "correlation_id": "ü-1",
+            "reply_to": "conformance/réply",
+        },
+        "none": {},
+    },
+)
+def test_context_values_arrive(backend: Backend, m: Messaging, given: dict[str, str]) -> None:
+    """Scenarios 24 [S], 1 [S]: what was given is the same at the subscriber, what was left out stays unset."""
+    channel = backend.channel()
     with m.subscribe(channel) as stream:
-        m.publish(
-            channel, b"x", content_type="a/b; c=d", content_encoding="x-own", correlation_id="ü-1", reply_to=reply
-        ).result(PATIENCE)
+        publish(m, channel, [b"x"], **given)
         context = stream.receive(PATIENCE).context
-    assert context.content_type == "a/b; c=d"
-    assert context.content_encoding == "x-own"
-    assert context.correlation_id == "ü-1"
-    assert context.reply_to_channel == reply
+    for name in ("content_type", "content_encoding", "correlation_id"):
+        assert getattr(context, name) == given.get(name)
+    assert context.reply_to_channel == given.get("reply_to")
 
 
-@feature(Features.MESSAGE_PROPERTIES)
-def test_context_values_left_out_stay_unset(m: Messaging, channel: str) -> None:
-    """Scenario 1 [S], at the receiving end."""
-    with m.subscribe(channel) as stream:
-        publish(m, channel, [b"x"])
-        context = stream.receive(PATIENCE).context
-    assert context.content_type is None
-    assert context.content_encoding is None
-    assert context.correlation_id is None
-    assert context.reply_to_channel is None
-
-
-@pytest.mark.parametrize("value", ["content_type", "content_encoding", "correlation_id", "reply_to"])
-def test_context_values_that_cannot_travel_are_refused(m: Messaging, channel: str, value: str) -> None:
+@pytest.mark.envelope
+def test_context_values_that_cannot_travel_are_refused(m: Messaging, channel: str) -> None:
     """Scenario 25 [I]: never dropped silently."""
     with m.subscribe(channel) as stream:
-        if Features.MESSAGE_PROPERTIES in m.features:
-            m.publish(channel, b"x", **{value: "text"}).result(PATIENCE)
-            assert stream.receive(PATIENCE).payload == b"x"
-        else:
+        for value in ("content_type", "content_encoding", "correlation_id", "reply_to"):
+            if Features.MESSAGE_PROPERTIES in m.features:
+                m.publish(channel, b"x", **{value: "text"}).result(PATIENCE)
+                assert stream.receive(PATIENCE).payload == b"x"
+                continue
             with pytest.raises(UnsupportedFeatureError) as refusal:
                 m.publish(channel, b"x", **{value: "text"})
             assert refusal.value.feature == Features.MESSAGE_PROPERTIES
@@ -227,6 +189,7 @@ def test_context_values_that_cannot_travel_are_refused(m: Messaging, channel: st
         nothing_more(m, channel, stream)
 
 
+@pytest.mark.envelope
 @feature(Features.EXTENSION_HEADERS)
 def test_headers_arrive(m: Messaging, channel: str) -> None:
     """MSG210: user headers, any text."""
@@ -245,37 +208,31 @@ def test_headers_arrive(m: Messaging, channel: str) -> None:
 UNPRINTABLE = ["a\nb", "a\rb", "a\0b", "\x01", "\t", "\x7f", "\x85", "\ufffe", "\ufdd0", "\ud800"]
 
 
-@feature(Features.EXTENSION_HEADERS)
-def test_headers_with_control_characters_are_refused(m: Messaging, channel: str) -> None:
-    """MSG210, and bad input: one rule for names and values on all adapters, nothing sent."""
+@pytest.mark.envelope
+@feature(Features.EXTENSION_HEADERS, Features.MESSAGE_PROPERTIES)
+def test_values_with_control_characters_are_refused(m: Messaging, channel: str) -> None:
+    """MSG210, and bad input: one rule for headers, content types and encodings on all adapters, nothing sent."""
     with m.subscribe(channel) as stream:
         for bad in UNPRINTABLE:
             for headers in ({bad: "value"}, {"name": bad}, {"fine": "fine", "name": bad}):
                 with pytest.raises(InvalidHeaderError, match=r"header .*U\+"):
                     m.publish(channel, b"x", headers=headers)
-        nothing_more(m, channel, stream)
-
-
-@feature(Features.MESSAGE_PROPERTIES)
-@pytest.mark.parametrize("name", ["content_type", "content_encoding"])
-def test_content_types_and_encodings_with_control_characters_are_refused(m: Messaging, channel: str, name: str) -> None:
-    """MSG210, and bad input: one rule on all adapters, nothing sent."""
-    with m.subscribe(channel) as stream:
-        for bad in UNPRINTABLE:
-            message = getattr(m.context_builder().channel(channel), name)(bad).content(b"x").build_message()
-            with pytest.raises(ArgumentError, match=name):
-                m.publisher.publish(message)
+            for name in ("content_type", "content_encoding"):
+                message = getattr(m.context_builder().channel(channel), name)(bad).content(b"x").build_message()
+                with pytest.raises(ArgumentError, match=name):
+                    m.publisher.publish(message)
         nothing_more(m, channel, stream)
 
 
 # --- limits
 
 
+@pytest.mark.envelope
 @feature(Features.MESSAGE_SIZE_LIMIT)
-def test_a_payload_over_the_limit_is_refused(backend: Backend) -> None:
-    """MSG205: the limit is announced; a larger payload is refused before it is sent."""
+def test_a_payload_over_the_limit_is_refused(backend: Backend, channel: str) -> None:
+    """MSG205: the limit is announced, with a setting and without; a larger payload is refused before it is sent."""
+    assert (backend.connect().runtime.get_runtime_dto().max_message_size or 0) >= 2**20
     m = backend.connect(max_message_size=1_000)
-    channel = backend.channel()
     assert m.runtime.get_runtime_dto().max_message_size == 1_000
     with m.subscribe(channel) as stream:
         with pytest.raises(PayloadTooLargeError) as refusal:
@@ -284,14 +241,6 @@ def test_a_payload_over_the_limit_is_refused(backend: Backend) -> None:
         publish(m, channel, [b"x" * 1_000])
         assert receive(stream, 1) == [b"x" * 1_000]
         nothing_more(m, channel, stream)
-
-
-@feature(Features.MESSAGE_SIZE_LIMIT)
-def test_there_is_a_limit_without_a_setting(backend: Backend) -> None:
-    """MSG205: announced means announced."""
-    limit = backend.connect().runtime.get_runtime_dto().max_message_size
-    assert limit is not None
-    assert limit >= 2**20
 
 
 # --- order and concurrency
@@ -309,23 +258,16 @@ def test_a_thousand_messages_arrive_in_order(backend: Backend, m: Messaging, cha
 def test_many_threads_publish_at_once(backend: Backend, m: Messaging, channel: str) -> None:
     """Nothing is lost or duplicated, and the messages of each thread keep their order."""
     threads, each = 8, 100
-    errors: list[MessagingError] = []
     go = threading.Barrier(threads)
 
     def work(number: int) -> None:
         go.wait(PATIENCE)
-        promises = [m.publish(channel, f"{number} {n}".encode(), **backend.reliable) for n in range(each)]
-        errors.extend(error for promise in promises if (error := promise.exception(PATIENCE)) is not None)
+        publish(m, channel, [f"{number} {n}".encode() for n in range(each)], **backend.reliable)
 
-    with m.subscribe(channel, **backend.reliable) as stream:
-        inbox = Inbox(stream)
-        workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
-        for worker in workers:
-            worker.start()
-        payloads = inbox.wait(threads * each)
-        for worker in workers:
-            worker.join(PATIENCE)
-    assert not errors
+    inbox = observed(m.subscribe(channel, **backend.reliable))
+    results(in_thread(work, number) for number in range(threads))
+    payloads = inbox.wait_payloads(threads * each)
+    assert len(payloads) == threads * each
     for number in range(threads):
         own = [payload for payload in payloads if payload.startswith(f"{number} ".encode())]
         assert own == [f"{number} {n}".encode() for n in range(each)]
@@ -345,17 +287,19 @@ def test_guaranteed_delivery_is_not_send_and_forget(m: Messaging, channel: str) 
 
 
 @wire
-@feature(Features.EXTENSION_GUARANTEED_DELIVERY)
-def test_guaranteed_delivery_is_confirmed_by_the_broker(backend: Backend) -> None:
-    """Scenario 27 [S]: the result is known only after the broker's answer."""
+@feature(Features.EXTENSION_TIMEOUT, Features.EXTENSION_GUARANTEED_DELIVERY)
+def test_guaranteed_delivery_is_confirmed_by_the_broker(backend: Backend, channel: str) -> None:
+    """Scenario 27 [S]: the result is known only after the broker's answer; if none comes in time, it is unknown."""
     link = backend.wire()
     m = link.connect()
-    channel = backend.channel()
     m.publish(channel, b"first", guaranteed_delivery=True).result(PATIENCE)
     with backend.connect().subscribe(channel) as stream:
         link.proxy.hold()
         promise = m.publish(channel, b"x", guaranteed_delivery=True)
         assert stream.receive(PATIENCE).payload == b"x"
+        late = m.publish(channel, b"late", guaranteed_delivery=True, timeout=0.3)
+        assert receive(stream, 1) == [b"late"]
+        assert isinstance(late.exception(PATIENCE), OutcomeUnknownError)
         # the broker has it, has passed it on, and has not been heard
         assert not promise.done()
         link.proxy.release()
@@ -377,42 +321,25 @@ def test_a_mandatory_message_that_nobody_gets_fails(m: Messaging, channel: str) 
 
 @wire
 @feature(Features.EXTENSION_QOS)
-def test_qos_0_is_send_and_forget(backend: Backend) -> None:
+def test_qos_0_is_send_and_forget(backend: Backend, channel: str) -> None:
     """MSG150: the promise resolves when the bytes are on their way, whatever the broker says."""
     link = backend.wire()
     m = link.connect()
-    channel = backend.channel()
     m.publish(channel, b"first", qos="0").result(PATIENCE)
     link.proxy.hold()
     m.publish(channel, b"x", qos="0").result(PATIENCE)
     link.proxy.release()
 
 
-@wire
-@feature(Features.EXTENSION_TIMEOUT, Features.EXTENSION_GUARANTEED_DELIVERY)
-def test_a_confirm_that_does_not_come_leaves_the_outcome_unknown(backend: Backend) -> None:
-    link = backend.wire()
-    m = link.connect()
-    channel = backend.channel()
-    m.publish(channel, b"first", guaranteed_delivery=True).result(PATIENCE)
-    with backend.connect().subscribe(channel) as stream:
-        link.proxy.hold()
-        promise = m.publish(channel, b"x", guaranteed_delivery=True, timeout=0.3)
-        assert stream.receive(PATIENCE).payload == b"x"
-        assert isinstance(promise.exception(PATIENCE), OutcomeUnknownError)
-        link.proxy.release()
-
-
 @feature(Features.EXTENSION_TIMEOUT)
-def test_the_timeout_of_a_publish_bounds_its_wait_for_a_connection(backend: Backend) -> None:
+def test_the_timeout_of_a_publish_bounds_its_wait_for_a_connection(backend: Backend, channel: str) -> None:
     """Scenario 23 [S]: bounded, and known not to have been sent."""
     m, link = backend.connect_severable(timeout=300.0)
-    channel = backend.channel()
     with backend.connect().subscribe(channel) as stream:
         link.down()
         start = time.monotonic()
         error = m.publish(channel, b"late", timeout=0.2).exception(PATIENCE)
-        assert 0.2 <= time.monotonic() - start < PATIENCE / 2
+        assert time.monotonic() - start >= 0.2
         assert isinstance(error, DeadlineError)
         assert not isinstance(error, OutcomeUnknownError)
         link.up()
@@ -422,31 +349,22 @@ def test_the_timeout_of_a_publish_bounds_its_wait_for_a_connection(backend: Back
 # --- asking for nothing
 
 
-@pytest.mark.parametrize(
-    ("key", "default"),
-    [
-        ("guaranteedOrdering", False),
-        ("guaranteedDelivery", False),
-        ("autoAcknowledge", False),
-        ("lastWill", False),
-        ("retain", False),
-        ("autocreate", True),
-    ],
-)
-def test_asking_for_the_default_needs_no_support(m: Messaging, channel: str, key: str, default: bool) -> None:
+def test_asking_for_the_default_needs_no_support(m: Messaging, channel: str) -> None:
     """Scenario 93 [S]: it is no request."""
+    defaults = dict.fromkeys(
+        ("guaranteedOrdering", "guaranteedDelivery", "autoAcknowledge", "lastWill", "retain"), False
+    ) | {"autocreate": True}
     with m.subscribe(channel) as stream:
-        message = m.context_builder().channel(channel).extension_entry(key, default).content(b"x").build_message()
-        assert isinstance(message, Message)
-        m.publisher.publish(message).result(PATIENCE)
-        assert receive(stream, 1) == [b"x"]
+        for key, default in defaults.items():
+            message = m.context_builder().channel(channel).extension_entry(key, default).content(b"x").build_message()
+            m.publisher.publish(message).result(PATIENCE)
+            assert receive(stream, 1) == [b"x"], key
 
 
 @feature(Features.EXTENSION_QOS)
-def test_what_nobody_confirms_is_sent_before_the_instance_is_closed(backend: Backend) -> None:
+def test_what_nobody_confirms_is_sent_before_the_instance_is_closed(backend: Backend, channel: str) -> None:
     """A promise without confirmation resolves when the bytes are out: closing right then must not call them back."""
     count = 8_000  # more than any buffer on the way takes, and no more than a busy broker takes in time
-    channel = backend.channel()
     with backend.connect().subscribe(channel, qos=0, buffer_size=2 * count) as stream:
         stream.ready.result(PATIENCE)
         m = backend.connect()

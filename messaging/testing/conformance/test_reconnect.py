@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -12,18 +13,17 @@ from messaging import (
     ClosedError,
     ConnectFailedError,
     Features,
+    InvalidUrlError,
     Messaging,
     OutcomeUnknownError,
     Promise,
 )
-from messaging.errors import MessagingError
-from messaging.testing.conformance.backends import Backend
+from messaging.adapter import TakesEndpoint
+from messaging.instance import find_adapter
+from messaging.testing.conformance.backends import Backend, Wire
 from messaging.testing.conformance.helpers import (
-    PATIENCE,
-    Inbox,
     ack_state,
     acknowledgement,
-    eventually,
     feature,
     manual,
     nothing_more,
@@ -36,26 +36,27 @@ from messaging.testing.conformance.helpers import (
     wire,
 )
 from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread, observed, results
 
 
-def test_streams_go_on_after_a_reconnect(backend: Backend) -> None:
+def test_streams_go_on_after_a_reconnect(backend: Backend, channel: str) -> None:
     """Scenario 36 [I]: in every face, without any call of the application, and no message arrives twice."""
     m, link = backend.connect_severable()
     publisher = backend.connect()
-    channel = backend.channel()
-    inbox = Inbox(m.subscribe(channel, **backend.reliable))
+    inbox = observed(m.subscribe(channel, **backend.reliable))
     with m.subscribe(channel, **backend.reliable) as stream:
         for number in range(3):
             payload = b"%d" % number
             publish(publisher, channel, [payload], **backend.reliable)
             assert receive(stream, 1) == [payload]
-            inbox.wait_for(payload)
+            inbox.wait_payload(payload)
             link.sever()
             online(m)
         nothing_more(publisher, channel, stream, **backend.reliable)
-        assert inbox.wait_for(b"sentinel") == [b"0", b"1", b"2", b"sentinel"]
+        assert inbox.wait_payload(b"sentinel") == [b"0", b"1", b"2", b"sentinel"]
     assert inbox.error is None
-    assert not inbox.completed
+    assert not inbox.is_completed
 
 
 def test_an_asynchronous_iterator_goes_on_after_a_reconnect(backend: Backend) -> None:
@@ -82,8 +83,7 @@ def test_many_subscriptions_are_renewed(backend: Backend) -> None:
     base = backend.channel("many")
     streams = [m.subscribe(f"{base}/{number}/+") for number in range(40)]
     closed = m.subscribe(f"{base}/closed")
-    for stream in [*streams, closed]:
-        stream.ready.result(PATIENCE)
+    results(stream.ready for stream in [*streams, closed])
     link.down()
     closed.close().result(PATIENCE)
     link.up()
@@ -95,9 +95,8 @@ def test_many_subscriptions_are_renewed(backend: Backend) -> None:
     assert subscription_to(m, f"{base}/closed") is None
 
 
-def test_subscribing_while_the_link_is_down_waits_for_it(backend: Backend) -> None:
+def test_subscribing_while_the_link_is_down_waits_for_it(backend: Backend, channel: str) -> None:
     m, link = backend.connect_severable()
-    channel = backend.channel()
     link.down()
     stream = m.subscribe(channel)
     assert not stream.ready.done()
@@ -110,45 +109,31 @@ def test_subscribing_while_the_link_is_down_waits_for_it(backend: Backend) -> No
 def test_subscribing_and_closing_while_the_link_breaks(backend: Backend) -> None:
     """Whatever the connection interrupted: open subscriptions work in the end, and no other is left."""
     m, link = backend.connect_severable()
-    channels = [backend.channel(str(number)) for number in range(4)]
-    failures: list[BaseException] = []
     calm = threading.Event()
-    rounds: list[str] = []
+    rounds: Recorder[str] = Recorder()
 
     def work(channel: str) -> None:
-        try:
-            while not calm.is_set():
-                with m.subscribe(channel):
-                    rounds.append(channel)
-            online(m)
-            with m.subscribe(channel, **backend.reliable) as stream:
-                publish(m, channel, [b"1", b"2"], **backend.reliable)
-                assert receive(stream, 2) == [b"1", b"2"]
-        except BaseException as error:  # noqa: BLE001  # shown by the test's thread
-            failures.append(error)
+        while not calm.is_set():
+            with m.subscribe(channel):
+                rounds.append(channel)
+        online(m)
+        with m.subscribe(channel, **backend.reliable) as stream:
+            publish(m, channel, [b"1", b"2"], **backend.reliable)
+            assert receive(stream, 2) == [b"1", b"2"]
 
-    def see_rounds(more: int) -> None:
-        enough = len(rounds) + more
-        eventually(lambda: len(rounds) >= enough, f"{more} more subscriptions")
-
-    threads = [threading.Thread(target=work, args=(channel,)) for channel in channels]
-    for thread in threads:
-        thread.start()
+    working = [in_thread(work, backend.channel(str(number))) for number in range(4)]
     for more in (0, 1, 3, 7, 15, 31):
         eventually(lambda: state(m) == "connected", "reconnected")
-        see_rounds(more)
+        rounds.wait_for(len(rounds) + more)
         link.sever()
     calm.set()
-    for thread in threads:
-        thread.join(3 * PATIENCE)
-    assert not failures
+    results(working, 3 * PATIENCE)
     eventually(lambda: not m.runtime.get_runtime_dto().subscriptions, "all gone")
 
 
-def test_publishes_wait_for_the_link_in_their_order(backend: Backend) -> None:
+def test_publishes_wait_for_the_link_in_their_order(backend: Backend, channel: str) -> None:
     """Scenario 23 [S]: queued, not lost."""
     m, link = backend.connect_severable()
-    channel = backend.channel()
     payloads = [b"%d" % number for number in range(100)]
     with backend.connect().subscribe(channel, **backend.reliable) as stream:
         link.down()
@@ -156,36 +141,30 @@ def test_publishes_wait_for_the_link_in_their_order(backend: Backend) -> None:
         assert not any(promise.done() for promise in promises)
         assert m.runtime.get_runtime_dto().publisher.pending == len(payloads)
         link.up()
-        for promise in promises:
-            promise.result(PATIENCE)
+        results(promises)
         assert receive(stream, len(payloads)) == payloads
 
 
 @feature(Features.EXTENSION_GUARANTEED_DELIVERY)
-def test_nothing_guaranteed_is_lost_when_the_link_breaks_under_load(backend: Backend) -> None:
+def test_nothing_guaranteed_is_lost_when_the_link_breaks_under_load(backend: Backend, channel: str) -> None:
     """Every promise resolves, everything arrives at least once; a repetition keeps its message id."""
     m, link = backend.connect_severable(timeout=2 * PATIENCE)
-    channel = backend.channel()
     payloads = [b"%d" % number for number in range(600)]
     with backend.connect().subscribe(channel, guaranteed_delivery=True) as stream:
-        inbox = Inbox(stream)
-        promises: list[Promise[None]] = []
+        inbox = observed(stream)
 
-        def work() -> None:
-            promises.extend(m.publish(channel, payload, guaranteed_delivery=True) for payload in payloads)
+        def work() -> list[Promise[None]]:
+            return [m.publish(channel, payload, guaranteed_delivery=True) for payload in payloads]
 
-        worker = threading.Thread(target=work)
-        worker.start()
+        working = in_thread(work)
         for count in (50, 200, 400):
-            eventually(lambda count=count: len(inbox.messages) >= count, f"{count} arrived")
+            inbox.wait_for(count)
             link.sever()
             online(m)
-        worker.join(PATIENCE)
-        for promise in promises:
-            promise.result(2 * PATIENCE)
+        results(working.result(PATIENCE), 2 * PATIENCE)
         eventually(lambda: set(inbox.payloads) == set(payloads), "everything arrived")
     ids: dict[bytes, set[object]] = {}
-    for message in inbox.messages:
+    for message in inbox:
         ids.setdefault(message.payload, set()).add(message.context.extensions.get("messageId"))
     assert all(len(known) == 1 for known in ids.values())
 
@@ -221,7 +200,7 @@ def test_guaranteed_delivery_outlives_the_broker(backend: Backend, m: Messaging)
 
 
 @feature(Features.ACKNOWLEDGE)
-@pytest.mark.parametrize("manually", [True, False])
+@table("manually", [True, False])
 def test_a_verdict_on_a_message_of_a_lost_connection_is_refused(backend: Backend, manually: bool) -> None:
     """Scenario 88 [I]: it returns ``False``, and must not end the new connection or settle something else there."""
     m, link = backend.connect_severable()
@@ -276,10 +255,9 @@ def test_what_was_not_settled_when_the_link_broke_is_delivered_again(backend: Ba
 # --- what the runtime tells
 
 
-def test_the_runtime_tells_of_the_loss(backend: Backend) -> None:
+def test_the_runtime_tells_of_the_loss(backend: Backend, channel: str) -> None:
     """Scenario 99 [S]: ``connected`` is false while the link is down, and true again after."""
     m, link = backend.connect_severable()
-    channel = backend.channel()
     with m.subscribe(channel):
         before = subscription_to(m, channel)
         link.down()
@@ -303,7 +281,7 @@ def test_closing_settles_what_is_pending(backend: Backend) -> None:
     """Every wait ends, whatever the connection does."""
     m, link = backend.connect_severable()
     stream = m.subscribe(backend.channel())
-    inbox = Inbox(stream)
+    inbox = observed(stream)
     link.down()
     promises = [m.publish(backend.channel(), b"x", **backend.reliable) for _ in range(20)]
     m.close(timeout=0.1)
@@ -315,10 +293,9 @@ def test_closing_settles_what_is_pending(backend: Backend) -> None:
 
 @wire
 @feature(Features.EXTENSION_GUARANTEED_DELIVERY)
-def test_closing_with_confirms_outstanding_leaves_their_outcome_unknown(backend: Backend) -> None:
+def test_closing_with_confirms_outstanding_leaves_their_outcome_unknown(backend: Backend, channel: str) -> None:
     link = backend.wire()
     m = link.connect()
-    channel = backend.channel()
     m.publish(channel, b"first", guaranteed_delivery=True).result(PATIENCE)
     with backend.connect().subscribe(channel) as stream:
         link.proxy.hold()
@@ -341,55 +318,37 @@ def test_closing_sends_what_was_accepted(backend: Backend, m: Messaging, channel
 
 
 @wire
-def test_a_broker_that_is_not_there(backend: Backend) -> None:
+def test_a_broker_that_is_not_there_or_silent(backend: Backend) -> None:
     link = backend.wire()
+    link.proxy.hold()
+    with pytest.raises(ConnectFailedError):
+        link.connect(connect_timeout=0.3)
+    link.proxy.release()
     link.proxy.refuse()
     with pytest.raises(ConnectFailedError):
         link.connect(connect_timeout=5.0)
     # with retry_connect the same is no error, only a matter of time
-    made: list[object] = []
-    errors: list[MessagingError] = []
-
-    def connect() -> None:
-        try:
-            made.append(link.connect(retry_connect=True))
-        except MessagingError as error:
-            errors.append(error)
-
-    waiting = threading.Thread(target=connect)
-    waiting.start()
+    waiting = in_thread(lambda: link.connect(retry_connect=True))
     link.proxy.accept()
-    waiting.join(PATIENCE)
-    assert not errors
-    assert made
+    assert state(waiting.result(PATIENCE)) == "connected"
 
 
 @wire
-def test_an_instance_that_starts_offline_is_there_at_once(backend: Backend) -> None:
+def test_an_instance_that_starts_offline_is_there_at_once(backend: Backend, channel: str) -> None:
     link = backend.wire()
     link.proxy.refuse()
     m = link.connect(start_offline=True, reconnect_max=0.1, connect_timeout=PATIENCE)
     assert m.starts_offline
     assert not m.ready.done()
-    channel = backend.channel()
     promise = m.publish(channel, b"early", **backend.reliable)  # waits in the outbox
     stream = m.subscribe(channel, **backend.reliable)
     link.proxy.accept()
     promise.result(PATIENCE)
     stream.ready.result(PATIENCE)
     m.publish(channel, b"later", **backend.reliable).result(PATIENCE)
-    received: list[bytes] = []
-    while b"later" not in received:
-        received.append(stream.receive(PATIENCE).payload)
+    while stream.receive(PATIENCE).payload != b"later":
+        pass
     m.close()
-
-
-@wire
-def test_a_broker_that_is_silent(backend: Backend) -> None:
-    link = backend.wire()
-    link.proxy.hold()
-    with pytest.raises(ConnectFailedError):
-        link.connect(connect_timeout=0.3)
 
 
 def test_the_proxy_is_transparent() -> None:
@@ -420,3 +379,42 @@ def test_the_proxy_is_transparent() -> None:
                 client.close()
                 assert accepted.recv(100) == b"bye"
                 assert accepted.recv(100) == b""
+
+
+# --- several hosts in one URL: the next one is connected to when one is lost, or the URL is refused
+
+
+def _address(link: Wire) -> str:
+    return f"{link.proxy.host}:{link.proxy.port}"
+
+
+def _host(m: Messaging) -> str | None:
+    return m.runtime.get_runtime_dto().connection.host
+
+
+@wire
+def test_the_next_host_is_connected_to_and_streams_go_on(backend: Backend, channel: str) -> None:
+    """Both hosts lead to the same broker. An adapter that is told no host must not connect to the first for ever."""
+    first, second = backend.wire(), backend.wire()
+    parts = urlsplit(first.url)
+    url = parts._replace(netloc=f"{parts.netloc},{_address(second)}").geturl()
+    if not issubclass(find_adapter(parts.scheme), TakesEndpoint):
+        with pytest.raises(InvalidUrlError, match="2 hosts"):
+            backend.connect(url)
+        return
+    m = backend.connect(url, reconnect_min=0.02, reconnect_max=0.1)
+    publisher = backend.connect()
+    assert _host(m) == _address(first)
+    with m.subscribe(channel, **backend.reliable) as stream:
+        for here, there in ((first, second), (second, first)):
+            publish(publisher, channel, [b"here"], **backend.reliable)
+            assert receive(stream, 1) == [b"here"]
+            here.cut()
+            eventually(lambda there=there: _host(m) == _address(there), "connected to the other host")  # type: ignore[misc]
+            online(m)
+            publish(m, channel, [b"there"], **backend.reliable)
+            assert receive(stream, 1) == [b"there"]
+            here.up()
+        nothing_more(publisher, channel, stream, **backend.reliable)
+    first.cut()  # a host that is down is left out by the first connection
+    assert _host(backend.connect(url)) == _address(second)

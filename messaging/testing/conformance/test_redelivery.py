@@ -7,19 +7,20 @@ from typing import Any
 
 import pytest
 
-from messaging import DeadlineError, Features, InvalidExtensionError, Message, Messaging
+from messaging import ArgumentError, DeadlineError, Features, InvalidExtensionError, Message, Messaging
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.conformance.helpers import (
-    PATIENCE,
-    Inbox,
+    Failing,
     acknowledgement,
-    eventually,
     feature,
     manual,
     nothing_more,
     publish,
     receive,
+    retried,
 )
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually, observed
 
 
 def reject(message: Message) -> None:
@@ -46,9 +47,13 @@ def test_a_rejected_message_is_delivered_again(backend: Backend, m: Messaging, c
         eventually(lambda: stream.counters.rejected == 3, "counted")
 
 
+@pytest.mark.envelope
 @feature(Features.ACKNOWLEDGE)
-@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.feature(Features.EXTENSION_QUEUE))])
-def test_a_redelivered_message_is_the_same_message(backend: Backend, m: Messaging, channel: str, shared: bool) -> None:
+@table("shared", [False, True])
+def test_a_redelivered_message_is_the_same_message(backend: Backend, m: Messaging, shared: bool) -> None:
+    if shared and Features.EXTENSION_QUEUE not in m.features:
+        return
+    channel = backend.channel()
     queue = {"queue": backend.queue()} if shared else {}
     with m.subscription.subscribe(manual(m, channel, **queue)) as stream:
         publish(m, channel, [b"1"], **backend.full_context(m))
@@ -65,9 +70,7 @@ def test_a_redelivered_message_is_the_same_message(backend: Backend, m: Messagin
 
 
 @feature(Features.EXTENSION_GUARANTEED_ORDERING, Features.ACKNOWLEDGE)
-def test_with_guaranteed_ordering_a_rejected_message_comes_before_its_successors(
-    backend: Backend, m: Messaging, channel: str
-) -> None:
+def test_with_guaranteed_ordering_nothing_overtakes_a_redelivery(backend: Backend, m: Messaging, channel: str) -> None:
     """Scenario 26 [S], at the subscriber: nothing overtakes a redelivery."""
     payloads = [b"1", b"2", b"3", b"4", b"5"]
     context = manual(m, channel, guaranteedOrdering=True)
@@ -85,21 +88,16 @@ def test_with_guaranteed_ordering_a_rejected_message_comes_before_its_successors
 # --- maxDeliveries and dead letters
 
 
-@feature(Features.EXTENSION_MAX_DELIVERIES, Features.ACKNOWLEDGE)
-def test_a_message_is_delivered_no_more_often_than_allowed(backend: Backend, m: Messaging, channel: str) -> None:
-    """Without a dead-letter channel it is discarded then."""
+@pytest.mark.envelope
+@feature(Features.EXTENSION_DEAD_LETTER_CHANNEL, Features.EXTENSION_MAX_DELIVERIES, Features.ACKNOWLEDGE)
+def test_after_max_deliveries_a_message_is_a_dead_letter(backend: Backend, m: Messaging) -> None:
+    """Without a dead-letter channel it is discarded."""
+    channel, dead = backend.channel(), backend.channel("dead")
     with m.subscription.subscribe(manual(m, channel, maxDeliveries=3)) as stream:
         publish(m, channel, [b"1"], **backend.reliable)
         for _ in range(3):
-            message = stream.receive(PATIENCE)
-            assert message.payload == b"1"
-            reject(message)
+            reject(stream.receive(PATIENCE))
         nothing_more(m, channel, stream, **backend.reliable)
-
-
-@feature(Features.EXTENSION_DEAD_LETTER_CHANNEL, Features.EXTENSION_MAX_DELIVERIES, Features.ACKNOWLEDGE)
-def test_after_max_deliveries_a_message_is_a_dead_letter(backend: Backend, m: Messaging) -> None:
-    channel, dead = backend.channel(), backend.channel("dead")
     context = manual(m, channel, maxDeliveries=2, deadLetterChannel=dead)
     with m.subscribe(dead, **backend.reliable) as letters, m.subscription.subscribe(context) as stream:
         publish(m, channel, [b"\xff1"], **backend.reliable)
@@ -118,9 +116,12 @@ def test_after_max_deliveries_a_message_is_a_dead_letter(backend: Backend, m: Me
         eventually(lambda: stream.counters.dead_lettered == 1, "counted")
 
 
+@pytest.mark.envelope
 @feature(Features.EXTENSION_DEAD_LETTER_CHANNEL, Features.ACKNOWLEDGE)
 def test_a_rejected_message_goes_to_the_dead_letter_channel(backend: Backend, m: Messaging) -> None:
     """With no number of deliveries given, the first reject is enough. What the message carried, the letter carries."""
+    with pytest.raises(InvalidExtensionError):
+        m.subscribe(backend.channel(), dead_letter_channel="a/+")
     channel, dead = backend.channel(), backend.channel("dead")
     more: dict[str, Any] = {}
     if Features.MESSAGE_PROPERTIES in m.features:
@@ -141,12 +142,6 @@ def test_a_rejected_message_goes_to_the_dead_letter_channel(backend: Backend, m:
             assert headers["x-dead-letter-reason"] == "rejected"
             assert headers["x-dead-letter-channel"] == channel
         nothing_more(m, channel, stream, **backend.reliable)
-
-
-@feature(Features.EXTENSION_DEAD_LETTER_CHANNEL)
-def test_a_dead_letter_channel_is_a_channel(backend: Backend) -> None:
-    with pytest.raises(InvalidExtensionError):
-        backend.connect().subscribe(backend.channel(), dead_letter_channel="a/+")
 
 
 # --- never settled
@@ -178,7 +173,7 @@ def test_what_an_observer_failed_on_goes_to_another(backend: Backend) -> None:
     def fail(_: Message) -> None:
         raise ZeroDivisionError
 
-    failing = Inbox(m.subscribe(channel, queue=queue, **backend.reliable), fail)
+    failing = observed(m.subscribe(channel, queue=queue, **backend.reliable), fail)
     publish(m, channel, [b"1"], **backend.reliable)
     failing.wait_error()
     with other.subscribe(channel, queue=queue, **backend.reliable) as stream:
@@ -195,16 +190,16 @@ def test_a_rejected_message_can_go_to_another_process(backend: Backend) -> None:
         m.subscription.subscribe(manual(m, channel, queue=queue, prefetch=1)) as stubborn,
         other.subscription.subscribe(manual(other, channel, queue=queue, prefetch=1)) as willing,
     ):
-        taken = Inbox(willing, accept)
+        taken = observed(willing, accept)
         publish(m, channel, [b"1"], **backend.reliable)
 
         def reject_whatever_comes() -> bool:
             with contextlib.suppress(DeadlineError):
                 reject(stubborn.receive(0.05))
-            return bool(taken.messages)
+            return bool(taken)
 
         eventually(reject_whatever_comes, "the other consumer gets it")
-        assert taken.wait(1) == [b"1"]
+        assert taken.wait_payloads(1) == [b"1"]
 
 
 # --- credit
@@ -239,10 +234,133 @@ def test_what_one_consumer_may_not_prefetch_another_gets(backend: Backend) -> No
         m.subscription.subscribe(manual(m, channel, queue=queue, prefetch=1)) as slow,
         other.subscription.subscribe(manual(other, channel, queue=queue)) as quick,
     ):
-        taken = Inbox(quick, accept)
+        taken = observed(quick, accept)
         publish(m, channel, [b"%d" % number for number in range(10)], **backend.reliable)
         held = slow.receive(PATIENCE)
-        assert len(taken.wait(9)) == 9
+        assert len(taken.wait_payloads(9)) == 9
         assert slow.counters.received == 1
         assert sorted([held.payload, *taken.payloads]) == [b"%d" % number for number in range(10)]
         accept(held)
+
+
+# --- what becomes of unsettled messages when their stream ends: requeued, dead-lettered, or counted as dropped
+
+
+def reason(letter: Message, m: Messaging) -> str | None:
+    if Features.EXTENSION_HEADERS not in m.features:
+        return None
+    headers: dict[str, str] = letter.context.extensions["headers"]
+    return headers["x-dead-letter-reason"]
+
+
+# --- no other consumer receives them
+
+
+@feature(Features.ACKNOWLEDGE, Features.EXTENSION_MAX_DELIVERIES, Features.EXTENSION_DEAD_LETTER_CHANNEL)
+def test_the_message_of_an_observer_that_raises_is_dead_lettered_without_a_queue(
+    backend: Backend, m: Messaging
+) -> None:
+    channel, dead = backend.channel(), backend.channel("dead")
+    with m.subscribe(dead, **backend.reliable) as letters:
+        failing = Failing(b"1")
+        stream = m.subscribe(channel, max_deliveries=3, dead_letter_channel=dead)
+        stream.subscribe(failing)
+        publish(m, channel, [b"1"], **backend.reliable)
+        letter = letters.receive(PATIENCE)
+        assert letter.payload == b"1"
+        assert reason(letter, m) in ("rejected", None)
+        failing.wait_ended()
+        eventually(lambda: stream.counters.dead_lettered == 1, "counted")
+        assert stream.counters.dropped == 0
+
+
+@feature(Features.ACKNOWLEDGE)
+def test_a_message_that_is_lost_with_its_stream_is_counted_and_logged(
+    backend: Backend, m: Messaging, channel: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = m.subscribe(channel, **backend.reliable)
+    stream.subscribe(Failing(b"1"))
+    publish(m, channel, [b"1"], **backend.reliable)
+    eventually(lambda: stream.counters.dropped == 1, "counted")
+    assert stream.counters.rejected == 1
+    eventually(lambda: any("is lost" in record.getMessage() for record in caplog.records), "logged")
+
+
+@feature(Features.ACKNOWLEDGE, Features.EXTENSION_DEAD_LETTER_CHANNEL)
+def test_messages_in_the_buffer_of_a_stream_that_closes_are_dead_lettered_or_dropped(backend: Backend) -> None:
+    """Without a dead-letter channel they are counted as dropped."""
+    m, other = backend.connect(), backend.connect()
+    channel, dead = backend.channel(), backend.channel("dead")
+    with other.subscribe(dead, **backend.reliable) as letters:
+        for options in (backend.reliable, {"dead_letter_channel": dead}):
+            with m.subscribe(channel, **options) as stream:
+                publish(other, channel, [b"1", b"2", b"3"], **backend.reliable)
+                assert receive(stream, 1) == [b"1"]
+                eventually(lambda stream=stream: stream.counters.received == 3, "all there")  # type: ignore[misc]
+            assert stream.counters.acknowledged == 1
+            assert stream.counters.dropped == (0 if "dead_letter_channel" in options else 2)
+        found = [letters.receive(PATIENCE) for _ in range(2)]
+        assert [letter.payload for letter in found] == [b"2", b"3"]
+        assert {reason(letter, m) for letter in found} <= {"closed", None}
+
+
+# --- another consumer does
+
+
+@feature(Features.ACKNOWLEDGE, Features.EXTENSION_QUEUE, Features.BROKER_REDELIVERY)
+def test_the_message_of_an_observer_that_raises_is_requeued(backend: Backend) -> None:
+    m, other = backend.connect(), backend.connect()
+    channel, queue = backend.channel(), backend.queue()
+    failing = Failing(b"1")
+    stream = m.subscribe(channel, queue=queue, dead_letter_channel=backend.channel("dead"), max_deliveries=3)
+    stream.subscribe(failing)
+    publish(m, channel, [b"1", b"2"], **backend.reliable)
+    failing.wait_ended()
+    with other.subscribe(channel, queue=queue, **backend.reliable) as rest:
+        assert sorted(receive(rest, 2)) == [b"1", b"2"]
+    assert stream.counters.dropped == 0
+    assert stream.counters.dead_lettered == 0
+
+
+@feature(Features.ACKNOWLEDGE, Features.EXTENSION_QUEUE)
+def test_retry_gets_the_message_of_a_queue_again(backend: Backend, m: Messaging, channel: str) -> None:
+    seen = retried(m.subscribe(channel, queue=backend.queue(), **backend.reliable), [b"2"])
+    publish(m, channel, [b"1", b"2", b"3"], **backend.reliable)
+    assert sorted(seen.wait_for(4)) == [b"1", b"2", b"2", b"3"]
+
+
+@feature(Features.ACKNOWLEDGE, Features.EXTENSION_MAX_DELIVERIES, Features.EXTENSION_DEAD_LETTER_CHANNEL)
+@pytest.mark.feature(Features.EXTENSION_QUEUE)
+def test_deliveries_are_counted_on_when_an_observer_is_retried(backend: Backend, m: Messaging) -> None:
+    channel, dead = backend.channel(), backend.channel("dead")
+    with m.subscribe(dead, **backend.reliable) as letters:
+        stream = m.subscribe(channel, queue=backend.queue(), max_deliveries=3, dead_letter_channel=dead)
+        seen = retried(stream, [b"1"] * 5)
+        publish(m, channel, [b"1"], **backend.reliable)
+        letter = letters.receive(PATIENCE)
+        assert seen == [b"1"] * 3
+        assert reason(letter, m) in ("maxDeliveries", None)
+
+
+# --- kept subscriptions
+
+
+@feature(Features.ACKNOWLEDGE, Features.EXTENSION_QUEUE, Features.QUEUE_RETENTION)
+def test_a_kept_subscription_stays_when_its_stream_is_closed(backend: Backend, channel: str) -> None:
+    queue = backend.queue()
+    other = backend.connect()
+    with backend.connect() as m, m.subscribe(channel, keep_subscription=True, queue=queue) as stream:
+        publish(other, channel, [b"1"], **backend.reliable)
+        assert stream.receive(PATIENCE).payload == b"1"
+    publish(other, channel, [b"2", b"3"], **backend.reliable)
+    with backend.connect() as m, m.subscribe(channel, keep_subscription=True, queue=queue) as stream:
+        assert receive(stream, 2) == [b"2", b"3"]
+
+
+def test_keep_subscription_is_refused_where_the_broker_keeps_nothing(backend: Backend, m: Messaging) -> None:
+    with pytest.raises(ArgumentError, match="keep_subscription"):
+        m.subscribe(backend.channel(), keep_subscription=True)
+    with pytest.raises(ArgumentError, match="keep_subscription"):
+        m.on(backend.channel(), print, keep_subscription=True)
+    with pytest.raises(ArgumentError, match="keep_subscription"):
+        m.subscribe(backend.channel(), keep_subscription="yes")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +29,11 @@ from messaging import (
 )
 from messaging.runtime import RequestsDTO
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import PATIENCE, Inbox, eventually, feature, nothing_more
+from messaging.testing.conformance.helpers import feature, nothing_more
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread, observed, results
+
+pytestmark = [pytest.mark.envelope]
 
 reply_to = feature(Features.REPLY_TO)
 many = feature(Features.REPLY_TO_MANY_PUBLISH)
@@ -76,9 +79,7 @@ def test_the_reply_with_the_correlation_id_resolves_the_promise(backend: Backend
 
 
 @feature(Features.GENERATE_CORRELATION_ID, Features.GENERATE_REPLY_CHANNEL)
-def test_a_missing_correlation_id_and_reply_channel_are_generated(
-    m: Messaging, responder: Messaging, channel: str
-) -> None:
+def test_missing_correlation_ids_and_reply_channels_are_made(m: Messaging, responder: Messaging, channel: str) -> None:
     """Scenario 39 [S]: unique, and visible to the responder."""
     with responder.subscribe(channel, qos=1) as requests:
         promises = [m.request(channel, b"%d" % number) for number in range(3)]
@@ -89,11 +90,11 @@ def test_a_missing_correlation_id_and_reply_channel_are_generated(
         assert all(request.context.reply_to_channel for request in received)
         for request in reversed(received):
             answer(responder, request, b"to " + request.payload)
-        assert [promise.result(PATIENCE).payload for promise in promises] == [b"to 0", b"to 1", b"to 2"]
+        assert [reply.payload for reply in results(promises)] == [b"to 0", b"to 1", b"to 2"]
 
 
 @reply_to
-def test_a_missing_id_or_channel_that_is_not_generated_is_named_in_the_error(backend: Backend) -> None:
+def test_a_missing_id_or_channel_that_is_not_generated_is_named_in_the_error(backend: Backend, channel: str) -> None:
     """Scenario 40 [S]."""
     m = backend.connect(generate_correlation_id=False, generate_reply_channel=False)
     assert Features.REPLY_TO in m.features
@@ -102,7 +103,6 @@ def test_a_missing_id_or_channel_that_is_not_generated_is_named_in_the_error(bac
         Features.GENERATE_REPLY_CHANNEL,
         "generateReplyToChannel",
     }
-    channel = backend.channel()
     with pytest.raises(ArgumentError, match="correlation id"):
         m.request(channel, b"x", reply_to=backend.channel())
     with pytest.raises(ArgumentError, match="reply channel"):
@@ -122,26 +122,9 @@ def test_without_the_feature_a_request_is_refused(backend: Backend, m: Messaging
 
 
 @reply_to
-def test_a_context_beside_the_request_replaces_that_of_the_message(backend: Backend) -> None:
-    """Scenario 45 [S]: channel, reply channel and correlation id; what it leaves unset is unset, as for publish."""
-    m, responder = backend.connect(), backend.connect()
-    a, b, replies = backend.channel("a"), backend.channel("b"), backend.channel("replies")
-    builder = m.context_builder
-    message = builder().channel(a).correlation_id("1").reply_to(a).content_type("x/y").content(b"?").build_message()
-    context = builder().channel(b).correlation_id("2").reply_to(replies).build_context()
-    with responder.subscribe(b, qos=1) as requests:
-        promise = m.reply_to.publish_with_reply(message, context)
-        request = requests.receive(PATIENCE)
-        answer(responder, request, b"!")
-        promise.result(PATIENCE)
-    context = request.context
-    assert (context.correlation_id, context.reply_to_channel, context.content_type) == ("2", replies, None)
-
-
-@reply_to
-@pytest.mark.parametrize("call", ["publish", "publish_with_reply", "publish_with_reply_many"])
+@table("call", ["publish", "publish_with_reply", "publish_with_reply_many"])
 def test_a_context_beside_the_message_replaces_all_but_its_channel(backend: Backend, call: str) -> None:
-    """RFC 5.5: the context overrides all of the message's; only a channel that it leaves unset stays the message's."""
+    """Scenario 45 [S], RFC 5.5: the context overrides all of the message's, but for a channel that it leaves unset."""
     m, responder = backend.connect(), backend.connect()
     channel, replies = backend.channel(), backend.channel("replies")
     message = m.context_builder().channel(channel).content_type("x/y").reply_to(channel).content(b"?").build_message()
@@ -157,15 +140,14 @@ def test_a_context_beside_the_message_replaces_all_but_its_channel(backend: Back
         context = requests.receive(PATIENCE).context
         assert (context.channel, context.correlation_id, context.reply_to_channel) == (channel, "2", replies)
         assert (context.content_type, context.content_encoding) == (None, "identity")
-        if not isinstance(found, MessageStream):
-            cancel = getattr(found, "cancel", found.exception)
-            cancel()
-        else:
+        if isinstance(found, MessageStream):
             found.close()
+        else:
+            getattr(found, "cancel", found.exception)()
 
 
 @reply_to
-@pytest.mark.parametrize("channel_is", ["given", "generated"])
+@table("channel_is", ["given", "generated"])
 def test_a_correlation_id_that_waits_already_is_refused_by_the_call(backend: Backend, channel_is: str) -> None:
     """Scenario 44 [B]: the call raises, nothing is sent, and the id is free again once the first request has ended."""
     m, responder = backend.connect(), backend.connect()
@@ -208,7 +190,7 @@ def test_a_correlation_id_that_waits_already_is_refused_by_a_request_with_many_r
 
 
 @many
-@pytest.mark.parametrize("says_many", [True, False])
+@table("says_many", [True, False])
 def test_a_requester_of_another_program_gets_all_replies_if_it_says_so(backend: Backend, says_many: bool) -> None:
     """With the user header ``rx-reply: many``; otherwise the first one, without any header."""
     m, responder = backend.connect(), backend.connect()
@@ -294,10 +276,8 @@ def test_a_late_reply_to_a_given_channel_does_not_disturb_the_next_request(backe
 
 @feature(Features.REPLY_TO, Features.EXTENSION_MANDATORY)
 def test_an_unroutable_request_fails_at_once(backend: Backend, m: Messaging) -> None:
-    start = time.monotonic()
     with pytest.raises(UnroutableError):
-        m.request(backend.channel(), b"?", qos=1, timeout=PATIENCE).result()
-    assert time.monotonic() - start < PATIENCE / 2
+        m.request(backend.channel(), b"?", qos=1, timeout=10 * PATIENCE).result(PATIENCE)
     assert counters(m).pending == 0
 
 
@@ -320,55 +300,35 @@ def test_a_request_can_be_cancelled(m: Messaging, responder: Messaging, channel:
 
 
 @feature(Features.REPLY_TO)
-def test_a_request_fails_with_its_connection(backend: Backend) -> None:
+def test_a_request_fails_with_its_connection(backend: Backend, channel: str) -> None:
     """Scenario 46 [B]: no session, no reply; and the next request works."""
     m, link = backend.connect_severable()
     responder = backend.connect()
-    channel = backend.channel()
     with responder.subscribe(channel, qos=1) as requests:
-        promise = m.request(channel, b"1", qos=1)
+        promise = m.request(channel, b"1", qos=1, timeout=10 * PATIENCE)
         requests.receive(PATIENCE)
-        start = time.monotonic()
         link.down()
         with pytest.raises(ConnectionLostError):
             promise.result(PATIENCE)
-        assert time.monotonic() - start < PATIENCE / 2
         waiting = m.request(channel, b"2", qos=1)
+        with pytest.raises(DeadlineError) as caught:  # one that was not sent says so
+            m.request(channel, b"?", timeout=0.3).result(PATIENCE)
+        assert not isinstance(caught.value, OutcomeUnknownError)
         link.up()
         answer(responder, requests.receive(PATIENCE), b"!")
         assert waiting.result(PATIENCE).payload == b"!"
 
 
 @reply_to
-def test_a_request_that_was_not_sent_says_so(backend: Backend) -> None:
-    m, link = backend.connect_severable()
-    link.down()
-    with pytest.raises(DeadlineError) as caught:
-        m.request(backend.channel(), b"?", timeout=0.3).result(PATIENCE)
-    assert not isinstance(caught.value, OutcomeUnknownError)
-    link.up()
-
-
-@reply_to
-def test_pending_requests_are_bounded(backend: Backend) -> None:
+def test_pending_requests_are_bounded_and_settled_by_close(backend: Backend, channel: str) -> None:
     m, responder = backend.connect(max_pending_requests=3), backend.connect()
-    channel = backend.channel()
     with responder.subscribe(channel, qos=1) as requests:
         promises = [m.request(channel, b"x") for _ in range(3)]
         with pytest.raises(TooManyRequestsError, match="max_pending_requests"):
             m.request(channel, b"x")
         for _ in promises:
             answer(responder, requests.receive(PATIENCE), b"!")
-        for promise in promises:
-            promise.result(PATIENCE)
-        promise = m.request(channel, b"x")
-        answer(responder, requests.receive(PATIENCE), b"!")
-        promise.result(PATIENCE)
-
-
-@reply_to
-def test_closing_settles_what_is_pending(m: Messaging, responder: Messaging, channel: str) -> None:
-    with responder.subscribe(channel, qos=1) as requests:
+        results(promises)
         promises = [m.request(channel, b"x") for _ in range(3)]
         requests.receive(PATIENCE)
         m.close()
@@ -381,18 +341,12 @@ def test_a_thousand_requests_at_once_each_get_their_own_reply(m: Messaging, resp
     """Scenario 47 [I]: from several threads, with one reply subscription."""
     responder.reply(channel, lambda request: request * 2)
     before = len(m.runtime.get_runtime_dto().subscriptions)
-    wrong: list[Any] = []
 
-    def ask(numbers: range) -> None:
-        promises = [(number, m.request(channel, str(number), int)) for number in numbers]
-        wrong.extend(number for number, promise in promises if promise.result(PATIENCE) != int(str(number) * 2))
+    def ask(numbers: range) -> bool:
+        replies = results(m.request(channel, str(number), int) for number in numbers)
+        return replies == [int(str(number) * 2) for number in numbers]
 
-    threads = [threading.Thread(target=ask, args=(range(start, 1000, 4),)) for start in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    assert all(results(in_thread(ask, range(start, 1000, 4)) for start in range(4)))
     assert len(m.runtime.get_runtime_dto().subscriptions) == before
     assert counters(m).answered == 1000
     assert counters(m).pending == 0
@@ -407,14 +361,14 @@ def test_a_stream_of_replies_ends_where_the_handler_ends(backend: Backend, m: Me
     three, none = backend.channel("three"), backend.channel("none")
     responder.reply(three, lambda count: iter(range(count)), many=True)
     responder.reply(none, lambda request: iter(()), many=True)
-    inbox = Inbox(m.request_many(three, 3))
+    inbox = observed(m.request_many(three, 3))
     inbox.wait_completed()
-    assert [message.value() for message in inbox.messages] == [0, 1, 2]
-    assert not any(Features.EXTENSION_HEADERS in message.context.extensions for message in inbox.messages)
-    assert len({message.context.correlation_id for message in inbox.messages}) == 1
-    empty = Inbox(m.request_many(none, 0))
+    assert [message.value() for message in inbox] == [0, 1, 2]
+    assert not any(Features.EXTENSION_HEADERS in message.context.extensions for message in inbox)
+    assert len({message.context.correlation_id for message in inbox}) == 1
+    empty = observed(m.request_many(none, 0))
     empty.wait_completed()
-    assert empty.messages == []
+    assert empty == []
 
 
 @many
@@ -426,41 +380,41 @@ def test_a_stream_of_replies_fails_where_the_handler_fails(m: Messaging, respond
         yield from range(count)
         raise ValueError("that was all")
 
-    inbox = Inbox(m.request_many(channel, 2))
+    inbox = observed(m.request_many(channel, 2))
     error = inbox.wait_error()
     assert isinstance(error, ReplyError)
     assert (error.kind, error.reason) == ("ValueError", "that was all")
-    assert [message.value() for message in inbox.messages] == [0, 1]
+    assert [message.value() for message in inbox] == [0, 1]
 
 
 @many
 def test_ending_a_stream_early_ends_the_handler(m: Messaging, responder: Messaging, channel: str) -> None:
     """Scenario 51 [S]: an endless handler is stopped."""
-    ended = threading.Event()
+    ended: Recorder[str] = Recorder()
 
     @responder.reply(channel)
     def endless() -> Any:
         try:
             yield from itertools.count()
         finally:
-            ended.set()
+            ended("ended")
 
     with m.request_many(channel) as stream:
         assert [stream.receive(PATIENCE).value() for _ in range(5)] == [0, 1, 2, 3, 4]
-    assert ended.wait(PATIENCE)
+    ended.wait_for(1)
 
 
 @many
 def test_a_responder_without_end_mark_ends_by_the_timeout(m: Messaging, responder: Messaging, channel: str) -> None:
     """Scenario 52 [I]: with what came, or if nothing came with an error."""
     with responder.subscribe(channel, qos=1) as requests:
-        inbox = Inbox(m.request_many(channel, b"?", timeout=1.0))
+        inbox = observed(m.request_many(channel, b"?", timeout=1.0))
         request = requests.receive(PATIENCE)
         for payload in (b"1", b"2"):
             answer(responder, request, payload)
         inbox.wait_completed()
         assert inbox.payloads == [b"1", b"2"]
-        silent = Inbox(m.request_many(channel, b"?", timeout=0.3))
+        silent = observed(m.request_many(channel, b"?", timeout=0.3))
         assert isinstance(silent.wait_error(), OutcomeUnknownError)
 
 
@@ -478,32 +432,36 @@ def test_the_end_of_one_stream_is_not_that_of_another(backend: Backend) -> None:
             assert go.wait(PATIENCE)
             yield "more"
 
-    long = Inbox(m.request_many(channel, 2, reply_to=shared))
-    long.wait(2)
-    short = Inbox(other.request_many(channel, 1, reply_to=shared))
+    long = observed(m.request_many(channel, 2, reply_to=shared))
+    long.wait_payloads(2)
+    short = observed(other.request_many(channel, 1, reply_to=shared))
     short.wait_completed()
-    assert not long.completed
+    assert not long.is_completed
     go.set()
     long.wait_completed()
-    assert [message.value() for message in long.messages] == [0, 1, "more"]
-    assert [message.value() for message in short.messages] == [0]
+    assert [message.value() for message in long] == [0, 1, "more"]
+    assert [message.value() for message in short] == [0]
 
 
 @many
 def test_a_slow_consumer_holds_replies_back(m: Messaging, responder: Messaging, channel: str) -> None:
-    """All of them arrive, in order, and its buffer stays bounded."""
-    responder.reply(channel, lambda: iter(range(500)), many=True)
-    got = []
+    """All of them arrive, in order, although the first is in its hands while the handler fills its buffer."""
+    made: Recorder[int] = Recorder()
+
+    def numbers() -> Any:
+        for number in range(500):
+            made.append(number)
+            yield number
+
+    responder.reply(channel, numbers, many=True)
     with m.request_many(channel, buffer_size=10) as stream:
-        for message in stream:
-            got.append(message.value())
-            if len(got) % 50 == 0:
-                time.sleep(0.02)
-    assert got == list(range(500))
+        first = stream.receive(PATIENCE).value()
+        made.wait_for(10)
+        assert [first, *(message.value() for message in stream)] == list(range(500))
 
 
 @many
-@pytest.mark.parametrize("kind", ["async", "observable"])
+@table("kind", ["async", "observable"])
 def test_replies_come_from_async_generators_and_observables(backend: Backend, kind: str) -> None:
     m, responder = backend.connect(), backend.connect()
     channel = backend.channel()

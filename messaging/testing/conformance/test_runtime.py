@@ -12,15 +12,8 @@ import pytest
 import messaging
 from messaging import DuplicateNameError, Features, MessageServiceRuntime, Messaging
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import (
-    PATIENCE,
-    eventually,
-    feature,
-    publish,
-    receive,
-    state,
-    subscription_to,
-)
+from messaging.testing.conformance.helpers import publish, receive, state, subscription_to
+from messaging.testing.waiting import PATIENCE, eventually
 
 
 def test_subscriptions_are_listed_while_they_last(backend: Backend, m: Messaging) -> None:
@@ -39,22 +32,10 @@ def test_subscriptions_are_listed_while_they_last(backend: Backend, m: Messaging
     assert m.runtime.get_runtime_dto().subscriptions == ()
 
 
-def test_a_dto_is_a_snapshot(m: Messaging, channel: str) -> None:
-    """Scenario 101 [S]."""
-    with m.subscribe(channel) as stream:
-        before = m.runtime.get_runtime_dto()
-        copy = dataclasses.asdict(before)
-        publish(m, channel, [b"1"])
-        receive(stream, 1)
-    m.close()
-    assert dataclasses.asdict(before) == copy
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        before.instance_id = "other"
-
-
 def test_what_the_runtime_tells(backend: Backend, m: Messaging) -> None:
-    """RFC 7.1, and MSG060."""
+    """RFC 7.1, and MSG060; scenario 101 [S]: a DTO is a snapshot."""
     dto = m.runtime.get_runtime_dto()
+    copy = dataclasses.asdict(dto)
     assert dto.instance_id == m.name
     assert dto.connection.state == "connected"
     assert dto.provider_name
@@ -65,6 +46,10 @@ def test_what_the_runtime_tells(backend: Backend, m: Messaging) -> None:
     assert dto.service.properties["osgi.messaging.name"] == m.name
     m.close()
     assert state(m) == "closed"
+    eventually(lambda: not backend.services.find(MessageServiceRuntime), "scenario 31 [S]: unregistered")
+    assert dataclasses.asdict(dto) == copy
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        dto.instance_id = "other"
 
 
 def test_counters(backend: Backend, m: Messaging, channel: str) -> None:
@@ -79,16 +64,6 @@ def test_counters(backend: Backend, m: Messaging, channel: str) -> None:
             eventually(lambda: stream.counters.acknowledged == 2, "two acknowledged")
         publisher = m.runtime.get_runtime_dto().publisher
         assert (publisher.published, publisher.failed, publisher.pending) == (5, 0, 0)
-
-
-@feature(Features.ROUTING_KEY)
-def test_the_routing_key_is_in_the_channel_dto(backend: Backend, m: Messaging) -> None:
-    """Scenario 16 [S]."""
-    channel = backend.queue()
-    with m.subscribe(channel, channel_extension="a.*"):
-        dto = subscription_to(m, channel)
-        assert dto is not None
-        assert dto.channel.extension == "a.*"
 
 
 def test_instances_are_told_apart_by_name(backend: Backend) -> None:
@@ -111,14 +86,6 @@ def _connect(backend: Backend, name: str) -> messaging.Messaging | None:
         return backend.connect(name=name)
     except DuplicateNameError:
         return None
-
-
-def test_services_go_with_the_instance(backend: Backend, m: Messaging) -> None:
-    """Scenario 31 [S], the other way round."""
-    filter_ = f"(osgi.messaging.name={m.name})"
-    assert backend.services.find(MessageServiceRuntime, filter_)
-    m.close()
-    eventually(lambda: not backend.services.find(MessageServiceRuntime, filter_), "unregistered")
 
 
 def test_a_password_is_never_shown(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import operator
 import threading
-from typing import Any
 
 import pytest
 import reactivex
@@ -14,16 +13,9 @@ from reactivex import operators as ops
 from messaging import ClosedError, Features, Message, Messaging
 from messaging.errors import DeadlineError, StreamConsumedError
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import (
-    PATIENCE,
-    Inbox,
-    eventually,
-    feature,
-    nothing_more,
-    publish,
-    receive,
-    subscription_to,
-)
+from messaging.testing.conformance.helpers import feature, nothing_more, publish, receive, subscription_to
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread, observed, results
 
 # --- blocking
 
@@ -32,6 +24,8 @@ def test_a_stream_is_iterated(m: Messaging, channel: str) -> None:
     payloads = [b"1", b"2", b"3"]
     seen = []
     with m.subscribe(channel) as stream:
+        with pytest.raises(DeadlineError):
+            stream.receive(0.05)
         publish(m, channel, payloads)
         for message in stream:
             seen.append(message.payload)
@@ -43,60 +37,29 @@ def test_a_stream_is_iterated(m: Messaging, channel: str) -> None:
         stream.receive(PATIENCE)
 
 
-def test_receive_waits_no_longer_than_told(m: Messaging, channel: str) -> None:
-    with m.subscribe(channel) as stream:
-        with pytest.raises(DeadlineError):
-            stream.receive(0.05)
-        publish(m, channel, [b"x"])
-        assert receive(stream, 1) == [b"x"]
-
-
 def test_closing_a_stream_wakes_whoever_waits_for_a_message(m: Messaging, channel: str) -> None:
-    stream = m.subscribe(channel)
-    seen: list[bytes] = []
-    ended = threading.Event()
-
-    def consume() -> None:
-        seen.extend(message.payload for message in stream)
-        ended.set()
-
-    waiting = threading.Thread(target=consume)
-    with stream:
-        waiting.start()
+    with m.subscribe(channel) as stream:
+        consuming = in_thread(lambda: [message.payload for message in stream])
         publish(m, channel, [b"1"])
         eventually(lambda: stream.counters.delivered == 1, "it has the first, and waits for the next")
-    assert ended.wait(PATIENCE)
-    waiting.join(PATIENCE)
-    assert seen == [b"1"]
+    assert consuming.result(PATIENCE) == [b"1"]
 
 
-def test_a_stream_has_one_iterator(backend: Backend, m: Messaging) -> None:
-    outcomes: list[str] = []
+def test_a_stream_has_one_iterator(m: Messaging, channel: str) -> None:
+    outcomes: Recorder[str] = Recorder()
 
     def ask() -> None:
         try:
-            stream.receive(PATIENCE)
+            stream.receive(10 * PATIENCE)
         except (StreamConsumedError, ClosedError) as error:
             outcomes.append(type(error).__name__)
 
-    with m.subscribe(backend.channel()) as stream:
-        waiting = [threading.Thread(target=ask) for _ in range(3)]
-        for thread in waiting:
-            thread.start()
-        eventually(lambda: outcomes == ["StreamConsumedError"] * 2, "one waits, the others are refused")
-    for thread in waiting:
-        thread.join(PATIENCE)
+    with m.subscribe(channel) as stream:
+        asking = [in_thread(ask) for _ in range(3)]
+        # one waits, the others are refused
+        assert outcomes.wait_for(2) == ["StreamConsumedError"] * 2
+    results(asking)
     assert outcomes[2:] == ["ClosedError"]
-
-
-def test_a_subscription_is_ready_when_the_context_is_entered(backend: Backend) -> None:
-    """From ``ready`` on, nothing that is published gets lost."""
-    m, publisher = backend.connect(), backend.connect()
-    for number in range(20):
-        channel = backend.channel()
-        with m.subscribe(channel) as stream:
-            publish(publisher, channel, [str(number).encode()])
-            assert receive(stream, 1) == [str(number).encode()]
 
 
 # --- asyncio
@@ -123,6 +86,8 @@ def test_the_asyncio_face(backend: Backend) -> None:
 
 
 def test_waiting_in_asyncio_can_be_cancelled_without_losing_a_message(backend: Backend) -> None:
+    """And closing ends asynchronous iteration."""
+
     async def main() -> None:
         channel = backend.channel()
         async with asyncio.timeout(PATIENCE), backend.connect() as m, m.subscribe(channel) as stream:
@@ -131,22 +96,10 @@ def test_waiting_in_asyncio_can_be_cancelled_without_losing_a_message(backend: B
                     await asyncio.wait_for(anext(stream), 0.02)
                 await m.publish(channel, payload)
                 assert (await anext(stream)).payload == payload
-
-    asyncio.run(main())
-
-
-def test_closing_a_stream_ends_asynchronous_iteration(backend: Backend) -> None:
-    async def main() -> None:
-        channel = backend.channel()
-
-        async def consume(stream: Any) -> list[bytes]:
-            return [message.payload async for message in stream]
-
-        async with asyncio.timeout(PATIENCE), backend.connect() as m, m.subscribe(channel) as stream:
-            consumer = asyncio.create_task(consume(stream))
+            consumer = asyncio.ensure_future(anext(stream, "the end"))
             await asyncio.sleep(0)
             await stream.close()
-            assert await consumer == []
+            assert await consumer == "the end"
 
     asyncio.run(main())
 
@@ -156,7 +109,6 @@ def test_many_event_loops_share_an_instance(backend: Backend, m: Messaging) -> N
 
     No more than mosquitto's window of 20: beyond it several streams of one client of MQTT 3.1.1 may lose their order.
     """
-    failures: list[BaseException] = []
 
     async def round_trip(channel: str) -> None:
         async with asyncio.timeout(PATIENCE), m.subscribe(channel, **backend.reliable) as stream:
@@ -165,18 +117,7 @@ def test_many_event_loops_share_an_instance(backend: Backend, m: Messaging) -> N
             for number in range(5):
                 assert (await anext(stream)).payload == str(number).encode()
 
-    def work() -> None:
-        try:
-            asyncio.run(round_trip(backend.channel()))
-        except BaseException as error:  # noqa: BLE001  # shown by the test's thread
-            failures.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * PATIENCE)
-    assert not failures
+    results((in_thread(lambda: asyncio.run(round_trip(backend.channel()))) for _ in range(4)), 2 * PATIENCE)
 
 
 # --- Rx
@@ -185,12 +126,12 @@ def test_many_event_loops_share_an_instance(backend: Backend, m: Messaging) -> N
 def test_a_stream_is_an_observable(m: Messaging, channel: str) -> None:
     stream = m.subscribe(channel)
     assert isinstance(stream, reactivex.Observable)
-    inbox = Inbox(stream)
+    inbox = observed(stream)
     # a plain thread gets here when the broker has confirmed
     assert stream.ready.done()
     publish(m, channel, [b"1", b"2"])
-    assert inbox.wait(2) == [b"1", b"2"]
-    assert not inbox.completed
+    assert inbox.wait_payloads(2) == [b"1", b"2"]
+    assert not inbox.is_completed
     stream.close().result(PATIENCE)
     inbox.wait_completed()
     assert inbox.error is None
@@ -209,105 +150,78 @@ def is_odd(number: int) -> bool:
 
 
 def test_operators_work(m: Messaging, channel: str) -> None:
-    totals: list[int] = []
-    done = threading.Event()
     with m.subscribe(channel) as stream:
-        stream.pipe(
-            ops.map(number_of),
-            ops.filter(is_odd),
-            ops.scan(operator.add, 0),
-            ops.take(3),
-        ).subscribe(totals.append, on_completed=done.set)
+        totals = observed(
+            stream.pipe(ops.map(number_of), ops.filter(is_odd), ops.scan(operator.add, 0), ops.take(3)),
+        )
         publish(m, channel, [str(number).encode() for number in range(1, 7)])
-        assert done.wait(PATIENCE)
+        totals.wait_completed()
     assert totals == [1, 4, 9]
 
 
-def test_take_1_unsubscribes(m: Messaging, channel: str) -> None:
-    """Scenario 30 [S]: disposal by an operator; nothing is emitted after it."""
-    inbox = Inbox(m.subscribe(channel).pipe(ops.take(1)))
-    publish(m, channel, [b"1", b"2"])
-    inbox.wait_completed()
+@table("how", ["take(1)", "dispose"])
+def test_an_observer_that_ends_gets_nothing_more(backend: Backend, m: Messaging, how: str) -> None:
+    """Scenario 30 [S]: by an operator, and by disposal; nothing is emitted after it, and the broker is told."""
+    channel = backend.channel()
+    stream = m.subscribe(channel)
+    inbox = observed(stream.pipe(ops.take(1)) if how == "take(1)" else stream)
+    publish(m, channel, [b"1", b"2"] if how == "take(1)" else [b"1"])
+    inbox.wait_for(1)
+    if how == "dispose":
+        inbox.dispose()
+    inbox.dispose()
     eventually(lambda: subscription_to(m, channel) is None, "unsubscribed")
     with m.subscribe(f"{channel}/other") as other:  # its message comes after every earlier one of the broker
         nothing_more(m, f"{channel}/other", other)
-    with m.subscribe(channel) as stream:
-        nothing_more(m, channel, stream)
+    with m.subscribe(channel) as again:
+        publish(m, channel, [b"3"])
+        assert receive(again, 1) == [b"3"]
     assert inbox.payloads == [b"1"]
-
-
-def test_a_disposed_observer_gets_nothing_more(m: Messaging, channel: str) -> None:
-    """Scenario 30 [S]."""
-    inbox = Inbox(m.subscribe(channel))
-    publish(m, channel, [b"1"])
-    inbox.wait(1)
-    inbox.disposable.dispose()
-    inbox.disposable.dispose()
-    eventually(lambda: subscription_to(m, channel) is None, "unsubscribed")
-    with m.subscribe(channel) as stream:
-        publish(m, channel, [b"2"])
-        assert receive(stream, 1) == [b"2"]
-    assert inbox.payloads == [b"1"]
-    assert not inbox.completed
+    assert inbox.is_completed == (how == "take(1)")
 
 
 def test_two_observers_of_a_stream_get_everything_each(m: Messaging, channel: str) -> None:
     stream = m.subscribe(channel)
-    first, second = Inbox(stream), Inbox(stream)
+    first, second = observed(stream), observed(stream)
     publish(m, channel, [b"1", b"2"])
-    assert first.wait(2) == [b"1", b"2"]
-    assert second.wait(2) == [b"1", b"2"]
-    first.disposable.dispose()
+    assert first.wait_payloads(2) == [b"1", b"2"]
+    assert second.wait_payloads(2) == [b"1", b"2"]
+    first.dispose()
     publish(m, channel, [b"3"])
-    assert second.wait(3) == [b"1", b"2", b"3"]
+    assert second.wait_payloads(3) == [b"1", b"2", b"3"]
     stream.close().result(PATIENCE)
     second.wait_completed()
 
 
-def test_an_observer_that_raises_ends_its_own_stream_only(m: Messaging, channel: str) -> None:
+@table("what", ["an observer", "a function of an operator"])
+def test_a_callback_that_raises_ends_its_own_stream_only(backend: Backend, m: Messaging, what: str) -> None:
     """Scenario 34 [S]: it gets the error; others, on the same channel too, go on."""
-
-    def fail(message: Message) -> None:
-        if message.payload == b"2":
-            raise ZeroDivisionError
-
-    failing, sibling = Inbox(m.subscribe(channel), fail), Inbox(m.subscribe(channel))
-    publish(m, channel, [b"1", b"2", b"3"])
+    channel = backend.channel()
+    stream, sibling = m.subscribe(channel), observed(m.subscribe(channel))
+    if what == "an observer":
+        failing = observed(stream, reciprocal)
+    else:
+        failing = observed(stream.pipe(ops.do_action(reciprocal)))
+    publish(m, channel, [b"1", b"0", b"3"])
     assert isinstance(failing.wait_error(), ZeroDivisionError)
-    assert sibling.wait(3) == [b"1", b"2", b"3"]
+    assert sibling.wait_payloads(3) == [b"1", b"0", b"3"]
     eventually(lambda: len(m.runtime.get_runtime_dto().subscriptions) == 1, "the failed one is unsubscribed")
     publish(m, channel, [b"4"])
-    assert sibling.wait_for(b"4") == [b"1", b"2", b"3", b"4"]
+    assert sibling.wait_payload(b"4") == [b"1", b"0", b"3", b"4"]
     assert failing.payloads == [b"1"]
-
-
-def test_an_operator_that_raises_ends_its_own_stream_only(m: Messaging, channel: str) -> None:
-    """Scenario 34 [S], for a function given to an operator."""
-    errors: list[Exception] = []
-    raised = threading.Event()
-
-    def on_error(error: Exception) -> None:
-        errors.append(error)
-        raised.set()
-
-    sibling = Inbox(m.subscribe(channel))
-    m.subscribe(channel).pipe(ops.map(reciprocal)).subscribe(on_error=on_error)
-    publish(m, channel, [b"1", b"0", b"2"])
-    assert raised.wait(PATIENCE)
-    assert isinstance(errors[0], ZeroDivisionError)
-    assert sibling.wait(3) == [b"1", b"0", b"2"]
-    eventually(lambda: len(m.runtime.get_runtime_dto().subscriptions) == 1, "the failed one is unsubscribed")
+    sibling.dispose()
+    eventually(lambda: not m.runtime.get_runtime_dto().subscriptions, "the other one, too")
 
 
 def test_a_slow_observer_does_not_hold_up_another(m: Messaging, channel: str) -> None:
     go = threading.Event()
-    slow = Inbox(m.subscribe(channel), lambda _: go.wait(PATIENCE))
-    quick = Inbox(m.subscribe(channel))
+    slow = observed(m.subscribe(channel), lambda _: go.wait(PATIENCE))
+    quick = observed(m.subscribe(channel))
     publish(m, channel, [b"1", b"2", b"3"])
-    assert quick.wait(3) == [b"1", b"2", b"3"]
+    assert quick.wait_payloads(3) == [b"1", b"2", b"3"]
     assert slow.payloads == []
     go.set()
-    assert slow.wait(3) == [b"1", b"2", b"3"]
+    assert slow.wait_payloads(3) == [b"1", b"2", b"3"]
 
 
 def test_an_observer_may_publish_subscribe_and_close(backend: Backend, m: Messaging) -> None:
@@ -321,13 +235,13 @@ def test_an_observer_may_publish_subscribe_and_close(backend: Backend, m: Messag
 
     stream = m.subscribe(channel)
     with m.subscribe(answers) as replies:
-        inbox = Inbox(stream, answer)
+        inbox = observed(stream, answer)
         publish(m, channel, [b"1", b"2"])
         assert receive(replies, 2) == [b"11", b"22"]
-        inbox.wait(2)
-    closing = Inbox(m.subscribe(channel), lambda _: stream.close())
+        inbox.wait_payloads(2)
+    closing = observed(m.subscribe(channel), lambda _: stream.close())
     publish(m, channel, [b"3"])
-    closing.wait(1)
+    closing.wait_payloads(1)
     inbox.wait_completed()
 
 
@@ -335,30 +249,25 @@ def test_an_observer_may_publish_subscribe_and_close(backend: Backend, m: Messag
 
 
 def test_a_paused_stream_emits_nothing(backend: Backend, m: Messaging, channel: str) -> None:
-    stream = m.subscribe(channel, **backend.reliable)
-    inbox = Inbox(stream)
+    """To an observer; and an iterator waits."""
+    stream, iterated = m.subscribe(channel, **backend.reliable), m.subscribe(channel, **backend.reliable)
+    inbox = observed(stream)
     publish(m, channel, [b"1"], **backend.reliable)
-    inbox.wait(1)
+    inbox.wait_for(1)
+    assert receive(iterated, 1) == [b"1"]
     stream.pause()
+    iterated.pause()
     with backend.connect().subscribe(channel) as witness:
         publish(m, channel, [b"2", b"3"], **backend.reliable)
         assert receive(witness, 2) == [b"2", b"3"]
+    with pytest.raises(DeadlineError):
+        iterated.receive(0.05)
     assert inbox.payloads == [b"1"]
     stream.resume()
-    assert inbox.wait(3) == [b"1", b"2", b"3"]
+    iterated.resume()
+    assert inbox.wait_payloads(3) == [b"1", b"2", b"3"]
+    assert receive(iterated, 2) == [b"2", b"3"]
     assert stream.counters.dropped == 0
-
-
-def test_a_paused_iterator_waits(backend: Backend, m: Messaging, channel: str) -> None:
-    with m.subscribe(channel, **backend.reliable) as stream:
-        stream.pause()
-        with backend.connect().subscribe(channel) as witness:
-            publish(m, channel, [b"1"], **backend.reliable)
-            receive(witness, 1)
-        with pytest.raises(DeadlineError):
-            stream.receive(0.05)
-        stream.resume()
-        assert receive(stream, 1) == [b"1"]
 
 
 # --- the end
@@ -367,7 +276,7 @@ def test_a_paused_iterator_waits(backend: Backend, m: Messaging, channel: str) -
 def test_closing_the_instance_completes_its_streams(backend: Backend, m: Messaging) -> None:
     """Scenario 31 [S]."""
     streams = [m.subscribe(backend.channel()) for _ in range(3)]
-    inboxes = [Inbox(stream) for stream in streams[:2]]
+    inboxes = [observed(stream) for stream in streams[:2]]
     streams[2].ready.result(PATIENCE)
     m.close()
     for inbox in inboxes:
@@ -377,21 +286,19 @@ def test_closing_the_instance_completes_its_streams(backend: Backend, m: Messagi
 
 
 @feature(Features.ACKNOWLEDGE)
-def test_the_message_in_progress_is_finished_when_the_instance_closes(
-    backend: Backend, m: Messaging, channel: str
-) -> None:
-    entered, go = threading.Event(), threading.Event()
+def test_the_message_in_progress_is_finished_when_closing(backend: Backend, m: Messaging, channel: str) -> None:
+    entered: Recorder[Message] = Recorder()
+    go = threading.Event()
 
-    def work(_: Message) -> None:
-        entered.set()
+    def work(message: Message) -> None:
+        entered(message)
         go.wait(PATIENCE)
 
-    inbox = Inbox(m.subscribe(channel, **backend.reliable), work)
+    inbox = observed(m.subscribe(channel, **backend.reliable), work)
     publish(m, channel, [b"1"], **backend.reliable)
-    assert entered.wait(PATIENCE)
-    closing = threading.Thread(target=m.close)
-    closing.start()
+    entered.wait_for(1)
+    closing = in_thread(m.close)
     go.set()
-    closing.join(PATIENCE)
+    closing.result(PATIENCE)
     assert inbox.payloads == [b"1"]
     inbox.wait_completed()
