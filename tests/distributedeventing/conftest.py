@@ -26,15 +26,11 @@ from messaging.distributedeventing import (
     PushEventConsumer,
 )
 from messaging.services import ServiceRegistration, ServiceRegistry
-from messaging.testing.conformance.helpers import eventually as eventually
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.dispatch.helpers import logged as logged
 from tests.dispatch.helpers import named as named
 from tests.dispatch.helpers import no_defects
 
-#: seconds any wait in a test may take
-PATIENCE: Final = 20.0
-#: seconds that a test waits for what must not happen
-MOMENT: Final = 0.1
 #: the transports, as options of ``connect``
 TRANSPORTS: Final = ("memory", "mqtt3", "mqtt5", "amqp")
 

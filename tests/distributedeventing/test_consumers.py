@@ -20,8 +20,9 @@ from messaging.distributedeventing import (
 )
 from messaging.errors import EventQueueOverflowError
 from messaging.services import ServiceRegistry
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.distributedeventing.conftest import (
-    PATIENCE,
     Admins,
     Failing,
     Gate,
@@ -29,7 +30,6 @@ from tests.distributedeventing.conftest import (
     Prototype,
     Recorder,
     consume,
-    eventually,
     flush,
     logged,
     named,
@@ -56,7 +56,7 @@ def test_09_the_interface_decides_between_payload_and_whole_event(admin: Distrib
     assert [each.data for each in whole.values] == [each.data for each in both.values] == [1]
 
 
-@pytest.mark.parametrize("type_", [Order, Checked])
+@table("type_", [Order, Checked])
 def test_10_payloads_are_converted_and_a_failure_is_logged(
     admin: DistributedEventAdmin, checked: pytest.LogCaptureFixture, type_: Any
 ) -> None:
@@ -69,7 +69,7 @@ def test_10_payloads_are_converted_and_a_failure_is_logged(
     assert logged(checked, "does not get an event")
 
 
-@pytest.mark.parametrize("type_", [Order, Checked])
+@table("type_", [Order, Checked])
 def test_10_payloads_of_another_process_are_converted(pair: Pair, type_: Any) -> None:
     typed, plain = record(pair.other, "a", type=type_), record(pair.other, "a")
     pair.announce()
@@ -92,7 +92,7 @@ def test_11_a_lazy_consumer_is_made_for_its_first_event(admin: DistributedEventA
     assert [each.values for each in prototype.made] == [[1, 2]]
 
 
-@pytest.mark.parametrize("answer", [-1, PushEventConsumer.ABORT, -0.5])
+@table("answer", [-1, PushEventConsumer.ABORT, -0.5])
 def test_12_a_negative_answer_ends_delivery_for_good(admin: DistributedEventAdmin, answer: float) -> None:
     other = record(admin)
     recorder = Recorder(answer)
@@ -114,7 +114,7 @@ def test_13_a_positive_answer_delays_the_next_event_and_keeps_the_order(admin: D
     assert min(gaps) >= 0.199
 
 
-@pytest.mark.parametrize("answer", [0, None, PushEventConsumer.CONTINUE, "junk", True])
+@table("answer", [0, None, PushEventConsumer.CONTINUE, "junk", True])
 def test_14_no_delay_is_asked_for_with_zero(admin: DistributedEventAdmin, answer: Any) -> None:
     recorder = Recorder(answer)
     consume(admin, recorder)
@@ -143,7 +143,7 @@ def test_15_a_full_queue_ends_with_one_error_event(admins: Admins) -> None:
     assert len(other.values) == 9
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(1), KeyboardInterrupt()])
+@table("error", [ValueError("x"), SystemExit(1), KeyboardInterrupt()])
 def test_16_an_exception_discards_its_consumer_and_is_logged(
     admin: DistributedEventAdmin, checked: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
@@ -246,7 +246,7 @@ def test_a_consumer_that_does_not_return_is_discarded(admins: Admins) -> None:
     assert gate.values == [1]
 
 
-@pytest.mark.parametrize(
+@table(
     "properties",
     [
         {},

@@ -22,14 +22,14 @@ from messaging.distributedeventing import (
 )
 from messaging.errors import ArgumentError, MessagingError, UnsupportedFeatureError
 from messaging.services import ServiceRegistry
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.distributedeventing.conftest import (
-    PATIENCE,
     Admins,
     Nodes,
     Pair,
     announce,
     connect,
-    eventually,
     flush,
     logged,
     record,
@@ -64,7 +64,7 @@ def test_51_56_the_qualities_of_service_are_advertised(admins: Admins) -> None:
     assert admin.services.find(DistributedEventAdmin, "(event.delivery.qos=FAST)") == [reference]
 
 
-@pytest.mark.parametrize("qos", [IN_ORDER, OUT_OF_ORDER])
+@table("qos", [IN_ORDER, OUT_OF_ORDER])
 def test_52_events_of_each_thread_arrive_in_order(pair: Pair, qos: str) -> None:
     recorder = record(pair.other, "**")
     pair.announce()

@@ -10,15 +10,15 @@ from messaging.distributedeventing import DistributedEventAdmin, EventPublisherS
 from messaging.errors import ConnectionLostError, PartialNotificationError
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.distributedeventing.conftest import (
-    PATIENCE,
     Failing,
     Gate,
     Nodes,
     Pair,
     Recorder,
     consume,
-    eventually,
     record,
 )
 
@@ -70,7 +70,7 @@ def test_42_the_promise_waits_for_a_delayed_consumer(admin: DistributedEventAdmi
     assert time.monotonic() - begin > 0.2
 
 
-@pytest.mark.parametrize("end", ["close", "end_of_stream", "error"])
+@table("end", ["close", "end_of_stream", "error"])
 def test_43_the_end_of_a_session_is_notified(pair: Pair, end: str) -> None:
     aware = record(pair.other, "a", lifecycle="SESSION")
     pair.announce()

@@ -19,11 +19,10 @@ from messaging.errors import ArgumentError, PermissionDeniedError
 from messaging.eventdata import WireEvent, encode
 from messaging.eventnetwork.announcements import Announcement, dump_announcement
 from messaging.services import ServiceRegistry
-from messaging.testing.conformance.helpers import eventually
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.doubles.memory import drop
 
-#: seconds any wait in a test may take
-PATIENCE: Final = 10.0
 SHARED: Final = SigningKey.hmac("plant", "a secret of 32 characters, or so")
 INTRUDER: Final = EventSigning(SigningKey.hmac("plant", "another secret of 32 characters!"))
 PRIVATE: Final = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -364,7 +363,7 @@ def test_replies_pass_whatever_the_policies_say(plant: Plant) -> None:
         eventually(lambda: replies == ["reply"], "the reply")
 
 
-@pytest.mark.parametrize("name", ["inbound", "outbound"])
+@table("name", ["inbound", "outbound"])
 def test_a_policy_of_another_grammar_is_refused(name: str) -> None:
     options: dict[str, Any] = {name: TopicPolicy()}
     with pytest.raises(ArgumentError, match=f"{name} needs a TopicPolicy of the grammar"):

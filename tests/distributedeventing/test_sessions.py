@@ -19,15 +19,15 @@ from messaging.distributedeventing import (
 from messaging.errors import ArgumentError, ClosedError, EventSessionLostError, RemoteEventError
 from messaging.eventdata import WireEvent, encode
 from messaging.eventnetwork.announcements import Announcement, dump_announcement
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.distributedeventing.conftest import (
-    PATIENCE,
     Admins,
     Gate,
     Pair,
     Prototype,
     Recorder,
     consume,
-    eventually,
     flush,
     record,
 )
@@ -44,7 +44,7 @@ def test_25_the_topic_of_a_session_is_fixed(admin: DistributedEventAdmin) -> Non
         other.publish(DistributableEvent("b", data=1))
 
 
-@pytest.mark.parametrize("end", ["close", "end_of_stream"])
+@table("end", ["close", "end_of_stream"])
 def test_26_29_the_end_reaches_aware_consumers_and_the_data_all(admin: DistributedEventAdmin, end: str) -> None:
     aware, unified = record(admin, lifecycle="SESSION"), record(admin)
     session: EventPublisherSession[int] = admin.create_session("a")
@@ -208,7 +208,7 @@ def test_34_without_prototype_scope_one_object_serves_all_sessions(admin: Distri
     assert recorder.kinds == ["data", "close"] * 3
 
 
-@pytest.mark.parametrize(("scope", "is_aware"), [("prototype", True), ("singleton", False)])
+@table("scope, is_aware", [("prototype", True), ("singleton", False)])
 def test_35_the_scope_decides_on_the_lifecycle(admin: DistributedEventAdmin, scope: str, is_aware: bool) -> None:
     prototype = Prototype()
     consume(admin, prototype if is_aware else prototype(), scope=scope)
@@ -218,7 +218,7 @@ def test_35_the_scope_decides_on_the_lifecycle(admin: DistributedEventAdmin, sco
     assert prototype.made[0].kinds == (["data", "close"] if is_aware else ["data"])
 
 
-@pytest.mark.parametrize("scope", ["prototype", "singleton"])
+@table("scope", ["prototype", "singleton"])
 def test_36_a_unified_consumer_has_one_object(admin: DistributedEventAdmin, scope: str) -> None:
     prototype = Prototype()
     consume(admin, prototype if scope == "prototype" else prototype(), scope=scope, lifecycle="UNIFIED")
@@ -231,8 +231,8 @@ def test_36_a_unified_consumer_has_one_object(admin: DistributedEventAdmin, scop
     assert set(made.kinds) == {"data"}
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
+@table(
+    "name, value",
     [
         ("event.lifecycle", "session"),
         ("consumer.lifecycle", "PER_SESSION"),

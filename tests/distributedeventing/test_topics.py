@@ -6,14 +6,14 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
-
 from messaging.distributedeventing import DistributableEvent, DistributedEventAdmin, PushEvent
-from tests.distributedeventing.conftest import PATIENCE, Nodes, Pair, Recorder, consume, eventually, flush, record
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.distributedeventing.conftest import Nodes, Pair, Recorder, consume, flush, record
 
 
-@pytest.mark.parametrize(
-    ("topics", "expected"),
+@table(
+    "topics, expected",
     [("foo/bar*", ["foo/bar", "foo/bark"]), ("foo/bar**", ["foo/bar", "foo/bark", "foo/bar/foobar"])],
 )
 def test_19_wildcards_match_as_in_the_table(admin: DistributedEventAdmin, topics: str, expected: list[str]) -> None:

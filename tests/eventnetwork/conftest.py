@@ -20,11 +20,10 @@ from messaging.eventdata import WireEvent, encode
 from messaging.eventnetwork import DISPATCH, Arrival, EventNetwork, EventNode, Interest, NodeService, Notification
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto, require
-from tests.doubles.fake import until
+from messaging.testing.waiting import PATIENCE
 
 #: heartbeats in tests, seconds: long enough for a machine under load
 BEAT: Final = 0.5
-PATIENCE: Final = 20.0
 _numbers: Final = itertools.count(1)
 
 
@@ -161,4 +160,4 @@ class Gate:
         assert self.opened.wait(PATIENCE)
 
 
-__all__ = ["BEAT", "PATIENCE", "Gate", "Join", "Participant", "Service", "event", "until", "update", "wire"]
+__all__ = ["BEAT", "Gate", "Join", "Participant", "Service", "event", "update", "wire"]

@@ -17,10 +17,11 @@ from messaging.eventnetwork import Notification, intake
 from messaging.eventnetwork.channels import ChannelNames
 from messaging.model import Incoming
 from messaging.services import ServiceRegistry
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.dispatch.helpers import logged
-from tests.doubles.fake import on_loop, settle_loop, until
+from tests.doubles.fake import on_loop, settle_loop
 from tests.doubles.memory import drop_and_reconnect
-from tests.eventnetwork.conftest import BEAT, PATIENCE, Gate, Join, Participant, event, resident, update, wire
+from tests.eventnetwork.conftest import BEAT, Gate, Join, Participant, event, resident, update, wire
 from tests.eventnetwork.test_announcements import mutated
 from tests.scripts import FORK, run_script
 
@@ -31,25 +32,25 @@ def raw(url: str, **options: Any) -> messaging.Messaging:
 
 def test_members_know_each_other_and_events_go_to_those_that_want_them(join: Join, memory: str) -> None:
     one, two = join(memory, "a/*"), join(memory, "b/**")
-    until(lambda: one.knows(two, "b/**") and two.knows(one, "a/*"))
-    until(lambda: one.node.get_dto().is_settled)
+    eventually(lambda: one.knows(two, "b/**") and two.knows(one, "a/*"))
+    eventually(lambda: one.node.get_dto().is_settled)
     assert one.send("b/x/y", 1) is not None
     assert one.send("c", 2) is None
-    until(lambda: two.service.values == [1])
+    eventually(lambda: two.service.values == [1])
     assert one.node.get_dto().unwanted == 1
 
 
 def test_a_member_that_leaves_is_forgotten_at_once_also_if_its_instance_is_closed_next(join: Join, memory: str) -> None:
     one, two = join(memory, settings={"heartbeat": 60.0}), join(memory, "a", settings={"heartbeat": 60.0})
-    until(lambda: one.knows(two, "a"))
+    eventually(lambda: one.knows(two, "a"))
     two.node.close()
     two.instance.close()
-    until(lambda: not one.node.get_dto().members)
+    eventually(lambda: not one.node.get_dto().members)
 
 
 def test_closing_twice_settles_both_promises_and_all_others(join: Join, memory: str) -> None:
     one, two = join(memory), join(memory, "a")
-    until(lambda: one.knows(two, "a"))
+    eventually(lambda: one.knows(two, "a"))
     two.service.act = lambda _: None  # never confirms
     notification = Notification("x", PATIENCE)
     one.send("a", 1, notification)
@@ -65,7 +66,7 @@ def test_closing_twice_settles_both_promises_and_all_others(join: Join, memory: 
 
 def test_nothing_is_announced_after_the_end(join: Join, memory: str) -> None:
     one, two = join(memory), join(memory)
-    until(lambda: one.live() == {two.id})
+    eventually(lambda: one.live() == {two.id})
     gate = Gate()
     one.service.interest_changed = lambda: gate(None)  # type: ignore[method-assign]
     two.want("x")  # holds up the control thread of the first member
@@ -77,7 +78,7 @@ def test_nothing_is_announced_after_the_end(join: Join, memory: str) -> None:
     closing.start()
     gate.opened.set()
     closing.join(PATIENCE)
-    until(lambda: one.id not in {each.id for each in two.node.get_dto().members})
+    eventually(lambda: one.id not in {each.id for each in two.node.get_dto().members})
     deadline = time.monotonic() + 2 * BEAT
     while time.monotonic() < deadline:
         assert one.id not in {each.id for each in two.node.get_dto().members}
@@ -86,7 +87,7 @@ def test_nothing_is_announced_after_the_end(join: Join, memory: str) -> None:
 
 def test_announced_resolves_when_every_other_member_has_read_it(join: Join, memory: str) -> None:
     members = [join(memory) for _ in range(4)]
-    until(lambda: all(len(each.live()) == 3 for each in members))
+    eventually(lambda: all(len(each.live()) == 3 for each in members))
     members[0].service.topics = {"a"}
     members[0].node.announced(PATIENCE).result(PATIENCE)
     assert all(each.knows(members[0], "a") for each in members[1:])
@@ -105,7 +106,7 @@ def test_announced_counts_members_that_join_meanwhile(join: Join, memory: str) -
 
 def test_a_notification_resolves_after_all_and_names_a_member_that_does_not_answer(join: Join, memory: str) -> None:
     one, two, three = join(memory), join(memory, "a"), join(memory, "*")
-    until(lambda: one.knows(two, "a") and one.knows(three, "*") and one.node.get_dto().is_settled)
+    eventually(lambda: one.knows(two, "a") and one.knows(three, "*") and one.node.get_dto().is_settled)
     found = Notification("x", PATIENCE)
     one.send("a", 1, found)
     assert found.promise.exception(PATIENCE) is None
@@ -124,14 +125,14 @@ def test_a_notification_resolves_after_all_and_names_a_member_that_does_not_answ
 
 def test_a_lost_connection_fails_the_pending_notifications_and_the_members_meet_again(join: Join, memory: str) -> None:
     one, two = join(memory), join(memory, "a")
-    until(lambda: one.knows(two, "a"))
+    eventually(lambda: one.knows(two, "a"))
     two.service.act = lambda _: None
     found = Notification("x", PATIENCE)
     one.send("a", 1, found)
     drop_and_reconnect(one.instance)
     assert isinstance(found.promise.exception(PATIENCE), ConnectionLostError)
     one.want("b")
-    until(lambda: two.knows(one, "b") and one.knows(two, "a") and one.node.get_dto().is_settled)
+    eventually(lambda: two.knows(one, "b") and one.knows(two, "a") and one.node.get_dto().is_settled)
 
 
 def test_a_service_that_fails_ends_no_heartbeat(join: Join, memory: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -143,7 +144,7 @@ def test_a_service_that_fails_ends_no_heartbeat(join: Join, memory: str, caplog:
     one.service.interest_changed = one.service.member_lost = fail  # type: ignore[method-assign]
     two.want("a")
     join(memory, "b").node.close()
-    until(lambda: logged(caplog, "the event service failed"))
+    eventually(lambda: logged(caplog, "the event service failed"))
     deadline = time.monotonic() + 3 * BEAT
     while time.monotonic() < deadline:
         assert one.id in two.live()
@@ -153,7 +154,7 @@ def test_a_service_that_fails_ends_no_heartbeat(join: Join, memory: str, caplog:
 def test_a_full_outbox_holds_up_neither_the_control_thread_nor_heartbeats(join: Join, memory: str) -> None:
     one = join(memory, outbox_size=3)
     two = join(memory, "a", settings={"heartbeat": 2.0})
-    until(lambda: one.knows(two, "a") and two.live() == {one.id})
+    eventually(lambda: one.knows(two, "a") and two.live() == {one.id})
     stop = threading.Event()
 
     def flood() -> None:
@@ -191,7 +192,7 @@ def test_its_own_events_and_those_that_passed_it_are_not_taken_again(join: Join,
         for fields in ({"sender": one.id}, {"sender": other, "path": (one.id,)}, {"sender": other, "sequence": 7}):
             peer.publish("topics/a", wire("a", 1, **fields)).result(PATIENCE)
         peer.publish("topics/a", wire("a", "end")).result(PATIENCE)
-        until(lambda: one.service.values == [1, "end"])
+        eventually(lambda: one.service.values == [1, "end"])
     assert one.service.arrived[0].hop.path == (other,)
     assert one.service.arrived[0].hop.id == f"{other}-7"
 
@@ -205,7 +206,7 @@ def test_refused_messages_are_logged_at_most_once_a_second_with_their_number(
         for n in range(500):
             peer.publish("topics/a", (b"junk", b"x" * 1_001, event(1, topic="b"), event(1, event=2))[n % 4])
             peer.publish("topics-members/all", b"{}")
-        until(lambda: one.node.get_dto().refused == 1_000)
+        eventually(lambda: one.node.get_dto().refused == 1_000)
         took = time.monotonic() - begun
     assert len(logged(caplog, "is refused")) <= 2 * (took + 1)
     assert one.service.arrived == []
@@ -215,7 +216,7 @@ def test_two_thousand_damaged_announcements_and_events_disturb_nobody(
     join: Join, memory: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, two = join(memory, "a"), join(memory)
-    until(lambda: two.knows(one, "a"))
+    eventually(lambda: two.knows(one, "a"))
     random_ = random.Random(9)
     with raw(memory) as peer:
         for n in range(2_000):
@@ -229,7 +230,7 @@ def test_two_thousand_damaged_announcements_and_events_disturb_nobody(
             peer.publish("topics/a", payload)
         peer.publish("topics/a", b'{"event":1,"data":' + b"[" * 100_000).result(PATIENCE)
         peer.publish("topics/a", event("end")).result(PATIENCE)
-    until(lambda: one.service.arrived and one.service.arrived[-1].event.data == "end")
+    eventually(lambda: one.service.arrived and one.service.arrived[-1].event.data == "end")
     assert two.knows(one, "a")
     assert not [each for each in logged(caplog) if "Traceback" in each]
     assert logged(caplog, "is refused")
@@ -239,7 +240,7 @@ def test_two_hundred_thousand_topics_and_five_thousand_members_take_bounded_memo
     join: Join, memory: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, two = join(memory, "a"), join(memory)
-    until(lambda: two.knows(one, "a"))
+    eventually(lambda: two.knows(one, "a"))
     before = resident()
     with raw(memory) as peer:
         greedy = str(uuid4())
@@ -255,7 +256,7 @@ def test_two_hundred_thousand_topics_and_five_thousand_members_take_bounded_memo
                 sent.result(PATIENCE)
         sent.result(PATIENCE)
         two.send("a", "end")
-        until(lambda: one.service.values == ["end"])
+        eventually(lambda: one.service.values == ["end"])
         assert len(one.node.get_dto().members) <= 1_000
         assert resident() - before < 256 << 20
     assert len(logged(caplog, "is refused")) < 100
@@ -324,6 +325,6 @@ def test_messages_without_acknowledgement_are_bounded_while_the_service_waits(
     on_loop(waiting.put, [Incoming(event("loose"), "topics/a") for n in range(1_000)] + acknowledged)
     assert waiting.waiting <= 300
     gate.opened.set()
-    until(lambda: len(settled) == 300)
+    eventually(lambda: len(settled) == 300)
     assert arrived == ["loose"] * 100 + [*range(200)]
     assert logged(caplog, "without acknowledgement", "900 dropped")

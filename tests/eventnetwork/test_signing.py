@@ -32,6 +32,7 @@ from messaging.eventnetwork import seals as seals_module
 from messaging.eventnetwork.announcements import Announcement, dump_announcement
 from messaging.eventnetwork.intake import RefusalLog
 from messaging.eventnetwork.seals import Seals, SeenNonces
+from messaging.testing.tables import table
 
 SECRET: Final = "a secret of 32 characters, or so"
 PRIVATE: Final = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -72,7 +73,7 @@ def changed(envelope: bytes, **fields: Any) -> bytes:
 # --- the envelope
 
 
-@pytest.mark.parametrize("payload", [PAYLOAD, b"", b"\xa2\xff\x00", "\u2028 \x00".encode(), b'"\\'])
+@table("payload", [PAYLOAD, b"", b"\xa2\xff\x00", "\u2028 \x00".encode(), b'"\\'])
 def test_a_sealed_payload_is_opened_unchanged(signing: EventSigning, payload: bytes) -> None:
     opened = signing.open(signing.seal(payload, CHANNEL, now=NOW), CHANNEL, NOW)
     assert (opened.payload, opened.key_id, opened.principals) == (payload, "press-4", None)
@@ -134,7 +135,7 @@ def test_a_message_moved_to_another_topic_is_refused(signing: EventSigning) -> N
     assert problem_of(lambda: signing.open(moved, "topics/orders/paid", NOW)) == "wrong_signature"
 
 
-@pytest.mark.parametrize(
+@table(
     "payload",
     [PAYLOAD, b"", b"\xff", b"[]", b"null", b"1", b'"signed"', b"{" * 10_000, b'{"announcement":1}', b"\xa1\x61a\x01"],
 )
@@ -142,8 +143,8 @@ def test_an_unsigned_message_is_refused(signing: EventSigning, payload: bytes) -
     assert problem_of(lambda: signing.open(payload, CHANNEL)) == "unsigned"
 
 
-@pytest.mark.parametrize(
-    ("fields", "problem"),
+@table(
+    "fields, problem",
     [
         ({"signed": 2}, "malformed"),
         ({"signed": True}, "malformed"),
@@ -264,8 +265,8 @@ def test_a_key_is_replaced_while_both_are_valid() -> None:
     assert problem_of(lambda: at_last.open(before, CHANNEL)) == "unknown_key"
 
 
-@pytest.mark.parametrize("private", [PRIVATE, PEM, PEM.decode(), SecretStr(PEM.decode()), RAW, SecretBytes(RAW)])
-@pytest.mark.parametrize("public", [PRIVATE.public_key(), PUBLIC_PEM, PUBLIC_PEM.decode(), PRIVATE.public_key().public_bytes_raw()])  # fmt: skip  # noqa: E501
+@table("private", [PRIVATE, PEM, PEM.decode(), SecretStr(PEM.decode()), RAW, SecretBytes(RAW)])
+@table("public", [PRIVATE.public_key(), PUBLIC_PEM, PUBLIC_PEM.decode(), PRIVATE.public_key().public_bytes_raw()])  # fmt: skip  # noqa: E501
 def test_every_form_of_an_ed25519_key_is_read(private: Any, public: Any) -> None:
     envelope = EventSigning(SigningKey.ed25519("a", private)).seal(PAYLOAD, CHANNEL)
     verifying = EventSigning(SigningKey.hmac("b", SECRET), [SigningKey.ed25519_public("a", public)])
@@ -279,7 +280,7 @@ def test_signatures_are_those_of_the_standards() -> None:
     assert not SigningKey.hmac("a", SECRET).verify(b"x", b"")
 
 
-@pytest.mark.parametrize(
+@table(
     "make",
     [
         lambda: SigningKey.hmac("a", "too short"),
@@ -367,7 +368,7 @@ def test_no_repr_shows_a_secret() -> None:
     assert "hall-2" in repr(settings)
 
 
-@pytest.mark.parametrize("pick", [lambda: SIGNINGS["hmac"], lambda: SIGNINGS["hmac"].own, lambda: SIGNINGS["ed25519"]])
+@table("pick", [lambda: SIGNINGS["hmac"], lambda: SIGNINGS["hmac"].own, lambda: SIGNINGS["ed25519"]])
 def test_keys_are_neither_pickled_nor_copied_nor_changed(pick: Callable[[], Any]) -> None:
     found = pick()
     for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
@@ -380,7 +381,7 @@ def test_keys_are_neither_pickled_nor_copied_nor_changed(pick: Callable[[], Any]
             change()
 
 
-@pytest.mark.parametrize(
+@table(
     "call",
     [
         lambda: SigningKey.hmac("a b", SECRET),
@@ -550,8 +551,8 @@ def test_a_signed_announcement_is_bounded() -> None:
 # --- principals
 
 
-@pytest.mark.parametrize(
-    ("allowed", "claimed", "found"),
+@table(
+    "allowed, claimed, found",
     [
         (None, None, None),
         (None, "alice", "alice"),
@@ -568,7 +569,7 @@ def test_an_event_has_a_principal_of_its_key(allowed: Any, claimed: str | None, 
     assert seals.event(sealed, CHANNEL, "orders/placed").principal == found
 
 
-@pytest.mark.parametrize("allowed", [[], ["alice"], ["alice", "bob"]])
+@table("allowed", [[], ["alice"], ["alice", "bob"]])
 def test_an_event_with_another_principal_is_refused(allowed: list[str]) -> None:
     first, _, seals = two(a=allowed)
     sealed = first.seal(event(OTHER, "mallory"), CHANNEL)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -94,11 +93,3 @@ def check(records: Iterable[Record], lost: set[int], written: Sequence[int] | ra
 
 def segment_files(folder: Path | str) -> list[Path]:
     return sorted(Path(folder).glob("0/*.segment"))
-
-
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    """Wait until ``condition`` holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain"
-        time.sleep(0.002)

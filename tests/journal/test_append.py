@@ -34,9 +34,11 @@ from messaging.journal import Journal, Record, commit, encode_record
 from messaging.journal.entries import Blocking, Turns
 from messaging.journal.reader import RecordReader
 from messaging.model import Message, MessageContext
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
 from tests.interrupts import again, interrupt_everywhere
 from tests.journal.conftest import Open
-from tests.journal.logs import Lost, add, until, writer
+from tests.journal.logs import Lost, add, writer
 
 
 def payloads(journal: Journal) -> list[bytes]:
@@ -94,13 +96,13 @@ def test_the_interval_policy_syncs_in_time_and_never_does_not(
 ) -> None:
     journal = opened(fsync="interval", fsync_interval=0.1)
     journal.append("a", b"0")  # its segment exists
-    until(lambda: not threading.Event().wait(0.12))
+    eventually(lambda: not threading.Event().wait(0.12))
     seen = calls(monkeypatch, "fdatasync")
     for _ in range(3):
         journal.append("a", b"x")
-    until(lambda: len(seen) == 1)
+    eventually(lambda: len(seen) == 1)
     journal.append("a", b"x")
-    until(lambda: len(seen) == 2)
+    eventually(lambda: len(seen) == 2)
     journal.close()
     never = opened(f"{path}-never", fsync="never")
     never.append("a", b"0")
@@ -119,7 +121,7 @@ def test_sync_reaches_closed_segments_too(path: str, opened: Open, monkeypatch: 
     assert {name for _, name in seen if name.endswith(".segment")} == {f"{n:020d}.segment" for n in range(3)}
 
 
-@pytest.mark.parametrize("closing", [False, True])
+@table("closing", [False, True])
 def test_a_sync_that_failed_in_the_background_is_told_to_the_next_caller(
     path: str, opened: Open, closing: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -133,7 +135,7 @@ def test_a_sync_that_failed_in_the_background_is_told_to_the_next_caller(
         patched.setattr(os, "fdatasync", fail)
         with contextlib.suppress(JournalError):
             journal.append("a", b"x")
-        until(lambda: "Input/output error" in caplog.text or closing)
+        eventually(lambda: "Input/output error" in caplog.text or closing)
     with pytest.raises(JournalError, match="cannot sync: Input/output error"):
         journal.sync()
     journal.append("a", b"x")
@@ -209,7 +211,7 @@ def test_an_empty_payload_a_large_one_and_a_whole_message(path: str, opened: Ope
         journal = opened()
 
 
-@pytest.mark.parametrize(
+@table(
     "arguments",
     [
         {"fsync": "sometimes"}, {"full": "explode"}, {"fsync": []}, {"max_bytes": 0}, {"max_bytes": 1.5},
@@ -370,7 +372,7 @@ def test_every_append_that_meets_close_has_an_outcome(path: str) -> None:
         assert outcomes["ClosedError"] + outcomes["JournalError"] == 8
 
 
-@pytest.mark.parametrize("has_thread", [False, True], ids=["no thread yet", "a thread"])
+@table("has_thread", [False, True], ids=["no thread yet", "a thread"])
 def test_an_append_that_finds_the_journal_open_a_moment_before_close_is_refused(
     path: str, monkeypatch: pytest.MonkeyPatch, has_thread: bool
 ) -> None:
@@ -401,7 +403,7 @@ def test_a_blocked_append_is_refused_when_the_journal_is_closed(path: str) -> No
     journal = Journal.open(path, max_records=1)
     journal.append("a", b"x")
     waiting = [journal.submit("a", b"y") for _ in range(3)]
-    until(lambda: journal._commit._full is not None)
+    eventually(lambda: journal._commit._full is not None)
     journal.close()
     for promise in waiting:
         with pytest.raises((ClosedError, JournalFullError)):
@@ -450,7 +452,7 @@ def test_each_blocked_append_is_refused_at_its_own_deadline(opened: Open) -> Non
     assert all(isinstance(promise.exception(0), JournalFullError) for promise in slow[1:])
 
 
-@pytest.mark.parametrize(("size", "least", "most"), [(2**20, 60, 64), (0, 100_000, 200_000)])
+@table("size, least, most", [(2**20, 60, 64), (0, 100_000, 200_000)])
 def test_submitting_more_than_the_bound_is_refused(opened: Open, size: int, least: int, most: int) -> None:
     journal = opened(max_records=1)
     journal.append("a", b"x")
@@ -507,7 +509,7 @@ def test_a_signal_ends_a_blocked_append(opened: Open) -> None:
         journal.append("a", b"y")
     timer.join()
     journal.cursor("c").commit(1)
-    until(lambda: journal.end == 2)  # it was waiting, and its outcome is unknown to its caller
+    eventually(lambda: journal.end == 2)  # it was waiting, and its outcome is unknown to its caller
 
 
 # --- a disk that fails
@@ -548,7 +550,7 @@ def test_a_defect_of_the_journal_leaves_no_caller_waiting(
     assert journal.append("a", b"x") == 0
 
 
-@pytest.mark.parametrize("fsync", ["always", "interval"])
+@table("fsync", ["always", "interval"])
 def test_a_journal_whose_thread_cannot_be_started_stores_and_acknowledges(
     path: str, opened: Open, fsync: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

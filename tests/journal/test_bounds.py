@@ -14,9 +14,11 @@ import pytest
 from messaging.errors import JournalFullError
 from messaging.journal import Journal, database
 from messaging.journal.folders import LocalFolder
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
 from tests.disks import ballast
 from tests.journal.conftest import Open
-from tests.journal.logs import segment_files, until
+from tests.journal.logs import segment_files
 
 BOUNDS = [{"max_records": 100}, {"max_bytes": 100 * 1042}]
 IDS = ["records", "bytes"]
@@ -38,7 +40,7 @@ def fill(journal: Journal) -> int:
             return journal.end
 
 
-@pytest.mark.parametrize("bound", BOUNDS, ids=IDS)
+@table("bound", BOUNDS, ids=IDS)
 def test_reject_refuses_at_once_and_accepts_when_a_cursor_has_made_room(opened: Open, bound: dict[str, int]) -> None:
     journal = opened(full="reject", timeout=60, **bound)
     cursor = journal.cursor("c")
@@ -54,7 +56,7 @@ def test_reject_refuses_at_once_and_accepts_when_a_cursor_has_made_room(opened: 
     assert offsets(journal)[-1] == full
 
 
-@pytest.mark.parametrize("bound", BOUNDS, ids=IDS)
+@table("bound", BOUNDS, ids=IDS)
 def test_block_waits_until_a_cursor_has_made_room(opened: Open, bound: dict[str, int]) -> None:
     journal = opened(timeout=60, **bound)
     cursor = journal.cursor("c")
@@ -67,7 +69,7 @@ def test_block_waits_until_a_cursor_has_made_room(opened: Open, bound: dict[str,
     timer.join()
 
 
-@pytest.mark.parametrize("bound", BOUNDS, ids=IDS)
+@table("bound", BOUNDS, ids=IDS)
 def test_drop_oldest_drops_whole_segments_and_counts_and_logs_each_record(
     path: str, opened: Open, bound: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -109,7 +111,7 @@ def test_a_bound_of_one_record_works(opened: Open) -> None:
     assert journal.dropped == 4
 
 
-@pytest.mark.parametrize("full", ["block", "reject", "drop_oldest"])
+@table("full", ["block", "reject", "drop_oldest"])
 def test_a_record_larger_than_the_bound_goes_in_alone(opened: Open, full: str) -> None:
     journal = opened(full=full, max_bytes=10_000, timeout=0.1)
     cursor = journal.cursor("c")
@@ -139,10 +141,10 @@ def test_records_beyond_their_age_are_dropped_acknowledged_or_not(
     journal = opened(max_age=0.4)
     journal.cursor("c")
     journal.append("a", b"old")
-    until(lambda: journal.dropped == 1)
+    eventually(lambda: journal.dropped == 1)
     assert (journal.begin, offsets(journal)) == (1, [])
     assert "dropped 1 records older than 0.4 s" in caplog.text
-    until(lambda: len(segment_files(path)) == 1)
+    eventually(lambda: len(segment_files(path)) == 1)
     assert journal.append("a", b"new") == 1
     assert offsets(journal) == [1]
 
@@ -154,7 +156,7 @@ def test_a_clock_that_was_wrong_keeps_no_records_and_drops_none_early(opened: Op
         journal.append("a", b"x", timestamp=timestamp)
     journal._retention._next_look = 0
     journal._commit.wake()
-    until(lambda: journal.begin == 2)
+    eventually(lambda: journal.begin == 2)
     assert journal.append("a", b"x") == 6
     assert offsets(journal) == [2, 3, 4, 5, 6]
 
@@ -238,23 +240,23 @@ def test_acknowledging_on_a_full_disk_frees_it_without_a_restart(small_disk: Pat
         for record in records:
             cursor.acknowledge(record.offset)
         assert [promise.result(20) for promise in waiting] == list(range(full, full + 5))
-        until(lambda: journal._cursors.is_saved)
+        eventually(lambda: journal._cursors.is_saved)
         cursor.commit(full + 5)
     with Journal.open(small_disk / "j") as journal:
         assert journal.cursors() == {"c": full + 5}
         assert journal.append("a", b"x") == full + 5
 
 
-@pytest.mark.parametrize("full", ["block", "reject"])
+@table("full", ["block", "reject"])
 def test_a_small_full_disk_is_freed_when_its_only_segment_is_acknowledged(small_disk: Path, full: str) -> None:
     """The segment is far from its size: nothing but the want of room closes it."""
     with Journal.open(small_disk / "j", full=full, timeout=20) as journal:
         cursor = journal.cursor("c")
         promises = [journal.submit("a", b"x" * 50_000) for _ in range(60)]
-        until(lambda: promises[0].done() and (full == "block" or promises[-1].done()))
+        eventually(lambda: promises[0].done() and (full == "block" or promises[-1].done()))
         stored = 0
         while stored < (60 if full == "block" else 15):
-            until(lambda stored=stored: journal.end > stored)  # type: ignore[misc]
+            eventually(lambda stored=stored: journal.end > stored)  # type: ignore[misc]
             stored = journal.end
             with contextlib.suppress(JournalFullError):
                 cursor.commit(stored)
@@ -300,9 +302,9 @@ def test_a_journal_is_opened_and_read_on_a_full_disk_and_drains_it(
         cursor = journal.cursor("c")
         full = fill(journal)
         cursor.commit(full, wait=False)
-        until(lambda: journal.begin > 50)
+        eventually(lambda: journal.begin > 50)
         assert journal.append("a", PAYLOAD) == full
-        until(lambda: stored(path) == {"c": full})
+        eventually(lambda: stored(path) == {"c": full})
     with Journal.open(path) as journal:
         assert journal.cursors() == {"c": full}
 

@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 from messaging.errors import ArgumentError, ClosedError, JournalError, JournalFullError, JournalRangeError
 from messaging.journal import Cursor, Journal
 from messaging.journal.folders import LocalFolder
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
 from tests.journal.conftest import Open
-from tests.journal.logs import segment_files, until
+from tests.journal.logs import segment_files
 
 
 def filled(opened: Open, count: int = 10, **more: Any) -> Journal:
@@ -128,14 +130,14 @@ def test_segments_are_deleted_behind_the_slowest_cursor(path: str, opened: Open)
     one, two = journal.cursor("one"), journal.cursor("two")
     one.commit(8)
     two.commit(3)
-    until(lambda: journal.begin == 3)
+    eventually(lambda: journal.begin == 3)
     assert journal.trim(99) == 3
     two.acknowledge(3)
-    until(lambda: journal.begin == 4)
+    eventually(lambda: journal.begin == 4)
     assert journal.remove_cursor("two")
-    until(lambda: journal.begin == 8)
+    eventually(lambda: journal.begin == 8)
     assert not journal.remove_cursor("two")
-    until(lambda: len(segment_files(path)) == 2)
+    eventually(lambda: len(segment_files(path)) == 2)
     with pytest.raises(JournalError, match="cursor 'two' was removed"):
         _ = two.position
 
@@ -146,14 +148,14 @@ def test_a_small_journal_that_is_acknowledged_whole_frees_its_segment(path: str,
     for _ in range(12):
         journal.append("a", b"x" * 100_000)
     cursor.commit(12)
-    until(lambda: journal.begin == 12)
-    until(lambda: [file.stat().st_size for file in segment_files(path)] == [0])
+    eventually(lambda: journal.begin == 12)
+    eventually(lambda: [file.stat().st_size for file in segment_files(path)] == [0])
     assert journal.append("a", b"y") == 12
     journal.close()
     assert opened().append("a", b"z") == 13
 
 
-@pytest.mark.parametrize("name", ["", "a" * 201, "a\nb", None, 5])
+@table("name", ["", "a" * 201, "a\nb", None, 5])
 def test_names_that_no_cursor_can_have_are_refused(opened: Open, name: Any) -> None:
     with pytest.raises(ArgumentError, match="1 to 200 printable characters"):
         opened().cursor(name)
@@ -271,11 +273,11 @@ def test_a_database_that_cannot_be_written_is_told_once_and_tried_again(
     with monkeypatch.context() as patched:
         patched.setattr(journal._state, "save_cursors", broken)
         cursor.commit(5, wait=False)
-        until(lambda: attempts >= 3)
+        eventually(lambda: attempts >= 3)
         with pytest.raises(JournalFullError):
             cursor.commit(6)
-        until(lambda: journal.begin == 6)  # space is freed all the same
-    until(lambda: journal._cursors.is_saved)
+        eventually(lambda: journal.begin == 6)  # space is freed all the same
+    eventually(lambda: journal._cursors.is_saved)
     warnings = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert len(warnings) == 1
     journal.close()
@@ -291,8 +293,8 @@ def test_cursors_of_a_closed_journal_say_so(opened: Open) -> None:
             attempt()
 
 
-@pytest.mark.parametrize("failing", [1, 7])
-@pytest.mark.parametrize("error", [OSError(errno.EIO, "failed"), KeyboardInterrupt()], ids=["disk", "signal"])
+@table("failing", [1, 7])
+@table("error", [OSError(errno.EIO, "failed"), KeyboardInterrupt()], ids=["disk", "signal"])
 def test_a_read_that_fails_loses_no_record(
     opened: Open, monkeypatch: pytest.MonkeyPatch, error: BaseException, failing: int
 ) -> None:

@@ -18,6 +18,7 @@ from messaging.journal import Journal, verify
 from messaging.journal.folders import LocalFolder
 from messaging.journal.frames import encode, scan
 from messaging.journal.identity import seed_of
+from messaging.testing.tables import table
 from tests.journal.conftest import Open
 from tests.journal.logs import SEED, Lost, add, check, read, segment_files, view, writer
 
@@ -180,7 +181,7 @@ def test_damage_is_quarantined_logged_and_told_after_the_next_open(
         assert seen.info().damage == [found]
 
 
-@pytest.mark.parametrize("part", ["header", "body"])
+@table("part", ["header", "body"])
 def test_damage_in_many_places_is_passed_fast_and_copied_up_to_a_bound(
     path: str, opened: Open, part: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -256,7 +257,7 @@ def test_the_offsets_of_a_lost_end_are_not_used_again(path: str, opened: Open) -
     assert [(each.first, each.until) for each in journal.info().damage] == [(3, 6)]
 
 
-@pytest.mark.parametrize("tail", [b"\0" * 5000, b"R", b"RXJ1" * 7], ids=["zeros", "a byte", "half a header"])
+@table("tail", [b"\0" * 5000, b"R", b"RXJ1" * 7], ids=["zeros", "a byte", "half a header"])
 def test_an_unfinished_write_is_cut_off_without_a_report_of_damage(
     path: str, opened: Open, tail: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:

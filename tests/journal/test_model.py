@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from messaging.errors import JournalFullError
 from messaging.journal import Cursor, Journal
 from messaging.journal.retention import Full
-from tests.journal.logs import payload, until
+from messaging.testing.waiting import eventually
+from tests.journal.logs import payload
 
 NAMES = ("one", "two", "three")
 
@@ -165,7 +166,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def kill(self) -> None:
         """What a killed process leaves behind: what the operating system has."""
-        until(self.is_quiet)
+        eventually(self.is_quiet)
         shutil.copytree(self.path, self.folder / str(self.number + 1))
         self.journal.close()
         self.number += 1

@@ -17,8 +17,9 @@ import pytest
 from messaging.errors import ClosedError, JournalError, JournalUnreadableError
 from messaging.journal import DeadLetter, Journal, State, database, verify
 from messaging.journal.database import Database
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
 from tests.journal.conftest import Open
-from tests.journal.logs import until
 
 
 def test_positions_counters_dead_letters_and_ids_survive(tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_a_newer_schema_is_refused_and_left_alone(path: str, opened: Open) -> No
             attempt()
 
 
-@pytest.mark.parametrize("data", [b"no database" * 1000, b"SQLite format 3\0" + b"\xff" * 5000], ids=["text", "torn"])
+@table("data", [b"no database" * 1000, b"SQLite format 3\0" + b"\xff" * 5000], ids=["text", "torn"])
 def test_a_damaged_database_is_set_aside_and_no_record_is_lost(
     path: str, opened: Open, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -138,7 +139,7 @@ def test_a_database_that_another_program_holds_keeps_no_record_waiting(path: str
         assert time.monotonic() - began < 2
         other.execute("ROLLBACK")
     waiting.join()
-    until(lambda: stored(path) == {"c": 19})
+    eventually(lambda: stored(path) == {"c": 19})
 
 
 def suppressed(work: Callable[[], object]) -> None:
@@ -173,7 +174,7 @@ def test_a_journal_on_a_folder_that_cannot_be_written_is_read(path: str, opened:
         os.seteuid(0)
 
 
-@pytest.mark.parametrize("text", ["", "PRAGMA user_version=0; DROP TABLE cursors"], ids=["held", "unfinished"])
+@table("text", ["", "PRAGMA user_version=0; DROP TABLE cursors"], ids=["held", "unfinished"])
 def test_a_database_that_cannot_be_read_now_keeps_no_reader_from_the_records(
     path: str, opened: Open, text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -208,8 +209,8 @@ def test_dead_letters_are_counted_and_read_without_being_loaded_together(path: s
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
-    ("text", "what"),
+@table(
+    "text, what",
     [
         ("{", "does not parse"),
         ("[]", "does not parse"),

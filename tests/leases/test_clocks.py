@@ -13,6 +13,7 @@ import pytest
 
 from messaging.errors import DecodeError
 from messaging.leases import Landlord, StoredTime, lease_time
+from messaging.testing.tables import table
 from tests.leases.clocks import FakeClock
 
 _DAY: Final = 86_400.0
@@ -42,7 +43,7 @@ assert len(ended) == 1
 """
 
 
-@pytest.mark.parametrize("shift", [_DAY, -_DAY])
+@table("shift", [_DAY, -_DAY])
 def test_a_wall_clock_that_is_set_changes_no_lease(monkeypatch: pytest.MonkeyPatch, shift: float) -> None:
     """No lease expires early, and none lives on."""
     clock = FakeClock()
@@ -58,7 +59,7 @@ def test_a_wall_clock_that_is_set_changes_no_lease(monkeypatch: pytest.MonkeyPat
         assert lease.is_expired
 
 
-@pytest.mark.parametrize("shift", [_DAY, -_DAY])
+@table("shift", [_DAY, -_DAY])
 def test_a_stored_end_is_independent_of_the_wall_clock_until_the_machine_starts_anew(shift: float) -> None:
     clock = FakeClock()
     wall = 1e9
@@ -73,9 +74,7 @@ def test_a_stored_end_is_independent_of_the_wall_clock_until_the_machine_starts_
     assert endless.remaining(clock=clock) == float("inf")
 
 
-@pytest.mark.parametrize(
-    "value", [None, [], ["b", 1.0], ["b", "x", 1.0], "text", 5, ["b", 10**400, 0], ["b", 1.0, "nan"]]
-)
+@table("value", [None, [], ["b", 1.0], ["b", "x", 1.0], "text", 5, ["b", 10**400, 0], ["b", 1.0, "nan"]])
 def test_a_malformed_stored_time_is_refused(value: object) -> None:
     with pytest.raises(DecodeError):
         StoredTime.from_value(value)

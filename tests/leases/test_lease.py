@@ -16,6 +16,7 @@ import pytest
 from messaging.errors import ArgumentError, ClosedError, LeaseDeniedError, UnknownLeaseError
 from messaging.execution import serial
 from messaging.leases import ANY, FOREVER, Landlord, Lease, LeaseEnd, release
+from messaging.testing.tables import table
 from tests.leases.clocks import FakeClock
 
 
@@ -40,9 +41,7 @@ def test_the_granted_duration_may_be_shorter_and_the_lease_says_so(landlord: Lan
     assert datetime.timedelta(seconds=99) < left <= datetime.timedelta(seconds=100)
 
 
-@pytest.mark.parametrize(
-    "duration", [0, 0.0, -2, -0.5, -math.inf, math.nan, True, "60", None, datetime.timedelta(seconds=5)]
-)
+@table("duration", [0, 0.0, -2, -0.5, -math.inf, math.nan, True, "60", None, datetime.timedelta(seconds=5)])
 def test_a_duration_that_is_none_is_refused(landlord: Landlord, duration: Any) -> None:
     """Scenario 17."""
     with pytest.raises(ArgumentError):
@@ -112,7 +111,7 @@ def test_renewing_moves_the_expiration_also_to_an_earlier_time(landlord: Landlor
     assert ended.wait(5)
 
 
-@pytest.mark.parametrize("end", [*LeaseEnd])
+@table("end", [*LeaseEnd])
 def test_the_callback_gets_the_reason_once(landlord: Landlord, clock: FakeClock, end: LeaseEnd) -> None:
     found: list[LeaseEnd] = []
     done = threading.Semaphore(0)
@@ -325,7 +324,7 @@ def test_renewals_are_told_until_that_is_stopped_or_the_object_is_gone(landlord:
     assert kept.found == [lease]
 
 
-@pytest.mark.parametrize(
+@table(
     "value",
     [10**400, -(10**400), -(10**5000), math.nan, True, "5"],
     ids=["big", "low", "long", "nan", "bool", "text"],

@@ -41,6 +41,7 @@ from messaging.leases import (
     renew_all,
 )
 from messaging.leases import serving as serving_module
+from messaging.testing.tables import table
 
 Connect = Callable[..., messaging.Messaging]
 
@@ -166,7 +167,7 @@ def test_a_landlord_that_is_not_there_is_an_indefinite_failure() -> None:
         assert isinstance(error, OutcomeUnknownError) or "nowhere" in str(error)
 
 
-@pytest.mark.parametrize("value", [None, [], ["id"], [1, 2.0], ["id", "x"], {"id": 1}])
+@table("value", [None, [], ["id"], [1, 2.0], ["id", "x"], {"id": 1}])
 def test_a_malformed_lease_is_refused(value: object) -> None:
     with messaging.connect(f"memory://{uuid.uuid4().hex}") as client, pytest.raises(DecodeError):
         lease_from_value(client, "a", value, 10.0, lease_time())
@@ -290,7 +291,7 @@ def test_the_manager_survives_a_lost_answer(memory: Connect, channel: str) -> No
         assert not granted.is_ended
 
 
-@pytest.mark.parametrize(
+@table(
     "leases", [[["x"]], [5], [[5, 1.0]], [["id", "1"]], [["id", 10**400]], [["id", True]], "x", None, [["id", 1.0, 2]]]
 )
 def test_malformed_requests_are_answered_without_a_traceback(
@@ -365,7 +366,7 @@ def test_a_malformed_query_is_logged_in_one_line(
     assert "Traceback" not in caplog.text
 
 
-@pytest.mark.parametrize("wait", [-1, math.nan, math.inf, 3601, True, "1", None, 10**400])
+@table("wait", [-1, math.nan, math.inf, 3601, True, "1", None, 10**400])
 def test_a_wait_that_is_no_number_of_seconds_is_refused(memory: Connect, wait: Any) -> None:
     with pytest.raises(ArgumentError, match="wait"):
         find_leases(memory(), wait)

@@ -22,14 +22,9 @@ from messaging.errors import (
 )
 from messaging.execution import Promise
 from messaging.leases import Landlord, Lease, LeaseRenewalEvent, LeaseRenewalManager, lease_time
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
 from tests.leases.clocks import FakeClock
-
-
-def wait_until(holds: Callable[[], Any], timeout: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come to be"
-        time.sleep(0.002)
 
 
 class Grantor:
@@ -107,7 +102,7 @@ def test_a_lease_is_renewed_early_enough_and_for_no_longer_than_needed(
     told = Told()
     lease = grantor.grant(0.5)
     manager.renew_until(lease, 1.5, 0.5, told)
-    wait_until(lambda: told.reached)
+    eventually(lambda: told.reached)
     asked = [seconds for request in grantor.requests for _, seconds in request]
     assert all(0.1 < each <= 0.5 for each in left), left  # not at the last moment
     assert all(each <= 0.5 for each in asked)
@@ -127,7 +122,7 @@ def test_a_landlord_of_this_process_is_renewed(manager: LeaseRenewalManager) -> 
         assert ended.wait(5)
 
 
-@pytest.mark.parametrize("error", [UnknownLeaseError("gone"), LeaseDeniedError("no"), ArgumentError("bad")])
+@table("error", [UnknownLeaseError("gone"), LeaseDeniedError("no"), ArgumentError("bad")])
 def test_a_definite_error_ends_the_renewal_and_the_listener_may_use_the_manager(
     manager: LeaseRenewalManager, grantor: Grantor, error: MessagingError
 ) -> None:
@@ -165,7 +160,7 @@ def test_an_indefinite_error_is_tried_again_until_the_lease_expires(
     told = Told()
     lease = grantor.grant(1.0)
     manager.renew_until(lease, listener=told)
-    wait_until(lambda: told.failed)
+    eventually(lambda: told.failed)
     assert told.failed[0].error is lost
     assert lease.is_expired
     assert len(grantor.requests) >= 2
@@ -178,7 +173,7 @@ def test_a_lease_is_renewed_after_a_passing_failure(manager: LeaseRenewalManager
     told = Told()
     lease = grantor.grant(0.6)
     manager.renew_until(lease, 1.5, 0.6, told)
-    wait_until(lambda: told.reached or told.failed)
+    eventually(lambda: told.reached or told.failed)
     assert not told.failed
 
 
@@ -188,7 +183,7 @@ def test_reaching_the_desired_expiration_is_another_event_than_a_failure(
     """Scenario 22."""
     told = Told()
     manager.renew_for(grantor.grant(10.0), 0.2, listener=told)
-    wait_until(lambda: told.reached)
+    eventually(lambda: told.reached)
     assert told.reached[0].error is None
     assert not told.failed
     assert not grantor.requests  # the lease is longer than desired
@@ -198,7 +193,7 @@ def test_leases_of_one_grantor_are_renewed_with_one_request(manager: LeaseRenewa
     leases = [grantor.grant(0.5) for _ in range(50)]
     for each in leases:
         manager.renew_until(each)
-    wait_until(lambda: grantor.requests)
+    eventually(lambda: grantor.requests)
     assert len(grantor.requests[0]) == 50
     assert len(manager) == 50
 
@@ -209,7 +204,7 @@ def test_the_desired_expiration_can_be_changed(manager: LeaseRenewalManager, gra
     manager.renew_until(lease, 1000.0, listener=told)
     assert 999.0 < manager.remaining(lease) <= 1000.0
     manager.set_expiration(lease, 0.1)
-    wait_until(lambda: told.reached)
+    eventually(lambda: told.reached)
     with pytest.raises(UnknownLeaseError):
         manager.remaining(lease)
 
@@ -241,7 +236,7 @@ def test_a_closed_manager_renews_nothing(grantor: Grantor) -> None:
     with pytest.raises(ClosedError):
         manager.renew_until(lease)
     until = lease_time() + 0.3
-    wait_until(lambda: lease_time() > until)
+    eventually(lambda: lease_time() > until)
     assert not grantor.requests
     assert not told.failed
 
@@ -287,7 +282,7 @@ class Clocked:
         self.manager.look()
 
     def wait_for_requests(self, count: int) -> None:
-        wait_until(lambda: len(self.grantor.answers) == count)
+        eventually(lambda: len(self.grantor.answers) == count)
 
     def look_twice(self) -> None:
         """Wait until the manager has looked at the leases."""
@@ -296,7 +291,7 @@ class Clocked:
         lease.note_cancelled()
         self.manager.renew_until(lease, listener=other)
         self.manager.look()
-        wait_until(lambda: other.failed)
+        eventually(lambda: other.failed)
 
 
 def test_a_request_without_an_answer_is_made_again_before_the_lease_expires(manager: LeaseRenewalManager) -> None:
@@ -339,7 +334,7 @@ def test_the_end_of_a_lease_is_told_while_a_request_is_under_way(manager: LeaseR
     it.pass_time(9.8)
     it.wait_for_requests(1)
     it.pass_time(0.2)
-    wait_until(lambda: it.told.failed)
+    eventually(lambda: it.told.failed)
     assert isinstance(it.told.failed[0].error, DeadlineError)
     assert it.lease not in manager
     it.grantor.succeed(0, 10.0)  # too late, and ignored
@@ -353,7 +348,7 @@ def test_the_desired_expiration_is_told_while_a_request_is_under_way(manager: Le
     it.wait_for_requests(1)
     it.lease.note_granted(100.0, 100.0)  # renewed by the program
     it.pass_time(2.9)
-    wait_until(lambda: it.told.reached)
+    eventually(lambda: it.told.reached)
     assert not it.told.failed
 
 
@@ -361,7 +356,7 @@ def test_a_lease_that_expired_before_its_desired_expiration_has_failed(manager: 
     """Scenario 22, after the machine was suspended beyond both."""
     it = Clocked(manager, 20.0)
     it.pass_time(30.0)
-    wait_until(lambda: it.told.failed or it.told.reached)
+    eventually(lambda: it.told.failed or it.told.reached)
     assert not it.told.reached
     assert isinstance(it.told.failed[0].error, UnknownLeaseError)
 
@@ -371,7 +366,7 @@ def test_a_lease_that_was_cancelled_before_its_desired_expiration_has_failed(man
     it = Clocked(manager, 5.0)
     it.lease.note_cancelled()
     it.pass_time(5.0)
-    wait_until(lambda: it.told.failed or it.told.reached)
+    eventually(lambda: it.told.failed or it.told.reached)
     assert not it.told.reached
 
 
@@ -383,12 +378,12 @@ def test_rounding_does_not_keep_a_lease_from_its_desired_expiration(manager: Lea
     asked = it.grantor.requests[0][0][1]
     it.grantor.succeed(0, asked - 1e-9)
     it.pass_time(asked)
-    wait_until(lambda: it.told.failed or it.told.reached)
+    eventually(lambda: it.told.failed or it.told.reached)
     assert not it.told.failed
     assert len(it.grantor.answers) == 1
 
 
-@pytest.mark.parametrize("answer", ["raises", "short", "long", "no promise"])
+@table("answer", ["raises", "short", "long", "no promise"])
 def test_a_grantor_that_misbehaves_costs_no_lease_of_another_one(
     manager: LeaseRenewalManager, answer: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -409,14 +404,14 @@ def test_a_grantor_that_misbehaves_costs_no_lease_of_another_one(
     manager.renew_until(leases[1], renew_duration=10.0, listener=kept)
     clock.advance(9.0)
     manager.look()
-    wait_until(lambda: bad.requests and leases[1].remaining == 10.0)
+    eventually(lambda: bad.requests and leases[1].remaining == 10.0)
     clock.advance(0.9)
     manager.look()
-    wait_until(lambda: len(bad.requests) >= 2)  # tried again
+    eventually(lambda: len(bad.requests) >= 2)  # tried again
     assert leases[1] in manager
     clock.advance(0.2)
     manager.look()
-    wait_until(lambda: lost.failed)
+    eventually(lambda: lost.failed)
     assert not kept.failed
     assert "grantor" in str(lost.failed[0].error)
 
@@ -490,6 +485,6 @@ def test_many_desired_expirations_cost_little(grantor: Grantor) -> None:
         for number in range(200):
             clock.now = 1010.5 + number
             manager.look()
-            wait_until(lambda number=number: len(told.reached) == number + 1)  # type: ignore[misc]
+            eventually(lambda number=number: len(told.reached) == number + 1)  # type: ignore[misc]
         assert time.process_time() - begun < 1.5
         assert len(manager) == count - 200

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 from messaging.errors import ListenerGoneError, UnknownEventError
 from messaging.remoteevent import RemoteEvent
-
-
-def wait_until(holds: Callable[[], Any], timeout: float = 10.0) -> None:
-    """Wait until a condition holds; fail after ``timeout`` seconds."""
-    deadline = time.monotonic() + timeout
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come to be in time"
-        time.sleep(0.002)
 
 
 class Recorder:

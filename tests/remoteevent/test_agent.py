@@ -29,7 +29,9 @@ from messaging.remoteevent import (
     RetryPolicy,
     StoreAndForwardAgent,
 )
-from tests.remoteevent.helpers import Recorder, event, events, wait_until
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
+from tests.remoteevent.helpers import Recorder, event, events
 
 FAST = RetryPolicy(first_delay=0.01, max_delay=0.05)
 
@@ -69,10 +71,10 @@ def test_events_for_an_unreachable_listener_are_kept_and_tried_again(
     for each in events(1, 5):
         agent.notify(each)
     assert agent.pending == 5
-    wait_until(lambda: len(target.calls) >= 3)
+    eventually(lambda: len(target.calls) >= 3)
     target.error = None
-    wait_until(lambda: target.numbers == [1, 2, 3, 4, 5])
-    wait_until(lambda: agent.pending == 0)
+    eventually(lambda: target.numbers == [1, 2, 3, 4, 5])
+    eventually(lambda: agent.pending == 0)
 
 
 def test_the_chain_is_invisible(reopen: Callable[..., StoreAndForwardAgent], target: Recorder) -> None:
@@ -81,7 +83,7 @@ def test_the_chain_is_invisible(reopen: Callable[..., StoreAndForwardAgent], tar
     with EventGenerator("boiler", events=["hot"], begin=0) as generator:
         registration = generator.register("hot", {"h": b"\x00"}, agent, 60.0)
         generator.generate("hot")
-        wait_until(lambda: target.events)
+        eventually(lambda: target.events)
     (received,) = target.events
     assert (received.source, received.id, received.sequence_number) == ("boiler", "hot", 1)
     assert received.handback == {"h": b"\x00"}
@@ -95,13 +97,13 @@ def test_delivery_to_a_listener_that_is_gone_stops_and_the_events_stay(
     target.error = ListenerGoneError("gone")
     agent = reopen(target=target)
     assert agent.deliver(events(1, 5)).result(10) == [None] * 5
-    wait_until(lambda: target.calls)
+    eventually(lambda: target.calls)
     agent.notify(event(6))
     assert agent.pending == 6
     assert len(target.calls) == 1
     target.error = None
     agent.resume()
-    wait_until(lambda: target.numbers == [*range(1, 7)])
+    eventually(lambda: target.numbers == [*range(1, 7)])
 
 
 def test_an_indefinite_failure_is_tried_again_up_to_a_bound(
@@ -113,11 +115,11 @@ def test_an_indefinite_failure_is_tried_again_up_to_a_bound(
     agent.notify(event(1))
     counts = agent.counts()
     assert counts is not None
-    wait_until(lambda: counts.dropped == 1)
+    eventually(lambda: counts.dropped == 1)
     assert len(target.calls) == 5
     target.error = None
     agent.notify(event(2))
-    wait_until(lambda: target.numbers == [2])
+    eventually(lambda: target.numbers == [2])
 
 
 def test_an_event_is_given_up_after_a_time(reopen: Callable[..., StoreAndForwardAgent], target: Recorder) -> None:
@@ -125,7 +127,7 @@ def test_an_event_is_given_up_after_a_time(reopen: Callable[..., StoreAndForward
     target.error = OSError("away")
     agent = reopen(target=target, retry=RetryPolicy(max_age=0.1, first_delay=0.01, max_delay=0.02))
     agent.notify(event(1))
-    wait_until(lambda: agent.pending == 0)
+    eventually(lambda: agent.pending == 0)
     assert len(target.calls) >= 3
 
 
@@ -142,7 +144,7 @@ def test_an_event_that_the_listener_refuses_is_dropped_and_the_next_one_tried(
 
     agent = reopen(target=refuse_the_second)
     assert agent.deliver(events(1, 3)).result(10) == [None] * 3
-    wait_until(lambda: target.numbers == [1, 3])
+    eventually(lambda: target.numbers == [1, 3])
     counts = agent.counts()
     assert counts is not None
     assert counts.invalid == 1
@@ -162,12 +164,12 @@ def test_the_agent_issues_longer_leases_and_renews_the_shorter_one_upstream(
         assert upstream.lease.duration == 0.5
         assert registration.lease.duration == 600.0
         until = time.monotonic() + 1.2
-        wait_until(lambda: time.monotonic() > until)
+        eventually(lambda: time.monotonic() > until)
         generator.generate(1)
-        wait_until(lambda: target.events)
+        eventually(lambda: target.events)
         assert target.events[0].handback == "h"
         registration.lease.cancel()
-        wait_until(lambda: upstream.lease.is_ended)
+        eventually(lambda: upstream.lease.is_ended)
 
 
 def test_nothing_accepted_is_lost_by_a_restart(
@@ -182,8 +184,8 @@ def test_nothing_accepted_is_lost_by_a_restart(
     agent.notify(event(301))
     assert [each.id for each in agent.landlord.leases()] == [registration.lease.id]
     target.error = other.error = None
-    wait_until(lambda: target.numbers == [*range(1, 302)])
-    wait_until(lambda: other.numbers == [*range(1, 302)])
+    eventually(lambda: target.numbers == [*range(1, 302)])
+    eventually(lambda: other.numbers == [*range(1, 302)])
     assert {each.handback for each in other.events} == {"other"}
 
 
@@ -196,7 +198,7 @@ def test_a_duplicate_is_acknowledged_and_forwarded_once(
     assert agent.deliver(events(40, 60)).result(10) == [None] * 21
     agent = reopen(target=target)
     assert agent.deliver(events(55, 70)).result(10) == [None] * 16
-    wait_until(lambda: target.numbers and target.numbers[-1] == 70)
+    eventually(lambda: target.numbers and target.numbers[-1] == 70)
     assert target.numbers == [*range(1, 71)]
 
 
@@ -209,8 +211,8 @@ def test_a_registration_gets_only_events_of_its_kind_and_after_it(
     assert registration.sequence_number == 10
     agent.register("source", 2, None, other, 100.0)
     agent.deliver([*events(11, 12), event(1, 2), event(1, 1, "another")]).result(10)
-    wait_until(lambda: target.numbers == [11, 12])
-    wait_until(lambda: other.numbers == [1])
+    eventually(lambda: target.numbers == [11, 12])
+    eventually(lambda: other.numbers == [1])
 
 
 def test_what_cannot_be_stored_is_not_acknowledged(
@@ -227,7 +229,7 @@ def test_what_cannot_be_stored_is_not_acknowledged(
     assert isinstance(outcome, JournalFullError)
     assert refused is not None
     target.error = None
-    wait_until(lambda: target.numbers == [*range(1, refused)])
+    eventually(lambda: target.numbers == [*range(1, refused)])
 
 
 def test_what_is_dropped_to_make_room_is_counted(reopen: Callable[..., StoreAndForwardAgent], target: Recorder) -> None:
@@ -238,7 +240,7 @@ def test_what_is_dropped_to_make_room_is_counted(reopen: Callable[..., StoreAndF
         assert agent.deliver(given).result(40) == [None] * 100
     assert agent.dropped > 0
     target.error = None
-    wait_until(lambda: target.numbers and target.numbers[-1] == 2000)
+    eventually(lambda: target.numbers and target.numbers[-1] == 2000)
     assert target.numbers == sorted(target.numbers)
 
 
@@ -263,9 +265,7 @@ def test_bad_arguments_are_refused(reopen: Callable[..., StoreAndForwardAgent], 
         agent.register("s", 1, None, Recorder(), 60.0)
 
 
-@pytest.mark.parametrize(
-    "options", [{"attempts": 0}, {"attempts": True}, {"max_age": 0}, {"first_delay": -1}, {"max_delay": "x"}]
-)
+@table("options", [{"attempts": 0}, {"attempts": True}, {"max_age": 0}, {"first_delay": -1}, {"max_delay": "x"}])
 def test_a_policy_without_sense_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         RetryPolicy(**options)
@@ -281,7 +281,7 @@ def test_events_since_a_given_number_are_forwarded_also_if_they_are_stored_alrea
     registration = agent.register("source", 1, "h", other, 60.0, sequence_number=1)
     assert registration.sequence_number == 1
     agent.notify(event(5))
-    wait_until(lambda: other.numbers == [2, 3, 4, 5])
+    eventually(lambda: other.numbers == [2, 3, 4, 5])
     with pytest.raises(InvalidEventError):
         agent.register("source", 1, None, other, 60.0, sequence_number=-1)
 
@@ -292,8 +292,8 @@ def test_a_registration_whose_lease_ends_while_it_is_made_leaves_nothing(
     agent = reopen()
     for _ in range(20):
         agent.register("source", 1, None, other, 1e-6)
-    wait_until(lambda: not agent._all_forwardings())
-    wait_until(lambda: [*agent._events.journal.cursors()] == ["checkpoint"])
+    eventually(lambda: not agent._all_forwardings())
+    eventually(lambda: [*agent._events.journal.cursors()] == ["checkpoint"])
     assert not agent._state.keys_with("registration")
 
 
@@ -308,10 +308,10 @@ def test_no_later_event_of_a_batch_is_stored_without_an_earlier_one(
     (refused,) = agent.deliver(batch).result(10)
     assert isinstance(refused, JournalFullError)
     target.error = None
-    wait_until(lambda: target.numbers == [1])
-    wait_until(lambda: agent.deliver(batch).result(10)[0] is None)
+    eventually(lambda: target.numbers == [1])
+    eventually(lambda: agent.deliver(batch).result(10)[0] is None)
     agent.deliver(batch).result(10)
-    wait_until(lambda: target.numbers == [1, 2, 3, 4])
+    eventually(lambda: target.numbers == [1, 2, 3, 4])
 
 
 def test_nothing_is_delivered_by_an_agent_that_cannot_be_opened(
@@ -336,8 +336,8 @@ def test_events_for_the_target_of_an_earlier_run_wait_until_there_is_one(
     assert "1 events wait for the target of an earlier run" in caplog.text
     target.error = None
     agent = reopen(target=target)
-    wait_until(lambda: target.numbers == [1])
-    wait_until(lambda: agent.pending == 0)
+    eventually(lambda: target.numbers == [1])
+    eventually(lambda: agent.pending == 0)
     reopen().notify(event(2))  # nothing waits for a target: there is none any more
     assert reopen().pending == 0
 
@@ -376,7 +376,7 @@ def test_the_lease_upstream_is_renewed_again_after_a_restart(
             lease = landlord.lease(granted.id)
             assert lease is not None
             ends = lease.expires
-            wait_until(lambda: lease.expires > ends + 1.2)  # several times its duration
+            eventually(lambda: lease.expires > ends + 1.2)  # several times its duration
             generator.generate(1)
-            wait_until(lambda: target.numbers == [1])
+            eventually(lambda: target.numbers == [1])
         assert len(generator.landlord) == 1

@@ -11,7 +11,8 @@ import pytest
 
 from messaging.errors import BoundReachedError, JournalFullError
 from messaging.remoteevent import EventMailbox, MailboxRegistration, RemoteEvent
-from tests.remoteevent.helpers import event, events, wait_until
+from messaging.testing.waiting import eventually
+from tests.remoteevent.helpers import event, events
 
 MIB = 2**20
 
@@ -63,7 +64,7 @@ def test_a_full_box_takes_events_again_when_it_is_drained(reopen: Callable[..., 
         assert [each.sequence_number for each in found] == [*range(1, stored + 1)]
         number = stored + 1
         # the state that keeps the last records is stored soon
-        wait_until(lambda number=number, kind=str(_): store(box, long(number, 10_000, kind)) == [None])  # type: ignore[misc]
+        eventually(lambda number=number, kind=str(_): store(box, long(number, 10_000, kind)) == [None])  # type: ignore[misc]
         box.drain()
 
 
@@ -128,7 +129,7 @@ def test_the_journal_of_the_newest_events_stays_small(reopen: Callable[..., Even
     def size() -> int:
         return sum(each.stat().st_size for each in folder.iterdir() if each.is_file())
 
-    wait_until(lambda: store(box, event(1, "another")) and size() < 12 * MIB)
+    eventually(lambda: store(box, event(1, "another")) and size() < 12 * MIB)
     again = reopen().registration(box.id)
     assert [each.sequence_number for each in again.drain() if each.id == 1] == [2_000]
 
@@ -187,5 +188,5 @@ def test_a_refused_event_may_be_passed_again(reopen: Callable[..., EventMailbox]
     (refused,) = store(box, *given[2:])
     assert isinstance(refused, JournalFullError)
     box.drain()
-    wait_until(lambda: store(box, *given[2:])[0] is None)
+    eventually(lambda: store(box, *given[2:])[0] is None)
     assert [each.sequence_number for each in box.drain()] == [3, 4]

@@ -25,7 +25,6 @@ from messaging.errors import (
     InvalidTopicError,
     UnknownEventError,
 )
-from messaging.execution import Waiters
 from messaging.remoteevent import EventGenerator, RemoteEvent
 from messaging.remoteevent.bridges import (
     BusEvent,
@@ -45,6 +44,8 @@ from messaging.remoteevent.event import ForeignEvent
 from messaging.remoteevent.layout import decode_event
 from messaging.remoteevent.mailbox import EventMailbox
 from messaging.services import ServiceRegistry
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
 from messaging.typedevent import TypedEventBus
 
 
@@ -63,10 +64,6 @@ class Order:
 
     number: int
     lines: list[str]
-
-
-def until(holds: Any, timeout: float = 20.0) -> None:
-    assert Waiters().wait_for(holds, timeout)
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -121,7 +118,7 @@ def test_topics_are_readable() -> None:
     assert topic_of("boiler", -3) == "remoteevent/boiler/i-3"
 
 
-@pytest.mark.parametrize(
+@table(
     "topic",
     ["", "x", "remoteevent/a", "remoteevent/a/b", "remoteevent/a/i1x", "remoteevent/_41/tx", "remoteevent/a/i01"],
 )
@@ -132,7 +129,7 @@ def test_other_topics_are_refused(topic: str) -> None:
         topic_of("\ud800", 1)
 
 
-@pytest.mark.parametrize("value", [None, 3, {}, {"source": "s"}, {"source": "", "id": 1, "sequence": 1}])
+@table("value", [None, 3, {}, {"source": "s"}, {"source": "", "id": 1, "sequence": 1}])
 def test_other_maps_are_refused(value: Any) -> None:
     with pytest.raises(DecodeError):
         from_map(value)
@@ -163,7 +160,7 @@ def test_remote_events_become_typed_events_and_back_without_loss(bus: TypedEvent
     listener = to_typed(bus)
     for each in events:
         listener.notify(each)
-    until(lambda: len(got) == 3)
+    eventually(lambda: len(got) == 3)
     assert got == [(each.kind, each) for each in events]
 
 
@@ -175,7 +172,7 @@ def test_typed_events_become_remote_events_and_back_without_loss(bus: TypedEvent
         with from_typed(bus, "orders/*", listener=to_typed(other)):
             for number in range(50):
                 bus.deliver(Order(number, ["a", "b"]), f"orders/{number % 3}/placed")
-            until(lambda: len(got) == 50)
+            eventually(lambda: len(got) == 50)
     for shop in range(3):  # in order within each topic, which is a kind of events
         wanted = [number for number in range(50) if number % 3 == shop]
         assert [event.number for topic, event in got if topic == f"orders/{shop}/placed"] == wanted
@@ -190,7 +187,7 @@ def test_typed_events_are_events_of_a_generator(bus: TypedEventBus) -> None:
             assert bridge.generator is shop
             bus.deliver_untyped("orders/new", {"number": 1})
             bus.deliver_untyped("orders/old", {"number": 2})
-            until(lambda: len(got) == 2)
+            eventually(lambda: len(got) == 2)
         bus.deliver_untyped("orders/new", {"number": 3})
         bus.flush().result(20)
     assert [type(each) for each in got] == [BusEvent, BusEvent]
@@ -207,7 +204,7 @@ def test_a_topic_of_ones_own_is_used(bus: TypedEventBus) -> None:
     got: list[Any] = []
     bus.on("mine", handler=lambda topic, event: got.append((topic, event["sequence"])))
     to_typed(bus, lambda _event: "mine").notify(RemoteEvent("s", 1, 9))
-    until(lambda: got)
+    eventually(lambda: got)
     assert got == [("mine", 9)]
 
 
@@ -273,7 +270,7 @@ def test_an_adapter_refuses_an_unknown_kind() -> None:
         cold = boiler.register("cold", None, adapter)
         boiler.generate("cold")
         boiler.generate("hot")
-        until(lambda: cold.lease.is_ended and got)
+        eventually(lambda: cold.lease.is_ended and got)
         assert not hot.lease.is_ended
     assert adapter.remove(("boiler", "hot"))
     assert not adapter.remove(hot)
@@ -327,7 +324,7 @@ def test_messages_of_a_channel_are_events_of_a_generator(instance: Messaging) ->
             bridge.ready.result(20)
             for number in range(3):
                 instance.publish(channel, bytes([number, 255]), content_type="application/x-raw").result(20)
-            until(lambda: len(got) == 3)
+            eventually(lambda: len(got) == 3)
     assert [each.payload for each in got] == [bytes([number, 255]) for number in range(3)]
     assert {(each.channel, each.content_type) for each in got} == {(channel, "application/x-raw")}
     assert [each.sequence_number for each in got] == [1, 2, 3]
@@ -380,7 +377,7 @@ def test_distributed_events_go_to_a_mailbox(tmp_path: Path) -> None:
             admin.flush().result(20)
             source = bridge.generator.source
             registration.enable_delivery(got.append)
-            until(lambda: len(got) == 5)
+            eventually(lambda: len(got) == 5)
     assert [each.content for each in got] == [{"number": number} for number in range(5)]
     assert {(each.source, each.id, each.topic) for each in got} == {(source, "orders/new", "orders/new")}
     assert all(each.framework for each in got)
@@ -393,5 +390,5 @@ def test_typed_events_of_a_bus_go_to_a_mailbox(tmp_path: Path, bus: TypedEventBu
         with from_typed(bus, "orders/*", listener=registration.listener):
             bus.deliver_untyped("orders/new", {"number": 1})
             registration.enable_delivery(got.append)
-            until(lambda: got)
+            eventually(lambda: got)
     assert got[0].content == {"number": 1}

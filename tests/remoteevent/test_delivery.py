@@ -18,7 +18,9 @@ from messaging.remoteevent.delivery import Delivery
 from messaging.remoteevent.interests import MemoryQueue
 from messaging.remoteevent.listener import Outcome
 from messaging.remoteevent.targets import LocalTarget, settled
-from tests.remoteevent.helpers import Recorder, event, events, wait_until
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
+from tests.remoteevent.helpers import Recorder, event, events
 
 FAST = RetryPolicy(first_delay=0.01, max_delay=0.02)
 
@@ -73,7 +75,7 @@ def test_a_timer_that_fires_early_makes_the_attempt(closing: list[Delivery], mon
     target = Target([ReplyError("OSError", "away")], [ReplyError("OSError", "away")])
     closing.append(Delivery("d", target, queue_of(1), policy=FAST))
     closing[0].wake()
-    wait_until(lambda: len(target.batches) == 3)
+    eventually(lambda: len(target.batches) == 3)
 
 
 def test_failures_of_the_queue_do_not_count_against_the_event(closing: list[Delivery]) -> None:
@@ -81,20 +83,20 @@ def test_failures_of_the_queue_do_not_count_against_the_event(closing: list[Deli
     policy = RetryPolicy(attempts=2, max_age=60.0, first_delay=0.01, max_delay=0.02)
     closing.append(Delivery("d", target, queue_of(1, failures=3), policy=policy))
     closing[0].wake()
-    wait_until(lambda: closing[0].counts.delivered == 1)
+    eventually(lambda: closing[0].counts.delivered == 1)
     assert closing[0].counts.dropped == 0
 
 
-@pytest.mark.parametrize("answer", [None, [], RuntimeError("broken")], ids=["no promise", "no outcome", "raises"])
+@table("answer", [None, [], RuntimeError("broken")], ids=["no promise", "no outcome", "raises"])
 def test_a_target_that_does_not_keep_the_contract_is_tried_again(closing: list[Delivery], answer: Any) -> None:
     target = Target(answer)
     closing.append(Delivery("d", target, queue_of(1), policy=FAST))
     closing[0].wake()
-    wait_until(lambda: closing[0].counts.delivered == 1)
+    eventually(lambda: closing[0].counts.delivered == 1)
     assert target.batches == [[1], [1]]
 
 
-@pytest.mark.parametrize("failure", [UnknownEventError("no"), ListenerGoneError("gone"), ReplyError("ValueError", "")])
+@table("failure", [UnknownEventError("no"), ListenerGoneError("gone"), ReplyError("ValueError", "")])
 def test_a_late_failure_of_a_replaced_target_concerns_the_new_one_in_no_way(
     closing: list[Delivery], failure: Exception
 ) -> None:
@@ -105,23 +107,23 @@ def test_a_late_failure_of_a_replaced_target_concerns_the_new_one_in_no_way(
     delivery = Delivery("d", first, queue, policy=FAST, on_unknown_event=called.append, on_gone=called.append)
     closing.append(delivery)
     delivery.wake()
-    wait_until(lambda: first.batches)
+    eventually(lambda: first.batches)
     delivery.enable(second)
     held.resolve([None, failure])
-    wait_until(lambda: delivery.counts.delivered == 3)
+    eventually(lambda: delivery.counts.delivered == 3)
     assert second.batches == [[2, 3]]
     assert not called
     assert delivery.is_enabled
     queue.put(event(4))
     delivery.wake()
-    wait_until(lambda: second.batches == [[2, 3], [4]])
+    eventually(lambda: second.batches == [[2, 3], [4]])
 
 
 def test_an_event_that_the_target_has_no_room_for_is_tried_again_from_there_on(closing: list[Delivery]) -> None:
     target = Target([None, BoundReachedError("full")], [None])
     closing.append(Delivery("d", target, queue_of(1, 2, 3), policy=FAST))
     closing[0].wake()
-    wait_until(lambda: closing[0].counts.delivered == 3)
+    eventually(lambda: closing[0].counts.delivered == 3)
     assert target.batches == [[1, 2, 3], [2, 3], [3]]
 
 
@@ -129,7 +131,7 @@ def test_closing_waits_for_the_batch_and_no_longer(closing: list[Delivery]) -> N
     held: Promise[list[Outcome]] = Promise("the target")
     delivery = Delivery("d", Target(held), queue_of(1, 2))
     delivery.wake()
-    wait_until(lambda: delivery.is_busy)
+    eventually(lambda: delivery.is_busy)
     stopped = delivery.close()
     assert not stopped.done()
     threading.Thread(target=held.resolve, args=([None, None],)).start()
@@ -161,6 +163,6 @@ def test_events_that_another_reader_took_meanwhile_are_not_delivered() -> None:
 
     delivery = Delivery("test", LocalTarget(target), Queue(), is_enabled=False)
     delivery.enable()
-    wait_until(lambda: not waiting)
+    eventually(lambda: not waiting)
     assert target.numbers == [4, 5]
     delivery.close().result(5)

@@ -15,7 +15,8 @@ from messaging.journal import JournalTable
 from messaging.remoteevent import EventGenerator, RemoteEvent, RetryPolicy, StoreAndForwardAgent
 from messaging.remoteevent.event_journal import Checkpoint, EventJournal, channel_of, record_of
 from messaging.remoteevent.layout import encode_event
-from tests.remoteevent.helpers import Recorder, event, wait_until
+from messaging.testing.waiting import eventually
+from tests.remoteevent.helpers import Recorder, event
 
 FAST = RetryPolicy(first_delay=0.01, max_delay=0.05)
 BOUND = 200_000
@@ -93,11 +94,11 @@ def test_a_rare_kind_does_not_fill_a_generator(tmp_path: Path) -> None:
             refused += generator.generate("often").exception(10) is not None
             if refused:  # room is made when it is noticed at the latest
                 break
-        wait_until(lambda: generator.generate("often").exception(10) is None)
+        eventually(lambda: generator.generate("often").exception(10) is None)
         assert refused <= 1
-        wait_until(lambda: len(listener.of("often")) == generator.sequence_number("often"))
+        eventually(lambda: len(listener.of("often")) == generator.sequence_number("often"))
         generator.generate("rare").result(10)
-        wait_until(lambda: listener.of("rare") == [1, 2])
+        eventually(lambda: listener.of("rare") == [1, 2])
 
 
 def test_delivered_events_do_not_fill_an_agent(tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_delivered_events_do_not_fill_an_agent(tmp_path: Path) -> None:
         for number in range(1, 4_001):
             agent.notify(event(number))
             if not number % 100:
-                wait_until(lambda number=number: target.numbers[-1:] == [number])  # type: ignore[misc]
+                eventually(lambda number=number: target.numbers[-1:] == [number])  # type: ignore[misc]
     assert target.numbers == [*range(1, 4_001)]
 
 
@@ -121,10 +122,10 @@ def test_a_listener_that_was_away_passes_the_events_of_others(tmp_path: Path) ->
         number = 0
         while agent.deliver([event(number + 1, 2)]).result(10) == [None]:
             number += 1
-        wait_until(lambda: len(other.events) == number)
+        eventually(lambda: len(other.events) == number)
         away.error = None
-        wait_until(lambda: away.numbers == [1])
-        wait_until(lambda: agent.deliver([event(number + 1, 2)]).result(10) == [None])
+        eventually(lambda: away.numbers == [1])
+        eventually(lambda: agent.deliver([event(number + 1, 2)]).result(10) == [None])
 
 
 def test_one_event_wakes_the_listeners_of_its_kind_only(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_one_event_wakes_the_listeners_of_its_kind_only(tmp_path: Path) -> None:
         positions = agent._events.journal.cursors()
         for number in range(1, 51):
             agent.notify(event(number, 0))
-        wait_until(lambda: listeners["l0"].numbers == [*range(1, 51)])
+        eventually(lambda: listeners["l0"].numbers == [*range(1, 51)])
         moved = [name for name, at in agent._events.journal.cursors().items() if at != positions[name]]
     assert len(moved) == 1
 

@@ -28,7 +28,9 @@ from messaging.errors import (
 from messaging.leases import Landlord
 from messaging.remoteevent import EventGenerator, RemoteEvent, RetryPolicy, SequenceTracker
 from messaging.remoteevent.targets import LocalTarget
-from tests.remoteevent.helpers import Recorder, wait_until
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
+from tests.remoteevent.helpers import Recorder
 
 FAST: Final = RetryPolicy(attempts=3, first_delay=0.01, max_delay=0.02)
 
@@ -55,7 +57,7 @@ def test_a_registration_has_id_source_lease_and_the_number_of_the_moment(
     assert 59.0 < registration.lease.remaining <= 60.0
     assert registration.is_fully_ordered
     generator.generate("hot")
-    wait_until(lambda: listener.events)
+    eventually(lambda: listener.events)
     assert listener.events[0].kind == registration.kind
     assert listener.numbers == [4]
 
@@ -70,13 +72,13 @@ def test_an_unknown_id_is_refused_and_no_lease_granted(generator: EventGenerator
     assert len(generator.landlord) == 0
 
 
-@pytest.mark.parametrize("handback", [None, "text", b"\x00\xff", {"a": [1, {"b": b"c"}]}, 5, [None]])
+@table("handback", [None, "text", b"\x00\xff", {"a": [1, {"b": b"c"}]}, 5, [None]])
 def test_every_notification_carries_the_handback(generator: EventGenerator, listener: Recorder, handback: Any) -> None:
     """Scenario 10; a null handback is legal."""
     generator.register("hot", handback, listener, 60.0)
     for _ in range(3):
         generator.generate("hot")
-    wait_until(lambda: len(listener.events) == 3)
+    eventually(lambda: len(listener.events) == 3)
     assert [each.handback for each in listener.events] == [handback] * 3
 
 
@@ -87,7 +89,7 @@ def test_each_listener_gets_its_own_handback_with_the_same_number(generator: Eve
         generator.register("hot", name, each, 60.0)
     for _ in range(5):
         generator.generate("hot")
-    wait_until(lambda: all(len(each.events) == 5 for each in listeners.values()))
+    eventually(lambda: all(len(each.events) == 5 for each in listeners.values()))
     for name, each in listeners.items():
         assert each.numbers == [1, 2, 3, 4, 5]
         assert {event.handback for event in each.events} == {name}
@@ -103,7 +105,7 @@ def test_only_the_listener_is_notified(generator: EventGenerator) -> None:
     registrant, listener = Registrant(), Recorder()
     registrant.ask(listener)
     generator.generate("hot")
-    wait_until(lambda: listener.events)
+    eventually(lambda: listener.events)
     assert not registrant.calls
 
 
@@ -115,10 +117,10 @@ def test_generate_does_not_wait_and_a_listener_that_blocks_delays_no_other(gener
         generator.register("hot", None, other, 60.0)
         for _ in range(10):
             assert generator.generate("hot").done()
-        wait_until(lambda: len(other.events) == 10)
+        eventually(lambda: len(other.events) == 10)
         assert not blocked.calls
     generator.generate("hot")
-    wait_until(lambda: other.numbers == [*range(1, 12)])
+    eventually(lambda: other.numbers == [*range(1, 12)])
 
 
 def test_a_listener_that_does_not_know_a_kind_loses_that_registration_only(generator: EventGenerator) -> None:
@@ -128,12 +130,12 @@ def test_a_listener_that_does_not_know_a_kind_loses_that_registration_only(gener
     hot = generator.register("hot", None, listener, 60.0)
     cold = generator.register("cold", None, listener, 60.0)
     generator.generate("cold")
-    wait_until(lambda: cold.lease.is_ended)
+    eventually(lambda: cold.lease.is_ended)
     with pytest.raises(UnknownLeaseError):
         cold.lease.renew(60.0)
     generator.generate("cold")
     generator.generate("hot")
-    wait_until(lambda: listener.of("hot") == [1])
+    eventually(lambda: listener.of("hot") == [1])
     assert not hot.lease.is_ended
     assert len(listener.calls) == 2
 
@@ -143,15 +145,15 @@ def test_nothing_is_sent_after_the_lease_has_ended(generator: EventGenerator, li
     expiring = generator.register("hot", None, listener, 0.2)
     cancelled = generator.register("cold", None, listener, 60.0)
     generator.generate("hot")
-    wait_until(lambda: listener.events)
+    eventually(lambda: listener.events)
     cancelled.lease.cancel()
-    wait_until(lambda: expiring.lease.is_ended)
+    eventually(lambda: expiring.lease.is_ended)
     generator.generate("hot")
     generator.generate("cold")
     probe = Recorder()
     generator.register(5, None, probe, 60.0)
     generator.generate(5)
-    wait_until(lambda: probe.events)
+    eventually(lambda: probe.events)
     assert listener.numbers == [1]
 
 
@@ -161,7 +163,7 @@ def test_a_renewed_lease_keeps_the_registration(generator: EventGenerator, liste
     deadline = threading.Event()
     assert not deadline.wait(0.5)
     generator.generate("hot")
-    wait_until(lambda: listener.events)
+    eventually(lambda: listener.events)
 
 
 def test_numbers_rise_by_one_across_threads(generator: EventGenerator, listener: Recorder) -> None:
@@ -178,7 +180,7 @@ def test_numbers_rise_by_one_across_threads(generator: EventGenerator, listener:
     for thread in threads:
         thread.join()
     assert sorted(numbers) == [*range(1, 1001)]
-    wait_until(lambda: len(listener.events) == 1000)
+    eventually(lambda: len(listener.events) == 1000)
     assert listener.numbers == [*range(1, 1001)]
     assert generator.sequence_number("hot") == 1000
 
@@ -190,10 +192,10 @@ def test_a_failing_listener_is_tried_again_and_then_misses_the_event(generator: 
     tracker = SequenceTracker()
     tracker.expect(registration)
     generator.generate("hot")
-    wait_until(lambda: len(listener.calls) == 3)  # the attempts of the policy
+    eventually(lambda: len(listener.calls) == 3)  # the attempts of the policy
     listener.error = None
     generator.generate("hot")
-    wait_until(lambda: listener.numbers == [2])
+    eventually(lambda: listener.numbers == [2])
     assert tracker.note(listener.events[0]).missed == 1  # and can tell
     counts = generator.counts(registration)
     assert counts is not None
@@ -206,10 +208,10 @@ def test_a_slow_listener_of_a_full_queue_misses_the_oldest_events() -> None:
         with listener.gate:
             generator.register(1, None, listener, 60.0)
             generator.generate(1)
-            wait_until(lambda: generator.landlord.leases())
+            eventually(lambda: generator.landlord.leases())
             for _ in range(50):
                 generator.generate(1)
-        wait_until(lambda: listener.numbers and listener.numbers[-1] == 51)
+        eventually(lambda: listener.numbers and listener.numbers[-1] == 51)
     assert listener.numbers[-10:] == [*range(42, 52)]
     assert listener.numbers == sorted(listener.numbers)
 
@@ -286,7 +288,7 @@ def test_registrations_numbers_and_undelivered_events_survive_a_restart(tmp_path
         for _ in range(20):
             generator.generate(1).result(10)
             generator.generate(2).result(10)
-        wait_until(lambda: len(listener.events) == 20)
+        eventually(lambda: len(listener.events) == 20)
         registration.lease.renew(200.0).result()
         listener.error = OSError("away")
         for _ in range(10):
@@ -300,8 +302,8 @@ def test_registrations_numbers_and_undelivered_events_survive_a_restart(tmp_path
         infos = {each.id: each for each in generator.landlord.leases()}
         assert 190 < infos[registration.lease.id].remaining <= 200
         generator.generate(1).result(10)
-        wait_until(lambda: listener.numbers == [*range(1, 32)])
-        wait_until(lambda: late.numbers == [31])
+        eventually(lambda: listener.numbers == [*range(1, 32)])
+        eventually(lambda: late.numbers == [31])
         assert {each.handback for each in listener.events} == {"h"}
     with pytest.raises(JournalUnreadableError, match="belongs to"):
         EventGenerator("another", path=tmp_path / "g")
@@ -325,7 +327,7 @@ def test_an_ended_registration_is_not_back_after_a_restart(tmp_path: Path, liste
         expiring = generator.register(1, None, listener, 0.2)
         cancelled = generator.register(1, None, listener, 60.0)
         cancelled.lease.cancel()
-    wait_until(lambda: expiring.lease.is_expired)
+    eventually(lambda: expiring.lease.is_expired)
     with EventGenerator(**options) as generator:
         assert len(generator.landlord) == 0
         generator.generate(1).result(10)
@@ -377,7 +379,7 @@ def test_events_after_a_registration_arrive_whatever_was_lost_by_a_kill_before_i
     with EventGenerator(**options) as generator:
         numbers = [generator.generate(1).result(10) for _ in range(3)]
         assert numbers == [102, 103, 104]
-        wait_until(lambda: listener.numbers == numbers)
+        eventually(lambda: listener.numbers == numbers)
 
 
 def test_a_generator_without_a_disk_repeats_no_number_in_its_next_run(listener: Recorder) -> None:
@@ -387,7 +389,7 @@ def test_a_generator_without_a_disk_repeats_no_number_in_its_next_run(listener: 
         with EventGenerator("source", events=[1]) as generator:
             assert generator.register(1, None, listener, 60.0).sequence_number > last
             last = [generator.generate(1).result(0) for _ in range(1000)][-1]
-            wait_until(lambda: listener.numbers[-1:] == [last])  # noqa: B023
+            eventually(lambda: listener.numbers[-1:] == [last])  # noqa: B023
     assert listener.numbers == sorted(set(listener.numbers))
 
 
@@ -407,8 +409,8 @@ def test_a_registration_whose_lease_ends_while_it_is_made_leaves_nothing(tmp_pat
         with EventGenerator(events=[1], path=path, listeners={"l": listener}) as generator:
             for _ in range(20):
                 generator.register(1, None, listener, 1e-6)
-            wait_until(lambda: not len(generator.landlord))
-            wait_until(lambda: not generator._kind(1).interests)
+            eventually(lambda: not len(generator.landlord))
+            eventually(lambda: not generator._kind(1).interests)
 
 
 def test_events_of_another_version_of_their_class_are_not_lost_by_a_restart(tmp_path: Path) -> None:

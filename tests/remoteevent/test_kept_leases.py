@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from messaging.errors import ClosedError
-from messaging.execution import Waiters
 from messaging.journal import JournalTable
 from messaging.leases import GrantedLease, Landlord, LeaseEnd
 from messaging.remoteevent import EventGenerator
 from messaging.remoteevent.kept_leases import KeptLeases
+from messaging.testing.waiting import eventually
 
 Kept = tuple[GrantedLease, dict[str, Any]]
 
@@ -147,7 +147,7 @@ def test_closing_ends_the_leases_and_a_later_party_continues_them(folder: Path, 
         kept.keep("r 1", lease, {"target": 1})
         kept.close()
         kept.close()
-        assert Waiters().wait_for(lambda: ends == [LeaseEnd.CLOSED], 10)
+        eventually(lambda: ends == [LeaseEnd.CLOSED])
         assert not foreign.is_ended
         with pytest.raises(ClosedError):
             lease.renew(10.0)
@@ -175,7 +175,7 @@ def test_a_lease_that_its_party_left_at_the_landlord_is_continued(folder: Path, 
         [(_, grant, _)] = KeptLeases(table, landlord).kept("r ")
         again = grant(lambda _end: None)
         assert 490.0 < again.remaining <= 500.0
-        assert Waiters().wait_for(lambda: ends == [LeaseEnd.CLOSED], 10)
+        eventually(lambda: ends == [LeaseEnd.CLOSED])
 
 
 def test_a_generator_can_be_opened_again_with_the_same_landlord(tmp_path: Path, landlord: Landlord) -> None:

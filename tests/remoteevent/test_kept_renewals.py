@@ -21,7 +21,8 @@ from messaging.leases import (
     StoredTime,
 )
 from messaging.remoteevent.kept_renewals import KeptRenewals
-from tests.remoteevent.helpers import wait_until
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
 
 CHANNEL = "leases/here"
 
@@ -109,7 +110,7 @@ def test_each_owner_keeps_a_lease_for_itself(path: Path, m: messaging.Messaging,
     party.close()
 
 
-@pytest.mark.parametrize("duration", [0, -1, -0.5, Lease.ANY, True, "x", float("nan")])
+@table("duration", [0, -1, -0.5, Lease.ANY, True, "x", float("nan")])
 def test_a_duration_is_a_number_of_seconds_above_0(
     path: Path, m: messaging.Messaging, lease: Lease, duration: float
 ) -> None:
@@ -132,7 +133,7 @@ def test_a_lease_whose_id_is_too_long_is_not_renewed(path: Path, m: messaging.Me
         party.renewals.keep("owner", Lease("x", RemoteGrantor(m, CHANNEL), 5.0, 5.0))
 
 
-@pytest.mark.parametrize("end", ["close", "kill"])
+@table("end", ["close", "kill"])
 def test_a_lease_is_renewed_at_once_after_a_restart(
     path: Path, m: messaging.Messaging, landlord: Landlord, lease: Lease, end: str
 ) -> None:
@@ -150,7 +151,7 @@ def test_a_lease_is_renewed_at_once_after_a_restart(
         party.close()
 
 
-@pytest.mark.parametrize("end", ["close", "kill"])
+@table("end", ["close", "kill"])
 def test_a_grantor_that_is_away_after_a_restart_is_asked_until_the_lease_ends(
     path: Path, m: messaging.Messaging, landlord: Landlord, lease: Lease, end: str
 ) -> None:
@@ -193,8 +194,8 @@ def test_a_lease_that_has_ended_is_forgotten(
         server.ready.result(10)
         party = Party(path, m)
         party.renewals.recover(["owner"])
-        wait_until(lambda: not party.records)
-        wait_until(lambda: "is not renewed any more" in caplog.text)  # said when the record is removed
+        eventually(lambda: not party.records)
+        eventually(lambda: "is not renewed any more" in caplog.text)  # said when the record is removed
     assert len(party.renewals) == 0
     party.close()
 

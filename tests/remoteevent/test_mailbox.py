@@ -24,7 +24,8 @@ from messaging.errors import (
 from messaging.journal import Journal
 from messaging.leases import Landlord, Lease
 from messaging.remoteevent import EventGenerator, EventMailbox, MailboxRegistration, RemoteEvent, RetryPolicy
-from tests.remoteevent.helpers import Recorder, event, events, wait_until
+from messaging.testing.waiting import eventually
+from tests.remoteevent.helpers import Recorder, event, events
 
 FAST = RetryPolicy(first_delay=0.01, max_delay=0.05)
 
@@ -86,15 +87,15 @@ def test_kept_events_come_first_and_in_order_then_live_ones(box: MailboxRegistra
     assert len(box) == 500
     box.enable_delivery(target)
     store(box, events(501, 520))
-    wait_until(lambda: len(target.events) == 520)
+    eventually(lambda: len(target.events) == 520)
     assert target.numbers == [*range(1, 521)]
-    wait_until(lambda: len(box) == 0)
+    eventually(lambda: len(box) == 0)
     box.disable_delivery()
     store(box, events(521, 530))
     assert len(box) == 10
     assert len(target.events) == 520
     box.enable_delivery(target)
-    wait_until(lambda: len(target.events) == 530)
+    eventually(lambda: len(target.events) == 530)
     assert target.numbers == [*range(1, 531)]
 
 
@@ -116,10 +117,10 @@ def test_enabling_twice_makes_no_duplicates_and_another_target_gets_later_events
     store(box, events(1, 50))
     for _ in range(5):
         box.enable_delivery(target)
-    wait_until(lambda: len(target.events) == 50)
+    eventually(lambda: len(target.events) == 50)
     box.enable_delivery(other)
     store(box, events(51, 60))
-    wait_until(lambda: len(other.events) == 10)
+    eventually(lambda: len(other.events) == 10)
     assert target.numbers == [*range(1, 51)]
     assert other.numbers == [*range(51, 61)]
 
@@ -131,11 +132,11 @@ def test_changing_the_target_while_a_batch_is_under_way_doubles_nothing(
     store(box, events(1, 20))
     with target.gate:
         box.enable_delivery(target)
-        wait_until(lambda: box.target is target)
+        eventually(lambda: box.target is target)
         box.enable_delivery(other)
     store(box, events(21, 300))
-    wait_until(lambda: len(target.events) + len(other.events) == 300)
-    wait_until(lambda: len(box) == 0)
+    eventually(lambda: len(target.events) + len(other.events) == 300)
+    eventually(lambda: len(box) == 0)
     assert target.numbers + other.numbers == [*range(1, 301)]
 
 
@@ -166,7 +167,7 @@ def test_the_mailbox_of_another_folder_may_be_the_target(box: MailboxRegistratio
         further = second.register(100.0)
         box.enable_delivery(further.listener)
         store(box, events(1, 10))
-        wait_until(lambda: len(further) == 10)
+        eventually(lambda: len(further) == 10)
         box.disable_delivery()
 
 
@@ -180,19 +181,19 @@ def test_a_kind_that_the_target_does_not_know_is_refused_until_delivery_is_enabl
     target.unknown = {("source", 2)}
     store(box, [event(1), event(1, 2), event(2), event(2, 2), event(3)])
     box.enable_delivery(target)
-    wait_until(lambda: len(box) == 0)
+    eventually(lambda: len(box) == 0)
     assert target.numbers == [1, 2, 3]
     assert len([each for each in target.calls if each.id == 2]) == 1  # it was not asked again
     assert box.refused == {("source", 2)}
     with pytest.raises(UnknownEventError):
         box.listener.notify(event(3, 2))
     box.listener.notify(event(4))
-    wait_until(lambda: target.numbers == [1, 2, 3, 4])
+    eventually(lambda: target.numbers == [1, 2, 3, 4])
     target.unknown = set()
     box.enable_delivery(target)  # the same one
     assert box.refused == frozenset()
     box.listener.notify(event(3, 2))
-    wait_until(lambda: target.of(2) == [3])
+    eventually(lambda: target.of(2) == [3])
 
 
 def test_a_mailbox_without_a_refusal_accepts_any_kind(box: MailboxRegistration) -> None:
@@ -221,11 +222,11 @@ def test_delivery_stops_when_the_target_is_gone_and_a_new_one_gets_all(
     target.go()
     store(box, events(1, 20))
     box.enable_delivery(target)
-    wait_until(lambda: target.calls)
+    eventually(lambda: target.calls)
     store(box, events(21, 40))
     assert len(box) == 40
     box.enable_delivery(other)
-    wait_until(lambda: len(other.events) == 40)
+    eventually(lambda: len(other.events) == 40)
     assert other.numbers == [*range(1, 41)]
     assert len(target.calls) == 1
 
@@ -234,10 +235,10 @@ def test_a_target_that_fails_is_tried_again(box: MailboxRegistration, target: Re
     target.error = OSError("busy")
     box.enable_delivery(target)
     store(box, events(1, 5))
-    wait_until(lambda: len(target.calls) >= 3)
+    eventually(lambda: len(target.calls) >= 3)
     assert {each.sequence_number for each in target.calls} == {1}
     target.error = None
-    wait_until(lambda: target.numbers == [1, 2, 3, 4, 5])
+    eventually(lambda: target.numbers == [1, 2, 3, 4, 5])
 
 
 # --- leases
@@ -252,7 +253,7 @@ def test_a_registration_ends_with_its_lease(mailbox: EventMailbox, tmp_path: Pat
     assert folder.is_dir()
     if end == "cancel":
         box.lease.cancel()
-    wait_until(lambda: box.lease.is_ended)
+    eventually(lambda: box.lease.is_ended)
     with pytest.raises(ListenerGoneError):
         box.listener.notify(event(11))
     for call in (
@@ -266,7 +267,7 @@ def test_a_registration_ends_with_its_lease(mailbox: EventMailbox, tmp_path: Pat
     ):
         with pytest.raises(UnknownLeaseError):
             call()
-    wait_until(lambda: not folder.exists())
+    eventually(lambda: not folder.exists())
     assert mailbox.registrations() == []
 
 
@@ -277,7 +278,7 @@ def test_a_generator_stops_sending_to_a_registration_that_has_ended(mailbox: Eve
         registration = generator.register(1, None, box.listener, 100.0)
         box.lease.cancel()
         generator.generate(1)
-        wait_until(lambda: registration.lease.is_ended)
+        eventually(lambda: registration.lease.is_ended)
 
 
 # --- pulling
@@ -386,7 +387,7 @@ def test_changing_between_push_and_pull_loses_and_doubles_nothing(box: MailboxRe
     while not stop.is_set() or len(box):
         before = len(target.events)
         box.enable_delivery(target)
-        wait_until(lambda before=before: len(target.events) > before or not len(box))  # type: ignore[misc]
+        eventually(lambda before=before: len(target.events) > before or not len(box))  # type: ignore[misc]
         iterator = box.remote_events()
         for _ in range(25):
             got = iterator.next(0.05)
@@ -446,9 +447,9 @@ def test_only_the_newest_event_of_each_kind_is_kept(
     assert [each.suppressed for each in found] == ([1499, 1500] if is_counting else [0, 0])
     store(box, events(2000, 2003))
     box.enable_delivery(target)
-    wait_until(lambda: target.events)
+    eventually(lambda: target.events)
     assert (target.numbers, target.events[0].suppressed) == ([2003], 3 if is_counting else 0)
-    wait_until(lambda: len(box) == 0)
+    eventually(lambda: len(box) == 0)
 
 
 def test_all_events_are_kept_by_default(box: MailboxRegistration) -> None:
@@ -480,7 +481,7 @@ def test_leases_target_events_and_refusals_are_back_after_a_restart(
     target.unknown = {("source", 2)}
     store(box, [event(1, 2)])
     box.enable_delivery(target)
-    wait_until(lambda: box.refused)
+    eventually(lambda: box.refused)
     store(box, events(1, 20))
     store(idle, events(1, 5))
     assert box.lease.renew(200.0).result() == 200.0
@@ -493,7 +494,7 @@ def test_leases_target_events_and_refusals_are_back_after_a_restart(
     with pytest.raises(UnknownEventError):
         again.listener.notify(event(2, 2))
     target.error = None
-    wait_until(lambda: target.numbers == [*range(1, 21)])
+    eventually(lambda: target.numbers == [*range(1, 21)])
     assert taken(mailbox.registration(idle.id).drain()) == [1, 2, 3, 4, 5]
 
 
@@ -505,7 +506,7 @@ def test_a_lease_that_expired_while_the_mailbox_was_closed_is_gone(
     box = mailbox.register(0.2)
     store(box, events(1, 5))
     mailbox.close()
-    wait_until(lambda: box.lease.is_expired)
+    eventually(lambda: box.lease.is_expired)
     mailbox = reopen()
     with pytest.raises(UnknownLeaseError):
         mailbox.registration(box.id)
@@ -597,7 +598,7 @@ def test_the_sender_of_a_full_mailbox_tries_again(mailbox: EventMailbox) -> None
         for _ in range(12):
             generator.generate(1)
         found: list[int] = []
-        wait_until(lambda: len(box) == 5)
+        eventually(lambda: len(box) == 5)
         while len(found) < 12:
             found += taken(box.drain())
         assert found == [*range(1, 13)]
@@ -653,11 +654,11 @@ def test_leases_are_renewed_for_the_owner(mailbox: EventMailbox, box: MailboxReg
         registration = generator.register(1, None, box.listener, 0.5)
         mailbox.renew_lease(box, registration.lease)
         until = time.monotonic() + 1.2
-        wait_until(lambda: time.monotonic() > until)
+        eventually(lambda: time.monotonic() > until)
         generator.generate(1)
-        wait_until(lambda: len(box) == 1)
+        eventually(lambda: len(box) == 1)
         box.lease.cancel()
-        wait_until(lambda: registration.lease.is_ended)
+        eventually(lambda: registration.lease.is_ended)
 
 
 def test_iterating_waits_for_events(box: MailboxRegistration) -> None:

@@ -12,7 +12,9 @@ import pytest
 
 from messaging.errors import ArgumentError, MessagingError
 from messaging.remoteevent import EventMailbox, MailboxRegistration, RemoteEvent, RetryPolicy
-from tests.remoteevent.helpers import Recorder, event, events, wait_until
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
+from tests.remoteevent.helpers import Recorder, event, events
 
 MOST = 3
 
@@ -99,10 +101,10 @@ def test_a_target_gets_each_event_once_although_others_use_their_boxes(mailbox: 
         box.enable_delivery(target)
         store(box, [event(1, each) for each in range(5)])
         use_others(mailbox)  # while the target has a batch
-    wait_until(lambda: len(box) == 0)
+    eventually(lambda: len(box) == 0)
     use_others(mailbox)
     store(box, [event(2, each) for each in range(5)])  # opens the box, and delivers
-    wait_until(lambda: len(target.events) == 10)
+    eventually(lambda: len(target.events) == 10)
     assert [(each.id, each.sequence_number) for each in target.events] == [(at, n) for n in (1, 2) for at in range(5)]
 
 
@@ -153,7 +155,7 @@ def test_a_closed_box_is_deleted_with_its_registration(mailbox: EventMailbox, tm
     store(box, [event(1)])
     use_others(mailbox)
     box.lease.cancel()
-    wait_until(lambda: not (tmp_path / "mailbox" / "boxes" / box.id).exists())
+    eventually(lambda: not (tmp_path / "mailbox" / "boxes" / box.id).exists())
 
 
 def test_closing_the_mailbox_closes_all_boxes(tmp_path: Path) -> None:
@@ -165,7 +167,7 @@ def test_closing_the_mailbox_closes_all_boxes(tmp_path: Path) -> None:
     assert descriptors() <= before + 2  # of the engine
 
 
-@pytest.mark.parametrize("most", [0, -1, True, 1.5, "x"])
+@table("most", [0, -1, True, 1.5, "x"])
 def test_the_bound_is_an_int_from_1(tmp_path: Path, most: Any) -> None:
     with pytest.raises(ArgumentError, match="max_open_boxes"):
         EventMailbox(tmp_path / "mailbox", max_open_boxes=most)

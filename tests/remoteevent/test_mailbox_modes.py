@@ -21,7 +21,9 @@ from messaging.errors import (
     WouldBlockError,
 )
 from messaging.remoteevent import EventMailbox, MailboxRegistration, RemoteEvent, RetryPolicy
-from tests.remoteevent.helpers import Recorder, event, events, wait_until
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
+from tests.remoteevent.helpers import Recorder, event, events
 
 FAST = RetryPolicy(first_delay=0.01, max_delay=0.05)
 
@@ -101,7 +103,7 @@ def test_an_event_that_was_handed_out_is_not_pushed_when_the_switch_meets_the_ne
     assert iterator.next() == event(1)
     with pytest.raises(InvalidIteratorError):
         iterator.next()
-    wait_until(lambda: len(box) == 0)
+    eventually(lambda: len(box) == 0)
     assert target.numbers == [2, 3]
 
 
@@ -120,7 +122,7 @@ def test_events_that_arrive_during_the_switch_are_not_handed_out_by_the_old_iter
     monkeypatch.setattr(box, "fetch", switching)
     with pytest.raises(InvalidIteratorError):
         box.remote_events().next()
-    wait_until(lambda: target.numbers == [1, 2, 3])
+    eventually(lambda: target.numbers == [1, 2, 3])
 
 
 def test_a_failed_call_keeps_its_place(box: MailboxRegistration, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +230,7 @@ def test_taking_after_pushing_waits_for_the_batch_that_the_target_has(
 
     thread = threading.Thread(target=take)
     thread.start()
-    wait_until(lambda: box.target is None)
+    eventually(lambda: box.target is None)
     slow.go_on.set()
     thread.join(10)
     assert found
@@ -260,7 +262,7 @@ def test_waiting_for_the_batch_does_not_disable_a_newer_target(
     with pytest.raises(InvalidIteratorError):
         waiting.result(10)
     slow.go_on.set()
-    wait_until(lambda: len(slow.events) + len(target.events) == 500)
+    eventually(lambda: len(slow.events) + len(target.events) == 500)
     assert taken(slow.events) + target.numbers == [*range(1, 501)]
 
 
@@ -274,7 +276,7 @@ def test_a_target_that_is_gone_is_no_target_any_more_also_after_a_restart(
     target.go()
     store(box, events(1, 5))
     box.enable_delivery(target)
-    wait_until(lambda: box.target is None)
+    eventually(lambda: box.target is None)
     mailbox.close()
     with EventMailbox(tmp_path / "mailbox", listeners={"target": target}) as again:
         found = again.registration(box.id)
@@ -311,7 +313,7 @@ def test_memory_disk_and_delivery_agree_after_switches_side_by_side(
         store(each, [event(1, source=each.id)])
     delivered = [target.events, other.events]
     for each in boxes:
-        wait_until(lambda each=each: targets[each.id] is None or not len(each))  # type: ignore[misc]
+        eventually(lambda each=each: targets[each.id] is None or not len(each))  # type: ignore[misc]
         assert len(each) == (targets[each.id] is None)
         for recorder, found in zip((target, other), delivered, strict=True):
             assert (each.id in {got.source for got in found}) == (targets[each.id] is recorder)
@@ -343,7 +345,7 @@ def test_a_target_of_this_process_alone_is_stored_only_after_a_restart(
     found: list[RemoteEvent] = []
     box.enable_delivery(found.append)
     store(box, [event(1)])
-    wait_until(lambda: found)
+    eventually(lambda: found)
     mailbox.close()
     with EventMailbox(tmp_path / "mailbox") as again:
         assert again.registration(box.id).target is None
@@ -444,7 +446,7 @@ def test_targets_that_hang_do_not_delay_the_end_of_registrations(mailbox: EventM
         begun = time.monotonic()
         for box in boxes:
             box.lease.cancel()
-        wait_until(lambda: len(mailbox) == 0)
+        eventually(lambda: len(mailbox) == 0)
         assert time.monotonic() - begun < 4
     finally:
         for each in hanging:
@@ -462,7 +464,7 @@ def test_an_expired_lease_stops_delivery_before_the_landlord_has_noticed(
     store(box, [event(2)])
     box.lease.note_cancelled()  # its callbacks have not run
     slow.go_on.set()
-    wait_until(lambda: box.counts.delivered == 1)
+    eventually(lambda: box.counts.delivered == 1)
     box.note_stored()
     assert mailbox.registrations() == []
     assert taken(slow.events) == [1]
@@ -479,7 +481,7 @@ def test_closing_the_mailbox_ends_every_call(mailbox: EventMailbox, box: Mailbox
         box.drain()
 
 
-@pytest.mark.parametrize("most", [-1, True, "x", 1.5])
+@table("most", [-1, True, "x", 1.5])
 def test_a_number_of_events_is_an_int_from_0(box: MailboxRegistration, most: Any) -> None:
     store(box, [event(1)])
     with pytest.raises(ArgumentError):

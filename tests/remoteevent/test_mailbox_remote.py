@@ -31,7 +31,9 @@ from messaging.remoteevent import (
     RemoteMailboxRegistration,
     RetryPolicy,
 )
-from tests.remoteevent.helpers import Recorder, event, events, wait_until
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
+from tests.remoteevent.helpers import Recorder, event, events
 
 CHANNEL = "mailboxes/field"
 
@@ -85,11 +87,11 @@ def test_what_was_pulled_is_not_pushed(mailbox: EventMailbox, box: RemoteMailbox
     iterator = box.remote_events().result(10)
     assert taken(iterator.batch(10)) == [*range(1, 11)]
     box.enable_delivery(target).result(10)
-    wait_until(lambda: len(target.events) >= 10)
+    eventually(lambda: len(target.events) >= 10)
     for call_ in (iterator.next, iterator.batch, iterator.close):
         with pytest.raises(InvalidIteratorError):
             call_()
-    wait_until(lambda: len(mailbox.registration(box.id)) == 0)
+    eventually(lambda: len(mailbox.registration(box.id)) == 0)
     assert target.numbers == [*range(11, 21)]
 
 
@@ -135,7 +137,7 @@ def test_a_wait_ends_when_the_same_owner_switches(mailbox: EventMailbox, box: Re
 
     thread = threading.Thread(target=wait)
     thread.start()
-    wait_until(lambda: len(mailbox.registration(box.id)._fetches) == 1)
+    eventually(lambda: len(mailbox.registration(box.id)._fetches) == 1)
     box.remote_events().result(10)
     thread.join(10)
     assert isinstance(found[0], InvalidIteratorError)
@@ -230,7 +232,7 @@ def test_a_drain_waits_for_the_target_that_has_the_events(
         mailbox.registration(box.id).enable_delivery(target)
         delivery = mailbox.registration(box.id)._delivery
         assert delivery is not None
-        wait_until(lambda: delivery.is_busy)
+        eventually(lambda: delivery.is_busy)
         with monkeypatch.context() as patch:
             patch.setattr("messaging.remoteevent.mailbox.iterator.BATCH_WAIT", 0.05)
             with pytest.raises(DeadlineError, match="target"):
@@ -242,8 +244,8 @@ def test_a_drain_waits_for_the_target_that_has_the_events(
 # --- junk
 
 
-@pytest.mark.parametrize(
-    ("operation", "arguments", "error"),
+@table(
+    "operation, arguments, error",
     [
         ("fetch", {"iterator": "TOKEN", "ticket": None, "most": -5}, DecodeError),
         ("fetch", {"iterator": "TOKEN", "ticket": -1, "most": 5}, DecodeError),
@@ -318,7 +320,7 @@ def test_a_lease_is_renewed_once_however_often_its_owner_asks(
             with pytest.raises(ArgumentError):
                 box.renew_lease(lease, junk)
         box.lease.cancel().result(10)
-        wait_until(lambda: len(mailbox._manager) == 0)
+        eventually(lambda: len(mailbox._manager) == 0)
 
 
 def test_a_mailbox_tells_that_it_is_there(m: messaging.Messaging, box: RemoteMailboxRegistration) -> None:

@@ -13,7 +13,9 @@ from messaging.errors import ArgumentError, ClosedError, JournalLockedError, Unk
 from messaging.journal import Journal, JournalTable
 from messaging.leases import Landlord, LeaseEnd
 from messaging.remoteevent import EventMailbox, MailboxRegistration, RemoteEvent
-from tests.remoteevent.helpers import Recorder, event, events, wait_until
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
+from tests.remoteevent.helpers import Recorder, event, events
 
 
 def store(box: MailboxRegistration, given: list[RemoteEvent]) -> None:
@@ -28,7 +30,7 @@ def test_refused_kinds_are_known_after_each_restart(tmp_path: Path) -> None:
         box = mailbox.register(100.0)
         box.enable_delivery(target)
         store(box, [event(1, 2)])
-        wait_until(lambda: box.refused)
+        eventually(lambda: box.refused)
         name = box.id
     for number in (2, 3, 4):
         with EventMailbox(tmp_path, listeners={"target": target}) as mailbox:
@@ -72,7 +74,7 @@ def test_a_lease_that_expires_after_the_mailbox_was_closed_harms_no_later_run(tm
             landlord.expire()
             box.lease.when_ended(ended.append)
             first._end(box, LeaseEnd.EXPIRED)  # as if its callback came this late
-            wait_until(lambda: ended)
+            eventually(lambda: ended)
             assert (tmp_path / "boxes" / box.id).is_dir()
             assert [each.sequence_number for each in again.drain()] == [1, 2]
         with EventMailbox(tmp_path) as third:
@@ -111,7 +113,7 @@ def _without_full(values: dict[str, Any]) -> Any:
     return values
 
 
-@pytest.mark.parametrize(
+@table(
     "damage",
     [
         _without_full,
@@ -153,7 +155,7 @@ def test_a_mailbox_that_cannot_be_opened_delivers_nothing(tmp_path: Path, monkey
         box = mailbox.register(100.0)
         store(box, [event(1)])
         box.enable_delivery(target)
-        wait_until(lambda: target.calls)
+        eventually(lambda: target.calls)
     target.error = None
     target.calls.clear()
 
@@ -166,7 +168,7 @@ def test_a_mailbox_that_cannot_be_opened_delivers_nothing(tmp_path: Path, monkey
             EventMailbox(tmp_path, listeners={"target": target})
     assert not target.calls
     with EventMailbox(tmp_path, listeners={"target": target}):
-        wait_until(lambda: target.events)
+        eventually(lambda: target.events)
 
 
 def test_a_folder_in_use_and_a_path_that_is_none_are_refused(tmp_path: Path) -> None:

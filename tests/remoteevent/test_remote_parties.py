@@ -42,7 +42,8 @@ from messaging.remoteevent import (
     RetryPolicy,
 )
 from messaging.remoteevent.layout import decode_event
-from tests.remoteevent.helpers import Recorder, event, events, wait_until
+from messaging.testing.waiting import eventually
+from tests.remoteevent.helpers import Recorder, event, events
 
 Connect = Callable[[], messaging.Messaging]
 FAST: Final = RetryPolicy(first_delay=0.01, max_delay=0.05)
@@ -65,7 +66,7 @@ def test_notify_is_acknowledged_by_the_listener(connect: Connect) -> None:
         stub.notify(event(1, handback={"h": b"x"}))
         assert listener.events == [event(1, handback={"h": b"x"})]
         assert stub.deliver(events(2, 600)).result(10)[:1] == [None]
-        wait_until(lambda: len(listener.events) >= 2)
+        eventually(lambda: len(listener.events) >= 2)
         listener.unknown = {("source", 2)}
         outcomes = stub.deliver([event(601), event(1, 2), event(602)]).result(10)
         assert [type(each) for each in outcomes] == [type(None), UnknownEventError, type(None)]
@@ -187,7 +188,7 @@ def test_a_listener_registers_with_a_generator_of_another_process(connect: Conne
         assert registration.lease.duration == 100.0
         for _ in range(100):
             generator.generate("hot")
-        wait_until(lambda: len(listener.events) == 100)
+        eventually(lambda: len(listener.events) == 100)
         assert listener.numbers == [*range(2, 102)]
         assert {each.handback["h"] for each in listener.events} == {b"x"}
         assert registration.lease.renew(50.0).result(10) == 50.0
@@ -198,7 +199,7 @@ def test_a_listener_registers_with_a_generator_of_another_process(connect: Conne
         with pytest.raises(InvalidEventError):
             remote.register("", None, listener)
         registration.lease.cancel().result(10)
-        wait_until(lambda: len(generator.landlord) == 0)
+        eventually(lambda: len(generator.landlord) == 0)
         with pytest.raises(UnknownLeaseError):
             registration.lease.renew(5.0).result(10)
 
@@ -232,7 +233,7 @@ def test_a_mailbox_of_another_process_stores_pushes_and_is_pulled(served: Any) -
     assert box.lease.remaining <= mailbox.registration(box.id).lease.remaining
     box.listener.notify(event(1))
     assert box.listener.deliver(events(2, 500)).result(20)[0] is None
-    wait_until(lambda: len(mailbox.registration(box.id)) >= 2)
+    eventually(lambda: len(mailbox.registration(box.id)) >= 2)
     stored = len(mailbox.registration(box.id))
     iterator = box.remote_events().result(10)
     assert iterator.next(5) == event(1)
@@ -247,7 +248,7 @@ def test_a_mailbox_of_another_process_stores_pushes_and_is_pulled(served: Any) -
     box.listener.notify(event(1001))
     box.enable_delivery(target).result(10)
     box.listener.notify(event(1002))
-    wait_until(lambda: target.numbers == [1001, 1002])
+    eventually(lambda: target.numbers == [1001, 1002])
     box.disable_delivery().result(10)
     for number in range(1003, 1103):
         box.listener.notify(event(number))
@@ -346,12 +347,12 @@ def test_a_mailbox_renews_leases_of_other_processes_also_after_a_restart(
         with EventMailbox(tmp_path / "m", messaging=here) as mailbox, MailboxServer(here, channel, mailbox) as served:
             served.ready.result(10)
             until = time.monotonic() + 1.5
-            wait_until(lambda: time.monotonic() > until)
+            eventually(lambda: time.monotonic() > until)
             assert landlord.is_valid(name)
             generator.generate(1)
-            wait_until(lambda: len(mailbox.registration(box.id)) == 1)
+            eventually(lambda: len(mailbox.registration(box.id)) == 1)
             mailbox.registration(box.id).lease.cancel()
-            wait_until(lambda: not landlord.is_valid(name))
+            eventually(lambda: not landlord.is_valid(name))
 
 
 # --- calls
@@ -395,7 +396,7 @@ def test_a_garbled_reply_says_nothing_against_the_event(memory: messaging.Messag
     with EventGenerator("s", events=[1], begin=0, retry=RetryPolicy(first_delay=0.01, max_delay=0.02)) as generator:
         registration = generator.register(1, None, RemoteListener(memory, channel), 60.0)
         generator.generate(1)
-        wait_until(lambda: listener.numbers == [1])
+        eventually(lambda: listener.numbers == [1])
         counts = generator.counts(registration)
         assert counts is not None
         assert (counts.invalid, counts.retries) == (0, 4)
@@ -409,7 +410,7 @@ def test_a_batch_that_is_too_large_for_the_broker_travels_in_parts() -> None:
             generator.register(1, "h" * 300, RemoteListener(m, reference), 60.0)
             for _ in range(50):
                 generator.generate(1)
-            wait_until(lambda: listener.numbers == [*range(1, 51)])
+            eventually(lambda: listener.numbers == [*range(1, 51)])
         (outcome,) = RemoteListener(m, reference).deliver([event(1, handback="h" * 3000)]).result(10)
         assert isinstance(outcome, PayloadTooLargeError)
 
@@ -455,7 +456,7 @@ def test_the_listener_of_a_refused_registration_is_forgotten(memory: messaging.M
         remote.register(1, None, Recorder()).result(10)
         server = remote._listeners._server
         assert server is not None
-        wait_until(lambda: len(server._targets) == 1)
+        eventually(lambda: len(server._targets) == 1)
 
 
 def test_a_server_needs_an_instance(channel: str) -> None:

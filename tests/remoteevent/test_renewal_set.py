@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from messaging.errors import ArgumentError, ClosedError, LeaseDeniedError, UnknownLeaseError
-from messaging.execution import Waiters
 from messaging.leases import Landlord, Lease, LeaseRenewalEvent, LeaseRenewalManager
 from messaging.remoteevent import EventGenerator, renewal_set
 from messaging.remoteevent.renewal_set import (
@@ -17,10 +16,8 @@ from messaging.remoteevent.renewal_set import (
     LeaseRenewalSet,
     RenewalFailureEvent,
 )
-
-
-def until(holds: Any, timeout: float = 20.0) -> None:
-    assert Waiters().wait_for(holds, timeout)
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
 
 
 def test_leases_in_a_set_are_renewed_as_long_as_the_set_lives() -> None:
@@ -30,10 +27,10 @@ def test_leases_in_a_set_are_renewed_as_long_as_the_set_lives() -> None:
         landlord.when_renewed(granted.append)
         renewals.renew_for(lease, renew_duration=0.3)
         assert renewals.leases() == [lease]
-        until(lambda: len(granted) >= 3)
+        eventually(lambda: len(granted) >= 3)
         assert renewals.remove(lease)
         assert not renewals.remove(lease)
-        until(lambda: lease.is_expired)
+        eventually(lambda: lease.is_expired)
 
 
 def test_a_lease_leaves_the_set_after_its_membership() -> None:
@@ -41,7 +38,7 @@ def test_a_lease_leaves_the_set_after_its_membership() -> None:
         failures: list[Any] = []
         renewals.set_renewal_failure_listener(failures.append)
         renewals.renew_for(landlord.grant(60), 0.05)
-        until(lambda: not renewals.leases())
+        eventually(lambda: not renewals.leases())
         assert failures == []
 
 
@@ -51,7 +48,7 @@ def test_nothing_is_renewed_after_the_end_of_the_set() -> None:
         lease = landlord.grant(60)
         renewals.renew_for(lease)
         assert lease in manager
-        until(lambda: lease not in manager)
+        eventually(lambda: lease not in manager)
         assert not lease.is_ended  # it is not cancelled
         for call in (
             renewals.leases,
@@ -79,7 +76,7 @@ def test_failures_have_one_id_and_rising_numbers() -> None:
             lease = landlord.grant(0.2)
             renewals.renew_for(lease)
             lease.cancel()
-        until(lambda: len(events) == 3)
+        eventually(lambda: len(events) == 3)
         assert [each.sequence_number - begin for each in events] == [1, 2, 3]
         assert {each.kind for each in events} == {found.kind}
         assert {each.error for each in events} == {"UnknownLeaseError"}
@@ -91,7 +88,7 @@ def test_failures_have_one_id_and_rising_numbers() -> None:
         lease = landlord.grant(0.2)
         renewals.renew_for(lease)
         lease.cancel()
-        until(lambda: later)
+        eventually(lambda: later)
         assert later[0].sequence_number == begin + 4
         assert len(events) == 3  # the earlier listener is told no more
         assert renewals.clear_renewal_failure_listener()
@@ -104,13 +101,13 @@ def test_warnings_have_one_id_and_rising_numbers() -> None:
         events: list[ExpirationWarningEvent] = []
         found = renewals.set_expiration_warning_listener(events.append, 59.9)
         assert (found.id, found.source) == (EXPIRATION_WARNING, "norm")
-        until(lambda: len(events) == 1)
+        eventually(lambda: len(events) == 1)
         assert 0 < events[0].remaining <= 59.9
         assert events[0].lease_id == renewals.lease.id
         renewals.lease.renew(60)
-        until(lambda: len(events) == 2)
+        eventually(lambda: len(events) == 2)
         renewals.lease.renew(30)
-        until(lambda: len(events) == 3)
+        eventually(lambda: len(events) == 3)
         assert [each.sequence_number - found.sequence_number for each in events] == [1, 2, 3]
         assert {each.kind for each in events} == {found.kind}
         renewals.lease.renew(3600)
@@ -125,9 +122,9 @@ def test_sets_share_a_landlord() -> None:
         sets = [LeaseRenewalSet(60, landlord=landlord) for _ in range(2)]
         for number, each in enumerate(sets):
             each.set_expiration_warning_listener(events[number].append, 59.95)
-        until(lambda: all(events.values()))
+        eventually(lambda: all(events.values()))
         sets[1].lease.renew(60)
-        until(lambda: len(events[1]) == 2)
+        eventually(lambda: len(events[1]) == 2)
         assert len(events[0]) == 1
         assert len(landlord) == 2
         for each in sets:
@@ -159,7 +156,7 @@ class TellsAtOnce(LeaseRenewalManager):
     def renew_until(self, lease: Lease, *arguments: Any, **options: Any) -> None:
         super().renew_until(lease, *arguments, **options)
         if lease.is_ended:
-            until(lambda: lease not in self)
+            eventually(lambda: lease not in self)
             listener: Any = arguments[2]
             listener.notify(LeaseRenewalEvent(lease, 1.0, UnknownLeaseError("gone")))
 
@@ -171,7 +168,7 @@ def test_a_failure_that_is_told_at_once_leaves_no_dead_lease_in_the_set() -> Non
         lease = landlord.grant(50)
         lease.cancel()
         renewals.renew_for(lease)
-        until(lambda: events)
+        eventually(lambda: events)
         assert renewals.leases() == []
 
 
@@ -190,7 +187,7 @@ def test_a_refused_lease_is_not_in_the_set() -> None:
         assert renewals.leases() == [lease]
 
 
-@pytest.mark.parametrize("last", [0, 1])
+@table("last", [0, 1])
 def test_sets_that_share_a_manager_renew_a_lease_each_for_itself(last: int) -> None:
     with Landlord() as landlord, LeaseRenewalManager() as manager:
         sets = [LeaseRenewalSet(60, manager=manager) for _ in range(2)]
@@ -215,7 +212,7 @@ def test_a_failure_is_told_to_each_set_that_has_the_lease() -> None:
         for each in sets:
             each.renew_for(lease)
         lease.cancel()
-        until(lambda: len(events) == 2)
+        eventually(lambda: len(events) == 2)
         for each in sets:
             assert each.leases() == []
             each.close()

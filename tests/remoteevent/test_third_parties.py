@@ -35,7 +35,8 @@ from messaging.remoteevent import (
     RetryPolicy,
     StoreAndForwardAgent,
 )
-from tests.remoteevent.helpers import Recorder, event, events, wait_until
+from messaging.testing.waiting import eventually
+from tests.remoteevent.helpers import Recorder, event, events
 
 FAST: Final = RetryPolicy(first_delay=0.01, max_delay=0.05)
 
@@ -90,7 +91,7 @@ def test_a_predicate_that_raises_or_hangs_fails_the_notification(target: Recorde
     with pytest.raises(DeadlineError, match="earlier"):
         hanging.notify(event(2))
     release.set()
-    wait_until(lambda: hanging.deliver([event(3)]).result(10) == [None])
+    eventually(lambda: hanging.deliver([event(3)]).result(10) == [None])
 
 
 # --- multiplexers
@@ -107,7 +108,7 @@ def test_one_registration_at_the_source_serves_many_listeners() -> None:
             assert registration.kind == ("source", 1)
         for _ in range(50):
             generator.generate(1)
-        wait_until(lambda: all(len(each.events) == 50 for each in listeners.values()))
+        eventually(lambda: all(len(each.events) == 50 for each in listeners.values()))
         assert len(generator.landlord) == 1
     for name, each in listeners.items():
         assert each.numbers == [*range(1, 51)]
@@ -125,10 +126,10 @@ def test_a_listener_that_fails_is_tried_again_and_the_others_get_nothing_twice()
         generator.register(1, None, spread, 60.0)
         for _ in range(5):
             generator.generate(1)
-        wait_until(lambda: len(bad.calls) >= 4)
+        eventually(lambda: len(bad.calls) >= 4)
         bad.error = None
-        wait_until(lambda: bad.numbers == [1, 2, 3, 4, 5])
-        wait_until(lambda: good.numbers == [1, 2, 3, 4, 5])
+        eventually(lambda: bad.numbers == [1, 2, 3, 4, 5])
+        eventually(lambda: good.numbers == [1, 2, 3, 4, 5])
 
 
 def test_a_listener_that_stays_away_holds_up_the_others_for_a_bounded_time() -> None:
@@ -144,7 +145,7 @@ def test_a_listener_that_stays_away_holds_up_the_others_for_a_bounded_time() -> 
         generator.register(1, None, spread, 60.0)
         for _ in range(1000):
             generator.generate(1)
-        wait_until(lambda: good.numbers == [*range(1, 1001)])
+        eventually(lambda: good.numbers == [*range(1, 1001)])
         counts = spread.counts(failing)
         assert counts is not None
         assert counts.dropped > 0
@@ -154,7 +155,7 @@ def test_a_listener_that_stays_away_holds_up_the_others_for_a_bounded_time() -> 
             generator.generate(1)
             return bool(bad.events)
 
-        wait_until(is_back)  # it is tried again from time to time
+        eventually(is_back)  # it is tried again from time to time
     assert good.numbers == [*range(1, good.numbers[-1] + 1)]
 
 
@@ -206,7 +207,7 @@ def test_notifications_are_spread_by_source_and_id() -> None:
             for _ in range(10):
                 generator.generate(1)
                 generator.generate(2)
-        wait_until(lambda: all(len(each.events) == 10 for each in listeners.values()))
+        eventually(lambda: all(len(each.events) == 10 for each in listeners.values()))
     for kind, each in listeners.items():
         assert {received.kind for received in each.events} == {kind}
         assert each.numbers == [*range(1, 11)]
@@ -222,9 +223,9 @@ def test_an_event_for_no_local_listener_is_refused_to_the_sender(target: Recorde
         with pytest.raises(UnknownEventError):
             spread.notify(event(1, 2))
         generator.generate(2)
-        wait_until(lambda: unknown.lease.is_ended)
+        eventually(lambda: unknown.lease.is_ended)
         generator.generate(1)
-        wait_until(lambda: target.events)
+        eventually(lambda: target.events)
         assert not known.lease.is_ended
         assert spread.remove(known)
         assert not spread.remove(known)
@@ -254,7 +255,7 @@ def test_a_pattern_of_events_makes_a_new_event(target: Recorder, tmp_path: Path)
         generator.register("burst", None, target, 60.0)
         correlator = EventCorrelator(match, generator, "burst", Burst)
         assert correlator.deliver(events(1, 7)).result(10) == [None] * 7
-        wait_until(lambda: len(target.events) == 2)
+        eventually(lambda: len(target.events) == 2)
         with pytest.raises(UnknownEventError):
             EventCorrelator(match, generator, "other")
         with pytest.raises(ArgumentError):
@@ -309,9 +310,9 @@ def test_chains_in_any_order_obey_each_policy(order: tuple[str, ...], target: Re
         generator.register(1, "h", first, 60.0)
         for _ in range(100):
             generator.generate(1)
-        wait_until(lambda: target.calls)
+        eventually(lambda: target.calls)
         target.error = None
-        wait_until(lambda: target.numbers and target.numbers[-1] == 100)
+        eventually(lambda: target.numbers and target.numbers[-1] == 100)
     assert target.numbers == [*range(2, 101, 2)]
     assert {(each.source, each.id, each.handback) for each in target.events} == {("source", 1, "h")}
 
@@ -342,7 +343,7 @@ def test_a_chain_over_a_broker(
         generator.register(1, {"h": 1}, before, 60.0)
         for _ in range(30):
             generator.generate(1)
-        wait_until(lambda: len(box) == 20)
+        eventually(lambda: len(box) == 20)
         received = box.drain()
     assert [each.sequence_number for each in received] == [*range(11, 31)]
     assert {each.handback["h"] for each in received} == {1}

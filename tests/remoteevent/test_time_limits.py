@@ -10,9 +10,10 @@ import pytest
 
 from messaging.errors import ArgumentError
 from messaging.remoteevent.time_limits import LimitedCall, TimeLimits
+from messaging.testing.tables import table
 
 
-@pytest.mark.parametrize("limit", [True, False, 0, -1, float("nan"), "1", None])
+@table("limit", [True, False, 0, -1, float("nan"), "1", None])
 def test_a_limit_that_is_no_number_of_seconds_is_refused(limit: Any) -> None:
     with pytest.raises(ArgumentError, match="time_limit"):
         TimeLimits(limit)

@@ -22,11 +22,13 @@ from messaging.errors import (
     UnknownLeaseError,
     UnknownTransactionError,
 )
-from messaging.execution import Promise, Waiters
+from messaging.execution import Promise
 from messaging.journal import JournalTable
 from messaging.leases import Lease
 from messaging.remoteevent import RetryPolicy
 from messaging.remoteevent.transactions import TransactionManager, TransactionState, Vote
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
 from tests.remoteevent.participants import Recorder
 
 FAST = RetryPolicy(first_delay=0.01, max_delay=0.02)
@@ -37,10 +39,6 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     path = None if request.param == "memory" else tmp_path / "transactions"
     with TransactionManager(path, time_limit=5, retry=FAST) as found:
         yield found
-
-
-def until(holds: Any, timeout: float = 20.0) -> None:
-    assert Waiters().wait_for(holds, timeout)
 
 
 def test_commit_asks_all_participants_to_prepare_before_it_tells_one_to_commit(manager: TransactionManager) -> None:
@@ -76,7 +74,7 @@ def test_one_vote_to_abort_aborts_all(manager: TransactionManager, vote: Any) ->
     transaction.join(bad, name="bad")
     with pytest.raises(CannotCommitError, match="bad"):
         transaction.commit(timeout=5)
-    until(lambda: not manager.transactions())
+    eventually(lambda: not manager.transactions())
     assert "commit" not in good.operations + bad.operations
     assert good.operations == ["prepare", "abort"] or good.operations == ["abort"]
     assert bad.operations == (["prepare"] if vote is Vote.ABORTED else ["prepare", "abort"])
@@ -145,7 +143,7 @@ def test_a_participant_that_does_not_answer_in_time_votes_to_abort() -> None:
             assert stuck.operations == ["prepare"]
         finally:
             go_on.set()
-        until(lambda: not manager.transactions())
+        eventually(lambda: not manager.transactions())
         assert stuck.operations == ["prepare", "abort"]  # one call at a time, in order
 
 
@@ -196,7 +194,7 @@ def test_a_lease_that_ends_aborts_an_active_transaction(manager: TransactionMana
     transaction.join(participant, name="one")
     ended: list[TransactionState] = []
     transaction.when_ended(ended.append)
-    until(lambda: ended)
+    eventually(lambda: ended)
     assert ended == [TransactionState.ABORTED]
     assert participant.operations == ["abort"]
     with pytest.raises(CannotCommitError, match="lease"):
@@ -364,7 +362,7 @@ def test_a_decision_that_cannot_be_stored_leaves_the_outcome_unknown_until_it_is
     with mock.patch.object(JournalTable, "put_soon", put_soon):
         with pytest.raises(OutcomeUnknownError, match="disk is full"):
             transaction.commit()
-        until(lambda: not manager.transactions())
+        eventually(lambda: not manager.transactions())
     transaction.commit()
     assert participant.operations == ["prepare", "commit"]
     manager.close()
@@ -398,9 +396,7 @@ def test_bounds() -> None:
             third.join(Recorder(), name="one more")
 
 
-@pytest.mark.parametrize(
-    "options", [{"time_limit": 0}, {"time_limit": "x"}, {"retry": 3}, {"path": 4}, {"max_transactions": 0}]
-)
+@table("options", [{"time_limit": 0}, {"time_limit": "x"}, {"retry": 3}, {"path": 4}, {"max_transactions": 0}])
 def test_junk_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         TransactionManager(**options)

@@ -32,7 +32,8 @@ from messaging.remoteevent.transactions import (
     TransactionState,
     Vote,
 )
-from tests.remoteevent.helpers import Recorder, wait_until
+from messaging.testing.waiting import eventually
+from tests.remoteevent.helpers import Recorder
 from tests.remoteevent.participants import Recorder as Participant
 
 FAST = RetryPolicy(first_delay=0.02, max_delay=0.05)
@@ -94,7 +95,7 @@ def test_an_event_is_refused_if_the_transaction_commits_while_its_generator_join
         generator.generate("hot", transaction=Interrupted(transaction, lambda: transaction.commit(10)))
     assert transaction.state is TransactionState.COMMITTED
     generator.generate("hot")
-    wait_until(lambda: outside.events)
+    eventually(lambda: outside.events)
     assert len(outside.events) == 1
 
 
@@ -180,7 +181,7 @@ def test_a_thread_does_not_add_events_to_a_transaction_that_another_one_failed_t
     thread.join(10)
     assert len(failures) == 1
     transaction.commit(10)
-    wait_until(lambda: outside.events)
+    eventually(lambda: outside.events)
     assert len(outside.events) == 1
 
 
@@ -190,7 +191,7 @@ def test_a_thread_does_not_add_events_to_a_transaction_that_another_one_failed_t
 def test_transactions_whose_leases_end_at_once_are_completed(manager: TransactionManager) -> None:
     for _ in range(500):
         manager.create(1e-9)
-    wait_until(lambda: not manager.transactions())
+    eventually(lambda: not manager.transactions())
 
 
 def test_a_transaction_without_a_lease_is_not_there() -> None:
@@ -217,7 +218,7 @@ def test_participants_without_a_name_are_reachable_as_long_as_their_transaction(
         transaction.join(Participant(vote))
         assert len(remote.servers) == 2
         getattr(transaction, end)(10)
-        wait_until(lambda: len(remote.servers) == 0)
+        eventually(lambda: len(remote.servers) == 0)
         expected = {"abort": ["abort"], "commit": ["prepare", "commit"] if vote is Vote.PREPARED else ["prepare"]}
         assert participant.operations == expected[end]
 
@@ -231,9 +232,9 @@ def test_a_participant_without_a_name_is_reachable_until_it_knows_the_outcome(
     participant.failures["commit"] = 3
     transaction.join(participant)
     transaction.commit()  # told once, without success
-    wait_until(lambda: not manager.transactions())
+    eventually(lambda: not manager.transactions())
     assert participant.operations == ["prepare", *["commit"] * 4]
-    wait_until(lambda: len(remote.servers) == 0)
+    eventually(lambda: len(remote.servers) == 0)
 
 
 def test_a_participant_that_cannot_join_is_not_reachable(remote: RemoteTransactionManager) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from messaging.execution import Waiters
 from messaging.remoteevent import RetryPolicy
 from messaging.remoteevent.transactions import TransactionManager, Vote
+from messaging.testing.waiting import eventually
 
 SCRIPT = """
 import json, os, signal, sys, threading
@@ -138,7 +138,7 @@ def test_all_participants_agree_after_a_kill(step: str, tmp_path: Path) -> None:
             assert pending in ([], [transaction_id])
             if not pending and each.is_in_doubt:
                 each.abort(transaction_id)  # what the manager does not know was aborted
-        assert Waiters().wait_for(lambda: not manager.transactions(), 20)
+        eventually(lambda: not manager.transactions())
     wanted, other = ("commit", "abort") if step in COMMITTED else ("abort", "commit")
     for each in participants.values():
         assert other not in each.calls

@@ -22,7 +22,6 @@ from messaging.errors import (
     UnknownTransactionError,
     WouldBlockError,
 )
-from messaging.execution import Waiters
 from messaging.remoteevent import EventGenerator, RetryPolicy
 from messaging.remoteevent.transactions import (
     ParticipantServer,
@@ -33,13 +32,10 @@ from messaging.remoteevent.transactions import (
     TransactionState,
     Vote,
 )
+from messaging.testing.waiting import eventually
 from tests.remoteevent.participants import Recorder
 
 FAST = RetryPolicy(first_delay=0.05, max_delay=0.1)
-
-
-def until(holds: Any, timeout: float = 20.0) -> None:
-    assert Waiters().wait_for(holds, timeout)
 
 
 @pytest.fixture(params=["memory", "mqtt"])
@@ -79,7 +75,7 @@ def test_a_transaction_of_another_process_is_committed(
     transaction.when_ended(ended.append)
     transaction.commit(timeout=20)
     assert [each.operations for each in participants] == [["prepare", "commit"]] * 2
-    until(lambda: ended)
+    eventually(lambda: ended)
     assert (ended, transaction.state) == ([TransactionState.COMMITTED], TransactionState.COMMITTED)
     assert remote.state(transaction.id).result(20) is TransactionState.COMMITTED
     transaction.commit()  # the first answer may have been lost
@@ -103,7 +99,7 @@ def test_a_transaction_of_another_process_is_aborted(
     with pytest.raises(CannotCommitError):
         transaction.commit()
     assert transaction.state is TransactionState.ABORTED
-    until(lambda: not manager.transactions())
+    eventually(lambda: not manager.transactions())
     assert "commit" not in good.operations
     assert good.operations[-1] == "abort"
     again = remote.create()
@@ -168,12 +164,12 @@ def test_participants_are_reached_again_after_a_restart(instances: tuple[Messagi
         TransactionManager(tmp_path / "t", messaging=one, time_limit=5, retry=FAST) as manager,
         TransactionServer(one, "transactions/restart", manager) as served,
     ):
-        until(lambda: first.operations[-2:] == ["commit", "commit"])
-        until(lambda: [each.waiting_for for each in manager.transactions()] == [["second"]])
+        eventually(lambda: first.operations[-2:] == ["commit", "commit"])
+        eventually(lambda: [each.waiting_for for each in manager.transactions()] == [["second"]])
         served.ready.result(20)
         with RemoteTransactionManager(other, "transactions/restart") as remote:  # the second one has a new channel
             assert remote.recover("second", second).result(20) == [transaction.id]
-            until(lambda: not manager.transactions())
+            eventually(lambda: not manager.transactions())
     assert second.operations[-1] == "commit"
     servers[0].close()
 
@@ -187,12 +183,12 @@ def test_a_generator_takes_part_in_a_transaction_of_another_process(remote: Remo
         transaction: Any = remote.create()
         inner = boiler.register("hot", None, inside.append, transaction=transaction)
         boiler.generate("hot", transaction=transaction)
-        until(lambda: len(inside) == 1)
+        eventually(lambda: len(inside) == 1)
         assert outside == []
         transaction.commit(timeout=20)
-        until(lambda: len(outside) == 1)
+        eventually(lambda: len(outside) == 1)
         assert inner.id != "hot"
-        until(lambda: inner.lease.is_ended)
+        eventually(lambda: inner.lease.is_ended)
 
 
 async def use_in_a_loop(remote: RemoteTransactionManager) -> None:
