@@ -25,9 +25,9 @@ from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.distributedeventing.conftest import (
     Admins,
+    Consumer,
     Gate,
     Pair,
-    Recorder,
     consume,
     flush,
     logged,
@@ -44,7 +44,7 @@ def test_01_every_matching_consumer_gets_a_data_event_and_the_call_does_not_wait
     consume(admin, gate, "orders/placed")
     recorder, other = record(admin, "orders/*"), record(admin, "refunds/*")
     admin.publish_event("orders/placed", {"id": 1})
-    gate.wait()
+    gate.events.wait_for(1)
     admin.publish_event("orders/placed", {"id": 2})  # the consumer of the first one has not returned
     assert gate.values == [{"id": 1}]
     eventually(lambda: len(recorder.values) == 2)
@@ -306,7 +306,7 @@ def test_consumers_come_and_go_while_events_are_published(admin: DistributedEven
     join = in_background(publish)
     try:
         for _ in range(100):
-            with consume(admin, Recorder(), "a"):
+            with consume(admin, Consumer(), "a"):
                 pass
     finally:
         stop.set()

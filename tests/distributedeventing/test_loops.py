@@ -66,9 +66,7 @@ class Corners:
                 key = f"{name} {number}"
                 publish(key)
                 wanted.update((each, key) for each in self.publish)
-        eventually(
-            lambda: len(self.arrived) == len(wanted), lambda: f"missing: {sorted(wanted - self.arrived)}", PATIENCE
-        )
+        eventually(lambda: len(self.arrived) == len(wanted), lambda: f"missing: {sorted(wanted - self.arrived)}")
         for name, publish in self.publish.items():  # what still goes round arrives before
             publish(f"{name} end")
         ends = {(each, f"{name} end") for each in self.publish for name in self.publish}

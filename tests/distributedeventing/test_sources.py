@@ -10,7 +10,7 @@ from messaging.distributedeventing import DistributedEventAdmin, PushEvent, Push
 from messaging.errors import ArgumentError
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually
-from tests.distributedeventing.conftest import Pair, Recorder, consume, flush, record
+from tests.distributedeventing.conftest import Consumer, Pair, consume, flush, record
 
 
 class Source(PushEventSource[int]):
@@ -37,7 +37,7 @@ def test_44_45_46_a_source_is_open_while_it_has_consumers(admin: DistributedEven
     record(admin, "b")
     assert made == []
     for number in range(1, 3):
-        recorder = Recorder()
+        recorder = Consumer()
         registration = consume(admin, recorder, "a", lifecycle="SESSION")
         eventually(lambda number=number: len(source.opened) == number)  # type: ignore[misc]
         assert source.opened[-1].accept(PushEvent.data(number)) >= 0

@@ -8,8 +8,8 @@ from typing import Any
 
 from messaging.distributedeventing import DistributableEvent, DistributedEventAdmin, PushEvent
 from messaging.testing.tables import table
-from messaging.testing.waiting import PATIENCE, eventually
-from tests.distributedeventing.conftest import Nodes, Pair, Recorder, consume, flush, record
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
+from tests.distributedeventing.conftest import Consumer, Nodes, Pair, consume, flush, record
 
 
 @table(
@@ -45,8 +45,8 @@ def test_21_private_topics_never_repeat(admin: DistributedEventAdmin) -> None:
 
 
 def test_22_a_private_topic_carries_data_sessions_and_replies(pair: Pair) -> None:
-    topic, replies = pair.one.create_private_topic(), Recorder()
-    recorder = Recorder()
+    topic, replies = pair.one.create_private_topic(), Consumer()
+    recorder = Consumer()
     consume(pair.other, recorder, topic, is_whole=True, lifecycle="SESSION")
 
     def answer(event: PushEvent[DistributableEvent[Any]]) -> None:
@@ -65,13 +65,13 @@ def test_22_a_private_topic_carries_data_sessions_and_replies(pair: Pair) -> Non
 
 def test_23_a_subscription_made_before_the_first_event_misses_nothing(pair: Pair) -> None:
     topic = pair.other.create_private_topic()
-    seen: list[int] = []
+    seen: Recorder[int] = Recorder()
     with pair.other.create_subscription(topic, int) as subscription:
         subscription.ready.result(PATIENCE)
         for number in range(20):
             pair.one.publish_event(topic, number)
-        subscription.subscribe(seen.append)
-        eventually(lambda: seen == list(range(20)))
+        subscription.subscribe(seen)
+        assert seen.wait_for(20) == list(range(20))
 
 
 def test_24_no_wildcard_of_the_network_reaches_a_private_topic(nodes: Nodes, transport: str) -> None:

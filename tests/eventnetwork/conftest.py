@@ -19,8 +19,7 @@ from messaging.dispatch import DISTRIBUTED_EVENTS
 from messaging.eventdata import WireEvent, encode
 from messaging.eventnetwork import DISPATCH, Arrival, EventNetwork, EventNode, Interest, NodeService, Notification
 from messaging.services import ServiceRegistry
-from messaging.testing.brokers import Mosquitto, require
-from messaging.testing.waiting import PATIENCE
+from messaging.testing.waiting import PATIENCE, Recorder
 
 #: heartbeats in tests, seconds: long enough for a machine under load
 BEAT: Final = 0.5
@@ -32,8 +31,8 @@ class Service(NodeService):
 
     def __init__(self, *topics: str) -> None:
         self.topics = {*topics}
-        self.arrived: list[Arrival] = []
-        self.lost: list[str] = []
+        self.arrived: Recorder[Arrival] = Recorder()
+        self.lost: Recorder[str] = Recorder()
         self.changes = 0
         #: called with each arrival; may raise or wait
         self.act: Callable[[Arrival], object] = lambda arrival: arrival.notified and arrival.notified()
@@ -118,13 +117,6 @@ def join() -> Iterator[Join]:
 def memory() -> str:
     """The URL of a network in this process."""
     return f"memory://network{next(_numbers)}"
-
-
-@pytest.fixture(scope="session")
-def mosquitto() -> Iterator[Mosquitto]:
-    require("mosquitto")
-    with Mosquitto() as broker:
-        yield broker
 
 
 def update(member: str | None = None, *topics: str, **fields: Any) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -17,17 +18,24 @@ from messaging.eventnetwork import Notification, intake
 from messaging.eventnetwork.channels import ChannelNames
 from messaging.model import Incoming
 from messaging.services import ServiceRegistry
-from messaging.testing.waiting import PATIENCE, eventually
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, subscribed
 from tests.dispatch.helpers import logged
 from tests.doubles.fake import on_loop, settle_loop
 from tests.doubles.memory import drop_and_reconnect
-from tests.eventnetwork.conftest import BEAT, Gate, Join, Participant, event, resident, update, wire
+from tests.eventnetwork.conftest import Gate, Join, Participant, event, resident, update, wire
 from tests.eventnetwork.test_announcements import mutated
 from tests.scripts import FORK, run_script
+from tests.threads import in_background
 
 
 def raw(url: str, **options: Any) -> messaging.Messaging:
     return messaging.connect(url, services=ServiceRegistry(), **options)
+
+
+def beats(heard: Recorder[Any], member: str) -> int:
+    """Return how many heartbeats of a member are among recorded announcements."""
+    found = [json.loads(payload) for payload in heard.payloads]
+    return sum(each["kind"] == "heartbeat" and each["member"] == member for each in found)
 
 
 def test_members_know_each_other_and_events_go_to_those_that_want_them(join: Join, memory: str) -> None:
@@ -74,15 +82,14 @@ def test_nothing_is_announced_after_the_end(join: Join, memory: str) -> None:
     for _ in range(20):
         one.node.refresh()
         one.node.announced(5)
-    closing = threading.Thread(target=one.node.close)
-    closing.start()
+    join_closing = in_background(one.node.close)
     gate.opened.set()
-    closing.join(PATIENCE)
+    join_closing()
     eventually(lambda: one.id not in {each.id for each in two.node.get_dto().members})
-    deadline = time.monotonic() + 2 * BEAT
-    while time.monotonic() < deadline:
-        assert one.id not in {each.id for each in two.node.get_dto().members}
-        time.sleep(0.02)
+    with raw(memory) as listening:
+        heard = subscribed(listening, "topics-members/+")
+        heard.wait_until(lambda _: beats(heard, two.id) >= 3, "three heartbeats of the other member")
+    assert one.id not in {json.loads(payload)["member"] for payload in heard.payloads}
 
 
 def test_announced_resolves_when_every_other_member_has_read_it(join: Join, memory: str) -> None:
@@ -145,10 +152,9 @@ def test_a_service_that_fails_ends_no_heartbeat(join: Join, memory: str, caplog:
     two.want("a")
     join(memory, "b").node.close()
     eventually(lambda: logged(caplog, "the event service failed"))
-    deadline = time.monotonic() + 3 * BEAT
-    while time.monotonic() < deadline:
-        assert one.id in two.live()
-        time.sleep(0.02)
+    with raw(memory) as listening:
+        heard = subscribed(listening, "topics-members/+")
+        heard.wait_until(lambda _: beats(heard, one.id) >= 3, "three heartbeats")
 
 
 def test_a_full_outbox_holds_up_neither_the_control_thread_nor_heartbeats(join: Join, memory: str) -> None:
@@ -161,18 +167,16 @@ def test_a_full_outbox_holds_up_neither_the_control_thread_nor_heartbeats(join: 
         while not stop.is_set():
             one.send("a", 1)
 
-    threads = [threading.Thread(target=flood) for _ in range(4)]
-    for each in threads:
-        each.start()
+    joins = [in_background(flood) for _ in range(4)]
     try:
-        deadline = time.monotonic() + 5 * BEAT
-        while time.monotonic() < deadline:
-            assert one.id in two.live()
-            time.sleep(0.02)
+        with raw(memory) as listening:
+            heard = subscribed(listening, "topics-members/+")
+            heard.wait_until(lambda _: beats(heard, one.id) >= 4, "four heartbeats")
+        assert two.service.lost == []
     finally:
         stop.set()
-        for each in threads:
-            each.join(PATIENCE)
+        for each in joins:
+            each()
 
 
 def test_announcements_are_not_kept_for_a_later_run(join: Join, memory: str, tmp_path: Any) -> None:
@@ -311,16 +315,9 @@ def test_messages_without_acknowledgement_are_bounded_while_the_service_waits(
         arrived.append(arrival.event.data)
 
     waiting = intake.Intake(
-        "x",
-        str(uuid4()),
-        None,
-        names,
-        1_000,
-        receive=receive,
-        batch_received=lambda: None,
-        settle=settled.extend,
-        confirm=lambda *_: None,
-    )
+        "x", str(uuid4()), None, names, 1_000,
+        receive=receive, batch_received=lambda: None, settle=settled.extend, confirm=lambda *_: None,
+    )  # fmt: skip
     acknowledged = [Incoming(event(n), "topics/a", token=n) for n in range(200)]
     on_loop(waiting.put, [Incoming(event("loose"), "topics/a") for n in range(1_000)] + acknowledged)
     assert waiting.waiting <= 300

@@ -23,7 +23,7 @@ from messaging.errors import (
 from messaging.execution import Promise
 from messaging.leases import Landlord, Lease, LeaseRenewalEvent, LeaseRenewalManager, lease_time
 from messaging.testing.tables import table
-from messaging.testing.waiting import eventually
+from messaging.testing.waiting import Recorder, eventually
 from tests.leases.clocks import FakeClock
 
 
@@ -67,8 +67,8 @@ class Told:
     """A listener that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.failed: list[LeaseRenewalEvent] = []
-        self.reached: list[LeaseRenewalEvent] = []
+        self.failed: Recorder[LeaseRenewalEvent] = Recorder()
+        self.reached: Recorder[LeaseRenewalEvent] = Recorder()
 
     def notify(self, event: LeaseRenewalEvent) -> None:
         self.failed.append(event)
@@ -89,26 +89,22 @@ def grantor() -> Grantor:
 
 
 def test_a_lease_is_renewed_early_enough_and_for_no_longer_than_needed(
-    manager: LeaseRenewalManager, grantor: Grantor
+    manager: LeaseRenewalManager,
 ) -> None:
     """Scenario 21."""
-    left: list[float] = []
-
-    def outcome(lease: Lease, asked: float) -> float:
-        left.append(lease.remaining)
-        return asked
-
-    grantor.outcome = outcome
-    told = Told()
-    lease = grantor.grant(0.5)
-    manager.renew_until(lease, 1.5, 0.5, told)
-    eventually(lambda: told.reached)
-    asked = [seconds for request in grantor.requests for _, seconds in request]
-    assert all(0.1 < each <= 0.5 for each in left), left  # not at the last moment
-    assert all(each <= 0.5 for each in asked)
-    assert asked[-1] < 0.5  # min(renewal duration, remaining)
-    assert not told.failed
-    assert lease not in manager
+    it = Clocked(manager, 30.0, renew_duration=10.0)
+    it.pass_time(7.0)
+    it.look_twice()
+    assert not it.grantor.requests
+    for number, asked in enumerate((10.0, 10.0, 5.7)):  # min(renewal duration, remaining)
+        it.pass_time(1.1 if number == 0 else 8.1)  # with a fifth of the lease left
+        it.wait_for_requests(number + 1)
+        assert [seconds for _, seconds in it.grantor.requests[number]] == [pytest.approx(asked)]
+        it.grantor.succeed(number, asked)
+    it.pass_time(5.7)
+    it.told.reached.wait_for(1)
+    assert not it.told.failed
+    assert it.lease not in manager
 
 
 def test_a_landlord_of_this_process_is_renewed(manager: LeaseRenewalManager) -> None:
@@ -124,27 +120,26 @@ def test_a_landlord_of_this_process_is_renewed(manager: LeaseRenewalManager) -> 
 
 @table("error", [UnknownLeaseError("gone"), LeaseDeniedError("no"), ArgumentError("bad")])
 def test_a_definite_error_ends_the_renewal_and_the_listener_may_use_the_manager(
-    manager: LeaseRenewalManager, grantor: Grantor, error: MessagingError
+    manager: LeaseRenewalManager, error: MessagingError
 ) -> None:
     """Scenario 21: calling the manager from the listener does not deadlock."""
+    grantor = Grantor()
     grantor.outcome = lambda _lease, _asked: error
-    done = threading.Event()
-    found: list[LeaseRenewalEvent] = []
+    found: Recorder[LeaseRenewalEvent] = Recorder()
     other = grantor.grant(100.0)
 
     class Listener:
         def notify(self, event: LeaseRenewalEvent) -> None:
-            found.append(event)
             assert event.lease not in manager
             manager.renew_until(other)
             manager.set_expiration(other, 50.0)
             manager.remove(other)
             manager.clear()
-            done.set()
+            found.append(event)
 
     lease = grantor.grant(0.3)
     manager.renew_until(lease, listener=Listener())
-    assert done.wait(10)
+    found.wait_for(1)
     assert found[0].error is error
     assert found[0].lease is lease
     assert len(grantor.requests) == 1
@@ -160,7 +155,7 @@ def test_an_indefinite_error_is_tried_again_until_the_lease_expires(
     told = Told()
     lease = grantor.grant(1.0)
     manager.renew_until(lease, listener=told)
-    eventually(lambda: told.failed)
+    told.failed.wait_for(1)
     assert told.failed[0].error is lost
     assert lease.is_expired
     assert len(grantor.requests) >= 2
@@ -183,7 +178,7 @@ def test_reaching_the_desired_expiration_is_another_event_than_a_failure(
     """Scenario 22."""
     told = Told()
     manager.renew_for(grantor.grant(10.0), 0.2, listener=told)
-    eventually(lambda: told.reached)
+    told.reached.wait_for(1)
     assert told.reached[0].error is None
     assert not told.failed
     assert not grantor.requests  # the lease is longer than desired
@@ -204,7 +199,7 @@ def test_the_desired_expiration_can_be_changed(manager: LeaseRenewalManager, gra
     manager.renew_until(lease, 1000.0, listener=told)
     assert 999.0 < manager.remaining(lease) <= 1000.0
     manager.set_expiration(lease, 0.1)
-    eventually(lambda: told.reached)
+    told.reached.wait_for(1)
     with pytest.raises(UnknownLeaseError):
         manager.remaining(lease)
 
@@ -269,13 +264,19 @@ class SilentGrantor(Grantor):
 class Clocked:
     """A manager with one lease of a silent grantor, and time that passes when the test says so."""
 
-    def __init__(self, manager: LeaseRenewalManager, desired: float = Lease.FOREVER, duration: float = 10.0) -> None:
+    def __init__(
+        self,
+        manager: LeaseRenewalManager,
+        desired: float = Lease.FOREVER,
+        duration: float = 10.0,
+        renew_duration: float = Lease.ANY,
+    ) -> None:
         self.manager = manager
         self.clock = FakeClock()
         self.grantor = SilentGrantor()
         self.told = Told()
         self.lease = self.grantor.grant_at(self.clock, duration)
-        manager.renew_until(self.lease, desired, listener=self.told)
+        manager.renew_until(self.lease, desired, renew_duration, self.told)
 
     def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -291,7 +292,7 @@ class Clocked:
         lease.note_cancelled()
         self.manager.renew_until(lease, listener=other)
         self.manager.look()
-        eventually(lambda: other.failed)
+        other.failed.wait_for(1)
 
 
 def test_a_request_without_an_answer_is_made_again_before_the_lease_expires(manager: LeaseRenewalManager) -> None:
@@ -334,7 +335,7 @@ def test_the_end_of_a_lease_is_told_while_a_request_is_under_way(manager: LeaseR
     it.pass_time(9.8)
     it.wait_for_requests(1)
     it.pass_time(0.2)
-    eventually(lambda: it.told.failed)
+    it.told.failed.wait_for(1)
     assert isinstance(it.told.failed[0].error, DeadlineError)
     assert it.lease not in manager
     it.grantor.succeed(0, 10.0)  # too late, and ignored
@@ -348,7 +349,7 @@ def test_the_desired_expiration_is_told_while_a_request_is_under_way(manager: Le
     it.wait_for_requests(1)
     it.lease.note_granted(100.0, 100.0)  # renewed by the program
     it.pass_time(2.9)
-    eventually(lambda: it.told.reached)
+    it.told.reached.wait_for(1)
     assert not it.told.failed
 
 
@@ -411,7 +412,7 @@ def test_a_grantor_that_misbehaves_costs_no_lease_of_another_one(
     assert leases[1] in manager
     clock.advance(0.2)
     manager.look()
-    eventually(lambda: lost.failed)
+    lost.failed.wait_for(1)
     assert not kept.failed
     assert "grantor" in str(lost.failed[0].error)
 
@@ -428,12 +429,11 @@ def test_a_refused_argument_of_a_whole_request_is_tried_again(manager: LeaseRene
 
 def test_a_log_handler_may_use_the_manager(manager: LeaseRenewalManager, grantor: Grantor) -> None:
     """A lease without a listener that is given up is logged without a lock."""
-    done = threading.Event()
+    emitted: Recorder[logging.LogRecord] = Recorder(lambda _: manager.clear())
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            manager.clear()
-            done.set()
+            emitted.append(record)
 
     handler = Handler()
     logging.getLogger("messaging.leases.renewal").addHandler(handler)
@@ -441,7 +441,7 @@ def test_a_log_handler_may_use_the_manager(manager: LeaseRenewalManager, grantor
         lease = grantor.grant(100.0)
         lease.note_cancelled()
         manager.renew_until(lease)
-        assert done.wait(10)
+        emitted.wait_for(1)
     finally:
         logging.getLogger("messaging.leases.renewal").removeHandler(handler)
 
@@ -485,6 +485,6 @@ def test_many_desired_expirations_cost_little(grantor: Grantor) -> None:
         for number in range(200):
             clock.now = 1010.5 + number
             manager.look()
-            eventually(lambda number=number: len(told.reached) == number + 1)  # type: ignore[misc]
+            assert len(told.reached.wait_for(number + 1)) == number + 1
         assert time.process_time() - begun < 1.5
         assert len(manager) == count - 200
