@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +17,9 @@ from messaging.remoteevent.interests import MemoryQueue
 from messaging.remoteevent.listener import Outcome
 from messaging.remoteevent.targets import LocalTarget, settled
 from messaging.testing.tables import table
-from messaging.testing.waiting import eventually
-from tests.remoteevent.helpers import Recorder, event, events
-
-FAST = RetryPolicy(first_delay=0.01, max_delay=0.02)
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.remoteevent.helpers import FAST, Recorder, event, events, taken
+from tests.threads import in_background
 
 
 class Target:
@@ -33,7 +30,7 @@ class Target:
         self.batches: list[list[int]] = []
 
     def deliver(self, events: Sequence[RemoteEvent]) -> Any:
-        self.batches.append([each.sequence_number for each in events])
+        self.batches.append(taken(events))
         answer = self.answers.pop(0) if self.answers else [None] * len(events)
         if isinstance(answer, Exception):
             raise answer
@@ -66,7 +63,7 @@ def closing() -> Iterator[list[Delivery]]:
     deliveries: list[Delivery] = []
     yield deliveries
     for each in deliveries:
-        each.close().result(10)
+        each.close().result(PATIENCE)
 
 
 def test_a_timer_that_fires_early_makes_the_attempt(closing: list[Delivery], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,9 +87,10 @@ def test_failures_of_the_queue_do_not_count_against_the_event(closing: list[Deli
 @table("answer", [None, [], RuntimeError("broken")], ids=["no promise", "no outcome", "raises"])
 def test_a_target_that_does_not_keep_the_contract_is_tried_again(closing: list[Delivery], answer: Any) -> None:
     target = Target(answer)
-    closing.append(Delivery("d", target, queue_of(1), policy=FAST))
-    closing[0].wake()
-    eventually(lambda: closing[0].counts.delivered == 1)
+    delivery = Delivery("d", target, queue_of(1), policy=FAST)
+    closing.append(delivery)
+    delivery.wake()
+    eventually(lambda: delivery.counts.delivered == 1)
     assert target.batches == [[1], [1]]
 
 
@@ -134,10 +132,8 @@ def test_closing_waits_for_the_batch_and_no_longer(closing: list[Delivery]) -> N
     eventually(lambda: delivery.is_busy)
     stopped = delivery.close()
     assert not stopped.done()
-    threading.Thread(target=held.resolve, args=([None, None],)).start()
-    began = time.monotonic()
-    stopped.result(10)
-    assert time.monotonic() - began < 5
+    in_background(lambda: held.resolve([None, None]))()
+    stopped.result(PATIENCE)
     assert not delivery.is_busy
 
 
@@ -165,4 +161,4 @@ def test_events_that_another_reader_took_meanwhile_are_not_delivered() -> None:
     delivery.enable()
     eventually(lambda: not waiting)
     assert target.numbers == [4, 5]
-    delivery.close().result(5)
+    delivery.close().result(PATIENCE)

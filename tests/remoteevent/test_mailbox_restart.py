@@ -12,14 +12,10 @@ import pytest
 from messaging.errors import ArgumentError, ClosedError, JournalLockedError, UnknownEventError, UnknownLeaseError
 from messaging.journal import Journal, JournalTable
 from messaging.leases import Landlord, LeaseEnd
-from messaging.remoteevent import EventMailbox, MailboxRegistration, RemoteEvent
+from messaging.remoteevent import EventMailbox
 from messaging.testing.tables import table
-from messaging.testing.waiting import eventually
-from tests.remoteevent.helpers import Recorder, event, events
-
-
-def store(box: MailboxRegistration, given: list[RemoteEvent]) -> None:
-    assert box.listener.deliver(given).result(10) == [None] * len(given)
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.remoteevent.helpers import Recorder, event, events, store, taken
 
 
 def test_refused_kinds_are_known_after_each_restart(tmp_path: Path) -> None:
@@ -68,7 +64,7 @@ def test_a_lease_that_expires_after_the_mailbox_was_closed_harms_no_later_run(tm
         first.close()
         with EventMailbox(tmp_path) as second:
             again = second.registration(box.id)
-            assert again.lease.renew(200.0).result(5) == 200.0
+            assert again.lease.renew(200.0).result(PATIENCE) == 200.0
             store(again, [event(2)])
             now[0] = 1000.0
             landlord.expire()
@@ -76,7 +72,7 @@ def test_a_lease_that_expires_after_the_mailbox_was_closed_harms_no_later_run(tm
             first._end(box, LeaseEnd.EXPIRED)  # as if its callback came this late
             eventually(lambda: ended)
             assert (tmp_path / "boxes" / box.id).is_dir()
-            assert [each.sequence_number for each in again.drain()] == [1, 2]
+            assert taken(again.drain()) == [1, 2]
         with EventMailbox(tmp_path) as third:
             assert third.registration(box.id).id == box.id
 
@@ -149,13 +145,12 @@ def test_the_events_of_a_registration_with_a_malformed_record_are_kept(
 
 
 def test_a_mailbox_that_cannot_be_opened_delivers_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = Recorder()
-    target.error = OSError("away")
+    target = Recorder(OSError("away"))
     with EventMailbox(tmp_path, listeners={"target": target}) as mailbox:
         box = mailbox.register(100.0)
         store(box, [event(1)])
         box.enable_delivery(target)
-        eventually(lambda: target.calls)
+        target.calls.wait_for(1)
     target.error = None
     target.calls.clear()
 
@@ -168,7 +163,7 @@ def test_a_mailbox_that_cannot_be_opened_delivers_nothing(tmp_path: Path, monkey
             EventMailbox(tmp_path, listeners={"target": target})
     assert not target.calls
     with EventMailbox(tmp_path, listeners={"target": target}):
-        eventually(lambda: target.events)
+        target.events.wait_for(1)
 
 
 def test_a_folder_in_use_and_a_path_that_is_none_are_refused(tmp_path: Path) -> None:

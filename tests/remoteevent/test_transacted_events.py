@@ -11,8 +11,8 @@ from messaging.errors import MessagingError, UnknownLeaseError
 from messaging.remoteevent import EventGenerator, EventRegistration
 from messaging.remoteevent.transactions import TransactionManager
 from messaging.testing.tables import table
-from messaging.testing.waiting import eventually
-from tests.remoteevent.helpers import Recorder
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.remoteevent.helpers import Recorder, generate
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_registration_inside_has_an_id_of_its_own(
     assert len({before.id, registration.id, other.id}) == 3
     assert registration.source == before.source
     generator.generate("hot", transaction=transaction)
-    eventually(lambda: inside.events)
+    inside.events.wait_for(1)
     assert (inside.events[0].id, inside.events[0].handback) == (registration.id, "h")
     assert inside.events[0].kind == registration.kind
 
@@ -57,8 +57,7 @@ def test_numbers_inside_count_relative_to_the_transaction_also_for_events_from_o
     generator: EventGenerator, manager: TransactionManager, inside: Recorder
 ) -> None:
     """Scenario 25."""
-    for _ in range(7):
-        generator.generate("hot")
+    generate(generator, 7, "hot")
     transaction = manager.create(60.0)
     registration = generator.register("hot", None, inside, 60.0, transaction=transaction)
     assert registration.sequence_number == 0
@@ -81,7 +80,7 @@ def test_listeners_outside_hear_nothing_until_the_commit(
     generator.generate("hot", transaction=transaction)
     generator.generate("hot")
     generator.generate("hot", transaction=transaction)
-    eventually(lambda: outside.events)
+    outside.events.wait_for(1)
     assert outside.numbers == [1]
     assert generator.sequence_number("hot") == 1
     transaction.commit(10)
@@ -98,7 +97,7 @@ def test_listeners_outside_never_hear_of_an_aborted_transaction(
     generator.generate("hot", transaction=transaction)
     transaction.abort(10)
     generator.generate("hot")
-    eventually(lambda: outside.events)
+    outside.events.wait_for(1)
     assert outside.numbers == [1]
     with pytest.raises(MessagingError):
         generator.generate("hot", transaction=transaction)
@@ -140,8 +139,7 @@ def test_an_object_that_is_registered_inside_and_outside_gets_two_notifications(
     generator: EventGenerator, manager: TransactionManager, inside: Recorder
 ) -> None:
     """Scenario 29."""
-    for _ in range(4):
-        generator.generate("hot")
+    generate(generator, 4, "hot")
     outer: EventRegistration = generator.register("hot", None, inside, 60.0)
     transaction = manager.create(60.0)
     inner = generator.register("hot", None, inside, 60.0, transaction=transaction)
@@ -165,8 +163,7 @@ def test_a_prepared_transaction_of_a_persistent_generator_is_completed_once_afte
     with TransactionManager() as manager, open_generator() as generator:
         generator.register("hot", None, outside, 60.0)
         transaction = manager.create(60.0)
-        for _ in range(5):
-            generator.generate("hot", transaction=transaction)
+        generate(generator, 5, "hot", transaction=transaction)
         generator.participant.prepare(transaction.id)
         name = transaction.id
     with open_generator() as generator:
@@ -175,7 +172,7 @@ def test_a_prepared_transaction_of_a_persistent_generator_is_completed_once_afte
         eventually(lambda: len(outside.events) == 5)
     with open_generator() as generator:
         generator.participant.commit(name)
-        generator.generate("hot").result(5)
+        generator.generate("hot").result(PATIENCE)
         eventually(lambda: len(outside.events) == 6)
     assert outside.numbers == [1, 2, 3, 4, 5, 6]
 
@@ -185,8 +182,7 @@ def test_the_events_of_a_transaction_are_bounded(
 ) -> None:
     monkeypatch.setattr("messaging.remoteevent.transacted.MAX_EVENTS", 3)
     transaction = manager.create(60.0)
-    for _ in range(3):
-        generator.generate("hot", transaction=transaction)
+    generate(generator, 3, "hot", transaction=transaction)
     with pytest.raises(MessagingError, match="3 events"):
         generator.generate("hot", transaction=transaction)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import messaging
+from messaging import Messaging
 from messaging.errors import (
     BoundReachedError,
     CannotCommitError,
@@ -32,9 +31,11 @@ from messaging.remoteevent.transactions import (
     TransactionState,
     Vote,
 )
-from messaging.testing.waiting import eventually
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.remoteevent.helpers import Recorder
 from tests.remoteevent.participants import Recorder as Participant
+from tests.threads import in_background
 
 FAST = RetryPolicy(first_delay=0.02, max_delay=0.05)
 
@@ -52,15 +53,9 @@ def generator() -> Iterator[EventGenerator]:
 
 
 @pytest.fixture
-def m() -> Iterator[messaging.Messaging]:
-    with messaging.connect(f"memory://{uuid.uuid4().hex}") as made:
-        yield made
-
-
-@pytest.fixture
-def remote(m: messaging.Messaging, manager: TransactionManager) -> Iterator[RemoteTransactionManager]:
+def remote(m: Messaging, manager: TransactionManager) -> Iterator[RemoteTransactionManager]:
     with TransactionServer(m, "transactions/here", manager) as server:
-        server.ready.result(10)
+        server.ready.result(PATIENCE)
         with RemoteTransactionManager(m, "transactions/here") as made:
             yield made
 
@@ -95,7 +90,7 @@ def test_an_event_is_refused_if_the_transaction_commits_while_its_generator_join
         generator.generate("hot", transaction=Interrupted(transaction, lambda: transaction.commit(10)))
     assert transaction.state is TransactionState.COMMITTED
     generator.generate("hot")
-    eventually(lambda: outside.events)
+    outside.events.wait_for(1)
     assert len(outside.events) == 1
 
 
@@ -162,26 +157,17 @@ def test_a_thread_does_not_add_events_to_a_transaction_that_another_one_failed_t
 
     def fail() -> None:
         is_joining.set()
-        assert go_on.wait(10)
+        assert go_on.wait(PATIENCE)
         raise OutcomeUnknownError("the connection was lost")
 
-    failures: list[MessagingError] = []
-
-    def generate() -> None:
-        try:
-            generator.generate("hot", transaction=Interrupted(transaction, fail))
-        except MessagingError as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=generate)
-    thread.start()
-    assert is_joining.wait(10)
+    join = in_background(lambda: generator.generate("hot", transaction=Interrupted(transaction, fail)))
+    assert is_joining.wait(PATIENCE)
     generator.generate("hot", transaction=transaction)  # joins for itself
     go_on.set()
-    thread.join(10)
-    assert len(failures) == 1
+    with pytest.raises(OutcomeUnknownError):
+        join()
     transaction.commit(10)
-    eventually(lambda: outside.events)
+    outside.events.wait_for(1)
     assert len(outside.events) == 1
 
 
@@ -205,8 +191,8 @@ def test_a_transaction_without_a_lease_is_not_there() -> None:
 # --- participants without a name, of other processes
 
 
-@pytest.mark.parametrize("vote", [Vote.PREPARED, Vote.NOTCHANGED])
-@pytest.mark.parametrize("end", ["commit", "abort"])
+@table("vote", [Vote.PREPARED, Vote.NOTCHANGED])
+@table("end", ["commit", "abort"])
 def test_participants_without_a_name_are_reachable_as_long_as_their_transaction(
     remote: RemoteTransactionManager, vote: Vote, end: str
 ) -> None:
@@ -270,16 +256,16 @@ def test_named_participants_stay_reachable(remote: RemoteTransactionManager) -> 
 
 
 def test_a_commit_waits_for_the_participants_beyond_the_timeout_of_requests(
-    m: messaging.Messaging, manager: TransactionManager
+    m: Messaging, manager: TransactionManager
 ) -> None:
     go_on = threading.Event()
     participant = Participant()
-    participant.before = lambda operation: operation == "commit" and go_on.wait(20)
+    participant.before = lambda operation: operation == "commit" and go_on.wait(PATIENCE)
     with (
         TransactionServer(m, "transactions/here", manager) as server,
         RemoteTransactionManager(m, "transactions/here", timeout=0.5) as remote,
     ):
-        server.ready.result(10)
+        server.ready.result(PATIENCE)
         transaction = remote.create(60.0)
         transaction.join(participant, name="slow")
         promise = transaction.commit_soon(8.0)
@@ -288,5 +274,5 @@ def test_a_commit_waits_for_the_participants_beyond_the_timeout_of_requests(
         assert not isinstance(caught.value, OutcomeUnknownError)
         assert not promise.done()
         go_on.set()
-        promise.result(10)
+        promise.result(PATIENCE)
         assert transaction.state is TransactionState.COMMITTED
