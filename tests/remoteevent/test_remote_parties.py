@@ -44,7 +44,7 @@ from messaging.remoteevent.layout import decode_event
 from messaging.testing import waiting
 from messaging.testing.waiting import PATIENCE, eventually, results
 from tests.leases.conftest import Connect
-from tests.remoteevent.helpers import FAST, Recorder, event, events, generate
+from tests.remoteevent.helpers import FAST, Recorder, event, events, generate, taken
 from tests.threads import in_background, together
 
 # --- listeners
