@@ -69,7 +69,7 @@ def test_an_append_returns_when_the_disk_has_the_record(opened: Open, monkeypatc
     assert journal.append("a", b"1") == 1
     segment = f"{0:020d}.segment"
     assert seen == [("pwritev", segment), ("fdatasync", segment)]
-    assert journal.submit("a", b"2").result(10) == 2
+    assert journal.submit("a", b"2").result(PATIENCE) == 2
     assert seen == [("pwritev", segment), ("fdatasync", segment)] * 2
 
 
@@ -222,7 +222,7 @@ def test_a_reader_misses_no_record_that_is_appended_while_it_reads(opened: Open)
     def read(number: int) -> None:
         seen = 0
         while seen < count:
-            for record in cursors[number].read(timeout=10):
+            for record in cursors[number].read(timeout=PATIENCE):
                 assert record.offset == seen
                 assert record.payload == b"%d" % seen
                 seen += 1
@@ -350,7 +350,7 @@ def test_an_append_that_finds_the_journal_open_a_moment_before_close_is_refused(
 ) -> None:
     journal = Journal.open(path)
     if has_thread:
-        journal.submit("a", b"x").result(10)
+        journal.submit("a", b"x").result(PATIENCE)
     errors: list[BaseException | None] = []
 
     def close_late() -> None:
@@ -416,7 +416,7 @@ def test_each_blocked_append_is_refused_at_its_own_deadline(opened: Open) -> Non
     assert not any(promise.done() for promise in slow)
     cursor = journal.cursor("c")
     cursor.commit(1)
-    assert slow[0].result(10) == 1
+    assert slow[0].result(PATIENCE) == 1
     journal.close()
     assert all(isinstance(promise.exception(0), JournalFullError) for promise in slow[1:])
 
@@ -505,7 +505,7 @@ def test_a_failed_write_refuses_its_records_and_the_next_one_is_stored(
     with pytest.raises(JournalError, match="cannot write: broken"):
         journal.append("a", b"1")
     with pytest.raises(JournalError, match="cannot write: broken"):
-        journal.submit("a", b"1").result(10)
+        journal.submit("a", b"1").result(PATIENCE)
     failing = False
     assert journal.append("a", b"2") == 1
     assert payloads(journal) == [b"0", b"2"]
@@ -518,7 +518,7 @@ def test_a_defect_of_the_journal_leaves_no_caller_waiting(
     with monkeypatch.context() as patched:
         patched.setattr(journal._log, "append_frame", lambda *_, **__: 1 / 0)
         with pytest.raises(JournalError, match="cannot write: ZeroDivisionError"):
-            journal.submit("a", b"x").result(10)
+            journal.submit("a", b"x").result(PATIENCE)
     assert "failed to write 1 records" in caplog.text
     assert journal.append("a", b"x") == 0
 
@@ -540,7 +540,7 @@ def test_a_journal_whose_thread_cannot_be_started_stores_and_acknowledges(
         with pytest.raises(JournalError, match="cannot write: can't start new thread"):
             journal.submit("a", b"refused")
         assert caplog.text.count("can't start new thread") == 1
-    assert journal.submit("a", b"x").result(20) == 3
+    assert journal.submit("a", b"x").result(PATIENCE) == 3
     journal.close()
     with Journal.view(tmp_path) as view:
         assert (offsets(view.read()), view.cursors()) == ([0, 1, 2, 3], {"c": 2})

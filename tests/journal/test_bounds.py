@@ -129,8 +129,8 @@ def test_a_smaller_record_is_accepted_beside_one_that_is_refused(opened: Open) -
     journal.append("a", b"x" * 5000)
     with journal._commit._committing:  # both wait, and go into one batch
         large, small = journal.submit("a", b"x" * 9000), journal.submit("a", b"y" * 100)
-    assert small.result(10) == 1
-    assert isinstance(large.exception(10), JournalFullError)
+    assert small.result(PATIENCE) == 1
+    assert isinstance(large.exception(PATIENCE), JournalFullError)
 
 
 def test_records_beyond_their_age_are_dropped_acknowledged_or_not(
@@ -167,7 +167,7 @@ def test_records_of_a_clock_that_was_set_back_do_not_expire_the_ones_before(open
     journal.close()
     journal = opened(max_age=3600, segment_bytes=1)
     journal.append("a", b"x")
-    journal.submit("a", b"x").result(20)  # the thread of the journal looks at the age before it writes
+    journal.submit("a", b"x").result(PATIENCE)  # the thread of the journal looks at the age before it writes
     assert offsets(journal.read()) == [0, 1, 2, 3, 4, 5]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import threading
 from pathlib import Path
 from unittest import mock
 
@@ -18,6 +17,7 @@ from messaging.journal import Cursor, Journal
 from messaging.journal.retention import Full
 from messaging.testing.waiting import eventually
 from tests.journal.logs import payload
+from tests.threads import in_threads
 
 NAMES = ("one", "two", "three")
 
@@ -85,11 +85,7 @@ class Machine(RuleBasedStateMachine):
                 except JournalFullError:
                     return
 
-        running = [threading.Thread(target=work) for _ in range(threads)]
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
+        in_threads(threads, lambda _: work())
         assert sorted(stored) == list(range(self.end, self.end + len(stored)))
         self.end += len(stored)
         if stored:

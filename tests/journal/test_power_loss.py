@@ -13,7 +13,7 @@ import pytest
 
 from messaging.journal import Journal, State, encode_record
 from messaging.journal.commit import Fsync
-from messaging.testing.waiting import eventually
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.journal.logs import check, payload
 
 BLOCK = 512
@@ -128,7 +128,7 @@ def history(folder: Path, patch: pytest.MonkeyPatch, fsync: Fsync, seed: int) ->
                         journal.submit(f"a/{n % 3}", payload(n), "", message_id=f"id{n}", timestamp=n)
                         for n in range(end, end + count)
                     ]
-                    assert [promise.result(20) for promise in promises] == list(range(end, end + count))
+                    assert [promise.result(PATIENCE) for promise in promises] == list(range(end, end + count))
                     end += count
                     disk.note("stored", end)
                     if choose.random() < 0.1:

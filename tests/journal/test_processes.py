@@ -19,6 +19,7 @@ import pytest
 from messaging.errors import ClosedError, JournalLockedError, JournalRangeError
 from messaging.journal import Journal, folders
 from messaging.journal.folders import LocalFolder
+from messaging.testing.waiting import PATIENCE
 from tests.forking import ForkedProcess
 from tests.journal.conftest import Open
 from tests.journal.logs import append, filled, is_right, offsets, payload, segment_files
@@ -57,7 +58,7 @@ def running(code: str, *arguments: str) -> Iterator[tuple[ForkedProcess, IO[byte
         finally:
             if process.poll() is None:
                 process.kill()
-                process.wait(20)
+                process.wait(PATIENCE)
 
 
 def test_stored_records_and_positions_survive_killed_writers(in_memory: str) -> None:
@@ -69,7 +70,7 @@ def test_stored_records_and_positions_survive_killed_writers(in_memory: str) -> 
             lines = [out.readline() for _ in range(1 + choose.randrange(15))]
             time.sleep(choose.random() / 500)  # sleeps: the kill meets another process at any moment
             process.kill()
-            process.wait(20)
+            process.wait(PATIENCE)
             lines += out.readlines()
         said = [tuple(map(int, line.split())) for line in lines if line.endswith(b"\n")]
         assert said[0][0] >= position, "a stored position is gone"
@@ -90,7 +91,7 @@ def outcome(code: str, *arguments: str) -> str:
     """Run a program to its end; return what it wrote."""
     with running(code, *arguments) as (process, out):
         text = out.read() + process.stderr.read()
-        process.wait(20)
+        process.wait(PATIENCE)
     return text.decode()
 
 
@@ -169,7 +170,7 @@ def test_a_reader_beside_a_writer_that_rolls_and_trims_sees_whole_records_in_ord
                 assert process.poll() in (None, 0), process.stderr.read()
             assert view.info().damage == []
             assert view.cursors()["c"] > 0
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE) == 0
     assert seen > count // 10
     assert seen + skipped == count
 
@@ -227,7 +228,7 @@ def test_a_forked_child_leaves_the_journal_to_its_parent(path: str, opened: Open
     journal = opened(fsync="interval")
     cursor = journal.cursor("c")
     journal.append("a", b"parent")
-    journal.submit("a", b"parent").result(10)
+    journal.submit("a", b"parent").result(PATIENCE)
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -347,7 +348,7 @@ def test_memory_is_flat_with_many_records_behind(in_memory: str) -> None:
         "journal = Journal.open(sys.argv[1], fsync='never'); cursor = journal.cursor('c')\n"
         "def append(count):\n"
         "    promises = [journal.submit('a/b', b'x' * 100) for _ in range(count)]\n"
-        "    [promise.result(30) for promise in promises]\n"
+        "    [promise.result(PATIENCE) for promise in promises]\n"
         "append(2000); cursor.read(); before = resident()\n"
         "for _ in range(30): append(2000)\n"
         "behind = resident(); seen = 0\n"

@@ -14,6 +14,7 @@ import pytest
 from messaging.errors import DecodeError
 from messaging.leases import Landlord, StoredTime, lease_time
 from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from tests.leases.clocks import FakeClock
 
 _DAY: Final = 86_400.0
@@ -96,7 +97,7 @@ def test_a_suspended_process_refuses_expired_leases_when_it_goes_on() -> None:
         process.stdin.flush()
         time.sleep(0.7)  # sleeps: the process is suspended for longer than its lease lasts
         os.kill(process.pid, signal.SIGCONT)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE) == 0
     finally:
         process.kill()
         process.wait()

