@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -73,6 +74,14 @@ class Long(RemoteEvent):
 
 def long(number: int, size: int, event_id: int | str = 1) -> Long:
     return Long("source", event_id, number, None, text="y" * size)
+
+
+@contextmanager
+def ready(server: Any) -> Iterator[Any]:
+    """Enter a server, and yield it when the broker has confirmed its subscription."""
+    with server:
+        server.ready.result(PATIENCE)
+        yield server
 
 
 def taken(found: Iterable[RemoteEvent]) -> list[int]:

@@ -30,7 +30,7 @@ from messaging.remoteevent import (
 from messaging.testing import waiting
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
-from tests.remoteevent.helpers import FAST, Recorder, event, events
+from tests.remoteevent.helpers import FAST, Recorder, event, events, ready
 
 Reopen = Callable[..., StoreAndForwardAgent]
 
@@ -324,9 +324,8 @@ def test_the_lease_upstream_is_renewed_again_after_a_restart(m: Messaging, reope
     with (
         Landlord(max_duration=0.6) as landlord,
         EventGenerator("s", events=[1], begin=0, landlord=landlord, retry=FAST) as generator,
-        EventServer(m, "generator", generator) as generators,
+        ready(EventServer(m, "generator", generator)),
     ):
-        generators.ready.result(PATIENCE)
         agent = reopen(messaging=m)
         with EventServer(m, "agent", agent):
             upstream = (
@@ -334,8 +333,7 @@ def test_the_lease_upstream_is_renewed_again_after_a_restart(m: Messaging, reope
             )
             agent.register("s", 1, "h", target, 3600.0, upstream=upstream.lease)
         agent = reopen(messaging=m)
-        with EventServer(m, "agent", agent) as agents:
-            agents.ready.result(PATIENCE)
+        with ready(EventServer(m, "agent", agent)):
             (granted,) = landlord.leases()
             lease = landlord.lease(granted.id)
             assert lease is not None

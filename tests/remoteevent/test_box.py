@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from messaging.errors import BoundReachedError, JournalFullError
-from messaging.remoteevent import EventMailbox, RemoteEvent
+from messaging.remoteevent import RemoteEvent
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.remoteevent.helpers import Box, OpenMailbox, event, events, long, taken
 
 MIB = 2**20
-
-
-@pytest.fixture
-def reopen(tmp_path: Path) -> Iterator[OpenMailbox]:
-    opened: list[EventMailbox] = []
-
-    def make(**options: Any) -> EventMailbox:
-        for each in opened:
-            each.close()
-        opened.append(EventMailbox(tmp_path / "mailbox", **options))
-        return opened[-1]
-
-    yield make
-    for each in opened:
-        each.close()
 
 
 def deliver(box: Box, *given: RemoteEvent) -> list[Any]:

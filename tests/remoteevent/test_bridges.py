@@ -48,7 +48,7 @@ from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, subscribed
 from messaging.typedevent import TypedEventBus
 from tests.leases.conftest import Connect
-from tests.remoteevent.helpers import taken
+from tests.remoteevent.helpers import ready, taken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,8 +315,7 @@ def test_messages_of_a_channel_are_events_of_a_generator(instance: Messaging) ->
     channel = f"bridges/{uuid.uuid4().hex}"
     with EventGenerator("broker", events=["message"], begin=0) as broker:
         broker.register("message", None, got.append)
-        with ChannelGenerator(instance, channel, generator=broker, event_id="message") as bridge:
-            bridge.ready.result(PATIENCE)
+        with ready(ChannelGenerator(instance, channel, generator=broker, event_id="message")):
             for number in range(3):
                 instance.publish(channel, bytes([number, 255]), content_type="application/x-raw").result(PATIENCE)
             got.wait_for(3)

@@ -22,6 +22,7 @@ from messaging.leases import (
 from messaging.remoteevent.kept_renewals import KeptRenewals
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
+from tests.remoteevent.helpers import ready
 
 CHANNEL = "leases/here"
 
@@ -67,8 +68,7 @@ def path(tmp_path: Path) -> Path:
 @contextmanager
 def served(m: Messaging, landlord: Landlord) -> Iterator[None]:
     """Serve the leases of a landlord."""
-    with LeaseServer(m, CHANNEL, landlord) as server:
-        server.ready.result(PATIENCE)
+    with ready(LeaseServer(m, CHANNEL, landlord)):
         yield
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,34 +29,6 @@ from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.remoteevent.helpers import FAST, Box, OpenMailbox, Recorder, event, events, generate, store, taken
 from tests.threads import in_background, together
-
-
-@pytest.fixture
-def reopen(tmp_path: Path, target: Recorder, other: Recorder) -> Iterator[OpenMailbox]:
-    """Opens the mailbox, after closing it if it is open."""
-    opened: list[EventMailbox] = []
-
-    def make(**options: Any) -> EventMailbox:
-        for each in opened:
-            each.close()
-        listeners = {"target": target, "other": other}
-        opened.append(EventMailbox(tmp_path / "mailbox", listeners=listeners, retry=FAST, **options))
-        return opened[-1]
-
-    yield make
-    for each in opened:
-        each.close()
-
-
-@pytest.fixture
-def mailbox(reopen: OpenMailbox) -> EventMailbox:
-    return reopen()
-
-
-@pytest.fixture
-def box(mailbox: EventMailbox) -> Box:
-    return mailbox.register(100.0)
-
 
 # --- storing, pushing
 

@@ -23,21 +23,8 @@ from messaging.remoteevent import EventMailbox, RemoteEvent
 from messaging.testing import waiting
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually, results, within
-from tests.remoteevent.helpers import FAST, Box, Recorder, event, events, store, taken
+from tests.remoteevent.helpers import Box, Recorder, event, events, store, taken
 from tests.threads import in_background, together
-
-
-@pytest.fixture
-def mailbox(tmp_path: Path, target: Recorder, other: Recorder) -> Iterator[EventMailbox]:
-    listeners = {"target": target, "other": other}
-    with EventMailbox(tmp_path / "mailbox", listeners=listeners, retry=FAST) as made:
-        yield made
-
-
-@pytest.fixture
-def box(mailbox: EventMailbox) -> Box:
-    return mailbox.register(100.0)
-
 
 # --- an iterator that loses its place
 

@@ -29,7 +29,7 @@ from messaging.remoteevent import (
 )
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
-from tests.remoteevent.helpers import FAST, Recorder, event, events, store, taken
+from tests.remoteevent.helpers import FAST, Recorder, event, events, ready, store, taken
 from tests.threads import in_background
 
 CHANNEL = "mailboxes/field"
@@ -40,9 +40,8 @@ RemoteBox = RemoteMailboxRegistration
 def mailbox(m: Messaging, tmp_path: Path) -> Iterator[EventMailbox]:
     with (
         EventMailbox(tmp_path / "mailbox", messaging=m, retry=FAST) as made,
-        MailboxServer(m, CHANNEL, made) as server,
+        ready(MailboxServer(m, CHANNEL, made)),
     ):
-        server.ready.result(PATIENCE)
         yield made
 
 
@@ -275,8 +274,7 @@ def test_a_stub_refuses_junk_before_it_asks(box: RemoteBox) -> None:
 def test_a_lease_is_renewed_once_however_often_its_owner_asks(
     m: Messaging, mailbox: EventMailbox, box: RemoteBox
 ) -> None:
-    with Landlord() as landlord, LeaseServer(m, "leases/here", landlord) as server:
-        server.ready.result(PATIENCE)
+    with Landlord() as landlord, ready(LeaseServer(m, "leases/here", landlord)):
         granted = landlord.grant(100.0)
         lease = Lease(granted.id, RemoteGrantor(m, "leases/here"), 100.0, 100.0)
         for duration in (1000.0, 1000.0, 500.0):

@@ -44,7 +44,7 @@ from messaging.remoteevent.layout import decode_event
 from messaging.testing import waiting
 from messaging.testing.waiting import PATIENCE, eventually, results
 from tests.leases.conftest import Connect
-from tests.remoteevent.helpers import FAST, Recorder, event, events, generate, taken
+from tests.remoteevent.helpers import FAST, Recorder, event, events, generate, ready, taken
 from tests.threads import in_background, together
 
 # --- listeners
@@ -52,8 +52,7 @@ from tests.threads import in_background, together
 
 def test_notify_is_acknowledged_by_the_listener(connect: Connect) -> None:
     listener = Recorder()
-    with ListenerServer(connect()) as server:
-        server.ready.result(PATIENCE)
+    with ready(ListenerServer(connect())) as server:
         stub = RemoteListener(connect(), server.add(listener))
         stub.notify(event(1, handback={"h": b"x"}))
         assert listener.events == [event(1, handback={"h": b"x"})]
@@ -165,10 +164,9 @@ def test_a_listener_registers_with_a_generator_of_another_process(connect: Conne
     here, there = connect(), connect()
     with (
         EventGenerator("boiler", events=["hot"], begin=0, retry=FAST) as generator,
-        EventServer(there, channel, generator) as server,
+        ready(EventServer(there, channel, generator)),
         RemoteGenerator(here, channel) as remote,
     ):
-        server.ready.result(PATIENCE)
         generator.generate("hot")
         registration = remote.register("hot", {"h": b"x"}, listener, 100.0).result(PATIENCE)
         assert (registration.id, registration.source, registration.sequence_number) == ("hot", "boiler", 1)
@@ -205,10 +203,9 @@ def served(connect: Connect, channel: str, tmp_path: Path) -> Any:
     there = connect()
     with (
         EventMailbox(tmp_path / "mailbox", messaging=there, retry=FAST) as mailbox,
-        MailboxServer(there, channel, mailbox) as server,
+        ready(MailboxServer(there, channel, mailbox)),
         RemoteMailbox(connect(), channel) as remote,
     ):
-        server.ready.result(PATIENCE)
         yield mailbox, remote
 
 
@@ -319,19 +316,16 @@ def test_a_mailbox_renews_leases_of_other_processes_also_after_a_restart(
     with (
         Landlord(max_duration=1.0) as landlord,
         EventGenerator("s", events=[1], begin=0, landlord=landlord, retry=FAST) as generator,
-        EventServer(there, f"{channel}/g", generator) as server,
+        ready(EventServer(there, f"{channel}/g", generator)),
     ):
-        server.ready.result(PATIENCE)
-        with EventMailbox(tmp_path / "m", messaging=here) as mailbox, MailboxServer(here, channel, mailbox) as served:
-            served.ready.result(PATIENCE)
+        with EventMailbox(tmp_path / "m", messaging=here) as mailbox, ready(MailboxServer(here, channel, mailbox)):
             box = RemoteMailbox(there, channel).register(100.0).result(PATIENCE)
             registration = RemoteGenerator(there, f"{channel}/g").register(1, None, box.listener, 1.0).result(PATIENCE)
             box.renew_lease(registration.lease).result(PATIENCE)
             with pytest.raises(ArgumentError):
                 box.renew_lease(landlord.grant(1.0))
             name = registration.lease.id
-        with EventMailbox(tmp_path / "m", messaging=here) as mailbox, MailboxServer(here, channel, mailbox) as served:
-            served.ready.result(PATIENCE)
+        with EventMailbox(tmp_path / "m", messaging=here) as mailbox, ready(MailboxServer(here, channel, mailbox)):
             renewed: waiting.Recorder[Lease] = waiting.Recorder()
             landlord.when_renewed(renewed)
             renewed.wait_for(3)  # in more than its duration
@@ -407,8 +401,7 @@ def test_a_batch_that_is_too_large_for_the_broker_travels_in_parts() -> None:
 def test_a_listener_that_hangs_delays_no_other_behind_its_channel(connect: Connect) -> None:
     """Scenario 13: more notifications wait than the server works on at a time."""
     hanging, other = Recorder(), Recorder()
-    with ListenerServer(connect()) as server:
-        server.ready.result(PATIENCE)
+    with ready(ListenerServer(connect())) as server:
         m = connect()
         first = RemoteListener(m, server.add(hanging), timeout=20)
         with hanging.gate:
@@ -433,10 +426,9 @@ def test_notifications_that_wait_for_a_listener_are_bounded(m: Messaging, monkey
 def test_the_listener_of_a_refused_registration_is_forgotten(m: Messaging, channel: str) -> None:
     with (
         EventGenerator("s", events=[1]) as generator,
-        EventServer(m, channel, generator) as server,
+        ready(EventServer(m, channel, generator)) as server,
         RemoteGenerator(m, channel) as remote,
     ):
-        server.ready.result(PATIENCE)
         for _ in range(5):
             with pytest.raises(UnknownEventError):
                 remote.register(2, None, Recorder()).result(PATIENCE)

@@ -33,10 +33,11 @@ from messaging.remoteevent.transactions import (
 )
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
-from tests.remoteevent.helpers import Recorder
+from tests.remoteevent.helpers import Recorder, ready
 from tests.remoteevent.participants import Recorder as Participant
 from tests.threads import in_background
 
+CHANNEL = "transactions/here"
 FAST = RetryPolicy(first_delay=0.02, max_delay=0.05)
 
 
@@ -54,10 +55,8 @@ def generator() -> Iterator[EventGenerator]:
 
 @pytest.fixture
 def remote(m: Messaging, manager: TransactionManager) -> Iterator[RemoteTransactionManager]:
-    with TransactionServer(m, "transactions/here", manager) as server:
-        server.ready.result(PATIENCE)
-        with RemoteTransactionManager(m, "transactions/here") as made:
-            yield made
+    with ready(TransactionServer(m, CHANNEL, manager)), RemoteTransactionManager(m, CHANNEL) as made:
+        yield made
 
 
 class Interrupted:
@@ -262,10 +261,9 @@ def test_a_commit_waits_for_the_participants_beyond_the_timeout_of_requests(
     participant = Participant()
     participant.before = lambda operation: operation == "commit" and go_on.wait(PATIENCE)
     with (
-        TransactionServer(m, "transactions/here", manager) as server,
-        RemoteTransactionManager(m, "transactions/here", timeout=0.5) as remote,
+        ready(TransactionServer(m, CHANNEL, manager)),
+        RemoteTransactionManager(m, CHANNEL, timeout=0.5) as remote,
     ):
-        server.ready.result(PATIENCE)
         transaction = remote.create(60.0)
         transaction.join(participant, name="slow")
         promise = transaction.commit_soon(8.0)

@@ -36,8 +36,10 @@ from messaging.remoteevent.transactions import (
 )
 from messaging.testing import waiting
 from messaging.testing.waiting import PATIENCE, eventually
+from tests.remoteevent.helpers import ready
 from tests.remoteevent.participants import Recorder, joined
 
+CHANNEL = "transactions/test"
 FAST = RetryPolicy(first_delay=0.05, max_delay=0.1)
 
 
@@ -58,10 +60,8 @@ def manager() -> Iterator[TransactionManager]:
 @pytest.fixture
 def remote(instances: tuple[Messaging, Messaging], manager: TransactionManager) -> Iterator[RemoteTransactionManager]:
     one, other = instances
-    with TransactionServer(one, "transactions/test", manager) as server:
-        server.ready.result(PATIENCE)
-        with RemoteTransactionManager(other, "transactions/test") as found:
-            yield found
+    with ready(TransactionServer(one, CHANNEL, manager)), RemoteTransactionManager(other, CHANNEL) as found:
+        yield found
 
 
 def test_a_transaction_of_another_process_is_committed(
@@ -131,8 +131,7 @@ def test_a_failing_participant_is_called_again(
 ) -> None:
     participant = Recorder()
     participant.failures["commit"] = 2
-    with ParticipantServer(instances[1], "participants/one", participant) as server:
-        server.ready.result(PATIENCE)
+    with ready(ParticipantServer(instances[1], "participants/one", participant)):
         transaction = remote.create()
         transaction.join(RemoteParticipant(instances[1], "participants/one"), name="one")
         transaction.commit(timeout=PATIENCE)
@@ -148,14 +147,15 @@ def test_participants_are_reached_again_after_a_restart(instances: tuple[Messagi
     for server in servers:
         server.ready.result(PATIENCE)
     manager = TransactionManager(tmp_path / "t", retry=RetryPolicy(first_delay=100, max_delay=100))
-    with TransactionServer(one, "transactions/restart", manager) as served:
-        served.ready.result(PATIENCE)
-        with RemoteTransactionManager(other, "transactions/restart") as remote:
-            transaction = remote.create()
-            transaction.join(first, name="first", reference="participants/0")
-            transaction.join(second, name="second", reference="participants/1")
-            transaction.commit()  # decided; both fail
-            manager.close()
+    with (
+        ready(TransactionServer(one, "transactions/restart", manager)),
+        RemoteTransactionManager(other, "transactions/restart") as remote,
+    ):
+        transaction = remote.create()
+        transaction.join(first, name="first", reference="participants/0")
+        transaction.join(second, name="second", reference="participants/1")
+        transaction.commit()  # decided; both fail
+        manager.close()
     servers[1].close()
     first.failures.clear()
     second.failures.clear()
