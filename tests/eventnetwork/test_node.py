@@ -118,7 +118,7 @@ def test_a_notification_resolves_after_all_and_names_a_member_that_does_not_answ
     one.send("a", 1, found)
     assert found.promise.exception(PATIENCE) is None
     three.service.act = lambda _: None
-    late = Notification("x", 0.3)
+    late = Notification("x", 1.5)
     one.send("a", 2, late)
     error = late.promise.exception(PATIENCE)
     assert isinstance(error, PartialNotificationError)

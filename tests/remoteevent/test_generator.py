@@ -141,11 +141,12 @@ def test_a_listener_that_does_not_know_a_kind_loses_that_registration_only(gener
 
 def test_nothing_is_sent_after_the_lease_has_ended(generator: EventGenerator, listener: Recorder) -> None:
     """Scenario 18."""
-    expiring = generator.register("hot", None, listener, 0.2)
+    expiring = generator.register("hot", None, listener, 60.0)
     cancelled = generator.register("cold", None, listener, 60.0)
     generator.generate("hot")
     listener.events.wait_for(1)
     cancelled.lease.cancel()
+    expiring.lease.renew(0.05)
     eventually(lambda: expiring.lease.is_ended)
     generator.generate("hot")
     generator.generate("cold")
@@ -157,10 +158,10 @@ def test_nothing_is_sent_after_the_lease_has_ended(generator: EventGenerator, li
 
 
 def test_a_renewed_lease_keeps_the_registration(generator: EventGenerator, listener: Recorder) -> None:
-    registration = generator.register("hot", None, listener, 0.3)
+    registration = generator.register("hot", None, listener, 0.5)
     registration.lease.renew(60.0).result()
     ended: waiting.Recorder[LeaseEnd] = waiting.Recorder()
-    generator.landlord.grant(0.3, ended)
+    generator.landlord.grant(0.5, ended)
     ended.wait_for(1)  # the time for which the lease was granted has passed
     generator.generate("hot")
     listener.events.wait_for(1)

@@ -199,12 +199,14 @@ def test_a_target_that_fails_is_tried_again(box: Box, target: Recorder) -> None:
 @pytest.mark.parametrize("end", ["cancel", "expire"])
 def test_a_registration_ends_with_its_lease(mailbox: EventMailbox, tmp_path: Path, target: Recorder, end: str) -> None:
     """Scenario 48."""
-    box = mailbox.register(100.0 if end == "cancel" else 0.3)
+    box = mailbox.register(100.0)
     store(box, events(1, 10))
     folder = tmp_path / "mailbox" / "boxes" / box.id
     assert folder.is_dir()
     if end == "cancel":
         box.lease.cancel()
+    else:
+        box.lease.renew(0.05)
     eventually(lambda: box.lease.is_ended)
     with pytest.raises(ListenerGoneError):
         box.listener.notify(event(11))
@@ -432,8 +434,9 @@ def test_leases_target_events_and_refusals_are_back_after_a_restart(reopen: Open
 def test_a_lease_that_expired_while_the_mailbox_was_closed_is_gone(reopen: OpenMailbox, tmp_path: Path) -> None:
     """Scenarios 48 and 54."""
     mailbox = reopen()
-    box = mailbox.register(0.2)
+    box = mailbox.register(100.0)
     store(box, events(1, 5))
+    box.lease.renew(0.5)
     mailbox.close()
     eventually(lambda: box.lease.is_expired)
     mailbox = reopen()
@@ -562,14 +565,14 @@ def test_a_closed_mailbox_refuses_everything(mailbox: EventMailbox, box: Box) ->
 def test_leases_are_renewed_for_the_owner(mailbox: EventMailbox, box: Box) -> None:
     """EV.3.3: the mailbox can be made responsible for renewing leases while an object is inactive."""
     with (
-        Landlord(max_duration=0.5) as landlord,
+        Landlord(max_duration=1.0) as landlord,
         EventGenerator("source", events=[1], begin=0, landlord=landlord) as generator,
     ):
-        registration = generator.register(1, None, box.listener, 0.5)
+        registration = generator.register(1, None, box.listener, 1.0)
         mailbox.renew_lease(box, registration.lease)
         renewed: waiting.Recorder[Lease] = waiting.Recorder()
         landlord.when_renewed(renewed)
-        renewed.wait_for(3)  # in more than its duration
+        renewed.wait_for(2)  # in more than its duration
         generator.generate(1)
         eventually(lambda: len(box) == 1)
         box.lease.cancel()

@@ -328,7 +328,7 @@ def test_a_mailbox_renews_leases_of_other_processes_also_after_a_restart(
         with EventMailbox(tmp_path / "m", messaging=here) as mailbox, ready(MailboxServer(here, channel, mailbox)):
             renewed: waiting.Recorder[Lease] = waiting.Recorder()
             landlord.when_renewed(renewed)
-            renewed.wait_for(3)  # in more than its duration
+            renewed.wait_for(2)  # in more than its duration
             assert landlord.is_valid(name)
             generator.generate(1)
             eventually(lambda: len(mailbox.registration(box.id)) == 1)

@@ -108,12 +108,14 @@ def test_a_registration_inside_ends_with_the_transaction(
     generator: EventGenerator, manager: TransactionManager, inside: Recorder, end: str
 ) -> None:
     """Scenario 27."""
-    transaction = manager.create(0.3 if end == "expire" else 60.0)
+    transaction = manager.create(60.0)
     registration = generator.register("hot", None, inside, 600.0, transaction=transaction)
     if end == "commit":
         transaction.commit(10)
     elif end == "abort":
         transaction.abort(10)
+    else:
+        transaction.lease.renew(0.05)
     eventually(lambda: registration.lease.is_ended)
     with pytest.raises(UnknownLeaseError):
         registration.lease.renew(600.0)
