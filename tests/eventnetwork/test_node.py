@@ -260,7 +260,7 @@ def test_two_hundred_thousand_topics_and_five_thousand_members_take_bounded_memo
                 sent.result(PATIENCE)
         sent.result(PATIENCE)
         two.send("a", "end")
-        eventually(lambda: one.service.values == ["end"])
+        eventually(lambda: one.service.values == ["end"], patience=5 * PATIENCE)
         assert len(one.node.get_dto().members) <= 1_000
         assert resident() - before < 256 << 20
     assert len(logged(caplog, "is refused")) < 100

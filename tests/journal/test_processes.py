@@ -348,7 +348,7 @@ def test_memory_is_flat_with_many_records_behind(in_memory: str) -> None:
         "journal = Journal.open(sys.argv[1], fsync='never'); cursor = journal.cursor('c')\n"
         "def append(count):\n"
         "    promises = [journal.submit('a/b', b'x' * 100) for _ in range(count)]\n"
-        "    [promise.result(PATIENCE) for promise in promises]\n"
+        "    [promise.result(60) for promise in promises]\n"
         "append(2000); cursor.read(); before = resident()\n"
         "for _ in range(30): append(2000)\n"
         "behind = resident(); seen = 0\n"

@@ -322,7 +322,7 @@ def test_an_agent_can_be_closed_on_an_event_loop(tmp_path: Path) -> None:
 def test_the_lease_upstream_is_renewed_again_after_a_restart(m: Messaging, reopen: Reopen, target: Recorder) -> None:
     """Scenarios 34 and 35: over a broker, as the generator is in another process."""
     with (
-        Landlord(max_duration=1.0) as landlord,
+        Landlord(max_duration=100.0) as landlord,
         EventGenerator("s", events=[1], begin=0, landlord=landlord, retry=FAST) as generator,
         ready(EventServer(m, "generator", generator)),
     ):
@@ -332,13 +332,12 @@ def test_the_lease_upstream_is_renewed_again_after_a_restart(m: Messaging, reope
                 RemoteGenerator(m, "generator").register(1, None, ListenerReference("agent"), 60.0).result(PATIENCE)
             )
             agent.register("s", 1, "h", target, 3600.0, upstream=upstream.lease)
+        agent.close()
+        renewed: waiting.Recorder[Lease] = waiting.Recorder()
+        landlord.when_renewed(renewed)
         agent = reopen(messaging=m)
         with ready(EventServer(m, "agent", agent)):
-            (granted,) = landlord.leases()
-            lease = landlord.lease(granted.id)
-            assert lease is not None
-            ends = lease.expires
-            eventually(lambda: lease.expires > ends + 1.5)  # more than its duration
+            assert [each.id for each in renewed.wait_for(1)] == [each.id for each in landlord.leases()]
             generator.generate(1)
             eventually(lambda: target.numbers == [1])
         assert len(generator.landlord) == 1
