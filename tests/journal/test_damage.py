@@ -130,8 +130,9 @@ def test_a_reader_of_another_process_returns_no_altered_record(log: Path) -> Non
         check(read(seen), lost.offsets, range(seen.end))
 
 
-def test_verify_finds_every_flip_and_every_missing_file(path: str, opened: Open, no_sync: None) -> None:
-    journal = opened(max_records=40)  # segments of 5 records
+def test_verify_finds_every_flip_and_every_missing_file(in_memory: str, opened: Open, no_sync: None) -> None:
+    path = f"{in_memory}/j"
+    journal = opened(path, max_records=40)  # segments of 5 records
     for n in range(15):
         journal.append("a", b"x" * n)
     journal.close()
@@ -178,22 +179,23 @@ def test_damage_is_quarantined_logged_and_told_after_the_next_open(
 
 @table("part", ["header", "body"])
 def test_damage_in_many_places_is_passed_fast_and_copied_up_to_a_bound(
-    tmp_path: Path, opened: Open, part: str, caplog: pytest.LogCaptureFixture
+    in_memory: str, no_sync: None, opened: Open, part: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A pass that searched the rest of the segment at each damaged place would read some gigabytes."""
+    folder = f"{in_memory}/{part}"
     caplog.set_level(logging.CRITICAL)
-    journal = filled(opened, 2400, where=tmp_path, fsync="never")
+    journal = filled(opened, 2400, where=folder, fsync="never")
     journal.close()
-    (file,) = segment_files(tmp_path)
+    (file,) = segment_files(folder)
     frames = [*scan(memoryview(file.read_bytes()), seed_of(journal.id))]
     flip(file, *(frame.position if part == "header" else frame.end - 1 for frame in frames[1::2]))
-    Path(tmp_path, "0", f"{2400:020d}.segment").touch()  # the first one is closed
-    journal = opened(tmp_path)
+    Path(folder, "0", f"{2400:020d}.segment").touch()  # the first one is closed
+    journal = opened(folder)
     began = time.process_time()
     assert len(found := offsets(journal.read())) == 1200
     assert time.process_time() - began < 10
     assert len(found) + sum(each.until - each.first for each in journal.info().damage) == 2400
-    assert len([*Path(tmp_path, "quarantine").iterdir()]) == 1000
+    assert len([*Path(folder, "quarantine").iterdir()]) == 1000
 
 
 def test_a_quarantine_that_cannot_be_listed_is_an_error_of_the_journal(
