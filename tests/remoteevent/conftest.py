@@ -11,6 +11,8 @@ import pytest
 
 import messaging
 from messaging.remoteevent import EventMailbox
+from tests.journal.conftest import in_memory as in_memory
+from tests.journal.conftest import tmp_path as tmp_path
 from tests.leases.conftest import channel as channel
 from tests.leases.conftest import connect as connect
 from tests.leases.conftest import url_of
