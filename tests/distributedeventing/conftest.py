@@ -26,27 +26,23 @@ from messaging.distributedeventing import (
     PushEventConsumer,
 )
 from messaging.services import ServiceRegistration, ServiceRegistry
-from messaging.testing.conformance.helpers import eventually as eventually
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.dispatch.helpers import logged as logged
 from tests.dispatch.helpers import named as named
 from tests.dispatch.helpers import no_defects
 
-#: seconds any wait in a test may take
-PATIENCE: Final = 20.0
-#: seconds that a test waits for what must not happen
-MOMENT: Final = 0.1
 #: the transports, as options of ``connect``
 TRANSPORTS: Final = ("memory", "mqtt3", "mqtt5", "amqp")
 
 _numbers: Final = itertools.count(1)
 
 
-class Recorder:
+class Consumer:
     """A consumer that records its push events, and answers with back-pressure."""
 
     def __init__(self, answer: Any = None) -> None:
         self.answer = answer
-        self.events: list[PushEvent[Any]] = []
+        self.events: Recorder[PushEvent[Any]] = Recorder()
         self.times: list[float] = []
         self.threads: list[int] = []
 
@@ -75,26 +71,20 @@ class Recorder:
         return [each.failure for each in [*self.events] if each.kind == "error"]
 
 
-class Gate(Recorder):
+class Gate(Consumer):
     """A consumer that returns from its events once it is opened."""
 
     def __init__(self, answer: Any = None) -> None:
         super().__init__(answer)
-        self.entered = threading.Semaphore(0)
         self.opened = threading.Event()
 
     def accept(self, event: PushEvent[Any]) -> Any:
         super().accept(event)
-        self.entered.release()
         assert self.opened.wait(PATIENCE)
         return self.answer
 
-    def wait(self) -> None:
-        """Wait until it has another event."""
-        assert self.entered.acquire(timeout=PATIENCE)
 
-
-class Failing(Recorder):
+class Failing(Consumer):
     """A consumer that raises ``error``."""
 
     def __init__(self, error: BaseException) -> None:
@@ -109,7 +99,7 @@ class Failing(Recorder):
 class Prototype:
     """Makes consumers, one for each session."""
 
-    def __init__(self, make: Callable[[], Any] = Recorder) -> None:
+    def __init__(self, make: Callable[[], Any] = Consumer) -> None:
         self.make = make
         self.made: list[Any] = []
 
@@ -138,9 +128,9 @@ def consume(
     return services.register(interface, consumer, named(topics, **properties), scope=scope)
 
 
-def record(where: DistributedEventAdmin | ServiceRegistry, topics: Any = "**", **options: Any) -> Recorder:
+def record(where: DistributedEventAdmin | ServiceRegistry, topics: Any = "**", **options: Any) -> Consumer:
     """Register a consumer that records its events."""
-    recorder = Recorder()
+    recorder = Consumer()
     consume(where, recorder, topics, **options)
     return recorder
 

@@ -21,14 +21,14 @@ from messaging.errors import (
 )
 from messaging.eventnetwork import framework_uuid
 from messaging.services import ServiceRegistry
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.distributedeventing.conftest import (
-    PATIENCE,
     Admins,
+    Consumer,
     Gate,
     Pair,
-    Recorder,
     consume,
-    eventually,
     flush,
     logged,
     record,
@@ -44,7 +44,7 @@ def test_01_every_matching_consumer_gets_a_data_event_and_the_call_does_not_wait
     consume(admin, gate, "orders/placed")
     recorder, other = record(admin, "orders/*"), record(admin, "refunds/*")
     admin.publish_event("orders/placed", {"id": 1})
-    gate.wait()
+    gate.events.wait_for(1)
     admin.publish_event("orders/placed", {"id": 2})  # the consumer of the first one has not returned
     assert gate.values == [{"id": 1}]
     eventually(lambda: len(recorder.values) == 2)
@@ -56,7 +56,7 @@ def test_01_every_matching_consumer_gets_a_data_event_and_the_call_does_not_wait
     assert threading.get_ident() not in recorder.threads
 
 
-@pytest.mark.parametrize("event", [PushEvent.close(), PushEvent.error(ValueError("x"))])
+@table("event", [PushEvent.close(), PushEvent.error(ValueError("x"))])
 def test_02_close_and_error_events_are_refused_and_consumers_see_nothing(
     admin: DistributedEventAdmin, event: PushEvent[Any]
 ) -> None:
@@ -75,7 +75,7 @@ def test_a_data_event_stands_for_its_value(admin: DistributedEventAdmin) -> None
     assert recorder.values == [7]
 
 
-@pytest.mark.parametrize("topic", NO_TOPICS)
+@table("topic", NO_TOPICS)
 def test_03_a_text_that_is_no_topic_is_refused_by_every_way_to_publish(
     admin: DistributedEventAdmin, topic: str
 ) -> None:
@@ -94,7 +94,7 @@ def test_03_a_text_that_is_no_topic_is_refused_by_every_way_to_publish(
     assert recorder.events == []
 
 
-@pytest.mark.parametrize("topic", [None, 7, b"a", ["a"], object()])
+@table("topic", [None, 7, b"a", ["a"], object()])
 def test_03_a_topic_that_is_no_text_is_refused(admin: DistributedEventAdmin, topic: Any) -> None:
     with pytest.raises(ArgumentError):
         admin.publish_event(topic, 1)
@@ -166,7 +166,7 @@ def test_07_an_event_that_the_caller_prepared_is_sent_as_given(admin: Distribute
     assert plain.values == [[1], [1]]
 
 
-@pytest.mark.parametrize(
+@table(
     "arguments",
     [
         {"topic": "a*"},
@@ -199,7 +199,7 @@ def test_08_consumers_see_one_stream_of_several_sources(admin: DistributedEventA
 # --- beyond the scenarios
 
 
-@pytest.mark.parametrize("payload", [None, PushEvent.data(None)])
+@table("payload", [None, PushEvent.data(None)])
 def test_no_payload_is_refused(admin: DistributedEventAdmin, payload: Any) -> None:
     with pytest.raises(NullEventError):
         admin.publish_event("a", payload)
@@ -209,7 +209,7 @@ def test_no_payload_is_refused(admin: DistributedEventAdmin, payload: Any) -> No
         admin.publish(DistributableEvent("a"))
 
 
-@pytest.mark.parametrize(
+@table(
     "call",
     [
         lambda admin: admin.publish_event("a", 1, correlation_id=7),
@@ -241,7 +241,7 @@ def test_junk_is_refused_with_an_error_of_this_project(admin: DistributedEventAd
     assert admin.get_dto().sessions == 0
 
 
-@pytest.mark.parametrize(
+@table(
     "options",
     [
         {"name": ""},
@@ -306,7 +306,7 @@ def test_consumers_come_and_go_while_events_are_published(admin: DistributedEven
     join = in_background(publish)
     try:
         for _ in range(100):
-            with consume(admin, Recorder(), "a"):
+            with consume(admin, Consumer(), "a"):
                 pass
     finally:
         stop.set()

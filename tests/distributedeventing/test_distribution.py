@@ -22,14 +22,14 @@ from messaging.distributedeventing import (
 )
 from messaging.errors import ArgumentError, MessagingError, UnsupportedFeatureError
 from messaging.services import ServiceRegistry
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.distributedeventing.conftest import (
-    PATIENCE,
     Admins,
     Nodes,
     Pair,
     announce,
     connect,
-    eventually,
     flush,
     logged,
     record,
@@ -64,7 +64,7 @@ def test_51_56_the_qualities_of_service_are_advertised(admins: Admins) -> None:
     assert admin.services.find(DistributedEventAdmin, "(event.delivery.qos=FAST)") == [reference]
 
 
-@pytest.mark.parametrize("qos", [IN_ORDER, OUT_OF_ORDER])
+@table("qos", [IN_ORDER, OUT_OF_ORDER])
 def test_52_events_of_each_thread_arrive_in_order(pair: Pair, qos: str) -> None:
     recorder = record(pair.other, "**")
     pair.announce()
@@ -76,21 +76,20 @@ def test_52_events_of_each_thread_arrive_in_order(pair: Pair, qos: str) -> None:
         assert qos == OUT_OF_ORDER or found == list(range(50))
 
 
-@pytest.mark.parametrize("qos", [AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE])
 def test_53_a_message_that_is_sent_again_is_consumed_once(
-    nodes: Nodes, transport: str, qos: str, request: pytest.FixtureRequest
+    pair: Pair, transport: str, request: pytest.FixtureRequest
 ) -> None:
-    one, other = nodes(transport), nodes(transport)
-    recorder = record(other, "a")
-    announce(one, other)
-    assert other.node is not None
+    recorder = record(pair.other, "a")
+    pair.announce()
+    assert pair.other.node is not None
     again = json.dumps({"event": 1, "data": 7, "id": "the same"}).encode()
     with connect(transport, request) as m:
         for _ in range(3):
-            m.publish(other.node.names.of("a"), again).result(PATIENCE)
-    one.publish_event("a", 8, qos=qos)
-    eventually(lambda: 8 in recorder.values)
-    assert sorted(recorder.values) == [7, 8]
+            m.publish(pair.other.node.names.of("a"), again).result(PATIENCE)
+    for qos in (AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE):
+        pair.one.publish_event("a", qos, qos=qos)
+    eventually(lambda: EXACTLY_ONCE in recorder.values)
+    assert sorted(recorder.values, key=str) == sorted([7, AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE], key=str)
 
 
 def test_54_a_persistent_event_is_sent_after_a_restart(tmp_path: Path, nodes: Nodes, mosquitto: Any) -> None:
@@ -191,13 +190,14 @@ def test_events_of_other_processes_need_permission(nodes: Nodes) -> None:
         DistributedEventAdmin(ServiceRegistry(), inbound=TopicPolicy())
 
 
-@pytest.mark.parametrize("as_cbor", [True, False])
-def test_values_survive_both_encodings(nodes: Nodes, as_cbor: bool) -> None:
-    one, other = nodes("memory", network={"as_cbor": as_cbor}), nodes("memory")
+def test_values_survive_both_encodings(nodes: Nodes) -> None:
+    senders, other = [nodes("memory", network={"as_cbor": as_cbor}) for as_cbor in (True, False)], nodes("memory")
     recorder = record(other, "a")
-    announce(one, other)
-    one.publish_event("a", {"bytes": b"\x00\xff", "list": [1, 2.5, None, "ä"]})
-    eventually(lambda: recorder.values == [{"bytes": b"\x00\xff", "list": [1, 2.5, None, "ä"]}])
+    announce(*senders, other)
+    value = {"bytes": b"\x00\xff", "list": [1, 2.5, None, "ä"]}
+    for each in senders:
+        each.publish_event("a", value)
+    eventually(lambda: recorder.values == [value, value])
 
 
 def test_a_member_that_closes_is_forgotten_at_once(pair: Pair) -> None:

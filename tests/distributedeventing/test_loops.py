@@ -16,11 +16,10 @@ from messaging.eventadmin import Event, EventAdmin, EventConstants, EventHandler
 from messaging.eventadmin.bridge import EventBridge
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto, require
+from messaging.testing.waiting import PATIENCE, eventually
 from messaging.typedevent import BusConnection, TypedEventBus
-from tests.faults.scenario import eventually
 
 TOPIC = "loops/a"
-PATIENCE = 20.0
 
 
 class Corners:
@@ -67,14 +66,12 @@ class Corners:
                 key = f"{name} {number}"
                 publish(key)
                 wanted.update((each, key) for each in self.publish)
-        eventually(
-            lambda: len(self.arrived) == len(wanted), lambda: f"missing: {sorted(wanted - self.arrived)}", PATIENCE
-        )
+        eventually(lambda: len(self.arrived) == len(wanted), lambda: f"missing: {sorted(wanted - self.arrived)}")
         for name, publish in self.publish.items():  # what still goes round arrives before
             publish(f"{name} end")
         ends = {(each, f"{name} end") for each in self.publish for name in self.publish}
         wanted.update(ends)
-        eventually(lambda: ends <= self.arrived.keys(), lambda: f"missing: {ends - self.arrived.keys()}", PATIENCE)
+        eventually(lambda: ends <= self.arrived.keys(), lambda: f"missing: {ends - self.arrived.keys()}")
         assert self.arrived == wanted
 
 
@@ -166,7 +163,6 @@ def test_two_brokers_that_are_bridged_by_mosquitto_itself(stack: ExitStack) -> N
     eventually(
         lambda: all(len(each.members()) == 3 for each in members if isinstance(each, DistributedEventAdmin)),
         "the members beyond the bridge",
-        PATIENCE,
     )
     announced(*members)
     corners.check()

@@ -10,15 +10,15 @@ from messaging.distributedeventing import DistributedEventAdmin, EventPublisherS
 from messaging.errors import ConnectionLostError, PartialNotificationError
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.distributedeventing.conftest import (
-    PATIENCE,
+    Consumer,
     Failing,
     Gate,
     Nodes,
     Pair,
-    Recorder,
     consume,
-    eventually,
     record,
 )
 
@@ -29,8 +29,8 @@ def test_39_the_promise_waits_for_consumers_here_and_elsewhere(pair: Pair) -> No
     consume(pair.other, there, "a")
     pair.announce()
     promise = pair.one.publish_event_with_notification("a", 1)
-    here.wait()
-    there.wait()
+    here.events.wait_for(1)
+    there.events.wait_for(1)
     here.opened.set()
     assert not promise.done()
     there.opened.set()
@@ -43,7 +43,7 @@ def test_40_without_consumers_the_promise_resolves_at_once(admin: DistributedEve
 
 def test_41_failures_count_as_notified(pair: Pair) -> None:
     consume(pair.one, Failing(ValueError("x")), "a")
-    consume(pair.other, Recorder(-1), "a")
+    consume(pair.other, Consumer(-1), "a")
     pair.announce()
     pair.one.publish_event_with_notification("a", 1).result(PATIENCE)
 
@@ -55,7 +55,7 @@ def test_41_the_promise_fails_when_the_connection_is_lost(nodes: Nodes, mosquitt
         consume(other, gate, "a")
         eventually(lambda: one.create_session("a").is_connected)
         promise = one.publish_event_with_notification("a", 1)
-        gate.wait()
+        gate.events.wait_for(1)
         proxy.refuse()
         with pytest.raises((ConnectionLostError, PartialNotificationError)):
             promise.result(PATIENCE)
@@ -63,14 +63,14 @@ def test_41_the_promise_fails_when_the_connection_is_lost(nodes: Nodes, mosquitt
 
 
 def test_42_the_promise_waits_for_a_delayed_consumer(admin: DistributedEventAdmin) -> None:
-    consume(admin, Recorder(300))
+    consume(admin, Consumer(300))
     admin.publish_event_with_notification("a", 1).result(PATIENCE)
     begin = time.monotonic()
     admin.publish_event_with_notification("a", 2).result(PATIENCE)
     assert time.monotonic() - begin > 0.2
 
 
-@pytest.mark.parametrize("end", ["close", "end_of_stream", "error"])
+@table("end", ["close", "end_of_stream", "error"])
 def test_43_the_end_of_a_session_is_notified(pair: Pair, end: str) -> None:
     aware = record(pair.other, "a", lifecycle="SESSION")
     pair.announce()

@@ -19,11 +19,10 @@ from messaging.errors import ArgumentError, PermissionDeniedError
 from messaging.eventdata import WireEvent, encode
 from messaging.eventnetwork.announcements import Announcement, dump_announcement
 from messaging.services import ServiceRegistry
-from messaging.testing.conformance.helpers import eventually
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, subscribed
 from tests.doubles.memory import drop
 
-#: seconds any wait in a test may take
-PATIENCE: Final = 10.0
 SHARED: Final = SigningKey.hmac("plant", "a secret of 32 characters, or so")
 INTRUDER: Final = EventSigning(SigningKey.hmac("plant", "another secret of 32 characters!"))
 PRIVATE: Final = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -68,7 +67,7 @@ class Plant:
 
     @staticmethod
     def listen(admin: Any, topic: str = "**") -> list[Any]:
-        got: list[Any] = []
+        got: Recorder[Any] = Recorder()
 
         def take(event: PushEvent[Any]) -> None:
             got.append(event.value if event.kind == "data" else event.kind)
@@ -93,16 +92,6 @@ def meet(*admins: Any) -> None:
 
 def refused(admin: Any) -> int:
     found: int = admin.node.get_dto().refused
-    return found
-
-
-def capture(m: Messaging, *channels: str) -> list[tuple[str, bytes]]:
-    """Keep what is published to some channels, as an eavesdropper does."""
-    found: list[tuple[str, bytes]] = []
-    for channel in channels:
-        stream = m.subscribe(channel)
-        stream.ready.result(PATIENCE)
-        stream.subscribe(lambda each, channel=channel: found.append((channel, each.payload)))
     return found
 
 
@@ -173,10 +162,10 @@ def test_a_replay_a_moved_event_and_a_forged_origin_are_refused(plant: Plant) ->
     receiver, got = plant.consumer("**", signing)
     sender = plant.admin(signing)
     raw = plant.connect()
-    captured = capture(raw, "topics/orders/placed")
+    captured = subscribed(raw, "topics/orders/placed")
     meet(sender, receiver)
     sender.publish_event_with_notification("orders/placed", 1).result(PATIENCE)
-    _, envelope = eventually(lambda: captured, "captured")[0]
+    envelope = captured.wait_for(1)[0].payload
 
     for _ in range(3):
         raw.publish("topics/orders/placed", envelope).result(PATIENCE)
@@ -221,13 +210,13 @@ def test_a_last_will_tells_the_loss_of_a_signing_member(plant: Plant, caplog: py
     def losses() -> int:
         return len(logged(caplog, "event network: member", sender.node.member, "is lost", level=logging.INFO))
 
-    captured = capture(plant.connect(), "topics-members/all")
+    captured = subscribed(plant.connect(), "topics-members/all")
     drop(unreliable)
     eventually(lambda: losses() == 1, "lost")
     eventually(lambda: not receiver.members()[0].is_lost, "back")
 
     # the copy of an eavesdropper makes no member lost
-    will = eventually(lambda: [each for _, each in captured if b'"will":true' in each], "the will")[0]
+    will = eventually(lambda: [each for each in captured.payloads if b'"will":true' in each], "the will")[0]
     plant.connect().publish("topics-members/all", will).result(PATIENCE)
     eventually(lambda: receiver.node.get_dto().replayed == 1, "replayed")
     assert losses() == 1
@@ -326,19 +315,19 @@ def test_an_event_of_a_principal_of_another_key_is_not_sent(plant: Plant, caplog
     assert len(logged(caplog, "'key-of-alice' may not speak for", "'mallory'")) == 1
 
 
-@pytest.mark.parametrize(("principal", "there"), [("alice", ["data", "close"]), ("mallory", []), (None, [])])
-def test_a_session_has_one_principal_from_its_first_event_to_its_end(
-    plant: Plant, principal: str | None, there: list[str]
-) -> None:
+def test_a_session_has_one_principal_from_its_first_event_to_its_end(plant: Plant) -> None:
     sender = plant.admin(outbound=policy(alice="orders/**"), permissions=None)
     here = plant.listen(sender, "orders/*")
     receiver, got = plant.consumer("orders/*", inbound=policy(alice="orders/**"))
     meet(sender, receiver)
-    with sender.create_session("orders/placed", principal=principal) as session:
-        session.publish_event("data")
-    eventually(lambda: here == ["data", "close"], "all here")
-    sender.publish_event_with_notification("orders/placed", "last", principal="alice").result(PATIENCE)
-    assert got == [*there, "last"]
+    for principal, there in (("alice", ["data", "close"]), ("mallory", []), (None, [])):
+        with sender.create_session("orders/placed", principal=principal) as session:
+            session.publish_event("data")
+        eventually(lambda: here == ["data", "close"], "all here")
+        sender.publish_event_with_notification("orders/placed", "last", principal="alice").result(PATIENCE)
+        assert got == [*there, "last"]
+        here.clear()
+        got.clear()
 
 
 def test_the_events_of_a_session_are_checked_with_its_principal(plant: Plant) -> None:
@@ -357,14 +346,14 @@ def test_replies_pass_whatever_the_policies_say(plant: Plant) -> None:
     receiver.on("orders/*", is_whole=True, handler=lambda each: receiver.publish_event(each.value.reply_to, "reply"))
     receiver.node.refresh().result(PATIENCE)
     meet(sender, receiver)
-    replies: list[Any] = []
+    replies: Recorder[Any] = Recorder()
     with sender.create_session("orders/placed", None, lambda each: replies.append(each.value), principal="alice") as s:
         meet(sender, receiver)
         s.publish_event("request")
         eventually(lambda: replies == ["reply"], "the reply")
 
 
-@pytest.mark.parametrize("name", ["inbound", "outbound"])
+@table("name", ["inbound", "outbound"])
 def test_a_policy_of_another_grammar_is_refused(name: str) -> None:
     options: dict[str, Any] = {name: TopicPolicy()}
     with pytest.raises(ArgumentError, match=f"{name} needs a TopicPolicy of the grammar"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 from uuid import uuid4
 
@@ -14,20 +13,19 @@ from messaging.distributedeventing import (
     DistributableEvent,
     DistributedEventAdmin,
     EventPublisherSession,
-    PushEvent,
 )
 from messaging.errors import ArgumentError, ClosedError, EventSessionLostError, RemoteEventError
 from messaging.eventdata import WireEvent, encode
 from messaging.eventnetwork.announcements import Announcement, dump_announcement
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.distributedeventing.conftest import (
-    PATIENCE,
     Admins,
+    Consumer,
     Gate,
     Pair,
     Prototype,
-    Recorder,
     consume,
-    eventually,
     flush,
     record,
 )
@@ -44,7 +42,7 @@ def test_25_the_topic_of_a_session_is_fixed(admin: DistributedEventAdmin) -> Non
         other.publish(DistributableEvent("b", data=1))
 
 
-@pytest.mark.parametrize("end", ["close", "end_of_stream"])
+@table("end", ["close", "end_of_stream"])
 def test_26_29_the_end_reaches_aware_consumers_and_the_data_all(admin: DistributedEventAdmin, end: str) -> None:
     aware, unified = record(admin, lifecycle="SESSION"), record(admin)
     session: EventPublisherSession[int] = admin.create_session("a")
@@ -160,7 +158,7 @@ def test_30_sessions_close_with_their_admin(admins: Admins, pair: Pair) -> None:
 
 
 def test_31_32_replies_reach_the_handler_until_the_session_ends(admin: DistributedEventAdmin) -> None:
-    replies, whole = Recorder(), record(admin, "a", is_whole=True)
+    replies, whole = Consumer(), record(admin, "a", is_whole=True)
     session = admin.create_session("a", None, replies, int)
     session.publish_event("question", "c1")
     flush(admin)
@@ -208,7 +206,7 @@ def test_34_without_prototype_scope_one_object_serves_all_sessions(admin: Distri
     assert recorder.kinds == ["data", "close"] * 3
 
 
-@pytest.mark.parametrize(("scope", "is_aware"), [("prototype", True), ("singleton", False)])
+@table("scope, is_aware", [("prototype", True), ("singleton", False)])
 def test_35_the_scope_decides_on_the_lifecycle(admin: DistributedEventAdmin, scope: str, is_aware: bool) -> None:
     prototype = Prototype()
     consume(admin, prototype if is_aware else prototype(), scope=scope)
@@ -218,7 +216,7 @@ def test_35_the_scope_decides_on_the_lifecycle(admin: DistributedEventAdmin, sco
     assert prototype.made[0].kinds == (["data", "close"] if is_aware else ["data"])
 
 
-@pytest.mark.parametrize("scope", ["prototype", "singleton"])
+@table("scope", ["prototype", "singleton"])
 def test_36_a_unified_consumer_has_one_object(admin: DistributedEventAdmin, scope: str) -> None:
     prototype = Prototype()
     consume(admin, prototype if scope == "prototype" else prototype(), scope=scope, lifecycle="UNIFIED")
@@ -231,8 +229,8 @@ def test_36_a_unified_consumer_has_one_object(admin: DistributedEventAdmin, scop
     assert set(made.kinds) == {"data"}
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
+@table(
+    "name, value",
     [
         ("event.lifecycle", "session"),
         ("consumer.lifecycle", "PER_SESSION"),
@@ -243,7 +241,7 @@ def test_36_a_unified_consumer_has_one_object(admin: DistributedEventAdmin, scop
 def test_both_spellings_of_the_lifecycle_are_read(admin: DistributedEventAdmin, name: str, value: Any) -> None:
     from messaging.distributedeventing import PushEventConsumer
 
-    recorder = Recorder()
+    recorder = Consumer()
     admin.services.register(PushEventConsumer, recorder, {"event.topics": "**", name: value})
     with admin.create_session("a") as session:
         session.publish_event(1)
@@ -261,7 +259,7 @@ def test_37_no_object_is_made_merely_to_be_closed(admin: DistributedEventAdmin) 
 def test_38_a_session_knows_whether_it_has_consumers(pair: Pair) -> None:
     session: EventPublisherSession[int] = pair.one.create_session("a")
     assert not session.is_connected
-    registration = consume(pair.other, Recorder(), "a*")
+    registration = consume(pair.other, Consumer(), "a*")
     eventually(lambda: session.is_connected)
     registration.unregister()
     eventually(lambda: not session.is_connected)
@@ -347,14 +345,7 @@ def test_a_session_is_not_locked_while_a_payload_is_read(admin: DistributedEvent
 
 def test_a_session_may_be_closed_by_a_consumer(admin: DistributedEventAdmin) -> None:
     session: EventPublisherSession[int] = admin.create_session("a")
-    ended = threading.Event()
-
-    def close(event: PushEvent[int]) -> None:
-        if event.kind == "data":
-            session.close()
-        else:
-            ended.set()
-
-    admin.on("a", handler=close, is_session_aware=True)
+    kinds: Recorder[str] = Recorder(lambda kind: kind == "data" and session.close())
+    admin.on("a", handler=lambda event: kinds.append(event.kind), is_session_aware=True)
     session.publish_event(1)
-    assert ended.wait(PATIENCE)
+    assert kinds.wait_for(2) == ["data", "close"]

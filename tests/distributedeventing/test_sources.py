@@ -8,7 +8,9 @@ import pytest
 
 from messaging.distributedeventing import DistributedEventAdmin, PushEvent, PushEventSource
 from messaging.errors import ArgumentError
-from tests.distributedeventing.conftest import Pair, Recorder, consume, eventually, flush, record
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
+from tests.distributedeventing.conftest import Consumer, Pair, consume, flush, record
 
 
 class Source(PushEventSource[int]):
@@ -35,7 +37,7 @@ def test_44_45_46_a_source_is_open_while_it_has_consumers(admin: DistributedEven
     record(admin, "b")
     assert made == []
     for number in range(1, 3):
-        recorder = Recorder()
+        recorder = Consumer()
         registration = consume(admin, recorder, "a", lifecycle="SESSION")
         eventually(lambda number=number: len(source.opened) == number)  # type: ignore[misc]
         assert source.opened[-1].accept(PushEvent.data(number)) >= 0
@@ -46,7 +48,7 @@ def test_44_45_46_a_source_is_open_while_it_has_consumers(admin: DistributedEven
         assert source.opened[-1].accept(PushEvent.data(0)) < 0
 
 
-@pytest.mark.parametrize("event", [PushEvent.close(), PushEvent.error(ValueError("x"))])
+@table("event", [PushEvent.close(), PushEvent.error(ValueError("x"))])
 def test_45_the_end_of_a_source_passes_through_its_session(admin: DistributedEventAdmin, event: PushEvent[Any]) -> None:
     source, recorder = Source(), record(admin, "a", lifecycle="SESSION")
     admin.services.register(PushEventSource, source, {"event.topic": "a"})

@@ -19,11 +19,10 @@ from messaging.dispatch import DISTRIBUTED_EVENTS
 from messaging.eventdata import WireEvent, encode
 from messaging.eventnetwork import DISPATCH, Arrival, EventNetwork, EventNode, Interest, NodeService, Notification
 from messaging.services import ServiceRegistry
-from tests.doubles.fake import until
+from messaging.testing.waiting import PATIENCE, Recorder
 
 #: heartbeats in tests, seconds: long enough for a machine under load
 BEAT: Final = 0.5
-PATIENCE: Final = 20.0
 _numbers: Final = itertools.count(1)
 
 
@@ -32,8 +31,8 @@ class Service(NodeService):
 
     def __init__(self, *topics: str) -> None:
         self.topics = {*topics}
-        self.arrived: list[Arrival] = []
-        self.lost: list[str] = []
+        self.arrived: Recorder[Arrival] = Recorder()
+        self.lost: Recorder[str] = Recorder()
         self.changes = 0
         #: called with each arrival; may raise or wait
         self.act: Callable[[Arrival], object] = lambda arrival: arrival.notified and arrival.notified()
@@ -153,4 +152,4 @@ class Gate:
         assert self.opened.wait(PATIENCE)
 
 
-__all__ = ["BEAT", "PATIENCE", "Gate", "Join", "Participant", "Service", "event", "until", "update", "wire"]
+__all__ = ["BEAT", "Gate", "Join", "Participant", "Service", "event", "update", "wire"]

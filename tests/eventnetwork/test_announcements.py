@@ -26,6 +26,7 @@ from messaging.eventnetwork.announcements import (
     dump_announcement,
     load_announcement,
 )
+from messaging.testing.tables import table
 
 MEMBER: Final = "1c0e54a8-0000-4000-8000-000000000001"
 OTHER: Final = "1c0e54a8-0000-4000-8000-000000000002"
@@ -117,7 +118,7 @@ WRONG: Final[list[tuple[str, list[Any], str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("field", "values", "rule"), WRONG)
+@table("field, values, rule", WRONG)
 def test_a_wrong_field_is_refused_with_the_rule_that_it_breaks(field: str, values: list[Any], rule: str) -> None:
     for value in values:
         with pytest.raises(DecodeError) as caught:
@@ -127,7 +128,7 @@ def test_a_wrong_field_is_refused_with_the_rule_that_it_breaks(field: str, value
         assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize(
+@table(
     "payload",
     [
         b"", b"null", b"1", b"[]", b"{}", b"\xff", b'{"announcement":1', b'"announcement"', b"[" * 100_000,

@@ -18,7 +18,9 @@ from messaging.eventnetwork.membership import Member, Membership, MembershipList
 from messaging.eventnetwork.notifications import DISPATCH, MEMBERS, Notification, Notifications
 from messaging.eventnetwork.sending import EventSender
 from messaging.execution import Promise
-from tests.doubles.fake import settle_loop, until
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
+from tests.doubles.fake import settle_loop
 
 
 def member(number: int) -> Member:
@@ -91,7 +93,7 @@ def test_the_deadline_names_the_members_and_consumers_that_are_missing() -> None
     error = found.promise.exception(10)
     assert isinstance(error, PartialNotificationError)
     assert all(each in str(error) for each in ("0.05 s", "m1", "m2", "consumer c"))
-    until(lambda: not pending.all())
+    eventually(lambda: not pending.all())
 
 
 def test_settled_notifications_are_forgotten_and_pending_ones_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,11 +106,11 @@ def test_settled_notifications_are_forgotten_and_pending_ones_bounded(monkeypatc
         pending.add("3", made[3])
     made[0].fail(ClosedError("closed"))
     assert isinstance(made[0].promise.exception(5), ClosedError)
-    until(lambda: len(pending.all()) == 2)
+    eventually(lambda: len(pending.all()) == 2)
     pending.add("3", made[3])
     for each in made:
         each.release(DISPATCH)
-    until(lambda: not pending.all())
+    eventually(lambda: not pending.all())
 
 
 def test_a_second_notification_with_the_key_of_an_earlier_one_stays_when_that_settles() -> None:
@@ -132,7 +134,7 @@ class Silent(MembershipListener):
     def settled(self) -> None: ...
 
 
-@pytest.mark.parametrize("change", ["settled", "left", "lost"])
+@table("change", ["settled", "left", "lost"])
 def test_a_change_between_the_look_and_the_note_of_a_publisher_is_not_missed(change: str) -> None:
     """The control thread tells the pending notifications what changes, while a publisher is about to add another."""
     interests = Interests()

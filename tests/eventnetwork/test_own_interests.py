@@ -13,6 +13,7 @@ from messaging.errors import ClosedError, InvalidChannelError, SubscriptionRefus
 from messaging.eventnetwork.announcements import Interest
 from messaging.eventnetwork.own_interests import OwnInterests
 from messaging.execution import Promise
+from messaging.testing.waiting import PATIENCE
 from tests.dispatch.helpers import logged
 from tests.doubles.fake import on_loop, settle_loop
 
@@ -99,7 +100,7 @@ def test_an_interest_is_announced_after_the_broker_confirmed_its_subscription(me
     assert not promise.done()
     member.confirm()
     assert member.announced[-1] == {"a"}
-    assert promise.result(1) is None
+    assert promise.result(PATIENCE) is None
 
 
 def test_an_interest_is_withdrawn_before_its_subscription_ends(member: Member) -> None:
@@ -136,7 +137,7 @@ def test_a_request_does_not_wait_for_what_is_no_longer_wanted(member: Member) ->
     member.joint.added.sort(key=lambda each: each[0])
     del member.joint.added[0]  # the answer for `a` never comes
     member.confirm()
-    assert first.result(1) is None
+    assert first.result(PATIENCE) is None
 
 
 def test_a_refused_subscription_is_logged_and_fails_its_request_and_no_later_one(
@@ -145,11 +146,11 @@ def test_a_refused_subscription_is_logged_and_fails_its_request_and_no_later_one
     first = member.want("a")
     on_loop(member.joint.added.pop(0)[1].reject, REFUSED)
     member.calls.run()
-    assert first.exception(1) is REFUSED
+    assert first.exception(PATIENCE) is REFUSED
     assert logged(caplog, "the admin 'x'", "'topics/a' do not arrive", "not authorised")
     second = member.want("a", "b")
     member.confirm()
-    assert second.result(1) is None
+    assert second.result(PATIENCE) is None
     assert member.announced[-1] == {"b"}
 
 
@@ -157,7 +158,7 @@ def test_a_topic_that_the_transport_cannot_carry_keeps_no_other_from_it(
     member: Member, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = member.want("invalid", "a", "b")
-    assert isinstance(first.exception(1), InvalidChannelError)
+    assert isinstance(first.exception(PATIENCE), InvalidChannelError)
     member.confirm(2)
     assert member.announced[-1] == {"a", "b"}
     assert logged(caplog, "topics/invalid", "255 bytes")
@@ -182,10 +183,10 @@ def test_a_service_that_fails_fails_the_request_and_not_the_next_one(member: Mem
     with pytest.raises(RuntimeError):
         member.calls.run()
     settle_loop()
-    assert "RuntimeError" in str(promise.exception(1))
+    assert "RuntimeError" in str(promise.exception(PATIENCE))
     second = member.want("a")
     member.confirm()
-    assert second.result(1) is None
+    assert second.result(PATIENCE) is None
 
 
 def test_closing_settles_every_request(member: Member) -> None:
@@ -193,4 +194,4 @@ def test_closing_settles_every_request(member: Member) -> None:
     posted = member.own.request()
     error = ClosedError("closed")
     member.own.close(error)
-    assert [each.exception(1) for each in (waiting, posted, member.own.request())] == [error] * 3
+    assert [each.exception(PATIENCE) for each in (waiting, posted, member.own.request())] == [error] * 3

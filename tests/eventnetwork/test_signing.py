@@ -32,16 +32,16 @@ from messaging.eventnetwork import seals as seals_module
 from messaging.eventnetwork.announcements import Announcement, dump_announcement
 from messaging.eventnetwork.intake import RefusalLog
 from messaging.eventnetwork.seals import Seals, SeenNonces
+from messaging.testing.tables import table
 
 SECRET: Final = "a secret of 32 characters, or so"
 PRIVATE: Final = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+PUBLIC: Final = PRIVATE.public_key()
 RAW: Final = PRIVATE.private_bytes_raw()
 PEM: Final = PRIVATE.private_bytes(
     serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
 )
-PUBLIC_PEM: Final = PRIVATE.public_key().public_bytes(
-    serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-)
+PUBLIC_PEM: Final = PUBLIC.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 CHANNEL: Final = "topics/orders/placed"
 PAYLOAD: Final = '{"event":1,"data":{"id":3,"name":"Straße \\"1\\""}}'.encode()
 NOW: Final = 1_800_000_000.0
@@ -53,9 +53,8 @@ SIGNINGS: Final = {
 }
 
 
-@pytest.fixture(params=[*SIGNINGS])
-def signing(request: pytest.FixtureRequest) -> EventSigning:
-    return SIGNINGS[request.param]
+#: runs a test with both kinds of keys
+each_signing = table("signing", SIGNINGS)
 
 
 def problem_of(call: Callable[[], object]) -> str:
@@ -72,7 +71,8 @@ def changed(envelope: bytes, **fields: Any) -> bytes:
 # --- the envelope
 
 
-@pytest.mark.parametrize("payload", [PAYLOAD, b"", b"\xa2\xff\x00", "\u2028 \x00".encode(), b'"\\'])
+@table("payload", [PAYLOAD, b"", b"\xa2\xff\x00", "\u2028 \x00".encode(), b'"\\'])
+@each_signing
 def test_a_sealed_payload_is_opened_unchanged(signing: EventSigning, payload: bytes) -> None:
     opened = signing.open(signing.seal(payload, CHANNEL, now=NOW), CHANNEL, NOW)
     assert (opened.payload, opened.key_id, opened.principals) == (payload, "press-4", None)
@@ -117,6 +117,7 @@ def test_no_changed_byte_changes_the_message(data: st.DataObject) -> None:
         signing.open(bytes(envelope), CHANNEL, NOW)
 
 
+@each_signing
 def test_every_single_bit_that_is_flipped_is_noticed(signing: EventSigning) -> None:
     envelope = signing.seal(PAYLOAD, CHANNEL, now=NOW)
     for place in range(len(envelope)):
@@ -127,6 +128,7 @@ def test_every_single_bit_that_is_flipped_is_noticed(signing: EventSigning) -> N
                 signing.open(bytes(tampered), CHANNEL, NOW)
 
 
+@each_signing
 def test_a_message_moved_to_another_topic_is_refused(signing: EventSigning) -> None:
     envelope = signing.seal(PAYLOAD, CHANNEL, now=NOW)
     assert problem_of(lambda: signing.open(envelope, "topics/orders/paid", NOW)) == "wrong_channel"
@@ -134,16 +136,17 @@ def test_a_message_moved_to_another_topic_is_refused(signing: EventSigning) -> N
     assert problem_of(lambda: signing.open(moved, "topics/orders/paid", NOW)) == "wrong_signature"
 
 
-@pytest.mark.parametrize(
+@table(
     "payload",
     [PAYLOAD, b"", b"\xff", b"[]", b"null", b"1", b'"signed"', b"{" * 10_000, b'{"announcement":1}', b"\xa1\x61a\x01"],
 )
+@each_signing
 def test_an_unsigned_message_is_refused(signing: EventSigning, payload: bytes) -> None:
     assert problem_of(lambda: signing.open(payload, CHANNEL)) == "unsigned"
 
 
-@pytest.mark.parametrize(
-    ("fields", "problem"),
+@table(
+    "fields, problem",
     [
         ({"signed": 2}, "malformed"),
         ({"signed": True}, "malformed"),
@@ -176,6 +179,7 @@ def test_an_unsigned_message_is_refused(signing: EventSigning, payload: bytes) -
         ({"channel": []}, "malformed"),
     ],
 )
+@each_signing
 def test_a_wrong_envelope_is_refused(signing: EventSigning, fields: dict[str, Any], problem: str) -> None:
     envelope = changed(signing.seal(PAYLOAD, CHANNEL, now=NOW), **fields)
     with pytest.raises(SignatureError) as caught:
@@ -187,7 +191,7 @@ def test_a_wrong_envelope_is_refused(signing: EventSigning, fields: dict[str, An
 
 def test_an_envelope_names_the_algorithm_of_its_key_and_no_other() -> None:
     """The public key of an Ed25519 key is no secret of HMAC."""
-    public = PRIVATE.public_key().public_bytes_raw()
+    public = PUBLIC.public_bytes_raw()
     verifying = EventSigning(SigningKey.hmac("own", SECRET), [SigningKey.ed25519_public("press-4", public)])
     confused = EventSigning(SigningKey.hmac("press-4", public)).seal(PAYLOAD, CHANNEL)
     assert problem_of(lambda: verifying.open(confused, CHANNEL)) == "wrong_signature"
@@ -211,6 +215,7 @@ def test_base64_has_one_form() -> None:
 # --- time
 
 
+@each_signing
 def test_a_message_is_valid_within_its_window(signing: EventSigning) -> None:
     envelope = signing.seal(PAYLOAD, CHANNEL, now=NOW)
     for now in (NOW, NOW + 329, NOW - 29):
@@ -228,6 +233,7 @@ def test_window_and_clock_skew_are_settings() -> None:
     assert problem_of(lambda: signing.open(envelope, CHANNEL, NOW - 1)) == "premature"
 
 
+@each_signing
 def test_a_last_will_has_no_age(signing: EventSigning) -> None:
     envelope = signing.seal(PAYLOAD, CHANNEL, now=NOW, is_will=True)
     assert signing.open(envelope, CHANNEL, NOW + 10**8).is_will
@@ -237,11 +243,13 @@ def test_a_last_will_has_no_age(signing: EventSigning) -> None:
 # --- keys
 
 
+@each_signing
 def test_a_message_of_an_unknown_key_is_refused(signing: EventSigning) -> None:
     stranger = EventSigning(SigningKey.hmac("stranger", SECRET)).seal(PAYLOAD, CHANNEL)
     assert problem_of(lambda: signing.open(stranger, CHANNEL)) == "unknown_key"
 
 
+@each_signing
 def test_a_message_of_another_secret_is_refused(signing: EventSigning) -> None:
     for other in (
         SigningKey.hmac("press-4", SECRET[::-1]),
@@ -253,7 +261,7 @@ def test_a_message_of_another_secret_is_refused(signing: EventSigning) -> None:
 
 def test_a_key_is_replaced_while_both_are_valid() -> None:
     old, new = SigningKey.hmac("press-4.1", SECRET), SigningKey.ed25519("press-4.2", PRIVATE)
-    public = SigningKey.ed25519_public("press-4.2", PRIVATE.public_key())
+    public = SigningKey.ed25519_public("press-4.2", PUBLIC)
     before, after = EventSigning(old).seal(PAYLOAD, CHANNEL), EventSigning(new).seal(PAYLOAD, CHANNEL)
     own = SigningKey.hmac("hall", SECRET)
     during = EventSigning(own, [old, public])
@@ -264,8 +272,8 @@ def test_a_key_is_replaced_while_both_are_valid() -> None:
     assert problem_of(lambda: at_last.open(before, CHANNEL)) == "unknown_key"
 
 
-@pytest.mark.parametrize("private", [PRIVATE, PEM, PEM.decode(), SecretStr(PEM.decode()), RAW, SecretBytes(RAW)])
-@pytest.mark.parametrize("public", [PRIVATE.public_key(), PUBLIC_PEM, PUBLIC_PEM.decode(), PRIVATE.public_key().public_bytes_raw()])  # fmt: skip  # noqa: E501
+@table("private", [PRIVATE, PEM, PEM.decode(), SecretStr(PEM.decode()), RAW, SecretBytes(RAW)])
+@table("public", [PUBLIC, PUBLIC_PEM, PUBLIC_PEM.decode(), PUBLIC.public_bytes_raw()])
 def test_every_form_of_an_ed25519_key_is_read(private: Any, public: Any) -> None:
     envelope = EventSigning(SigningKey.ed25519("a", private)).seal(PAYLOAD, CHANNEL)
     verifying = EventSigning(SigningKey.hmac("b", SECRET), [SigningKey.ed25519_public("a", public)])
@@ -279,7 +287,7 @@ def test_signatures_are_those_of_the_standards() -> None:
     assert not SigningKey.hmac("a", SECRET).verify(b"x", b"")
 
 
-@pytest.mark.parametrize(
+@table(
     "make",
     [
         lambda: SigningKey.hmac("a", "too short"),
@@ -292,7 +300,7 @@ def test_signatures_are_those_of_the_standards() -> None:
         lambda: SigningKey.hmac("a", SECRET, principals=map(str, range(1_001))),
         lambda: SigningKey.ed25519("a", b"x" * 31),
         lambda: SigningKey.ed25519("a", PUBLIC_PEM),
-        lambda: SigningKey.ed25519("a", PRIVATE.public_key()),  # type: ignore[arg-type]
+        lambda: SigningKey.ed25519("a", PUBLIC),  # type: ignore[arg-type]
         lambda: SigningKey.ed25519("a", generate_private_key(SECP256R1())),  # type: ignore[arg-type]
         lambda: SigningKey.ed25519_public("a", PEM),
         lambda: SigningKey.ed25519_public("a", 7),  # type: ignore[arg-type]
@@ -367,7 +375,7 @@ def test_no_repr_shows_a_secret() -> None:
     assert "hall-2" in repr(settings)
 
 
-@pytest.mark.parametrize("pick", [lambda: SIGNINGS["hmac"], lambda: SIGNINGS["hmac"].own, lambda: SIGNINGS["ed25519"]])
+@table("pick", [lambda: SIGNINGS["hmac"], lambda: SIGNINGS["hmac"].own, lambda: SIGNINGS["ed25519"]])
 def test_keys_are_neither_pickled_nor_copied_nor_changed(pick: Callable[[], Any]) -> None:
     found = pick()
     for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
@@ -380,7 +388,7 @@ def test_keys_are_neither_pickled_nor_copied_nor_changed(pick: Callable[[], Any]
             change()
 
 
-@pytest.mark.parametrize(
+@table(
     "call",
     [
         lambda: SigningKey.hmac("a b", SECRET),
@@ -416,6 +424,7 @@ def test_a_secret_in_the_place_of_a_name_is_not_repeated() -> None:
 # --- replays
 
 
+@each_signing
 def test_a_message_is_opened_once(signing: EventSigning) -> None:
     seals = Seals(signing, ME)
     envelope = seals.seal(PAYLOAD, CHANNEL)
@@ -425,6 +434,7 @@ def test_a_message_is_opened_once(signing: EventSigning) -> None:
     assert seals.open(seals.seal(PAYLOAD, CHANNEL), CHANNEL).payload == PAYLOAD
 
 
+@each_signing
 def test_a_forged_message_does_not_use_up_a_nonce(signing: EventSigning) -> None:
     seals = Seals(signing, ME)
     envelope = seals.seal(PAYLOAD, CHANNEL)
@@ -550,8 +560,8 @@ def test_a_signed_announcement_is_bounded() -> None:
 # --- principals
 
 
-@pytest.mark.parametrize(
-    ("allowed", "claimed", "found"),
+@table(
+    "allowed, claimed, found",
     [
         (None, None, None),
         (None, "alice", "alice"),
@@ -568,7 +578,7 @@ def test_an_event_has_a_principal_of_its_key(allowed: Any, claimed: str | None, 
     assert seals.event(sealed, CHANNEL, "orders/placed").principal == found
 
 
-@pytest.mark.parametrize("allowed", [[], ["alice"], ["alice", "bob"]])
+@table("allowed", [[], ["alice"], ["alice", "bob"]])
 def test_an_event_with_another_principal_is_refused(allowed: list[str]) -> None:
     first, _, seals = two(a=allowed)
     sealed = first.seal(event(OTHER, "mallory"), CHANNEL)

@@ -21,10 +21,9 @@ from messaging.eventnetwork.own_interests import OwnInterests
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto, require
 from messaging.testing.proxy import Proxy
+from messaging.testing.waiting import PATIENCE, eventually
 from messaging.typedevent import TypedEventBus
-from tests.faults.scenario import eventually, through
-
-PATIENCE = 10.0
+from tests.faults.scenario import through
 
 
 class Foreign:

@@ -24,6 +24,12 @@ def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def tmp_path(in_memory: str) -> Path:
+    """A folder in memory: tests look at what is synced, and need not wait for a disk."""
+    return Path(in_memory)
+
+
+@pytest.fixture
 def path(tmp_path: Path) -> str:
     return str(tmp_path / "journal")
 

@@ -6,10 +6,9 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from messaging.execution import clock
-from messaging.journal import Record, encode_record
+from messaging.journal import Journal, Record, encode_record
 from messaging.journal.folders import LocalFolder
 from messaging.journal.frames import Damage
 from messaging.journal.reader import RecordReader
@@ -92,13 +91,37 @@ def check(records: Iterable[Record], lost: set[int], written: Sequence[int] | ra
     return offsets
 
 
+def append(journal: Journal, count: int, payload: bytes = b"x") -> None:
+    """Append so many equal records."""
+    for _ in range(count):
+        journal.append("a", payload)
+
+
+def filled(opened: Callable[..., Journal], count: int, **more: Any) -> Journal:
+    """Open a journal with ``more``, and append so many records to it."""
+    journal = opened(**more)
+    append(journal, count)
+    return journal
+
+
+def offsets(records: Iterable[Record]) -> list[int]:
+    return [each.offset for each in records]
+
+
+def flip(file: Path, *places: int) -> bytes:
+    """Change one bit of each of these bytes of a file; return what is in it now."""
+    data = bytearray(file.read_bytes())
+    for place in places:
+        data[place] ^= 1
+    file.write_bytes(data)
+    return bytes(data)
+
+
+def stored_cursors(path: Path | str) -> dict[str, int]:
+    """Return what another process reads of the cursors."""
+    with Journal.view(path) as view:
+        return view.cursors()
+
+
 def segment_files(folder: Path | str) -> list[Path]:
     return sorted(Path(folder).glob("0/*.segment"))
-
-
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    """Wait until ``condition`` holds."""
-    deadline = clock.monotonic() + seconds
-    while not condition():
-        assert clock.monotonic() < deadline, f"waited {seconds:g} s in vain"
-        clock.pause(0.002)

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import threading
+import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
@@ -34,32 +35,16 @@ from messaging.journal.entries import Blocking, Turns
 from messaging.journal.reader import RecordReader
 from messaging.model import Message, MessageContext
 from messaging.testing.clock import VirtualClock
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually, results
 from tests.interrupts import again, interrupt_everywhere
 from tests.journal.conftest import Open
-from tests.journal.logs import Lost, add, until, writer
+from tests.journal.logs import Lost, add, append, filled, offsets, writer
+from tests.threads import in_background, in_threads
 
 
 def payloads(journal: Journal) -> list[bytes]:
     return [each.payload for each in journal.read()]
-
-
-def in_threads(count: int, work: Callable[[int], object]) -> None:
-    """Run ``work(number)`` on so many threads to the end."""
-    errors: list[BaseException] = []
-
-    def run(number: int) -> None:
-        try:
-            work(number)
-        except BaseException as error:  # noqa: BLE001  # handed to the test
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    assert errors == []
 
 
 def calls(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[tuple[str, str]]:
@@ -85,7 +70,7 @@ def test_an_append_returns_when_the_disk_has_the_record(opened: Open, monkeypatc
     assert journal.append("a", b"1") == 1
     segment = f"{0:020d}.segment"
     assert seen == [("pwritev", segment), ("fdatasync", segment)]
-    assert journal.submit("a", b"2").result(10) == 2
+    assert journal.submit("a", b"2").result(PATIENCE) == 2
     assert seen == [("pwritev", segment), ("fdatasync", segment)] * 2
 
 
@@ -115,21 +100,18 @@ def test_the_interval_policy_syncs_in_time_and_never_does_not(
 
 
 def test_sync_reaches_closed_segments_too(path: str, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = opened(fsync="never", segment_bytes=1)
-    for _ in range(3):
-        journal.append("a", b"x")
+    journal = filled(opened, 3, fsync="never", segment_bytes=1)
     seen = calls(monkeypatch, "fdatasync")
     journal.sync()
     assert {name for _, name in seen if name.endswith(".segment")} == {f"{n:020d}.segment" for n in range(3)}
 
 
-@pytest.mark.parametrize("closing", [False, True])
+@table("closing", [False, True])
 @pytest.mark.usefixtures("virtual_clock")
 def test_a_sync_that_failed_in_the_background_is_told_to_the_next_caller(
-    path: str, opened: Open, closing: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    opened: Open, closing: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    journal = opened(fsync="interval", fsync_interval=5.0, segment_bytes=1 if closing else 10**6)
-    journal.append("a", b"x")
+    journal = filled(opened, 1, fsync="interval", fsync_interval=5.0, segment_bytes=1 if closing else 10**6)
 
     def fail(file: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -138,7 +120,7 @@ def test_a_sync_that_failed_in_the_background_is_told_to_the_next_caller(
         patched.setattr(os, "fdatasync", fail)
         with contextlib.suppress(JournalError):
             journal.append("a", b"x")
-        until(lambda: "Input/output error" in caplog.text or closing)
+        eventually(lambda: "Input/output error" in caplog.text or closing)
     with pytest.raises(JournalError, match="cannot sync: Input/output error"):
         journal.sync()
     journal.append("a", b"x")
@@ -146,17 +128,16 @@ def test_a_sync_that_failed_in_the_background_is_told_to_the_next_caller(
     journal.close()
 
 
-def test_no_trimmed_segment_is_remembered_for_a_sync(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_trimmed_segment_is_remembered_for_a_sync(
+    in_memory: str, opened: Open, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.ERROR)
-    journal = opened(fsync="never", max_records=1, full="drop_oldest")
-    for _ in range(100):
-        journal.append("a", b"x")
+    journal = filled(opened, 100, where=in_memory, fsync="never", max_records=1, full="drop_oldest")
     tracemalloc.start()
     try:
-        for _ in range(1000):
-            journal.append("a", b"x")
+        append(journal, 400)
         gc.collect()
-        assert tracemalloc.get_traced_memory()[0] < 50_000
+        assert tracemalloc.get_traced_memory()[0] < 20_000
     finally:
         tracemalloc.stop()
 
@@ -165,16 +146,22 @@ def test_appends_of_many_threads_share_syncs_and_keep_their_order(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = opened()
-    seen = calls(monkeypatch, "fdatasync")
-    offsets: dict[int, list[int]] = {}
+    seen: list[int] = []
+
+    def sync(file: int) -> None:
+        seen.append(file)
+        time.sleep(0.001)  # sleeps: appends share the time that a disk takes
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    stored: dict[int, list[int]] = {}
 
     def work(number: int) -> None:
-        offsets[number] = [journal.append("a", b"%d %d" % (number, n)) for n in range(50)]
+        stored[number] = [journal.append("a", b"%d %d" % (number, n)) for n in range(50)]
 
     in_threads(32, work)
-    assert sorted(offset for each in offsets.values() for offset in each) == list(range(1600))
+    assert sorted(offset for each in stored.values() for offset in each) == list(range(1600))
     found = payloads(journal)
-    for number, each in offsets.items():
+    for number, each in stored.items():
         assert each == sorted(each)
         assert [found[offset] for offset in each] == [b"%d %d" % (number, n) for n in range(50)]
     assert len(seen) < 1000
@@ -214,7 +201,7 @@ def test_an_empty_payload_a_large_one_and_a_whole_message(path: str, opened: Ope
         journal = opened()
 
 
-@pytest.mark.parametrize(
+@table(
     "arguments",
     [
         {"fsync": "sometimes"}, {"full": "explode"}, {"fsync": []}, {"max_bytes": 0}, {"max_bytes": 1.5},
@@ -248,7 +235,7 @@ def test_a_reader_misses_no_record_that_is_appended_while_it_reads(opened: Open)
     def read(number: int) -> None:
         seen = 0
         while seen < count:
-            for record in cursors[number].read(timeout=10):
+            for record in cursors[number].read(timeout=PATIENCE):
                 assert record.offset == seen
                 assert record.payload == b"%d" % seen
                 seen += 1
@@ -309,12 +296,10 @@ def test_segments_rolled_beside_appends_stay_in_order(opened: Open) -> None:
 
 
 def test_ranges_that_are_not_there_are_refused(opened: Open) -> None:
-    journal = opened(segment_bytes=1)
-    for _ in range(4):
-        journal.append("a", b"x")
+    journal = filled(opened, 4, segment_bytes=1)
     journal.trim(2)
-    assert [each.offset for each in journal.read()] == [2, 3]
-    assert [each.offset for each in journal.read(3, 99)] == [3]
+    assert offsets(journal.read()) == [2, 3]
+    assert offsets(journal.read(3, 99)) == [3]
     assert list(journal.read(4)) == []
     for start in (0, 1, 5, -1):
         with pytest.raises(JournalRangeError, match=f"offset {start} is asked for, and 2 to 4 are there"):
@@ -346,7 +331,7 @@ def test_close_stores_what_was_submitted_and_refuses_the_rest(path: str) -> None
 
 
 def test_every_append_that_meets_close_has_an_outcome(path: str) -> None:
-    for _ in range(25):
+    for _ in range(15):
         journal = Journal.open(path, fsync="never")
         outcomes: Counter[str] = Counter()
         begun = threading.Barrier(9)
@@ -362,26 +347,23 @@ def test_every_append_that_meets_close_has_an_outcome(path: str) -> None:
                     return
 
         before = journal.end
-        threads = [threading.Thread(target=work) for _ in range(8)]
-        for thread in threads:
-            thread.start()
+        joins = [in_background(work) for _ in range(8)]
         begun.wait()
         journal.close()
-        for thread in threads:
-            thread.join(20)
-            assert not thread.is_alive(), "an append waits for ever"
+        for join in joins:
+            join()
         with Journal.open(path) as again:
             assert again.end - before == outcomes["stored"]
         assert outcomes["ClosedError"] + outcomes["JournalError"] == 8
 
 
-@pytest.mark.parametrize("has_thread", [False, True], ids=["no thread yet", "a thread"])
+@table("has_thread", [False, True], ids=["no thread yet", "a thread"])
 def test_an_append_that_finds_the_journal_open_a_moment_before_close_is_refused(
     path: str, monkeypatch: pytest.MonkeyPatch, has_thread: bool
 ) -> None:
     journal = Journal.open(path)
     if has_thread:
-        journal.submit("a", b"x").result(10)
+        journal.submit("a", b"x").result(PATIENCE)
     errors: list[BaseException | None] = []
 
     def close_late() -> None:
@@ -396,9 +378,7 @@ def test_an_append_that_finds_the_journal_open_a_moment_before_close_is_refused(
         except MessagingError as error:
             errors.append(error)
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(10)
+    in_background(work)()
     assert [type(error) for error in errors] == [ClosedError]
 
 
@@ -406,7 +386,7 @@ def test_a_blocked_append_is_refused_when_the_journal_is_closed(path: str) -> No
     journal = Journal.open(path, max_records=1)
     journal.append("a", b"x")
     waiting = [journal.submit("a", b"y") for _ in range(3)]
-    until(lambda: journal._commit._full is not None)
+    eventually(lambda: journal._commit._full is not None)
     journal.close()
     for promise in waiting:
         with pytest.raises((ClosedError, JournalFullError)):
@@ -438,28 +418,28 @@ def test_an_entry_whose_callback_fails_keeps_no_other_from_its_outcome(
 
 @pytest.mark.usefixtures("virtual_clock")
 def test_each_blocked_append_is_refused_at_its_own_deadline(opened: Open) -> None:
-    journal = opened(max_records=1, timeout=60)
-    journal.append("a", b"x")
+    journal = filled(opened, 1, max_records=1, timeout=60)
     began = clock.monotonic()
     slow = [journal.submit("a", b"x" * 1000) for _ in range(3_000)]  # more than one batch of them
     fast = journal.submit("a", b"y", timeout=5.0)
     with pytest.raises(JournalFullError, match="it is full: 1 records"):
-        fast.result(10)
+        fast.result(PATIENCE)
     assert 5.0 <= clock.monotonic() - began < 5.5
     with pytest.raises(JournalFullError):
         journal.append("a", b"z", timeout=0)
     assert not any(promise.done() for promise in slow)
     cursor = journal.cursor("c")
     cursor.commit(1)
-    assert slow[0].result(10) == 1
+    assert slow[0].result(PATIENCE) == 1
     journal.close()
     assert all(isinstance(promise.exception(0), JournalFullError) for promise in slow[1:])
 
 
-@pytest.mark.parametrize(("size", "least", "most"), [(2**20, 60, 64), (0, 100_000, 200_000)])
-def test_submitting_more_than_the_bound_is_refused(opened: Open, size: int, least: int, most: int) -> None:
-    journal = opened(max_records=1)
-    journal.append("a", b"x")
+@table("size, least, most", [(2**20, 60, 64), (0, 100_000, 200_000)])
+def test_submitting_more_than_the_bound_is_refused(
+    tmp_path: Path, opened: Open, size: int, least: int, most: int
+) -> None:
+    journal = filled(opened, 1, where=tmp_path, max_records=1)
     waiting: list[Promise[int]] = []
 
     def submit_on() -> None:
@@ -498,22 +478,25 @@ def test_an_interrupted_append_leaves_a_working_journal(in_memory: str, no_sync:
     assert places > 40
     journal.close()
     with Journal.open(f"{in_memory}/j") as reopened:
-        offsets = [each.offset for each in reopened.read()]
-        assert offsets == list(range(len(offsets)))
-        assert set(acknowledged) <= set(offsets)
+        found = offsets(reopened.read())
+        assert found == list(range(len(found)))
+        assert set(acknowledged) <= set(found)
         assert reopened.info().damage == []
 
 
 def test_a_signal_ends_a_blocked_append(opened: Open) -> None:
-    journal = opened(max_records=1, timeout=60)
-    journal.append("a", b"x")
-    timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
+    journal = filled(opened, 1, max_records=1, timeout=60)
+
+    def interrupt() -> None:
+        eventually(lambda: journal._commit.waiting == 1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    join = in_background(interrupt)
     with pytest.raises(KeyboardInterrupt):
         journal.append("a", b"y")
-    timer.join()
+    join()
     journal.cursor("c").commit(1)
-    until(lambda: journal.end == 2)  # it was waiting, and its outcome is unknown to its caller
+    eventually(lambda: journal.end == 2)  # it was waiting, and its outcome is unknown to its caller
 
 
 # --- a disk that fails
@@ -536,7 +519,7 @@ def test_a_failed_write_refuses_its_records_and_the_next_one_is_stored(
     with pytest.raises(JournalError, match="cannot write: broken"):
         journal.append("a", b"1")
     with pytest.raises(JournalError, match="cannot write: broken"):
-        journal.submit("a", b"1").result(10)
+        journal.submit("a", b"1").result(PATIENCE)
     failing = False
     assert journal.append("a", b"2") == 1
     assert payloads(journal) == [b"0", b"2"]
@@ -549,21 +532,21 @@ def test_a_defect_of_the_journal_leaves_no_caller_waiting(
     with monkeypatch.context() as patched:
         patched.setattr(journal._log, "append_frame", lambda *_, **__: 1 / 0)
         with pytest.raises(JournalError, match="cannot write: ZeroDivisionError"):
-            journal.submit("a", b"x").result(10)
+            journal.submit("a", b"x").result(PATIENCE)
     assert "failed to write 1 records" in caplog.text
     assert journal.append("a", b"x") == 0
 
 
-@pytest.mark.parametrize("fsync", ["always", "interval"])
+@table("fsync", ["always", "interval"])
 def test_a_journal_whose_thread_cannot_be_started_stores_and_acknowledges(
-    path: str, opened: Open, fsync: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, opened: Open, fsync: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(target: object, name: str) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patched:
         patched.setattr(commit, "start_thread", refuse)
-        journal = opened(fsync=fsync, max_age=3600)
+        journal = opened(tmp_path, fsync=fsync, max_age=3600)
         cursor = journal.cursor("c")
         assert [journal.append("a", b"x") for _ in range(3)] == [0, 1, 2]
         cursor.acknowledge(0)
@@ -571,10 +554,10 @@ def test_a_journal_whose_thread_cannot_be_started_stores_and_acknowledges(
         with pytest.raises(JournalError, match="cannot write: can't start new thread"):
             journal.submit("a", b"refused")
         assert caplog.text.count("can't start new thread") == 1
-    assert journal.submit("a", b"x").result(20) == 3
+    assert journal.submit("a", b"x").result(PATIENCE) == 3
     journal.close()
-    with Journal.view(path) as view:
-        assert ([each.offset for each in view.read()], view.cursors()) == ([0, 1, 2, 3], {"c": 2})
+    with Journal.view(tmp_path) as view:
+        assert (offsets(view.read()), view.cursors()) == ([0, 1, 2, 3], {"c": 2})
 
 
 def test_a_caller_gets_its_outcome_though_those_that_were_to_wake_it_are_gone() -> None:
@@ -589,11 +572,15 @@ def test_a_caller_gets_its_outcome_though_those_that_were_to_wake_it_are_gone() 
 # --- finding a place
 
 
+def numbered(journal: Journal) -> None:
+    """Append 2,000 records with their numbers as ids."""
+    results(journal.submit("a", b"x" * 20, message_id=str(number), timestamp=number // 10) for number in range(2000))
+
+
 def test_seek_finds_the_segment_of_a_place(opened: Open) -> None:
     journal = opened(segment_bytes=4096)
     assert journal.seek(lambda _: True) == journal.seek(lambda _: False) == journal.tail(0) == 0
-    for number in range(2000):
-        journal.append("a", b"x" * 20, message_id=str(number), timestamp=number // 10)
+    numbered(journal)
     segments = journal.info().segments
     assert segments > 10
     read: list[int] = []
@@ -616,8 +603,7 @@ def test_seek_finds_the_segment_of_a_place(opened: Open) -> None:
 
 def test_the_tail_is_the_last_segments(opened: Open) -> None:
     journal = opened(segment_bytes=4096)
-    for _ in range(2000):
-        journal.append("a", b"x" * 20)
+    numbered(journal)
     assert journal.tail(2**40) == journal.begin == 0
     last, some = journal.tail(0), journal.tail(20_000)
     assert 1800 < last < 2000
@@ -628,13 +614,12 @@ def test_the_tail_is_the_last_segments(opened: Open) -> None:
 
 def test_seek_passes_damage(opened: Open, path: str) -> None:
     journal = opened(segment_bytes=4096)
-    for number in range(2000):
-        journal.append("a", b"x" * 20, message_id=str(number))
+    numbered(journal)
     journal.close()
     files = sorted(Path(path).rglob("*.segment"))
     for file in files[5:8]:
         file.write_bytes(b"?" * file.stat().st_size)
     journal = opened(segment_bytes=4096)
-    for wanted in range(0, 2000, 50):
+    for wanted in range(0, 2000, 200):
         at = journal.seek(lambda record, wanted=wanted: int(record.message_id or "") < wanted)  # type: ignore[misc]
         assert at <= wanted

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,19 +15,18 @@ from messaging.errors import JournalFullError
 from messaging.journal import Journal, database
 from messaging.journal.folders import LocalFolder
 from messaging.testing.clock import VirtualClock
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, results
 from tests.disks import ballast
 from tests.journal.conftest import Open
-from tests.journal.logs import segment_files, until
+from tests.journal.logs import append, offsets, segment_files, stored_cursors
+from tests.threads import in_background
 
 BOUNDS = [{"max_records": 100}, {"max_bytes": 100 * 1042}]
 IDS = ["records", "bytes"]
 PAYLOAD = b"x" * 1000
 #: bytes that are left on a disk that is nearly full
 LEFT = 60_000
-
-
-def offsets(journal: Journal) -> list[int]:
-    return [each.offset for each in journal.read()]
 
 
 def fill(journal: Journal) -> int:
@@ -39,45 +38,46 @@ def fill(journal: Journal) -> int:
             return journal.end
 
 
-@pytest.mark.parametrize("bound", BOUNDS, ids=IDS)
-def test_reject_refuses_at_once_and_accepts_when_a_cursor_has_made_room(opened: Open, bound: dict[str, int]) -> None:
-    journal = opened(full="reject", timeout=60, **bound)
+@table("bound", BOUNDS, ids=IDS)
+def test_reject_refuses_at_once_and_accepts_when_a_cursor_has_made_room(
+    tmp_path: Path, opened: Open, bound: dict[str, int]
+) -> None:
+    journal = opened(tmp_path, full="reject", timeout=60, **bound)
     cursor = journal.cursor("c")
-    began = time.monotonic()
-    full = fill(journal)
+    full = fill(journal)  # at once: the timeout is 60 s
     assert 90 <= full <= 100
     with pytest.raises(JournalFullError, match=r"it is full: \d+ records \(\d+ bytes\) are not acknowledged, and max"):
-        journal.submit("a", PAYLOAD, timeout=60).result(10)
-    assert time.monotonic() - began < 30
+        journal.submit("a", PAYLOAD, timeout=60).result(PATIENCE)
     cursor.commit(1)
     assert journal.append("a", b"x" * 900) == full
     assert journal.dropped == 0
-    assert offsets(journal)[-1] == full
+    assert offsets(journal.read())[-1] == full
 
 
-@pytest.mark.parametrize("bound", BOUNDS, ids=IDS)
-def test_block_waits_until_a_cursor_has_made_room(opened: Open, bound: dict[str, int]) -> None:
-    journal = opened(timeout=60, **bound)
+@table("bound", BOUNDS, ids=IDS)
+def test_block_waits_until_a_cursor_has_made_room(tmp_path: Path, opened: Open, bound: dict[str, int]) -> None:
+    journal = opened(tmp_path, timeout=60, **bound)
     cursor = journal.cursor("c")
     full = fill(journal)
-    timer = threading.Timer(0.2, lambda: cursor.commit(50))
-    timer.start()
-    began = time.monotonic()
-    assert journal.append("a", PAYLOAD) == full
-    assert 0.15 < time.monotonic() - began < 20
-    timer.join()
+    stored: Recorder[int] = Recorder()
+    join = in_background(lambda: stored.append(journal.append("a", PAYLOAD)))
+    eventually(lambda: journal._commit.waiting == 1)
+    assert stored == []
+    cursor.commit(50)
+    join()
+    assert stored == [full]
 
 
-@pytest.mark.parametrize("bound", BOUNDS, ids=IDS)
+@table("bound", BOUNDS, ids=IDS)
 def test_drop_oldest_drops_whole_segments_and_counts_and_logs_each_record(
-    path: str, opened: Open, bound: dict[str, int], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, opened: Open, bound: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    journal = opened(full="drop_oldest", **bound)
+    journal = opened(tmp_path, full="drop_oldest", **bound)
     cursor = journal.cursor("c")
     for n in range(1000):
         assert journal.append("a", PAYLOAD) == n
         assert journal.end - journal.begin <= 101
-    kept = offsets(journal)
+    kept = offsets(journal.read())
     assert 80 <= len(kept) <= 100, "an eighth is dropped at a time"
     assert kept == list(range(journal.begin, 1000))
     assert journal.dropped == journal.begin == cursor.position
@@ -86,10 +86,10 @@ def test_drop_oldest_drops_whole_segments_and_counts_and_logs_each_record(
     assert all(each.levelno == logging.WARNING for each in logged)
     dropped = journal.dropped
     journal.close()
-    journal = opened(full="drop_oldest", **bound)
+    journal = opened(tmp_path, full="drop_oldest", **bound)
     assert journal.dropped == journal.info().dropped == dropped
-    assert [each.offset for each in journal.cursor("c").read()] == kept
-    with Journal.view(path) as view:
+    assert offsets(journal.cursor("c").read()) == kept
+    with Journal.view(tmp_path) as view:
         assert view.info().dropped == dropped
 
 
@@ -106,19 +106,19 @@ def test_a_bound_of_one_record_works(opened: Open) -> None:
     journal = opened(full="drop_oldest", max_records=1)
     for n in range(5):
         assert journal.append("a", b"x") == n
-        assert offsets(journal) == [n]
+        assert offsets(journal.read()) == [n]
     assert journal.dropped == 4
 
 
-@pytest.mark.parametrize("full", ["block", "reject", "drop_oldest"])
+@table("full", ["block", "reject", "drop_oldest"])
 @pytest.mark.usefixtures("virtual_clock")
-def test_a_record_larger_than_the_bound_goes_in_alone(opened: Open, full: str) -> None:
-    journal = opened(full=full, max_bytes=10_000, timeout=0.1)
+def test_a_record_larger_than_the_bound_goes_in_alone(tmp_path: Path, opened: Open, full: str) -> None:
+    journal = opened(tmp_path, full=full, max_bytes=10_000, timeout=0.1)
     cursor = journal.cursor("c")
     assert journal.append("a", b"x" * 50_000) == 0
     if full == "drop_oldest":
         assert journal.append("a", b"y") == 1
-        assert (offsets(journal), journal.dropped) == ([1], 1)
+        assert (offsets(journal.read()), journal.dropped) == ([1], 1)
         return
     with pytest.raises(JournalFullError):
         journal.append("a", b"y")
@@ -131,8 +131,8 @@ def test_a_smaller_record_is_accepted_beside_one_that_is_refused(opened: Open) -
     journal.append("a", b"x" * 5000)
     with journal._commit._committing:  # both wait, and go into one batch
         large, small = journal.submit("a", b"x" * 9000), journal.submit("a", b"y" * 100)
-    assert small.result(10) == 1
-    assert isinstance(large.exception(10), JournalFullError)
+    assert small.result(PATIENCE) == 1
+    assert isinstance(large.exception(PATIENCE), JournalFullError)
 
 
 def test_records_beyond_their_age_are_dropped_acknowledged_or_not(
@@ -145,11 +145,11 @@ def test_records_beyond_their_age_are_dropped_acknowledged_or_not(
     assert journal.dropped == 0
     virtual_clock.advance(451.0)  # three looks later at most: until it is in a segment of its own, and for rounding
     assert journal.dropped == 1
-    assert (journal.begin, offsets(journal)) == (1, [])
+    assert (journal.begin, offsets(journal.read())) == (1, [])
     assert "dropped 1 records older than 600 s" in caplog.text
-    until(lambda: len(segment_files(path)) == 1)
+    eventually(lambda: len(segment_files(path)) == 1)
     assert journal.append("a", b"new") == 1
-    assert offsets(journal) == [1]
+    assert offsets(journal.read()) == [1]
 
 
 def test_a_clock_that_was_wrong_keeps_no_records_and_drops_none_early(opened: Open) -> None:
@@ -159,9 +159,9 @@ def test_a_clock_that_was_wrong_keeps_no_records_and_drops_none_early(opened: Op
         journal.append("a", b"x", timestamp=timestamp)
     journal._retention._next_look = 0
     journal._commit.wake()
-    until(lambda: journal.begin == 2)
+    eventually(lambda: journal.begin == 2)
     assert journal.append("a", b"x") == 6
-    assert offsets(journal) == [2, 3, 4, 5, 6]
+    assert offsets(journal.read()) == [2, 3, 4, 5, 6]
 
 
 def test_records_of_a_clock_that_was_set_back_do_not_expire_the_ones_before(opened: Open) -> None:
@@ -172,8 +172,8 @@ def test_records_of_a_clock_that_was_set_back_do_not_expire_the_ones_before(open
     journal.close()
     journal = opened(max_age=3600, segment_bytes=1)
     journal.append("a", b"x")
-    journal.submit("a", b"x").result(20)  # the thread of the journal looks at the age before it writes
-    assert offsets(journal) == [0, 1, 2, 3, 4, 5]
+    journal.submit("a", b"x").result(PATIENCE)  # the thread of the journal looks at the age before it writes
+    assert offsets(journal.read()) == [0, 1, 2, 3, 4, 5]
 
 
 # --- a full disk
@@ -184,15 +184,14 @@ def test_a_full_disk_blocks_until_there_is_room(small_disk: Path) -> None:
         file = ballast(small_disk, LEFT)
         full = fill(journal)
         assert full > 10
-        assert offsets(journal) == list(range(full))
+        assert offsets(journal.read()) == list(range(full))
         waiting = journal.submit("a", PAYLOAD)
-        timer = threading.Timer(0.3, file.unlink)
-        timer.start()
-        assert journal.append("a", PAYLOAD) == full + 1
-        timer.join()
-        assert waiting.result(0) == full
+        later = journal.submit("a", PAYLOAD)
+        eventually(lambda: journal._commit.waiting == 2)
+        file.unlink()
+        assert results([waiting, later]) == [full, full + 1]
     with Journal.open(small_disk / "j") as journal:
-        assert offsets(journal) == list(range(full + 2))
+        assert offsets(journal.read()) == list(range(full + 2))
         assert journal.info().damage == []
 
 
@@ -205,7 +204,7 @@ def test_a_full_disk_rejects_until_there_is_room(small_disk: Path) -> None:
                 journal.append("a", PAYLOAD * 5)
         file.unlink()
         assert journal.append("a", PAYLOAD) == full
-        assert offsets(journal) == list(range(full + 1))
+        assert offsets(journal.read()) == list(range(full + 1))
 
 
 def test_a_full_disk_drops_the_oldest_segments(small_disk: Path) -> None:
@@ -214,8 +213,8 @@ def test_a_full_disk_drops_the_oldest_segments(small_disk: Path) -> None:
         for n in range(500):
             assert journal.append("a", PAYLOAD) == n
         assert journal.dropped == journal.begin > 300
-        assert offsets(journal) == list(range(journal.begin, 500))
-        assert len(offsets(journal)) > 10
+        assert offsets(journal.read()) == list(range(journal.begin, 500))
+        assert len(offsets(journal.read())) > 10
 
 
 def test_a_full_disk_drops_a_part_at_a_time_whatever_the_size_of_segments(small_disk: Path) -> None:
@@ -242,29 +241,31 @@ def test_acknowledging_on_a_full_disk_frees_it_without_a_restart(small_disk: Pat
         assert len(records) == full
         for record in records:
             cursor.acknowledge(record.offset)
-        assert [promise.result(20) for promise in waiting] == list(range(full, full + 5))
-        until(lambda: journal._cursors.is_saved)
+        assert results(waiting) == list(range(full, full + 5))
+        eventually(lambda: journal._cursors.is_saved)
         cursor.commit(full + 5)
     with Journal.open(small_disk / "j") as journal:
         assert journal.cursors() == {"c": full + 5}
         assert journal.append("a", b"x") == full + 5
 
 
-@pytest.mark.parametrize("full", ["block", "reject"])
-def test_a_small_full_disk_is_freed_when_its_only_segment_is_acknowledged(small_disk: Path, full: str) -> None:
+@table("full", ["block", "reject"])
+def test_a_small_full_disk_is_freed_when_its_only_segment_is_acknowledged(
+    disk_of: Callable[[str], Path], full: str
+) -> None:
     """The segment is far from its size: nothing but the want of room closes it."""
-    with Journal.open(small_disk / "j", full=full, timeout=20) as journal:
+    with Journal.open(disk_of("1m") / "j", full=full, timeout=20) as journal:
         cursor = journal.cursor("c")
         promises = [journal.submit("a", b"x" * 50_000) for _ in range(60)]
-        until(lambda: promises[0].done() and (full == "block" or promises[-1].done()))
+        eventually(lambda: promises[0].done() and (full == "block" or promises[-1].done()))
         stored = 0
         while stored < (60 if full == "block" else 15):
-            until(lambda stored=stored: journal.end > stored)  # type: ignore[misc]
+            eventually(lambda stored=stored: journal.end > stored)  # type: ignore[misc]
             stored = journal.end
             with contextlib.suppress(JournalFullError):
                 cursor.commit(stored)
         if full == "block":
-            assert [promise.result(20) for promise in promises] == list(range(60))
+            assert results(promises) == list(range(60))
         else:
             assert journal.append("a", b"x" * 50_000) == stored
             assert [promise.exception(0) is None for promise in promises] == [n < stored for n in range(60)]
@@ -276,15 +277,9 @@ def test_a_batch_that_does_not_fit_is_stored_as_far_as_it_does(small_disk: Path)
         ballast(small_disk, LEFT)
         with journal._commit._committing:
             promises = [journal.submit("a", PAYLOAD) for _ in range(200)]
-        outcomes = [promise.exception(20) is None for promise in promises]
+        outcomes = [promise.exception(PATIENCE) is None for promise in promises]
         assert 10 < outcomes.count(True) < 100
         assert outcomes == sorted(outcomes, reverse=True)
-
-
-def stored(path: Path) -> dict[str, int]:
-    """What another process reads of the cursors."""
-    with Journal.view(path) as view:
-        return view.cursors()
 
 
 def test_a_journal_is_opened_and_read_on_a_full_disk_and_drains_it(
@@ -294,31 +289,29 @@ def test_a_journal_is_opened_and_read_on_a_full_disk_and_drains_it(
     path = small_disk / "j"
     with Journal.open(path, segment_bytes=10_000) as journal:
         cursor = journal.cursor("c")
-        for _ in range(100):
-            journal.append("a", PAYLOAD)
+        append(journal, 100, PAYLOAD)
         cursor.commit(20)
     ballast(small_disk)
     with Journal.open(path, segment_bytes=10_000, full="reject") as journal:
         assert journal.cursors() == {"c": 20}
         with Journal.view(path) as view:
-            assert [each.offset for each in view.read()][-1] == 99
+            assert offsets(view.read())[-1] == 99
         cursor = journal.cursor("c")
         full = fill(journal)
         cursor.commit(full, wait=False)
-        until(lambda: journal.begin > 50)
+        eventually(lambda: journal.begin > 50)
         assert journal.append("a", PAYLOAD) == full
-        until(lambda: stored(path) == {"c": full})
+        eventually(lambda: stored_cursors(path) == {"c": full})
     with Journal.open(path) as journal:
         assert journal.cursors() == {"c": full}
 
 
 def test_a_record_larger_than_the_disk_drops_no_other(small_disk: Path) -> None:
     with Journal.open(small_disk / "j", full="drop_oldest", segment_bytes=50_000) as journal:
-        for _ in range(500):
-            journal.append("a", PAYLOAD)
+        append(journal, 500, PAYLOAD)
         with pytest.raises(JournalFullError):
             journal.append("a", b"x" * 2_000_000)
-        assert offsets(journal) == list(range(500))
+        assert offsets(journal.read()) == list(range(500))
         assert journal.append("a", b"x" * 700_000) == 500
         assert 100 < journal.dropped == journal.begin
 
@@ -331,9 +324,7 @@ def test_records_are_counted_as_dropped_when_their_files_cannot_be_deleted(
 
     journal = opened(full="drop_oldest", max_records=16)
     cursor = journal.cursor("c")
-    for _ in range(16):
-        journal.append("a", b"x")
+    append(journal, 16)
     monkeypatch.setattr(LocalFolder, "delete", fail)
-    for _ in range(16):
-        journal.append("a", b"x")
+    append(journal, 16)
     assert journal.dropped == journal.begin == cursor.position >= 16

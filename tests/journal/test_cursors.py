@@ -20,26 +20,22 @@ from hypothesis import strategies as st
 from messaging.errors import ArgumentError, ClosedError, JournalError, JournalFullError, JournalRangeError
 from messaging.journal import Cursor, Journal
 from messaging.journal.folders import LocalFolder
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, results
 from tests.journal.conftest import Open
-from tests.journal.logs import segment_files, until
-
-
-def filled(opened: Open, count: int = 10, **more: Any) -> Journal:
-    journal = opened(**more)
-    for n in range(count):
-        journal.append("a", b"%d" % n)
-    return journal
-
-
-def offsets(cursor: Cursor, **more: Any) -> list[int]:
-    return [each.offset for each in cursor.read(**more)]
+from tests.journal.logs import append, filled, offsets, segment_files
+from tests.threads import in_background, in_threads
 
 
 def test_each_cursor_acknowledges_for_itself_and_survives(opened: Open) -> None:
-    journal = filled(opened)
+    journal = filled(opened, 10)
     one, two = journal.cursor("one"), journal.cursor("two", 4)
     latest = journal.cursor("latest", "latest")
-    assert (offsets(one, most=3), offsets(two), offsets(latest)) == ([0, 1, 2], [4, 5, 6, 7, 8, 9], [])
+    assert (offsets(one.read(most=3)), offsets(two.read()), offsets(latest.read())) == (
+        [0, 1, 2],
+        [4, 5, 6, 7, 8, 9],
+        [],
+    )
     one.commit()
     two.commit(6)
     assert journal.cursors() == {"one": 3, "two": 6, "latest": 10}
@@ -47,16 +43,16 @@ def test_each_cursor_acknowledges_for_itself_and_survives(opened: Open) -> None:
     journal.close()
     journal = opened()
     assert journal.cursors() == {"one": 3, "two": 6, "latest": 10}
-    assert offsets(journal.cursor("one", "latest"), most=2) == [3, 4]  # it exists, and keeps its position
+    assert offsets(journal.cursor("one", "latest").read(most=2)) == [3, 4]  # it exists, and keeps its position
 
 
 def test_rewinding_reads_again_what_is_not_acknowledged(opened: Open) -> None:
-    cursor = filled(opened).cursor("c")
-    assert offsets(cursor, most=4) == [0, 1, 2, 3]
+    cursor = filled(opened, 10).cursor("c")
+    assert offsets(cursor.read(most=4)) == [0, 1, 2, 3]
     cursor.acknowledge(0)
     cursor.acknowledge(2)
     cursor.rewind()
-    assert offsets(cursor) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert offsets(cursor.read()) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert cursor.position == 1
 
 
@@ -87,8 +83,7 @@ def _shared() -> Journal:
 @pytest.fixture(autouse=True)
 def _ten_records(tmp_path: Path) -> Any:
     with Journal.open(tmp_path / "shared", fsync="never") as journal:
-        for _ in range(10):
-            journal.append("a", b"x")
+        append(journal, 10)
         _journals.append(journal)
         yield
         _journals.pop()
@@ -97,45 +92,37 @@ def _ten_records(tmp_path: Path) -> Any:
 def test_reading_waits_for_a_record(opened: Open) -> None:
     journal = filled(opened, 0)
     cursor = journal.cursor("c")
-    assert offsets(cursor, timeout=0.01) == []
-    timer = threading.Timer(0.1, lambda: journal.append("a", b"x"))
-    timer.start()
-    assert offsets(cursor, timeout=20) == [0]
-    timer.join()
-    timer = threading.Timer(0.1, journal.close)
-    timer.start()
-    assert offsets(cursor, timeout=20) == []
-    timer.join()
+    assert offsets(cursor.read(timeout=0.01)) == []
+    for act, expected in ((lambda: journal.append("a", b"x"), [0]), (journal.close, [])):
+        found: Recorder[list[int]] = Recorder()
+        join = in_background(lambda found=found: found.append(offsets(cursor.read(timeout=PATIENCE))))  # type: ignore[misc]
+        eventually(lambda: journal._readers)
+        act()
+        join()
+        assert found == [expected]
 
 
 def test_threads_that_share_a_cursor_get_each_record_once(opened: Open) -> None:
     journal = filled(opened, 2000, fsync="never")
     cursor = journal.cursor("c")
     seen: list[int] = []
-    threads = [
-        threading.Thread(target=lambda: [seen.extend(found) for _ in range(300) if (found := offsets(cursor, most=7))])
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4, lambda _: [seen.extend(offsets(cursor.read(most=7))) for _ in range(300)])
     assert sorted(seen) == list(range(2000))
 
 
 def test_segments_are_deleted_behind_the_slowest_cursor(path: str, opened: Open) -> None:
-    journal = filled(opened, segment_bytes=1)
+    journal = filled(opened, 10, segment_bytes=1)
     one, two = journal.cursor("one"), journal.cursor("two")
     one.commit(8)
     two.commit(3)
-    until(lambda: journal.begin == 3)
+    eventually(lambda: journal.begin == 3)
     assert journal.trim(99) == 3
     two.acknowledge(3)
-    until(lambda: journal.begin == 4)
+    eventually(lambda: journal.begin == 4)
     assert journal.remove_cursor("two")
-    until(lambda: journal.begin == 8)
+    eventually(lambda: journal.begin == 8)
     assert not journal.remove_cursor("two")
-    until(lambda: len(segment_files(path)) == 2)
+    eventually(lambda: len(segment_files(path)) == 2)
     with pytest.raises(JournalError, match="cursor 'two' was removed"):
         _ = two.position
 
@@ -143,24 +130,23 @@ def test_segments_are_deleted_behind_the_slowest_cursor(path: str, opened: Open)
 def test_a_small_journal_that_is_acknowledged_whole_frees_its_segment(path: str, opened: Open) -> None:
     journal = opened(fsync="never")
     cursor = journal.cursor("c")
-    for _ in range(12):
-        journal.append("a", b"x" * 100_000)
+    append(journal, 12, b"x" * 100_000)
     cursor.commit(12)
-    until(lambda: journal.begin == 12)
-    until(lambda: [file.stat().st_size for file in segment_files(path)] == [0])
+    eventually(lambda: journal.begin == 12)
+    eventually(lambda: [file.stat().st_size for file in segment_files(path)] == [0])
     assert journal.append("a", b"y") == 12
     journal.close()
     assert opened().append("a", b"z") == 13
 
 
-@pytest.mark.parametrize("name", ["", "a" * 201, "a\nb", None, 5])
-def test_names_that_no_cursor_can_have_are_refused(opened: Open, name: Any) -> None:
+@table("name", ["", "a" * 201, "a\nb", None, 5])
+def test_names_that_no_cursor_can_have_are_refused(tmp_path: Path, opened: Open, name: Any) -> None:
     with pytest.raises(ArgumentError, match="1 to 200 printable characters"):
-        opened().cursor(name)
+        opened(tmp_path).cursor(name)
 
 
 def test_places_that_are_not_there_are_refused(opened: Open) -> None:
-    journal = filled(opened)
+    journal = filled(opened, 10)
     for start in (-1, 11):
         with pytest.raises(JournalRangeError, match=f"cannot begin at {start}: 0 to 10 are there"):
             journal.cursor("c", start)
@@ -191,16 +177,12 @@ def test_a_position_that_commit_returned_for_is_stored_whatever_others_do(path: 
         connection.close()
 
     behind: list[tuple[int, int]] = []
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4, work)
     assert behind == []
 
 
 def test_an_older_position_never_replaces_a_newer_one(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = filled(opened)
+    journal = filled(opened, 10)
     cursor = journal.cursor("c")
     real = journal._state.save_cursors
     inside, go_on = threading.Event(), threading.Event()
@@ -208,19 +190,20 @@ def test_an_older_position_never_replaces_a_newer_one(opened: Open, monkeypatch:
     def slow(*arguments: Any, **more: Any) -> None:
         if not inside.is_set():
             inside.set()
-            assert go_on.wait(20)
+            assert go_on.wait(PATIENCE)
         real(*arguments, **more)
 
     monkeypatch.setattr(journal._state, "save_cursors", slow)
-    older, newer = (threading.Thread(target=cursor.commit, args=(position,)) for position in (3, 7))
-    older.start()
-    assert inside.wait(20)
-    newer.start()
-    newer.join(0.1)
-    assert newer.is_alive(), "its position is not stored"
+    stored: Recorder[int] = Recorder()
+    joins = []
+    for position in (3, 7):
+        joins.append(in_background(lambda position=position: (cursor.commit(position), stored.append(position))))  # type: ignore[misc]
+        assert inside.wait(PATIENCE)
+    eventually(lambda: cursor.position == 7)
+    assert stored == [], "no position is stored"
     go_on.set()
-    older.join(20)
-    newer.join(20)
+    for join in joins:
+        join()
     assert journal._state.cursors() == {"c": 7}
 
 
@@ -234,17 +217,16 @@ def test_a_removed_cursor_does_not_come_back(opened: Open) -> None:
                 for position in range(200):
                     cursor.commit(position, wait=False)
 
-        thread = threading.Thread(target=work)
-        thread.start()
+        join = in_background(work)
         journal.remove_cursor("c")
-        thread.join()
+        join()
     journal.sync()
     journal.close()
     assert opened().cursors() == {}
 
 
 def test_a_cursor_that_cannot_be_stored_does_not_keep_records(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = filled(opened)
+    journal = filled(opened, 10)
 
     def broken(*_: Any, **__: Any) -> None:
         raise JournalFullError(journal.path, "no room")
@@ -259,7 +241,7 @@ def test_a_cursor_that_cannot_be_stored_does_not_keep_records(opened: Open, monk
 def test_a_database_that_cannot_be_written_is_told_once_and_tried_again(
     opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    journal = filled(opened, segment_bytes=1)
+    journal = filled(opened, 10, segment_bytes=1)
     cursor = journal.cursor("c")
     attempts = 0
 
@@ -271,11 +253,11 @@ def test_a_database_that_cannot_be_written_is_told_once_and_tried_again(
     with monkeypatch.context() as patched:
         patched.setattr(journal._state, "save_cursors", broken)
         cursor.commit(5, wait=False)
-        until(lambda: attempts >= 3)
+        eventually(lambda: attempts >= 3)
         with pytest.raises(JournalFullError):
             cursor.commit(6)
-        until(lambda: journal.begin == 6)  # space is freed all the same
-    until(lambda: journal._cursors.is_saved)
+        eventually(lambda: journal.begin == 6)  # space is freed all the same
+    eventually(lambda: journal._cursors.is_saved)
     warnings = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert len(warnings) == 1
     journal.close()
@@ -283,7 +265,7 @@ def test_a_database_that_cannot_be_written_is_told_once_and_tried_again(
 
 
 def test_cursors_of_a_closed_journal_say_so(opened: Open) -> None:
-    journal = filled(opened)
+    journal = filled(opened, 10)
     cursor = journal.cursor("c")
     journal.close()
     for attempt in (cursor.read, cursor.commit, lambda: cursor.acknowledge(0)):
@@ -291,12 +273,12 @@ def test_cursors_of_a_closed_journal_say_so(opened: Open) -> None:
             attempt()
 
 
-@pytest.mark.parametrize("failing", [1, 7])
-@pytest.mark.parametrize("error", [OSError(errno.EIO, "failed"), KeyboardInterrupt()], ids=["disk", "signal"])
+@table("failing", [1, 7])
+@table("error", [OSError(errno.EIO, "failed"), KeyboardInterrupt()], ids=["disk", "signal"])
 def test_a_read_that_fails_loses_no_record(
-    opened: Open, monkeypatch: pytest.MonkeyPatch, error: BaseException, failing: int
+    tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch, error: BaseException, failing: int
 ) -> None:
-    journal = filled(opened, 100, segment_bytes=1)
+    journal = filled(opened, 100, where=tmp_path, segment_bytes=1)
     cursor = journal.cursor("c")
     calls = itertools.count(1)
     read = LocalFolder.read
@@ -309,15 +291,15 @@ def test_a_read_that_fails_loses_no_record(
     found: list[int] = []
     monkeypatch.setattr(LocalFolder, "read", failing_read)
     with contextlib.suppress(JournalError, KeyboardInterrupt):
-        found += offsets(cursor)
-    assert found + offsets(cursor) == list(range(100))
+        found += offsets(cursor.read())
+    assert found + offsets(cursor.read()) == list(range(100))
 
 
 def test_acknowledging_beyond_a_missing_record_takes_no_memory_for_each(opened: Open) -> None:
     journal = opened(fsync="never")
-    count = 50_000
+    count = 20_000
     promises = [journal.submit("a", b"") for _ in range(count)]
-    assert promises[-1].result(60) == count - 1
+    assert results(promises)[-1] == count - 1
     cursor = journal.cursor("c")
     tracemalloc.start()
     try:

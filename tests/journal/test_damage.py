@@ -18,8 +18,9 @@ from messaging.journal import Journal, verify
 from messaging.journal.folders import LocalFolder
 from messaging.journal.frames import encode, scan
 from messaging.journal.identity import seed_of
+from messaging.testing.tables import table
 from tests.journal.conftest import Open
-from tests.journal.logs import SEED, Lost, add, check, read, segment_files, view, writer
+from tests.journal.logs import SEED, Lost, add, check, filled, flip, offsets, read, segment_files, view, writer
 
 #: records of each frame, and of each segment
 FRAMES = ((2, 3, 1), (1, 4), (3, 1, 2))
@@ -129,8 +130,9 @@ def test_a_reader_of_another_process_returns_no_altered_record(log: Path) -> Non
         check(read(seen), lost.offsets, range(seen.end))
 
 
-def test_verify_finds_every_flip_and_every_missing_file(path: str, opened: Open, no_sync: None) -> None:
-    journal = opened(max_records=40)  # segments of 5 records
+def test_verify_finds_every_flip_and_every_missing_file(in_memory: str, opened: Open, no_sync: None) -> None:
+    path = f"{in_memory}/j"
+    journal = opened(path, max_records=40)  # segments of 5 records
     for n in range(15):
         journal.append("a", b"x" * n)
     journal.close()
@@ -156,23 +158,18 @@ def test_verify_finds_every_flip_and_every_missing_file(path: str, opened: Open,
 def test_damage_is_quarantined_logged_and_told_after_the_next_open(
     path: str, opened: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
-    journal = opened(segment_bytes=1)
-    for _ in range(4):
-        journal.append("a/b", b"payload")
-    journal.close()
+    filled(opened, 4, segment_bytes=1).close()
     file = segment_files(path)[1]
-    data = bytearray(file.read_bytes())
-    data[-3] ^= 1
-    file.write_bytes(data)
+    data = flip(file, -3)
     journal = opened()
-    assert [each.offset for each in journal.read()] == [0, 2, 3]
+    assert offsets(journal.read()) == [0, 2, 3]
     (found,) = journal.info().damage
     assert (found.first, found.until) == (1, 2)
     assert f"segment {file.stem} is damaged at bytes {found.position} to {found.end}" in caplog.text
     (copy,) = (Path(path) / "quarantine").iterdir()
-    assert copy.read_bytes() == bytes(data[found.position : found.end])
+    assert copy.read_bytes() == data[found.position : found.end]
     caplog.clear()
-    assert [each.offset for each in journal.read()] == [0, 2, 3]
+    assert offsets(journal.read()) == [0, 2, 3]
     assert caplog.text == ""  # told once
     journal.close()
     assert opened().info().damage == [found]
@@ -180,29 +177,25 @@ def test_damage_is_quarantined_logged_and_told_after_the_next_open(
         assert seen.info().damage == [found]
 
 
-@pytest.mark.parametrize("part", ["header", "body"])
+@table("part", ["header", "body"])
 def test_damage_in_many_places_is_passed_fast_and_copied_up_to_a_bound(
-    path: str, opened: Open, part: str, caplog: pytest.LogCaptureFixture
+    in_memory: str, no_sync: None, opened: Open, part: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A pass that searched the rest of the segment at each damaged place would read some gigabytes."""
+    folder = f"{in_memory}/{part}"
     caplog.set_level(logging.CRITICAL)
-    journal = opened(fsync="never")
-    for _ in range(6000):
-        journal.append("a", b"x" * 1000)
+    journal = filled(opened, 2400, where=folder, fsync="never")
     journal.close()
-    (file,) = segment_files(path)
-    data = bytearray(file.read_bytes())
-    frames = [*scan(memoryview(data), seed_of(journal.id))]
-    for frame in frames[2::4]:
-        data[frame.position if part == "header" else frame.end - 1] ^= 1
-    del frames
-    file.write_bytes(data)
-    Path(path, "0", f"{6000:020d}.segment").touch()  # the first one is closed
-    journal = opened()
-    began = time.monotonic()
-    assert len(payloads := [each.payload for each in journal.read()]) == 4500
-    assert time.monotonic() - began < 10
-    assert len(payloads) + sum(each.until - each.first for each in journal.info().damage) == 6000
-    assert len([*Path(path, "quarantine").iterdir()]) == 1000
+    (file,) = segment_files(folder)
+    frames = [*scan(memoryview(file.read_bytes()), seed_of(journal.id))]
+    flip(file, *(frame.position if part == "header" else frame.end - 1 for frame in frames[1::2]))
+    Path(folder, "0", f"{2400:020d}.segment").touch()  # the first one is closed
+    journal = opened(folder)
+    began = time.process_time()
+    assert len(found := offsets(journal.read())) == 1200
+    assert time.process_time() - began < 10
+    assert len(found) + sum(each.until - each.first for each in journal.info().damage) == 2400
+    assert len([*Path(folder, "quarantine").iterdir()]) == 1000
 
 
 def test_a_quarantine_that_cannot_be_listed_is_an_error_of_the_journal(
@@ -218,18 +211,14 @@ def test_a_quarantine_that_cannot_be_listed_is_an_error_of_the_journal(
 
 
 def test_a_cursor_passes_lost_records_and_frees_their_segments(path: str, opened: Open) -> None:
-    journal = opened(segment_bytes=1)
-    for _ in range(6):
-        journal.append("a", b"x")
+    journal = filled(opened, 6, segment_bytes=1)
     journal.close()
     for file in segment_files(path)[1:3]:
-        data = bytearray(file.read_bytes())
-        data[-1] ^= 1
-        file.write_bytes(data)
+        flip(file, -1)
     journal = opened(segment_bytes=1)
     cursor = journal.cursor("c")
     records = cursor.read()
-    assert [each.offset for each in records] == [0, 3, 4, 5]
+    assert offsets(records) == [0, 3, 4, 5]
     for each in records:
         cursor.acknowledge(each.offset)
     assert cursor.position == 6
@@ -256,21 +245,19 @@ def test_the_offsets_of_a_lost_end_are_not_used_again(path: str, opened: Open) -
     assert [(each.first, each.until) for each in journal.info().damage] == [(3, 6)]
 
 
-@pytest.mark.parametrize("tail", [b"\0" * 5000, b"R", b"RXJ1" * 7], ids=["zeros", "a byte", "half a header"])
+@table("tail", [b"\0" * 5000, b"R", b"RXJ1" * 7], ids=["zeros", "a byte", "half a header"])
 def test_an_unfinished_write_is_cut_off_without_a_report_of_damage(
-    path: str, opened: Open, tail: bytes, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, opened: Open, tail: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    journal = opened()
-    journal.append("a", b"x")
-    journal.close()
-    (file,) = segment_files(path)
+    filled(opened, 1, where=tmp_path).close()
+    (file,) = segment_files(tmp_path)
     size = file.stat().st_size
     with file.open("ab") as end:
         end.write(tail)
-    assert (verify(path).unfinished, verify(path).damage) == (len(tail), [])
-    with Journal.view(path) as seen:
+    assert (verify(tmp_path).unfinished, verify(tmp_path).damage) == (len(tail), [])
+    with Journal.view(tmp_path) as seen:
         assert len(list(seen.read())) == 1
-    journal = opened()
+    journal = opened(tmp_path)
     assert f"cut off {len(tail)} bytes of an unfinished write" in caplog.text
     assert file.stat().st_size == size
     assert journal.append("a", b"y") == 1
@@ -314,9 +301,7 @@ def test_random_damage_of_many_places(log: Path) -> None:
 def test_verify_reports_a_segment_that_the_disk_cannot_read(
     path: str, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = opened(segment_bytes=1)
-    for _ in range(3):
-        journal.append("a", b"x")
+    filled(opened, 3, segment_bytes=1)
     read = LocalFolder.read
 
     def failing_read(self: LocalFolder, name: str, *arguments: Any, **more: Any) -> memoryview:

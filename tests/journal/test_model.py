@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import threading
 from pathlib import Path
 from unittest import mock
 
@@ -16,7 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from messaging.errors import JournalFullError
 from messaging.journal import Cursor, Journal
 from messaging.journal.retention import Full
-from tests.journal.logs import payload, until
+from messaging.testing.waiting import eventually
+from tests.journal.logs import payload
+from tests.threads import in_threads
 
 NAMES = ("one", "two", "three")
 
@@ -84,11 +85,7 @@ class Machine(RuleBasedStateMachine):
                 except JournalFullError:
                     return
 
-        running = [threading.Thread(target=work) for _ in range(threads)]
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
+        in_threads(threads, lambda _: work())
         assert sorted(stored) == list(range(self.end, self.end + len(stored)))
         self.end += len(stored)
         if stored:
@@ -165,7 +162,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def kill(self) -> None:
         """What a killed process leaves behind: what the operating system has."""
-        until(self.is_quiet)
+        eventually(self.is_quiet)
         shutil.copytree(self.path, self.folder / str(self.number + 1))
         self.journal.close()
         self.number += 1

@@ -13,7 +13,8 @@ import pytest
 
 from messaging.journal import Journal, State, encode_record
 from messaging.journal.commit import Fsync
-from tests.journal.logs import check, payload, until
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.journal.logs import check, payload
 
 BLOCK = 512
 Op = tuple[Any, ...]
@@ -127,7 +128,7 @@ def history(folder: Path, patch: pytest.MonkeyPatch, fsync: Fsync, seed: int) ->
                         journal.submit(f"a/{n % 3}", payload(n), "", message_id=f"id{n}", timestamp=n)
                         for n in range(end, end + count)
                     ]
-                    assert [promise.result(20) for promise in promises] == list(range(end, end + count))
+                    assert [promise.result(PATIENCE) for promise in promises] == list(range(end, end + count))
                     end += count
                     disk.note("stored", end)
                     if choose.random() < 0.1:
@@ -136,7 +137,7 @@ def history(folder: Path, patch: pytest.MonkeyPatch, fsync: Fsync, seed: int) ->
                         cursor.commit(position)
                         if choose.random() < 0.5:
                             begin = cursor.position
-                            until(lambda begin=begin: journal._log.segment_of(begin) == 0)  # type: ignore[misc]
+                            eventually(lambda begin=begin: journal._log.segment_of(begin) == 0)  # type: ignore[misc]
                     if fsync != "always" and choose.random() < 0.1:
                         journal.sync()
                         disk.note("synced", end)

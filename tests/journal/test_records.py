@@ -16,6 +16,7 @@ from messaging.errors import ArgumentError
 from messaging.journal import Record, encode_message, encode_record, frames
 from messaging.journal.records import FORMAT, decode_records
 from messaging.model import Message, MessageContext
+from messaging.testing.tables import table
 
 SEED = 4711
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -74,7 +75,7 @@ def test_a_record_has_the_time_at_which_it_is_made() -> None:
     assert before - 1e-3 <= record.timestamp <= time.time() + 1e-3
 
 
-@pytest.mark.parametrize(
+@table(
     "arguments",
     [
         ("a" * 65_536, b""),
@@ -122,7 +123,7 @@ def test_walking_through_garbage_ends(data: bytes, until: int | None) -> None:
         assert ends == sorted(ends)
 
 
-@pytest.mark.parametrize("gap", [0, 1, 31, 2**20 - 34, 2**20 - 2, 2**20 - 1, 2**20, 2**20 + 1])
+@table("gap", [0, 1, 31, 2**20 - 34, 2**20 - 2, 2**20 - 1, 2**20, 2**20 + 1])
 def test_an_intact_frame_is_found_anywhere_behind_damage(gap: int) -> None:
     damaged = b"x" + b"\0" * gap
     assert frames.next_intact(memoryview(damaged + image(b"whole")), 0, SEED)

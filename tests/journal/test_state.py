@@ -6,7 +6,6 @@ import contextlib
 import os
 import sqlite3
 import stat
-import threading
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -18,8 +17,11 @@ from messaging.errors import ClosedError, JournalError, JournalUnreadableError
 from messaging.execution import clock
 from messaging.journal import DeadLetter, Journal, State, database, verify
 from messaging.journal.database import Database
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.journal.conftest import Open
-from tests.journal.logs import until
+from tests.journal.logs import append, filled, stored_cursors
+from tests.threads import in_background
 
 
 def test_positions_counters_dead_letters_and_ids_survive(tmp_path: Path) -> None:
@@ -83,24 +85,23 @@ def test_a_newer_schema_is_refused_and_left_alone(path: str, opened: Open) -> No
             attempt()
 
 
-@pytest.mark.parametrize("data", [b"no database" * 1000, b"SQLite format 3\0" + b"\xff" * 5000], ids=["text", "torn"])
+@table("data", [b"no database" * 1000, b"SQLite format 3\0" + b"\xff" * 5000], ids=["text", "torn"])
 def test_a_damaged_database_is_set_aside_and_no_record_is_lost(
-    path: str, opened: Open, data: bytes, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, opened: Open, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    journal = opened()
-    journal.append("a", b"x")
+    journal = filled(opened, 1, where=tmp_path)
     journal.cursor("c", "latest")
     journal.close()
-    Path(path, "state.db").write_bytes(data)
-    with Journal.view(path) as view:
+    Path(tmp_path, "state.db").write_bytes(data)
+    with Journal.view(tmp_path) as view:
         assert len(list(view.read())) == 1
         assert view.cursors() == {}
     assert "cursors and dead letters are not known" in caplog.text
-    assert "cannot open state.db" in str(verify(path).state)
-    journal = opened()
+    assert "cannot open state.db" in str(verify(tmp_path).state)
+    journal = opened(tmp_path)
     assert "state.db is damaged: moved to state.db.damaged-" in caplog.text
     assert len(journal.cursor("c").read()) == 1
-    (kept,) = Path(path).glob("state.db.damaged-*")
+    (kept,) = tmp_path.glob("state.db.damaged-*")
     assert kept.read_bytes() == data
 
 
@@ -108,8 +109,7 @@ def test_a_database_that_another_program_holds_is_an_error_and_works_again(
     path: str, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "_BUSY", 0.05)
-    journal = opened()
-    journal.append("a", b"x")
+    journal = filled(opened, 1)
     cursor = journal.cursor("c")
     with contextlib.closing(sqlite3.connect(f"{path}/state.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -125,38 +125,33 @@ def test_a_database_that_another_program_holds_is_an_error_and_works_again(
 def test_a_database_that_another_program_holds_keeps_no_record_waiting(path: str, opened: Open) -> None:
     journal = opened()
     cursor = journal.cursor("c")
-    for _ in range(20):
-        journal.append("a", b"x")
+    append(journal, 20)
     with contextlib.closing(sqlite3.connect(f"{path}/state.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        waiting = threading.Thread(target=lambda: suppressed(lambda: cursor.commit(1)))
-        waiting.start()  # it waits for the database
-        began = time.monotonic()
-        for n in range(2, 20):
+        ended: Recorder[Exception | None] = Recorder()
+        join = in_background(lambda: ended.append(error_of(lambda: cursor.commit(1))))
+        eventually(lambda: cursor.position == 1)
+        for n in range(2, 20):  # while that call waits for the database
             cursor.commit(n, wait=False)
-            journal.submit("a", b"y").result(60)
-            time.sleep(0.01)
-        assert time.monotonic() - began < 2
+            journal.submit("a", b"y").result(PATIENCE)
+        assert ended == []
         other.execute("ROLLBACK")
-    waiting.join()
-    until(lambda: stored(path) == {"c": 19})
+    join()
+    eventually(lambda: stored_cursors(path) == {"c": 19})
 
 
-def suppressed(work: Callable[[], object]) -> None:
-    with contextlib.suppress(JournalError):
-        work()
-
-
-def stored(path: str) -> dict[str, int]:
-    with Journal.view(path) as view:
-        return view.cursors()
+def error_of(call: Callable[[], object]) -> Exception | None:
+    try:
+        call()
+    except JournalError as error:
+        return error
+    return None
 
 
 def test_a_journal_on_a_folder_that_cannot_be_written_is_read(path: str, opened: Open) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
-    journal = opened()
-    journal.append("a", b"x")
+    journal = filled(opened, 1)
     journal.cursor("c")
     journal.close()
     folders = [Path(path), Path(path, "0")]
@@ -174,21 +169,19 @@ def test_a_journal_on_a_folder_that_cannot_be_written_is_read(path: str, opened:
         os.seteuid(0)
 
 
-@pytest.mark.parametrize("text", ["", "PRAGMA user_version=0; DROP TABLE cursors"], ids=["held", "unfinished"])
+@table("text", ["", "PRAGMA user_version=0; DROP TABLE cursors"], ids=["held", "unfinished"])
 def test_a_database_that_cannot_be_read_now_keeps_no_reader_from_the_records(
-    path: str, opened: Open, text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, opened: Open, text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(database, "_BUSY", 0.05)
-    journal = opened()
-    journal.append("a", b"x")
-    journal.close()
-    with contextlib.closing(sqlite3.connect(f"{path}/state.db", isolation_level=None)) as other:
+    filled(opened, 1, where=tmp_path).close()
+    with contextlib.closing(sqlite3.connect(f"{tmp_path}/state.db", isolation_level=None)) as other:
         other.execute("PRAGMA locking_mode=EXCLUSIVE")
         other.executescript(text or "BEGIN EXCLUSIVE; PRAGMA user_version")
         if text:
             other.execute("PRAGMA locking_mode=NORMAL")
             other.execute("PRAGMA user_version")
-        with Journal.view(path) as view:
+        with Journal.view(tmp_path) as view:
             assert [each.payload for each in view.read()] == [b"x"]
     assert "cursors and dead letters are not known" in caplog.text
 
@@ -209,8 +202,8 @@ def test_dead_letters_are_counted_and_read_without_being_loaded_together(path: s
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
-    ("text", "what"),
+@table(
+    "text, what",
     [
         ("{", "does not parse"),
         ("[]", "does not parse"),
@@ -220,12 +213,11 @@ def test_dead_letters_are_counted_and_read_without_being_loaded_together(path: s
     ],
     ids=["torn", "list", "no id", "newer", "spark"],
 )
-def test_a_folder_of_something_else_is_refused(path: str, text: str, what: str) -> None:
-    Path(path).mkdir()
-    Path(path, "journal.json").write_text(text)
+def test_a_folder_of_something_else_is_refused(tmp_path: Path, text: str, what: str) -> None:
+    Path(tmp_path, "journal.json").write_text(text)
     for attempt in (Journal.open, Journal.view):
         with pytest.raises(JournalUnreadableError, match=what):
-            attempt(path)
+            attempt(tmp_path)
 
 
 def test_a_path_that_is_no_folder_and_segments_without_identity_are_refused(path: str, opened: Open) -> None:
@@ -235,9 +227,7 @@ def test_a_path_that_is_no_folder_and_segments_without_identity_are_refused(path
     Path(path).unlink()
     with pytest.raises(JournalUnreadableError, match="there is no journal"):
         Journal.view(path)
-    journal = opened()
-    journal.append("a", b"x")
-    journal.close()
+    filled(opened, 1).close()
     Path(path, "journal.json").unlink()
     with pytest.raises(JournalUnreadableError, match=r"there are segments, but no journal\.json"):
         Journal.open(path)

@@ -12,6 +12,7 @@ import pytest
 from messaging.errors import ArgumentError, ClosedError, LeaseMapError, UnknownLeaseError
 from messaging.execution import Promise
 from messaging.leases import Landlord, Lease, LeaseMap, cancel_all, renew_all
+from messaging.testing.waiting import PATIENCE
 from tests.leases.clocks import FakeClock
 
 
@@ -96,7 +97,7 @@ def test_a_grantor_that_raises_keeps_no_other_one_from_being_asked() -> None:
         alive = [good.grant(10.0), good.grant(10.0)]
         clock.advance(5.0)
         with pytest.raises(LeaseMapError, match="3 of 5") as caught:
-            renew_all(dict.fromkeys([alive[0], *bad, alive[1]], 10.0)).result(5)
+            renew_all(dict.fromkeys([alive[0], *bad, alive[1]], 10.0)).result(PATIENCE)
         assert [each.remaining for each in alive] == [10.0, 10.0]
         assert isinstance(caught.value.failures[bad[0]], ClosedError)
         assert set(caught.value.failures) == set(bad)

@@ -11,6 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from messaging.errors import UnknownLeaseError
 from messaging.leases import ANY, Landlord, LeaseEnd, StoredTime, cancel_all, renew_all
 from messaging.leases.granted import GrantedLease
+from messaging.testing.waiting import Recorder
 from tests.leases.clocks import FakeClock
 
 _LONGEST = 50.0
@@ -33,15 +34,15 @@ class Leases(RuleBasedStateMachine):
         self.landlord = Landlord(max_duration=_LONGEST, default_duration=_DEFAULT, clock=self.clock)
         self.expires: dict[GrantedLease, float] = {}
         self.cancelled: set[GrantedLease] = set()
-        self.told: dict[str, list[LeaseEnd]] = {}
+        self.told: dict[str, Recorder[LeaseEnd]] = {}
 
     def is_alive(self, lease: GrantedLease) -> bool:
         return lease not in self.cancelled and self.clock.now < self.expires[lease]
 
     @rule(target=leases, asked=durations)
     def grant(self, asked: float) -> GrantedLease:
-        told: list[LeaseEnd] = []
-        lease = self.landlord.grant(asked, told.append)
+        told: Recorder[LeaseEnd] = Recorder()
+        lease = self.landlord.grant(asked, told)
         self.told[lease.id] = told
         self.expires[lease] = self.clock.now + granted(asked)
         assert lease.duration == granted(asked)
@@ -120,11 +121,8 @@ class Leases(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.landlord.close()
         for lease in self.expires:
-            deadline = time.monotonic() + 10
-            while not self.told[lease.id] and time.monotonic() < deadline:
-                time.sleep(0.001)
             expected = LeaseEnd.CANCELLED if lease in self.cancelled else lease.end
-            assert self.told[lease.id] == [expected]
+            assert self.told[lease.id].wait_for(1) == [expected]
 
 
 TestLeases = Leases.TestCase

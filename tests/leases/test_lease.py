@@ -16,6 +16,8 @@ import pytest
 from messaging.errors import ArgumentError, ClosedError, LeaseDeniedError, UnknownLeaseError
 from messaging.execution import serial
 from messaging.leases import ANY, FOREVER, Landlord, Lease, LeaseEnd, release
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder
 from tests.leases.clocks import FakeClock
 
 
@@ -40,18 +42,16 @@ def test_the_granted_duration_may_be_shorter_and_the_lease_says_so(landlord: Lan
     assert datetime.timedelta(seconds=99) < left <= datetime.timedelta(seconds=100)
 
 
-@pytest.mark.parametrize(
-    "duration", [0, 0.0, -2, -0.5, -math.inf, math.nan, True, "60", None, datetime.timedelta(seconds=5)]
-)
-def test_a_duration_that_is_none_is_refused(landlord: Landlord, duration: Any) -> None:
+@table("duration", [0, 0.0, -2, -0.5, -math.inf, math.nan, True, "60", None, datetime.timedelta(seconds=5)])
+def test_a_duration_that_is_none_is_refused(clock: FakeClock, duration: Any) -> None:
     """Scenario 17."""
-    with pytest.raises(ArgumentError):
-        landlord.grant(duration)
-    lease = landlord.grant(10.0)
-    with pytest.raises(ArgumentError):
-        lease.renew(duration)
-    assert len(landlord) == 1
-    assert lease.remaining == 10.0
+    with Landlord(clock=clock) as landlord:
+        lease = landlord.grant(10.0)
+        for ask in (landlord.grant, lease.renew):
+            with pytest.raises(ArgumentError):
+                ask(duration)
+        assert len(landlord) == 1
+        assert lease.remaining == 10.0
 
 
 def test_any_and_forever_are_accepted(landlord: Landlord, clock: FakeClock) -> None:
@@ -78,9 +78,14 @@ def test_an_expired_lease_is_refused_before_any_timer_ran(landlord: Landlord, cl
     assert lease.is_ended
     assert not landlord.is_valid(lease.id)
     assert landlord.leases() == []
-    with pytest.raises(UnknownLeaseError):
+    refuses(lease, UnknownLeaseError)
+
+
+def refuses(lease: Lease, error: type[Exception]) -> None:
+    """Check that a lease can be neither renewed nor cancelled."""
+    with pytest.raises(error):
         lease.renew(10.0)
-    with pytest.raises(UnknownLeaseError):
+    with pytest.raises(error):
         lease.cancel()
 
 
@@ -90,16 +95,13 @@ def test_a_cancelled_lease_is_refused(landlord: Landlord) -> None:
     assert lease.cancel().result() is None
     assert lease.is_ended
     assert lease.remaining == 0.0
-    with pytest.raises(UnknownLeaseError):
-        lease.cancel()
-    with pytest.raises(UnknownLeaseError):
-        lease.renew(10.0)
+    refuses(lease, UnknownLeaseError)
 
 
 def test_renewing_moves_the_expiration_also_to_an_earlier_time(landlord: Landlord, clock: FakeClock) -> None:
     """Scenario 20."""
-    ended = threading.Event()
-    lease = landlord.grant(10.0, lambda _end: ended.set())
+    ended: Recorder[LeaseEnd] = Recorder()
+    lease = landlord.grant(10.0, ended)
     clock.advance(9.0)
     assert lease.renew(50.0).result() == 50.0
     assert lease.remaining == 50.0
@@ -109,19 +111,14 @@ def test_renewing_moves_the_expiration_also_to_an_earlier_time(landlord: Landlor
     assert landlord.is_valid(lease.id)
     clock.advance(0.2)
     landlord.expire()
-    assert ended.wait(5)
+    ended.wait_for(1)
 
 
-@pytest.mark.parametrize("end", [*LeaseEnd])
-def test_the_callback_gets_the_reason_once(landlord: Landlord, clock: FakeClock, end: LeaseEnd) -> None:
-    found: list[LeaseEnd] = []
-    done = threading.Semaphore(0)
-
-    def note(reason: LeaseEnd) -> None:
-        found.append(reason)
-        done.release()
-
-    lease = landlord.grant(10.0, note)
+@table("end", [*LeaseEnd])
+def test_the_callback_gets_the_reason_once(clock: FakeClock, end: LeaseEnd) -> None:
+    found: Recorder[LeaseEnd] = Recorder()
+    landlord = Landlord(clock=clock)
+    lease = landlord.grant(10.0, found)
     if end is LeaseEnd.EXPIRED:
         clock.advance(11.0)
         landlord.expire()
@@ -130,32 +127,25 @@ def test_the_callback_gets_the_reason_once(landlord: Landlord, clock: FakeClock,
         lease.cancel()
     else:
         landlord.close()
-    assert done.acquire(timeout=5)
-    lease.when_ended(note)  # too late: it is called at once
-    assert done.acquire(timeout=5)
-    assert found == [end, end]
+    found.wait_for(1)
+    lease.when_ended(found)  # too late: it is called at once
+    assert found.wait_for(2) == [end, end]
+    landlord.close()
 
 
 def test_a_callback_that_raises_does_not_keep_others(landlord: Landlord, caplog: pytest.LogCaptureFixture) -> None:
-    done = threading.Event()
+    ended: Recorder[LeaseEnd] = Recorder()
     lease = landlord.grant(10.0, lambda _end: 1 / 0)
-    lease.when_ended(lambda _end: done.set())
+    lease.when_ended(ended)
     lease.cancel()
-    assert done.wait(5)
+    ended.wait_for(1)
     assert "callback failed" in caplog.text
 
 
 def test_a_callback_may_use_the_landlord(landlord: Landlord) -> None:
-    found: list[Lease] = []
-    done = threading.Event()
-
-    def grant(_end: LeaseEnd) -> None:
-        found.append(landlord.grant(5.0))
-        done.set()
-
-    landlord.grant(10.0, grant).cancel()
-    assert done.wait(5)
-    assert not found[0].is_ended
+    found: Recorder[Lease] = Recorder()
+    landlord.grant(10.0, lambda _end: found.append(landlord.grant(5.0))).cancel()
+    assert not found.wait_for(1)[0].is_ended
 
 
 def test_leases_are_bounded(landlord: Landlord, clock: FakeClock) -> None:
@@ -181,19 +171,11 @@ def test_a_closed_landlord_grants_nothing(clock: FakeClock) -> None:
 
 def test_the_timer_ends_leases_without_help() -> None:
     """The real clock."""
-    ended: list[str] = []
-    done = threading.Event()
-
-    def end_middle(_end: LeaseEnd) -> None:
-        ended.append("middle")
-        done.set()
-
+    ended: Recorder[str] = Recorder()
     with Landlord() as landlord:
-        landlord.grant(30.0, lambda _end: ended.append("late"))
-        landlord.grant(0.3, end_middle)
-        landlord.grant(0.1, lambda _end: ended.append("early"))
-        assert done.wait(10)
-        assert ended == ["early", "middle"]
+        for name, seconds in (("late", 3000.0), ("middle", 0.3), ("early", 0.1)):
+            landlord.grant(seconds, lambda _end, name=name: ended.append(name))  # type: ignore[misc]
+        assert ended.wait_for(2) == ["early", "middle"]
 
 
 def test_a_lease_does_not_show_more_than_it_must(landlord: Landlord) -> None:
@@ -211,28 +193,18 @@ def test_a_closed_landlord_is_no_definite_answer(landlord: Landlord) -> None:
     landlord.close()
     assert [type(each) for each in landlord.renew_ids([(lease.id, 10.0)])] == [ClosedError]
     assert [type(each) for each in landlord.cancel_ids([lease.id])] == [ClosedError]
-    with pytest.raises(ClosedError):
-        lease.renew(10.0)
-    with pytest.raises(ClosedError):
-        lease.cancel()
+    refuses(lease, ClosedError)
     release(lease)
 
 
 def test_a_suspended_lease_is_continued(landlord: Landlord, clock: FakeClock) -> None:
-    found: list[LeaseEnd] = []
-    ended = threading.Semaphore(0)
-
-    def note(end: LeaseEnd) -> None:
-        found.append(end)
-        ended.release()
-
-    lease, other = landlord.grant(10.0, note), landlord.grant(10.0)
+    found: Recorder[LeaseEnd] = Recorder()
+    lease, other = landlord.grant(10.0, found), landlord.grant(10.0)
     landlord.suspend([lease.id, other.id, "unknown"])
-    assert ended.acquire(timeout=5)
-    assert found == [LeaseEnd.CLOSED]
+    assert found.wait_for(1) == [LeaseEnd.CLOSED]
     assert landlord.lease(lease.id) is None
     assert [type(each) for each in landlord.renew_ids([(lease.id, 10.0)])] == [ClosedError]
-    again = landlord.restore(lease.id, 5.0, 10.0, note)
+    again = landlord.restore(lease.id, 5.0, 10.0, found)
     assert landlord.lease(lease.id) is again
     assert landlord.renew_ids([(lease.id, 10.0)]) == [10.0]
     clock.advance(10.0)
@@ -258,8 +230,8 @@ def test_shortened_renewals_cost_no_memory() -> None:
 def test_a_lease_that_was_shortened_and_renewed_again_ends_when_its_time_is_over(
     landlord: Landlord, clock: FakeClock
 ) -> None:
-    ended = threading.Event()
-    lease = landlord.grant(50.0, lambda _end: ended.set())
+    ended: Recorder[LeaseEnd] = Recorder()
+    lease = landlord.grant(50.0, ended)
     for seconds in (10.0, 60.0, 20.0, 40.0):
         lease.renew(seconds)
     clock.advance(39.0)
@@ -267,22 +239,19 @@ def test_a_lease_that_was_shortened_and_renewed_again_ends_when_its_time_is_over
     assert landlord.is_valid(lease.id)
     clock.advance(1.0)
     landlord.expire()
-    assert ended.wait(5)
+    ended.wait_for(1)
     assert len(landlord) == 0
 
 
 def test_a_callback_that_blocks_delays_no_callback_of_another_lease(landlord: Landlord) -> None:
-    go_on, begun, done = threading.Event(), threading.Event(), threading.Event()
-
-    def block(_end: LeaseEnd) -> None:
-        begun.set()
-        go_on.wait(10)
-
+    go_on = threading.Event()
+    begun: Recorder[LeaseEnd] = Recorder()
+    ended: Recorder[LeaseEnd] = Recorder()
     try:
-        landlord.grant(10.0, block).cancel()
-        assert begun.wait(5)
-        landlord.grant(10.0, lambda _end: done.set()).cancel()
-        assert done.wait(5)
+        landlord.grant(10.0, lambda end: (begun.append(end), go_on.wait(PATIENCE))).cancel()
+        begun.wait_for(1)
+        landlord.grant(10.0, ended).cancel()
+        ended.wait_for(1)
     finally:
         go_on.set()
 
@@ -294,26 +263,20 @@ def test_callbacks_are_called_later_if_no_thread_can_be_started(
         def submit(self, _job: object) -> None:
             raise RuntimeError("can't start new thread")
 
-    done = threading.Event()
-    lease = landlord.grant(10.0, lambda _end: done.set())
+    ended: Recorder[LeaseEnd] = Recorder()
+    lease = landlord.grant(10.0, ended)
     with monkeypatch.context() as patched:
         patched.setattr(serial, "workers", NoWorkers)
         lease.cancel()
     assert "cannot start a thread" in caplog.text
-    assert done.wait(10)
+    ended.wait_for(1)
 
 
 def test_renewals_are_told_until_that_is_stopped_or_the_object_is_gone(landlord: Landlord) -> None:
-    class Watcher:
-        def __init__(self) -> None:
-            self.found: list[Lease] = []
-
-        def note(self, lease: Lease) -> None:
-            self.found.append(lease)
-
-    kept, gone = Watcher(), Watcher()
-    stop = landlord.when_renewed(kept.note, is_weak=True)
-    landlord.when_renewed(gone.note, is_weak=True)
+    kept: Recorder[Lease] = Recorder()
+    gone: Recorder[Lease] = Recorder()
+    stop = landlord.when_renewed(kept.on_next, is_weak=True)
+    landlord.when_renewed(gone.on_next, is_weak=True)
     found = weakref.ref(gone)
     del gone
     gc.collect()
@@ -322,14 +285,10 @@ def test_renewals_are_told_until_that_is_stopped_or_the_object_is_gone(landlord:
     lease.renew(10.0)
     stop()
     lease.renew(10.0)
-    assert kept.found == [lease]
+    assert kept == [lease]
 
 
-@pytest.mark.parametrize(
-    "value",
-    [10**400, -(10**400), -(10**5000), math.nan, True, "5"],
-    ids=["big", "low", "long", "nan", "bool", "text"],
-)
+@table("value", {"big": 10**400, "low": -(10**400), "long": -(10**5000), "nan": math.nan, "bool": True, "text": "5"})
 def test_numbers_beyond_the_range_of_floats_raise_no_other_errors(value: Any) -> None:
     for option in ("max_duration", "default_duration"):
         if value == 10**400:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from messaging.errors import (
     OutcomeUnknownError,
     UnknownLeaseError,
 )
-from messaging.execution import Promise, Waiters, engine
+from messaging.execution import Promise, engine
 from messaging.leases import (
     Landlord,
     Lease,
@@ -41,46 +40,29 @@ from messaging.leases import (
     renew_all,
 )
 from messaging.leases import serving as serving_module
-
-Connect = Callable[..., messaging.Messaging]
-
-
-@pytest.fixture(params=["memory", "mqtt", "amqp"])
-def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
-    """Connects instances to one broker."""
-    if request.param == "memory":
-        url = f"memory://{uuid.uuid4().hex}"
-    elif request.param == "mqtt":
-        url = request.getfixturevalue("mosquitto").url + "?version=5"
-    else:
-        url = request.getfixturevalue("rabbitmq").url
-    instances: list[messaging.Messaging] = []
-
-    def make() -> messaging.Messaging:
-        instances.append(messaging.connect(url))
-        return instances[-1]
-
-    yield make
-    for each in instances:
-        each.close()
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, results
+from tests.leases.conftest import Connect
 
 
-@pytest.fixture
-def channel() -> str:
-    return f"leases-of/{uuid.uuid4().hex}"
+@contextlib.contextmanager
+def served(instance: messaging.Messaging, channel: str, **options: Any) -> Iterator[Landlord]:
+    """Serve the leases of a new landlord with ``options`` on a channel."""
+    with Landlord(**options) as landlord, LeaseServer(instance, channel, landlord) as serving:
+        serving.ready.result(PATIENCE)
+        yield landlord
 
 
 def remote(instance: messaging.Messaging, channel: str, lease: Lease, asked_at: float | None = None) -> Lease:
     """Return the handle that a holder in another process gets."""
     at = lease_time() if asked_at is None else asked_at
-    return lease_from_value(instance, channel, lease_to_value(lease), lease.requested, at, timeout=5.0)
+    return lease_from_value(instance, channel, lease_to_value(lease), lease.requested, at, timeout=PATIENCE)
 
 
 def test_a_remote_lease_is_renewed_and_cancelled(connect: Connect, channel: str) -> None:
     """Scenarios 16, 19 and 20."""
     server, client = connect(), connect()
-    with Landlord(max_duration=100.0) as landlord, LeaseServer(server, channel, landlord) as serving:
-        serving.ready.result(10)
+    with served(server, channel, max_duration=100.0) as landlord:
         granted = landlord.grant(10.0)
         lease = remote(client, channel, granted)
         assert lease.renew(1000.0).result() == 100.0
@@ -102,8 +84,7 @@ def test_a_batch_of_remote_leases_travels_in_one_request_and_reports_failures(
 ) -> None:
     """Scenario 20."""
     server, client = connect(), connect()
-    with Landlord() as landlord, LeaseServer(server, channel, landlord) as serving:
-        serving.ready.result(10)
+    with served(server, channel) as landlord:
         granted = [landlord.grant(10.0) for _ in range(100)]
         leases = [remote(client, channel, each) for each in granted]
         granted[3].cancel()
@@ -125,15 +106,14 @@ def test_a_batch_of_remote_leases_travels_in_one_request_and_reports_failures(
 def test_the_manager_keeps_a_remote_lease_alive(connect: Connect, channel: str) -> None:
     """Scenario 21."""
     server, client = connect(), connect()
-    with Landlord(max_duration=1.0) as landlord, LeaseServer(server, channel, landlord) as serving:
-        serving.ready.result(10)
+    with served(server, channel, max_duration=1.0) as landlord:
         granted = landlord.grant(10.0)
+        renewed: Recorder[Lease] = Recorder()
+        landlord.when_renewed(renewed)
         with LeaseRenewalManager() as manager:
             manager.renew_until(remote(client, channel, granted))
-            begun = time.monotonic()
-            while time.monotonic() < begun + 2.5:
-                assert landlord.is_valid(granted.id)
-                time.sleep(0.05)
+            renewed.wait_for(3)
+            assert landlord.is_valid(granted.id)
 
 
 def test_all_leases_at_a_broker_are_found(connect: Connect) -> None:
@@ -145,14 +125,19 @@ def test_all_leases_at_a_broker_are_found(connect: Connect) -> None:
         LeaseServer(server, channels[0], first) as one,
         LeaseServer(server, channels[1], second) as two,
     ):
-        one.ready.result(10)
-        two.ready.result(10)
-        first.grant(10.0, about="a printer")
+        one.ready.result(PATIENCE)
+        two.ready.result(PATIENCE)
+        first.grant(1000.0, about="a printer")
         second.grant(Lease.FOREVER)
-        found = {channel: infos for channel, infos in find_leases(client, 0.5) if channel in channels}
+
+        def find_both() -> dict[str, Any] | None:
+            found = {channel: infos for channel, infos in find_leases(client, 0.5) if channel in channels}
+            return found if len(found) == 2 else None  # the answers take longer than usual
+
+        found = eventually(find_both)
         assert [found[each][0].about for each in channels] == ["a printer", ""]
         assert found[channels[1]][0].remaining == math.inf
-        assert [each.id for each in remote_leases(client, channels[0], timeout=5).result()] == [
+        assert [each.id for each in remote_leases(client, channels[0], timeout=PATIENCE).result()] == [
             each.id for each in first.leases()
         ]
 
@@ -166,7 +151,7 @@ def test_a_landlord_that_is_not_there_is_an_indefinite_failure() -> None:
         assert isinstance(error, OutcomeUnknownError) or "nowhere" in str(error)
 
 
-@pytest.mark.parametrize("value", [None, [], ["id"], [1, 2.0], ["id", "x"], {"id": 1}])
+@table("value", [None, [], ["id"], [1, 2.0], ["id", "x"], {"id": 1}])
 def test_a_malformed_lease_is_refused(value: object) -> None:
     with messaging.connect(f"memory://{uuid.uuid4().hex}") as client, pytest.raises(DecodeError):
         lease_from_value(client, "a", value, 10.0, lease_time())
@@ -180,21 +165,6 @@ def test_only_a_lease_of_another_process_has_a_reference() -> None:
         assert reference_of(remote(client, "a", granted)) == ["a", granted.id]
 
 
-@pytest.fixture
-def memory() -> Iterator[Connect]:
-    """Connects instances to one in-process broker; with options of the URL."""
-    url = f"memory://{uuid.uuid4().hex}"
-    instances: list[messaging.Messaging] = []
-
-    def make(options: str = "") -> messaging.Messaging:
-        instances.append(messaging.connect(url + options))
-        return instances[-1]
-
-    yield make
-    for each in instances:
-        each.close()
-
-
 class LossyServer:
     """Serves leases, and keeps the answers to renewals back until the test lets them go."""
 
@@ -202,21 +172,16 @@ class LossyServer:
         operations = dict(lease_operations(landlord))
         self._renew = operations["renew"]
         operations["renew"] = self.renew
-        self.answers: list[Promise[Any]] = []
+        self.answers: Recorder[Promise[Any]] = Recorder()
         self.results: list[Any] = []
-        self._waiters = Waiters()
         self.server = CallServer(instance, channel, operations)
-        self.server.ready.result(10)
+        self.server.ready.result(PATIENCE)
 
     def renew(self, arguments: Any, body: bytes) -> Promise[Any]:
         self.results.append(self._renew(arguments, body))
         answer: Promise[Any] = Promise("an answer")
         self.answers.append(answer)
-        self._waiters.wake()
         return answer
-
-    def wait_for(self, count: int) -> None:
-        assert self._waiters.wait_for(lambda: len(self.answers) >= count, 10)
 
     def answer(self, number: int) -> None:
         engine().call(self.answers[number].resolve, self.results[number])
@@ -229,12 +194,12 @@ def test_a_lost_answer_to_a_shortening_renewal_shortens_the_lease(memory: Connec
         granted = landlord.grant(1000.0)
         lease = lease_from_value(memory(), channel, lease_to_value(granted), 1000.0, lease_time(), timeout=0.3)
         promise = lease.renew(50.0)
-        server.wait_for(1)
-        assert isinstance(promise.exception(10), OutcomeUnknownError)
+        server.answers.wait_for(1)
+        assert isinstance(promise.exception(PATIENCE), OutcomeUnknownError)
         assert granted.remaining <= 50.0
         assert lease.remaining <= granted.remaining
         unknown = lease.renew(Lease.ANY)
-        assert isinstance(unknown.exception(10), OutcomeUnknownError)
+        assert isinstance(unknown.exception(PATIENCE), OutcomeUnknownError)
         assert 0.0 < lease.remaining <= 50.0
 
 
@@ -246,16 +211,15 @@ def test_overlapping_renewals_leave_the_shorter_one(memory: Connect, channel: st
             granted = landlord.grant(1000.0)
             lease = lease_from_value(memory(), server.server.channel, lease_to_value(granted), 1000.0, lease_time())
             promises = [lease.renew(1000.0), lease.renew(50.0)]
-            server.wait_for(2)
+            server.answers.wait_for(2)
             server.answer(first)
             server.answer(second)
-            for each in promises:
-                each.result(10)
+            results(promises)
             assert lease.remaining <= 50.0
             later = lease.renew(900.0)
-            server.wait_for(3)
+            server.answers.wait_for(3)
             server.answer(2)
-            later.result(10)
+            later.result(PATIENCE)
             assert 890.0 < lease.remaining <= 900.0
 
 
@@ -266,13 +230,13 @@ def test_a_lost_answer_does_not_shorten_a_lease_that_was_renewed_meanwhile(memor
         holder = memory()
         lease = lease_from_value(holder, channel, lease_to_value(granted), 1000.0, lease_time(), timeout=2.0)
         lost = lease.renew(100.0)
-        server.wait_for(1)
+        server.answers.wait_for(1)
         later = lease.renew(100.0)
-        server.wait_for(2)
+        server.answers.wait_for(2)
         server.answer(1)
-        later.result(10)
+        later.result(PATIENCE)
         remaining = lease.remaining + lease.now
-        assert isinstance(lost.exception(10), OutcomeUnknownError)
+        assert isinstance(lost.exception(PATIENCE), OutcomeUnknownError)
         assert lease.remaining + lease.now == pytest.approx(remaining)
 
 
@@ -283,26 +247,25 @@ def test_the_manager_survives_a_lost_answer(memory: Connect, channel: str) -> No
         granted = landlord.grant(3.0)
         lease = lease_from_value(memory(), channel, lease_to_value(granted), 3.0, lease_time())
         manager.renew_until(lease)
-        server.wait_for(2)  # the first one is not answered
+        server.answers.wait_for(2)  # the first one is not answered
         server.answer(1)
-        server.wait_for(3)
+        server.answers.wait_for(3)
         assert lease in manager
         assert not granted.is_ended
 
 
-@pytest.mark.parametrize(
+@table(
     "leases", [[["x"]], [5], [[5, 1.0]], [["id", "1"]], [["id", 10**400]], [["id", True]], "x", None, [["id", 1.0, 2]]]
 )
 def test_malformed_requests_are_answered_without_a_traceback(
     memory: Connect, channel: str, leases: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Landlord() as landlord, LeaseServer(memory(), channel, landlord) as serving:
-        serving.ready.result(10)
+    with served(memory(), channel):
         client = memory()
         with pytest.raises(DecodeError):
-            call(client, channel, "renew", {"leases": leases}, timeout=10).result()
+            call(client, channel, "renew", {"leases": leases}, timeout=PATIENCE).result()
         with pytest.raises(DecodeError):
-            call(client, channel, "cancel", {"leases": [["x"]] if leases else leases}, timeout=10).result()
+            call(client, channel, "cancel", {"leases": [["x"]] if leases else leases}, timeout=PATIENCE).result()
     assert "Traceback" not in caplog.text
 
 
@@ -310,9 +273,9 @@ def info(**changed: Any) -> dict[str, Any]:
     return {"id": "id", "about": "", "duration": 1.0, "remaining": 1.0, "expiration": None, **changed}
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
+def test_a_malformed_answer_hides_no_other_one(memory: Connect, channel: str, caplog: pytest.LogCaptureFixture) -> None:
+    server, client = memory(), memory()
+    bad: list[Any] = [
         {"channel": "bad", "leases": [info(duration=10**400)]},
         {"channel": "bad", "leases": [info(remaining="1")]},
         {"channel": "bad", "leases": [info(id=["i"])]},
@@ -323,49 +286,45 @@ def info(**changed: Any) -> dict[str, Any]:
         {"channel": 5, "leases": []},
         {"channel": "bad"},
         [],
-    ],
-)
-def test_a_malformed_answer_hides_no_other_one(
-    memory: Connect, channel: str, answer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    server, client = memory(), memory()
-    with Landlord() as landlord, LeaseServer(server, channel, landlord) as serving:
-        serving.ready.result(10)
-        landlord.grant(10.0, about="a printer")
-        answered = threading.Event()
+    ]
 
-        def answer_badly(query: messaging.Message) -> None:
-            server.publish(json.loads(query.payload)["answer"], json.dumps(answer).encode()).result()
-            answered.set()
+    def answer_badly(query: messaging.Message) -> None:
+        for each in bad:
+            server.publish(json.loads(query.payload)["answer"], json.dumps(each).encode()).result()
 
-        server.on("leases/query", answer_badly).ready.result(10)
-        found = find_leases(client, 0.5)
-        assert answered.wait(10)
-    assert [(each, leases[0].about) for each, leases in found] == [(channel, "a printer")]
-    assert "malformed answer" in caplog.text
+    with served(server, channel) as landlord:
+        landlord.grant(1000.0, about="a printer")
+        server.on("leases/query", answer_badly).ready.result(PATIENCE)
+
+        def find_one() -> bool:
+            caplog.clear()
+            found = [(each, leases[0].about) for each, leases in find_leases(client, 0.5)]
+            return found == [(channel, "a printer")] and caplog.text.count("malformed answer") == len(bad)
+
+        eventually(find_one)
 
 
 def test_a_malformed_list_of_leases_is_refused(memory: Connect, channel: str) -> None:
     server = CallServer(memory(), channel, {"leases": lambda _arguments, _body: [info(expiration="tomorrow")]})
-    server.ready.result(10)
+    server.ready.result(PATIENCE)
     with pytest.raises(DecodeError):
-        remote_leases(memory(), channel, timeout=10).result()
+        remote_leases(memory(), channel, timeout=PATIENCE).result()
 
 
-@pytest.mark.parametrize("payload", [b"{", b"[]", b"{}", b'{"answer":"a"}', b'{"answer":"leases/answers/#"}'])
 def test_a_malformed_query_is_logged_in_one_line(
-    memory: Connect, channel: str, payload: bytes, caplog: pytest.LogCaptureFixture
+    memory: Connect, channel: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, client = memory(), memory()
-    with Landlord() as landlord, LeaseServer(server, channel, landlord) as serving:
-        serving.ready.result(10)
-        client.publish("leases/query", payload).result()
-        assert Waiters().wait_for(lambda: "a query is not answered" in caplog.text, 10)
-        assert [each for each, _ in find_leases(client, 0.5)] == [channel]
+    queries = [b"{", b"[]", b"{}", b'{"answer":"a"}', b'{"answer":"leases/answers/#"}']
+    with served(server, channel):
+        for payload in queries:
+            client.publish("leases/query", payload).result()
+        eventually(lambda: caplog.text.count("a query is not answered") == len(queries))
+        eventually(lambda: [each for each, _ in find_leases(client, 0.5)] == [channel])
     assert "Traceback" not in caplog.text
 
 
-@pytest.mark.parametrize("wait", [-1, math.nan, math.inf, 3601, True, "1", None, 10**400])
+@table("wait", [-1, math.nan, math.inf, 3601, True, "1", None, 10**400])
 def test_a_wait_that_is_no_number_of_seconds_is_refused(memory: Connect, wait: Any) -> None:
     with pytest.raises(ArgumentError, match="wait"):
         find_leases(memory(), wait)
@@ -384,39 +343,37 @@ def test_the_kept_answers_are_bounded(
         for name, count in answers:
             server.publish(channel, json.dumps({"channel": name, "leases": [info()] * count}).encode()).result()
 
-    server.on("leases/query", answer).ready.result(10)
-    assert [(name, len(leases)) for name, leases in find_leases(client, 0.5)] == [("a", 3), ("c", 0)]
+    server.on("leases/query", answer).ready.result(PATIENCE)
+    eventually(lambda: [(name, len(leases)) for name, leases in find_leases(client, 0.5)] == [("a", 3), ("c", 0)])
     assert "too many answers" in caplog.text
 
 
 def test_a_batch_that_is_larger_than_a_message_is_split(memory: Connect, channel: str) -> None:
     server, client = memory(), memory("?max_message_size=1000")
-    with Landlord() as landlord, LeaseServer(server, channel, landlord) as serving:
-        serving.ready.result(10)
+    with served(server, channel) as landlord:
         granted = [landlord.grant(10.0) for _ in range(100)]
         leases = [remote(client, channel, each) for each in granted]
         granted[7].cancel()
         with pytest.raises(LeaseMapError, match="1 of 100"):
-            renew_all(dict.fromkeys(leases, 60.0)).result(10)
+            renew_all(dict.fromkeys(leases, 60.0)).result(PATIENCE)
         assert all(each.remaining > 50.0 for each in granted if each is not granted[7])
         assert all(each.remaining > 50.0 for each in leases if each is not leases[7])
 
 
 def test_a_closed_instance_keeps_no_other_one_from_being_asked(memory: Connect, channel: str) -> None:
     server, closed, client = memory(), memory(), memory()
-    with Landlord() as landlord, LeaseServer(server, channel, landlord) as serving:
-        serving.ready.result(10)
+    with served(server, channel) as landlord:
         dead, alive = (remote(each, channel, landlord.grant(10.0)) for each in (closed, client))
         local = landlord.grant(10.0)
         closed.close()
         with pytest.raises(LeaseMapError) as caught:
-            renew_all(dict.fromkeys((dead, alive, local), 60.0)).result(10)
+            renew_all(dict.fromkeys((dead, alive, local), 60.0)).result(PATIENCE)
         assert [*caught.value.failures] == [dead]
         assert alive.duration == local.duration == 60.0
-        assert isinstance(dead.renew(10.0).exception(10), ClosedError)
-        assert isinstance(dead.cancel().exception(10), ClosedError)
+        assert isinstance(dead.renew(10.0).exception(PATIENCE), ClosedError)
+        assert isinstance(dead.cancel().exception(PATIENCE), ClosedError)
         with pytest.raises(LeaseMapError):
-            cancel_all((dead, alive, local)).result(10)
+            cancel_all((dead, alive, local)).result(PATIENCE)
         assert alive.is_ended
         assert local.is_ended
 
@@ -435,7 +392,7 @@ def test_the_leases_of_a_server_that_could_not_be_made_are_not_served(
             with pytest.raises(ArgumentError, match="refused"):
                 LeaseServer(server, channel, landlord)
         with LeaseServer(server, channel, landlord) as serving:  # the channel is free again
-            serving.ready.result(10)
-            assert remote_leases(client, channel, timeout=5).result() == []
+            serving.ready.result(PATIENCE)
+            assert remote_leases(client, channel, timeout=PATIENCE).result() == []
         error = remote_leases(client, channel, timeout=0.3).exception()
         assert isinstance(error, MessagingError)

@@ -23,14 +23,8 @@ from messaging.errors import (
 from messaging.execution import Promise
 from messaging.leases import Landlord, Lease, LeaseRenewalEvent, LeaseRenewalManager
 from messaging.testing.clock import VirtualClock
+from messaging.testing.waiting import Recorder, eventually
 from tests.leases.clocks import FakeClock
-
-
-def wait_until(holds: Callable[[], Any], timeout: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come to be"
-        time.sleep(0.002)
 
 
 class Grantor:
@@ -73,8 +67,8 @@ class Told:
     """A listener that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.failed: list[LeaseRenewalEvent] = []
-        self.reached: list[LeaseRenewalEvent] = []
+        self.failed: Recorder[LeaseRenewalEvent] = Recorder()
+        self.reached: Recorder[LeaseRenewalEvent] = Recorder()
 
     def notify(self, event: LeaseRenewalEvent) -> None:
         self.failed.append(event)
@@ -220,7 +214,7 @@ def test_the_desired_expiration_can_be_changed(manager: LeaseRenewalManager, gra
     manager.renew_until(lease, 1000.0, listener=told)
     assert 999.0 < manager.remaining(lease) <= 1000.0
     manager.set_expiration(lease, 0.1)
-    wait_until(lambda: told.reached)
+    eventually(lambda: told.reached)
     with pytest.raises(UnknownLeaseError):
         manager.remaining(lease)
 
@@ -297,7 +291,7 @@ class Clocked:
         self.manager.look()
 
     def wait_for_requests(self, count: int) -> None:
-        wait_until(lambda: len(self.grantor.answers) == count)
+        eventually(lambda: len(self.grantor.answers) == count)
 
     def look_twice(self) -> None:
         """Wait until the manager has looked at the leases."""
@@ -306,7 +300,7 @@ class Clocked:
         lease.note_cancelled()
         self.manager.renew_until(lease, listener=other)
         self.manager.look()
-        wait_until(lambda: other.failed)
+        eventually(lambda: other.failed)
 
 
 def test_a_request_without_an_answer_is_made_again_before_the_lease_expires(manager: LeaseRenewalManager) -> None:
@@ -349,7 +343,7 @@ def test_the_end_of_a_lease_is_told_while_a_request_is_under_way(manager: LeaseR
     it.pass_time(9.8)
     it.wait_for_requests(1)
     it.pass_time(0.2)
-    wait_until(lambda: it.told.failed)
+    eventually(lambda: it.told.failed)
     assert isinstance(it.told.failed[0].error, DeadlineError)
     assert it.lease not in manager
     it.grantor.succeed(0, 10.0)  # too late, and ignored
@@ -363,7 +357,7 @@ def test_the_desired_expiration_is_told_while_a_request_is_under_way(manager: Le
     it.wait_for_requests(1)
     it.lease.note_granted(100.0, 100.0)  # renewed by the program
     it.pass_time(2.9)
-    wait_until(lambda: it.told.reached)
+    eventually(lambda: it.told.reached)
     assert not it.told.failed
 
 
@@ -371,7 +365,7 @@ def test_a_lease_that_expired_before_its_desired_expiration_has_failed(manager: 
     """Scenario 22, after the machine was suspended beyond both."""
     it = Clocked(manager, 20.0)
     it.pass_time(30.0)
-    wait_until(lambda: it.told.failed or it.told.reached)
+    eventually(lambda: it.told.failed or it.told.reached)
     assert not it.told.reached
     assert isinstance(it.told.failed[0].error, UnknownLeaseError)
 
@@ -381,7 +375,7 @@ def test_a_lease_that_was_cancelled_before_its_desired_expiration_has_failed(man
     it = Clocked(manager, 5.0)
     it.lease.note_cancelled()
     it.pass_time(5.0)
-    wait_until(lambda: it.told.failed or it.told.reached)
+    eventually(lambda: it.told.failed or it.told.reached)
     assert not it.told.reached
 
 
@@ -393,7 +387,7 @@ def test_rounding_does_not_keep_a_lease_from_its_desired_expiration(manager: Lea
     asked = it.grantor.requests[0][0][1]
     it.grantor.succeed(0, asked - 1e-9)
     it.pass_time(asked)
-    wait_until(lambda: it.told.failed or it.told.reached)
+    eventually(lambda: it.told.failed or it.told.reached)
     assert not it.told.failed
     assert len(it.grantor.answers) == 1
 
@@ -419,14 +413,14 @@ def test_a_grantor_that_misbehaves_costs_no_lease_of_another_one(
     manager.renew_until(leases[1], renew_duration=10.0, listener=kept)
     clock.advance(9.0)
     manager.look()
-    wait_until(lambda: bad.requests and leases[1].remaining == 10.0)
+    eventually(lambda: bad.requests and leases[1].remaining == 10.0)
     clock.advance(0.9)
     manager.look()
-    wait_until(lambda: len(bad.requests) >= 2)  # tried again
+    eventually(lambda: len(bad.requests) >= 2)  # tried again
     assert leases[1] in manager
     clock.advance(0.2)
     manager.look()
-    wait_until(lambda: lost.failed)
+    eventually(lambda: lost.failed)
     assert not kept.failed
     assert "grantor" in str(lost.failed[0].error)
 
@@ -500,6 +494,6 @@ def test_many_desired_expirations_cost_little(grantor: Grantor) -> None:
         for number in range(200):
             clock.now = 1010.5 + number
             manager.look()
-            wait_until(lambda number=number: len(told.reached) == number + 1)  # type: ignore[misc]
+            eventually(lambda number=number: len(told.reached) == number + 1)  # type: ignore[misc]
         assert time.process_time() - begun < 1.5
         assert len(manager) == count - 200

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from messaging.leases import Lease
 from messaging.remoteevent.transactions import Vote
 
 
@@ -42,3 +43,11 @@ class Recorder:
     @property
     def operations(self) -> list[str]:
         return [operation for operation, _ in self.calls]
+
+
+def joined(manager: Any, *, duration: float = Lease.ANY, **participants: Any) -> Any:
+    """Return a new transaction with these participants."""
+    transaction = manager.create(duration)
+    for name, each in participants.items():
+        transaction.join(each, name=name)
+    return transaction

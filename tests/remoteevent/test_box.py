@@ -2,100 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from messaging.errors import BoundReachedError, JournalFullError
-from messaging.remoteevent import EventMailbox, MailboxRegistration, RemoteEvent
-from tests.remoteevent.helpers import event, events, wait_until
+from messaging.remoteevent import RemoteEvent
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.remoteevent.helpers import Box, OpenMailbox, event, events, long, taken
 
 MIB = 2**20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Long(RemoteEvent):
-    """An event of any size."""
-
-    text: str
-
-
-def long(number: int, size: int, event_id: int | str = 1, handback: Any = None) -> Long:
-    return Long("source", event_id, number, handback, text="y" * size)
-
-
-@pytest.fixture
-def reopen(tmp_path: Path) -> Iterator[Callable[..., EventMailbox]]:
-    opened: list[EventMailbox] = []
-
-    def make(**options: Any) -> EventMailbox:
-        for each in opened:
-            each.close()
-        opened.append(EventMailbox(tmp_path / "mailbox", **options))
-        return opened[-1]
-
-    yield make
-    for each in opened:
-        each.close()
-
-
-def store(box: MailboxRegistration, *given: RemoteEvent) -> list[Any]:
-    return box.listener.deliver(given).result(10)
+def deliver(box: Box, *given: RemoteEvent) -> list[Any]:
+    return box.listener.deliver(given).result(PATIENCE)
 
 
 # --- bounds
 
 
-def test_a_full_box_takes_events_again_when_it_is_drained(reopen: Callable[..., EventMailbox]) -> None:
+def test_a_full_box_takes_events_again_when_it_is_drained(reopen: OpenMailbox) -> None:
     """Scenario 56."""
     box = reopen(max_bytes=MIB).register(60.0)
     for _ in range(3):
         number = stored = 0
-        while store(box, long(stored + 1, 10_000, str(_))) == [None]:
+        while deliver(box, long(stored + 1, 10_000, str(_))) == [None]:
             stored += 1
         assert 80 < stored < 110
         found = []
         while len(found) < stored:
             found += box.drain()
-        assert [each.sequence_number for each in found] == [*range(1, stored + 1)]
+        assert taken(found) == [*range(1, stored + 1)]
         number = stored + 1
         # the state that keeps the last records is stored soon
-        wait_until(lambda number=number, kind=str(_): store(box, long(number, 10_000, kind)) == [None])  # type: ignore[misc]
+        eventually(lambda number=number, kind=str(_): deliver(box, long(number, 10_000, kind)) == [None])  # type: ignore[misc]
         box.drain()
 
 
-def test_a_box_that_is_drained_in_time_drops_nothing(reopen: Callable[..., EventMailbox]) -> None:
+def test_a_box_that_is_drained_in_time_drops_nothing(reopen: OpenMailbox) -> None:
     box = reopen(max_bytes=MIB).register(60.0, full="drop_oldest")
     for number in range(1, 301):
-        assert store(box, long(number, 10_000)) == [None]
-        assert [each.sequence_number for each in box.drain()] == [number]
+        assert deliver(box, long(number, 10_000)) == [None]
+        assert taken(box.drain()) == [number]
     assert box.box.dropped == 0
 
 
 def test_an_event_without_room_in_bytes_is_dropped_if_the_newest_are_dropped(
-    reopen: Callable[..., EventMailbox],
+    reopen: OpenMailbox,
 ) -> None:
     """Scenario 56."""
     box = reopen(max_bytes=100_000).register(60.0, full="drop_newest")
     for number in range(1, 31):
-        assert store(box, long(number, 10_000)) == [None]
-    kept = [each.sequence_number for each in box.drain()]
+        assert deliver(box, long(number, 10_000)) == [None]
+    kept = taken(box.drain())
     assert kept == [*range(1, len(kept) + 1)]
     assert 5 < len(kept) < 10
     assert box.box.dropped == 30 - len(kept)
 
 
-@pytest.mark.parametrize("size", [10, 10_000])
-@pytest.mark.parametrize("full", ["refuse", "drop_oldest", "drop_newest"])
-def test_the_newest_event_of_a_kind_always_has_room(reopen: Callable[..., EventMailbox], size: int, full: Any) -> None:
+@table("size", [10, 10_000])
+@table("full", ["refuse", "drop_oldest", "drop_newest"])
+def test_the_newest_event_of_a_kind_always_has_room(reopen: OpenMailbox, size: int, full: Any) -> None:
     """Scenario 53: the bound is one of the stored events, not of those that they took the place of."""
     box = reopen(max_bytes=20 * size + 10_000).register(60.0, keep="latest_and_count", full=full)
-    for number in range(1, 1_501 if size < 100 else 401):
-        assert store(box, long(number, size)) == [None]
-        assert store(box, long(number, size, "other")) == [None]
+    for number in range(1, 601 if size < 100 else 201):
+        assert deliver(box, long(number, size)) == [None]
+        assert deliver(box, long(number, size, "other")) == [None]
     assert box.box.dropped == 0
     found = box.drain()
     assert {(each.id, each.sequence_number, each.suppressed) for each in found} == {
@@ -103,32 +75,32 @@ def test_the_newest_event_of_a_kind_always_has_room(reopen: Callable[..., EventM
     }
 
 
-def test_the_bytes_of_the_newest_events_are_bounded(reopen: Callable[..., EventMailbox]) -> None:
+def test_the_bytes_of_the_newest_events_are_bounded(reopen: OpenMailbox) -> None:
     """Scenarios 53 and 56."""
     mailbox = reopen(max_bytes=50_000)
     refusing = mailbox.register(60.0, keep="latest")
     for kind in range(4):
-        assert store(refusing, long(1, 10_000, kind)) == [None]
-    (outcome,) = store(refusing, long(1, 10_000, 4))
+        assert deliver(refusing, long(1, 10_000, kind)) == [None]
+    (outcome,) = deliver(refusing, long(1, 10_000, 4))
     assert isinstance(outcome, BoundReachedError)
-    assert store(refusing, long(2, 10_000, 3)) == [None]
+    assert deliver(refusing, long(2, 10_000, 3)) == [None]
     dropping = mailbox.register(60.0, keep="latest", full="drop_oldest")
     for kind in range(8):
-        assert store(dropping, long(1, 10_000, kind)) == [None]
+        assert deliver(dropping, long(1, 10_000, kind)) == [None]
     assert dropping.box.dropped == 4
     assert [each.id for each in reopen(max_bytes=50_000).registration(dropping.id).drain()] == [4, 5, 6, 7]
 
 
-def test_the_journal_of_the_newest_events_stays_small(reopen: Callable[..., EventMailbox], tmp_path: Path) -> None:
+def test_the_journal_of_the_newest_events_stays_small(reopen: OpenMailbox, tmp_path: Path) -> None:
     box = reopen().register(60.0, keep="latest")
     for number in range(1, 2_001):
-        store(box, long(number, 10_000))
+        deliver(box, long(number, 10_000))
     folder = tmp_path / "mailbox" / "boxes" / box.id
 
     def size() -> int:
         return sum(each.stat().st_size for each in folder.iterdir() if each.is_file())
 
-    wait_until(lambda: store(box, event(1, "another")) and size() < 12 * MIB)
+    eventually(lambda: deliver(box, event(1, "another")) and size() < 12 * MIB)
     again = reopen().registration(box.id)
     assert [each.sequence_number for each in again.drain() if each.id == 1] == [2_000]
 
@@ -136,19 +108,19 @@ def test_the_journal_of_the_newest_events_stays_small(reopen: Callable[..., Even
 # --- events that arrive twice, or late
 
 
-def test_an_event_that_arrives_twice_at_once_is_stored_once(reopen: Callable[..., EventMailbox]) -> None:
+def test_an_event_that_arrives_twice_at_once_is_stored_once(reopen: OpenMailbox) -> None:
     box = reopen().register(60.0)
     promises = [box.listener.deliver([each]) for each in events(1, 50) for _ in range(3)]
-    assert [promise.result(10) for promise in promises] == [[None]] * 150
-    assert [each.sequence_number for each in box.drain()] == [*range(1, 51)]
+    assert [promise.result(PATIENCE) for promise in promises] == [[None]] * 150
+    assert taken(box.drain()) == [*range(1, 51)]
     assert box.box.duplicates == 100
 
 
 def test_the_newest_event_is_back_after_a_restart_also_if_an_older_one_came_late(
-    reopen: Callable[..., EventMailbox],
+    reopen: OpenMailbox,
 ) -> None:
     box = reopen().register(60.0, keep="latest_and_count")
-    store(box, event(5, "a"), event(1, "c"), event(3, "a"))
+    deliver(box, event(5, "a"), event(1, "c"), event(3, "a"))
     box = reopen().registration(box.id)
     with box.remote_events() as iterator:
         (first,) = iterator.batch(1)
@@ -158,12 +130,12 @@ def test_the_newest_event_is_back_after_a_restart_also_if_an_older_one_came_late
 
 
 def test_an_older_event_that_comes_after_the_newest_was_taken_is_not_stored(
-    reopen: Callable[..., EventMailbox],
+    reopen: OpenMailbox,
 ) -> None:
     box = reopen().register(60.0, keep="latest")
-    store(box, event(5), event(1, "other"))
+    deliver(box, event(5), event(1, "other"))
     assert len(box.drain()) == 2
-    assert store(box, event(3)) == [None]
+    assert deliver(box, event(3)) == [None]
     assert box.drain() == []
     assert reopen().registration(box.id).drain() == []
 
@@ -171,21 +143,21 @@ def test_an_older_event_that_comes_after_the_newest_was_taken_is_not_stored(
 # --- hostile events
 
 
-def test_long_handbacks_and_sources_cost_no_memory(reopen: Callable[..., EventMailbox]) -> None:
+def test_long_handbacks_and_sources_cost_no_memory(reopen: OpenMailbox) -> None:
     box = reopen().register(60.0)
     for number in range(300):
-        assert store(box, event(1, handback=f"{number}" + "h" * 100_000)) == [None]
+        assert deliver(box, event(1, handback=f"{number}" + "h" * 100_000)) == [None]
     box.drain()
     assert len(str(box.box._snapshot()[0])) < 100_000  # type: ignore[attr-defined]
 
 
-def test_a_refused_event_may_be_passed_again(reopen: Callable[..., EventMailbox]) -> None:
+def test_a_refused_event_may_be_passed_again(reopen: OpenMailbox) -> None:
     box = reopen(max_bytes=30_000).register(60.0)
     given = [long(number, 10_000) for number in range(1, 5)]
-    outcomes = store(box, *given)
+    outcomes = deliver(box, *given)
     assert outcomes == [None, None]
-    (refused,) = store(box, *given[2:])
+    (refused,) = deliver(box, *given[2:])
     assert isinstance(refused, JournalFullError)
     box.drain()
-    wait_until(lambda: store(box, *given[2:])[0] is None)
-    assert [each.sequence_number for each in box.drain()] == [3, 4]
+    eventually(lambda: deliver(box, *given[2:])[0] is None)
+    assert taken(box.drain()) == [3, 4]

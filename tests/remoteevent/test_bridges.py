@@ -25,7 +25,6 @@ from messaging.errors import (
     InvalidTopicError,
     UnknownEventError,
 )
-from messaging.execution import Waiters
 from messaging.remoteevent import EventGenerator, RemoteEvent
 from messaging.remoteevent.bridges import (
     BusEvent,
@@ -45,7 +44,11 @@ from messaging.remoteevent.event import ForeignEvent
 from messaging.remoteevent.layout import decode_event
 from messaging.remoteevent.mailbox import EventMailbox
 from messaging.services import ServiceRegistry
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, subscribed
 from messaging.typedevent import TypedEventBus
+from tests.leases.conftest import Connect
+from tests.remoteevent.helpers import ready, taken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +66,6 @@ class Order:
 
     number: int
     lines: list[str]
-
-
-def until(holds: Any, timeout: float = 20.0) -> None:
-    assert Waiters().wait_for(holds, timeout)
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -121,7 +120,7 @@ def test_topics_are_readable() -> None:
     assert topic_of("boiler", -3) == "remoteevent/boiler/i-3"
 
 
-@pytest.mark.parametrize(
+@table(
     "topic",
     ["", "x", "remoteevent/a", "remoteevent/a/b", "remoteevent/a/i1x", "remoteevent/_41/tx", "remoteevent/a/i01"],
 )
@@ -132,7 +131,7 @@ def test_other_topics_are_refused(topic: str) -> None:
         topic_of("\ud800", 1)
 
 
-@pytest.mark.parametrize("value", [None, 3, {}, {"source": "s"}, {"source": "", "id": 1, "sequence": 1}])
+@table("value", [None, 3, {}, {"source": "s"}, {"source": "", "id": 1, "sequence": 1}])
 def test_other_maps_are_refused(value: Any) -> None:
     with pytest.raises(DecodeError):
         from_map(value)
@@ -149,7 +148,7 @@ def bus() -> Iterator[TypedEventBus]:
 
 def test_remote_events_become_typed_events_and_back_without_loss(bus: TypedEventBus) -> None:
     """Scenario 57, through a bus."""
-    got: list[Any] = []
+    got: Recorder[Any] = Recorder()
 
     @bus.on("remoteevent/*")
     def handle(topic: str, event: dict[str, Any]) -> None:
@@ -163,19 +162,19 @@ def test_remote_events_become_typed_events_and_back_without_loss(bus: TypedEvent
     listener = to_typed(bus)
     for each in events:
         listener.notify(each)
-    until(lambda: len(got) == 3)
+    got.wait_for(3)
     assert got == [(each.kind, each) for each in events]
 
 
 def test_typed_events_become_remote_events_and_back_without_loss(bus: TypedEventBus) -> None:
     """Scenario 57, the other way."""
-    got: list[Any] = []
+    got: Recorder[Any] = Recorder()
     with TypedEventBus(ServiceRegistry()) as other:
         other.on("orders/+/placed", handler=lambda topic, event: got.append((topic, event)), type=Order)
         with from_typed(bus, "orders/*", listener=to_typed(other)):
             for number in range(50):
                 bus.deliver(Order(number, ["a", "b"]), f"orders/{number % 3}/placed")
-            until(lambda: len(got) == 50)
+            got.wait_for(50)
     for shop in range(3):  # in order within each topic, which is a kind of events
         wanted = [number for number in range(50) if number % 3 == shop]
         assert [event.number for topic, event in got if topic == f"orders/{shop}/placed"] == wanted
@@ -183,31 +182,31 @@ def test_typed_events_become_remote_events_and_back_without_loss(bus: TypedEvent
 
 
 def test_typed_events_are_events_of_a_generator(bus: TypedEventBus) -> None:
-    got: list[Any] = []
+    got: Recorder[Any] = Recorder()
     with EventGenerator("shop", events=["order"], begin=0) as shop:
         registration = shop.register("order", {"h": 1}, got.append)
         with from_typed(bus, "orders/*", generator=shop, event_id="order") as bridge:
             assert bridge.generator is shop
             bus.deliver_untyped("orders/new", {"number": 1})
             bus.deliver_untyped("orders/old", {"number": 2})
-            until(lambda: len(got) == 2)
+            got.wait_for(2)
         bus.deliver_untyped("orders/new", {"number": 3})
-        bus.flush().result(20)
+        bus.flush().result(PATIENCE)
     assert [type(each) for each in got] == [BusEvent, BusEvent]
     assert [(each.topic, each.content) for each in got] == [
         ("orders/new", {"number": 1}),
         ("orders/old", {"number": 2}),
     ]
-    assert [each.sequence_number for each in got] == [1, 2]
+    assert taken(got) == [1, 2]
     assert {each.kind for each in got} == {registration.kind}
     assert got[0].handback == {"h": 1}
 
 
 def test_a_topic_of_ones_own_is_used(bus: TypedEventBus) -> None:
-    got: list[Any] = []
+    got: Recorder[Any] = Recorder()
     bus.on("mine", handler=lambda topic, event: got.append((topic, event["sequence"])))
     to_typed(bus, lambda _event: "mine").notify(RemoteEvent("s", 1, 9))
-    until(lambda: got)
+    got.wait_for(1)
     assert got == [("mine", 9)]
 
 
@@ -262,7 +261,7 @@ def test_an_adapter_calls_what_is_registered_for_the_kind() -> None:
 
 def test_an_adapter_refuses_an_unknown_kind() -> None:
     """Scenario 58: the sender is told, and ends the registration of that kind only."""
-    got: list[Any] = []
+    got: Recorder[Any] = Recorder()
     adapter = EventAdapter()
     adapter.add(("boiler", "hot"), got.append)
     for kind in (("boiler", "cold"), ("pump", "hot"), ("boiler", 1)):
@@ -273,7 +272,7 @@ def test_an_adapter_refuses_an_unknown_kind() -> None:
         cold = boiler.register("cold", None, adapter)
         boiler.generate("cold")
         boiler.generate("hot")
-        until(lambda: cold.lease.is_ended and got)
+        eventually(lambda: cold.lease.is_ended and got)
         assert not hot.lease.is_ended
     assert adapter.remove(("boiler", "hot"))
     assert not adapter.remove(hot)
@@ -305,32 +304,24 @@ def test_junk_is_refused(bus: TypedEventBus) -> None:
 # --- channels of a broker
 
 
-@pytest.fixture(params=["memory", "mqtt", "amqp"])
-def instance(request: pytest.FixtureRequest) -> Iterator[Messaging]:
-    if request.param == "memory":
-        url = f"memory://{uuid.uuid4().hex}"
-    elif request.param == "mqtt":
-        url = request.getfixturevalue("mosquitto").url + "?version=5"
-    else:
-        url = request.getfixturevalue("rabbitmq").url
-    with messaging.connect(url) as found:
-        yield found
+@pytest.fixture
+def instance(connect: Connect) -> Messaging:
+    return connect()
 
 
 def test_messages_of_a_channel_are_events_of_a_generator(instance: Messaging) -> None:
     """Scenario 58 in the sense of EV.4: a channel of a broker as a generator."""
-    got: list[ChannelMessage] = []
+    got: Recorder[ChannelMessage] = Recorder()
     channel = f"bridges/{uuid.uuid4().hex}"
     with EventGenerator("broker", events=["message"], begin=0) as broker:
         broker.register("message", None, got.append)
-        with ChannelGenerator(instance, channel, generator=broker, event_id="message") as bridge:
-            bridge.ready.result(20)
+        with ready(ChannelGenerator(instance, channel, generator=broker, event_id="message")):
             for number in range(3):
-                instance.publish(channel, bytes([number, 255]), content_type="application/x-raw").result(20)
-            until(lambda: len(got) == 3)
+                instance.publish(channel, bytes([number, 255]), content_type="application/x-raw").result(PATIENCE)
+            got.wait_for(3)
     assert [each.payload for each in got] == [bytes([number, 255]) for number in range(3)]
     assert {(each.channel, each.content_type) for each in got} == {(channel, "application/x-raw")}
-    assert [each.sequence_number for each in got] == [1, 2, 3]
+    assert taken(got) == [1, 2, 3]
 
 
 def test_events_are_messages_of_a_channel_without_loss(instance: Messaging) -> None:
@@ -340,27 +331,22 @@ def test_events_are_messages_of_a_channel_without_loss(instance: Messaging) -> N
         RemoteEvent("s", 1, 1, {"b": b"\x00"}),
         Overheated("s", "hot", 2, celsius=1.5, raw=b"\xff"),
     ]
-    got: list[RemoteEvent] = []
-    with instance.subscribe(channel) as stream:
-        listener = ChannelListener(instance, channel)
-        assert listener.deliver(events).result(20) == [None, None]
-        for message in stream:
-            got.append(decode_event(message.payload))
-            if len(got) == 2:
-                break
-    assert got == events
+    got = subscribed(instance, channel)
+    assert ChannelListener(instance, channel).deliver(events).result(PATIENCE) == [None, None]
+    got.wait_for(2)
+    assert [decode_event(each) for each in got.payloads] == events
 
 
 def test_an_event_that_cannot_be_published_fails_alone() -> None:
     with messaging.connect(f"memory://{uuid.uuid4().hex}") as instance:
         listener = ChannelListener(instance, lambda event: "ok" if event.sequence_number < 2 else "#bad+")
-        outcomes = listener.deliver([RemoteEvent("s", 1, 1), RemoteEvent("s", 1, 2), RemoteEvent("s", 1, 3)]).result(20)
+        outcomes = listener.deliver([RemoteEvent("s", 1, number) for number in (1, 2, 3)]).result(PATIENCE)
         assert outcomes[0] is None
         assert isinstance(outcomes[1], ArgumentError)
         assert len(outcomes) == 2
         unfit = RemoteEvent("s", 1, 1, object())
-        assert isinstance(listener.deliver([unfit]).result(20)[0], InvalidEventError)
-    assert isinstance(listener.deliver([RemoteEvent("s", 1, 1)]).result(20)[0], ClosedError)
+        assert isinstance(listener.deliver([unfit]).result(PATIENCE)[0], InvalidEventError)
+    assert isinstance(listener.deliver([RemoteEvent("s", 1, 1)]).result(PATIENCE)[0], ClosedError)
 
 
 # --- distributed events
@@ -368,7 +354,7 @@ def test_an_event_that_cannot_be_published_fails_alone() -> None:
 
 def test_distributed_events_go_to_a_mailbox(tmp_path: Path) -> None:
     """Scenario 58 in the sense of EV.4: a consumer of distributed events in front of a mailbox."""
-    got: list[Any] = []
+    got: Recorder[Any] = Recorder()
     with (
         EventMailbox(tmp_path / "box") as mailbox,
         DistributedEventAdmin(ServiceRegistry()) as admin,
@@ -377,21 +363,21 @@ def test_distributed_events_go_to_a_mailbox(tmp_path: Path) -> None:
         with from_distributed(admin, "orders/**", listener=registration.listener) as bridge:
             for number in range(5):
                 admin.publish_event("orders/new", {"number": number})
-            admin.flush().result(20)
+            admin.flush().result(PATIENCE)
             source = bridge.generator.source
             registration.enable_delivery(got.append)
-            until(lambda: len(got) == 5)
+            got.wait_for(5)
     assert [each.content for each in got] == [{"number": number} for number in range(5)]
     assert {(each.source, each.id, each.topic) for each in got} == {(source, "orders/new", "orders/new")}
     assert all(each.framework for each in got)
 
 
 def test_typed_events_of_a_bus_go_to_a_mailbox(tmp_path: Path, bus: TypedEventBus) -> None:
-    got: list[Any] = []
+    got: Recorder[Any] = Recorder()
     with EventMailbox(tmp_path / "box") as mailbox:
         registration = mailbox.register()
         with from_typed(bus, "orders/*", listener=registration.listener):
             bus.deliver_untyped("orders/new", {"number": 1})
             registration.enable_delivery(got.append)
-            until(lambda: got)
+            got.wait_for(1)
     assert got[0].content == {"number": 1}

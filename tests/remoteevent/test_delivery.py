@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +16,10 @@ from messaging.remoteevent.delivery import Delivery
 from messaging.remoteevent.interests import MemoryQueue
 from messaging.remoteevent.listener import Outcome
 from messaging.remoteevent.targets import LocalTarget, settled
-from tests.remoteevent.helpers import Recorder, event, events, wait_until
-
-FAST = RetryPolicy(first_delay=0.01, max_delay=0.02)
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.remoteevent.helpers import FAST, Recorder, event, events, taken
+from tests.threads import in_background
 
 
 class Target:
@@ -31,7 +30,7 @@ class Target:
         self.batches: list[list[int]] = []
 
     def deliver(self, events: Sequence[RemoteEvent]) -> Any:
-        self.batches.append([each.sequence_number for each in events])
+        self.batches.append(taken(events))
         answer = self.answers.pop(0) if self.answers else [None] * len(events)
         if isinstance(answer, Exception):
             raise answer
@@ -64,7 +63,7 @@ def closing() -> Iterator[list[Delivery]]:
     deliveries: list[Delivery] = []
     yield deliveries
     for each in deliveries:
-        each.close().result(10)
+        each.close().result(PATIENCE)
 
 
 def test_a_timer_that_fires_early_makes_the_attempt(closing: list[Delivery], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +72,7 @@ def test_a_timer_that_fires_early_makes_the_attempt(closing: list[Delivery], mon
     target = Target([ReplyError("OSError", "away")], [ReplyError("OSError", "away")])
     closing.append(Delivery("d", target, queue_of(1), policy=FAST))
     closing[0].wake()
-    wait_until(lambda: len(target.batches) == 3)
+    eventually(lambda: len(target.batches) == 3)
 
 
 def test_failures_of_the_queue_do_not_count_against_the_event(closing: list[Delivery]) -> None:
@@ -81,20 +80,21 @@ def test_failures_of_the_queue_do_not_count_against_the_event(closing: list[Deli
     policy = RetryPolicy(attempts=2, max_age=60.0, first_delay=0.01, max_delay=0.02)
     closing.append(Delivery("d", target, queue_of(1, failures=3), policy=policy))
     closing[0].wake()
-    wait_until(lambda: closing[0].counts.delivered == 1)
+    eventually(lambda: closing[0].counts.delivered == 1)
     assert closing[0].counts.dropped == 0
 
 
-@pytest.mark.parametrize("answer", [None, [], RuntimeError("broken")], ids=["no promise", "no outcome", "raises"])
+@table("answer", [None, [], RuntimeError("broken")], ids=["no promise", "no outcome", "raises"])
 def test_a_target_that_does_not_keep_the_contract_is_tried_again(closing: list[Delivery], answer: Any) -> None:
     target = Target(answer)
-    closing.append(Delivery("d", target, queue_of(1), policy=FAST))
-    closing[0].wake()
-    wait_until(lambda: closing[0].counts.delivered == 1)
+    delivery = Delivery("d", target, queue_of(1), policy=FAST)
+    closing.append(delivery)
+    delivery.wake()
+    eventually(lambda: delivery.counts.delivered == 1)
     assert target.batches == [[1], [1]]
 
 
-@pytest.mark.parametrize("failure", [UnknownEventError("no"), ListenerGoneError("gone"), ReplyError("ValueError", "")])
+@table("failure", [UnknownEventError("no"), ListenerGoneError("gone"), ReplyError("ValueError", "")])
 def test_a_late_failure_of_a_replaced_target_concerns_the_new_one_in_no_way(
     closing: list[Delivery], failure: Exception
 ) -> None:
@@ -105,23 +105,23 @@ def test_a_late_failure_of_a_replaced_target_concerns_the_new_one_in_no_way(
     delivery = Delivery("d", first, queue, policy=FAST, on_unknown_event=called.append, on_gone=called.append)
     closing.append(delivery)
     delivery.wake()
-    wait_until(lambda: first.batches)
+    eventually(lambda: first.batches)
     delivery.enable(second)
     held.resolve([None, failure])
-    wait_until(lambda: delivery.counts.delivered == 3)
+    eventually(lambda: delivery.counts.delivered == 3)
     assert second.batches == [[2, 3]]
     assert not called
     assert delivery.is_enabled
     queue.put(event(4))
     delivery.wake()
-    wait_until(lambda: second.batches == [[2, 3], [4]])
+    eventually(lambda: second.batches == [[2, 3], [4]])
 
 
 def test_an_event_that_the_target_has_no_room_for_is_tried_again_from_there_on(closing: list[Delivery]) -> None:
     target = Target([None, BoundReachedError("full")], [None])
     closing.append(Delivery("d", target, queue_of(1, 2, 3), policy=FAST))
     closing[0].wake()
-    wait_until(lambda: closing[0].counts.delivered == 3)
+    eventually(lambda: closing[0].counts.delivered == 3)
     assert target.batches == [[1, 2, 3], [2, 3], [3]]
 
 
@@ -129,13 +129,11 @@ def test_closing_waits_for_the_batch_and_no_longer(closing: list[Delivery]) -> N
     held: Promise[list[Outcome]] = Promise("the target")
     delivery = Delivery("d", Target(held), queue_of(1, 2))
     delivery.wake()
-    wait_until(lambda: delivery.is_busy)
+    eventually(lambda: delivery.is_busy)
     stopped = delivery.close()
     assert not stopped.done()
-    threading.Thread(target=held.resolve, args=([None, None],)).start()
-    began = time.monotonic()
-    stopped.result(10)
-    assert time.monotonic() - began < 5
+    in_background(lambda: held.resolve([None, None]))()
+    stopped.result(PATIENCE)
     assert not delivery.is_busy
 
 
@@ -161,6 +159,6 @@ def test_events_that_another_reader_took_meanwhile_are_not_delivered() -> None:
 
     delivery = Delivery("test", LocalTarget(target), Queue(), is_enabled=False)
     delivery.enable()
-    wait_until(lambda: not waiting)
+    eventually(lambda: not waiting)
     assert target.numbers == [4, 5]
-    delivery.close().result(5)
+    delivery.close().result(PATIENCE)

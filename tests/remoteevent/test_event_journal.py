@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +11,15 @@ import pytest
 
 from messaging.errors import JournalFullError, MessagingError
 from messaging.journal import JournalTable
-from messaging.remoteevent import EventGenerator, RemoteEvent, RetryPolicy, StoreAndForwardAgent
+from messaging.remoteevent import EventGenerator, RemoteEvent, StoreAndForwardAgent
 from messaging.remoteevent.event_journal import Checkpoint, EventJournal, channel_of, record_of
 from messaging.remoteevent.layout import encode_event
-from tests.remoteevent.helpers import Recorder, event, wait_until
+from messaging.testing import waiting
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.remoteevent.helpers import FAST, Recorder, event, long
+from tests.threads import in_background
 
-FAST = RetryPolicy(first_delay=0.01, max_delay=0.05)
 BOUND = 200_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Long(RemoteEvent):
-    """An event of any size."""
-
-    text: str
-
-
-def long(number: int, size: int, event_id: int = 1) -> Long:
-    return Long("source", event_id, number, None, text="y" * size)
 
 
 @pytest.fixture
@@ -39,20 +29,14 @@ def journal(tmp_path: Path) -> Iterator[EventJournal]:
     with_room.close()
 
 
-def store(journal: EventJournal, events: list[RemoteEvent]) -> tuple[int, int, MessagingError | None]:
+def store_batch(journal: EventJournal, events: list[RemoteEvent]) -> tuple[int, int, MessagingError | None]:
     """Store a batch; return what is told of it."""
-    found: list[Any] = []
-    arrived = threading.Event()
-
-    def done(*outcome: Any) -> None:
-        found.extend(outcome)
-        arrived.set()
-
+    found: waiting.Recorder[Any] = waiting.Recorder()
     channels = [channel_of(each.kind) for each in events]
     records = [record_of(channel, encode_event(each)) for channel, each in zip(channels, events, strict=True)]
-    journal.store(channels, records, done)
-    assert arrived.wait(10)
-    return found[0], found[1], found[2]
+    journal.store(channels, records, lambda *outcome: found.append(outcome))
+    (outcome,) = found.wait_for(1)
+    return outcome
 
 
 # --- batches
@@ -61,10 +45,10 @@ def store(journal: EventJournal, events: list[RemoteEvent]) -> tuple[int, int, M
 def test_a_batch_is_stored_as_far_as_there_is_room_and_in_order(journal: EventJournal) -> None:
     journal.journal.cursor("slow")
     batch: list[RemoteEvent] = [long(number, 30_000) for number in range(1, 9)]
-    count, first, error = store(journal, batch)
+    count, first, error = store_batch(journal, batch)
     assert (count, first, error) == (4, 0, None)  # half of it: it has no room as a whole
-    assert store(journal, batch[4:])[:2] == (2, 4)
-    count, _, error = store(journal, [long(7, 30_000), long(8, 1)])
+    assert store_batch(journal, batch[4:])[:2] == (2, 4)
+    count, _, error = store_batch(journal, [long(7, 30_000), long(8, 1)])
     assert count == 0  # the small one must not take the place of the one before it
     assert isinstance(error, JournalFullError)
     assert journal.journal.end == 6
@@ -73,8 +57,8 @@ def test_a_batch_is_stored_as_far_as_there_is_room_and_in_order(journal: EventJo
 def test_a_batch_has_a_bound_in_bytes(tmp_path: Path) -> None:
     journal = EventJournal(tmp_path / "events")
     batch: list[RemoteEvent] = [long(number, 400_000) for number in range(1, 6)]
-    assert store(journal, batch)[0] == 2
-    assert store(journal, [long(1, 3_000_000)])[0] == 1
+    assert store_batch(journal, batch)[0] == 2
+    assert store_batch(journal, [long(1, 3_000_000)])[0] == 1
     journal.close()
 
 
@@ -87,17 +71,17 @@ def test_a_rare_kind_does_not_fill_a_generator(tmp_path: Path) -> None:
     with EventGenerator(max_bytes=BOUND, **options) as generator:
         generator.register("rare", None, listener, 60.0)
         generator.register("often", None, listener, 60.0)
-        generator.generate("rare").result(10)
+        generator.generate("rare").result(PATIENCE)
         refused = 0
         for _ in range(6_000):
-            refused += generator.generate("often").exception(10) is not None
+            refused += generator.generate("often").exception(PATIENCE) is not None
             if refused:  # room is made when it is noticed at the latest
                 break
-        wait_until(lambda: generator.generate("often").exception(10) is None)
+        eventually(lambda: generator.generate("often").exception(PATIENCE) is None)
         assert refused <= 1
-        wait_until(lambda: len(listener.of("often")) == generator.sequence_number("often"))
-        generator.generate("rare").result(10)
-        wait_until(lambda: listener.of("rare") == [1, 2])
+        eventually(lambda: len(listener.of("often")) == generator.sequence_number("often"))
+        generator.generate("rare").result(PATIENCE)
+        eventually(lambda: listener.of("rare") == [1, 2])
 
 
 def test_delivered_events_do_not_fill_an_agent(tmp_path: Path) -> None:
@@ -106,7 +90,7 @@ def test_delivered_events_do_not_fill_an_agent(tmp_path: Path) -> None:
         for number in range(1, 4_001):
             agent.notify(event(number))
             if not number % 100:
-                wait_until(lambda number=number: target.numbers[-1:] == [number])  # type: ignore[misc]
+                eventually(lambda number=number: target.numbers[-1:] == [number])  # type: ignore[misc]
     assert target.numbers == [*range(1, 4_001)]
 
 
@@ -119,12 +103,12 @@ def test_a_listener_that_was_away_passes_the_events_of_others(tmp_path: Path) ->
         agent.register("source", 2, None, other, 60.0)
         agent.notify(event(1, 1))
         number = 0
-        while agent.deliver([event(number + 1, 2)]).result(10) == [None]:
+        while agent.deliver([event(number + 1, 2)]).result(PATIENCE) == [None]:
             number += 1
-        wait_until(lambda: len(other.events) == number)
+        eventually(lambda: len(other.events) == number)
         away.error = None
-        wait_until(lambda: away.numbers == [1])
-        wait_until(lambda: agent.deliver([event(number + 1, 2)]).result(10) == [None])
+        eventually(lambda: away.numbers == [1])
+        eventually(lambda: agent.deliver([event(number + 1, 2)]).result(PATIENCE) == [None])
 
 
 def test_one_event_wakes_the_listeners_of_its_kind_only(tmp_path: Path) -> None:
@@ -135,7 +119,7 @@ def test_one_event_wakes_the_listeners_of_its_kind_only(tmp_path: Path) -> None:
         positions = agent._events.journal.cursors()
         for number in range(1, 51):
             agent.notify(event(number, 0))
-        wait_until(lambda: listeners["l0"].numbers == [*range(1, 51)])
+        eventually(lambda: listeners["l0"].numbers == [*range(1, 51)])
         moved = [name for name, at in agent._events.journal.cursors().items() if at != positions[name]]
     assert len(moved) == 1
 
@@ -152,18 +136,16 @@ def test_an_older_checkpoint_does_not_replace_a_newer_one(tmp_path: Path, journa
             number = next(snapshots)
             if not number:
                 entered.set()
-                assert go_on.wait(10)
+                assert go_on.wait(PATIENCE)
             return number, 0
 
         checkpoint = Checkpoint(journal, table, snapshot)
         checkpoint.note(1, 1)
-        first = threading.Thread(target=checkpoint.store)
-        first.start()
-        assert entered.wait(10)
+        first = in_background(checkpoint.store)
+        assert entered.wait(PATIENCE)
         checkpoint.note(1, 1)
-        second = threading.Thread(target=checkpoint.store)
-        second.start()
+        second = in_background(checkpoint.store)
         go_on.set()
-        first.join(10)
-        second.join(10)
+        first()
+        second()
         assert table.get("checkpoint") == 1

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from messaging.errors import ConversionError, DecodeError, InvalidEventError
 from messaging.remoteevent import NotificationFilter, RemoteEvent
 from messaging.remoteevent.layout import NumberedLine, decode_event, encode_event
+from messaging.testing.tables import table
 from tests.remoteevent.helpers import Recorder
 
 ids = st.one_of(st.integers(-(2**63), 2**63 - 1), st.text(st.characters(codec="utf-8"), min_size=1, max_size=20))
@@ -75,7 +76,7 @@ def test_junk_on_the_wire_is_refused(line: bytes) -> None:
         decode_event(line)
 
 
-@pytest.mark.parametrize(
+@table(
     "line",
     [
         b"5", b"[]", b"{}", b'{"source":"a","id":1}', b'{"source":"a","sequence":1}',
@@ -90,7 +91,7 @@ def test_an_incomplete_event_is_refused(line: bytes) -> None:
         decode_event(line)
 
 
-@pytest.mark.parametrize(
+@table(
     "arguments",
     [
         ("", 1, 1),

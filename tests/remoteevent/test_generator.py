@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +24,14 @@ from messaging.errors import (
     UnknownEventError,
     UnknownLeaseError,
 )
-from messaging.leases import Landlord
+from messaging.leases import Landlord, LeaseEnd
 from messaging.remoteevent import EventGenerator, RemoteEvent, RetryPolicy, SequenceTracker
 from messaging.remoteevent.targets import LocalTarget
-from tests.remoteevent.helpers import Recorder, wait_until
+from messaging.testing import waiting
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually, within
+from tests.remoteevent.helpers import Recorder, generate
+from tests.threads import in_threads
 
 FAST: Final = RetryPolicy(attempts=3, first_delay=0.01, max_delay=0.02)
 
@@ -48,14 +51,13 @@ def test_a_registration_has_id_source_lease_and_the_number_of_the_moment(
     generator: EventGenerator, listener: Recorder
 ) -> None:
     """Scenarios 7 and 9."""
-    for _ in range(3):
-        generator.generate("hot")
+    generate(generator, 3, "hot")
     registration = generator.register("hot", None, listener, 60.0)
     assert (registration.id, registration.source, registration.sequence_number) == ("hot", "source", 3)
     assert 59.0 < registration.lease.remaining <= 60.0
     assert registration.is_fully_ordered
     generator.generate("hot")
-    wait_until(lambda: listener.events)
+    listener.events.wait_for(1)
     assert listener.events[0].kind == registration.kind
     assert listener.numbers == [4]
 
@@ -70,14 +72,14 @@ def test_an_unknown_id_is_refused_and_no_lease_granted(generator: EventGenerator
     assert len(generator.landlord) == 0
 
 
-@pytest.mark.parametrize("handback", [None, "text", b"\x00\xff", {"a": [1, {"b": b"c"}]}, 5, [None]])
+@table("handback", [None, "text", b"\x00\xff", {"a": [1, {"b": b"c"}]}, 5, [None]])
 def test_every_notification_carries_the_handback(generator: EventGenerator, listener: Recorder, handback: Any) -> None:
     """Scenario 10; a null handback is legal."""
-    generator.register("hot", handback, listener, 60.0)
-    for _ in range(3):
-        generator.generate("hot")
-    wait_until(lambda: len(listener.events) == 3)
-    assert [each.handback for each in listener.events] == [handback] * 3
+    registration = generator.register("hot", handback, listener, 60.0)
+    generate(generator, 3, "hot")
+    assert [each.handback for each in listener.events.wait_for(3)] == [handback] * 3
+    registration.lease.cancel()
+    listener.events.clear()
 
 
 def test_each_listener_gets_its_own_handback_with_the_same_number(generator: EventGenerator) -> None:
@@ -85,9 +87,8 @@ def test_each_listener_gets_its_own_handback_with_the_same_number(generator: Eve
     listeners = {name: Recorder() for name in "abc"}
     for name, each in listeners.items():
         generator.register("hot", name, each, 60.0)
-    for _ in range(5):
-        generator.generate("hot")
-    wait_until(lambda: all(len(each.events) == 5 for each in listeners.values()))
+    generate(generator, 5, "hot")
+    eventually(lambda: all(len(each.events) == 5 for each in listeners.values()))
     for name, each in listeners.items():
         assert each.numbers == [1, 2, 3, 4, 5]
         assert {event.handback for event in each.events} == {name}
@@ -103,7 +104,7 @@ def test_only_the_listener_is_notified(generator: EventGenerator) -> None:
     registrant, listener = Registrant(), Recorder()
     registrant.ask(listener)
     generator.generate("hot")
-    wait_until(lambda: listener.events)
+    listener.events.wait_for(1)
     assert not registrant.calls
 
 
@@ -115,10 +116,10 @@ def test_generate_does_not_wait_and_a_listener_that_blocks_delays_no_other(gener
         generator.register("hot", None, other, 60.0)
         for _ in range(10):
             assert generator.generate("hot").done()
-        wait_until(lambda: len(other.events) == 10)
+        eventually(lambda: len(other.events) == 10)
         assert not blocked.calls
     generator.generate("hot")
-    wait_until(lambda: other.numbers == [*range(1, 12)])
+    eventually(lambda: other.numbers == [*range(1, 12)])
 
 
 def test_a_listener_that_does_not_know_a_kind_loses_that_registration_only(generator: EventGenerator) -> None:
@@ -128,40 +129,42 @@ def test_a_listener_that_does_not_know_a_kind_loses_that_registration_only(gener
     hot = generator.register("hot", None, listener, 60.0)
     cold = generator.register("cold", None, listener, 60.0)
     generator.generate("cold")
-    wait_until(lambda: cold.lease.is_ended)
+    eventually(lambda: cold.lease.is_ended)
     with pytest.raises(UnknownLeaseError):
         cold.lease.renew(60.0)
     generator.generate("cold")
     generator.generate("hot")
-    wait_until(lambda: listener.of("hot") == [1])
+    eventually(lambda: listener.of("hot") == [1])
     assert not hot.lease.is_ended
     assert len(listener.calls) == 2
 
 
 def test_nothing_is_sent_after_the_lease_has_ended(generator: EventGenerator, listener: Recorder) -> None:
     """Scenario 18."""
-    expiring = generator.register("hot", None, listener, 0.2)
+    expiring = generator.register("hot", None, listener, 60.0)
     cancelled = generator.register("cold", None, listener, 60.0)
     generator.generate("hot")
-    wait_until(lambda: listener.events)
+    listener.events.wait_for(1)
     cancelled.lease.cancel()
-    wait_until(lambda: expiring.lease.is_ended)
+    expiring.lease.renew(0.05)
+    eventually(lambda: expiring.lease.is_ended)
     generator.generate("hot")
     generator.generate("cold")
     probe = Recorder()
     generator.register(5, None, probe, 60.0)
     generator.generate(5)
-    wait_until(lambda: probe.events)
+    probe.events.wait_for(1)
     assert listener.numbers == [1]
 
 
 def test_a_renewed_lease_keeps_the_registration(generator: EventGenerator, listener: Recorder) -> None:
-    registration = generator.register("hot", None, listener, 0.3)
+    registration = generator.register("hot", None, listener, 0.5)
     registration.lease.renew(60.0).result()
-    deadline = threading.Event()
-    assert not deadline.wait(0.5)
+    ended: waiting.Recorder[LeaseEnd] = waiting.Recorder()
+    generator.landlord.grant(0.5, ended)
+    ended.wait_for(1)  # the time for which the lease was granted has passed
     generator.generate("hot")
-    wait_until(lambda: listener.events)
+    listener.events.wait_for(1)
 
 
 def test_numbers_rise_by_one_across_threads(generator: EventGenerator, listener: Recorder) -> None:
@@ -172,28 +175,23 @@ def test_numbers_rise_by_one_across_threads(generator: EventGenerator, listener:
     def run() -> None:
         numbers.extend(generator.generate("hot").result() for _ in range(200))
 
-    threads = [threading.Thread(target=run) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(5, lambda _: run())
     assert sorted(numbers) == [*range(1, 1001)]
-    wait_until(lambda: len(listener.events) == 1000)
+    eventually(lambda: len(listener.events) == 1000)
     assert listener.numbers == [*range(1, 1001)]
     assert generator.sequence_number("hot") == 1000
 
 
 def test_a_failing_listener_is_tried_again_and_then_misses_the_event(generator: EventGenerator) -> None:
-    listener = Recorder()
-    listener.error = OSError("away")
+    listener = Recorder(OSError("away"))
     registration = generator.register("hot", None, listener, 60.0)
     tracker = SequenceTracker()
     tracker.expect(registration)
     generator.generate("hot")
-    wait_until(lambda: len(listener.calls) == 3)  # the attempts of the policy
+    eventually(lambda: len(listener.calls) == 3)  # the attempts of the policy
     listener.error = None
     generator.generate("hot")
-    wait_until(lambda: listener.numbers == [2])
+    eventually(lambda: listener.numbers == [2])
     assert tracker.note(listener.events[0]).missed == 1  # and can tell
     counts = generator.counts(registration)
     assert counts is not None
@@ -206,10 +204,9 @@ def test_a_slow_listener_of_a_full_queue_misses_the_oldest_events() -> None:
         with listener.gate:
             generator.register(1, None, listener, 60.0)
             generator.generate(1)
-            wait_until(lambda: generator.landlord.leases())
-            for _ in range(50):
-                generator.generate(1)
-        wait_until(lambda: listener.numbers and listener.numbers[-1] == 51)
+            eventually(lambda: generator.landlord.leases())
+            generate(generator, 50)
+        eventually(lambda: listener.numbers and listener.numbers[-1] == 51)
     assert listener.numbers[-10:] == [*range(42, 52)]
     assert listener.numbers == sorted(listener.numbers)
 
@@ -228,7 +225,7 @@ def test_a_coroutine_function_runs_on_the_loop_that_registered_it(generator: Eve
         generator.register("hot", None, notify, 60.0)
         for _ in range(3):
             await generator.generate("hot")
-        await asyncio.wait_for(done.wait(), 10)
+        await within(done.wait())
         return found
 
     assert asyncio.run(main()) == [(1, True), (2, True), (3, True)]
@@ -264,10 +261,9 @@ def test_a_closed_generator_refuses_everything(listener: Recorder) -> None:
     generator.close()
     generator.close()
     assert registration.lease.is_ended
-    with pytest.raises(ClosedError):
-        generator.register(1, None, listener, 60.0)
-    with pytest.raises(ClosedError):
-        generator.generate(1)
+    for call in (lambda: generator.register(1, None, listener, 60.0), lambda: generator.generate(1)):
+        with pytest.raises(ClosedError):
+            call()
 
 
 # --- persistent generators
@@ -284,13 +280,13 @@ def test_registrations_numbers_and_undelivered_events_survive_a_restart(tmp_path
         source = generator.source
         registration = generator.register(1, "h", listener, 100.0)
         for _ in range(20):
-            generator.generate(1).result(10)
-            generator.generate(2).result(10)
-        wait_until(lambda: len(listener.events) == 20)
+            generator.generate(1).result(PATIENCE)
+            generator.generate(2).result(PATIENCE)
+        eventually(lambda: len(listener.events) == 20)
         registration.lease.renew(200.0).result()
         listener.error = OSError("away")
         for _ in range(10):
-            generator.generate(1).result(10)
+            generator.generate(1).result(PATIENCE)
         late_registration = generator.register(1, None, late, 100.0)
         assert late_registration.sequence_number == 30
     listener.error = None
@@ -299,9 +295,9 @@ def test_registrations_numbers_and_undelivered_events_survive_a_restart(tmp_path
         assert (generator.sequence_number(1), generator.sequence_number(2)) == (30, 20)
         infos = {each.id: each for each in generator.landlord.leases()}
         assert 190 < infos[registration.lease.id].remaining <= 200
-        generator.generate(1).result(10)
-        wait_until(lambda: listener.numbers == [*range(1, 32)])
-        wait_until(lambda: late.numbers == [31])
+        generator.generate(1).result(PATIENCE)
+        eventually(lambda: listener.numbers == [*range(1, 32)])
+        eventually(lambda: late.numbers == [31])
         assert {each.handback for each in listener.events} == {"h"}
     with pytest.raises(JournalUnreadableError, match="belongs to"):
         EventGenerator("another", path=tmp_path / "g")
@@ -325,10 +321,10 @@ def test_an_ended_registration_is_not_back_after_a_restart(tmp_path: Path, liste
         expiring = generator.register(1, None, listener, 0.2)
         cancelled = generator.register(1, None, listener, 60.0)
         cancelled.lease.cancel()
-    wait_until(lambda: expiring.lease.is_expired)
+    eventually(lambda: expiring.lease.is_expired)
     with EventGenerator(**options) as generator:
         assert len(generator.landlord) == 0
-        generator.generate(1).result(10)
+        generator.generate(1).result(PATIENCE)
     assert not listener.events
 
 
@@ -370,14 +366,14 @@ def test_events_after_a_registration_arrive_whatever_was_lost_by_a_kill_before_i
     """The numbers of events that never reached the disk are part of the number of the registration."""
     options: dict[str, Any] = {"events": [1], "path": tmp_path / "g", "listeners": {"l": listener}}
     with EventGenerator(**options) as generator:
-        generator.generate(1).result(10)
+        generator.generate(1).result(PATIENCE)
         generator._kind(1).sequence += 100  # events on their way to the disk, which the kill loses
         assert generator.register(1, None, listener, 60.0).sequence_number == 101
         generator._kind(1).sequence -= 100
     with EventGenerator(**options) as generator:
-        numbers = [generator.generate(1).result(10) for _ in range(3)]
+        numbers = [generator.generate(1).result(PATIENCE) for _ in range(3)]
         assert numbers == [102, 103, 104]
-        wait_until(lambda: listener.numbers == numbers)
+        eventually(lambda: listener.numbers == numbers)
 
 
 def test_a_generator_without_a_disk_repeats_no_number_in_its_next_run(listener: Recorder) -> None:
@@ -387,17 +383,17 @@ def test_a_generator_without_a_disk_repeats_no_number_in_its_next_run(listener: 
         with EventGenerator("source", events=[1]) as generator:
             assert generator.register(1, None, listener, 60.0).sequence_number > last
             last = [generator.generate(1).result(0) for _ in range(1000)][-1]
-            wait_until(lambda: listener.numbers[-1:] == [last])  # noqa: B023
+            eventually(lambda: listener.numbers[-1:] == [last])  # noqa: B023
     assert listener.numbers == sorted(set(listener.numbers))
 
 
 def test_a_number_is_free_if_its_event_was_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with EventGenerator(events=[1], path=tmp_path / "g") as generator:
-        assert generator.generate(1).result(10) == 1
+        assert generator.generate(1).result(PATIENCE) == 1
         with monkeypatch.context() as patched:
             patched.setattr("messaging.remoteevent.event_journal._WAITING_BYTES", -1)
-            assert isinstance(generator.generate(1).exception(10), JournalFullError)
-        assert generator.generate(1).result(10) == 2
+            assert isinstance(generator.generate(1).exception(PATIENCE), JournalFullError)
+        assert generator.generate(1).result(PATIENCE) == 2
     with EventGenerator(path=tmp_path / "g") as generator:
         assert generator.sequence_number(1) == 2
 
@@ -407,8 +403,8 @@ def test_a_registration_whose_lease_ends_while_it_is_made_leaves_nothing(tmp_pat
         with EventGenerator(events=[1], path=path, listeners={"l": listener}) as generator:
             for _ in range(20):
                 generator.register(1, None, listener, 1e-6)
-            wait_until(lambda: not len(generator.landlord))
-            wait_until(lambda: not generator._kind(1).interests)
+            eventually(lambda: not len(generator.landlord))
+            eventually(lambda: not generator._kind(1).interests)
 
 
 def test_events_of_another_version_of_their_class_are_not_lost_by_a_restart(tmp_path: Path) -> None:
@@ -419,7 +415,7 @@ def test_events_of_another_version_of_their_class_are_not_lost_by_a_restart(tmp_
 
     with EventGenerator(events=[1], path=tmp_path / "g", max_bytes=10**6) as generator:
         for _ in range(3):
-            generator.generate(1, Hot, celsius=99.5).result(10)
+            generator.generate(1, Hot, celsius=99.5).result(PATIENCE)
         generator._storage._checkpoint.store = lambda: None  # type: ignore[attr-defined]  # as if it was killed
 
     @dataclass(frozen=True, kw_only=True)
@@ -430,14 +426,13 @@ def test_events_of_another_version_of_their_class_are_not_lost_by_a_restart(tmp_
 
     with EventGenerator(path=tmp_path / "g") as generator:
         assert generator.sequence_number(1) == 3
-        assert generator.generate(1, Hotter, celsius=1.0, sensor="a").result(10) == 4
+        assert generator.generate(1, Hotter, celsius=1.0, sensor="a").result(PATIENCE) == 4
 
 
 def test_events_that_wait_too_long_in_memory_are_counted(listener: Recorder) -> None:
     with EventGenerator("source", events=[1], max_pending=10) as generator, listener.gate:
         registration = generator.register(1, None, listener, 60.0)
-        for _ in range(100):
-            generator.generate(1)
+        generate(generator, 100)
         counts = generator.counts(registration)
         assert counts is not None
         assert counts.overflowed >= 80

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from messaging.errors import ClosedError
-from messaging.execution import Waiters
 from messaging.journal import JournalTable
 from messaging.leases import GrantedLease, Landlord, LeaseEnd
 from messaging.remoteevent import EventGenerator
 from messaging.remoteevent.kept_leases import KeptLeases
+from messaging.testing.waiting import PATIENCE, Recorder
+from tests.threads import in_background
 
 Kept = tuple[GrantedLease, dict[str, Any]]
 
@@ -25,14 +26,14 @@ Kept = tuple[GrantedLease, dict[str, Any]]
 class SlowTable(JournalTable):
     """A table whose reader of a value can be stopped before it goes on."""
 
-    reads: threading.Semaphore | None = None
+    reads: Recorder[str] | None = None
     may_go_on: threading.Event
 
     def get(self, key: str, default: Any = None) -> Any:
         found = super().get(key, default)
         if self.reads is not None:
-            self.reads.release()
-            assert self.may_go_on.wait(10)
+            self.reads.append(key)
+            assert self.may_go_on.wait(PATIENCE)
         return found
 
 
@@ -56,31 +57,25 @@ def recovered(folder: Path, landlord: Landlord | None = None) -> list[dict[str, 
 def overlapped(table: SlowTable, lease: GrantedLease, change: Any) -> None:
     """Make a change while the renewal of a lease is being stored."""
     table.may_go_on = threading.Event()
-    table.reads = threading.Semaphore(0)
-    renewing = threading.Thread(target=lambda: lease.renew(500.0))
-    changing = threading.Thread(target=change)
-    renewing.start()
-    assert table.reads.acquire(timeout=10)
-    changing.start()
-    changing.join(0.1)  # it waits for the renewal, or has come in between
+    table.reads = Recorder()
+    joins = [in_background(lambda: lease.renew(500.0))]
+    table.reads.wait_for(1)
+    begun: Recorder[int] = Recorder()
+    joins.append(in_background(lambda: (begun.append(1), change())))
+    begun.wait_for(1)  # it waits for the renewal, or comes in between
     table.may_go_on.set()
-    renewing.join(10)
-    changing.join(10)
+    for join in joins:
+        join()
     table.reads = None
 
 
 def test_a_renewal_does_not_bring_a_cancelled_registration_back(folder: Path, landlord: Landlord) -> None:
     with SlowTable(folder) as table:
         kept = KeptLeases(table, landlord)
-        forgotten = threading.Event()
-
-        def end(_end: LeaseEnd) -> None:
-            kept.forget("r 1")
-            forgotten.set()
-
-        lease = landlord.grant(1000.0, end)
+        forgotten: Recorder[LeaseEnd] = Recorder(lambda _: kept.forget("r 1"))
+        lease = landlord.grant(1000.0, forgotten)
         kept.keep("r 1", lease, {"target": "old"})
-        overlapped(table, lease, lambda: (lease.cancel(), forgotten.wait(10)))
+        overlapped(table, lease, lambda: (lease.cancel(), forgotten.wait_for(1)))
         assert "r 1" not in table
     assert recovered(folder) == []
 
@@ -140,14 +135,14 @@ def test_a_landlord_keeps_no_closed_party_alive(folder: Path, landlord: Landlord
 
 
 def test_closing_ends_the_leases_and_a_later_party_continues_them(folder: Path, landlord: Landlord) -> None:
-    ends: list[LeaseEnd] = []
+    ends: Recorder[LeaseEnd] = Recorder()
     with JournalTable(folder) as table:
         kept = KeptLeases(table, landlord)
-        lease, foreign = landlord.grant(1000.0, ends.append), landlord.grant(1000.0)
+        lease, foreign = landlord.grant(1000.0, ends), landlord.grant(1000.0)
         kept.keep("r 1", lease, {"target": 1})
         kept.close()
         kept.close()
-        assert Waiters().wait_for(lambda: ends == [LeaseEnd.CLOSED], 10)
+        assert ends.wait_for(1) == [LeaseEnd.CLOSED]
         assert not foreign.is_ended
         with pytest.raises(ClosedError):
             lease.renew(10.0)
@@ -155,7 +150,7 @@ def test_closing_ends_the_leases_and_a_later_party_continues_them(folder: Path, 
         kept = KeptLeases(table, landlord)
         [(key, grant, values)] = kept.kept("r ")
         assert (key, values["target"]) == ("r 1", 1)
-        again = grant(ends.append)
+        again = grant(ends)
         assert again.id == lease.id
         assert again.remaining > 990.0
         again.renew(100.0)
@@ -164,10 +159,10 @@ def test_closing_ends_the_leases_and_a_later_party_continues_them(folder: Path, 
 
 
 def test_a_lease_that_its_party_left_at_the_landlord_is_continued(folder: Path, landlord: Landlord) -> None:
-    ends: list[LeaseEnd] = []
+    ends: Recorder[LeaseEnd] = Recorder()
     with JournalTable(folder) as table:
         kept = KeptLeases(table, landlord)
-        lease = landlord.grant(1000.0, ends.append)
+        lease = landlord.grant(1000.0, ends)
         kept.keep("r 1", lease, {})
         del kept
     lease.renew(500.0)  # it cannot be stored any more
@@ -175,7 +170,7 @@ def test_a_lease_that_its_party_left_at_the_landlord_is_continued(folder: Path, 
         [(_, grant, _)] = KeptLeases(table, landlord).kept("r ")
         again = grant(lambda _end: None)
         assert 490.0 < again.remaining <= 500.0
-        assert Waiters().wait_for(lambda: ends == [LeaseEnd.CLOSED], 10)
+        assert ends.wait_for(1) == [LeaseEnd.CLOSED]
 
 
 def test_a_generator_can_be_opened_again_with_the_same_landlord(tmp_path: Path, landlord: Landlord) -> None:

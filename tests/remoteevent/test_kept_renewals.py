@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-import messaging
+from messaging import Messaging
 from messaging.errors import ArgumentError, ClosedError
 from messaging.journal import JournalTable
 from messaging.leases import (
@@ -21,15 +20,11 @@ from messaging.leases import (
     StoredTime,
 )
 from messaging.remoteevent.kept_renewals import KeptRenewals
-from tests.remoteevent.helpers import wait_until
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
+from tests.remoteevent.helpers import ready
 
 CHANNEL = "leases/here"
-
-
-@pytest.fixture
-def m() -> Iterator[messaging.Messaging]:
-    with messaging.connect(f"memory://{uuid.uuid4().hex}", timeout=5.0) as made:
-        yield made
 
 
 @pytest.fixture
@@ -39,7 +34,7 @@ def landlord() -> Iterator[Landlord]:
 
 
 @pytest.fixture
-def lease(m: messaging.Messaging, landlord: Landlord) -> Lease:
+def lease(m: Messaging, landlord: Landlord) -> Lease:
     granted = landlord.grant(100.0)
     return Lease(granted.id, RemoteGrantor(m, CHANNEL), 100.0, granted.remaining)
 
@@ -47,7 +42,7 @@ def lease(m: messaging.Messaging, landlord: Landlord) -> Lease:
 class Party:
     """A party with kept renewals, which can be opened again."""
 
-    def __init__(self, path: Path, m: messaging.Messaging | None) -> None:
+    def __init__(self, path: Path, m: Messaging | None) -> None:
         self.table = JournalTable(path)
         self.manager = LeaseRenewalManager()
         self.renewals = KeptRenewals(self.table, m, self.manager, "party")
@@ -70,9 +65,14 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def test_the_same_lease_is_renewed_once_however_often_it_is_kept(
-    path: Path, m: messaging.Messaging, landlord: Landlord
-) -> None:
+@contextmanager
+def served(m: Messaging, landlord: Landlord) -> Iterator[None]:
+    """Serve the leases of a landlord."""
+    with ready(LeaseServer(m, CHANNEL, landlord)):
+        yield
+
+
+def test_the_same_lease_is_renewed_once_however_often_it_is_kept(path: Path, m: Messaging, landlord: Landlord) -> None:
     party = Party(path, m)
     granted = landlord.grant(100.0)
     for _ in range(20):  # a handle each, as requests of other processes make them
@@ -85,7 +85,7 @@ def test_the_same_lease_is_renewed_once_however_often_it_is_kept(
     party.close()
 
 
-def test_a_later_call_may_shorten_the_renewals(path: Path, m: messaging.Messaging, lease: Lease) -> None:
+def test_a_later_call_may_shorten_the_renewals(path: Path, m: Messaging, lease: Lease) -> None:
     party = Party(path, m)
     party.renewals.keep("owner", lease)
     assert party.manager.remaining(lease) == float("inf")
@@ -96,7 +96,7 @@ def test_a_later_call_may_shorten_the_renewals(path: Path, m: messaging.Messagin
     party.close()
 
 
-def test_each_owner_keeps_a_lease_for_itself(path: Path, m: messaging.Messaging, lease: Lease) -> None:
+def test_each_owner_keeps_a_lease_for_itself(path: Path, m: Messaging, lease: Lease) -> None:
     party = Party(path, m)
     party.renewals.keep("a", lease, 50.0)
     party.renewals.keep("b", lease, 80.0)
@@ -109,10 +109,8 @@ def test_each_owner_keeps_a_lease_for_itself(path: Path, m: messaging.Messaging,
     party.close()
 
 
-@pytest.mark.parametrize("duration", [0, -1, -0.5, Lease.ANY, True, "x", float("nan")])
-def test_a_duration_is_a_number_of_seconds_above_0(
-    path: Path, m: messaging.Messaging, lease: Lease, duration: float
-) -> None:
+@table("duration", [0, -1, -0.5, Lease.ANY, True, "x", float("nan")])
+def test_a_duration_is_a_number_of_seconds_above_0(path: Path, m: Messaging, lease: Lease, duration: float) -> None:
     party = Party(path, m)
     with pytest.raises(ArgumentError):
         party.renewals.keep("owner", lease, duration)
@@ -122,7 +120,7 @@ def test_a_duration_is_a_number_of_seconds_above_0(
     party.close()
 
 
-def test_a_lease_whose_id_is_too_long_is_not_renewed(path: Path, m: messaging.Messaging) -> None:
+def test_a_lease_whose_id_is_too_long_is_not_renewed(path: Path, m: Messaging) -> None:
     party = Party(path, m)
     with pytest.raises(ArgumentError):
         party.renewals.keep("owner", Lease("x" * 20_000, RemoteGrantor(m, CHANNEL), 5.0, 5.0))
@@ -132,27 +130,26 @@ def test_a_lease_whose_id_is_too_long_is_not_renewed(path: Path, m: messaging.Me
         party.renewals.keep("owner", Lease("x", RemoteGrantor(m, CHANNEL), 5.0, 5.0))
 
 
-@pytest.mark.parametrize("end", ["close", "kill"])
+@table("end", ["close", "kill"])
 def test_a_lease_is_renewed_at_once_after_a_restart(
-    path: Path, m: messaging.Messaging, landlord: Landlord, lease: Lease, end: str
+    path: Path, m: Messaging, landlord: Landlord, lease: Lease, end: str
 ) -> None:
     """Scenario 54."""
     party = Party(path, m)
     party.renewals.keep("owner", lease)
     getattr(party, end)()
-    renewed = threading.Event()
-    landlord.when_renewed(lambda _lease: renewed.set())
-    with LeaseServer(m, CHANNEL, landlord) as server:
-        server.ready.result(10)
+    renewed: Recorder[Lease] = Recorder()
+    landlord.when_renewed(renewed)
+    with served(m, landlord):
         party = Party(path, m)
         party.renewals.recover(["owner"])
-        assert renewed.wait(10)
+        renewed.wait_for(1)
         party.close()
 
 
-@pytest.mark.parametrize("end", ["close", "kill"])
+@table("end", ["close", "kill"])
 def test_a_grantor_that_is_away_after_a_restart_is_asked_until_the_lease_ends(
-    path: Path, m: messaging.Messaging, landlord: Landlord, lease: Lease, end: str
+    path: Path, m: Messaging, landlord: Landlord, lease: Lease, end: str
 ) -> None:
     """The lease has 100 s left: its renewals are given up no earlier."""
     party = Party(path, m)
@@ -167,13 +164,12 @@ def test_a_grantor_that_is_away_after_a_restart_is_asked_until_the_lease_ends(
 
 
 def test_the_end_of_a_lease_is_that_of_its_last_renewal(
-    path: Path, m: messaging.Messaging, landlord: Landlord, lease: Lease
+    path: Path, m: Messaging, landlord: Landlord, lease: Lease
 ) -> None:
-    with LeaseServer(m, CHANNEL, landlord) as server:
-        server.ready.result(10)
+    with served(m, landlord):
         party = Party(path, m)
         party.renewals.keep("owner", lease)
-        lease.renew(180.0).result(10)
+        lease.renew(180.0).result(PATIENCE)
         party.close()
     party = Party(path, m)
     party.renewals.recover(["owner"])
@@ -183,24 +179,23 @@ def test_the_end_of_a_lease_is_that_of_its_last_renewal(
 
 
 def test_a_lease_that_has_ended_is_forgotten(
-    path: Path, m: messaging.Messaging, landlord: Landlord, lease: Lease, caplog: pytest.LogCaptureFixture
+    path: Path, m: Messaging, landlord: Landlord, lease: Lease, caplog: pytest.LogCaptureFixture
 ) -> None:
     party = Party(path, m)
     party.renewals.keep("owner", lease)
     party.kill()
     landlord.cancel_ids([lease.id])
-    with LeaseServer(m, CHANNEL, landlord) as server:
-        server.ready.result(10)
+    with served(m, landlord):
         party = Party(path, m)
         party.renewals.recover(["owner"])
-        wait_until(lambda: not party.records)
-        wait_until(lambda: "is not renewed any more" in caplog.text)  # said when the record is removed
+        eventually(lambda: not party.records)
+        eventually(lambda: "is not renewed any more" in caplog.text)  # said when the record is removed
     assert len(party.renewals) == 0
     party.close()
 
 
 def test_records_of_owners_that_are_gone_and_of_passed_times_are_removed(
-    path: Path, m: messaging.Messaging, landlord: Landlord, caplog: pytest.LogCaptureFixture
+    path: Path, m: Messaging, landlord: Landlord, caplog: pytest.LogCaptureFixture
 ) -> None:
     party = Party(path, m)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,83 +23,36 @@ from messaging.errors import (
 )
 from messaging.journal import Journal
 from messaging.leases import Landlord, Lease
-from messaging.remoteevent import EventGenerator, EventMailbox, MailboxRegistration, RemoteEvent, RetryPolicy
+from messaging.remoteevent import EventGenerator, EventMailbox, RemoteEvent
+from messaging.testing import waiting
 from messaging.testing.clock import VirtualClock
-from tests.remoteevent.helpers import Recorder, event, events, wait_until
-
-FAST = RetryPolicy(first_delay=0.01, max_delay=0.05)
-
-
-@pytest.fixture
-def target() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
-def other() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
-def reopen(tmp_path: Path, target: Recorder, other: Recorder) -> Iterator[Callable[..., EventMailbox]]:
-    """Opens the mailbox, after closing it if it is open."""
-    opened: list[EventMailbox] = []
-
-    def make(**options: Any) -> EventMailbox:
-        for each in opened:
-            each.close()
-        listeners = {"target": target, "other": other}
-        opened.append(EventMailbox(tmp_path / "mailbox", listeners=listeners, retry=FAST, **options))
-        return opened[-1]
-
-    yield make
-    for each in opened:
-        each.close()
-
-
-@pytest.fixture
-def mailbox(reopen: Callable[..., EventMailbox]) -> EventMailbox:
-    return reopen()
-
-
-@pytest.fixture
-def box(mailbox: EventMailbox) -> MailboxRegistration:
-    return mailbox.register(100.0)
-
-
-def store(box: MailboxRegistration, given: list[RemoteEvent]) -> None:
-    while given:  # a sender passes the events without an outcome again
-        outcomes = box.listener.deliver(given).result(10)
-        assert outcomes == [None] * len(outcomes)
-        given = given[len(outcomes) :]
-
-
-def taken(found: list[RemoteEvent]) -> list[int]:
-    return [each.sequence_number for each in found]
-
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.remoteevent.helpers import FAST, Box, OpenMailbox, Recorder, event, events, generate, store, taken
+from tests.threads import in_background, together
 
 # --- storing, pushing
 
 
-def test_kept_events_come_first_and_in_order_then_live_ones(box: MailboxRegistration, target: Recorder) -> None:
+def test_kept_events_come_first_and_in_order_then_live_ones(box: Box, target: Recorder) -> None:
     """Scenario 41: the faucet."""
     store(box, events(1, 500))
     assert len(box) == 500
     box.enable_delivery(target)
     store(box, events(501, 520))
-    wait_until(lambda: len(target.events) == 520)
+    eventually(lambda: len(target.events) == 520)
     assert target.numbers == [*range(1, 521)]
-    wait_until(lambda: len(box) == 0)
+    eventually(lambda: len(box) == 0)
     box.disable_delivery()
     store(box, events(521, 530))
     assert len(box) == 10
     assert len(target.events) == 520
     box.enable_delivery(target)
-    wait_until(lambda: len(target.events) == 530)
+    eventually(lambda: len(target.events) == 530)
     assert target.numbers == [*range(1, 531)]
 
 
-def test_a_drain_empties_the_box_and_storing_goes_on(box: MailboxRegistration) -> None:
+def test_a_drain_empties_the_box_and_storing_goes_on(box: Box) -> None:
     """Scenario 42: the batch."""
     store(box, events(1, 2500))
     assert taken(box.drain()) == [*range(1, 2501)]
@@ -111,36 +64,36 @@ def test_a_drain_empties_the_box_and_storing_goes_on(box: MailboxRegistration) -
 
 
 def test_enabling_twice_makes_no_duplicates_and_another_target_gets_later_events(
-    box: MailboxRegistration, target: Recorder, other: Recorder
+    box: Box, target: Recorder, other: Recorder
 ) -> None:
     """Scenario 43."""
     store(box, events(1, 50))
     for _ in range(5):
         box.enable_delivery(target)
-    wait_until(lambda: len(target.events) == 50)
+    eventually(lambda: len(target.events) == 50)
     box.enable_delivery(other)
     store(box, events(51, 60))
-    wait_until(lambda: len(other.events) == 10)
+    eventually(lambda: len(other.events) == 10)
     assert target.numbers == [*range(1, 51)]
     assert other.numbers == [*range(51, 61)]
 
 
 def test_changing_the_target_while_a_batch_is_under_way_doubles_nothing(
-    box: MailboxRegistration, target: Recorder, other: Recorder
+    box: Box, target: Recorder, other: Recorder
 ) -> None:
     """Scenario 43."""
     store(box, events(1, 20))
     with target.gate:
         box.enable_delivery(target)
-        wait_until(lambda: box.target is target)
+        eventually(lambda: box.target is target)
         box.enable_delivery(other)
     store(box, events(21, 300))
-    wait_until(lambda: len(target.events) + len(other.events) == 300)
-    wait_until(lambda: len(box) == 0)
+    eventually(lambda: len(target.events) + len(other.events) == 300)
+    eventually(lambda: len(box) == 0)
     assert target.numbers + other.numbers == [*range(1, 301)]
 
 
-def test_no_target_is_as_disabling_and_disabling_twice_is_harmless(box: MailboxRegistration, target: Recorder) -> None:
+def test_no_target_is_as_disabling_and_disabling_twice_is_harmless(box: Box, target: Recorder) -> None:
     """Scenario 43."""
     box.disable_delivery()
     box.disable_delivery()
@@ -151,7 +104,7 @@ def test_no_target_is_as_disabling_and_disabling_twice_is_harmless(box: MailboxR
     assert len(box) == 5
 
 
-def test_a_listener_of_the_mailbox_itself_is_no_target(mailbox: EventMailbox, box: MailboxRegistration) -> None:
+def test_a_listener_of_the_mailbox_itself_is_no_target(mailbox: EventMailbox, box: Box) -> None:
     """Scenario 44."""
     second = mailbox.register(100.0)
     for each in (box.listener, second.listener):
@@ -162,12 +115,12 @@ def test_a_listener_of_the_mailbox_itself_is_no_target(mailbox: EventMailbox, bo
         box.enable_delivery("a listener")
 
 
-def test_the_mailbox_of_another_folder_may_be_the_target(box: MailboxRegistration, tmp_path: Path) -> None:
+def test_the_mailbox_of_another_folder_may_be_the_target(box: Box, tmp_path: Path) -> None:
     with EventMailbox(tmp_path / "second") as second:
         further = second.register(100.0)
         box.enable_delivery(further.listener)
         store(box, events(1, 10))
-        wait_until(lambda: len(further) == 10)
+        eventually(lambda: len(further) == 10)
         box.disable_delivery()
 
 
@@ -175,39 +128,39 @@ def test_the_mailbox_of_another_folder_may_be_the_target(box: MailboxRegistratio
 
 
 def test_a_kind_that_the_target_does_not_know_is_refused_until_delivery_is_enabled_again(
-    box: MailboxRegistration, target: Recorder
+    box: Box, target: Recorder
 ) -> None:
     """Scenario 45."""
     target.unknown = {("source", 2)}
     store(box, [event(1), event(1, 2), event(2), event(2, 2), event(3)])
     box.enable_delivery(target)
-    wait_until(lambda: len(box) == 0)
+    eventually(lambda: len(box) == 0)
     assert target.numbers == [1, 2, 3]
     assert len([each for each in target.calls if each.id == 2]) == 1  # it was not asked again
     assert box.refused == {("source", 2)}
     with pytest.raises(UnknownEventError):
         box.listener.notify(event(3, 2))
     box.listener.notify(event(4))
-    wait_until(lambda: target.numbers == [1, 2, 3, 4])
+    eventually(lambda: target.numbers == [1, 2, 3, 4])
     target.unknown = set()
     box.enable_delivery(target)  # the same one
     assert box.refused == frozenset()
     box.listener.notify(event(3, 2))
-    wait_until(lambda: target.of(2) == [3])
+    eventually(lambda: target.of(2) == [3])
 
 
-def test_a_mailbox_without_a_refusal_accepts_any_kind(box: MailboxRegistration) -> None:
+def test_a_mailbox_without_a_refusal_accepts_any_kind(box: Box) -> None:
     """Scenario 46."""
     given = [event(1, each, source) for each in (1, "one", 2**62, -5) for source in ("a", "b")]
     store(box, given)
     assert box.drain() == given
 
 
-def test_the_owner_may_name_unknown_events(box: MailboxRegistration, target: Recorder) -> None:
+def test_the_owner_may_name_unknown_events(box: Box, target: Recorder) -> None:
     box.add_unknown_events([("source", 7)])
     with pytest.raises(UnknownEventError):
         box.listener.notify(event(1, 7))
-    assert box.listener.deliver([event(1), event(1, 7), event(2)]).result(5) == [None]
+    assert box.listener.deliver([event(1), event(1, 7), event(2)]).result(PATIENCE) == [None]
     box.enable_delivery(target)
     box.listener.notify(event(1, 7))
     for junk in ("x", [("source",)], [("", 1)], [5]):
@@ -216,29 +169,29 @@ def test_the_owner_may_name_unknown_events(box: MailboxRegistration, target: Rec
 
 
 def test_delivery_stops_when_the_target_is_gone_and_a_new_one_gets_all(
-    box: MailboxRegistration, target: Recorder, other: Recorder
+    box: Box, target: Recorder, other: Recorder
 ) -> None:
     """Scenario 47."""
     target.go()
     store(box, events(1, 20))
     box.enable_delivery(target)
-    wait_until(lambda: target.calls)
+    target.calls.wait_for(1)
     store(box, events(21, 40))
     assert len(box) == 40
     box.enable_delivery(other)
-    wait_until(lambda: len(other.events) == 40)
+    eventually(lambda: len(other.events) == 40)
     assert other.numbers == [*range(1, 41)]
     assert len(target.calls) == 1
 
 
-def test_a_target_that_fails_is_tried_again(box: MailboxRegistration, target: Recorder) -> None:
+def test_a_target_that_fails_is_tried_again(box: Box, target: Recorder) -> None:
     target.error = OSError("busy")
     box.enable_delivery(target)
     store(box, events(1, 5))
-    wait_until(lambda: len(target.calls) >= 3)
+    target.calls.wait_for(3)
     assert {each.sequence_number for each in target.calls} == {1}
     target.error = None
-    wait_until(lambda: target.numbers == [1, 2, 3, 4, 5])
+    eventually(lambda: target.numbers == [1, 2, 3, 4, 5])
 
 
 # --- leases
@@ -247,13 +200,15 @@ def test_a_target_that_fails_is_tried_again(box: MailboxRegistration, target: Re
 @pytest.mark.parametrize("end", ["cancel", "expire"])
 def test_a_registration_ends_with_its_lease(mailbox: EventMailbox, tmp_path: Path, target: Recorder, end: str) -> None:
     """Scenario 48."""
-    box = mailbox.register(100.0 if end == "cancel" else 0.3)
+    box = mailbox.register(100.0)
     store(box, events(1, 10))
     folder = tmp_path / "mailbox" / "boxes" / box.id
     assert folder.is_dir()
     if end == "cancel":
         box.lease.cancel()
-    wait_until(lambda: box.lease.is_ended)
+    else:
+        box.lease.renew(0.05)
+    eventually(lambda: box.lease.is_ended)
     with pytest.raises(ListenerGoneError):
         box.listener.notify(event(11))
     for call in (
@@ -267,7 +222,7 @@ def test_a_registration_ends_with_its_lease(mailbox: EventMailbox, tmp_path: Pat
     ):
         with pytest.raises(UnknownLeaseError):
             call()
-    wait_until(lambda: not folder.exists())
+    eventually(lambda: not folder.exists())
     assert mailbox.registrations() == []
 
 
@@ -278,13 +233,13 @@ def test_a_generator_stops_sending_to_a_registration_that_has_ended(mailbox: Eve
         registration = generator.register(1, None, box.listener, 100.0)
         box.lease.cancel()
         generator.generate(1)
-        wait_until(lambda: registration.lease.is_ended)
+        eventually(lambda: registration.lease.is_ended)
 
 
 # --- pulling
 
 
-def test_next_returns_at_once_wakes_early_and_gives_up_in_time(box: MailboxRegistration) -> None:
+def test_next_returns_at_once_wakes_early_and_gives_up_in_time(box: Box) -> None:
     """Scenario 49."""
     store(box, events(1, 2))
     iterator = box.remote_events()
@@ -292,13 +247,13 @@ def test_next_returns_at_once_wakes_early_and_gives_up_in_time(box: MailboxRegis
     assert iterator.next(5) == event(2)
     begun = time.monotonic()
     assert iterator.next(0.2) is None
-    assert 0.15 < time.monotonic() - begun < 3
-    timer = threading.Timer(0.1, lambda: box.listener.notify(event(3)))
-    timer.start()
-    begun = time.monotonic()
-    assert iterator.next(30) == event(3)
-    assert time.monotonic() - begun < 10
-    timer.join()
+    assert time.monotonic() - begun > 0.15
+    found: waiting.Recorder[RemoteEvent | None] = waiting.Recorder()
+    join = in_background(lambda: found.append(iterator.next(PATIENCE)))
+    eventually(lambda: box._fetches)
+    box.listener.notify(event(3))
+    join()
+    assert found == [event(3)]
     assert iterator.next() is None
     for junk in (-1, -0.001, "x", None, True, float("nan")):
         with pytest.raises(ArgumentError):
@@ -310,7 +265,7 @@ def test_next_returns_at_once_wakes_early_and_gives_up_in_time(box: MailboxRegis
     assert len(box) == 0
 
 
-def test_an_event_counts_as_taken_with_the_next_call(box: MailboxRegistration) -> None:
+def test_an_event_counts_as_taken_with_the_next_call(box: Box) -> None:
     store(box, events(1, 3))
     iterator = box.remote_events()
     assert iterator.next() == event(1)
@@ -331,35 +286,23 @@ def test_an_event_counts_as_taken_with_the_next_call(box: MailboxRegistration) -
     ],
 )
 def test_a_wait_ends_early_with_the_matching_error(
-    mailbox: EventMailbox, box: MailboxRegistration, target: Recorder, end: str, error: type[Exception]
+    mailbox: EventMailbox, box: Box, target: Recorder, end: str, error: type[Exception]
 ) -> None:
     """Scenario 50."""
     iterator = box.remote_events()
-    found: list[BaseException] = []
-    begun = threading.Event()
-
-    def wait() -> None:
-        begun.set()
-        try:
-            iterator.next(60)
-        except MessagingError as problem:
-            found.append(problem)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    begun.wait()
+    join = in_background(lambda: iterator.next(3 * PATIENCE))
+    eventually(lambda: box._fetches)
     {
         "cancel": lambda: box.lease.cancel(),
         "push": lambda: box.enable_delivery(target),
         "iterate": lambda: box.remote_events(),
         "close": mailbox.close,
     }[end]()
-    thread.join(10)
-    assert not thread.is_alive()
-    assert isinstance(found[0], error), found
+    with pytest.raises(error):
+        join()
 
 
-def test_a_newer_iterator_makes_the_older_one_invalid(box: MailboxRegistration) -> None:
+def test_a_newer_iterator_makes_the_older_one_invalid(box: Box) -> None:
     """Scenario 51."""
     store(box, events(1, 10))
     first = box.remote_events()
@@ -371,7 +314,7 @@ def test_a_newer_iterator_makes_the_older_one_invalid(box: MailboxRegistration) 
     assert taken(second.batch(100)) == [*range(5, 11)]
 
 
-def test_changing_between_push_and_pull_loses_and_doubles_nothing(box: MailboxRegistration, target: Recorder) -> None:
+def test_changing_between_push_and_pull_loses_and_doubles_nothing(box: Box, target: Recorder) -> None:
     """Scenario 51."""
     found: list[int] = []
     stop = threading.Event()
@@ -382,12 +325,11 @@ def test_changing_between_push_and_pull_loses_and_doubles_nothing(box: MailboxRe
             store(box, events(first, first + 29))
         stop.set()
 
-    thread = threading.Thread(target=send)
-    thread.start()
+    join = in_background(send)
     while not stop.is_set() or len(box):
         before = len(target.events)
         box.enable_delivery(target)
-        wait_until(lambda before=before: len(target.events) > before or not len(box))  # type: ignore[misc]
+        eventually(lambda before=before: len(target.events) > before or not len(box))  # type: ignore[misc]
         iterator = box.remote_events()
         for _ in range(25):
             got = iterator.next(0.05)
@@ -396,7 +338,7 @@ def test_changing_between_push_and_pull_loses_and_doubles_nothing(box: MailboxRe
             found.append(got.sequence_number)
         if stop.is_set() and not len(box) - (1 if found else 0) > 0:
             iterator.close()
-    thread.join()
+    join()
     box.disable_delivery()
     both = sorted(found + target.numbers)
     assert both == [*range(1, total + 1)]
@@ -404,18 +346,15 @@ def test_changing_between_push_and_pull_loses_and_doubles_nothing(box: MailboxRe
     assert target.numbers == sorted(target.numbers)
 
 
-def test_an_undecodable_event_is_skipped(
-    reopen: Callable[..., EventMailbox], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_undecodable_event_is_skipped(reopen: OpenMailbox, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Scenario 52."""
     box = reopen().register(100.0)
     store(box, [event(1)])
-    box_id = box.id
     reopen().close()
-    with Journal.open(tmp_path / "mailbox" / "boxes" / box_id) as journal:
+    with Journal.open(tmp_path / "mailbox" / "boxes" / box.id) as journal:
         journal.append("x", b"no event")
         journal.append("x", b'{"source":5}')
-    box = reopen().registration(box_id)
+    box = reopen().registration(box.id)
     store(box, [event(2)])
     assert taken(box.drain()) == [1, 2]
     assert box.box.damaged == 2
@@ -428,18 +367,15 @@ def test_an_undecodable_event_is_skipped(
 
 
 @pytest.mark.parametrize("keep", ["latest", "latest_and_count"])
-def test_only_the_newest_event_of_each_kind_is_kept(
-    reopen: Callable[..., EventMailbox], target: Recorder, keep: Any
-) -> None:
+def test_only_the_newest_event_of_each_kind_is_kept(reopen: OpenMailbox, target: Recorder, keep: Any) -> None:
     """Scenario 53."""
     is_counting = keep == "latest_and_count"
     box = reopen().register(100.0, keep=keep)
     for number in range(1, 1501):
         promise = box.listener.deliver([event(number, each) for each in (1, 2)])
-    promise.result(10)
+    promise.result(PATIENCE)
     assert len(box) == 2
-    box_id = box.id
-    box = reopen().registration(box_id)
+    box = reopen().registration(box.id)
     assert len(box) == 2
     box.listener.notify(event(1501, 2))
     found = box.drain()
@@ -447,12 +383,12 @@ def test_only_the_newest_event_of_each_kind_is_kept(
     assert [each.suppressed for each in found] == ([1499, 1500] if is_counting else [0, 0])
     store(box, events(2000, 2003))
     box.enable_delivery(target)
-    wait_until(lambda: target.events)
+    target.events.wait_for(1)
     assert (target.numbers, target.events[0].suppressed) == ([2003], 3 if is_counting else 0)
-    wait_until(lambda: len(box) == 0)
+    eventually(lambda: len(box) == 0)
 
 
-def test_all_events_are_kept_by_default(box: MailboxRegistration) -> None:
+def test_all_events_are_kept_by_default(box: Box) -> None:
     """Scenario 53."""
     store(box, events(1, 50))
     assert box.keep == "all"
@@ -470,9 +406,7 @@ def test_an_event_that_arrives_late_does_not_replace_a_newer_one(mailbox: EventM
 # --- restart
 
 
-def test_leases_target_events_and_refusals_are_back_after_a_restart(
-    reopen: Callable[..., EventMailbox], target: Recorder
-) -> None:
+def test_leases_target_events_and_refusals_are_back_after_a_restart(reopen: OpenMailbox, target: Recorder) -> None:
     """Scenario 54."""
     mailbox = reopen()
     box = mailbox.register(100.0)
@@ -481,7 +415,7 @@ def test_leases_target_events_and_refusals_are_back_after_a_restart(
     target.unknown = {("source", 2)}
     store(box, [event(1, 2)])
     box.enable_delivery(target)
-    wait_until(lambda: box.refused)
+    eventually(lambda: box.refused)
     store(box, events(1, 20))
     store(idle, events(1, 5))
     assert box.lease.renew(200.0).result() == 200.0
@@ -494,26 +428,25 @@ def test_leases_target_events_and_refusals_are_back_after_a_restart(
     with pytest.raises(UnknownEventError):
         again.listener.notify(event(2, 2))
     target.error = None
-    wait_until(lambda: target.numbers == [*range(1, 21)])
+    eventually(lambda: target.numbers == [*range(1, 21)])
     assert taken(mailbox.registration(idle.id).drain()) == [1, 2, 3, 4, 5]
 
 
-def test_a_lease_that_expired_while_the_mailbox_was_closed_is_gone(
-    reopen: Callable[..., EventMailbox], tmp_path: Path
-) -> None:
+def test_a_lease_that_expired_while_the_mailbox_was_closed_is_gone(reopen: OpenMailbox, tmp_path: Path) -> None:
     """Scenarios 48 and 54."""
     mailbox = reopen()
-    box = mailbox.register(0.2)
+    box = mailbox.register(100.0)
     store(box, events(1, 5))
+    box.lease.renew(0.5)
     mailbox.close()
-    wait_until(lambda: box.lease.is_expired)
+    eventually(lambda: box.lease.is_expired)
     mailbox = reopen()
     with pytest.raises(UnknownLeaseError):
         mailbox.registration(box.id)
     assert not (tmp_path / "mailbox" / "boxes" / box.id).exists()
 
 
-def test_a_duplicate_is_stored_once_also_after_a_restart(reopen: Callable[..., EventMailbox]) -> None:
+def test_a_duplicate_is_stored_once_also_after_a_restart(reopen: OpenMailbox) -> None:
     """Scenario 6."""
     box = reopen().register(100.0)
     store(box, events(1, 100))
@@ -526,18 +459,18 @@ def test_a_duplicate_is_stored_once_also_after_a_restart(reopen: Callable[..., E
     assert len(box) == 3  # the same number of other streams
 
 
-def test_an_earlier_event_that_arrives_late_is_no_duplicate(box: MailboxRegistration) -> None:
+def test_an_earlier_event_that_arrives_late_is_no_duplicate(box: Box) -> None:
     store(box, [event(10), event(3), event(10), event(3)])
     assert taken(box.drain()) == [10, 3]
 
 
-def test_many_registrations_get_their_own_events_once_and_in_order(reopen: Callable[..., EventMailbox]) -> None:
+def test_many_registrations_get_their_own_events_once_and_in_order(reopen: OpenMailbox) -> None:
     """Scenario 55."""
     mailbox = reopen()
     boxes = [mailbox.register(1000.0) for _ in range(20)]
     numbers: dict[str, list[int]] = {each.id: [] for each in boxes}
 
-    def load(box: MailboxRegistration, first: int, seed: int) -> None:
+    def load(box: Box, first: int, seed: int) -> None:
         def note(received: RemoteEvent) -> None:
             assert received.handback == box.id
             numbers[box.id].append(received.sequence_number)
@@ -551,14 +484,7 @@ def test_many_registrations_get_their_own_events_once_and_in_order(reopen: Calla
                 box.disable_delivery()
 
     for first in (1, 101):
-        threads = [
-            threading.Thread(target=load, args=(mailbox.registration(each.id), first, at))
-            for at, each in enumerate(boxes)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(*(partial(load, mailbox.registration(each.id), first, at) for at, each in enumerate(boxes)))
         for each in boxes:
             mailbox.registration(each.id).disable_delivery()
         mailbox = reopen()
@@ -570,11 +496,11 @@ def test_many_registrations_get_their_own_events_once_and_in_order(reopen: Calla
 # --- bounds
 
 
-@pytest.mark.parametrize("full", ["refuse", "drop_oldest", "drop_newest"])
+@table("full", ["refuse", "drop_oldest", "drop_newest"])
 def test_what_happens_to_an_event_without_room_is_explicit_and_counted(mailbox: EventMailbox, full: Any) -> None:
     """Scenario 56."""
     box = mailbox.register(100.0, max_events=10, full=full)
-    outcomes = box.listener.deliver(events(1, 15)).result(10)
+    outcomes = box.listener.deliver(events(1, 15)).result(PATIENCE)
     if full == "refuse":
         assert outcomes[:10] == [None] * 10
         assert len(outcomes) == 11
@@ -595,10 +521,9 @@ def test_the_sender_of_a_full_mailbox_tries_again(mailbox: EventMailbox) -> None
     box = mailbox.register(100.0, max_events=5)
     with EventGenerator("source", events=[1], begin=0, retry=FAST) as generator:
         generator.register(1, None, box.listener, 100.0)
-        for _ in range(12):
-            generator.generate(1)
+        generate(generator, 12)
         found: list[int] = []
-        wait_until(lambda: len(box) == 5)
+        eventually(lambda: len(box) == 5)
         while len(found) < 12:
             found += taken(box.drain())
         assert found == [*range(1, 13)]
@@ -617,13 +542,9 @@ def test_bounds_of_kinds_are_kept_by_latest(mailbox: EventMailbox) -> None:
 
 def test_bad_arguments_are_refused(mailbox: EventMailbox, tmp_path: Path) -> None:
     for options in (
-        {"duration": 0},
-        {"keep": "some"},
-        {"max_events": 0},
-        {"max_events": True},
-        {"full": "explode"},
+        {"duration": 0}, {"keep": "some"}, {"max_events": 0}, {"max_events": True}, {"full": "explode"},
         {"duration": "x"},
-    ):
+    ):  # fmt: skip
         with pytest.raises(ArgumentError):
             mailbox.register(**options)
     assert len(mailbox) == 0
@@ -634,20 +555,15 @@ def test_bad_arguments_are_refused(mailbox: EventMailbox, tmp_path: Path) -> Non
         EventMailbox(tmp_path / "mailbox")
 
 
-def test_a_closed_mailbox_refuses_everything(mailbox: EventMailbox, box: MailboxRegistration) -> None:
+def test_a_closed_mailbox_refuses_everything(mailbox: EventMailbox, box: Box) -> None:
     mailbox.close()
     mailbox.close()
-    with pytest.raises(ClosedError):
-        mailbox.register()
-    with pytest.raises(ClosedError):
-        box.listener.notify(event(1))
-    with pytest.raises(ClosedError):
-        box.remote_events()
+    for call in (mailbox.register, lambda: box.listener.notify(event(1)), box.remote_events):
+        with pytest.raises(ClosedError):
+            call()
 
 
-def test_leases_are_renewed_for_the_owner(
-    virtual_clock: VirtualClock, mailbox: EventMailbox, box: MailboxRegistration
-) -> None:
+def test_leases_are_renewed_for_the_owner(virtual_clock: VirtualClock, mailbox: EventMailbox, box: Box) -> None:
     """EV.3.3: the mailbox can be made responsible for renewing leases while an object is inactive."""
     with (
         Landlord(max_duration=10.0) as landlord,
@@ -657,25 +573,30 @@ def test_leases_are_renewed_for_the_owner(
         mailbox.renew_lease(box, registration.lease)
         virtual_clock.advance(45.0)
         generator.generate(1)
-        wait_until(lambda: len(box) == 1)
+        eventually(lambda: len(box) == 1)
         box.lease.cancel()
         virtual_clock.advance(11.0)
         assert registration.lease.is_ended
 
 
-def test_iterating_waits_for_events(box: MailboxRegistration) -> None:
+def test_iterating_waits_for_events(box: Box) -> None:
     store(box, events(1, 3))
-    found: list[int] = []
-    timer = threading.Timer(0.05, lambda: store(box, events(4, 5)))
-    timer.start()
-    for each in box.remote_events():
-        found.append(each.sequence_number)
-        if len(found) == 5:
-            break
-    timer.join()
+    found: waiting.Recorder[int] = waiting.Recorder()
+
+    def iterate() -> None:
+        for each in box.remote_events():
+            found.append(each.sequence_number)
+            if len(found) == 5:
+                break
+
+    join = in_background(iterate)
+    found.wait_for(3)
+    eventually(lambda: box._fetches)
+    store(box, events(4, 5))
+    join()
     assert found == [1, 2, 3, 4, 5]
 
 
-def test_the_longest_lease_is_a_choice(reopen: Callable[..., EventMailbox]) -> None:
+def test_the_longest_lease_is_a_choice(reopen: OpenMailbox) -> None:
     mailbox = reopen(max_duration=10.0)
     assert mailbox.register(Lease.FOREVER).lease.duration == 10.0

@@ -10,22 +10,20 @@ from typing import Any
 
 import pytest
 
-from messaging.errors import ArgumentError, MessagingError
-from messaging.remoteevent import EventMailbox, MailboxRegistration, RemoteEvent, RetryPolicy
-from tests.remoteevent.helpers import Recorder, event, events, wait_until
+from messaging.errors import ArgumentError
+from messaging.remoteevent import EventMailbox
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.remoteevent.helpers import FAST, Recorder, event, events, store, taken
+from tests.threads import in_threads
 
 MOST = 3
 
 
 @pytest.fixture
 def mailbox(tmp_path: Path) -> Iterator[EventMailbox]:
-    policy = RetryPolicy(first_delay=0.01, max_delay=0.05)
-    with EventMailbox(tmp_path / "mailbox", max_open_boxes=MOST, retry=policy) as made:
+    with EventMailbox(tmp_path / "mailbox", max_open_boxes=MOST, retry=FAST) as made:
         yield made
-
-
-def store(box: MailboxRegistration, given: list[RemoteEvent]) -> None:
-    assert box.listener.deliver(given).result(10) == [None] * len(given)
 
 
 def descriptors() -> int:
@@ -50,13 +48,13 @@ def test_registrations_that_are_not_used_need_no_files(mailbox: EventMailbox) ->
 
 def test_the_number_of_open_boxes_is_bounded(mailbox: EventMailbox) -> None:
     before = descriptors()
-    boxes = [mailbox.register(100.0) for _ in range(30)]
+    boxes = [mailbox.register(100.0) for _ in range(12)]
     for number in (1, 2):
         for each in boxes:
             store(each, [event(number)])
     assert mailbox.open_boxes <= MOST + 1  # one whose event was stored just now
     assert descriptors() - before <= (MOST + 1) * 15
-    assert [len(each) for each in boxes] == [2] * 30
+    assert [len(each) for each in boxes] == [2] * 12
     assert {each.box.stored for each in boxes} == {2}
     for each in boxes:
         store(each, [event(2), event(3)])  # the first one is a duplicate
@@ -76,22 +74,22 @@ def test_numbers_for_people_are_kept_while_a_box_is_closed(mailbox: EventMailbox
     assert (len(box), box.dropped) == (2, 5)
 
 
-@pytest.mark.parametrize("keep", ["all", "latest"])
+@table("keep", ["all", "latest"])
 def test_an_iterator_goes_on_although_others_use_their_boxes(mailbox: EventMailbox, keep: Any) -> None:
     box = mailbox.register(100.0, keep=keep)
-    store(box, [event(1, each) for each in range(10)])
+    store(box, [event(1, each) for each in range(4)])
     iterator = box.remote_events()
     found = []
-    for _ in range(10):
+    for _ in range(4):
         use_others(mailbox)
         found.append(iterator.next())
-    assert found == [event(1, each) for each in range(10)]
+    assert found == [event(1, each) for each in range(4)]
     use_others(mailbox)
     iterator.close()
     assert len(box) == 0
 
 
-@pytest.mark.parametrize("keep", ["all", "latest"])
+@table("keep", ["all", "latest"])
 def test_a_target_gets_each_event_once_although_others_use_their_boxes(mailbox: EventMailbox, keep: Any) -> None:
     box = mailbox.register(100.0, keep=keep)
     target = Recorder()
@@ -99,10 +97,10 @@ def test_a_target_gets_each_event_once_although_others_use_their_boxes(mailbox: 
         box.enable_delivery(target)
         store(box, [event(1, each) for each in range(5)])
         use_others(mailbox)  # while the target has a batch
-    wait_until(lambda: len(box) == 0)
+    eventually(lambda: len(box) == 0)
     use_others(mailbox)
     store(box, [event(2, each) for each in range(5)])  # opens the box, and delivers
-    wait_until(lambda: len(target.events) == 10)
+    eventually(lambda: len(target.events) == 10)
     assert [(each.id, each.sequence_number) for each in target.events] == [(at, n) for n in (1, 2) for at in range(5)]
 
 
@@ -112,37 +110,28 @@ def test_a_wait_for_events_keeps_no_box_open(mailbox: EventMailbox) -> None:
     assert mailbox.open_boxes <= MOST
     for each in boxes:
         store(each, [event(1)])
-    assert [[found for _, found in each.result(10)] for each in waits] == [[event(1)]] * 20
+    assert [[found for _, found in each.result(PATIENCE)] for each in waits] == [[event(1)]] * 20
 
 
 def test_many_threads_share_few_open_boxes(mailbox: EventMailbox) -> None:
     boxes = [mailbox.register(100.0, keep="all") for _ in range(10)]
     numbers: dict[str, list[int]] = {each.id: [] for each in boxes}
-    failures: list[BaseException] = []
     turns = {each.id: threading.Lock() for each in boxes}
     left = {each.id: 1 for each in boxes}
 
     def work(seed: int) -> None:
         chance = random.Random(seed)
-        try:
-            for _ in range(40):
-                box = chance.choice(boxes)
-                with turns[box.id]:
-                    if chance.random() < 0.6:
-                        first = left[box.id]
-                        store(box, events(first, first + 4))
-                        left[box.id] += 5
-                    else:
-                        numbers[box.id] += [each.sequence_number for each in box.drain(7)]
-        except MessagingError as error:
-            failures.append(error)
+        for _ in range(40):
+            box = chance.choice(boxes)
+            with turns[box.id]:
+                if chance.random() < 0.6:
+                    first = left[box.id]
+                    store(box, events(first, first + 4))
+                    left[box.id] += 5
+                else:
+                    numbers[box.id] += taken(box.drain(7))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(6, work)
     for each in boxes:
         numbers[each.id] += [got.sequence_number for got in each.drain()]
         assert numbers[each.id] == [*range(1, left[each.id])]
@@ -153,7 +142,7 @@ def test_a_closed_box_is_deleted_with_its_registration(mailbox: EventMailbox, tm
     store(box, [event(1)])
     use_others(mailbox)
     box.lease.cancel()
-    wait_until(lambda: not (tmp_path / "mailbox" / "boxes" / box.id).exists())
+    eventually(lambda: not (tmp_path / "mailbox" / "boxes" / box.id).exists())
 
 
 def test_closing_the_mailbox_closes_all_boxes(tmp_path: Path) -> None:
@@ -165,7 +154,7 @@ def test_closing_the_mailbox_closes_all_boxes(tmp_path: Path) -> None:
     assert descriptors() <= before + 2  # of the engine
 
 
-@pytest.mark.parametrize("most", [0, -1, True, 1.5, "x"])
+@table("most", [0, -1, True, 1.5, "x"])
 def test_the_bound_is_an_int_from_1(tmp_path: Path, most: Any) -> None:
     with pytest.raises(ArgumentError, match="max_open_boxes"):
         EventMailbox(tmp_path / "mailbox", max_open_boxes=most)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,51 +19,17 @@ from messaging.errors import (
     UnknownLeaseError,
     WouldBlockError,
 )
-from messaging.remoteevent import EventMailbox, MailboxRegistration, RemoteEvent, RetryPolicy
-from tests.remoteevent.helpers import Recorder, event, events, wait_until
-
-FAST = RetryPolicy(first_delay=0.01, max_delay=0.05)
-
-
-@pytest.fixture
-def target() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
-def other() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
-def mailbox(tmp_path: Path, target: Recorder, other: Recorder) -> Iterator[EventMailbox]:
-    listeners = {"target": target, "other": other}
-    with EventMailbox(tmp_path / "mailbox", listeners=listeners, retry=FAST) as made:
-        yield made
-
-
-@pytest.fixture
-def box(mailbox: EventMailbox) -> MailboxRegistration:
-    return mailbox.register(100.0)
-
-
-def store(box: MailboxRegistration, given: list[RemoteEvent]) -> None:
-    while given:
-        outcomes = box.listener.deliver(given).result(10)
-        assert outcomes == [None] * len(outcomes)
-        given = given[len(outcomes) :]
-
-
-def taken(found: list[RemoteEvent]) -> list[int]:
-    return [each.sequence_number for each in found]
-
+from messaging.remoteevent import EventMailbox, RemoteEvent
+from messaging.testing import waiting
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually, results, within
+from tests.remoteevent.helpers import Box, Recorder, event, events, store, taken
+from tests.threads import in_background, together
 
 # --- an iterator that loses its place
 
 
-def test_a_drain_that_loses_its_place_removes_nothing(
-    box: MailboxRegistration, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drain_that_loses_its_place_removes_nothing(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scenarios 42 and 51: another reader begins while a drain is under way."""
     store(box, events(1, 2500))
     fetch = box.fetch
@@ -83,7 +48,7 @@ def test_a_drain_that_loses_its_place_removes_nothing(
 
 
 def test_an_event_that_was_handed_out_is_not_pushed_when_the_switch_meets_the_next_call(
-    box: MailboxRegistration, target: Recorder, monkeypatch: pytest.MonkeyPatch
+    box: Box, target: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scenario 51: delivery is enabled between the hand-over of the ticket and the check of the iterator."""
     store(box, events(1, 3))
@@ -101,12 +66,12 @@ def test_an_event_that_was_handed_out_is_not_pushed_when_the_switch_meets_the_ne
     assert iterator.next() == event(1)
     with pytest.raises(InvalidIteratorError):
         iterator.next()
-    wait_until(lambda: len(box) == 0)
+    eventually(lambda: len(box) == 0)
     assert target.numbers == [2, 3]
 
 
 def test_events_that_arrive_during_the_switch_are_not_handed_out_by_the_old_iterator(
-    box: MailboxRegistration, target: Recorder, monkeypatch: pytest.MonkeyPatch
+    box: Box, target: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scenario 51: delivery is enabled after the box has answered the iterator."""
     store(box, events(1, 3))
@@ -120,10 +85,10 @@ def test_events_that_arrive_during_the_switch_are_not_handed_out_by_the_old_iter
     monkeypatch.setattr(box, "fetch", switching)
     with pytest.raises(InvalidIteratorError):
         box.remote_events().next()
-    wait_until(lambda: target.numbers == [1, 2, 3])
+    eventually(lambda: target.numbers == [1, 2, 3])
 
 
-def test_a_failed_call_keeps_its_place(box: MailboxRegistration, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_call_keeps_its_place(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     store(box, events(1, 3))
     iterator = box.remote_events()
     assert iterator.next() == event(1)
@@ -142,7 +107,7 @@ def test_a_failed_call_keeps_its_place(box: MailboxRegistration, monkeypatch: py
     assert len(box) == 1
 
 
-def test_an_awaited_iterator_acknowledges_with_the_next_call(box: MailboxRegistration) -> None:
+def test_an_awaited_iterator_acknowledges_with_the_next_call(box: Box) -> None:
     store(box, events(1, 3))
 
     async def main() -> None:
@@ -170,51 +135,49 @@ def test_tokens_of_iterators_are_never_the_same(mailbox: EventMailbox, tmp_path:
         new = box.begin_iterator()
         assert new != old
         with pytest.raises(InvalidIteratorError):
-            box.fetch(old, 2**62, 0, 0.0).result(5)
+            box.fetch(old, 2**62, 0, 0.0).result(PATIENCE)
         assert len(box) == 1
 
 
-def test_only_the_newest_fetch_of_an_iterator_waits(box: MailboxRegistration) -> None:
+def test_only_the_newest_fetch_of_an_iterator_waits(box: Box) -> None:
     token = box.begin_iterator()
     waits = [box.fetch(token, None, 10, 9.0) for _ in range(100)]
-    assert [each.result(1) for each in waits[:-1]] == [[]] * 99
+    assert results(waits[:-1]) == [[]] * 99
     assert not waits[-1].done()
     store(box, [event(1)])
-    assert [each for _, each in waits[-1].result(5)] == [event(1)]
+    assert [each for _, each in waits[-1].result(PATIENCE)] == [event(1)]
 
 
 # --- a target that has a batch
 
 
-class Slow:
+class Slow(Recorder):
     """A target that returns when it is told to, event by event."""
 
     def __init__(self) -> None:
-        self.begun = threading.Event()
+        super().__init__()
+        self.begun: waiting.Recorder[RemoteEvent] = waiting.Recorder()
         self.go_on = threading.Event()
-        self.events: list[RemoteEvent] = []
 
     def notify(self, event: RemoteEvent) -> None:
-        self.begun.set()
-        assert self.go_on.wait(20)
-        self.events.append(event)
+        self.begun.append(event)
+        assert self.go_on.wait(PATIENCE)
+        super().notify(event)
 
 
 @pytest.fixture
-def slow(box: MailboxRegistration) -> Iterator[Slow]:
+def slow(box: Box) -> Iterator[Slow]:
     """A target that has the first events of the box."""
     made = Slow()
     store(box, events(1, 500))
     box.enable_delivery(made)
-    assert made.begun.wait(10)
+    made.begun.wait_for(1)
     yield made
     made.go_on.set()
 
 
 @pytest.mark.parametrize("how", ["drain", "next"])
-def test_taking_after_pushing_waits_for_the_batch_that_the_target_has(
-    box: MailboxRegistration, slow: Slow, how: str
-) -> None:
+def test_taking_after_pushing_waits_for_the_batch_that_the_target_has(box: Box, slow: Slow, how: str) -> None:
     """Scenarios 42 and 51: neither lost nor doubled, and not none although events are stored."""
     found: list[RemoteEvent] = []
 
@@ -226,17 +189,16 @@ def test_taking_after_pushing_waits_for_the_batch_that_the_target_has(
             while (each := iterator.next()) is not None:
                 found.append(each)
 
-    thread = threading.Thread(target=take)
-    thread.start()
-    wait_until(lambda: box.target is None)
+    join = in_background(take)
+    eventually(lambda: box.target is None)
     slow.go_on.set()
-    thread.join(10)
+    join()
     assert found
-    assert taken(slow.events) + taken(found) == [*range(1, 501)]
+    assert slow.numbers + taken(found) == [*range(1, 501)]
 
 
 def test_taking_after_pushing_says_that_the_target_does_not_answer(
-    box: MailboxRegistration, slow: Slow, monkeypatch: pytest.MonkeyPatch
+    box: Box, slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("messaging.remoteevent.mailbox.iterator.BATCH_WAIT", 0.05)
     with pytest.raises(DeadlineError, match="target"):
@@ -248,33 +210,31 @@ def test_taking_after_pushing_says_that_the_target_does_not_answer(
     slow.go_on.set()
     first = iterator.next(10)
     assert first is not None
-    assert taken(slow.events) == [*range(1, first.sequence_number)]
+    assert slow.numbers == [*range(1, first.sequence_number)]
 
 
-def test_waiting_for_the_batch_does_not_disable_a_newer_target(
-    box: MailboxRegistration, slow: Slow, target: Recorder
-) -> None:
+def test_waiting_for_the_batch_does_not_disable_a_newer_target(box: Box, slow: Slow, target: Recorder) -> None:
     """The newer target gets what the one before has not acknowledged."""
     waiting = box.fetch(box.begin_iterator(), None, 10, 9.0)
     box.enable_delivery(target)
     with pytest.raises(InvalidIteratorError):
-        waiting.result(10)
+        waiting.result(PATIENCE)
     slow.go_on.set()
-    wait_until(lambda: len(slow.events) + len(target.events) == 500)
-    assert taken(slow.events) + target.numbers == [*range(1, 501)]
+    eventually(lambda: len(slow.events) + len(target.events) == 500)
+    assert slow.numbers + target.numbers == [*range(1, 501)]
 
 
 # --- target, delivery and disk agree
 
 
 def test_a_target_that_is_gone_is_no_target_any_more_also_after_a_restart(
-    mailbox: EventMailbox, box: MailboxRegistration, target: Recorder, tmp_path: Path
+    mailbox: EventMailbox, box: Box, target: Recorder, tmp_path: Path
 ) -> None:
     """Scenario 47."""
     target.go()
     store(box, events(1, 5))
     box.enable_delivery(target)
-    wait_until(lambda: box.target is None)
+    eventually(lambda: box.target is None)
     mailbox.close()
     with EventMailbox(tmp_path / "mailbox", listeners={"target": target}) as again:
         found = again.registration(box.id)
@@ -295,23 +255,13 @@ def test_memory_disk_and_delivery_agree_after_switches_side_by_side(
             each.remote_events,
             lambda each=each: each.lease.renew(100.0),  # type: ignore[misc]
         ]
-        barrier = threading.Barrier(len(switches))
-
-        def run(switch: Callable[[], object], barrier: threading.Barrier = barrier) -> None:
-            barrier.wait(10)
-            switch()
-
-        threads = [threading.Thread(target=run, args=(switch,)) for switch in switches]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(10)
+        together(*switches)
     targets = {each.id: each.target for each in boxes}
     for each in boxes:
         store(each, [event(1, source=each.id)])
     delivered = [target.events, other.events]
     for each in boxes:
-        wait_until(lambda each=each: targets[each.id] is None or not len(each))  # type: ignore[misc]
+        eventually(lambda each=each: targets[each.id] is None or not len(each))  # type: ignore[misc]
         assert len(each) == (targets[each.id] is None)
         for recorder, found in zip((target, other), delivered, strict=True):
             assert (each.id in {got.source for got in found}) == (targets[each.id] is recorder)
@@ -321,7 +271,7 @@ def test_memory_disk_and_delivery_agree_after_switches_side_by_side(
 
 
 def test_a_target_that_cannot_be_stored_changes_nothing(
-    box: MailboxRegistration, target: Recorder, monkeypatch: pytest.MonkeyPatch
+    box: Box, target: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     iterator = box.remote_events()
 
@@ -338,19 +288,19 @@ def test_a_target_that_cannot_be_stored_changes_nothing(
 
 
 def test_a_target_of_this_process_alone_is_stored_only_after_a_restart(
-    mailbox: EventMailbox, box: MailboxRegistration, tmp_path: Path
+    mailbox: EventMailbox, box: Box, tmp_path: Path
 ) -> None:
-    found: list[RemoteEvent] = []
-    box.enable_delivery(found.append)
+    found: waiting.Recorder[RemoteEvent] = waiting.Recorder()
+    box.enable_delivery(found)
     store(box, [event(1)])
-    wait_until(lambda: found)
+    found.wait_for(1)
     mailbox.close()
     with EventMailbox(tmp_path / "mailbox") as again:
         assert again.registration(box.id).target is None
 
 
 def test_enabling_delivery_of_a_registration_that_ends_leaves_no_delivery(
-    box: MailboxRegistration, target: Recorder, monkeypatch: pytest.MonkeyPatch
+    box: Box, target: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scenario 48: the lease ends while the target is being stored."""
     store(box, events(1, 5))
@@ -371,7 +321,7 @@ def test_enabling_delivery_of_a_registration_that_ends_leaves_no_delivery(
 
 
 def test_nothing_has_changed_when_a_call_would_block_the_event_loop(
-    mailbox: EventMailbox, box: MailboxRegistration, target: Recorder
+    mailbox: EventMailbox, box: Box, target: Recorder
 ) -> None:
     iterator = box.remote_events()
 
@@ -392,17 +342,16 @@ def test_nothing_has_changed_when_a_call_would_block_the_event_loop(
     assert iterator.next(5) == event(1)
 
     async def disable() -> None:
-        with pytest.raises(WouldBlockError):
-            box.disable_delivery()
-        with pytest.raises(WouldBlockError):
-            box.remote_events()
+        for call in (box.disable_delivery, box.remote_events):
+            with pytest.raises(WouldBlockError):
+                call()
 
     box.enable_delivery(target)
     asyncio.run(disable())
     assert box.target is target
 
 
-def test_delivery_is_enabled_on_an_event_loop(box: MailboxRegistration) -> None:
+def test_delivery_is_enabled_on_an_event_loop(box: Box) -> None:
     store(box, events(1, 3))
     found: list[tuple[RemoteEvent, bool]] = []
 
@@ -417,7 +366,7 @@ def test_delivery_is_enabled_on_an_event_loop(box: MailboxRegistration) -> None:
 
         await box.enable_delivery_soon(notify)
         assert box.target is notify
-        await asyncio.wait_for(done.wait(), 10)
+        await within(done.wait())
         await box.enable_delivery_soon(None)
         assert box.target is None
         with pytest.raises(ArgumentError):
@@ -439,48 +388,44 @@ def test_targets_that_hang_do_not_delay_the_end_of_registrations(mailbox: EventM
             box = mailbox.register(100.0)
             store(box, [event(1)])
             box.enable_delivery(each)
-            assert each.begun.wait(10)
+            each.begun.wait_for(1)
             boxes.append(box)
-        begun = time.monotonic()
         for box in boxes:
             box.lease.cancel()
-        wait_until(lambda: len(mailbox) == 0)
-        assert time.monotonic() - begun < 4
+        eventually(lambda: len(mailbox) == 0)
+        assert not any(each.events for each in hanging)
     finally:
         for each in hanging:
             each.go_on.set()
 
 
-def test_an_expired_lease_stops_delivery_before_the_landlord_has_noticed(
-    mailbox: EventMailbox, box: MailboxRegistration
-) -> None:
+def test_an_expired_lease_stops_delivery_before_the_landlord_has_noticed(mailbox: EventMailbox, box: Box) -> None:
     """Scenario 48."""
     slow = Slow()
     store(box, [event(1)])
     box.enable_delivery(slow)
-    assert slow.begun.wait(10)
+    slow.begun.wait_for(1)
     store(box, [event(2)])
     box.lease.note_cancelled()  # its callbacks have not run
     slow.go_on.set()
-    wait_until(lambda: box.counts.delivered == 1)
+    eventually(lambda: box.counts.delivered == 1)
     box.note_stored()
     assert mailbox.registrations() == []
-    assert taken(slow.events) == [1]
+    assert slow.numbers == [1]
 
 
-def test_closing_the_mailbox_ends_every_call(mailbox: EventMailbox, box: MailboxRegistration) -> None:
+def test_closing_the_mailbox_ends_every_call(mailbox: EventMailbox, box: Box) -> None:
     store(box, events(1, 3))
     iterator = box.remote_events()
     assert iterator.next() == event(1)
     mailbox.close()
-    with pytest.raises(ClosedError):
-        iterator.next()
-    with pytest.raises(ClosedError):
-        box.drain()
+    for call in (iterator.next, box.drain):
+        with pytest.raises(ClosedError):
+            call()
 
 
-@pytest.mark.parametrize("most", [-1, True, "x", 1.5])
-def test_a_number_of_events_is_an_int_from_0(box: MailboxRegistration, most: Any) -> None:
+@table("most", [-1, True, "x", 1.5])
+def test_a_number_of_events_is_an_int_from_0(box: Box, most: Any) -> None:
     store(box, [event(1)])
     with pytest.raises(ArgumentError):
         box.drain(most)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import messaging
+from messaging import Messaging
 from messaging.calls import call
 from messaging.errors import (
     ArgumentError,
@@ -26,79 +24,62 @@ from messaging.leases import Landlord, Lease, LeaseServer, RemoteGrantor
 from messaging.remoteevent import (
     EventMailbox,
     MailboxServer,
-    RemoteEvent,
     RemoteMailbox,
     RemoteMailboxRegistration,
-    RetryPolicy,
 )
-from tests.remoteevent.helpers import Recorder, event, events, wait_until
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.remoteevent.helpers import FAST, Recorder, event, events, ready, store, taken
+from tests.threads import in_background
 
 CHANNEL = "mailboxes/field"
+RemoteBox = RemoteMailboxRegistration
 
 
 @pytest.fixture
-def m() -> Iterator[messaging.Messaging]:
-    with messaging.connect(f"memory://{uuid.uuid4().hex}") as made:
-        yield made
-
-
-@pytest.fixture
-def mailbox(m: messaging.Messaging, tmp_path: Path) -> Iterator[EventMailbox]:
-    policy = RetryPolicy(first_delay=0.01, max_delay=0.05)
+def mailbox(m: Messaging, tmp_path: Path) -> Iterator[EventMailbox]:
     with (
-        EventMailbox(tmp_path / "mailbox", messaging=m, retry=policy) as made,
-        MailboxServer(m, CHANNEL, made) as server,
+        EventMailbox(tmp_path / "mailbox", messaging=m, retry=FAST) as made,
+        ready(MailboxServer(m, CHANNEL, made)),
     ):
-        server.ready.result(10)
         yield made
 
 
 @pytest.fixture
-def remote(m: messaging.Messaging, mailbox: EventMailbox) -> Iterator[RemoteMailbox]:  # it is served
+def remote(m: Messaging, mailbox: EventMailbox) -> Iterator[RemoteMailbox]:  # it is served
     with RemoteMailbox(m, CHANNEL) as made:
         yield made
 
 
 @pytest.fixture
-def box(remote: RemoteMailbox) -> RemoteMailboxRegistration:
-    return remote.register(100.0).result(10)
-
-
-def store(mailbox: EventMailbox, box: RemoteMailboxRegistration, given: list[RemoteEvent]) -> None:
-    while given:
-        outcomes = mailbox.registration(box.id).listener.deliver(given).result(10)
-        assert outcomes == [None] * len(outcomes)
-        given = given[len(outcomes) :]
-
-
-def taken(found: list[RemoteEvent]) -> list[int]:
-    return [each.sequence_number for each in found]
+def box(remote: RemoteMailbox) -> RemoteBox:
+    return remote.register(100.0).result(PATIENCE)
 
 
 # --- switching
 
 
-def test_what_was_pulled_is_not_pushed(mailbox: EventMailbox, box: RemoteMailboxRegistration) -> None:
+def test_what_was_pulled_is_not_pushed(mailbox: EventMailbox, box: RemoteBox) -> None:
     """Scenario 51."""
     target = Recorder()
-    store(mailbox, box, events(1, 20))
-    iterator = box.remote_events().result(10)
+    store(mailbox.registration(box.id), events(1, 20))
+    iterator = box.remote_events().result(PATIENCE)
     assert taken(iterator.batch(10)) == [*range(1, 11)]
-    box.enable_delivery(target).result(10)
-    wait_until(lambda: len(target.events) >= 10)
+    box.enable_delivery(target).result(PATIENCE)
+    target.events.wait_for(10)
     for call_ in (iterator.next, iterator.batch, iterator.close):
         with pytest.raises(InvalidIteratorError):
             call_()
-    wait_until(lambda: len(mailbox.registration(box.id)) == 0)
+    eventually(lambda: len(mailbox.registration(box.id)) == 0)
     assert target.numbers == [*range(11, 21)]
 
 
-def test_a_newer_iterator_goes_on_where_the_older_was(mailbox: EventMailbox, box: RemoteMailboxRegistration) -> None:
+def test_a_newer_iterator_goes_on_where_the_older_was(mailbox: EventMailbox, box: RemoteBox) -> None:
     """Scenario 51."""
-    store(mailbox, box, events(1, 20))
-    first = box.remote_events().result(10)
+    store(mailbox.registration(box.id), events(1, 20))
+    first = box.remote_events().result(PATIENCE)
     assert taken(first.batch(5)) == [1, 2, 3, 4, 5]
-    second = box.remote_events().result(10)
+    second = box.remote_events().result(PATIENCE)
     with pytest.raises(InvalidIteratorError):
         first.next()
     assert taken(second.batch(100)) == [*range(6, 21)]
@@ -107,10 +88,10 @@ def test_a_newer_iterator_goes_on_where_the_older_was(mailbox: EventMailbox, box
 
 
 def test_an_iterator_goes_on_after_a_switch_that_failed(
-    mailbox: EventMailbox, box: RemoteMailboxRegistration, monkeypatch: pytest.MonkeyPatch
+    mailbox: EventMailbox, box: RemoteBox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store(mailbox, box, events(1, 20))
-    iterator = box.remote_events().result(10)
+    store(mailbox.registration(box.id), events(1, 20))
+    iterator = box.remote_events().result(PATIENCE)
     assert taken(iterator.batch(5)) == [1, 2, 3, 4, 5]
 
     def fail(*_: Any) -> None:
@@ -118,37 +99,28 @@ def test_an_iterator_goes_on_after_a_switch_that_failed(
 
     monkeypatch.setattr(mailbox.registration(box.id), "_persist", fail)
     with pytest.raises(BoundReachedError):
-        box.enable_delivery(Recorder()).result(10)
+        box.enable_delivery(Recorder()).result(PATIENCE)
     assert taken(iterator.batch(100)) == [*range(6, 21)]
 
 
-def test_a_wait_ends_when_the_same_owner_switches(mailbox: EventMailbox, box: RemoteMailboxRegistration) -> None:
+def test_a_wait_ends_when_the_same_owner_switches(mailbox: EventMailbox, box: RemoteBox) -> None:
     """Scenario 50."""
-    iterator = box.remote_events().result(10)
-    found: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            iterator.next(30)
-        except MessagingError as error:
-            found.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    wait_until(lambda: len(mailbox.registration(box.id)._fetches) == 1)
-    box.remote_events().result(10)
-    thread.join(10)
-    assert isinstance(found[0], InvalidIteratorError)
+    iterator = box.remote_events().result(PATIENCE)
+    join = in_background(lambda: iterator.next(3 * PATIENCE))
+    eventually(lambda: len(mailbox.registration(box.id)._fetches) == 1)
+    box.remote_events().result(PATIENCE)
+    with pytest.raises(InvalidIteratorError):
+        join()
 
 
 def test_taken_events_of_an_older_iterator_acknowledge_nothing(
-    m: messaging.Messaging, mailbox: EventMailbox, box: RemoteMailboxRegistration
+    m: Messaging, mailbox: EventMailbox, box: RemoteBox
 ) -> None:
-    store(mailbox, box, events(1, 5))
-    old, _ = call(m, CHANNEL, "iterate", {"id": box.id}).result(10)
-    new, stored = call(m, CHANNEL, "iterate", {"id": box.id, "taken": [old, 1]}).result(10)
+    store(mailbox.registration(box.id), events(1, 5))
+    old, _ = call(m, CHANNEL, "iterate", {"id": box.id}).result(PATIENCE)
+    new, stored = call(m, CHANNEL, "iterate", {"id": box.id, "taken": [old, 1]}).result(PATIENCE)
     assert stored == 3
-    call(m, CHANNEL, "iterate", {"id": box.id, "taken": [old, 4]}).result(10)
+    call(m, CHANNEL, "iterate", {"id": box.id, "taken": [old, 4]}).result(PATIENCE)
     assert (len(mailbox.registration(box.id)), new != old) == (3, True)
 
 
@@ -156,10 +128,10 @@ def test_taken_events_of_an_older_iterator_acknowledge_nothing(
 
 
 def test_a_drain_that_is_interrupted_returns_what_has_arrived(
-    mailbox: EventMailbox, box: RemoteMailboxRegistration, remote: RemoteMailbox, monkeypatch: pytest.MonkeyPatch
+    mailbox: EventMailbox, box: RemoteBox, remote: RemoteMailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scenario 42: what was acknowledged is not lost."""
-    store(mailbox, box, events(1, 2500))
+    store(mailbox.registration(box.id), events(1, 2500))
     request = remote.call
     fetches: list[Any] = []
 
@@ -167,7 +139,7 @@ def test_a_drain_that_is_interrupted_returns_what_has_arrived(
         if operation == "fetch":
             fetches.append(arguments)
             if len(fetches) == 2:
-                request(operation, arguments, **options).result(10)  # it arrives; the reply is lost
+                request(operation, arguments, **options).result(PATIENCE)  # it arrives; the reply is lost
                 lost: Promise[Any] = Promise("fetch")
                 lost.reject(OutcomeUnknownError("the connection was lost"))
                 return lost
@@ -183,9 +155,9 @@ def test_a_drain_that_is_interrupted_returns_what_has_arrived(
 
 
 def test_a_drain_whose_first_request_fails_raises(
-    mailbox: EventMailbox, box: RemoteMailboxRegistration, remote: RemoteMailbox, monkeypatch: pytest.MonkeyPatch
+    mailbox: EventMailbox, box: RemoteBox, remote: RemoteMailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store(mailbox, box, events(1, 5))
+    store(mailbox.registration(box.id), events(1, 5))
     request = remote.call
 
     def failing(operation: str, arguments: Any = None, **options: Any) -> Promise[Any]:
@@ -201,16 +173,16 @@ def test_a_drain_whose_first_request_fails_raises(
 
 
 def test_a_drain_ends_although_events_keep_arriving(
-    mailbox: EventMailbox, box: RemoteMailboxRegistration, remote: RemoteMailbox, monkeypatch: pytest.MonkeyPatch
+    mailbox: EventMailbox, box: RemoteBox, remote: RemoteMailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes as many events as were stored when it began."""
-    store(mailbox, box, events(1, 10))
+    store(mailbox.registration(box.id), events(1, 10))
     request = remote.call
     numbers = iter(range(11, 100_000))
 
     def arriving(operation: str, arguments: Any = None, **options: Any) -> Promise[Any]:
         if operation == "fetch":
-            store(mailbox, box, [event(next(numbers))])
+            store(mailbox.registration(box.id), [event(next(numbers))])
         return request(operation, arguments, **options)
 
     monkeypatch.setattr(remote, "call", arriving)
@@ -222,15 +194,15 @@ def test_a_drain_ends_although_events_keep_arriving(
 
 
 def test_a_drain_waits_for_the_target_that_has_the_events(
-    mailbox: EventMailbox, box: RemoteMailboxRegistration, monkeypatch: pytest.MonkeyPatch
+    mailbox: EventMailbox, box: RemoteBox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = Recorder()
     with target.gate:
-        store(mailbox, box, events(1, 5))
+        store(mailbox.registration(box.id), events(1, 5))
         mailbox.registration(box.id).enable_delivery(target)
         delivery = mailbox.registration(box.id)._delivery
         assert delivery is not None
-        wait_until(lambda: delivery.is_busy)
+        eventually(lambda: delivery.is_busy)
         with monkeypatch.context() as patch:
             patch.setattr("messaging.remoteevent.mailbox.iterator.BATCH_WAIT", 0.05)
             with pytest.raises(DeadlineError, match="target"):
@@ -242,8 +214,8 @@ def test_a_drain_waits_for_the_target_that_has_the_events(
 # --- junk
 
 
-@pytest.mark.parametrize(
-    ("operation", "arguments", "error"),
+@table(
+    "operation, arguments, error",
     [
         ("fetch", {"iterator": "TOKEN", "ticket": None, "most": -5}, DecodeError),
         ("fetch", {"iterator": "TOKEN", "ticket": -1, "most": 5}, DecodeError),
@@ -274,19 +246,14 @@ def test_a_drain_waits_for_the_target_that_has_the_events(
     ],
 )
 def test_junk_in_a_request_is_refused_with_an_error_of_its_class(
-    m: messaging.Messaging,
-    mailbox: EventMailbox,
-    box: RemoteMailboxRegistration,
-    operation: str,
-    arguments: dict[str, Any],
-    error: type[MessagingError],
+    m: Messaging, mailbox: EventMailbox, box: RemoteBox, operation: str, arguments: Any, error: type[MessagingError],
     caplog: pytest.LogCaptureFixture,
-) -> None:
-    store(mailbox, box, events(1, 3))
+) -> None:  # fmt: skip
+    store(mailbox.registration(box.id), events(1, 3))
     token = mailbox.registration(box.id).begin_iterator()
     given = {key: token if value == "TOKEN" else value for key, value in arguments.items()}
     with pytest.raises(MessagingError) as caught:
-        call(m, CHANNEL, operation, {"id": box.id, **given}).result(10)
+        call(m, CHANNEL, operation, {"id": box.id, **given}).result(PATIENCE)
     assert isinstance(caught.value, error), caught.value
     assert "Traceback" not in caplog.text
     assert [record for record in caplog.records if record.exc_info] == []
@@ -295,7 +262,7 @@ def test_junk_in_a_request_is_refused_with_an_error_of_its_class(
     assert len(mailbox) == 1
 
 
-def test_a_stub_refuses_junk_before_it_asks(box: RemoteMailboxRegistration) -> None:
+def test_a_stub_refuses_junk_before_it_asks(box: RemoteBox) -> None:
     for junk in ([("", 1)], [("a", None)]):
         with pytest.raises(ArgumentError):
             box.add_unknown_events(junk)  # type: ignore[arg-type]
@@ -305,22 +272,21 @@ def test_a_stub_refuses_junk_before_it_asks(box: RemoteMailboxRegistration) -> N
 
 
 def test_a_lease_is_renewed_once_however_often_its_owner_asks(
-    m: messaging.Messaging, mailbox: EventMailbox, box: RemoteMailboxRegistration
+    m: Messaging, mailbox: EventMailbox, box: RemoteBox
 ) -> None:
-    with Landlord() as landlord, LeaseServer(m, "leases/here", landlord) as server:
-        server.ready.result(10)
+    with Landlord() as landlord, ready(LeaseServer(m, "leases/here", landlord)):
         granted = landlord.grant(100.0)
         lease = Lease(granted.id, RemoteGrantor(m, "leases/here"), 100.0, 100.0)
         for duration in (1000.0, 1000.0, 500.0):
-            box.renew_lease(lease, duration).result(10)
+            box.renew_lease(lease, duration).result(PATIENCE)
         assert len(mailbox._manager) == 1
         for junk in (0, -1, -3.0):
             with pytest.raises(ArgumentError):
                 box.renew_lease(lease, junk)
-        box.lease.cancel().result(10)
-        wait_until(lambda: len(mailbox._manager) == 0)
+        box.lease.cancel().result(PATIENCE)
+        eventually(lambda: len(mailbox._manager) == 0)
 
 
-def test_a_mailbox_tells_that_it_is_there(m: messaging.Messaging, box: RemoteMailboxRegistration) -> None:
+def test_a_mailbox_tells_that_it_is_there(m: Messaging, box: RemoteBox) -> None:
     assert box.id
-    assert call(m, CHANNEL, "mailbox").result(10) == 1
+    assert call(m, CHANNEL, "mailbox").result(PATIENCE) == 1

@@ -12,12 +12,10 @@ import pytest
 from messaging.errors import ArgumentError, ClosedError, JournalLockedError, UnknownEventError, UnknownLeaseError
 from messaging.journal import Journal, JournalTable
 from messaging.leases import Landlord, LeaseEnd
-from messaging.remoteevent import EventMailbox, MailboxRegistration, RemoteEvent
-from tests.remoteevent.helpers import Recorder, event, events, wait_until
-
-
-def store(box: MailboxRegistration, given: list[RemoteEvent]) -> None:
-    assert box.listener.deliver(given).result(10) == [None] * len(given)
+from messaging.remoteevent import EventMailbox
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.remoteevent.helpers import Recorder, event, events, store, taken
 
 
 def test_refused_kinds_are_known_after_each_restart(tmp_path: Path) -> None:
@@ -28,7 +26,7 @@ def test_refused_kinds_are_known_after_each_restart(tmp_path: Path) -> None:
         box = mailbox.register(100.0)
         box.enable_delivery(target)
         store(box, [event(1, 2)])
-        wait_until(lambda: box.refused)
+        eventually(lambda: box.refused)
         name = box.id
     for number in (2, 3, 4):
         with EventMailbox(tmp_path, listeners={"target": target}) as mailbox:
@@ -66,15 +64,15 @@ def test_a_lease_that_expires_after_the_mailbox_was_closed_harms_no_later_run(tm
         first.close()
         with EventMailbox(tmp_path) as second:
             again = second.registration(box.id)
-            assert again.lease.renew(200.0).result(5) == 200.0
+            assert again.lease.renew(200.0).result(PATIENCE) == 200.0
             store(again, [event(2)])
             now[0] = 1000.0
             landlord.expire()
             box.lease.when_ended(ended.append)
             first._end(box, LeaseEnd.EXPIRED)  # as if its callback came this late
-            wait_until(lambda: ended)
+            eventually(lambda: ended)
             assert (tmp_path / "boxes" / box.id).is_dir()
-            assert [each.sequence_number for each in again.drain()] == [1, 2]
+            assert taken(again.drain()) == [1, 2]
         with EventMailbox(tmp_path) as third:
             assert third.registration(box.id).id == box.id
 
@@ -111,7 +109,7 @@ def _without_full(values: dict[str, Any]) -> Any:
     return values
 
 
-@pytest.mark.parametrize(
+@table(
     "damage",
     [
         _without_full,
@@ -147,13 +145,12 @@ def test_the_events_of_a_registration_with_a_malformed_record_are_kept(
 
 
 def test_a_mailbox_that_cannot_be_opened_delivers_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = Recorder()
-    target.error = OSError("away")
+    target = Recorder(OSError("away"))
     with EventMailbox(tmp_path, listeners={"target": target}) as mailbox:
         box = mailbox.register(100.0)
         store(box, [event(1)])
         box.enable_delivery(target)
-        wait_until(lambda: target.calls)
+        target.calls.wait_for(1)
     target.error = None
     target.calls.clear()
 
@@ -166,7 +163,7 @@ def test_a_mailbox_that_cannot_be_opened_delivers_nothing(tmp_path: Path, monkey
             EventMailbox(tmp_path, listeners={"target": target})
     assert not target.calls
     with EventMailbox(tmp_path, listeners={"target": target}):
-        wait_until(lambda: target.events)
+        target.events.wait_for(1)
 
 
 def test_a_folder_in_use_and_a_path_that_is_none_are_refused(tmp_path: Path) -> None:
@@ -185,8 +182,8 @@ def test_opening_and_closing_takes_no_time_for_each_idle_registration(tmp_path: 
     with EventMailbox(tmp_path) as mailbox:
         for _ in range(200):
             mailbox.register(1000.0)
-    begun = time.monotonic()
+    begun = time.process_time()
     with EventMailbox(tmp_path) as mailbox:
         assert len(mailbox) == 200
         assert mailbox.open_boxes == 0
-    assert time.monotonic() - begun < 5
+    assert time.process_time() - begun < 5

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from messaging.errors import ArgumentError, DecodeError
 from messaging.remoteevent.ranges import SequenceRanges
+from messaging.testing.tables import table
 
 NUMBERS = st.lists(st.integers(0, 40), max_size=60)
 
@@ -79,13 +80,13 @@ def test_a_million_numbers_in_a_row_are_one_range() -> None:
     assert repr(ranges) == "<SequenceRanges up to 1000004>"
 
 
-@pytest.mark.parametrize("value", [None, [], "x", [0, 5], [0, 5, 3], [-2], [2**63], [0, True, 3], ["a"], [0, 3.5, 4]])
+@table("value", [None, [], "x", [0, 5], [0, 5, 3], [-2], [2**63], [0, True, 3], ["a"], [0, 3.5, 4]])
 def test_malformed_values_are_refused(value: Any) -> None:
     with pytest.raises(DecodeError):
         SequenceRanges.from_value(value)
 
 
-@pytest.mark.parametrize("options", [{"floor": -2}, {"max_ranges": 0}, {"max_ranges": "x"}, {"floor": "x"}])
+@table("options", [{"floor": -2}, {"max_ranges": 0}, {"max_ranges": "x"}, {"floor": "x"}])
 def test_junk_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         SequenceRanges(**options)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from messaging.errors import ArgumentError, ClosedError, LeaseDeniedError, UnknownLeaseError
-from messaging.execution import Waiters
 from messaging.leases import Landlord, Lease, LeaseRenewalEvent, LeaseRenewalManager
 from messaging.remoteevent import EventGenerator, renewal_set
 from messaging.remoteevent.renewal_set import (
@@ -17,31 +16,29 @@ from messaging.remoteevent.renewal_set import (
     LeaseRenewalSet,
     RenewalFailureEvent,
 )
-
-
-def until(holds: Any, timeout: float = 20.0) -> None:
-    assert Waiters().wait_for(holds, timeout)
+from messaging.testing.tables import table
+from messaging.testing.waiting import Recorder, eventually
 
 
 def test_leases_in_a_set_are_renewed_as_long_as_the_set_lives() -> None:
     with Landlord() as landlord, LeaseRenewalSet(60) as renewals:
         lease = landlord.grant(0.3)
-        granted: list[Lease] = []
+        granted: Recorder[Lease] = Recorder()
         landlord.when_renewed(granted.append)
         renewals.renew_for(lease, renew_duration=0.3)
         assert renewals.leases() == [lease]
-        until(lambda: len(granted) >= 3)
+        granted.wait_for(3)
         assert renewals.remove(lease)
         assert not renewals.remove(lease)
-        until(lambda: lease.is_expired)
+        eventually(lambda: lease.is_expired)
 
 
 def test_a_lease_leaves_the_set_after_its_membership() -> None:
     with Landlord() as landlord, LeaseRenewalSet(60) as renewals:
-        failures: list[Any] = []
+        failures: Recorder[Any] = Recorder()
         renewals.set_renewal_failure_listener(failures.append)
         renewals.renew_for(landlord.grant(60), 0.05)
-        until(lambda: not renewals.leases())
+        eventually(lambda: not renewals.leases())
         assert failures == []
 
 
@@ -51,7 +48,7 @@ def test_nothing_is_renewed_after_the_end_of_the_set() -> None:
         lease = landlord.grant(60)
         renewals.renew_for(lease)
         assert lease in manager
-        until(lambda: lease not in manager)
+        eventually(lambda: lease not in manager)
         assert not lease.is_ended  # it is not cancelled
         for call in (
             renewals.leases,
@@ -70,7 +67,7 @@ def test_nothing_is_renewed_after_the_end_of_the_set() -> None:
 def test_failures_have_one_id_and_rising_numbers() -> None:
     """Scenario 23, for failures."""
     with Landlord() as landlord, LeaseRenewalSet(60, source="norm") as renewals:
-        events: list[RenewalFailureEvent] = []
+        events: Recorder[RenewalFailureEvent] = Recorder()
         found = renewals.set_renewal_failure_listener(events.append, {"why": 1})
         assert (found.id, found.source) == (RENEWAL_FAILURE, "norm")
         begin = found.sequence_number
@@ -79,19 +76,19 @@ def test_failures_have_one_id_and_rising_numbers() -> None:
             lease = landlord.grant(0.2)
             renewals.renew_for(lease)
             lease.cancel()
-        until(lambda: len(events) == 3)
+        events.wait_for(3)
         assert [each.sequence_number - begin for each in events] == [1, 2, 3]
         assert {each.kind for each in events} == {found.kind}
         assert {each.error for each in events} == {"UnknownLeaseError"}
         assert events[0].handback == {"why": 1}
         assert renewals.leases() == []
-        later: list[RenewalFailureEvent] = []
+        later: Recorder[RenewalFailureEvent] = Recorder()
         again = renewals.set_renewal_failure_listener(later.append)
         assert (again.id, again.sequence_number) == (found.id, begin + 3)
         lease = landlord.grant(0.2)
         renewals.renew_for(lease)
         lease.cancel()
-        until(lambda: later)
+        later.wait_for(1)
         assert later[0].sequence_number == begin + 4
         assert len(events) == 3  # the earlier listener is told no more
         assert renewals.clear_renewal_failure_listener()
@@ -101,16 +98,16 @@ def test_failures_have_one_id_and_rising_numbers() -> None:
 def test_warnings_have_one_id_and_rising_numbers() -> None:
     """Scenario 23, for warnings: one for each time that the set is about to end."""
     with LeaseRenewalSet(60, source="norm") as renewals:
-        events: list[ExpirationWarningEvent] = []
+        events: Recorder[ExpirationWarningEvent] = Recorder()
         found = renewals.set_expiration_warning_listener(events.append, 59.9)
         assert (found.id, found.source) == (EXPIRATION_WARNING, "norm")
-        until(lambda: len(events) == 1)
+        events.wait_for(1)
         assert 0 < events[0].remaining <= 59.9
         assert events[0].lease_id == renewals.lease.id
         renewals.lease.renew(60)
-        until(lambda: len(events) == 2)
+        events.wait_for(2)
         renewals.lease.renew(30)
-        until(lambda: len(events) == 3)
+        events.wait_for(3)
         assert [each.sequence_number - found.sequence_number for each in events] == [1, 2, 3]
         assert {each.kind for each in events} == {found.kind}
         renewals.lease.renew(3600)
@@ -125,9 +122,9 @@ def test_sets_share_a_landlord() -> None:
         sets = [LeaseRenewalSet(60, landlord=landlord) for _ in range(2)]
         for number, each in enumerate(sets):
             each.set_expiration_warning_listener(events[number].append, 59.95)
-        until(lambda: all(events.values()))
+        eventually(lambda: all(events.values()))
         sets[1].lease.renew(60)
-        until(lambda: len(events[1]) == 2)
+        eventually(lambda: len(events[1]) == 2)
         assert len(events[0]) == 1
         assert len(landlord) == 2
         for each in sets:
@@ -159,19 +156,19 @@ class TellsAtOnce(LeaseRenewalManager):
     def renew_until(self, lease: Lease, *arguments: Any, **options: Any) -> None:
         super().renew_until(lease, *arguments, **options)
         if lease.is_ended:
-            until(lambda: lease not in self)
+            eventually(lambda: lease not in self)
             listener: Any = arguments[2]
             listener.notify(LeaseRenewalEvent(lease, 1.0, UnknownLeaseError("gone")))
 
 
 def test_a_failure_that_is_told_at_once_leaves_no_dead_lease_in_the_set() -> None:
     with Landlord() as landlord, TellsAtOnce() as manager, LeaseRenewalSet(60, manager=manager) as renewals:
-        events: list[RenewalFailureEvent] = []
+        events: Recorder[RenewalFailureEvent] = Recorder()
         renewals.set_renewal_failure_listener(events.append)
         lease = landlord.grant(50)
         lease.cancel()
         renewals.renew_for(lease)
-        until(lambda: events)
+        events.wait_for(1)
         assert renewals.leases() == []
 
 
@@ -190,7 +187,7 @@ def test_a_refused_lease_is_not_in_the_set() -> None:
         assert renewals.leases() == [lease]
 
 
-@pytest.mark.parametrize("last", [0, 1])
+@table("last", [0, 1])
 def test_sets_that_share_a_manager_renew_a_lease_each_for_itself(last: int) -> None:
     with Landlord() as landlord, LeaseRenewalManager() as manager:
         sets = [LeaseRenewalSet(60, manager=manager) for _ in range(2)]
@@ -208,14 +205,14 @@ def test_sets_that_share_a_manager_renew_a_lease_each_for_itself(last: int) -> N
 def test_a_failure_is_told_to_each_set_that_has_the_lease() -> None:
     with Landlord() as landlord, LeaseRenewalManager() as manager:
         sets = [LeaseRenewalSet(60, manager=manager) for _ in range(2)]
-        events: list[Any] = []
+        events: Recorder[Any] = Recorder()
         for each in sets:
             each.set_renewal_failure_listener(events.append)
         lease = landlord.grant(0.2)
         for each in sets:
             each.renew_for(lease)
         lease.cancel()
-        until(lambda: len(events) == 2)
+        events.wait_for(2)
         for each in sets:
             assert each.leases() == []
             each.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,9 @@ from messaging.errors import ArgumentError, UnknownEventError
 from messaging.leases import Landlord, Lease
 from messaging.remoteevent import EventGenerator, EventRegistration, RemoteEvent
 from messaging.remoteevent.sequences import Arrival, ArrivalKind, IdempotentListener, SequenceTracker
+from messaging.testing.waiting import PATIENCE, Recorder
+from tests.remoteevent.helpers import generate
+from tests.threads import in_threads
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +120,7 @@ def test_many_threads_see_each_event_new_once() -> None:
     def run() -> None:
         found.extend(number for number in range(2000) if tracker.note(event(number)).is_new)
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(60)
+    in_threads(4, lambda _: run())
     assert sorted(found) == list(range(2000))
 
 
@@ -132,7 +130,7 @@ def test_an_idempotent_listener_acts_once(batches: list[list[int]]) -> None:
     got: list[int] = []
     listener = IdempotentListener(lambda each: got.append(each.sequence_number))
     for batch in batches:
-        assert listener.deliver([event(number) for number in batch]).result(20) == [None] * len(batch)
+        assert listener.deliver([event(number) for number in batch]).result(PATIENCE) == [None] * len(batch)
     wanted = list(dict.fromkeys(number for batch in batches for number in batch))
     assert got == wanted
 
@@ -149,10 +147,10 @@ def test_an_event_whose_notification_failed_is_not_taken_for_a_duplicate() -> No
             raise error
 
     listener = IdempotentListener(notify)
-    assert len(listener.deliver([event(1), event(2)]).result(20)) == 1  # the second was not tried
-    assert listener.deliver([event(1), event(2)]).result(20)[0] is None
-    assert listener.deliver([event(2)]).result(20) == [None]  # refused for good: taken for a duplicate
-    outcome = listener.deliver([event(3)]).result(20)[0]
+    assert len(listener.deliver([event(1), event(2)]).result(PATIENCE)) == 1  # the second was not tried
+    assert listener.deliver([event(1), event(2)]).result(PATIENCE)[0] is None
+    assert listener.deliver([event(2)]).result(PATIENCE) == [None]  # refused for good: taken for a duplicate
+    outcome = listener.deliver([event(3)]).result(PATIENCE)[0]
     assert isinstance(outcome, UnknownEventError)
     listener.notify(event(3))
     assert got == [1, 1, 2, 3, 3]
@@ -174,22 +172,18 @@ def test_losses_are_told(lease: Lease) -> None:
 
 def test_events_of_a_generator_are_new_once_and_none_is_missed() -> None:
     """Scenarios 6 and 7, with the registration of a generator."""
-    got, done = list[int](), threading.Event()
+    got: Recorder[int] = Recorder()
 
     def notify(each: RemoteEvent) -> None:
         got.append(each.sequence_number)
-        if len(got) == 100:
-            done.set()
 
     with EventGenerator("boiler", events=["hot"], begin=0) as boiler:
         boiler.generate("hot")
         tracker = SequenceTracker()
         found = boiler.register("hot", None, IdempotentListener(notify, tracker))
         tracker.expect(found)
-        for _ in range(100):
-            boiler.generate("hot")
-        assert done.wait(20)
-        assert got == list(range(2, 102))
+        generate(boiler, 100, "hot")
+        assert got.wait_for(100) == list(range(2, 102))
         assert tracker.missed(found) == 0
 
 

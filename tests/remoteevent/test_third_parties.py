@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
-import messaging
 from messaging.errors import (
     ArgumentError,
     DeadlineError,
@@ -35,15 +34,10 @@ from messaging.remoteevent import (
     RetryPolicy,
     StoreAndForwardAgent,
 )
-from tests.remoteevent.helpers import Recorder, event, events, wait_until
-
-FAST: Final = RetryPolicy(first_delay=0.01, max_delay=0.05)
-
-
-@pytest.fixture
-def target() -> Recorder:
-    return Recorder()
-
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.leases.conftest import Connect
+from tests.remoteevent.helpers import FAST, Recorder, event, events, generate, taken
 
 # --- filters
 
@@ -51,7 +45,7 @@ def target() -> Recorder:
 def test_an_event_that_the_predicate_does_not_want_is_consumed(target: Recorder) -> None:
     """Scenario 39: no unknown-event, no delivery; the numbers show a gap."""
     third = NotificationFilter(lambda each: each.sequence_number % 3 == 0, target)
-    assert third.deliver(events(1, 10)).result(10) == [None] * 10
+    assert third.deliver(events(1, 10)).result(PATIENCE) == [None] * 10
     third.notify(event(11))
     third.notify(event(12))
     assert target.numbers == [3, 6, 9, 12]
@@ -66,10 +60,10 @@ def test_a_filter_may_change_what_it_passes_on(target: Recorder) -> None:
 def test_the_sender_of_a_filter_sees_the_outcomes_of_the_next_party(target: Recorder) -> None:
     third = NotificationFilter(lambda each: each.sequence_number != 2, target)
     target.unknown = {("source", 9)}
-    outcomes = third.deliver([event(1), event(2), event(1, 9), event(3)]).result(10)
+    outcomes = third.deliver([event(1), event(2), event(1, 9), event(3)]).result(PATIENCE)
     assert [type(each) for each in outcomes] == [type(None), type(None), UnknownEventError, type(None)]
     target.error = OSError("busy")
-    outcomes = third.deliver(events(2, 5)).result(10)
+    outcomes = third.deliver(events(2, 5)).result(PATIENCE)
     assert [each is None for each in outcomes] == [True, False]  # 3 failed: what follows was not tried
     target.error = None
     target.go()
@@ -79,18 +73,18 @@ def test_the_sender_of_a_filter_sees_the_outcomes_of_the_next_party(target: Reco
 
 def test_a_predicate_that_raises_or_hangs_fails_the_notification(target: Recorder) -> None:
     third = NotificationFilter(lambda each: 1 // (each.sequence_number - 3), target)
-    outcomes = third.deliver(events(1, 5)).result(10)
+    outcomes = third.deliver(events(1, 5)).result(PATIENCE)
     assert outcomes[:2] == [None, None]
     assert "ZeroDivisionError" in str(outcomes[2])
     assert len(outcomes) == 3
     release = threading.Event()
-    hanging = NotificationFilter(lambda _event: release.wait(30), target, time_limit=0.1)
+    hanging = NotificationFilter(lambda _event: release.wait(PATIENCE), target, time_limit=0.1)
     with pytest.raises(DeadlineError):
         hanging.notify(event(1))
     with pytest.raises(DeadlineError, match="earlier"):
         hanging.notify(event(2))
     release.set()
-    wait_until(lambda: hanging.deliver([event(3)]).result(10) == [None])
+    eventually(lambda: hanging.deliver([event(3)]).result(PATIENCE) == [None])
 
 
 # --- multiplexers
@@ -105,9 +99,8 @@ def test_one_registration_at_the_source_serves_many_listeners() -> None:
         for name, each in listeners.items():
             registration = spread.register("source", 1, None if name == "c" else name, each, 60.0)
             assert registration.kind == ("source", 1)
-        for _ in range(50):
-            generator.generate(1)
-        wait_until(lambda: all(len(each.events) == 50 for each in listeners.values()))
+        generate(generator, 50)
+        eventually(lambda: all(len(each.events) == 50 for each in listeners.values()))
         assert len(generator.landlord) == 1
     for name, each in listeners.items():
         assert each.numbers == [*range(1, 51)]
@@ -123,28 +116,24 @@ def test_a_listener_that_fails_is_tried_again_and_the_others_get_nothing_twice()
         spread.register("source", 1, None, good, 60.0)
         spread.register("source", 1, None, bad, 60.0)
         generator.register(1, None, spread, 60.0)
-        for _ in range(5):
-            generator.generate(1)
-        wait_until(lambda: len(bad.calls) >= 4)
+        generate(generator, 5)
+        bad.calls.wait_for(4)
         bad.error = None
-        wait_until(lambda: bad.numbers == [1, 2, 3, 4, 5])
-        wait_until(lambda: good.numbers == [1, 2, 3, 4, 5])
+        eventually(lambda: bad.numbers == [1, 2, 3, 4, 5])
+        eventually(lambda: good.numbers == [1, 2, 3, 4, 5])
 
 
 def test_a_listener_that_stays_away_holds_up_the_others_for_a_bounded_time() -> None:
     good, bad = Recorder(), Recorder()
     bad.error = OSError("away")
     retry = RetryPolicy(attempts=3, first_delay=0.01, max_delay=0.2)
-    with EventGenerator(
-        "source", events=[1], begin=0, retry=RetryPolicy(first_delay=0.01, max_delay=0.02)
-    ) as generator:
+    with EventGenerator("source", events=[1], begin=0, retry=FAST) as generator:
         spread = NotificationMultiplexer(retry=retry)
         spread.register("source", 1, None, good, 60.0)
         failing = spread.register("source", 1, None, bad, 60.0)
         generator.register(1, None, spread, 60.0)
-        for _ in range(1000):
-            generator.generate(1)
-        wait_until(lambda: good.numbers == [*range(1, 1001)])
+        generate(generator, 1000)
+        eventually(lambda: good.numbers == [*range(1, 1001)])
         counts = spread.counts(failing)
         assert counts is not None
         assert counts.dropped > 0
@@ -154,12 +143,11 @@ def test_a_listener_that_stays_away_holds_up_the_others_for_a_bounded_time() -> 
             generator.generate(1)
             return bool(bad.events)
 
-        wait_until(is_back)  # it is tried again from time to time
+        eventually(is_back)  # it is tried again from time to time
     assert good.numbers == [*range(1, good.numbers[-1] + 1)]
 
 
-def test_a_predicate_that_ends_its_thread_ends_no_filter() -> None:
-    target = Recorder()
+def test_a_predicate_that_ends_its_thread_ends_no_filter(target: Recorder) -> None:
     calls: list[int] = []
 
     def predicate(event: RemoteEvent) -> bool:
@@ -169,9 +157,9 @@ def test_a_predicate_that_ends_its_thread_ends_no_filter() -> None:
         return True
 
     party = NotificationFilter(predicate, target)
-    (outcome,) = party.deliver(events(1, 2)).result(10)
+    (outcome,) = party.deliver(events(1, 2)).result(PATIENCE)
     assert outcome is not None
-    assert party.deliver(events(1, 2)).result(10) == [None, None]
+    assert party.deliver(events(1, 2)).result(PATIENCE) == [None, None]
     assert target.numbers == [1, 2]
 
 
@@ -181,7 +169,7 @@ def test_a_multiplexer_forgets_listeners_that_are_gone_or_do_not_know_the_kind()
     listeners[1].unknown = {("source", 1)}
     spread = NotificationMultiplexer()
     registrations = [spread.register("source", 1, None, each, 60.0) for each in listeners]
-    assert spread.deliver(events(1, 3)).result(10) == [None] * 3
+    assert spread.deliver(events(1, 3)).result(PATIENCE) == [None] * 3
     assert [each.lease.is_ended for each in registrations] == [True, True, False]
     assert listeners[2].numbers == [1, 2, 3]
     registrations[2].lease.cancel()
@@ -206,7 +194,7 @@ def test_notifications_are_spread_by_source_and_id() -> None:
             for _ in range(10):
                 generator.generate(1)
                 generator.generate(2)
-        wait_until(lambda: all(len(each.events) == 10 for each in listeners.values()))
+        eventually(lambda: all(len(each.events) == 10 for each in listeners.values()))
     for kind, each in listeners.items():
         assert {received.kind for received in each.events} == {kind}
         assert each.numbers == [*range(1, 11)]
@@ -222,9 +210,9 @@ def test_an_event_for_no_local_listener_is_refused_to_the_sender(target: Recorde
         with pytest.raises(UnknownEventError):
             spread.notify(event(1, 2))
         generator.generate(2)
-        wait_until(lambda: unknown.lease.is_ended)
+        eventually(lambda: unknown.lease.is_ended)
         generator.generate(1)
-        wait_until(lambda: target.events)
+        target.events.wait_for(1)
         assert not known.lease.is_ended
         assert spread.remove(known)
         assert not spread.remove(known)
@@ -253,8 +241,8 @@ def test_a_pattern_of_events_makes_a_new_event(target: Recorder, tmp_path: Path)
     with EventGenerator("bursts", events=["burst"], begin=0, path=tmp_path / "g", listeners={"t": target}) as generator:
         generator.register("burst", None, target, 60.0)
         correlator = EventCorrelator(match, generator, "burst", Burst)
-        assert correlator.deliver(events(1, 7)).result(10) == [None] * 7
-        wait_until(lambda: len(target.events) == 2)
+        assert correlator.deliver(events(1, 7)).result(PATIENCE) == [None] * 7
+        eventually(lambda: len(target.events) == 2)
         with pytest.raises(UnknownEventError):
             EventCorrelator(match, generator, "other")
         with pytest.raises(ArgumentError):
@@ -296,10 +284,10 @@ class _Party:
         return spread
 
 
-@pytest.mark.parametrize("order", [*itertools.permutations(["filter", "agent", "mailbox"])], ids="-".join)
-def test_chains_in_any_order_obey_each_policy(order: tuple[str, ...], target: Recorder, tmp_path: Path) -> None:
+@table("order", [*itertools.permutations(["filter", "agent", "mailbox"])], ids="-".join)
+def test_chains_in_any_order_obey_each_policy(order: tuple[str, ...], tmp_path: Path) -> None:
     """Scenario 40: generator, filter, agent and mailbox; the listener is away at first."""
-    target.error = OSError("away")
+    target = Recorder(OSError("away"))
     with ExitStack() as stack:
         party = _Party(stack, tmp_path)
         first: Any = target
@@ -307,44 +295,38 @@ def test_chains_in_any_order_obey_each_policy(order: tuple[str, ...], target: Re
             first = getattr(party, name)(first)
         generator = stack.enter_context(EventGenerator("source", events=[1], begin=0, retry=FAST))
         generator.register(1, "h", first, 60.0)
-        for _ in range(100):
-            generator.generate(1)
-        wait_until(lambda: target.calls)
+        generate(generator, 100)
+        target.calls.wait_for(1)
         target.error = None
-        wait_until(lambda: target.numbers and target.numbers[-1] == 100)
+        eventually(lambda: target.numbers and target.numbers[-1] == 100)
     assert target.numbers == [*range(2, 101, 2)]
     assert {(each.source, each.id, each.handback) for each in target.events} == {("source", 1, "h")}
 
 
-def test_a_chain_over_a_broker(
-    connect: Callable[[], messaging.Messaging], channel: str, target: Recorder, tmp_path: Path
-) -> None:
+def test_a_chain_over_a_broker(connect: Connect, channel: str, target: Recorder, tmp_path: Path) -> None:
     """Scenario 40: each party is reached over the broker, and knows the next one's channel only."""
     with ExitStack() as stack:
         here, there = connect(), connect()
         box = stack.enter_context(EventMailbox(tmp_path / "mailbox")).register(60.0)
-        parties: Iterator[tuple[str, Any]] = iter(
-            [
-                ("box", box.listener),
-                ("agent", lambda before: StoreAndForwardAgent(tmp_path / "agent", target=before, retry=FAST)),
-                ("filter", lambda before: NotificationFilter(lambda each: each.sequence_number > 10, before)),
-            ]
-        )
+        parties: dict[str, Callable[[Any], Any]] = {
+            "box": lambda _: box.listener,
+            "agent": lambda before: StoreAndForwardAgent(tmp_path / "agent", target=before, retry=FAST),
+            "filter": lambda before: NotificationFilter(lambda each: each.sequence_number > 10, before),
+        }
         before: Any = None
-        for name, made in parties:
-            party = made if before is None else made(before)
+        for name, make in parties.items():
+            party = make(before)
             if hasattr(party, "close"):
                 stack.enter_context(party)
             server = stack.enter_context(EventServer(there, f"{channel}/{name}", party))
-            server.ready.result(10)
+            server.ready.result(PATIENCE)
             before = RemoteListener(here, ListenerReference(f"{channel}/{name}"))
         generator = stack.enter_context(EventGenerator("source", events=[1], begin=0))
         generator.register(1, {"h": 1}, before, 60.0)
-        for _ in range(30):
-            generator.generate(1)
-        wait_until(lambda: len(box) == 20)
+        generate(generator, 30)
+        eventually(lambda: len(box) == 20)
         received = box.drain()
-    assert [each.sequence_number for each in received] == [*range(11, 31)]
+    assert taken(received) == [*range(11, 31)]
     assert {each.handback["h"] for each in received} == {1}
 
 
@@ -355,9 +337,10 @@ def test_parties_refuse_what_is_no_listener(target: Recorder) -> None:
             NotificationFilter(lambda _event: True, each)
         with pytest.raises(MessagingError):
             NotificationMultiplexer().register("s", 1, None, each)
-    with pytest.raises(ArgumentError):
-        NotificationFilter("x", target)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError):
-        NotificationFilter(lambda _event: True, target, time_limit=0)
-    with pytest.raises(ArgumentError):
-        NotificationMultiplexer("")
+    for make in (
+        lambda: NotificationFilter("x", target),  # type: ignore[arg-type]
+        lambda: NotificationFilter(lambda _event: True, target, time_limit=0),
+        lambda: NotificationMultiplexer(""),
+    ):
+        with pytest.raises(ArgumentError):
+            make()

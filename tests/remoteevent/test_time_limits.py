@@ -10,9 +10,11 @@ import pytest
 
 from messaging.errors import ArgumentError
 from messaging.remoteevent.time_limits import LimitedCall, TimeLimits
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 
 
-@pytest.mark.parametrize("limit", [True, False, 0, -1, float("nan"), "1", None])
+@table("limit", [True, False, 0, -1, float("nan"), "1", None])
 def test_a_limit_that_is_no_number_of_seconds_is_refused(limit: Any) -> None:
     with pytest.raises(ArgumentError, match="time_limit"):
         TimeLimits(limit)
@@ -23,7 +25,7 @@ def expires(limits: TimeLimits) -> bool:
     expired = threading.Event()
     call = LimitedCall(expired.set)
     limits.begin(call)
-    found = expired.wait(10) and limits.is_stuck
+    found = expired.wait(PATIENCE) and limits.is_stuck
     limits.end(call)
     return found and not limits.is_stuck
 
@@ -44,8 +46,8 @@ def test_calls_expire_in_a_forked_child() -> None:
     child = context.Process(target=_in_child, args=(limits, results))
     child.start()
     try:
-        assert results.get(timeout=20)
+        assert results.get(timeout=PATIENCE)
     finally:
-        child.join(10)
+        child.join(PATIENCE)
         child.kill()
     limits.end(stuck)

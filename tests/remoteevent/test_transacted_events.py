@@ -10,7 +10,9 @@ import pytest
 from messaging.errors import MessagingError, UnknownLeaseError
 from messaging.remoteevent import EventGenerator, EventRegistration
 from messaging.remoteevent.transactions import TransactionManager
-from tests.remoteevent.helpers import Recorder, wait_until
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.remoteevent.helpers import Recorder, generate
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def test_a_registration_inside_has_an_id_of_its_own(
     assert len({before.id, registration.id, other.id}) == 3
     assert registration.source == before.source
     generator.generate("hot", transaction=transaction)
-    wait_until(lambda: inside.events)
+    inside.events.wait_for(1)
     assert (inside.events[0].id, inside.events[0].handback) == (registration.id, "h")
     assert inside.events[0].kind == registration.kind
 
@@ -55,8 +57,7 @@ def test_numbers_inside_count_relative_to_the_transaction_also_for_events_from_o
     generator: EventGenerator, manager: TransactionManager, inside: Recorder
 ) -> None:
     """Scenario 25."""
-    for _ in range(7):
-        generator.generate("hot")
+    generate(generator, 7, "hot")
     transaction = manager.create(60.0)
     registration = generator.register("hot", None, inside, 60.0, transaction=transaction)
     assert registration.sequence_number == 0
@@ -64,7 +65,7 @@ def test_numbers_inside_count_relative_to_the_transaction_also_for_events_from_o
     generator.generate("hot")  # visible inside
     generator.generate("cold")
     generator.generate("hot", transaction=transaction)
-    wait_until(lambda: len(inside.events) == 3)
+    eventually(lambda: len(inside.events) == 3)
     assert inside.numbers == [1, 2, 3]
     late = generator.register("hot", None, Recorder(), 60.0, transaction=transaction)
     assert late.sequence_number == 3
@@ -79,11 +80,11 @@ def test_listeners_outside_hear_nothing_until_the_commit(
     generator.generate("hot", transaction=transaction)
     generator.generate("hot")
     generator.generate("hot", transaction=transaction)
-    wait_until(lambda: outside.events)
+    outside.events.wait_for(1)
     assert outside.numbers == [1]
     assert generator.sequence_number("hot") == 1
     transaction.commit(10)
-    wait_until(lambda: len(outside.events) == 3)
+    eventually(lambda: len(outside.events) == 3)
     assert outside.numbers == [1, 2, 3]
 
 
@@ -96,24 +97,26 @@ def test_listeners_outside_never_hear_of_an_aborted_transaction(
     generator.generate("hot", transaction=transaction)
     transaction.abort(10)
     generator.generate("hot")
-    wait_until(lambda: outside.events)
+    outside.events.wait_for(1)
     assert outside.numbers == [1]
     with pytest.raises(MessagingError):
         generator.generate("hot", transaction=transaction)
 
 
-@pytest.mark.parametrize("end", ["commit", "abort", "expire"])
+@table("end", ["commit", "abort", "expire"])
 def test_a_registration_inside_ends_with_the_transaction(
     generator: EventGenerator, manager: TransactionManager, inside: Recorder, end: str
 ) -> None:
     """Scenario 27."""
-    transaction = manager.create(0.3 if end == "expire" else 60.0)
+    transaction = manager.create(60.0)
     registration = generator.register("hot", None, inside, 600.0, transaction=transaction)
     if end == "commit":
         transaction.commit(10)
     elif end == "abort":
         transaction.abort(10)
-    wait_until(lambda: registration.lease.is_ended)
+    else:
+        transaction.lease.renew(0.05)
+    eventually(lambda: registration.lease.is_ended)
     with pytest.raises(UnknownLeaseError):
         registration.lease.renew(600.0)
     with pytest.raises(MessagingError):
@@ -128,7 +131,7 @@ def test_a_lease_that_is_shorter_than_the_transaction_ends_the_registration(
     """Scenario 28."""
     transaction = manager.create(60.0)
     registration = generator.register("hot", None, inside, 0.2, transaction=transaction)
-    wait_until(lambda: registration.lease.is_ended)
+    eventually(lambda: registration.lease.is_ended)
     generator.generate("hot", transaction=transaction)
     transaction.commit(10)
     assert not inside.events
@@ -138,15 +141,14 @@ def test_an_object_that_is_registered_inside_and_outside_gets_two_notifications(
     generator: EventGenerator, manager: TransactionManager, inside: Recorder
 ) -> None:
     """Scenario 29."""
-    for _ in range(4):
-        generator.generate("hot")
+    generate(generator, 4, "hot")
     outer: EventRegistration = generator.register("hot", None, inside, 60.0)
     transaction = manager.create(60.0)
     inner = generator.register("hot", None, inside, 60.0, transaction=transaction)
     generator.generate("hot", transaction=transaction)
-    wait_until(lambda: len(inside.events) == 1)
+    eventually(lambda: len(inside.events) == 1)
     transaction.commit(10)
-    wait_until(lambda: len(inside.events) == 2)
+    eventually(lambda: len(inside.events) == 2)
     assert [(each.id, each.sequence_number) for each in inside.events] == [(inner.id, 1), (outer.id, 5)]
 
 
@@ -163,18 +165,17 @@ def test_a_prepared_transaction_of_a_persistent_generator_is_completed_once_afte
     with TransactionManager() as manager, open_generator() as generator:
         generator.register("hot", None, outside, 60.0)
         transaction = manager.create(60.0)
-        for _ in range(5):
-            generator.generate("hot", transaction=transaction)
+        generate(generator, 5, "hot", transaction=transaction)
         generator.participant.prepare(transaction.id)
         name = transaction.id
     with open_generator() as generator:
         generator.participant.commit(name)
         generator.participant.commit(name)  # told twice: the first answer was lost
-        wait_until(lambda: len(outside.events) == 5)
+        eventually(lambda: len(outside.events) == 5)
     with open_generator() as generator:
         generator.participant.commit(name)
-        generator.generate("hot").result(5)
-        wait_until(lambda: len(outside.events) == 6)
+        generator.generate("hot").result(PATIENCE)
+        eventually(lambda: len(outside.events) == 6)
     assert outside.numbers == [1, 2, 3, 4, 5, 6]
 
 
@@ -183,8 +184,7 @@ def test_the_events_of_a_transaction_are_bounded(
 ) -> None:
     monkeypatch.setattr("messaging.remoteevent.transacted.MAX_EVENTS", 3)
     transaction = manager.create(60.0)
-    for _ in range(3):
-        generator.generate("hot", transaction=transaction)
+    generate(generator, 3, "hot", transaction=transaction)
     with pytest.raises(MessagingError, match="3 events"):
         generator.generate("hot", transaction=transaction)
 
@@ -197,5 +197,5 @@ def test_generators_of_one_transaction_commit_together(manager: TransactionManag
         first.generate(1, transaction=transaction)
         second.generate(1, transaction=transaction)
         transaction.commit(10)
-        wait_until(lambda: len(outside.events) == 2)
+        eventually(lambda: len(outside.events) == 2)
         assert {each.source for each in outside.events} == {"a", "b"}

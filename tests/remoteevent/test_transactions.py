@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,25 +24,23 @@ from messaging.errors import (
     UnknownLeaseError,
     UnknownTransactionError,
 )
-from messaging.execution import Promise, Waiters
+from messaging.execution import Promise
 from messaging.journal import JournalTable
 from messaging.leases import Lease
-from messaging.remoteevent import RetryPolicy
 from messaging.remoteevent.transactions import TransactionManager, TransactionState, Vote
-from tests.remoteevent.participants import Recorder
-
-FAST = RetryPolicy(first_delay=0.01, max_delay=0.02)
+from messaging.testing import waiting
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.remoteevent.helpers import FAST
+from tests.remoteevent.participants import Recorder, joined
+from tests.threads import in_background, together
 
 
 @pytest.fixture(params=["memory", "disk"])
 def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     path = None if request.param == "memory" else tmp_path / "transactions"
-    with TransactionManager(path, time_limit=5, retry=FAST) as found:
+    with TransactionManager(path, time_limit=2, retry=FAST) as found:
         yield found
-
-
-def until(holds: Any, timeout: float = 20.0) -> None:
-    assert Waiters().wait_for(holds, timeout)
 
 
 def test_commit_asks_all_participants_to_prepare_before_it_tells_one_to_commit(manager: TransactionManager) -> None:
@@ -48,9 +48,7 @@ def test_commit_asks_all_participants_to_prepare_before_it_tells_one_to_commit(m
     participants = {name: Recorder() for name in "abc"}
     for name, each in participants.items():
         each.before = lambda operation, name=name: order.append((operation, name))  # type: ignore[misc]
-    transaction = manager.create()
-    for name, each in participants.items():
-        transaction.join(each, name=name)
+    transaction = joined(manager, **participants)
     transaction.commit()
     assert transaction.state is TransactionState.COMMITTED
     assert {operation for operation, _ in order[:3]} == {"prepare"}
@@ -68,15 +66,13 @@ def test_a_transaction_without_participants_commits(manager: TransactionManager)
     assert manager.transactions() == []
 
 
-@pytest.mark.parametrize("vote", [Vote.ABORTED, None, "prepared"])
+@table("vote", [Vote.ABORTED, None, "prepared"])
 def test_one_vote_to_abort_aborts_all(manager: TransactionManager, vote: Any) -> None:
     good, bad = Recorder(), Recorder(vote)
-    transaction = manager.create()
-    transaction.join(good, name="good")
-    transaction.join(bad, name="bad")
+    transaction = joined(manager, good=good, bad=bad)
     with pytest.raises(CannotCommitError, match="bad"):
-        transaction.commit(timeout=5)
-    until(lambda: not manager.transactions())
+        transaction.commit(timeout=PATIENCE)
+    eventually(lambda: not manager.transactions())
     assert "commit" not in good.operations + bad.operations
     assert good.operations == ["prepare", "abort"] or good.operations == ["abort"]
     assert bad.operations == (["prepare"] if vote is Vote.ABORTED else ["prepare", "abort"])
@@ -86,8 +82,7 @@ def test_one_vote_to_abort_aborts_all(manager: TransactionManager, vote: Any) ->
 def test_an_exception_in_prepare_votes_to_abort(manager: TransactionManager) -> None:
     bad = Recorder()
     bad.failures["prepare"] = 1
-    transaction = manager.create()
-    transaction.join(bad, name="bad")
+    transaction = joined(manager, bad=bad)
     with pytest.raises(CannotCommitError, match="prepare fails"):
         transaction.commit()
     assert bad.operations == ["prepare", "abort"]
@@ -95,68 +90,62 @@ def test_an_exception_in_prepare_votes_to_abort(manager: TransactionManager) -> 
 
 def test_a_participant_that_changed_nothing_is_told_no_more(manager: TransactionManager) -> None:
     reader, writer = Recorder(Vote.NOTCHANGED), Recorder()
-    transaction = manager.create()
-    transaction.join(reader, name="reader")
-    transaction.join(writer, name="writer")
-    transaction.commit(timeout=5)
+    transaction = joined(manager, reader=reader, writer=writer)
+    transaction.commit(timeout=PATIENCE)
     assert reader.operations == ["prepare"]
     assert writer.operations == ["prepare", "commit"]
     second = manager.create()
     second.join(reader, name="reader")
-    second.commit(timeout=5)
+    second.commit(timeout=PATIENCE)
     assert reader.operations == ["prepare"] * 2
 
 
 def test_commit_is_told_until_it_succeeds(manager: TransactionManager) -> None:
     slow = Recorder()
     slow.failures["commit"] = 3
-    transaction = manager.create()
-    transaction.join(slow, name="slow")
+    transaction = joined(manager, slow=slow)
     transaction.commit()  # told once: it failed
     assert transaction.state is TransactionState.COMMITTED
-    transaction.commit(timeout=20)
+    transaction.commit(timeout=PATIENCE)
     assert slow.operations == ["prepare"] + ["commit"] * 4
 
 
 @pytest.mark.usefixtures("virtual_clock")
 def test_a_deadline_after_the_decision_says_that_it_is_committed(manager: TransactionManager) -> None:
     stuck, go_on = Recorder(), threading.Event()
-    stuck.before = lambda operation: go_on.wait(20) if operation == "commit" else None
-    transaction = manager.create()
-    transaction.join(stuck, name="stuck")
+    stuck.before = lambda operation: go_on.wait(PATIENCE) if operation == "commit" else None
+    transaction = joined(manager, stuck=stuck)
     try:
         with pytest.raises(DeadlineError, match=r"committed.*stuck"):
             transaction.commit(timeout=0.05)
         assert manager.transactions()[0].waiting_for == ["stuck"]
     finally:
         go_on.set()
-    transaction.commit(timeout=20)
+    transaction.commit(timeout=PATIENCE)
     assert stuck.operations == ["prepare", "commit"]  # a call that has not returned is not made twice
 
 
 def test_a_participant_that_does_not_answer_in_time_votes_to_abort() -> None:
     stuck, go_on = Recorder(), threading.Event()
-    stuck.before = lambda operation: go_on.wait(20) if operation == "prepare" else None
+    stuck.before = lambda operation: go_on.wait(PATIENCE) if operation == "prepare" else None
     with TransactionManager(time_limit=0.05, retry=FAST) as manager:
-        transaction = manager.create()
-        transaction.join(stuck, name="stuck")
+        transaction = joined(manager, stuck=stuck)
         try:
             with pytest.raises(CannotCommitError, match=r"has not prepared within 0\.05 s"):
                 transaction.commit()
             assert stuck.operations == ["prepare"]
         finally:
             go_on.set()
-        until(lambda: not manager.transactions())
+        eventually(lambda: not manager.transactions())
         assert stuck.operations == ["prepare", "abort"]  # one call at a time, in order
 
 
 def test_abort_tells_the_participants_a_few_times(manager: TransactionManager) -> None:
     deaf = Recorder()
     deaf.failures["abort"] = 100
-    transaction = manager.create()
-    transaction.join(deaf, name="deaf")
+    transaction = joined(manager, deaf=deaf)
     transaction.abort()
-    transaction.abort(timeout=20)
+    transaction.abort(timeout=PATIENCE)
     assert deaf.operations == ["abort"] * 5
     with pytest.raises(CannotCommitError):
         transaction.commit()
@@ -169,9 +158,8 @@ def test_unknown_transaction_counts_as_confirmed(manager: TransactionManager) ->
             raise UnknownTransactionError("done before")
 
     forgetful = Forgetful()
-    transaction = manager.create()
-    transaction.join(forgetful, name="forgetful")
-    transaction.commit(timeout=5)
+    transaction = joined(manager, forgetful=forgetful)
+    transaction.commit(timeout=PATIENCE)
     assert forgetful.operations == ["prepare", "commit"]
 
 
@@ -184,7 +172,7 @@ def test_joining_again_changes_nothing_and_another_crash_count_is_refused(manage
         transaction.join(one, name="one", crash_count=2)
     transaction.join(other)
     transaction.join(other)
-    transaction.commit(timeout=5)
+    transaction.commit(timeout=PATIENCE)
     assert one.operations == other.operations == ["prepare", "commit"]
     with pytest.raises(CannotJoinError, match="committed"):
         transaction.join(one, name="one", crash_count=1)
@@ -193,12 +181,11 @@ def test_joining_again_changes_nothing_and_another_crash_count_is_refused(manage
 def test_a_lease_that_ends_aborts_an_active_transaction(manager: TransactionManager) -> None:
     """Scenario 28, for the transaction itself."""
     participant = Recorder()
-    transaction = manager.create(0.05)
-    transaction.join(participant, name="one")
-    ended: list[TransactionState] = []
-    transaction.when_ended(ended.append)
-    until(lambda: ended)
-    assert ended == [TransactionState.ABORTED]
+    transaction = joined(manager, one=participant)
+    ended: waiting.Recorder[TransactionState] = waiting.Recorder()
+    transaction.when_ended(ended)
+    transaction.lease.renew(0.05)
+    assert ended.wait_for(1) == [TransactionState.ABORTED]
     assert participant.operations == ["abort"]
     with pytest.raises(CannotCommitError, match="lease"):
         transaction.commit()
@@ -230,51 +217,37 @@ def test_a_renewed_lease_keeps_the_transaction_active(manager: TransactionManage
 
 def test_callbacks_run_in_order_after_the_participants_were_told(manager: TransactionManager) -> None:
     """Scenarios 26 and 27: what belongs to the transaction ends after the participants have its outcome."""
-    order: list[str] = []
-    done = threading.Event()
+    order: waiting.Recorder[str] = waiting.Recorder()
     participant = Recorder()
-    participant.before = order.append
-    transaction = manager.create()
-    transaction.join(participant, name="one")
+    participant.before = order
+    transaction = joined(manager, one=participant)
 
     def fail(_state: TransactionState) -> None:
         order.append("first")
         raise RuntimeError("a callback fails")
 
-    def note(state: TransactionState) -> None:
-        order.append(state.name)
-        done.set()
-
     transaction.when_ended(fail)
-    transaction.when_ended(note)
-    transaction.commit(timeout=5)
-    assert done.wait(20)
-    assert order == ["prepare", "commit", "first", "COMMITTED"]
-    late = threading.Event()
-    transaction.when_ended(lambda _state: late.set())
-    assert late.wait(20)
+    for _ in range(2):  # also when it has ended
+        transaction.when_ended(lambda state: order.append(state.name))
+        transaction.commit(timeout=PATIENCE)
+        eventually(lambda: order[-1] == "COMMITTED")
+    assert order.wait_for(5) == ["prepare", "commit", "first", "COMMITTED", "COMMITTED"]
 
 
 def test_many_commits_and_aborts_of_one_transaction_agree(manager: TransactionManager) -> None:
     for _ in range(20):
         participants = [Recorder() for _ in range(3)]
-        transaction = manager.create()
-        for number, each in enumerate(participants):
-            transaction.join(each, name=str(number))
+        transaction = joined(manager, **{str(number): each for number, each in enumerate(participants)})
         outcomes: list[str] = []
 
         def run(operation: str, transaction: Any = transaction, outcomes: list[str] = outcomes) -> None:
             try:
-                getattr(transaction, operation)(timeout=20)
+                getattr(transaction, operation)(timeout=PATIENCE)
                 outcomes.append(operation)
             except (CannotCommitError, CannotAbortError):
                 outcomes.append(f"not {operation}")
 
-        threads = [threading.Thread(target=run, args=(each,)) for each in ("commit", "abort", "commit", "abort")]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
+        together(*(partial(run, each) for each in ("commit", "abort", "commit", "abort")))
         committed = transaction.state is TransactionState.COMMITTED
         good, bad = ("commit", "not abort") if committed else ("abort", "not commit")
         assert sorted(outcomes) == sorted([good, good, bad, bad])
@@ -287,7 +260,7 @@ def test_participants_may_answer_with_promises(manager: TransactionManager) -> N
     class Later:
         def _later(self, value: Any) -> Promise[Any]:
             promise: Promise[Any] = Promise("later")
-            threading.Timer(0.01, promise.resolve, [value]).start()
+            in_background(lambda: promise.resolve(value))
             return promise
 
         def prepare(self, _id: str) -> Promise[Any]:
@@ -300,36 +273,30 @@ def test_participants_may_answer_with_promises(manager: TransactionManager) -> N
 
     transaction = manager.create()
     transaction.join(Later(), name="later")
-    transaction.commit(timeout=20)
+    transaction.commit(timeout=PATIENCE)
     assert manager.transactions() == []
 
 
-async def commit_in_a_loop(manager: TransactionManager) -> None:
-    transaction = manager.create()
-    transaction.join(Recorder(), name="one")
-    await transaction.commit_soon(5)
-    assert transaction.state is TransactionState.COMMITTED
-    await manager.create().abort_soon()
-
-
 def test_a_transaction_is_committed_on_an_event_loop(manager: TransactionManager) -> None:
-    import asyncio
+    async def main() -> None:
+        transaction = joined(manager, one=Recorder())
+        await transaction.commit_soon(PATIENCE)
+        assert transaction.state is TransactionState.COMMITTED
+        await manager.create().abort_soon()
 
-    asyncio.run(commit_in_a_loop(manager))
+    asyncio.run(main())
 
 
 def test_closing_aborts_what_is_not_decided(tmp_path: Path) -> None:
     participant = Recorder()
     manager = TransactionManager(tmp_path / "t", retry=FAST)
-    transaction = manager.create()
-    transaction.join(participant, name="one")
+    joined(manager, one=participant)
     manager.close()
     manager.close()
     assert participant.operations == ["abort"]
-    with pytest.raises(ClosedError):
-        manager.create()
-    with pytest.raises(ClosedError):
-        manager.recover("one", participant)
+    for call in (manager.create, lambda: manager.recover("one", participant)):
+        with pytest.raises(ClosedError):
+            call()
 
 
 def test_the_decision_is_on_the_disk_before_the_first_participant_is_told(tmp_path: Path) -> None:
@@ -340,7 +307,7 @@ def test_the_decision_is_on_the_disk_before_the_first_participant_is_told(tmp_pa
     table: Any = manager.decisions
     participant.before = lambda operation: seen.append((operation, table._table.get(transaction.id)["state"]))
     transaction.join(participant, name="one")
-    transaction.commit(timeout=5)
+    transaction.commit(timeout=PATIENCE)
     assert seen == [("prepare", "voting"), ("commit", "committed")]
     manager.close()
     with JournalTable(tmp_path / "t") as records:
@@ -350,8 +317,7 @@ def test_the_decision_is_on_the_disk_before_the_first_participant_is_told(tmp_pa
 def test_a_decision_that_cannot_be_stored_leaves_the_outcome_unknown_until_it_is(tmp_path: Path) -> None:
     manager = TransactionManager(tmp_path / "t", retry=FAST)
     participant = Recorder()
-    transaction = manager.create()
-    transaction.join(participant, name="one")
+    transaction = joined(manager, one=participant)
     real = JournalTable.put_soon
     failures = 3
 
@@ -365,7 +331,7 @@ def test_a_decision_that_cannot_be_stored_leaves_the_outcome_unknown_until_it_is
     with mock.patch.object(JournalTable, "put_soon", put_soon):
         with pytest.raises(OutcomeUnknownError, match="disk is full"):
             transaction.commit()
-        until(lambda: not manager.transactions())
+        eventually(lambda: not manager.transactions())
     transaction.commit()
     assert participant.operations == ["prepare", "commit"]
     manager.close()
@@ -374,8 +340,7 @@ def test_a_decision_that_cannot_be_stored_leaves_the_outcome_unknown_until_it_is
 def test_a_vote_record_that_cannot_be_stored_aborts(tmp_path: Path) -> None:
     manager = TransactionManager(tmp_path / "t", retry=FAST)
     participant = Recorder()
-    transaction = manager.create()
-    transaction.join(participant, name="one")
+    transaction = joined(manager, one=participant)
     with (
         mock.patch.object(JournalTable, "put_soon", side_effect=JournalError("t", "the disk is full")),
         pytest.raises(CannotCommitError, match="disk is full"),
@@ -399,9 +364,7 @@ def test_bounds() -> None:
             third.join(Recorder(), name="one more")
 
 
-@pytest.mark.parametrize(
-    "options", [{"time_limit": 0}, {"time_limit": "x"}, {"retry": 3}, {"path": 4}, {"max_transactions": 0}]
-)
+@table("options", [{"time_limit": 0}, {"time_limit": "x"}, {"retry": 3}, {"path": 4}, {"max_transactions": 0}])
 def test_junk_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         TransactionManager(**options)
@@ -436,8 +399,6 @@ def test_junk_arguments_are_refused(manager: TransactionManager) -> None:
 def test_each_participant_is_called_once_for_each_step_while_others_answer(manager: TransactionManager) -> None:
     for _ in range(20):
         participants = [Recorder() for _ in range(20)]
-        transaction = manager.create()
-        for number, each in enumerate(participants):
-            transaction.join(each, name=str(number))
-        transaction.commit(timeout=20)
+        transaction = joined(manager, **{str(number): each for number, each in enumerate(participants)})
+        transaction.commit(timeout=PATIENCE)
         assert [each.operations for each in participants] == [["prepare", "commit"]] * 20

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import messaging
+from messaging import Messaging
 from messaging.errors import (
     BoundReachedError,
     CannotCommitError,
@@ -32,9 +31,13 @@ from messaging.remoteevent.transactions import (
     TransactionState,
     Vote,
 )
-from tests.remoteevent.helpers import Recorder, wait_until
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.remoteevent.helpers import Recorder, ready
 from tests.remoteevent.participants import Recorder as Participant
+from tests.threads import in_background
 
+CHANNEL = "transactions/here"
 FAST = RetryPolicy(first_delay=0.02, max_delay=0.05)
 
 
@@ -51,17 +54,9 @@ def generator() -> Iterator[EventGenerator]:
 
 
 @pytest.fixture
-def m() -> Iterator[messaging.Messaging]:
-    with messaging.connect(f"memory://{uuid.uuid4().hex}") as made:
+def remote(m: Messaging, manager: TransactionManager) -> Iterator[RemoteTransactionManager]:
+    with ready(TransactionServer(m, CHANNEL, manager)), RemoteTransactionManager(m, CHANNEL) as made:
         yield made
-
-
-@pytest.fixture
-def remote(m: messaging.Messaging, manager: TransactionManager) -> Iterator[RemoteTransactionManager]:
-    with TransactionServer(m, "transactions/here", manager) as server:
-        server.ready.result(10)
-        with RemoteTransactionManager(m, "transactions/here") as made:
-            yield made
 
 
 class Interrupted:
@@ -94,7 +89,7 @@ def test_an_event_is_refused_if_the_transaction_commits_while_its_generator_join
         generator.generate("hot", transaction=Interrupted(transaction, lambda: transaction.commit(10)))
     assert transaction.state is TransactionState.COMMITTED
     generator.generate("hot")
-    wait_until(lambda: outside.events)
+    outside.events.wait_for(1)
     assert len(outside.events) == 1
 
 
@@ -161,26 +156,17 @@ def test_a_thread_does_not_add_events_to_a_transaction_that_another_one_failed_t
 
     def fail() -> None:
         is_joining.set()
-        assert go_on.wait(10)
+        assert go_on.wait(PATIENCE)
         raise OutcomeUnknownError("the connection was lost")
 
-    failures: list[MessagingError] = []
-
-    def generate() -> None:
-        try:
-            generator.generate("hot", transaction=Interrupted(transaction, fail))
-        except MessagingError as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=generate)
-    thread.start()
-    assert is_joining.wait(10)
+    join = in_background(lambda: generator.generate("hot", transaction=Interrupted(transaction, fail)))
+    assert is_joining.wait(PATIENCE)
     generator.generate("hot", transaction=transaction)  # joins for itself
     go_on.set()
-    thread.join(10)
-    assert len(failures) == 1
+    with pytest.raises(OutcomeUnknownError):
+        join()
     transaction.commit(10)
-    wait_until(lambda: outside.events)
+    outside.events.wait_for(1)
     assert len(outside.events) == 1
 
 
@@ -190,7 +176,7 @@ def test_a_thread_does_not_add_events_to_a_transaction_that_another_one_failed_t
 def test_transactions_whose_leases_end_at_once_are_completed(manager: TransactionManager) -> None:
     for _ in range(500):
         manager.create(1e-9)
-    wait_until(lambda: not manager.transactions())
+    eventually(lambda: not manager.transactions())
 
 
 def test_a_transaction_without_a_lease_is_not_there() -> None:
@@ -204,8 +190,8 @@ def test_a_transaction_without_a_lease_is_not_there() -> None:
 # --- participants without a name, of other processes
 
 
-@pytest.mark.parametrize("vote", [Vote.PREPARED, Vote.NOTCHANGED])
-@pytest.mark.parametrize("end", ["commit", "abort"])
+@table("vote", [Vote.PREPARED, Vote.NOTCHANGED])
+@table("end", ["commit", "abort"])
 def test_participants_without_a_name_are_reachable_as_long_as_their_transaction(
     remote: RemoteTransactionManager, vote: Vote, end: str
 ) -> None:
@@ -217,7 +203,7 @@ def test_participants_without_a_name_are_reachable_as_long_as_their_transaction(
         transaction.join(Participant(vote))
         assert len(remote.servers) == 2
         getattr(transaction, end)(10)
-        wait_until(lambda: len(remote.servers) == 0)
+        eventually(lambda: len(remote.servers) == 0)
         expected = {"abort": ["abort"], "commit": ["prepare", "commit"] if vote is Vote.PREPARED else ["prepare"]}
         assert participant.operations == expected[end]
 
@@ -231,9 +217,9 @@ def test_a_participant_without_a_name_is_reachable_until_it_knows_the_outcome(
     participant.failures["commit"] = 3
     transaction.join(participant)
     transaction.commit()  # told once, without success
-    wait_until(lambda: not manager.transactions())
+    eventually(lambda: not manager.transactions())
     assert participant.operations == ["prepare", *["commit"] * 4]
-    wait_until(lambda: len(remote.servers) == 0)
+    eventually(lambda: len(remote.servers) == 0)
 
 
 def test_a_participant_that_cannot_join_is_not_reachable(remote: RemoteTransactionManager) -> None:
@@ -270,16 +256,15 @@ def test_named_participants_stay_reachable(remote: RemoteTransactionManager) -> 
 
 @pytest.mark.usefixtures("virtual_clock")
 def test_a_commit_waits_for_the_participants_beyond_the_timeout_of_requests(
-    m: messaging.Messaging, manager: TransactionManager
+    m: Messaging, manager: TransactionManager
 ) -> None:
     go_on = threading.Event()
     participant = Participant()
-    participant.before = lambda operation: operation == "commit" and go_on.wait(20)
+    participant.before = lambda operation: operation == "commit" and go_on.wait(PATIENCE)
     with (
-        TransactionServer(m, "transactions/here", manager) as server,
-        RemoteTransactionManager(m, "transactions/here", timeout=0.5) as remote,
+        ready(TransactionServer(m, CHANNEL, manager)),
+        RemoteTransactionManager(m, CHANNEL, timeout=0.5) as remote,
     ):
-        server.ready.result(10)
         transaction = remote.create(60.0)
         transaction.join(participant, name="slow")
         promise = transaction.commit_soon(8.0)
@@ -288,5 +273,5 @@ def test_a_commit_waits_for_the_participants_beyond_the_timeout_of_requests(
         assert not isinstance(caught.value, OutcomeUnknownError)
         assert not promise.done()
         go_on.set()
-        promise.result(10)
+        promise.result(PATIENCE)
         assert transaction.state is TransactionState.COMMITTED

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from messaging.execution import Waiters
 from messaging.remoteevent import RetryPolicy
 from messaging.remoteevent.transactions import TransactionManager, Vote
+from messaging.testing.waiting import eventually
 
 SCRIPT = """
 import json, os, signal, sys, threading
@@ -82,24 +82,13 @@ if step == "end":
 """
 
 ABORTED = [
-    "active",
-    "before voting",
-    "after voting",
-    "before prepare one",
-    "after prepare one",
-    "before prepare two",
-    "after prepare two",
-    "before decision",
-]
+    "active", "before voting", "after voting", "before prepare one", "after prepare one", "before prepare two",
+    "after prepare two", "before decision",
+]  # fmt: skip
 COMMITTED = [
-    "after decision",
-    "before commit one",
-    "after commit one",
-    "before commit two",
-    "after commit two",
-    "before forget",
-    "end",
-]
+    "after decision", "before commit one", "after commit one", "before commit two", "after commit two",
+    "before forget", "end",
+]  # fmt: skip
 
 
 class Participant:
@@ -124,7 +113,14 @@ class Participant:
         return "prepare" in self.calls and not {"commit", "abort"} & set(self.calls)
 
 
-@pytest.mark.parametrize("step", [*ABORTED, *COMMITTED])
+#: a step on each side of the record of the votes, of the decision, and of the first call that follows it
+QUICK = {"after voting", "before decision", "after decision", "after commit one"}
+
+
+@pytest.mark.parametrize(
+    "step",
+    [pytest.param(each, marks=[] if each in QUICK else pytest.mark.slow) for each in (*ABORTED, *COMMITTED)],
+)
 def test_all_participants_agree_after_a_kill(step: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path), step], capture_output=True, text=True, timeout=100, check=False
@@ -138,7 +134,7 @@ def test_all_participants_agree_after_a_kill(step: str, tmp_path: Path) -> None:
             assert pending in ([], [transaction_id])
             if not pending and each.is_in_doubt:
                 each.abort(transaction_id)  # what the manager does not know was aborted
-        assert Waiters().wait_for(lambda: not manager.transactions(), 20)
+        eventually(lambda: not manager.transactions())
     wanted, other = ("commit", "abort") if step in COMMITTED else ("abort", "commit")
     for each in participants.values():
         assert other not in each.calls

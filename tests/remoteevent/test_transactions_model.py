@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from messaging.errors import CannotAbortError, CannotCommitError, CannotJoinError, MessagingError
-from messaging.execution import Waiters
 from messaging.remoteevent import RetryPolicy
 from messaging.remoteevent.transactions import Transaction, TransactionManager, TransactionState, Vote
+from messaging.testing.waiting import eventually
 
 NAMES = ("a", "b", "c")
 FAST = RetryPolicy(first_delay=0.001, max_delay=0.002)
@@ -154,11 +154,10 @@ class Machine(RuleBasedStateMachine):
     def settle(self) -> None:
         """Wait until the ended transactions are completed."""
         active = {each.transaction.id for each in self.models if each.state is TransactionState.ACTIVE}
-        assert Waiters().wait_for(
+        eventually(
             lambda: all(
                 each.id in active or each.state is TransactionState.ACTIVE for each in self.manager.transactions()
-            ),
-            20,
+            )
         )
 
     def teardown(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,6 @@ from messaging.errors import (
     UnknownTransactionError,
     WouldBlockError,
 )
-from messaging.execution import Waiters
 from messaging.remoteevent import EventGenerator, RetryPolicy
 from messaging.remoteevent.transactions import (
     ParticipantServer,
@@ -33,13 +34,13 @@ from messaging.remoteevent.transactions import (
     TransactionState,
     Vote,
 )
-from tests.remoteevent.participants import Recorder
+from messaging.testing import waiting
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.remoteevent.helpers import ready
+from tests.remoteevent.participants import Recorder, joined
 
+CHANNEL = "transactions/test"
 FAST = RetryPolicy(first_delay=0.05, max_delay=0.1)
-
-
-def until(holds: Any, timeout: float = 20.0) -> None:
-    assert Waiters().wait_for(holds, timeout)
 
 
 @pytest.fixture(params=["memory", "mqtt"])
@@ -52,41 +53,39 @@ def instances(request: pytest.FixtureRequest) -> Iterator[tuple[Messaging, Messa
 
 @pytest.fixture
 def manager() -> Iterator[TransactionManager]:
-    with TransactionManager(time_limit=10, retry=FAST) as found:
+    with TransactionManager(time_limit=3, retry=FAST) as found:
         yield found
 
 
 @pytest.fixture
 def remote(instances: tuple[Messaging, Messaging], manager: TransactionManager) -> Iterator[RemoteTransactionManager]:
     one, other = instances
-    with TransactionServer(one, "transactions/test", manager) as server:
-        server.ready.result(20)
-        with RemoteTransactionManager(other, "transactions/test") as found:
-            yield found
+    with ready(TransactionServer(one, CHANNEL, manager)), RemoteTransactionManager(other, CHANNEL) as found:
+        yield found
 
 
 def test_a_transaction_of_another_process_is_committed(
     remote: RemoteTransactionManager, manager: TransactionManager
 ) -> None:
     participants = [Recorder(), Recorder()]
-    ended: list[TransactionState] = []
+    ended: waiting.Recorder[TransactionState] = waiting.Recorder()
     transaction = remote.create(60)
     assert transaction.lease is not None
-    assert transaction.lease.renew(90).result(20) == 90
+    assert transaction.lease.renew(90).result(PATIENCE) == 90
     for number, each in enumerate(participants):
         transaction.join(each, name=str(number))
         transaction.join(each, name=str(number))
     transaction.when_ended(ended.append)
-    transaction.commit(timeout=20)
+    transaction.commit(timeout=PATIENCE)
     assert [each.operations for each in participants] == [["prepare", "commit"]] * 2
-    until(lambda: ended)
+    ended.wait_for(1)
     assert (ended, transaction.state) == ([TransactionState.COMMITTED], TransactionState.COMMITTED)
-    assert remote.state(transaction.id).result(20) is TransactionState.COMMITTED
+    assert remote.state(transaction.id).result(PATIENCE) is TransactionState.COMMITTED
     transaction.commit()  # the first answer may have been lost
     with pytest.raises(CannotAbortError):
         transaction.abort()
     with pytest.raises(UnknownLeaseError):
-        transaction.lease.renew().result(20)
+        transaction.lease.renew().result(PATIENCE)
     with pytest.raises((UnknownTransactionError, CannotJoinError)):
         transaction.join(Recorder(), name="late")
 
@@ -95,40 +94,36 @@ def test_a_transaction_of_another_process_is_aborted(
     remote: RemoteTransactionManager, manager: TransactionManager
 ) -> None:
     good, bad = Recorder(), Recorder(Vote.ABORTED)
-    transaction = remote.create()
-    transaction.join(good, name="good")
-    transaction.join(bad, name="bad")
+    transaction = joined(remote, good=good, bad=bad)
     with pytest.raises(CannotJoinError):
         transaction.join(bad, name="bad", crash_count=1)
     with pytest.raises(CannotCommitError):
         transaction.commit()
     assert transaction.state is TransactionState.ABORTED
-    until(lambda: not manager.transactions())
+    eventually(lambda: not manager.transactions())
     assert "commit" not in good.operations
     assert good.operations[-1] == "abort"
-    again = remote.create()
-    again.join(good, name="good")
-    again.abort(timeout=20)
+    again = joined(remote, good=good)
+    again.abort(timeout=PATIENCE)
     with pytest.raises(CannotCommitError):
         again.commit()
     with pytest.raises(UnknownTransactionError):
-        remote.state("unknown").result(20)
+        remote.state("unknown").result(PATIENCE)
     with pytest.raises(UnknownTransactionError):
         remote.transaction("unknown").commit()
 
 
 def test_a_deadline_of_another_process_says_what_was_decided(remote: RemoteTransactionManager) -> None:
     stuck, go_on = Recorder(), threading.Event()
-    stuck.before = lambda operation: go_on.wait(20) if operation == "commit" else None
-    transaction = remote.create()
-    transaction.join(stuck, name="stuck")
+    stuck.before = lambda operation: go_on.wait(PATIENCE) if operation == "commit" else None
+    transaction = joined(remote, stuck=stuck)
     try:
         with pytest.raises(DeadlineError, match="committed"):
             transaction.commit(timeout=0.05)
         assert transaction.state is TransactionState.COMMITTED
     finally:
         go_on.set()
-    transaction.commit(timeout=20)
+    transaction.commit(timeout=PATIENCE)
 
 
 def test_a_failing_participant_is_called_again(
@@ -136,11 +131,10 @@ def test_a_failing_participant_is_called_again(
 ) -> None:
     participant = Recorder()
     participant.failures["commit"] = 2
-    with ParticipantServer(instances[1], "participants/one", participant) as server:
-        server.ready.result(20)
+    with ready(ParticipantServer(instances[1], "participants/one", participant)):
         transaction = remote.create()
         transaction.join(RemoteParticipant(instances[1], "participants/one"), name="one")
-        transaction.commit(timeout=20)
+        transaction.commit(timeout=PATIENCE)
     assert participant.operations == ["prepare", "commit", "commit", "commit"]
 
 
@@ -151,16 +145,17 @@ def test_participants_are_reached_again_after_a_restart(instances: tuple[Messagi
         each.failures["commit"] = 1000
     servers = [ParticipantServer(other, f"participants/{n}", each) for n, each in enumerate((first, second))]
     for server in servers:
-        server.ready.result(20)
+        server.ready.result(PATIENCE)
     manager = TransactionManager(tmp_path / "t", retry=RetryPolicy(first_delay=100, max_delay=100))
-    with TransactionServer(one, "transactions/restart", manager) as served:
-        served.ready.result(20)
-        with RemoteTransactionManager(other, "transactions/restart") as remote:
-            transaction = remote.create()
-            transaction.join(first, name="first", reference="participants/0")
-            transaction.join(second, name="second", reference="participants/1")
-            transaction.commit()  # decided; both fail
-            manager.close()
+    with (
+        ready(TransactionServer(one, "transactions/restart", manager)),
+        RemoteTransactionManager(other, "transactions/restart") as remote,
+    ):
+        transaction = remote.create()
+        transaction.join(first, name="first", reference="participants/0")
+        transaction.join(second, name="second", reference="participants/1")
+        transaction.commit()  # decided; both fail
+        manager.close()
     servers[1].close()
     first.failures.clear()
     second.failures.clear()
@@ -168,63 +163,55 @@ def test_participants_are_reached_again_after_a_restart(instances: tuple[Messagi
         TransactionManager(tmp_path / "t", messaging=one, time_limit=5, retry=FAST) as manager,
         TransactionServer(one, "transactions/restart", manager) as served,
     ):
-        until(lambda: first.operations[-2:] == ["commit", "commit"])
-        until(lambda: [each.waiting_for for each in manager.transactions()] == [["second"]])
-        served.ready.result(20)
+        eventually(lambda: first.operations[-2:] == ["commit", "commit"])
+        eventually(lambda: [each.waiting_for for each in manager.transactions()] == [["second"]])
+        served.ready.result(PATIENCE)
         with RemoteTransactionManager(other, "transactions/restart") as remote:  # the second one has a new channel
-            assert remote.recover("second", second).result(20) == [transaction.id]
-            until(lambda: not manager.transactions())
+            assert remote.recover("second", second).result(PATIENCE) == [transaction.id]
+            eventually(lambda: not manager.transactions())
     assert second.operations[-1] == "commit"
     servers[0].close()
 
 
 def test_a_generator_takes_part_in_a_transaction_of_another_process(remote: RemoteTransactionManager) -> None:
     """Scenarios 24 to 27, with a manager in another process."""
-    inside: list[Any] = []
-    outside: list[Any] = []
+    inside: waiting.Recorder[Any] = waiting.Recorder()
+    outside: waiting.Recorder[Any] = waiting.Recorder()
     with EventGenerator("boiler", events=["hot"], begin=0) as boiler:
         boiler.register("hot", None, outside.append)
         transaction: Any = remote.create()
         inner = boiler.register("hot", None, inside.append, transaction=transaction)
         boiler.generate("hot", transaction=transaction)
-        until(lambda: len(inside) == 1)
+        inside.wait_for(1)
         assert outside == []
-        transaction.commit(timeout=20)
-        until(lambda: len(outside) == 1)
+        transaction.commit(timeout=PATIENCE)
+        outside.wait_for(1)
         assert inner.id != "hot"
-        until(lambda: inner.lease.is_ended)
-
-
-async def use_in_a_loop(remote: RemoteTransactionManager) -> None:
-    with pytest.raises(WouldBlockError):
-        remote.create()
-    transaction = await remote.create_soon()
-    await transaction.commit_soon()
-    other = await remote.create_soon()
-    await other.abort_soon()
+        eventually(lambda: inner.lease.is_ended)
 
 
 def test_a_remote_manager_is_used_on_an_event_loop(remote: RemoteTransactionManager) -> None:
-    import asyncio
+    async def main() -> None:
+        with pytest.raises(WouldBlockError):
+            remote.create()
+        await (await remote.create_soon()).commit_soon()
+        await (await remote.create_soon()).abort_soon()
 
-    asyncio.run(use_in_a_loop(remote))
+    asyncio.run(main())
 
 
 def test_junk_is_refused(remote: RemoteTransactionManager, instances: tuple[Messaging, Messaging]) -> None:
     with pytest.raises(InvalidChannelError):
         RemoteTransactionManager(instances[0], "")
-    with pytest.raises(ArgumentError):
-        RemoteTransactionManager(instances[0], "x", timeout=0)
-    with pytest.raises(ArgumentError):
-        remote.transaction(3)  # type: ignore[arg-type]
-    transaction = remote.create()
-    for junk in (None, 3, Recorder):
+    transaction: Any = remote.create()
+    for call in (
+        lambda: RemoteTransactionManager(instances[0], "x", timeout=0),
+        lambda: remote.transaction(3),  # type: ignore[arg-type]
+        *(partial(transaction.join, junk) for junk in (None, 3, Recorder)),
+        lambda: transaction.commit("x"),
+        lambda: transaction.when_ended(3),
+        lambda: remote.create(0),
+    ):
         with pytest.raises(ArgumentError):
-            transaction.join(junk)
-    with pytest.raises(ArgumentError):
-        transaction.commit("x")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError):
-        transaction.when_ended(3)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError):
-        remote.create(0)
+            call()
     transaction.abort()
