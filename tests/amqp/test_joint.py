@@ -52,13 +52,16 @@ async def test_there_is_one_exclusive_queue_and_one_channel_and_nothing_is_left(
         channels = await listed(rabbitmq, "list_channels", "consumer_count")
         assert channels.count("1") == 1
         await asyncio.gather(*(handle.join(f"{base}/more/{n}", f"{base}.more.{n}") for n in range(50)))
-        bindings = await listed(rabbitmq, "list_bindings", "destination_name", "routing_key")
-        queues = [queue for queue, key in (each.split("\t") for each in bindings[1:]) if key.startswith(base)]
-        assert len(queues) == 100
-        [queue] = set(queues)
-        assert f"{queue}\ttrue" in await listed(rabbitmq, "list_queues", "name", "exclusive")
-        # the channels that asked for the bindings are closed
-        assert await listed(rabbitmq, "list_channels", "consumer_count") == channels
+        bindings, queues, after = await asyncio.gather(
+            listed(rabbitmq, "list_bindings", "destination_name", "routing_key"),
+            listed(rabbitmq, "list_queues", "name", "exclusive"),
+            listed(rabbitmq, "list_channels", "consumer_count"),
+        )
+        bound = [queue for queue, key in (each.split("\t") for each in bindings[1:]) if key.startswith(base)]
+        assert len(bound) == 100
+        [queue] = set(bound)
+        assert f"{queue}\ttrue" in queues
+        assert after == channels  # those that asked for the bindings are closed
         await within(client.adapter.part(handle, f"{base}/0"))
         await within(client.adapter.part(handle, f"{base}/0"))
         await within(client.adapter.unsubscribe(handle))

@@ -311,7 +311,7 @@ def test_a_callable_that_hangs_takes_one_thread_however_often_it_is_needed(
     assert asked == 2
     release.set()
     login.wait_open(2)
-    assert passwords(login.logins) == ["p1", "p2"]
+    assert passwords(login.logins) in (["p1", "p2"], ["p1", "p3"])  # no attempt may have waited for the late answer
 
 
 def test_closing_does_not_wait_for_a_provider_that_hangs(login: FakeBroker, connect: Connect) -> None:

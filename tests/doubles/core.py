@@ -31,7 +31,7 @@ def run(main: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio.Abstrac
 
     async def watched() -> T:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: mishaps.append(str(context)))
-        async with asyncio.timeout(4 * PATIENCE):
+        async with asyncio.timeout(10 * PATIENCE):
             result = await main
         # tasks that were told to end do so within a few turns of the loop; no other task may be left
         for _ in range(5):
