@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 import os
+import threading
 import weakref
 from typing import Any
 
@@ -118,9 +119,10 @@ def test_a_handler_that_a_sender_waits_for_elsewhere_may_close_the_admin(hub: Hu
 @own_hub
 def test_a_coroutine_may_close_the_admin(hub: Hub, loop: asyncio.AbstractEventLoop, way: str, publish: str) -> None:
     """Scenarios 36 and 41: nor does that wait for itself."""
-    done: waiting.Recorder[Event] = waiting.Recorder()
+    done, posted = waiting.Recorder[Event](), threading.Event()
 
     async def handler(event: Event) -> None:
+        assert posted.wait(PATIENCE)  # what is posted after closing is refused
         if way == "close":
             hub.admin.close()
         else:
@@ -131,8 +133,10 @@ def test_a_coroutine_may_close_the_admin(hub: Hub, loop: asyncio.AbstractEventLo
     other = hub.record(ranking=-1)
     if publish == "post":
         hub.post(1, 2)
+        posted.set()
         done.wait_for(1)
     else:
+        posted.set()
         asyncio.run_coroutine_threadsafe(hub.admin.asend_event(Event("a", {"n": 1})), loop).result(PATIENCE)
         assert done
     hub.admin.close()
