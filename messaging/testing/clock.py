@@ -19,9 +19,9 @@ time-out of a minute passes at once, if nothing comes before it.
 
 **What it watches.** The engine's loop and the loop of handlers, of which there are new ones while the clock is used;
 every event loop that is made meanwhile; worker threads and all other threads of the project; other threads that wait
-for the project. A thread that is blocked by ``threading`` (``Event.wait``, ``Queue.get`` …) in a test counts as at
-rest. Sockets and other processes keep real time: the clock does not know that something may still come from them, so
-tests with brokers or processes do not use it.
+for the project. A thread that is blocked by ``threading`` (``Event.wait``, ``Queue.get`` …) or accepts connections
+counts as at rest. Sockets and other processes keep real time: the clock does not know that something may still come
+from them, so tests with brokers or processes do not use it.
 
 Instances, event services and journals of a test are opened and closed while the clock is used. At its end the threads
 that still wait are ended. One clock is used at a time.
@@ -33,6 +33,7 @@ import asyncio
 import contextlib
 import os
 import selectors
+import socket
 import sys
 import sysconfig
 import threading
@@ -631,7 +632,9 @@ def _is_foreign(file: str) -> bool:
 
 
 def _is_blocked(frame: FrameType) -> bool:
-    """Return whether a thread waits for another one by means of ``threading``."""
+    """Return whether a thread waits for another one by means of ``threading``, or for a connection."""
+    if frame.f_code.co_filename == socket.__file__:
+        return frame.f_code.co_name == "accept"
     if frame.f_code.co_filename != threading.__file__:
         return False
     values = frame.f_locals
