@@ -367,8 +367,8 @@ def test_what_nobody_confirms_is_sent_before_the_instance_is_closed(backend: Bac
     count = 8_000  # more than any buffer on the way takes, and no more than a busy broker takes in time
     with backend.connect().subscribe(channel, qos=0, buffer_size=2 * count) as stream:
         stream.ready.result(PATIENCE)
-        m = backend.connect()
+        m = backend.connect(close_timeout=3 * PATIENCE)
         for number in range(count):
-            m.publish(channel, b"%d" % number, qos=0, timeout=60)
+            m.publish(channel, b"%d" % number, qos=0, timeout=3 * PATIENCE)
         m.close()
         assert [int(payload) for payload in receive(stream, count)] == list(range(count))
