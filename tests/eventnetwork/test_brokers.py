@@ -237,6 +237,7 @@ def test_a_peer_that_sends_junk_delays_the_others_little(name: str, request: pyt
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["mosquitto", "rabbitmq"])
 def test_a_peer_that_announces_a_million_topics_and_damaged_messages_takes_bounded_memory(
     name: str, request: pytest.FixtureRequest, join: Join, caplog: pytest.LogCaptureFixture
@@ -259,7 +260,7 @@ def test_a_peer_that_announces_a_million_topics_and_damaged_messages_takes_bound
                 sent = peer.publish("greedy/b", bytes(payload), qos="1")
             sent.result(PATIENCE)
     one.send("b", "end")
-    eventually(lambda: two.service.arrived and two.service.arrived[-1].event.data == "end")
+    eventually(lambda: two.service.arrived and two.service.arrived[-1].event.data == "end", patience=10 * PATIENCE)
     assert resident() - before < 256 << 20
     assert {one.id, two.id} <= one.live() | two.live()
     (found,) = (each for each in one.node.get_dto().members if each.id == greedy)
