@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: verifying Spark's classes takes a tenth of its start
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 #: how long a query may take for anything, seconds: it starts processes
-QUERY_PATIENCE: Final = 3 * PATIENCE
+QUERY_PATIENCE: Final = 6 * PATIENCE
 
 
 def session(folder: Path, master: str, **more: str) -> SparkSession:
