@@ -264,6 +264,7 @@ def test_a_wrong_limit_is_refused(plant: Plant, limit: Any) -> None:
         late.replay("*", 1, limit=limit)
 
 
+@pytest.mark.usefixtures("virtual_clock")
 def test_at_most_16_requests_are_pending(plant: Plant) -> None:
     Forger(plant)
     _, late = plant.bus(shares=False)
@@ -475,6 +476,7 @@ def another_topic(forger: Forger, request: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "answer", [too_many, never_ending, more_than_its_end_says, fewer_than_its_end_says, another_topic]
 )
+@pytest.mark.usefixtures("virtual_clock")
 def test_a_wrong_answer_is_refused_and_its_member_named(
     plant: Plant, answer: Callable[[Forger, dict[str, Any]], object]
 ) -> None:
