@@ -373,7 +373,7 @@ class VirtualClock:
     def advance(self, seconds: float) -> None:
         """Let ``seconds`` pass, and run everything that falls due, in order. On the driver, without a running loop.
 
-        Returns when nothing is left to do at the end of that time. ``advance(0.0)`` finishes what is in progress.
+        Returns when nothing is left to do at the end of that time. ``advance(0.0)`` finishes all work in progress.
 
         Raises:
             VirtualClockError: the process did not come to rest. The error names the threads that are still busy.
