@@ -12,10 +12,11 @@ The fixture ``virtual_clock`` of :mod:`messaging.testing.plugin` is such a clock
 
 **When time passes.** Virtual time stands still while anything is left to do. It passes in two cases, both on the thread
 that entered the clock, the *driver*: while :meth:`VirtualClock.advance` runs; and while the driver waits for something
-(``promise.result()``, ``stream.receive(timeout=5)``, or, on an event loop, any ``await``). Then the clock goes in
-steps: it waits until every thread and event loop is at rest, sets the time to the earliest moment for which something
-is waiting, and wakes that one. What falls due at the same moment is woken in the order in which it began to wait. So a
-time-out of a minute passes at once, if nothing comes before it.
+(``promise.result()``, ``stream.receive(timeout=5)``, ``Event.wait(5)``, or, on an event loop, any ``await``). Then the
+clock goes in steps: it waits until every thread and event loop is at rest, sets the time to the earliest moment for
+which something is waiting, and wakes that one. What falls due at the same moment is woken in the order in which it
+began to wait. So a time-out of a minute passes at once, if nothing comes before it. A loop of a test that polls calls
+``clock.pause``, not ``time.sleep``.
 
 **What it watches.** The engine's loop and the loop of handlers, of which there are new ones while the clock is used;
 every event loop that is made meanwhile; worker threads and all other threads of the project; other threads that wait
@@ -340,6 +341,8 @@ class VirtualClock:
         for module in (asyncio.events, asyncio):  # asyncio.run() looks in the former
             self._cleanup.callback(setattr, module, "new_event_loop", asyncio.new_event_loop)
             setattr(module, "new_event_loop", self.new_loop)  # noqa: B010  # mypy: it is a constant
+        self._cleanup.callback(setattr, threading.Condition, "wait", threading.Condition.wait)
+        setattr(threading.Condition, "wait", _wait_of_driver(self, threading.Condition.wait))  # noqa: B010  # mypy
         self._cleanup.callback(swap_workers, swap_workers())
         self._cleanup.callback(engine.swap, engine.swap(None))
         self._cleanup.callback(handlers_loop.swap, handlers_loop.swap(None))
@@ -370,7 +373,7 @@ class VirtualClock:
     def advance(self, seconds: float) -> None:
         """Let ``seconds`` pass, and run everything that falls due, in order. On the driver, without a running loop.
 
-        Returns when nothing is left to do at the end of that time. ``advance(0.0)`` finishes what is in progress.
+        Returns when nothing is left to do at the end of that time. ``advance(0.0)`` finishes all work in progress.
 
         Raises:
             VirtualClockError: the process did not come to rest. The error names the threads that are still busy.
@@ -602,6 +605,40 @@ class VirtualClock:
             thread = threading.current_thread()
             party = self._party_of[ident] = self.enter(_Party(thread.name, thread, is_guest=True))
         return party
+
+
+def _wait_of_driver(owner: VirtualClock, wait: Callable[..., bool]) -> Callable[..., bool]:
+    """Return ``Condition.wait``, in which the driver lets time pass if the wait has a time limit.
+
+    Without one it may be that of ``Thread.start``, whose thread is on its way.
+    """
+
+    def wait_by_clock(condition: Any, timeout: float | None = None) -> bool:
+        if timeout is None or timeout <= 0 or not owner.is_driver() or condition is owner.changed:
+            return wait(condition, timeout)
+        waiter = threading.Lock()
+        waiter.acquire()
+        condition._waiters.append(waiter)
+        state = condition._release_save()
+        is_notified = False
+
+        def poll() -> bool:
+            nonlocal is_notified
+            is_notified = is_notified or waiter.acquire(blocking=False)
+            return is_notified
+
+        try:
+            with owner.changed:
+                due = owner.make_wait(owner.time + timeout, _nothing)
+            owner.drive(due, poll)
+            return poll()
+        finally:
+            condition._acquire_restore(state)
+            if not is_notified:
+                with contextlib.suppress(ValueError):
+                    condition._waiters.remove(waiter)
+
+    return wait_by_clock
 
 
 def _nothing() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -220,6 +221,19 @@ def test_the_driver_waits_until_something_comes_or_its_time_is_over(virtual_cloc
     assert virtual_clock.time - begun == pytest.approx(40.0)
     assert promise.result(100.0) == 7
     assert virtual_clock.time - begun == pytest.approx(100.0)
+
+
+def test_time_passes_while_the_driver_waits_for_an_event_of_threading(virtual_clock: VirtualClock) -> None:
+    begun = virtual_clock.time
+    event, queue = threading.Event(), Queue[int]()
+    call_later(100.0, event.set)
+    call_later(200.0, queue.put, 7)
+    assert not event.wait(99.0)
+    assert virtual_clock.time - begun == pytest.approx(99.0)
+    assert event.wait(99.0)
+    assert virtual_clock.time - begun == pytest.approx(100.0)
+    assert queue.get(timeout=150.0) == 7
+    assert virtual_clock.time - begun == pytest.approx(200.0)
 
 
 def test_time_stands_still_while_a_job_runs(virtual_clock: VirtualClock) -> None:

@@ -261,6 +261,7 @@ def test_a_wrong_history_or_limit_is_refused(plant: Plant) -> None:
             late.replay("*", 1, limit=limit)
 
 
+@pytest.mark.usefixtures("virtual_clock")
 def test_at_most_16_requests_are_pending(plant: Plant) -> None:
     Forger(plant)
     _, late = plant.bus(shares=False)
@@ -461,6 +462,7 @@ def another_topic(forger: Forger, request: dict[str, Any]) -> None:
 
 @table("answer", [too_many, never_ending, more_than_its_end_says, fewer_than_its_end_says, another_topic])
 @own_plant
+@pytest.mark.usefixtures("virtual_clock")
 def test_a_wrong_answer_is_refused_and_its_member_named(
     plant: Plant, answer: Callable[[Forger, dict[str, Any]], object]
 ) -> None:
