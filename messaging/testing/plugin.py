@@ -62,6 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "envelope: of what the envelope of MQTT 3.1.1 adds or carries; it runs these only"
     )
     config.addinivalue_line("markers", "restart: needs a broker that can be restarted, and gets one of its own")
+    config.addinivalue_line("markers", "slow: takes many seconds; run it apart from the others")
     if not hasattr(config, "workerinput"):
         from messaging.testing.servers import Starts, Steward
 

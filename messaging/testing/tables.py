@@ -36,8 +36,8 @@ def table(
 
     Decorators may be stacked: the rows are then combined. Of the fixtures that a test has, ``tmp_path`` is a folder of
     its own for each row, ``monkeypatch`` is undone after each row, and ``caplog`` and ``capsys`` begin each row empty.
-    A fixture whose class has a method ``for_row`` is replaced by what that returns, for each row. All others are shared
-    by the rows.
+    A fixture whose class has a method ``for_row(fixtures)`` is replaced by what that returns, for each row. All others
+    are shared by the rows.
 
     Args:
         names: the parameters that a row gives, as ``"text, expected"``.
@@ -142,6 +142,7 @@ class _Fixtures:
     """The fixtures of one row."""
 
     def __init__(self, shared: Mapping[str, Any], number: int) -> None:
+        self._shared = shared
         self._own = dict(shared)
         self._number = number
         self._patches: Any = None
@@ -150,7 +151,7 @@ class _Fixtures:
         own = self._own
         for name, value in own.items():
             if hasattr(type(value), "for_row"):
-                own[name] = value.for_row()
+                own[name] = value.for_row(self._shared)
         if (folder := own.get("tmp_path")) is not None:
             own["tmp_path"] = folder / f"row{self._number}"
             own["tmp_path"].mkdir()

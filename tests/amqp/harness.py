@@ -34,11 +34,16 @@ if TYPE_CHECKING:
 
 
 class BrokerProxy(Proxy):
-    """A proxy before a broker; ``url`` leads through it to the virtual host of the tests."""
+    """A proxy before a broker."""
 
     def __init__(self, broker: RabbitMQ) -> None:
         super().__init__(broker.host, broker.port)
-        self.url = broker.url_at(self.host, self.port)
+        self._broker = broker
+
+    @property
+    def url(self) -> str:
+        """The URL that leads through the proxy to the virtual host of the tests."""
+        return self._broker.url_at(self.host, self.port)
 
 
 def make_adapter(url: str, name: str = "test", **settings: Any) -> AmqpAdapter:

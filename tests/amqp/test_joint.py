@@ -74,10 +74,12 @@ async def test_a_refused_binding_ends_no_other_channel(rabbitmq: RabbitMQ) -> No
     user, base = unique("joint"), unique("allowed")
     calls = (
         '{0}:add_user(<<"{1}">>, <<"password">>, <<"t">>), '
-        '{0}:set_permissions(<<"{1}">>, <<"/">>, <<".*">>, <<".*">>, <<".*">>, <<"t">>), '
-        '{0}:set_topic_permissions(<<"{1}">>, <<"/">>, <<"amq.topic">>, <<".*">>, <<"^allowed.*">>, <<"t">>).'
+        '{0}:set_permissions(<<"{1}">>, <<"{2}">>, <<".*">>, <<".*">>, <<".*">>, <<"t">>), '
+        '{0}:set_topic_permissions(<<"{1}">>, <<"{2}">>, <<"amq.topic">>, <<".*">>, <<"^allowed.*">>, <<"t">>).'
     )
-    await asyncio.to_thread(rabbitmq.ctl, "eval", calls.format("rabbit_auth_backend_internal", user))
+    await asyncio.to_thread(
+        rabbitmq.ctl, "eval", calls.format("rabbit_auth_backend_internal", user, rabbitmq.virtual_host)
+    )
     try:
         async with connected(rabbitmq.url.replace("guest:guest", f"{user}:password")) as client:
             sink, handle = await joined(client, base)

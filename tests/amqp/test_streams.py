@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from adapters.amqp.streams import StreamPosition
 from messaging.errors import SubscriptionRefusedError
 from messaging.model.extensions import publish_options
-from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually, eventually_async, subscribed
 from tests.amqp.harness import BrokerProxy, Client, Sink, connected, unique
 
@@ -99,7 +98,7 @@ async def test_a_rejected_message_of_a_stream_is_redelivered_here_and_counted(cl
     assert (arrived.payload, arrived.delivery_count) == (b"2", 1)
 
 
-@table("begin", ["last", "next"])  # the stream is empty at first
+@pytest.mark.parametrize("begin", ["last", "next"])  # each on a stream of its own: times are those of whole chunks
 async def test_messages_published_before_the_first_delivery_are_not_missed(
     client: Client, proxy: BrokerProxy, stream: str, begin: str
 ) -> None:

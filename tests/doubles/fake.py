@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from pydantic import Field
 
+from messaging import Messaging
 from messaging.adapter import Adapter, Events, PlannedLossError, Sink
 from messaging.errors import ConnectionLostError, MessagingError
 from messaging.execution import engine
@@ -173,9 +174,9 @@ class FakeBroker:
         self._lost: Callable[[MessagingError], None] | None = None
         self._tokens = itertools.count(1)
 
-    def for_row(self) -> FakeBroker:
-        """Return a broker for one row of a table."""
-        return FakeBroker(self.scheme)
+    def for_row(self, fixtures: Mapping[str, Any]) -> FakeBroker:
+        """Return a broker for one row of a table: this one if an instance of the test is connected to it already."""
+        return self if any(isinstance(each, Messaging) for each in fixtures.values()) else FakeBroker(self.scheme)
 
     @property
     def url(self) -> str:

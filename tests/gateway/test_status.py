@@ -76,13 +76,13 @@ def running(settings: dict[str, Any], folder: Path) -> Iterator[tuple[ForkedProc
     file.write_text(json.dumps(settings))
     process = ForkedProcess("import sys; from tests.faults.gateway_process import main; sys.exit(main())", [str(file)])
     try:
-        yield process, Lines(process.stderr)
+        assert process.stdout is not None
+        yield process, Lines(process.stdout)
     finally:
         process.kill()
         process.wait(PATIENCE)
         process.stdin.close()
-        assert process.stdout is not None
-        process.stdout.close()
+        process.stderr.close()
 
 
 def test_heartbeats_come_in_the_interval_and_the_last_state_is_offline(tmp_path: Path) -> None:

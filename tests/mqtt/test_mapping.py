@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from adapters.mqtt import mapping, packets
 from adapters.mqtt.mapping import Codec, Decoded, Mqtt3Codec, Mqtt5Codec
 from messaging.errors import InvalidHeaderError, PayloadTooLargeError
+from messaging.execution import clock
 from messaging.model import MessageContext, PublishOptions
 from messaging.testing.tables import table
 from tests.doubles.plans import plan_of
@@ -148,8 +148,8 @@ def test_an_expired_envelope_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None
     codec = Mqtt3Codec(enveloped=True)
     out: Any = Out(b"x", MessageContext("t"), PublishOptions(time_to_live=1.0))
     frame = codec.frame(out, out.payload, 0, 0)
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 2)
+    now = clock.wall()
+    monkeypatch.setattr(clock, "wall", lambda: now + 2)
     assert codec.decode(packets.parse_publish(frame[0], body(frame), False)) is None
 
 

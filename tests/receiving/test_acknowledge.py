@@ -39,7 +39,7 @@ class Journal(Recorder[tuple[str, bytes, AcknowledgeType]]):
         super().__init__()
         self.messages: list[Message] = []
 
-    def for_row(self) -> Journal:
+    def for_row(self, _: object) -> Journal:
         return Journal()
 
     def note(self, what: str, message: Message) -> None:
