@@ -5,7 +5,8 @@
 #   SETUP_BROKERS=no        do not let `make test` install system packages
 
 BIN := .venv/bin
-PARALLEL := --numprocesses 3 --dist worksteal
+# The tests wait more than they work: five processes keep two cores busy.
+PARALLEL := --numprocesses 5 --dist worksteal
 TIMES ?= 50
 
 # The tests start hundreds of processes: without this, each would compile the project anew.

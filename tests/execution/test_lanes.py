@@ -1302,6 +1302,7 @@ def test_signal_handlers_may_put_whatever_they_interrupt() -> None:
 import itertools, signal, threading, time
 from messaging.execution.lanes import ThreadLane
 from messaging.execution.pool import Pool
+from messaging.testing.waiting import eventually
 
 pool = Pool()
 seen = []

@@ -172,6 +172,10 @@ def test_a_session_that_is_lost_is_subscribed_again(broker: Mosquitto, profile: 
             settings = {**profile.receiver, "clean_start": True, "session_expiry": 0}
             settings = {key: settings[key] for key in settings if key != "session_expiry" or profile is MQTT5}
             messaging.connect(broker.url, client_id=scene.client_id("receiver"), **settings).close()
+            marks = {each: each.confirmed for each in scene.publishers}
+            eventually(
+                lambda: all(each.confirmed > mark for each, mark in marks.items()), "published without a session"
+            )
             scene.receiving.accept()
             scene.progress()
             resumed = time.monotonic()

@@ -15,7 +15,7 @@ from paho.mqtt import MQTTException, publish, subscribe
 
 from messaging.testing import brokers
 from messaging.testing.brokers import HOST, Broker, BrokerError, Mosquitto, RabbitMQ, require
-from messaging.testing.conformance.helpers import eventually
+from messaging.testing.waiting import eventually
 from tests.scripts import ROOT
 
 

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from messaging.testing.brokers import BrokerError, require
-from messaging.testing.conformance.helpers import eventually
 from messaging.testing.postgresql import PostgreSQL
+from messaging.testing.waiting import eventually
 from tests.scripts import ROOT
 from tests.testing.test_brokers import gone, listening
 

@@ -31,9 +31,9 @@ from messaging.testing.brokers import (
     release_port,
     require,
 )
-from messaging.testing.conformance.helpers import eventually
 from messaging.testing.postgresql import PostgreSQL
 from messaging.testing.servers import RemoteServers, Servers, Starts, Steward
+from messaging.testing.waiting import eventually
 from tests.scripts import ROOT
 from tests.testing.test_brokers import gone, listening
 

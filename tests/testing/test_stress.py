@@ -6,12 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from messaging.testing.conformance.helpers import eventually
+from messaging.testing.waiting import PATIENCE, eventually
 from tests import stress
 from tests.scripts import ROOT
 from tests.stress import BUSY, QUIET, Failure, Tally, changed_tests, load, read_report
@@ -137,7 +136,9 @@ def test_a_test_that_fails_now_and_then_is_listed_and_its_output_kept(
 
 def test_an_interrupt_ends_the_runs_and_tells_what_was_found(tmp_path: Path) -> None:
     suite = tmp_path / "test_suite.py"
-    suite.write_text(f"import time\ndef test_it():\n    open('{tmp_path}/begun', 'w').close(); time.sleep(60)\n")
+    suite.write_text(
+        f"import time\ndef test_it():\n    open('{tmp_path}/begun', 'w').close(); time.sleep(60)\n"
+    )  # sleeps: until it is interrupted
     command = [
         sys.executable,
         "-m",
@@ -150,13 +151,17 @@ def test_an_interrupt_ends_the_runs_and_tells_what_was_found(tmp_path: Path) -> 
     ]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None
-        deadline = time.monotonic() + 60  # three processes start one after the other
-        while not (tmp_path / "begun").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        eventually((tmp_path / "begun").exists, patience=3 * PATIENCE)  # three processes start one after the other
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         told = process.stdout.read()
-        assert process.wait(60) == 130
+        assert process.wait(3 * PATIENCE) == 130
     assert told.splitlines() == ["0 runs: 0 quiet, 0 busy", "no test failed"]
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
+
+    def is_gone() -> bool:
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    eventually(is_gone, "the processes of the run ended")
