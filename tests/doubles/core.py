@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import itertools
+import secrets
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -22,6 +23,8 @@ from tests.doubles.plans import plan_of
 
 T = TypeVar("T")
 
+#: begins the names of this process: workers share brokers
+_RUN = secrets.token_hex(2)
 _numbers = itertools.count(1)
 
 
@@ -77,7 +80,7 @@ def loop_factory(request: pytest.FixtureRequest) -> Any:
 
 def unique(name: str) -> str:
     """``name`` with a number that no other test has."""
-    return f"{name}-{next(_numbers)}"
+    return f"{name}-{_RUN}-{next(_numbers)}"
 
 
 @contextlib.contextmanager

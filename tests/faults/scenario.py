@@ -122,7 +122,8 @@ class Victim:
     def expect(self, line: str) -> None:
         """Wait for the next line of its stdout."""
         assert self._process.stdout is not None
-        assert self._process.stdout.readline() == f"{line}\n".encode()
+        found = self._process.stdout.readline()
+        assert found == f"{line}\n".encode(), found or self._process.stderr.read().decode()
 
     def kill(self) -> None:
         """Send SIGKILL, and wait for its end. Idempotent."""

@@ -6,7 +6,7 @@ What becomes of a request depends on what the protocol keeps: RabbitMQ its queue
 from __future__ import annotations
 
 import contextlib
-import itertools
+import secrets
 import sys
 import threading
 import time
@@ -61,8 +61,6 @@ AMQP: Final = Kind("amqp")
 kinds = pytest.mark.parametrize("kind", [MQTT5, MQTT311, AMQP], ids=str)
 sessions = pytest.mark.parametrize("kind", [MQTT5, MQTT311], ids=str)
 
-_numbers: Final = itertools.count(1)
-
 
 class Place:
     """A broker of one kind, and what a test needs of it. Closes what it connected."""
@@ -71,7 +69,7 @@ class Place:
         self.kind = kind
         self.broker = broker
         self.url = broker.url + kind.options
-        number = next(_numbers)
+        number = secrets.token_hex(4)  # another process may use the broker
         self.channel, self.queue = f"requests/{number}", f"requests-{number}"
         self._stack = contextlib.ExitStack()
 

@@ -44,6 +44,7 @@ from messaging import Message, MessageContext
 from messaging.journal.folders import LocalFolder
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE
+from tests.journal.conftest import in_memory as in_memory
 from tests.spark import journals
 from tests.spark.journals import NOW, SOURCE, add, check, rows, segments
 
@@ -541,14 +542,6 @@ def test_a_failed_delete_is_repeated_by_the_next_commit(path: str, monkeypatch: 
 
 
 # --- processes ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def in_memory() -> Iterator[str]:
-    """A folder that syncs at once: a kill takes nothing from the system, only from the process."""
-    folder = tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
-    yield folder
-    shutil.rmtree(folder)
 
 
 def test_appended_rows_survive_a_killed_writer(in_memory: str) -> None:
