@@ -39,7 +39,7 @@ PUBLIC = {"_asdict", "_fields", "_make", "_replace", "_value_", "_name_", "_gene
 #: what stands at the end of a line of a test that sleeps, before the reason
 SLEEPS = "# sleeps: "
 #: modules of the tests' own tools, which may wait by hand
-WAITING = {Path("messaging/testing/waiting.py"), Path("messaging/testing/clock.py")}
+WAITING = {Path("messaging/testing") / f"{name}.py" for name in ("brokers", "clock", "postgresql", "waiting")}
 
 
 class Found(NamedTuple):
@@ -163,7 +163,7 @@ class House:
             for file, text in self.tests().items()
             if file not in WAITING
             for number, line in enumerate(text.splitlines(), 1)
-            if re.search(r"(?<!def )\bu?sleep\((?!0[,)])", line) and (SLEEPS in line) is with_reason
+            if re.search(r"(?<!def )(?<!clock\.)\bu?sleep\((?!0[,)])", line) and (SLEEPS in line) is with_reason
         ]
 
     def patiences(self) -> list[Found]:
@@ -173,7 +173,7 @@ class House:
             for file, text in self.tests().items()
             if file not in WAITING
             for number, line in enumerate(text.splitlines(), 1)
-            if re.match(r"\s*_?[A-Z_]*PATIENCE[A-Z_]*\b[^=(]*=[^=]", line)
+            if re.match(r"\s*_?[A-Z_]*PATIENCE[A-Z_]*\b[^=(]*= *[\d.]+ *(#|$)", line)
         ]
 
     def waits(self) -> list[Found]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import re
 import sys
 import tempfile
@@ -26,7 +27,7 @@ KINDS = ("row of a page", "scenario", "section")
 
 #: ``test_06_07_the_sender…`` and ``Scenarios 42 and 51``
 _NUMBERS_OF_A_NAME = re.compile(r"^test_((?:\d+_)+)")
-_SCENARIOS = re.compile(r"\bscenarios?\s+((?:\d+(?:\s*(?:,|and|to|-)\s*)?)+)", re.IGNORECASE)
+_SCENARIOS = re.compile(r"\bscenarios?\s+((?:\d+(?:\s*\[\w\])?(?:\s*(?:,|and|to|-)\s*)?)+)", re.IGNORECASE)
 _SECTIONS = re.compile(r"\b(?:(?:RFC|EV|LE|TX|LU)\s+[0-9A-Z]+(?:\.[0-9]+)*|157(?:\.\d+)+|(?:MSG|DE|J)\d{1,3})\b")
 _TEST = re.compile(r"`((?:tests|messaging/testing/conformance)/[\w/]+\.py)(?:::(\w+(?:::\w+)?))?`")
 
@@ -49,6 +50,7 @@ class Suite:
         tree = ast.parse(text)
         place = file.relative_to(self.root)
         room = "messaging" if place.parts[0] == "messaging" else place.parts[1]
+        rooms = ("typedevent", "eventadmin") if room == "dispatch" else (room,)  # it is what both services share
         for around, test in _tests(tree):
             self.functions[str(place)].add(test.name)
             decorators = " ".join(ast.get_source_segment(text, each) or "" for each in test.decorator_list)
@@ -57,8 +59,8 @@ class Suite:
             numbers = {int(each) for found in _SCENARIOS.findall(said) for each in _spread(found)}
             if (named := _NUMBERS_OF_A_NAME.match(test.name)) is not None:
                 numbers |= {int(each) for each in named[1].split("_") if each}
-            for number in numbers:
-                self.promises["scenario"][f"{room} {number}"].add(node)
+            for number, each in itertools.product(numbers, rooms):
+                self.promises["scenario"][f"{each} {number}"].add(node)
             for section in _SECTIONS.findall(said):
                 self.promises["section"][" ".join(section.split())].add(node)
 
@@ -86,7 +88,7 @@ def _tests(tree: ast.Module) -> Iterator[tuple[list[str], ast.FunctionDef | ast.
 
 def _spread(numbers: str) -> Iterator[int]:
     """Yield the numbers of a text such as ``42, 44 to 46 and 51``."""
-    for found in re.finditer(r"(\d+)(?:\s*(?:to|-)\s*(\d+))?", numbers):
+    for found in re.finditer(r"(\d+)(?:\s*(?:to|-)\s*(\d+))?", re.sub(r"\[\w\]", "", numbers)):
         yield from range(int(found[1]), int(found[2] or found[1]) + 1)
 
 

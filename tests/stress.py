@@ -27,13 +27,15 @@ from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
 
+from messaging.testing.waiting import PATIENCE
+
 ROOT: Final = Path(__file__).parent.parent
 RESULTS: Final = ROOT / ".cache" / "stress"
 #: folders with tests
 FOLDERS: Final = ("tests", "messaging/testing")
 QUIET, BUSY = "quiet", "busy"
 #: seconds that pytest has to end after an interrupt
-_PATIENCE: Final = 60.0
+_PATIENCE: Final = 3 * PATIENCE
 #: ends with its parent, however that ends
 _SPIN: Final = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    for _ in range(1_000_000): pass"
 

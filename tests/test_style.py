@@ -74,6 +74,14 @@ def test_every_part_asks_the_clock_for_the_time(house: House) -> None:
     assert house.clock_uses() == []
 
 
+def test_no_test_sleeps_without_a_reason(house: House) -> None:
+    assert house.sleeps() == []
+
+
+def test_there_is_one_patience(house: House) -> None:
+    assert house.patiences() == []
+
+
 def test_uses_of_the_time_are_found_however_they_are_written() -> None:
     rows = {
         "import time\ntime.monotonic()": ["time.monotonic"],
@@ -83,7 +91,7 @@ def test_uses_of_the_time_are_found_however_they_are_written() -> None:
         "call(self._loop.call_at, when, f)": ["self._loop.call_at"],
         "self._engine.loop.time() + 1": ["self._engine.loop.time"],
         "asyncio.get_running_loop().time()": ["asyncio.get_running_loop().time"],
-        "import asyncio\nasync def f(): await asyncio.sleep(x)": ["asyncio.sleep(x)"],
+        "import asyncio\nasync def f(): await asyncio.sleep(x)": ["asyncio.sleep(x)"],  # sleeps: a sample
         "import asyncio\nasync def f(): await asyncio.sleep(0)": [],
         "import asyncio\nasync def f(): await asyncio.wait([g], timeout=1)": ["asyncio.wait([g], timeout=1)"],
         "import asyncio\nasync def f(): await asyncio.wait([g])": [],

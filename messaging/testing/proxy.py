@@ -30,12 +30,13 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Literal, Self, TypeVar, cast
 
+from messaging.testing.waiting import PATIENCE
+
 T = TypeVar("T")
 End = Literal["client", "broker"]
 
 HOST: Final = "127.0.0.1"
 #: seconds any command to the proxy may take
-PATIENCE: Final = 10.0
 #: bytes of one connection that are on their way at most; a sender that is faster has to wait
 UNDER_WAY: Final = 256 * 1024
 #: how often a limited rate lets something through, seconds

@@ -459,9 +459,11 @@ def test_a_process_that_was_kept_from_running_blames_nobody(pool: Pool) -> None:
 @pytest.mark.usefixtures("quick")
 def test_many_items_one_after_the_other_are_no_long_one(pool: Pool) -> None:
     stalls = Stalls()
-    lane = on_threads(
-        pool, lambda _: time.sleep(0.01), timeout=0.2, stalled=stalls
-    )  # sleeps: as long as many items take
+
+    def receive(_: int) -> None:
+        time.sleep(0.01)  # sleeps: all items together take longer than the limit
+
+    lane = on_threads(pool, receive, timeout=0.2, stalled=stalls)
     lane.put_all([*range(60)])
     flushed(lane)
     assert not stalls

@@ -25,6 +25,7 @@ from sqlalchemy import Engine, text
 import messaging
 from messaging import Message, MessageContext
 from messaging.outbox.sql import create_tables, enqueue, outbox_status, process_once
+from messaging.testing import waiting
 from messaging.testing.brokers import Broker, Mosquitto, RabbitMQ
 from messaging.testing.postgresql import PostgreSQL
 from tests.cli.program import Program
@@ -33,7 +34,8 @@ KEYS: Final = 6
 WRITERS: Final = 3
 LEASE: Final = 0.5
 #: seconds without any arrival after which the rest is taken for lost
-PATIENCE: Final = 60.0
+#: without progress, seconds
+PATIENCE: Final = 3 * waiting.PATIENCE
 
 
 @dataclass

@@ -19,16 +19,16 @@ import pytest
 
 @pytest.fixture
 def slow():
-    time.sleep(0.2)
+    time.sleep(0.2)  # sleeps: what is measured
     yield
-    time.sleep(0.1)
+    time.sleep(0.1)  # sleeps: what is measured
 
 def test_quick():
     pass
 
 @pytest.mark.parametrize("what", ["a|b"])
 def test_slow(slow, what):
-    time.sleep(0.1)
+    time.sleep(0.1)  # sleeps: what is measured
 """
 
 

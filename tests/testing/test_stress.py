@@ -137,8 +137,9 @@ def test_a_test_that_fails_now_and_then_is_listed_and_its_output_kept(
 def test_an_interrupt_ends_the_runs_and_tells_what_was_found(tmp_path: Path) -> None:
     suite = tmp_path / "test_suite.py"
     suite.write_text(
-        f"import time\ndef test_it():\n    open('{tmp_path}/begun', 'w').close(); time.sleep(60)\n"
-    )  # sleeps: until it is interrupted
+        f"import time\ndef test_it():\n    open('{tmp_path}/begun', 'w').close(); "
+        "time.sleep(60)\n"  # sleeps: until it is interrupted
+    )
     command = [
         sys.executable,
         "-m",

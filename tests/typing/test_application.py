@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from messaging.testing.waiting import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 APPLICATION = Path(__file__).with_name("application.py")
 MARK = "  # error"
 #: seconds that a checker may take on a busy machine
-PATIENCE = 240
+#: without a cache a type checker reads the stubs of every dependency
+CHECKING = 12 * PATIENCE
 
 MARKED = [number for number, line in enumerate(APPLICATION.read_text().splitlines(), 1) if line.endswith(MARK)]
 
@@ -35,7 +38,7 @@ def mypy(paths: list[Path], _: Path) -> set[tuple[str, int]]:
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--config-file=", "--cache-dir", str(cache)]
         + [str(path) for path in paths],
-        cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=CHECKING, check=False,
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stderr
     return {
@@ -52,7 +55,7 @@ def pyright(paths: list[Path], folder: Path) -> set[tuple[str, int]]:
     config.write_text(json.dumps(settings))
     done = subprocess.run(
         [sys.executable, "-m", "basedpyright", "--outputjson", "-p", str(config), "--pythonpath", sys.executable],
-        cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=CHECKING, check=False,
     )  # fmt: skip
     found = json.loads(done.stdout)
     assert found["summary"]["filesAnalyzed"] == len(paths), done.stdout
