@@ -29,7 +29,7 @@ ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = Path(__file__).with_suffix(".md")
 LONGEST: Final = 30
 _CONFORMANCE: Final = "messaging/testing/conformance"
-_RUN: Final = ("--numprocesses", "3", "--dist", "worksteal", "-m", "not slow")
+_RUN: Final = ("--numprocesses", "5", "--dist", "worksteal", "-m", "not slow")
 
 
 # --- recording, as a plugin of pytest
