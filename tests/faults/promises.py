@@ -398,7 +398,7 @@ class Check:
                 limit = event.at + NOTIFIED_WITHIN + 1.0
                 away = self._disturbances.of(life, event.at, limit)
                 if outcome is None:
-                    if self._disturbances.killed.get(life, float("inf")) > limit:
+                    if min(self._disturbances.killed.get(life, float("inf")), self._end_of_run) > limit:
                         late.append(told)
                     continue
                 at, _, _, error, missing, text = outcome
