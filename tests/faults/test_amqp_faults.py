@@ -42,6 +42,8 @@ def test_a_connection_that_only_the_client_lost_keeps_its_messages_until_the_bro
 # --- brokers
 
 
+@pytest.mark.slow
+@pytest.mark.alone  # a confirm that is read late counts as one of the next broker
 def test_a_killed_broker_loses_nothing_that_is_persistent(own_rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     """And of what is transient all that it had: a confirm is a place in the queue, then, not on the disk."""
     broker = own_rabbitmq
