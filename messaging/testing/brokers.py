@@ -19,6 +19,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import math
 import os
 import pwd
 import random
@@ -377,11 +378,14 @@ class Mosquitto(Broker):
             BrokerError: time is up.
         """
         before = self.log().count(_RELOADING)
-        os.kill(self.pid, signal.SIGHUP)
-        deadline = time.monotonic() + timeout
+        deadline, signalled = time.monotonic() + timeout, -math.inf
         while self.log().count(_RELOADING) <= before:
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > deadline:
                 raise self._error(f"did not reload its configuration within {timeout:g} s")
+            if now > signalled + 1.0:  # a signal that arrives at the end of an earlier reload is lost
+                os.kill(self.pid, signal.SIGHUP)
+                signalled = now
             time.sleep(0.01)
         # the line is written first; the next SIGHUP would be lost until the broker is back in its loop
         self.wait_ready(timeout)
