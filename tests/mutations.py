@@ -438,7 +438,7 @@ def noticed(fault: Fault, processes: int) -> str | None:
         root = copy(Path(folder))
         put(fault, root)
         command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-m", "not slow"]
-        command += ["-p", "no:cacheprovider", "--numprocesses", str(processes), *fault.tests.split()]
+        command += ["--numprocesses", str(processes), *fault.tests.split()]
         environment = {**os.environ, "PYTHONPATH": str(root)}
         try:
             done = subprocess.run(
@@ -455,7 +455,11 @@ def noticed(fault: Fault, processes: int) -> str | None:
         if done.returncode == 0:
             return None
         failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        return failed[0][:160] if failed else f"exit status {done.returncode}: {done.stdout[-200:]}{done.stderr[-200:]}"
+        if done.returncode not in (1, 2) or not failed:  # 2: stopped after the first failure
+            raise RuntimeError(
+                f"pytest did not run: exit status {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}"
+            )
+        return failed[0][:160]
 
 
 def main() -> int:
