@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -46,7 +45,7 @@ def table(
         ids: names of the rows, or a function that names a value.
 
     Raises:
-        TypeError: when decorating: there are no rows, or a row has the wrong number of values.
+        TypeError: when decorating: there are no rows, or the wrong number of ids, or of values in a row.
         ExceptionGroup: when run: the errors of the rows that failed, each with a note that names its row.
     """
     parameters = [each.strip() for each in names.split(",") if each.strip()] if isinstance(names, str) else [*names]
@@ -69,9 +68,7 @@ def _decorated(test: F, parameters: Sequence[str], run: Callable[..., Any]) -> F
     kept = [each for name, each in signature.parameters.items() if name not in parameters]
     run.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
     del run.__wrapped__  # pytest would look for the parameters of the rows behind it
-    for name in [
-        name for name in vars(run) if "hypothesis" in name
-    ]:  # each row runs all examples: it is no example itself
+    for name in [each for each in vars(run) if "hypothesis" in each]:  # each row runs all examples, pytest the rows
         delattr(run, name)
     return run  # type: ignore[return-value]
 
@@ -180,9 +177,11 @@ def _rows(
     listed = list(rows)
     if not listed:
         raise TypeError("a table without rows tests nothing")
-    given: Iterable[str | None] = itertools.repeat(None) if ids is None or callable(ids) else ids
+    given = [None] * len(listed) if ids is None or callable(ids) else list(ids)
+    if len(given) != len(listed):
+        raise TypeError(f"{len(given)} ids for {len(listed)} rows")
     found: dict[str, dict[str, Any]] = {}
-    for number, (row, own_name) in enumerate(zip(listed, given, strict=False)):
+    for number, (row, own_name) in enumerate(zip(listed, given, strict=True)):
         values, name = row, own_name
         if type(row).__name__ == "ParameterSet":  # made by pytest.param
             if row.marks:

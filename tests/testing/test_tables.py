@@ -118,6 +118,14 @@ def test_a_table_that_cannot_run_is_refused(rows: list[Any], reason: str) -> Non
         def test(a: int, b: int) -> None: ...
 
 
+@pytest.mark.parametrize("ids", [["one"], ["one", "two", "three"]])
+def test_a_table_with_too_few_or_too_many_ids_is_refused(ids: list[str]) -> None:
+    with pytest.raises(TypeError, match=f"{len(ids)} ids for 2 rows"):
+
+        @table("a", [1, 2], ids=ids)
+        def test(a: int) -> None: ...
+
+
 def test_a_parameter_that_the_test_lacks_is_refused() -> None:
     with pytest.raises(TypeError, match="has no parameter b"):
 
