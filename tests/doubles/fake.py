@@ -32,8 +32,6 @@ from messaging.testing.waiting import PATIENCE, Recorder, eventually
 
 T = TypeVar("T")
 
-until = eventually
-
 EVERYTHING: Final = frozenset(
     value for name, value in vars(Features).items() if name.isupper() and isinstance(value, str)
 ) | {"fakeColour"}
