@@ -128,7 +128,7 @@ def test_a_deadline_ends_the_promise_and_not_the_message(backend: Backend, chann
     m, link = backend.connect_severable(outbox_path=tmp_path / "outbox")
     with backend.connect().subscribe(channel, **backend.reliable) as stream:
         link.down()
-        promise = m.publish(channel, b"late", **reliably(backend, timeout=0.2))
+        promise = m.publish(channel, b"late", **reliably(backend, timeout=1.0))
         with pytest.raises(OutcomeUnknownError, match="it is stored, and will be sent"):
             promise.result(PATIENCE)
         assert promise.stored.result(0) is None

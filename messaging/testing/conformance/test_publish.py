@@ -297,7 +297,7 @@ def test_guaranteed_delivery_is_confirmed_by_the_broker(backend: Backend, channe
         link.proxy.hold()
         promise = m.publish(channel, b"x", guaranteed_delivery=True)
         assert stream.receive(PATIENCE).payload == b"x"
-        late = m.publish(channel, b"late", guaranteed_delivery=True, timeout=0.3)
+        late = m.publish(channel, b"late", guaranteed_delivery=True, timeout=1.0)
         assert receive(stream, 1) == [b"late"]
         assert isinstance(late.exception(PATIENCE), OutcomeUnknownError)
         # the broker has it, has passed it on, and has not been heard

@@ -237,7 +237,7 @@ def test_a_foreign_reply_is_not_taken(backend: Backend) -> None:
 def test_late_and_double_replies_are_dropped_and_counted(m: Messaging, responder: Messaging, channel: str) -> None:
     """Scenario 42 [S]."""
     with responder.subscribe(channel, qos=1) as requests:
-        promise = m.request(channel, b"1", timeout=0.5)
+        promise = m.request(channel, b"1", timeout=1.0)
         request = requests.receive(PATIENCE)
         with pytest.raises(OutcomeUnknownError):
             promise.result(PATIENCE)
@@ -266,7 +266,7 @@ def test_a_late_reply_to_a_given_channel_does_not_disturb_the_next_request(backe
     responder.reply(channel, answer_when_told)
     for payload in (b"1", b"2"):
         with pytest.raises(OutcomeUnknownError):
-            m.request(channel, payload, reply_to=replies, timeout=0.2, qos=1).result(PATIENCE)
+            m.request(channel, payload, reply_to=replies, timeout=1.0, qos=1).result(PATIENCE)
     going.set()
     handled = m.request(channel, b"3", qos=1)  # with another reply channel: the requests before it are handled then
     assert handled.result(PATIENCE).payload == b"3"
@@ -408,13 +408,13 @@ def test_ending_a_stream_early_ends_the_handler(m: Messaging, responder: Messagi
 def test_a_responder_without_end_mark_ends_by_the_timeout(m: Messaging, responder: Messaging, channel: str) -> None:
     """Scenario 52 [I]: with what came, or if nothing came with an error."""
     with responder.subscribe(channel, qos=1) as requests:
-        inbox = observed(m.request_many(channel, b"?", timeout=1.0))
+        inbox = observed(m.request_many(channel, b"?", timeout=2.0))
         request = requests.receive(PATIENCE)
         for payload in (b"1", b"2"):
             answer(responder, request, payload)
         inbox.wait_completed()
         assert inbox.payloads == [b"1", b"2"]
-        silent = observed(m.request_many(channel, b"?", timeout=0.3))
+        silent = observed(m.request_many(channel, b"?", timeout=1.0))
         assert isinstance(silent.wait_error(), OutcomeUnknownError)
 
 

@@ -252,6 +252,7 @@ def test_a_paused_stream_emits_nothing(backend: Backend, m: Messaging, channel: 
     """To an observer; and an iterator waits."""
     stream, iterated = m.subscribe(channel, **backend.reliable), m.subscribe(channel, **backend.reliable)
     inbox = observed(stream)
+    iterated.ready.result(PATIENCE)
     publish(m, channel, [b"1"], **backend.reliable)
     inbox.wait_for(1)
     assert receive(iterated, 1) == [b"1"]

@@ -1,0 +1,100 @@
+"""Makes tests that race fail every time: the broker confirms subscriptions late, and delivers late.
+
+::
+
+    pytest -p tests.lateness --late-subscriptions 0.3 --late-deliveries 0.1
+
+The order of deliveries stays. Tests with a virtual clock are not affected, nor are other processes. A test that fails
+with this published before a subscription was confirmed, looked at a subscriber when only the publisher had its
+confirmation, or needs a time. ``make test-stress STRESS_ARGS=--late`` runs so every second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import pytest
+
+from messaging.connection.subscribed import Subscribed
+from messaging.execution import clock
+from messaging.receiving import joining, receiver, subscription
+from messaging.replyto import inboxes, reply_stream
+
+#: seconds, without the options
+SUBSCRIPTIONS, DELIVERIES = 0.3, 0.1
+_MODULES: Final = (inboxes, joining, receiver, reply_stream, subscription)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("lateness")
+    group.addoption("--late-subscriptions", type=float, default=SUBSCRIPTIONS, metavar="SECONDS")
+    group.addoption("--late-deliveries", type=float, default=DELIVERIES, metavar="SECONDS")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _lateness(request: pytest.FixtureRequest) -> Iterator[None]:
+    option = request.config.getoption
+    with pytest.MonkeyPatch.context() as patch:
+        delay(patch, option("--late-subscriptions"), option("--late-deliveries"))
+        yield
+
+
+def delay(patch: pytest.MonkeyPatch, subscriptions: float, deliveries: float) -> None:
+    """Delay what the adapters of this process confirm and deliver, by so many seconds."""
+    for kind in _kinds(Subscribed):
+        if subscriptions and "subscribe_at" in vars(kind):
+            patch.setattr(kind, "subscribe_at", _late_subscribe(kind.subscribe_at, subscriptions))
+        if deliveries and "deliver" in vars(kind) and kind is not Subscribed:
+            patch.setattr(kind, "deliver", _late_deliver(kind.deliver, deliveries))
+
+
+def _kinds(kind: type[Subscribed]) -> Iterator[type[Subscribed]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _kinds(each)
+
+
+def _late_subscribe(original: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    opening: set[Subscribed] = set()
+
+    @functools.wraps(original)
+    async def subscribe_at(self: Subscribed, adapter: Any) -> Any:
+        if _is_real():
+            opening.add(self)
+            try:
+                await asyncio.sleep(seconds * len(opening))  # so that one which is confirmed says nothing of the next
+            finally:
+                opening.discard(self)
+        return await original(self, adapter)
+
+    return subscribe_at
+
+
+def _late_deliver(original: Callable[..., None], seconds: float) -> Callable[..., None]:
+    waiting: dict[Subscribed, deque[Sequence[Any]]] = {}
+
+    @functools.wraps(original)
+    def deliver(self: Subscribed, batch: Sequence[Any]) -> None:
+        if not _is_real():
+            original(self, batch)
+            return
+        waiting.setdefault(self, deque()).append(batch)
+        asyncio.get_running_loop().call_later(seconds, hand_over, self)
+
+    def hand_over(self: Subscribed) -> None:
+        batches = waiting[self]
+        batch = batches.popleft()  # the oldest, whichever timer this is
+        if not batches:
+            del waiting[self]
+        original(self, batch)
+
+    return deliver
+
+
+def _is_real() -> bool:
+    return clock.monotonic is time.monotonic
