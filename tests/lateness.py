@@ -5,8 +5,9 @@
     pytest -p tests.lateness --late-subscriptions 0.3 --late-deliveries 0.1
 
 The order of deliveries stays. Tests with a virtual clock are not affected, nor are other processes. A test that fails
-with this published before a subscription was confirmed, looked at a subscriber when only the publisher had its
-confirmation, or needs a time. ``make test-stress STRESS_ARGS=--late`` runs so every second time.
+with this publishes before its subscription is confirmed, looks at a subscriber when only the publisher has its
+confirmation, or has a deadline too short for a busy machine. Many times:
+``make test-stress STRESS_ARGS=--pytest=-ptests.lateness``.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _MODULES: Final = (inboxes, joining, receiver, reply_stream, subscription)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add an option for each delay."""
     group = parser.getgroup("lateness")
     group.addoption("--late-subscriptions", type=float, default=SUBSCRIPTIONS, metavar="SECONDS")
     group.addoption("--late-deliveries", type=float, default=DELIVERIES, metavar="SECONDS")
