@@ -148,7 +148,7 @@ class Tally:
 def run(tests: Sequence[str], results: Path, number: int, options: Sequence[str]) -> tuple[int, list[Failure]]:
     """Run the tests once; return how many there were, and what failed."""
     report, output = results / f"run-{number}.xml", results / f"run-{number}.txt"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}"]
     command += ["-o", "junit_family=xunit1", "-o", "junit_logging=all", *options, *tests]
     with output.open("w") as file:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)

@@ -36,7 +36,6 @@ T = TypeVar("T")
 End = Literal["client", "broker"]
 
 HOST: Final = "127.0.0.1"
-#: seconds any command to the proxy may take
 #: bytes of one connection that are on their way at most; a sender that is faster has to wait
 UNDER_WAY: Final = 256 * 1024
 #: how often a limited rate lets something through, seconds

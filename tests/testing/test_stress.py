@@ -132,6 +132,8 @@ def test_a_test_that_fails_now_and_then_is_listed_and_its_output_kept(
     assert capfd.readouterr().out.splitlines()[-1] == "no test failed"
     assert stress.main(["--times", "1", "--results", str(results), str(tmp_path / "missing.py")]) == 1
     assert "pytest itself" in capfd.readouterr().out
+    ours = str(ROOT / "tests" / "testing" / "test_tables.py")  # with the configuration of this project
+    assert stress.main(["--times", "1", "--processes", "1", "--results", str(results), ours]) == 0
 
 
 def test_an_interrupt_ends_the_runs_and_tells_what_was_found(tmp_path: Path) -> None:
