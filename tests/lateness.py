@@ -22,12 +22,14 @@ from typing import Any, Final
 import pytest
 
 from messaging.connection.subscribed import Subscribed
+from messaging.connection.subscriptions import Subscriptions
 from messaging.execution import clock
 from messaging.receiving import joining, receiver, subscription
 from messaging.replyto import inboxes, reply_stream
 
 #: seconds, without the options
 SUBSCRIPTIONS, DELIVERIES = 0.3, 0.1
+#: imported, so that all subclasses of Subscribed are known
 _MODULES: Final = (inboxes, joining, receiver, reply_stream, subscription)
 
 
@@ -48,9 +50,9 @@ def _lateness(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def delay(patch: pytest.MonkeyPatch, subscriptions: float, deliveries: float) -> None:
     """Delay what the adapters of this process confirm and deliver, by so many seconds."""
+    if subscriptions:
+        _delay_subscriptions(patch, subscriptions)
     for kind in _kinds(Subscribed):
-        if subscriptions and "subscribe_at" in vars(kind):
-            patch.setattr(kind, "subscribe_at", _late_subscribe(kind.subscribe_at, subscriptions))
         if deliveries and "deliver" in vars(kind) and kind is not Subscribed:
             patch.setattr(kind, "deliver", _late_deliver(kind.deliver, deliveries))
 
@@ -61,20 +63,18 @@ def _kinds(kind: type[Subscribed]) -> Iterator[type[Subscribed]]:
         yield from _kinds(each)
 
 
-def _late_subscribe(original: Callable[..., Any], seconds: float) -> Callable[..., Any]:
-    opening: set[Subscribed] = set()
+def _delay_subscriptions(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    original = Subscriptions._subscribe_once_or_again
 
-    @functools.wraps(original)
-    async def subscribe_at(self: Subscribed, adapter: Any) -> Any:
-        if _is_real():
-            opening.add(self)
-            try:
-                await asyncio.sleep(seconds * len(opening))  # so that one which is confirmed says nothing of the next
-            finally:
-                opening.discard(self)
-        return await original(self, adapter)
+    async def subscribe(self: Subscriptions, subscription: Subscribed) -> None:
+        number = -1
+        while _is_real() and number != self._epoch.number:  # the broker of a new connection is as late
+            number = self._epoch.number
+            # the second of two is later, so that one which is confirmed says nothing of the other
+            await asyncio.sleep(seconds * len(self._opening))  # sleeps: this is the delay
+        await original(self, subscription)
 
-    return subscribe_at
+    patch.setattr(Subscriptions, "_subscribe_once_or_again", subscribe)
 
 
 def _late_deliver(original: Callable[..., None], seconds: float) -> Callable[..., None]:
@@ -82,7 +82,7 @@ def _late_deliver(original: Callable[..., None], seconds: float) -> Callable[...
 
     @functools.wraps(original)
     def deliver(self: Subscribed, batch: Sequence[Any]) -> None:
-        if not _is_real():
+        if not _is_real() or isinstance(self, reply_stream.ReplySubscription):  # the inbox delivers to this one
             original(self, batch)
             return
         waiting.setdefault(self, deque()).append(batch)

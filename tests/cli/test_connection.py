@@ -148,7 +148,7 @@ def test_on_amqp_stderr_names_the_connection_as_the_broker_lists_it(rabbitmq: Ra
         (("pub", "-t", "a", "-m", "x"), 0),
         (("sub", "-t", "a", "-W", "0.05"), 0),
         (("sub", "-t", "a", "-C", "1", "-W", "0.05"), 3),
-        (("request", "-t", "a", "-m", "x", "-W", "0.05"), 1),
+        (("request", "-t", "a", "-m", "x", "-W", "20"), 1),
     ],
 )
 def test_a_warning_says_that_memory_reaches_no_other_process(run: Run, arguments: tuple[str, ...], code: int) -> None:

@@ -13,6 +13,7 @@ import messaging
 from messaging import Messaging
 from messaging.remoteevent import EventGenerator, EventMailbox, EventServer, MailboxServer, RemoteEvent
 from messaging.testing.brokers import Mosquitto
+from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.cli.conftest import Run, refused
@@ -160,17 +161,21 @@ def test_a_drain_goes_on_after_a_restart_of_the_broker(run: Run, own: Mosquitto,
         messaging.connect(own.url) as m,
         EventMailbox(tmp_path / "mailbox", messaging=m) as mailbox,
         MailboxServer(m, topic, mailbox) as server,
+        Proxy(own.host, own.port) as proxy,
     ):
         server.ready.result(PATIENCE)
         name = registered(run, own.url, topic)
         store(mailbox, name, 1, 2)
-        arguments = ("mailbox", "drain", own.url, topic, name, "--timeout", "60", "--count", "4")
-        with Program(*arguments) as program:
+        url = f"mqtt://{proxy.host}:{proxy.port}"
+        with Program("mailbox", "drain", url, topic, name, "--timeout", "60", "--count", "4") as program:
             program.out.until(lambda line: b'"sequence":2' in line)
+            proxy.refuse()
             own.stop()
             program.says("connection lost")
             own.start()
-            eventually(lambda: m.connection_state.value.is_up)
+            # a request that comes before the mailbox is subscribed again is answered after its timeout only
+            eventually(lambda: name in run("mailbox", "list", own.url, topic, "--option", "timeout=1")[1])
+            proxy.accept()
             store(mailbox, name, 3, 4)
             assert program.ended() == 0
             assert numbers(program.out.rest().decode()) == [1, 2, 3, 4]

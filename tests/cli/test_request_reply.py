@@ -389,7 +389,7 @@ def test_no_reply_before_the_deadline_has_its_exit_code(
     run: Run, url: str, m: Messaging, topic: str, many: list[str]
 ) -> None:
     with m.subscribe(topic):
-        for deadline in (["-W", "0.1"], ["--option", "timeout=0.1"]):
+        for deadline in (["-W", "0.5"], ["--option", "timeout=0.5"]):
             code, out, err = run("request", url, "-t", topic, "-m", "x", *deadline, *many)
             assert (code, out) == (3, "")
             assert err.startswith(f"messaging: error: request to '{topic}': no reply ")

@@ -21,6 +21,7 @@ from messaging.testing.brokers import Mosquitto, RabbitMQ, free_port, require
 from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
+from tests.gateway.kit import started
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "gateway"
 FILES = sorted([*EXAMPLES.glob("*.toml"), *EXAMPLES.glob("*.yaml")])
@@ -48,24 +49,17 @@ class Inbox(Recorder[Message]):
 
 @contextlib.contextmanager
 def running(file: str, monkeypatch: pytest.MonkeyPatch, folder: Path, **environment: str) -> Iterator[Gateway]:
-    """Run a configuration, and wait until its routes are connected."""
+    """Run a configuration, once its routes are connected and have subscribed."""
     for name, value in {**environment, "GATEWAY_DATA": str(folder / "data")}.items():
         monkeypatch.setenv(name, value)
     with Gateway(load(EXAMPLES / file)) as gateway:
-        eventually(
-            lambda: all(each.is_source_up and each.is_target_up for each in gateway.report().routes), "connected"
-        )
-        yield gateway
+        yield started(gateway)
 
 
-def publish_until_seen(m: Any, channel: str, seen: Callable[[], object], payload: bytes = b"probe") -> None:
-    """Publish until a subscription of the gateway is there: it subscribes in the background."""
-
-    def publish() -> object:
-        m.publish(channel, payload).result(PATIENCE)
-        return seen()
-
-    eventually(publish, f"the gateway subscribes to {channel}")
+def publish_and_see(m: Any, channel: str, seen: Callable[[], object], payload: bytes = b"probe") -> None:
+    """Publish a message, and wait until it has passed the gateway."""
+    m.publish(channel, payload, qos=1).result(PATIENCE)
+    eventually(seen, f"the message on {channel}")
 
 
 def ask_until_answered(ask: Callable[[], Any]) -> Any:
@@ -133,9 +127,9 @@ def test_plant_to_cloud(
             "plant_to_cloud.toml", monkeypatch, tmp_path, PLANT_URL=mosquitto.url, CLOUD_URL=cloud_url,
             ANALYTICS_URL=rabbitmq.url, GATEWAY_MONITORING=f"127.0.0.1:{port}",
         ) as gateway:  # fmt: skip
-            publish_until_seen(plant, "site/x/x/telemetry", lambda: of(gateway, "telemetry").received, b"{}")
-            publish_until_seen(plant, "site/bonn/probe/alarm", lambda: alarms)
-            publish_until_seen(plant, "site/bonn/probe/state", lambda: states)
+            publish_and_see(plant, "site/x/x/telemetry", lambda: of(gateway, "telemetry").received, b"{}")
+            publish_and_see(plant, "site/bonn/probe/alarm", lambda: alarms)
+            publish_and_see(plant, "site/bonn/probe/state", lambda: states)
 
             # 71.6 °F is 22 °C; 71.9 °F is less than half a degree away; 80.6 °F is 27 °C
             for number, (fahrenheit, quality) in enumerate(
@@ -200,7 +194,7 @@ def test_protocol_translation(
         ) as gateway,
     ):  # fmt: skip
         # retained states, seen by a control room that connects later
-        publish_until_seen(machines, "line/0/m0/state", lambda: of(gateway, "machine-states").received)
+        publish_and_see(machines, "line/0/m0/state", lambda: of(gateway, "machine-states").received)
         for state in (b"starting", b"running"):
             machines.publish("line/1/press/state", state, qos=1, retain=True).result(PATIENCE)
         machines.publish("line/1/press/log", b"private", qos=1).result(PATIENCE)
@@ -211,7 +205,7 @@ def test_protocol_translation(
         mirrored.wait_for(1)
 
         # set points: retained where the control room retains them
-        publish_until_seen(control, "line/0/m0/setpoint", lambda: of(gateway, "set-points").received)
+        publish_and_see(control, "line/0/m0/setpoint", lambda: of(gateway, "set-points").received)
         control.publish("line/1/press/setpoint", b"70", qos=1, retain=True).result(PATIENCE)
         control.publish("line/1/drill/setpoint", b"80", qos=1).result(PATIENCE)
         eventually(lambda: of(gateway, "set-points").published == of(gateway, "set-points").received >= 3, "set points")
@@ -220,7 +214,7 @@ def test_protocol_translation(
 
         # AMQP: a routing key, and a header
         produced = Inbox(office, "produced/+", queue="produced-of-examples")
-        publish_until_seen(machines, "line/1/press/produced", lambda: produced, b'{"parts": 1}')
+        publish_and_see(machines, "line/1/press/produced", lambda: produced, b'{"parts": 1}')
         (first, *_) = produced
         assert (first.context.channel, first.payload) == ("produced/1", b'{"parts": 1}')
         assert dict(first.context.extensions["headers"]) == {"machine": "press", "messaging-gateways": "translator"}
@@ -268,9 +262,9 @@ def test_offline_vehicle(
             f"offline_vehicle.{kind}", monkeypatch, tmp_path, VEHICLE=name, BUS_URL=mosquitto.url,
             FLEET_URL=f"mqtt://127.0.0.1:{link.port}?reconnect_max=0.3",
         ) as gateway:  # fmt: skip
-            publish_until_seen(bus, "faults/probe", lambda: faults)
-            publish_until_seen(bus, "gps/position", lambda: positions)
-            publish_until_seen(fleet, f"fleet/{name}/command/probe", lambda: commands)
+            publish_and_see(bus, "faults/probe", lambda: faults)
+            publish_and_see(bus, "gps/position", lambda: positions)
+            publish_and_see(fleet, f"fleet/{name}/command/probe", lambda: commands)
             assert json.loads(status.wait_for(1)[0].payload)["routes"].keys() == {"positions", "faults", "commands"}
             eventually(lambda: all(each.buffer.depth == 0 for each in gateway.report().routes), "nothing waits")
 

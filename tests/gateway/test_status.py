@@ -123,6 +123,7 @@ def test_a_heartbeat_tells_depth_age_and_bytes_of_buffers(
         Gateway(GatewaySettings.model_validate(settings)) as gateway,
         messaging.connect("memory://status-plant") as m,
     ):
+        eventually(lambda: gateway.report().routes[0].is_subscribed, "subscribed")
         for number in range(7):
             m.publish("data", f"{number}".encode()).result(PATIENCE)
         eventually(lambda: gateway.report().routes[0].buffer.depth == 7, "stored")

@@ -320,7 +320,10 @@ def test_payloads_and_headers_are_not_logged_either(watch: Watch, broker: FakeBr
                     extensions={"headers": {"authorization": SECRET}},
                 )
             with pytest.raises(TimeoutError):
-                stream.receive(0.05)
+                stream.receive(0.05)  # what arrives is invalid, and skipped
+            eventually(lambda: stream.counters.received == 3)
+            with pytest.raises(TimeoutError):
+                stream.receive(0)
             assert stream.counters.invalid + stream.counters.dropped == 3
         check(watch, shown(m, broker))
 

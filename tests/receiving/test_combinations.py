@@ -264,7 +264,8 @@ def carry_out(plan: Plan) -> tuple[Ledger, list[bytes]]:
         keeper, m = make(), make()
         dead: Recorder[bytes] = Recorder()
         keeper.subscribe("dead").subscribe(lambda message: dead.append(message.payload))
-        keeper.subscribe("a", queue="q").close().result(PATIENCE)
+        with keeper.subscribe("a", queue="q"):
+            pass  # from here on the broker has the queue
         publications = [
             (payload, {} if priority is None else {"priority": priority})
             for payload, priority in zip(payloads, plan.priorities, strict=True)

@@ -43,7 +43,8 @@ def queued(m: Messaging) -> int:
 
 
 def make_queue(m: Messaging) -> None:
-    m.subscribe("a", queue="q").close().result(PATIENCE)
+    with m.subscribe("a", queue="q"):
+        pass
 
 
 # --- streams that end by a refusal

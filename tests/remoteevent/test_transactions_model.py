@@ -131,6 +131,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), count=st.integers(1, 3))
     def fail(self, name: str, count: int) -> None:
+        self.settle()  # a participant is told to abort five times at most
         self.ledgers[name].failing = count
 
     @rule()

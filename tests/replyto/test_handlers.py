@@ -6,7 +6,6 @@ import asyncio
 import functools
 import itertools
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +38,7 @@ from messaging.services import SERVICE_RANKING, ServiceRegistration
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, observed, results, within
+from tests.doubles.fake import settle_loop
 from tests.replyto.conftest import in_hand, nothing_left, routes
 
 Builder = MessageContextBuilder
@@ -163,12 +163,14 @@ def test_no_reply_goes_to_a_channel_that_just_got_a_handler(m: Messaging, monkey
 
 
 def test_requests_that_outwait_their_copies_are_handled_once(m: Messaging, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow handler, and copies that wait at the broker because their subscription is full: a minute is 0.3 s here."""
-    monkeypatch.setattr(request_copies, "clock", SimpleNamespace(monotonic=lambda: time.monotonic() * 200))
+    """A slow handler, and copies that wait at the broker because their subscription is full, for two minutes."""
+    now = [0.0]
+    monkeypatch.setattr(request_copies, "clock", SimpleNamespace(monotonic=lambda: now[0]))
     calls: Recorder[bytes] = Recorder()
 
     def slow(request: Message) -> None:
-        time.sleep(0.005)  # sleeps: the clock of the copies runs 200 times as fast here, and needs some of it to pass
+        settle_loop()  # the copies that have room arrive in no time
+        now[0] += 0.5
         calls.append(request.payload)
 
     for ranking, channel, prefetch in ((0, "d/+", 10), (1, "d/x", 100)):
@@ -736,5 +738,5 @@ def test_an_unanswered_request_has_its_deadline(backend: Backend) -> None:
     never: Promise[Any] = Promise("for ever")
     register(m, ReplyToSingleSubscriptionHandler, lambda request, builder: never, "c")
     with pytest.raises(OutcomeUnknownError):
-        m.request("c", timeout=0.1).result(PATIENCE)
+        m.request("c", timeout=0.5).result(PATIENCE)
     assert in_hand(m) == 1
