@@ -17,6 +17,8 @@ import messaging
 from messaging import (
     AcknowledgeMessageContextBuilder,
     Features,
+    Message,
+    MessageContext,
     MessageContextBuilder,
     MessagePublisher,
     MessageServiceRuntime,
@@ -351,9 +353,15 @@ def test_everything_after_close_is_refused(connect: Connect) -> None:
     with pytest.raises(ValueError, match="mine"), m:
         raise ValueError("mine")
     m.close()
-    for call in (lambda: m.publish("a", b"1"), lambda: m.subscribe("a")):
+    calls: list[Callable[[], object]] = [
+        *(lambda: m.publish("a", b"1"), lambda: m.publisher.publish(Message(b"1", MessageContext("a")))),
+        *(lambda: m.subscribe("a"), lambda: m.request("a"), lambda: m.request_many("a")),
+    ]
+    for call in calls:
         with pytest.raises(ClosedError, match=m.name):
             call()
+    with pytest.raises(messaging.InvalidChannelError):  # arguments are checked as before
+        m.publish("+", b"1")
     assert m.runtime.get_runtime_dto().connection.state == "closed"
     uri = m.runtime.get_runtime_dto().connection_uri
     assert repr(m) == f"<Messaging {m.name!r} closed at {uri}>"

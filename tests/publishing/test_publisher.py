@@ -16,11 +16,9 @@ import pytest
 from messaging import Features, Message, MessageContext, MessageContextBuilder, Messaging, Promise
 from messaging.errors import (
     ArgumentError,
-    ClosedError,
     InvalidChannelError,
     InvalidContentError,
     InvalidExtensionError,
-    PayloadTooLargeError,
     UnsupportedFeatureError,
 )
 from messaging.model import Outgoing, PublishPlan
@@ -205,17 +203,6 @@ def test_bad_values_of_a_context_are_refused(m: Messaging, name: str, value: Any
         m.publisher.publish(Message(b"1", MessageContext("a", **{name: value})))
 
 
-def test_an_oversize_payload_says_size_and_limit(broker: FakeBroker, connect: Connect) -> None:
-    broker.limit = 10
-    m = connect(broker, name="small")
-    assert m.publish("a", b"x" * 10).result(PATIENCE) is None
-    with pytest.raises(PayloadTooLargeError, match="11 bytes exceeds the limit of 10 bytes of 'small'") as caught:
-        m.publish("a", b"x" * 11)
-    assert (caught.value.size, caught.value.limit) == (11, 10)
-    assert m.runtime.get_runtime_dto().max_message_size == 10
-    assert broker.payloads == [b"x" * 10]
-
-
 def test_values_that_the_protocol_cannot_carry_are_refused(bare: FakeBroker, connect: Connect) -> None:
     m = connect(bare, name="bare-one")
     for name in ("content_type", "content_encoding", "correlation_id", "reply_to"):
@@ -247,17 +234,6 @@ def test_the_adapter_may_refuse_before_anything_is_sent(broker: FakeBroker, m: M
     for _ in range(3):
         m.publish("fine", b"1").result(PATIENCE)
     assert calls == ["too/long", "too/long", "fine"]  # once per distinct context that passed
-
-
-def test_a_publish_after_close_is_refused_and_checked_as_before(broker: FakeBroker, m: Messaging) -> None:
-    m.close()
-    with pytest.raises(ClosedError, match=r"publish to 'a/b'.*closed"):
-        m.publish("a/b", b"1")
-    with pytest.raises(ClosedError):
-        m.publisher.publish(Message(b"1", FULL))
-    with pytest.raises(InvalidChannelError):
-        m.publish("+", b"1")
-    assert broker.sent == []
 
 
 # --- caches

@@ -664,6 +664,8 @@ def test_a_stream_that_is_observed_closed_or_refused_is_not_abandoned(broker: Fa
 
 
 def test_a_manual_observer_that_raises_leaves_its_message_unsettled(broker: FakeBroker, m: Messaging) -> None:
+    """Scenario 89 [I]: the broker is not told of a message that was not settled when its stream ended."""
+
     def fail(_: Message) -> None:
         raise ValueError
 

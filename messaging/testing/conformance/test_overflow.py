@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from messaging import Features, Messaging, StreamOverflowError, UnsupportedFeatureError
@@ -50,17 +48,6 @@ def test_a_stream_that_may_not_overflow_fails(backend: Backend, m: Messaging, ch
 
 
 @overflow
-def test_an_observer_is_told_of_the_overflow(backend: Backend, m: Messaging, channel: str) -> None:
-    go = threading.Event()
-    stream = m.subscribe(channel, overflow="fail", buffer_size=2, **backend.reliable)
-    inbox = observed(stream, lambda _: go.wait(PATIENCE))
-    publish(m, channel, PAYLOADS, **backend.reliable)
-    eventually(lambda: not m.runtime.get_runtime_dto().subscriptions, "the stream failed")
-    go.set()
-    assert isinstance(inbox.wait_error(), StreamOverflowError)
-
-
-@overflow
 def test_a_stream_that_blocks_loses_nothing_and_holds_the_broker_back(backend: Backend, channel: str) -> None:
     """Demand is wired to the protocol: what the consumer does not take stays, above some credit, at the broker."""
     m, other = backend.connect(), backend.connect()
@@ -81,10 +68,14 @@ def test_a_stream_that_blocks_loses_nothing_and_holds_the_broker_back(backend: B
 
 
 @feature(Features.EXTENSION_OVERFLOW, Features.EXTENSION_BUFFER_SIZE, Features.EXTENSION_QOS)
-def test_without_acknowledgement_drops_are_counted_and_blocking_is_refused(m: Messaging, channel: str) -> None:
+def test_without_acknowledgement_drops_are_counted_and_blocking_is_refused(
+    backend: Backend, m: Messaging, channel: str
+) -> None:
     """QoS 0, no policy chosen: the newest count, and nothing is dropped silently. Nothing can hold messages back."""
-    with pytest.raises(UnsupportedFeatureError, match="block"):
+    with pytest.raises(UnsupportedFeatureError, match="overflow=block"):
         m.subscribe(channel, qos="0", overflow="block")
+    with pytest.raises(UnsupportedFeatureError, match="overflow=block"):
+        backend.connect(overflow="block").subscribe(channel, qos="0")
     with m.subscribe(channel, qos="0", buffer_size=4) as stream:
         publish(m, channel, PAYLOADS, qos="0")
         eventually(lambda: stream.counters.dropped >= len(PAYLOADS) - 4, "everything else is dropped")

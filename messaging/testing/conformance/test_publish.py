@@ -235,7 +235,8 @@ def test_a_payload_over_the_limit_is_refused(backend: Backend, channel: str) -> 
     m = backend.connect(max_message_size=1_000)
     assert m.runtime.get_runtime_dto().max_message_size == 1_000
     with m.subscribe(channel) as stream:
-        with pytest.raises(PayloadTooLargeError) as refusal:
+        said = f"1001 bytes exceeds the limit of 1000 bytes of '{m.name}'"
+        with pytest.raises(PayloadTooLargeError, match=said) as refusal:
             m.publish(channel, b"x" * 1_001)
         assert (refusal.value.size, refusal.value.limit) == (1_001, 1_000)
         publish(m, channel, [b"x" * 1_000])

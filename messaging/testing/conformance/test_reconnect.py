@@ -35,7 +35,6 @@ from messaging.testing.conformance.helpers import (
     subscription_to,
     wire,
 )
-from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread, observed, results
 
@@ -349,36 +348,6 @@ def test_an_instance_that_starts_offline_is_there_at_once(backend: Backend, chan
     while stream.receive(PATIENCE).payload != b"later":
         pass
     m.close()
-
-
-def test_the_proxy_is_transparent() -> None:
-    """The tests' own tool: what goes in comes out, in both directions, and an end is an end."""
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server, Proxy("127.0.0.1", server.getsockname()[1]) as proxy:
-        with socket.create_connection((proxy.host, proxy.port), PATIENCE) as client:
-            accepted, _ = server.accept()
-            with accepted:
-                accepted.settimeout(PATIENCE)
-                client.sendall(b"to the broker")
-                assert accepted.recv(100) == b"to the broker"
-                accepted.sendall(b"x" * 100_000)
-                received = b""
-                while len(received) < 100_000:
-                    received += client.recv(65_536)
-                proxy.sever()
-                with pytest.raises(ConnectionError):
-                    client.recv(100)
-                with pytest.raises(ConnectionError):
-                    accepted.recv(100)
-        with socket.create_connection((proxy.host, proxy.port), PATIENCE) as client:
-            accepted, _ = server.accept()
-            with accepted:
-                accepted.settimeout(PATIENCE)
-                client.sendall(b"bye")
-                client.close()
-                assert accepted.recv(100) == b"bye"
-                assert accepted.recv(100) == b""
 
 
 # --- several hosts in one URL: the next one is connected to when one is lost, or the URL is refused
