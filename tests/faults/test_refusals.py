@@ -17,7 +17,6 @@ import messaging
 from messaging import (
     AuthenticationError,
     BrokerError,
-    ConnectFailedError,
     DeadlineError,
     PublishRefusedError,
     SubscriptionRefusedError,
@@ -166,20 +165,6 @@ async def welcomed(peer: Peer) -> Connection:
     connection, _ = await peer.accept()
     connection.connack()
     return connection
-
-
-async def test_silence_after_the_tcp_handshake_is_given_up_and_tried_again(peer: Peer) -> None:
-    async def connect() -> None:
-        with pytest.raises(ConnectFailedError):
-            await messaging.connect(peer.url, connect_timeout=0.3)
-        async with messaging.connect(peer.url, connect_timeout=0.3, retry_connect=True, reconnect_min=0.02):
-            pass
-
-    connecting = asyncio.create_task(connect())
-    await peer.accept()  # of the first, and of the first attempt of the second: silence
-    await peer.accept()
-    await welcomed(peer)
-    await connecting
 
 
 @table(

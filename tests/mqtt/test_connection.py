@@ -203,18 +203,8 @@ async def test_tls_verifies_unless_told_not_to(tls_broker: Mosquitto, authority:
         await Core(url).open()
     with pytest.raises(ConnectFailedError, match=r"(?i)hostname mismatch|not valid for"):
         await Core(f"mqtts://localhost:{tls_broker.port}", cafile=authority.cafile).open()
-    with pytest.raises(ConnectFailedError, match=r"'cafile'.*missing\.pem: No such file"):
-        await Core(url, cafile=authority.folder / "missing.pem").open()
-    with pytest.raises(ConnectFailedError, match="'certfile'"):
-        await Core(url, cafile=authority.cafile, certfile=authority.folder / "broker.key").open()
     async with connected(url, allow_insecure=True) as core:
         await core.publish("x", b"", qos="1")
-    async with Peer() as peer:  # no TLS on the other side
-        opening = asyncio.create_task(Core(f"mqtts://127.0.0.1:{peer.port}").open())
-        await eventually_async(lambda: peer.connections)
-        peer.connections[0].write(b"\x20\x02\x00\x00\x00\x00\x00")
-        with pytest.raises(ConnectFailedError):
-            await opening
     assert sockets() >= 0  # collects: an unclosed socket would be an error
 
 

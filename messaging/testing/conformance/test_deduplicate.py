@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -110,19 +109,6 @@ def test_a_handler_that_outlives_its_connection_is_not_called_again(backend: Bac
     publish_as(publisher, backend, channel, "a", "b")
     may_end.set()
     assert calls.wait_until(lambda seen: b"b" in seen, "the next message") == [b"a", b"b"]
-
-
-@deduplicates
-def test_ids_are_known_for_the_window(backend: Backend, m: Messaging, channel: str) -> None:
-    with m.subscribe(channel, **deduplicated(backend, deduplicate=0.2)) as stream:
-        publish_as(m, backend, channel, "a")
-        assert receive(stream, 1) == [b"a"]
-        nothing_more(m, channel, stream, **backend.reliable)  # asking for the next message settles the first
-        eventually(lambda: stream.counters.acknowledged, "the message to be settled")
-        settled = time.time()
-        eventually(lambda: time.time() > settled + 0.2, "the window to pass")
-        publish_as(m, backend, channel, "a")
-        assert receive(stream, 1) == [b"a"]
 
 
 @deduplicates

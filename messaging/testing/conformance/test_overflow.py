@@ -6,32 +6,12 @@ import pytest
 
 from messaging import Features, Messaging, StreamOverflowError, UnsupportedFeatureError
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import feature, nothing_more, publish, receive, subscription_to
-from messaging.testing.tables import table
+from messaging.testing.conformance.helpers import feature, publish, receive, subscription_to
 from messaging.testing.waiting import PATIENCE, eventually, observed
 
 PAYLOADS = [b"%d" % number for number in range(10)]
 
 overflow = feature(Features.EXTENSION_OVERFLOW, Features.EXTENSION_BUFFER_SIZE)
-
-
-@overflow
-@table("size", [1, 4])
-@table("policy", ["drop_oldest", "drop_latest"])
-def test_what_does_not_fit_is_dropped_and_counted(backend: Backend, m: Messaging, policy: str, size: int) -> None:
-    channel = backend.channel()
-    expected = PAYLOADS[-size:] if policy == "drop_oldest" else PAYLOADS[:size]
-    with m.subscribe(channel, overflow=policy, buffer_size=size, **backend.reliable) as stream:
-        publish(m, channel, PAYLOADS, **backend.reliable)
-        dropped = len(PAYLOADS) - size
-        eventually(lambda: stream.counters.dropped >= dropped, "everything else is dropped")
-        dto = subscription_to(m, channel)
-        assert dto is not None
-        assert (dto.buffered, dto.counters.dropped, dto.counters.received) == (size, dropped, len(PAYLOADS))
-        assert receive(stream, size) == expected
-        # the dropped messages are gone, and there is room again
-        nothing_more(m, channel, stream, **backend.reliable)
-        assert stream.counters.dropped == dropped
 
 
 @overflow
@@ -81,20 +61,3 @@ def test_without_acknowledgement_drops_are_counted_and_blocking_is_refused(
         eventually(lambda: stream.counters.dropped >= len(PAYLOADS) - 4, "everything else is dropped")
         assert receive(stream, 4) == PAYLOADS[-4:]
         assert stream.counters.dropped == len(PAYLOADS) - 4
-
-
-@feature(Features.EXTENSION_AUTO_ACKNOWLEDGE, Features.EXTENSION_OVERFLOW, Features.EXTENSION_BUFFER_SIZE)
-@table("policy", ["block", "drop_oldest"])
-def test_automatic_acknowledgement_has_a_bounded_buffer_too(backend: Backend, m: Messaging, policy: str) -> None:
-    channel = backend.channel()
-    more = {"overflow": policy, "buffer_size": 4, **backend.reliable}
-    with m.subscribe(channel, auto_acknowledge=True, **more) as stream:
-        publish(m, channel, PAYLOADS, **backend.reliable)
-        if policy == "block":
-            assert receive(stream, len(PAYLOADS)) == PAYLOADS
-            assert stream.counters.dropped == 0
-        else:
-            eventually(lambda: stream.counters.dropped >= len(PAYLOADS) - 4, "everything else is dropped")
-            assert receive(stream, 4) == PAYLOADS[-4:]
-            assert stream.counters.dropped == len(PAYLOADS) - 4
-        nothing_more(m, channel, stream, **backend.reliable)

@@ -163,27 +163,6 @@ def test_a_callback_that_raises_ends_its_own_stream_only(backend: Backend, m: Me
     eventually(lambda: not m.runtime.get_runtime_dto().subscriptions, "the other one, too")
 
 
-def test_an_observer_may_publish_subscribe_and_close(backend: Backend, m: Messaging) -> None:
-    """User code never runs on the engine: it may use the API, and wait."""
-    channel, answers = backend.channel(), backend.channel("answers")
-
-    def answer(message: Message) -> None:
-        m.publish(answers, message.payload * 2).result(PATIENCE)
-        with m.subscribe(backend.channel("inner")) as inner:
-            inner.close()
-
-    stream = m.subscribe(channel)
-    with m.subscribe(answers) as replies:
-        inbox = observed(stream, answer)
-        publish(m, channel, [b"1", b"2"])
-        assert receive(replies, 2) == [b"11", b"22"]
-        inbox.wait_payloads(2)
-    closing = observed(m.subscribe(channel), lambda _: stream.close())
-    publish(m, channel, [b"3"])
-    closing.wait_payloads(1)
-    inbox.wait_completed()
-
-
 # --- pause and resume
 
 

@@ -9,7 +9,6 @@ import pytest
 from messaging import (
     AcknowledgeType,
     ArgumentError,
-    ClosedError,
     Features,
     InvalidChannelError,
     MessageContext,
@@ -246,20 +245,3 @@ def test_publishing_with_autocreate_off_needs_what_it_publishes_to(backend: Back
     with m.subscribe(channel, channel_extension="key") as stream:
         publish(m, channel, [b"2"], **context)
         assert receive(stream, 1) == [b"2"]
-
-
-def test_nothing_can_be_done_with_a_closed_instance(backend: Backend, m: Messaging, channel: str) -> None:
-    stream = m.subscribe(channel)
-    m.close()
-    m.close()
-    with pytest.raises(ClosedError):
-        m.publish(channel, b"x")
-    with pytest.raises(ClosedError):
-        m.subscribe(channel)
-    with pytest.raises(ClosedError):
-        stream.receive(PATIENCE)
-    # other subscriptions are unharmed
-    other = backend.connect()
-    with other.subscribe(channel) as alive:
-        publish(other, channel, [b"y"])
-        assert receive(alive, 1) == [b"y"]
