@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -396,15 +395,3 @@ async def test_closing_is_quick_even_if_the_broker_is_silent(loop_factory: Any) 
             assert sockets() == before - 1
         finally:
             os.kill(broker.pid, signal.SIGCONT)
-
-
-async def test_many_connections_leave_no_socket_and_no_thread(mosquitto: Mosquitto, loop_factory: Any) -> None:
-    async with connected(mosquitto.url):
-        pass
-    before, threads = sockets(), threading.active_count()
-    for number in range(20):
-        async with connected(mosquitto.url, version=("5", "3.1.1")[number % 2]) as core:
-            await core.subscribe("a/#", qos="1")
-            await core.publish("a/b", b"", qos="1")
-    assert sockets() == before
-    assert threading.active_count() <= threads + 6  # the executor's, which are kept
