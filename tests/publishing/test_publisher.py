@@ -123,20 +123,6 @@ def test_a_message_with_a_malformed_id_is_passed_on_with_another(
         m.publisher.publish(copied.build_message())
 
 
-def test_without_the_feature_a_message_is_passed_on_with_another_id(broker: FakeBroker, connect: Connect) -> None:
-    broker.features = broker.features - {Features.EXTENSION_MESSAGE_ID}
-    m = connect(broker)
-    message = arrived(m, broker, "own")
-    for publish in passing_on(m, message):
-        assert sent_id(broker, publish) != "own"
-    # an extension written by hand is a request
-    copied = MessageContextBuilder().channel("a").extensions(message.context.extensions)
-    with pytest.raises(UnsupportedFeatureError, match="messageId"):
-        m.publisher.publish(copied.build_message())
-    with m.subscription.subscribe(message.context) as stream:
-        stream.ready.result(PATIENCE)
-
-
 def arrived(m: Messaging, broker: FakeBroker, message_id: str) -> Message:
     with m.subscribe("a") as stream:
         broker.deliver(b"1", extensions={"qos": "1", "messageId": message_id})

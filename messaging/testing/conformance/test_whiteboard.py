@@ -494,29 +494,6 @@ def test_replies_never_go_to_channels_of_requests(backend: Backend, settings: di
 # --- acknowledgement and bounds
 
 
-@reply_to
-def test_concurrency_is_bounded(m: Messaging, responder: Messaging, channel: str) -> None:
-    running: Recorder[int] = Recorder()
-    most: list[int] = []
-    lock, go = threading.Lock(), threading.Event()
-
-    @responder.reply(channel, concurrency=3)
-    def handler() -> str:
-        with lock:
-            running.append(1)
-            most.append(len(running))
-        assert go.wait(PATIENCE)
-        with lock:
-            running.pop()
-        return "done"
-
-    promises = [m.request(channel, b"") for _ in range(9)]
-    running.wait_for(3)
-    go.set()
-    assert [reply.value() for reply in results(promises)] == ["done"] * 9
-    assert max(most) == 3
-
-
 @feature(Features.REPLY_TO, Features.BROKER_REDELIVERY, Features.EXTENSION_QUEUE)
 def test_an_unanswered_request_is_not_lost(backend: Backend, m: Messaging) -> None:
     """It is acknowledged after its reply: a responder that goes away before leaves it to the next."""
