@@ -194,21 +194,3 @@ def test_an_error_of_a_channel_fails_that_channel_alone(
             scene.progress()
         assert scene.sending.attempts == attempts
         assert scene.finish().failed == {}
-
-
-@pytest.mark.parametrize("qos", ["0", "1"])
-def test_a_deleted_exchange_costs_only_the_messages_in_flight_to_it(
-    rabbitmq: RabbitMQ, qos: str, tmp_path: Path
-) -> None:
-    """The next message makes it again."""
-    with Scene(AMQP, rabbitmq, tmp_path) as scene, foreign_channel(rabbitmq) as foreign:
-        scene.progress()
-        m = scene.publishers[0].instance
-        attempts = scene.sending.attempts
-        exchange = f"doomed-{scene.queue}"
-        for _ in range(3):
-            m.publish(exchange, b"x", channel_extension="key", qos=qos).result(PATIENCE)
-            foreign.exchange_delete(exchange)
-        scene.progress()
-        assert scene.sending.attempts == attempts
-        assert scene.finish().failed == {}

@@ -117,7 +117,12 @@ def test_every_refusal_of_a_call_leaves_the_instance_as_it_was(broker: FakeBroke
         lambda: m.publish("a", b"1", qos="7"),
         lambda: m.publish("a", b"1", qos=2),
         lambda: m.publish("a", b"1", nonsense=1),
+        lambda: m.subscribe(""),
+        lambda: m.subscribe("a+"),
         lambda: m.subscribe("a/#/b"),
+        lambda: m.subscribe("a\x00"),
+        lambda: m.subscription.subscribe(MessageContext()),
+        lambda: m.subscription.subscribe(object()),  # type: ignore[arg-type]
         lambda: m.subscribe("a", overflow="explode"),
         lambda: m.subscribe("a", buffer_size=0),
         lambda: m.subscribe("a", on_invalid="explode"),  # type: ignore[arg-type]

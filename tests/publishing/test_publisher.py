@@ -185,8 +185,12 @@ def test_only_messages_with_bytes_and_fit_contexts_are_published(broker: FakeBro
     ("value", "text"), [("\x00", "NUL"), ("\ud800", "lone surrogate"), ("x" * 65_536, "65536 bytes"), (7, "not int")]
 )
 def test_bad_values_of_a_context_are_refused(m: Messaging, name: str, value: Any, text: str) -> None:
+    context = MessageContext("a", **{name: value})
     with pytest.raises(ArgumentError, match=f"{name}.*{text}"):
-        m.publisher.publish(Message(b"1", MessageContext("a", **{name: value})))
+        m.publisher.publish(Message(b"1", context))
+    if name == "channel_extension":
+        with pytest.raises(ArgumentError, match=f"{name}.*{text}"):
+            m.subscription.subscribe(context)
 
 
 def test_values_that_the_protocol_cannot_carry_are_refused(bare: FakeBroker, connect: Connect) -> None:

@@ -299,13 +299,6 @@ def test_the_message_of_an_observer_that_raises_is_requeued(backend: Backend) ->
     assert stream.counters.dead_lettered == 0
 
 
-@feature(Features.ACKNOWLEDGE, Features.EXTENSION_QUEUE)
-def test_retry_gets_the_message_of_a_queue_again(backend: Backend, m: Messaging, channel: str) -> None:
-    seen = retried(m.subscribe(channel, queue=backend.queue(), **backend.reliable), [b"2"])
-    publish(m, channel, [b"1", b"2", b"3"], **backend.reliable)
-    assert sorted(seen.wait_for(4)) == [b"1", b"2", b"2", b"3"]
-
-
 @feature(Features.ACKNOWLEDGE, Features.EXTENSION_MAX_DELIVERIES, Features.EXTENSION_DEAD_LETTER_CHANNEL)
 @pytest.mark.feature(Features.EXTENSION_QUEUE)
 def test_deliveries_are_counted_on_when_an_observer_is_retried(backend: Backend, m: Messaging) -> None:

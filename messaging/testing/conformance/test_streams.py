@@ -174,15 +174,3 @@ def test_a_paused_stream_emits_nothing(backend: Backend, m: Messaging, channel: 
 
 
 # --- the end
-
-
-def test_closing_the_instance_completes_its_streams(backend: Backend, m: Messaging) -> None:
-    """Scenario 31 [S]."""
-    streams = [m.subscribe(backend.channel()) for _ in range(3)]
-    inboxes = [observed(stream) for stream in streams[:2]]
-    streams[2].ready.result(PATIENCE)
-    m.close()
-    for inbox in inboxes:
-        inbox.wait_completed()
-        assert inbox.error is None
-    assert list(streams[2]) == []

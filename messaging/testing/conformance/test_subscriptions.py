@@ -8,10 +8,7 @@ import pytest
 
 from messaging import (
     AcknowledgeType,
-    ArgumentError,
     Features,
-    InvalidChannelError,
-    MessageContext,
     Messaging,
     PublishRefusedError,
     SubscriptionRefusedError,
@@ -34,17 +31,6 @@ def test_every_subscriber_gets_a_copy(backend: Backend, channel: str) -> None:
         publish(other, channel, [b"sentinel"])
         for stream in (a, b, c):
             assert receive(stream, 1) == [b"sentinel"]
-
-
-def test_subscribing_needs_a_channel(backend: Backend, m: Messaging) -> None:
-    """Scenario 17 [S]."""
-    for bad in (MessageContext(), "", "a/#/b", "a+", "nul\0", "\ud800"):
-        with pytest.raises(InvalidChannelError):
-            m.subscription.subscribe(bad)
-    with pytest.raises(ArgumentError):
-        m.subscription.subscribe(object())
-    with m.subscribe(backend.channel()) as stream:
-        assert stream.ready.done()
 
 
 # --- patterns
