@@ -16,8 +16,6 @@ import pytest
 import messaging
 from messaging import (
     AuthenticationError,
-    BrokerError,
-    DeadlineError,
     PublishRefusedError,
     SubscriptionRefusedError,
 )
@@ -199,26 +197,3 @@ async def test_malformed_packets_end_the_connection_and_not_the_instance(peer: P
         async with messaging.connect(peer.url, reconnect_min=0.02, reconnect_max=0.1) as m:
             await m.publish("x", b"1", qos=1)
             assert state(m) == "connected"
-
-
-async def test_silence_after_the_welcome_is_an_error_of_each_that_waits(peer: Peer) -> None:
-    """The subscription and the message have deadlines of their own; pings are answered, so the connection stays."""
-
-    async def broker() -> None:
-        connection = await welcomed(peer)
-        while True:
-            head, _ = await connection.packet()
-            if head == 0xC0:
-                connection.send(0xD0, b"")
-
-    silent = asyncio.create_task(broker())
-    async with messaging.connect(peer.url, timeout=0.5, close_timeout=0.5) as m:
-        stream = m.subscribe("x", qos=1)
-        promise = m.publish("x", b"1", qos=1)
-        with pytest.raises(DeadlineError):
-            await promise
-        with pytest.raises(BrokerError):
-            await stream.ready
-    silent.cancel()
-    await asyncio.wait([silent])
-    assert len(peer.connections) == 1

@@ -250,7 +250,7 @@ def test_a_connection_lost_at_login_shows_nothing(
 
 @each_way
 def test_a_refused_password_shows_nothing(watch: Watch, connect: Connect, way: str, rabbitmq: RabbitMQ) -> None:
-    with pytest.raises(AuthenticationError) as caught:
+    with pytest.raises(AuthenticationError, match="refused the credentials of 'me': 403 ACCESS_REFUSED") as caught:
         connect(way, "amqp", f"127.0.0.1:{rabbitmq.port}")
     check(watch, told(caught.value))
 

@@ -114,31 +114,6 @@ def test_without_acknowledgement_the_state_is_unsupported(m: Messaging, channel:
 
 
 @acknowledge
-def test_an_observer_that_returned_has_acknowledged(backend: Backend, m: Messaging, channel: str) -> None:
-    stream = m.subscribe(channel, **backend.reliable)
-    states: list[AcknowledgeType] = []
-    inbox = observed(stream, lambda message: states.append(ack_state(message)))
-    publish(m, channel, [b"1"], **backend.reliable)
-    inbox.wait_for(1)
-    assert states == [RECEIVED]
-    eventually(lambda: ack_state(inbox[0]) is ACKNOWLEDGED, "acknowledged")
-    eventually(lambda: stream.counters.acknowledged == 1, "counted")
-    assert stream.counters.rejected == 0
-
-
-@acknowledge
-def test_an_iterator_acknowledges_when_it_goes_on(backend: Backend, m: Messaging, channel: str) -> None:
-    with m.subscribe(channel, **backend.reliable) as stream:
-        publish(m, channel, [b"1", b"2"], **backend.reliable)
-        first = stream.receive(PATIENCE)
-        assert ack_state(first) is RECEIVED
-        second = stream.receive(PATIENCE)
-        assert ack_state(first) is ACKNOWLEDGED
-        assert ack_state(second) is RECEIVED
-    assert ack_state(second) is ACKNOWLEDGED
-
-
-@acknowledge
 def test_manual_acknowledgement_leaves_it_to_the_consumer(backend: Backend, m: Messaging, channel: str) -> None:
     """Scenario 86 [G], 87 [I]: neither returning nor asking for the next message settles anything."""
     stream = m.subscription.subscribe(direct(m, channel))
