@@ -115,31 +115,3 @@ async def test_a_deleted_queue_ends_all_channels(client: Client, foreign: Blocki
     await within(client.adapter.part(handle, unique("a")))
     await within(client.adapter.unsubscribe(handle))
     assert client.losses == []
-
-
-async def test_a_queue_keeps_its_bindings(client: Client, queue: str) -> None:
-    first, second = unique("a"), unique("b")
-    _, handle = await joined(client, first, second, queue=queue)
-    await within(client.adapter.unsubscribe(handle))
-    await client.publish(first, b"1")
-    await client.publish(second, b"2")
-    sink, handle = await joined(client, first, queue=queue)
-    await sink.count(2)
-    assert [(each.channel, each.payload) for each in sink.arrived] == [(first, b"1"), (second, b"2")]
-    client.acknowledge(*sink.arrived)
-    await within(client.adapter.unsubscribe(handle))
-
-
-async def test_prefetch_bounds_the_unsettled_messages_of_all_channels(client: Client) -> None:
-    first, second = unique("a"), unique("b")
-    sink, handle = await joined(client, first, second, prefetch=3)
-    await client.publish(first, *[b"%d" % n for n in range(5)])
-    await client.publish(second, *[b"%d" % n for n in range(5, 10)])
-    seen = 0
-    while seen < 10:
-        await eventually_async(lambda: len(sink.arrived) >= min(10, seen + 3), "messages")  # noqa: B023  # awaited at once
-        assert len(sink.arrived) == min(10, seen + 3)
-        client.acknowledge(*sink.arrived[seen:])
-        seen = len(sink.arrived)
-    assert [each.payload for each in sink.arrived] == [b"%d" % n for n in range(10)]
-    await within(client.adapter.unsubscribe(handle))

@@ -48,7 +48,7 @@ from messaging.errors import (
     UnknownContentEncodingError,
     UnknownContentTypeError,
 )
-from messaging.model import Message, MessageContext
+from messaging.model import MessageContext
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE
 from tests.doubles.fixtures import install
@@ -253,14 +253,6 @@ def test_hostile_content_types_do_not_fill_memory() -> None:
     for number in range(5000):
         codecs.resolve(f"text/x{number}")
     assert len(codecs._resolved) <= 1024
-
-
-def test_messages_decode_their_payload() -> None:
-    payload, content_type = encode(READING)
-    message = Message(payload, MessageContext(content_type=content_type), Reading)
-
-    assert message.value() == READING
-    assert message.value(dict)["sensorId"] == "a"
 
 
 # --- text --------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from messaging.errors import ConnectionLostError, MessagingError
+from messaging.errors import ConnectionLostError
 from messaging.execution import clock
 from messaging.testing.clock import VirtualClock
 from tests.doubles.fake import FakeBroker
@@ -63,12 +63,3 @@ def test_a_connection_that_is_lost_again_and_again_is_made_again_each_time(
         virtual_clock.until(lambda number=number: broker.opened == number + 1, within=31.0)  # type: ignore[misc]
         assert m.connection_state.value.name == "connected"
         virtual_clock.advance(120.0)
-
-
-def test_connect_fails_after_its_time_limit(virtual_clock: VirtualClock, broker: FakeBroker, connect: Connect) -> None:
-    broker.gates["open"].close()
-    begun = virtual_clock.time
-    with pytest.raises(MessagingError):
-        connect(broker, connect_timeout=30.0)
-    assert 30.0 <= virtual_clock.time - begun < 60.0
-    broker.gates["open"].open()

@@ -326,18 +326,6 @@ def test_subscriptions_come_before_publishing_after_a_loss(broker: FakeBroker, m
     assert broker.calls.index("subscribe") < broker.calls.index("publish")
 
 
-def test_a_subscription_closed_while_disconnected_is_not_renewed(broker: FakeBroker, m: Messaging) -> None:
-    stream = m.subscribe("a")
-    stream.ready.result(PATIENCE)
-    broker.go_down()
-    stream.close().result(PATIENCE)
-    broker.gates["open"].open()
-    broker.wait_open(2)
-    m.publish("b", b"").result(PATIENCE)
-    assert broker.calls.count("subscribe") == 1
-    assert broker.live == []
-
-
 @table("reported", ["before the next connection", "after it"])
 def test_a_loss_while_subscribing_is_made_good(broker: FakeBroker, m: Messaging, reported: str) -> None:
     """The adapter may report it late: the next connection is there before the subscribe of the last one has failed."""

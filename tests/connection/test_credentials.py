@@ -10,8 +10,6 @@ import logging
 import math
 import os
 import signal
-import socket
-import struct
 import sys
 import threading
 import time
@@ -20,22 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pamqp.commands import Connection as AmqpConnection
-from pamqp.frame import marshal
 
 import messaging
 from messaging.connection import renewal
 from messaging.connection.credentials import run
 from messaging.errors import (
     AuthenticationError,
-    ConnectFailedError,
     CredentialsError,
     InvalidOptionError,
     MessagingError,
 )
 from messaging.execution import clock, engine
 from messaging.model.credentials import Credentials
-from messaging.services import ServiceRegistry
 from messaging.testing.clock import VirtualClock
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, results
@@ -43,7 +37,6 @@ from tests.connection.test_state import observe, start
 from tests.doubles.fake import FakeBroker, brokers, settle_loop
 from tests.doubles.fixtures import Connect
 from tests.instance import test_secrets
-from tests.threads import serving
 
 SECRET = "hunter2-pl4nted"
 
@@ -337,23 +330,14 @@ def test_closing_does_not_wait_for_a_provider_that_hangs(login: FakeBroker, conn
 
 
 @pytest.mark.usefixtures("virtual_clock")
-def test_credentials_are_renewed_on_the_same_connection_before_they_expire(login: FakeBroker, connect: Connect) -> None:
-    provider = Counting(valid_for=4.0)
-    started = clock.monotonic()
-    m = connect(login, credentials=provider)
-    eventually(lambda: len(login.renewals) >= 3)
-    assert 3 * 4.0 * 0.55 < clock.monotonic() - started < 3 * 4.0
-    assert passwords(login.renewals)[:3] == ["p2", "p3", "p4"]
-    assert all(each.remaining > 0 for each in login.renewals[-1:])
-    assert (login.opened, m.connection_state.value.name) == (1, "connected")
-
-
-def test_the_time_of_a_renewal_is_a_random_part_of_the_lifetime(login: FakeBroker, connect: Connect) -> None:
+def test_credentials_are_renewed_on_the_same_connection_after_a_random_part_of_their_lifetime(
+    login: FakeBroker, connect: Connect
+) -> None:
     times: Recorder[float] = Recorder()
 
     def ask() -> Credentials:
-        times.append(time.monotonic())
-        return Credentials("me", f"p{len(times)}", valid_for=0.4)
+        times.append(clock.monotonic())
+        return Credentials("me", f"p{len(times)}", valid_for=4.0)
 
     m = connect(login, credentials=ask)
     eventually(lambda: len(login.renewals) >= 3)
@@ -361,7 +345,7 @@ def test_the_time_of_a_renewal_is_a_random_part_of_the_lifetime(login: FakeBroke
     assert login.renewals[-1].remaining > 0
     assert (login.opened, m.connection_state.value.name) == (1, "connected")
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
-    assert all(gap >= 0.4 * 0.55 for gap in gaps), gaps
+    assert all(4.0 * 0.55 < gap < 4.0 for gap in gaps), gaps
     assert len({round(gap, 3) for gap in gaps}) > 1
 
 
@@ -721,31 +705,3 @@ def test_no_secret_is_shown_by_a_working_connection(
     shown += [repr(vars(m._connection._renewal)), repr(vars(m._connection)), caplog.text]
     assert [text for text in shown if SECRET in text] == []
     assert math.isfinite(login.renewals[-1].remaining)
-
-
-GREETING = marshal(AmqpConnection.Start(mechanisms="PLAIN", locales="en_US", server_properties={}), 0)
-
-
-@table("option", ["credentials", "password_command", "password_file"])
-@table(
-    "url, greeting",
-    [("mqtt://127.0.0.1:{}", b""), ("mqtt://127.0.0.1:{}?auth_method=M", b""), ("amqp://127.0.0.1:{}", GREETING)],
-    ids=["mqtt", "mqtt with method", "amqp"],
-)
-def test_no_secret_is_shown_by_a_connection_that_ends_while_logging_in(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, option: str, url: str, greeting: bytes
-) -> None:
-    caplog.set_level(logging.DEBUG)
-    file = tmp_path / "password"
-    file.write_text(SECRET)
-    given: Any = {"credentials": lambda: SECRET, "password_command": ["cat", str(file)], "password_file": file}[option]
-
-    def end(peer: socket.socket) -> None:
-        peer.sendall(greeting)
-        while SECRET.encode() not in peer.recv(65_536):
-            pass
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-
-    with serving(end) as port, pytest.raises(ConnectFailedError) as caught:
-        messaging.connect(url.format(port), services=ServiceRegistry(), username="me", **{option: given})
-    assert SECRET not in told(caught.value) + caplog.text

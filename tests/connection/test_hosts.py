@@ -179,15 +179,6 @@ def test_the_choice_of_hosts(given: list[Host], steps: list[Step]) -> None:
         step(hosts, clock)
 
 
-def test_after_a_loss_the_other_address_of_the_name_comes_first() -> None:
-    hosts = choice(Clock(), A)
-    hosts.resolved(A, [ONE, TWO])
-    connect(hosts)
-    hosts.lost(is_stable=True)
-    hosts.resolved(A, [TWO, ONE])
-    assert hosts.next() == (Endpoint(A, TWO), 0.0)
-
-
 @table(
     "given, series, steps",
     {

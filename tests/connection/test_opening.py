@@ -23,14 +23,12 @@ from messaging.errors import (
     InvalidUrlError,
     PlannedLossError,
     RedirectedError,
-    TakenOverError,
 )
 from messaging.execution import clock, engine
 from messaging.instance import Messaging
 from messaging.model import Endpoint, Host
-from messaging.testing.clock import VirtualClock
 from messaging.testing.tables import table
-from messaging.testing.waiting import PATIENCE, eventually, eventually_async, results
+from messaging.testing.waiting import PATIENCE, eventually, eventually_async
 from tests.connection.test_state import observe, start
 from tests.doubles.fake import FakeBroker, brokers
 from tests.doubles.fixtures import Connect
@@ -195,18 +193,6 @@ def test_after_a_loss_the_next_host_is_connected_to_at_once(
     stream.close().result(PATIENCE)
 
 
-def test_unconfirmed_messages_are_sent_to_the_next_host_in_their_order(pool: Pool, connect: Connect) -> None:
-    a, b = pool(2)
-    a.hold = True
-    m = connect(url(a, b), **NEVER)
-    promises = [m.publish("t", b"%d" % number) for number in range(50)]
-    a.wait_sent(50)
-    a.lose()
-    results(promises)
-    assert b.payloads == [b"%d" % number for number in range(50)]
-    assert [sent.message_id for sent in b.sent] == [sent.message_id for sent in a.sent]
-
-
 @pytest.mark.usefixtures("virtual_clock")
 def test_a_host_that_hangs_leaves_time_for_messages_at_the_next(pool: Pool, connect: Connect) -> None:
     a, b, c = pool(3)
@@ -219,26 +205,6 @@ def test_a_host_that_hangs_leaves_time_for_messages_at_the_next(pool: Pool, conn
     assert host_of(m) == c.name
     assert b.gates["open"].waiting == 0
     b.gates["open"].open()
-
-
-def test_a_client_that_was_taken_over_waits_before_it_tries_any_host(
-    virtual_clock: VirtualClock, pool: Pool, connect: Connect
-) -> None:
-    a, b = pool(2)
-    m = connect(url(a, b), reconnect_min=0.001, reconnect_max=6 * PATIENCE)
-    a.lose(TakenOverError("another client"))
-    observe(m).wait("refused")
-    virtual_clock.advance(0.1)
-    assert b.calls == []
-
-
-def test_a_planned_loss_stays_at_its_host(pool: Pool, connect: Connect) -> None:
-    a, b = pool(2)
-    m = connect(url(a, b), **NEVER)
-    a.lose(PlannedLossError("for the will"))
-    a.wait_open(2)
-    assert host_of(m) == a.name
-    assert b.calls == []
 
 
 # --- names with several addresses
@@ -469,17 +435,6 @@ def test_a_redirect_is_not_followed_by_an_adapter_that_is_told_no_host(broker: F
     broker.errors["open"].append(RedirectedError("go elsewhere", servers=("b:1",)))
     with pytest.raises(ConnectFailedError, match="not followed"):
         connect(broker)
-
-
-def test_messages_in_flight_outlive_a_redirect(pool: Pool, connect: Connect) -> None:
-    a, b = pool(2)
-    a.hold = True
-    m = connect(url(a), **NEVER)
-    promise = m.publish("t", b"x")
-    a.wait_sent(1)
-    a.lose(RedirectedError("moved", servers=(b.name,), is_permanent=True))
-    promise.result(PATIENCE)
-    assert b.payloads == [b"x"]
 
 
 @table("ending", [ConnectFailedError("interrupted"), None])

@@ -6,7 +6,6 @@ import gc
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 from weakref import WeakSet
@@ -242,27 +241,6 @@ def redelivering(later: Later, adapter: Any, publisher: Any = None, **options: A
         ended=False,
     )
     return redelivery.Redelivery(owner, publisher, lambda _: None, lambda each: adapter.acknowledge([each.token]))
-
-
-def test_a_message_rejected_again_and_again_waits_longer_each_time() -> None:
-    later = Later()
-    rejected: list[object] = []
-    adapter = SimpleNamespace(capabilities=BROKER_REJECTS, reject=rejected.extend)
-    subject = redelivering(later, adapter)
-    given_back: list[int] = []
-    for count in range(1, 31):
-        subject.reject(Incoming(b"", "a", token=count, delivery_count=count), partial(given_back.append, count))
-        if count <= 3:
-            assert rejected[-1] == given_back[-1] == count, "the first ones go back at once"
-        elif later.delays:
-            assert count not in rejected, "not before its time"
-            assert count not in given_back, "nor its credit"
-            later.go()
-            assert rejected[-1] == given_back[-1] == count
-    assert later.delays == sorted(later.delays)
-    assert 0 < later.delays[0] <= 0.01
-    assert len(later.delays) >= 25
-    assert later.delays[-1] == later.delays[-2] <= 1.0
 
 
 def test_a_message_counted_by_its_id_waits_longer_each_time() -> None:

@@ -79,14 +79,3 @@ def test_with_warns_that_its_block_begins_too_early() -> None:
         context.__exit__(None, None, None)
 
     asyncio.run(main())
-
-
-def test_the_forms_with_await_neither_warn_nor_raise() -> None:
-    async def main() -> None:
-        async with messaging.connect("memory://loop2") as m, m.subscribe("a") as stream:
-            await m.publish("a", b"1")
-            assert (await asyncio.wait_for(anext(stream), PATIENCE)).payload == b"1"
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        asyncio.run(main())

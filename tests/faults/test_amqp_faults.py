@@ -20,7 +20,7 @@ from messaging import Message, PublishRefusedError, SubscriptionRefusedError
 from messaging.testing.brokers import RabbitMQ
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.amqp.conftest import foreign_channel
-from tests.faults.scenario import AMQP, AMQP_TRANSIENT, BATCH, OUTAGE, WINDOW, Scene, acknowledge, by_hand, state
+from tests.faults.scenario import AMQP, AMQP_TRANSIENT, BATCH, OUTAGE, WINDOW, Scene, state
 
 # --- connections
 
@@ -194,49 +194,3 @@ def test_an_error_of_a_channel_fails_that_channel_alone(
             scene.progress()
         assert scene.sending.attempts == attempts
         assert scene.finish().failed == {}
-
-
-@pytest.mark.parametrize("qos", ["0", "1"])
-def test_a_deleted_exchange_costs_only_the_messages_in_flight_to_it(
-    rabbitmq: RabbitMQ, qos: str, tmp_path: Path
-) -> None:
-    """The next message makes it again."""
-    with Scene(AMQP, rabbitmq, tmp_path) as scene, foreign_channel(rabbitmq) as foreign:
-        scene.progress()
-        m = scene.publishers[0].instance
-        attempts = scene.sending.attempts
-        exchange = f"doomed-{scene.queue}"
-        for _ in range(3):
-            m.publish(exchange, b"x", channel_extension="key", qos=qos).result(PATIENCE)
-            foreign.exchange_delete(exchange)
-        scene.progress()
-        assert scene.sending.attempts == attempts
-        assert scene.finish().failed == {}
-
-
-def test_a_verdict_after_reconnecting_is_refused_and_settles_nothing_else(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    """Delivery tags begin anew on a new channel: that of the old message is that of another one there."""
-    with Scene(AMQP, rabbitmq, tmp_path, publishers=1) as scene:
-        channel, queue = scene.channel("held/deep"), f"held-{scene.queue}"
-        m = scene.receiver
-        with by_hand(m, channel, queue=queue) as stream:
-            for payload in (b"1", b"2"):
-                scene.publishers[0].instance.publish(channel, payload).result(PATIENCE)
-            held = [stream.receive(PATIENCE) for _ in range(2)]
-            scene.outlived(scene.receiving.sever, scene.receiving)
-            again = [stream.receive(PATIENCE) for _ in range(2)]
-            assert [message.payload for message in again] == [b"1", b"2"]
-            assert [acknowledge(message) for message in held] == [False] * 2
-            scene.outlived(scene.receiving.sever, scene.receiving)
-            # the late verdicts did not settle them
-            again = [stream.receive(PATIENCE) for _ in range(2)]
-            assert [message.payload for message in again] == [b"1", b"2"]
-            assert [acknowledge(message) for message in again] == [True] * 2
-            # else the reset could take the verdicts with it
-            eventually(
-                lambda: f"{queue}\t0\n" in rabbitmq.ctl("list_queues", "name", "messages"), "the verdicts arrive"
-            )
-            scene.outlived(scene.receiving.sever, scene.receiving)
-            scene.publishers[0].instance.publish(channel, b"3").result(PATIENCE)
-            assert stream.receive(PATIENCE).payload == b"3"
-        scene.finish()

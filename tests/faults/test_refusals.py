@@ -16,9 +16,6 @@ import pytest
 import messaging
 from messaging import (
     AuthenticationError,
-    BrokerError,
-    ConnectFailedError,
-    DeadlineError,
     PublishRefusedError,
     SubscriptionRefusedError,
 )
@@ -168,20 +165,6 @@ async def welcomed(peer: Peer) -> Connection:
     return connection
 
 
-async def test_silence_after_the_tcp_handshake_is_given_up_and_tried_again(peer: Peer) -> None:
-    async def connect() -> None:
-        with pytest.raises(ConnectFailedError):
-            await messaging.connect(peer.url, connect_timeout=0.3)
-        async with messaging.connect(peer.url, connect_timeout=0.3, retry_connect=True, reconnect_min=0.02):
-            pass
-
-    connecting = asyncio.create_task(connect())
-    await peer.accept()  # of the first, and of the first attempt of the second: silence
-    await peer.accept()
-    await welcomed(peer)
-    await connecting
-
-
 @table(
     "data",
     [
@@ -214,26 +197,3 @@ async def test_malformed_packets_end_the_connection_and_not_the_instance(peer: P
         async with messaging.connect(peer.url, reconnect_min=0.02, reconnect_max=0.1) as m:
             await m.publish("x", b"1", qos=1)
             assert state(m) == "connected"
-
-
-async def test_silence_after_the_welcome_is_an_error_of_each_that_waits(peer: Peer) -> None:
-    """The subscription and the message have deadlines of their own; pings are answered, so the connection stays."""
-
-    async def broker() -> None:
-        connection = await welcomed(peer)
-        while True:
-            head, _ = await connection.packet()
-            if head == 0xC0:
-                connection.send(0xD0, b"")
-
-    silent = asyncio.create_task(broker())
-    async with messaging.connect(peer.url, timeout=0.5, close_timeout=0.5) as m:
-        stream = m.subscribe("x", qos=1)
-        promise = m.publish("x", b"1", qos=1)
-        with pytest.raises(DeadlineError):
-            await promise
-        with pytest.raises(BrokerError):
-            await stream.ready
-    silent.cancel()
-    await asyncio.wait([silent])
-    assert len(peer.connections) == 1

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-import pika
 import pytest
 import reactivex
 from reactivex import abc as rx
@@ -25,12 +24,11 @@ import messaging
 from messaging import ConnectionLostError, Messaging, OutcomeUnknownError
 from messaging.execution import engine
 from messaging.replyto import Request
-from messaging.runtime import MessagingRuntimeDTO, RequestsDTO
+from messaging.runtime import MessagingRuntimeDTO
 from messaging.services import ServiceRegistry
-from messaging.testing.brokers import Broker, Mosquitto, RabbitMQ
+from messaging.testing.brokers import Broker, Mosquitto
 from messaging.testing.proxy import Proxy
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
-from tests.amqp.conftest import foreign_channel
 from tests.faults.scenario import OUTAGE, QUICK, Victim, through
 
 #: requests a handler that is a function works on at a time
@@ -339,49 +337,6 @@ def test_with_a_session_the_reply_comes_after_reconnecting(place: Place, on_the_
     check_books(m, made=2, answered=2)
 
 
-# --- foreign responders
-
-queues = pytest.mark.parametrize("kind", [AMQP], ids=str)
-
-
-@queues
-def test_foreign_replies_that_are_double_late_or_for_another_request_are_dropped(place: Place) -> None:
-    """The responder is plain pika. MQTT: ``conformance/test_requests.py``, ``mqtt/test_paho.py``."""
-    m = place.connect()
-    assert isinstance(place.broker, RabbitMQ)
-    with foreign_channel(place.broker) as stranger:
-        queue = stranger.queue_declare("", exclusive=True).method.queue
-        stranger.queue_bind(queue, "amq.topic", place.channel.replace("/", "."))
-
-        def take() -> tuple[str, str]:
-            """Reply queue and correlation id of the next request."""
-            _, properties, _ = next(stranger.consume(queue, auto_ack=True, inactivity_timeout=PATIENCE))
-            return properties.reply_to, properties.correlation_id
-
-        def answer(reply_to: str, correlation: str, payload: bytes) -> None:
-            stranger.basic_publish("", reply_to, payload, pika.BasicProperties(correlation_id=correlation))
-
-        promise = m.request(place.channel, b"1", qos=1)
-        asked = take()
-        answer(asked[0], "another's", b"for another")
-        answer(*asked, b"once")
-        answer(*asked, b"twice")
-        assert promise.result(PATIENCE).payload == b"once"
-        promise = m.request(place.channel, b"2", qos=1, timeout=1.0)
-        late = take()
-        with pytest.raises(OutcomeUnknownError):
-            promise.result(PATIENCE)
-        promise = m.request(place.channel, b"3", qos=1)
-        asked = take()
-        answer(*late, b"late")
-        answer(*asked, b"in time")
-        assert promise.result(PATIENCE).payload == b"in time"
-    check_books(m, made=3)
-    assert m.runtime.get_runtime_dto().requests == RequestsDTO(
-        pending=0, answered=2, faults=0, failed=1, late=1, duplicate=1, foreign=1
-    )
-
-
 # --- streams of replies
 
 
@@ -485,7 +440,7 @@ def test_the_handler_of_a_stream_stops_when_its_requester_is_killed(place: Place
 # --- whiteboards that are closed
 
 
-@queues
+@pytest.mark.parametrize("kind", [AMQP], ids=str)
 @pytest.mark.parametrize("in_time", [True, False], ids=["in time", "too late"])
 def test_requests_of_a_closed_instance_are_answered_there_or_go_to_another(place: Place, in_time: bool) -> None:
     """Each is handled once. The replies of handlers that end after ``close_timeout`` come too late."""

@@ -17,6 +17,8 @@ import messaging
 from messaging import (
     AcknowledgeMessageContextBuilder,
     Features,
+    Message,
+    MessageContext,
     MessageContextBuilder,
     MessagePublisher,
     MessageServiceRuntime,
@@ -115,7 +117,12 @@ def test_every_refusal_of_a_call_leaves_the_instance_as_it_was(broker: FakeBroke
         lambda: m.publish("a", b"1", qos="7"),
         lambda: m.publish("a", b"1", qos=2),
         lambda: m.publish("a", b"1", nonsense=1),
+        lambda: m.subscribe(""),
+        lambda: m.subscribe("a+"),
         lambda: m.subscribe("a/#/b"),
+        lambda: m.subscribe("a\x00"),
+        lambda: m.subscription.subscribe(MessageContext()),
+        lambda: m.subscription.subscribe(object()),  # type: ignore[arg-type]
         lambda: m.subscribe("a", overflow="explode"),
         lambda: m.subscribe("a", buffer_size=0),
         lambda: m.subscribe("a", on_invalid="explode"),  # type: ignore[arg-type]
@@ -351,9 +358,15 @@ def test_everything_after_close_is_refused(connect: Connect) -> None:
     with pytest.raises(ValueError, match="mine"), m:
         raise ValueError("mine")
     m.close()
-    for call in (lambda: m.publish("a", b"1"), lambda: m.subscribe("a")):
+    calls: list[Callable[[], object]] = [
+        *(lambda: m.publish("a", b"1"), lambda: m.publisher.publish(Message(b"1", MessageContext("a")))),
+        *(lambda: m.subscribe("a"), lambda: m.request("a"), lambda: m.request_many("a")),
+    ]
+    for call in calls:
         with pytest.raises(ClosedError, match=m.name):
             call()
+    with pytest.raises(messaging.InvalidChannelError):  # arguments are checked as before
+        m.publish("+", b"1")
     assert m.runtime.get_runtime_dto().connection.state == "closed"
     uri = m.runtime.get_runtime_dto().connection_uri
     assert repr(m) == f"<Messaging {m.name!r} closed at {uri}>"

@@ -40,6 +40,14 @@ WAYS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
 }
 
 
+#: credentials that change, by the option that names their source
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "credentials": lambda _: lambda: SECRET,
+    "password_command": lambda file: ["cat", str(file)],
+    "password_file": lambda file: file,
+}
+
+
 class Watch:
     """Sees every log record of every logger, formatted with its traceback."""
 
@@ -82,7 +90,8 @@ def connect(tmp_path: Path) -> Connect:
     def connect(way: str, scheme: str, host: str, **more: Any) -> messaging.Messaging:
         file = tmp_path / "password"
         file.write_text(SECRET + "\n")
-        template, settings, environment = WAYS[way]
+        source = {way: SOURCES[way](file)} if way in SOURCES else {}
+        template, settings, environment = ("{scheme}://me@{host}", source, {}) if source else WAYS[way]
         url = template.format(scheme=scheme, host=host) or None
         with pytest.MonkeyPatch.context() as patched:
             for variable, value in environment.items():
@@ -218,10 +227,14 @@ def test_a_closed_port_shows_nothing(watch: Watch, connect: Connect, way: str, s
 START = marshal(Connection.Start(mechanisms="PLAIN", locales="en_US", server_properties={}), 0)
 
 
-@each_way
-@table(("scheme", "greeting"), [("mqtt", b""), ("amqp", START)], ids=["mqtt", "amqp"])
+@table("way", [*WAYS, *SOURCES])
+@table(
+    ("scheme", "greeting", "settings"),
+    [("mqtt", b"", {}), ("mqtt", b"", {"auth_method": "M"}), ("amqp", START, {})],
+    ids=["mqtt", "mqtt with method", "amqp"],
+)
 def test_a_connection_lost_at_login_shows_nothing(
-    watch: Watch, connect: Connect, way: str, scheme: str, greeting: bytes
+    watch: Watch, connect: Connect, way: str, scheme: str, greeting: bytes, settings: dict[str, Any]
 ) -> None:
     def end(peer: socket.socket) -> None:
         """Greet, read what comes, and reset the connection."""
@@ -231,13 +244,13 @@ def test_a_connection_lost_at_login_shows_nothing(
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     with serving(end) as port, pytest.raises(ConnectFailedError) as caught:
-        connect(way, scheme, f"127.0.0.1:{port}")
+        connect(way, scheme, f"127.0.0.1:{port}", **settings)
     check(watch, told(caught.value))
 
 
 @each_way
 def test_a_refused_password_shows_nothing(watch: Watch, connect: Connect, way: str, rabbitmq: RabbitMQ) -> None:
-    with pytest.raises(AuthenticationError) as caught:
+    with pytest.raises(AuthenticationError, match="refused the credentials of 'me': 403 ACCESS_REFUSED") as caught:
         connect(way, "amqp", f"127.0.0.1:{rabbitmq.port}")
     check(watch, told(caught.value))
 

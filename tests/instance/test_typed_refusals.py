@@ -27,16 +27,6 @@ def test_extensions_of_a_context_are_a_mapping(broker: FakeBroker, connect: Conn
     assert broker.calls == ["open"]
 
 
-@table("url", ["fake", "memory"])
-@table("extension", [7, b"key", "\ud800", "a\0b", "x" * 70_000])
-def test_a_channel_extension_is_carried_text(broker: FakeBroker, connect: Connect, url: str, extension: Any) -> None:
-    m = connect(broker if url == "fake" else "")
-    with pytest.raises(ArgumentError, match="channel_extension"):
-        m.subscription.subscribe(MessageContext("a", extension))
-    with pytest.raises(ArgumentError, match="channel_extension"):
-        m.publisher.publish(Message(b"", MessageContext("a", extension)))
-
-
 class Unfit:
     """Nothing pydantic knows how to validate."""
 

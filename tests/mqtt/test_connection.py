@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -203,18 +202,8 @@ async def test_tls_verifies_unless_told_not_to(tls_broker: Mosquitto, authority:
         await Core(url).open()
     with pytest.raises(ConnectFailedError, match=r"(?i)hostname mismatch|not valid for"):
         await Core(f"mqtts://localhost:{tls_broker.port}", cafile=authority.cafile).open()
-    with pytest.raises(ConnectFailedError, match=r"'cafile'.*missing\.pem: No such file"):
-        await Core(url, cafile=authority.folder / "missing.pem").open()
-    with pytest.raises(ConnectFailedError, match="'certfile'"):
-        await Core(url, cafile=authority.cafile, certfile=authority.folder / "broker.key").open()
     async with connected(url, allow_insecure=True) as core:
         await core.publish("x", b"", qos="1")
-    async with Peer() as peer:  # no TLS on the other side
-        opening = asyncio.create_task(Core(f"mqtts://127.0.0.1:{peer.port}").open())
-        await eventually_async(lambda: peer.connections)
-        peer.connections[0].write(b"\x20\x02\x00\x00\x00\x00\x00")
-        with pytest.raises(ConnectFailedError):
-            await opening
     assert sockets() >= 0  # collects: an unclosed socket would be an error
 
 
@@ -406,15 +395,3 @@ async def test_closing_is_quick_even_if_the_broker_is_silent(loop_factory: Any) 
             assert sockets() == before - 1
         finally:
             os.kill(broker.pid, signal.SIGCONT)
-
-
-async def test_many_connections_leave_no_socket_and_no_thread(mosquitto: Mosquitto, loop_factory: Any) -> None:
-    async with connected(mosquitto.url):
-        pass
-    before, threads = sockets(), threading.active_count()
-    for number in range(20):
-        async with connected(mosquitto.url, version=("5", "3.1.1")[number % 2]) as core:
-            await core.subscribe("a/#", qos="1")
-            await core.publish("a/b", b"", qos="1")
-    assert sockets() == before
-    assert threading.active_count() <= threads + 6  # the executor's, which are kept

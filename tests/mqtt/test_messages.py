@@ -100,20 +100,6 @@ async def test_retained_messages_reach_all_streams_that_subscribe_at_once(mosqui
             assert sink.payloads == [b"kept", b"end"]
 
 
-@both_versions
-async def test_a_queue_and_a_plain_subscription_to_one_channel_are_independent(
-    mosquitto: Mosquitto, version: str
-) -> None:
-    async with connected(mosquitto.url, version=version) as core:
-        plain, _ = await core.subscribe("both/x", qos="1")
-        queued, _ = await core.subscribe("both/#", queue="q", qos="1")
-        for number in range(3):
-            await core.publish("both/x", b"%d" % number, qos="0")
-        await plain.count(3)
-        await queued.count(3)
-        assert plain.payloads == queued.payloads == [b"0", b"1", b"2"]
-
-
 async def test_a_message_that_is_acknowledged_twice_is_answered_once() -> None:
     """Another answer would settle a later message with the same packet identifier."""
     async with session() as (core, _, connection):

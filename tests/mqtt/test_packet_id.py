@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from messaging import Message, Messaging
-from messaging.errors import InvalidExtensionError, UnsupportedFeatureError
+from messaging.errors import InvalidExtensionError
 from messaging.testing.conformance.helpers import manual, publish
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE
@@ -128,8 +128,3 @@ def test_packet_id_is_a_bool_and_for_subscribing(connect: Connect) -> None:
     with pytest.raises(InvalidExtensionError, match="subscribing"):
         m.publish("packet-id/refused", b"x", packet_id=True)
     assert "packetId" in m.features
-
-
-def test_asking_an_adapter_without_packet_ids_is_an_error(connect: Connect) -> None:
-    with pytest.raises(UnsupportedFeatureError, match="packetId"):
-        connect("memory://packet-id").subscribe("a", packet_id=True)

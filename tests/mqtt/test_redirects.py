@@ -7,7 +7,6 @@ import contextlib
 import logging
 import socket
 import ssl
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -175,23 +174,6 @@ async def test_a_redirect_is_followed_with_everything_that_waits(
     assert "secret-1" not in caplog.text
 
 
-async def test_a_temporary_redirect_is_for_one_connection_and_a_permanent_one_stays(peer: Peer) -> None:
-    async with Peer() as other, instance(peer.url) as m:
-        for code, first in ((USE_ANOTHER, peer), (MOVED, other)):
-            refer((await peer.accept())[0], code, at(other))
-            connection, _ = await other.accept()
-            connection.connack()
-            await connected_at(m, at(other))
-            dismiss(connection, 0x8B)
-            next_one, _ = await first.accept()
-            if first is peer:
-                next_one.connack()
-                await connected_at(m, at(peer))
-                next_one.abort()
-        next_one.connack()
-        await connected_at(m, at(other))
-
-
 async def test_of_several_servers_the_first_that_answers_is_taken(peer: Peer) -> None:
     async with Peer() as other, instance(peer.url) as m:
         with refusing_port() as port:
@@ -213,26 +195,6 @@ async def test_hosts_that_redirect_in_a_circle_are_an_error_of_connect(peer: Pee
 async def _entered(url: str, **settings: Any) -> None:
     async with instance(url, **settings) as m:
         await m
-
-
-async def test_hosts_that_redirect_in_a_circle_are_no_storm(peer: Peer) -> None:
-    """Connections are accepted and ended at once. Twelve of them take longer than their delays, but for the first."""
-    attempts: list[float] = []
-
-    async def send_away(one: Peer, other: Peer) -> None:
-        while True:
-            connection, _ = await one.accept()
-            attempts.append(time.monotonic())
-            connection.connack()
-            dismiss(connection, USE_ANOTHER, at(other))
-
-    async with Peer() as other, instance(peer.url, retry_connect=True, reconnect_min=0.1, reconnect_max=0.2):
-        tasks = [asyncio.create_task(send_away(*pair)) for pair in ((peer, other), (other, peer))]
-        await eventually_async(lambda: len(attempts) >= 13, lambda: f"{attempts}")
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        assert attempts[12] - attempts[0] >= 0.3
 
 
 # --- other reasons to go elsewhere
@@ -344,19 +306,6 @@ async def test_the_session_at_the_same_host_is_resumed(peer: Peer) -> None:
     assert resumed
     assert (await connection.publish()).dup
     await farewell(core, connection)
-
-
-async def test_a_host_that_does_not_answer_takes_a_share_of_the_deadline_of_messages(peer: Peer) -> None:
-    """The first host accepts connections and says nothing: a message has time for the second."""
-    async with Peer() as silent, instance(silent.url, peer, timeout=4.0, connect_timeout=PATIENCE) as m:
-        promise = m.publish("t", b"x", qos=1)
-        await silent.accept()
-        connection, _ = await peer.accept()
-        assert not promise.done()
-        connection.connack()
-        publish = await connection.publish()
-        connection.answer(packets.PUBACK, publish.id)
-        await promise
 
 
 async def test_hosts_that_answer_no_connection_keep_no_thread_from_the_others(

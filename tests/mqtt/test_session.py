@@ -10,9 +10,8 @@ import pytest
 from adapters.mqtt import adapter as adapter_module
 from adapters.mqtt import outbound, packets
 from messaging.errors import ConnectionLostError, PayloadTooLargeError, PublishRefusedError, SubscriptionRefusedError
-from messaging.testing.brokers import Mosquitto
 from messaging.testing.tables import table
-from tests.mqtt.harness import Core, connected, settled
+from tests.mqtt.harness import Core, settled
 from tests.mqtt.peer import Peer, accept, farewell, reconnect, sent, session, subscribed
 
 PERSISTENT: dict[str, Any] = {"client_id": "me", "clean_start": False, "session_expiry": 1000}
@@ -460,15 +459,3 @@ async def test_a_session_created_by_a_failed_attempt_is_not_taken_for_the_old_on
         if results[0] is not False:
             connection, resumed = await accept(core, peer, present=True)
             assert not resumed
-
-
-@pytest.mark.usefixtures("needs_mosquitto")
-@table("qos", ["1", "2"])
-async def test_a_message_over_mosquittos_limit_is_refused_although_it_closes_the_connection(qos: str) -> None:
-    with Mosquitto(["message_size_limit 1000"]) as broker:
-        async with connected(broker.url) as core:
-            with pytest.raises(PublishRefusedError, match="'t': Packet too large"):
-                await core.publish("t", bytes(1001), qos=qos)
-            assert "closed by the broker" in str(await core.lost())
-            await core.open()
-            await core.publish("t", bytes(1000), qos=qos)

@@ -81,26 +81,6 @@ def test_of_two_transactions_with_one_message_the_second_waits_for_the_first(pos
     assert found == [ends == "rollback"]
 
 
-def test_a_consumer_sees_one_effect_of_a_message_that_came_three_times(engine: Engine, m: Messaging) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE effects (payload VARCHAR(10))"))
-    handled = Received(m, "never")
-
-    def handle(found: Message) -> None:
-        with engine.begin() as connection:
-            if process_once(connection, found):
-                connection.execute(text("INSERT INTO effects VALUES (:payload)"), {"payload": found.payload.decode()})
-        handled.append(found)
-
-    m.on("orders", handle, qos="1")
-    sent = message(7, "orders", messageId="order-7")
-    for _ in range(3):
-        m.publisher.publish(sent).result(PATIENCE)
-    handled.wait(3)
-    with engine.begin() as connection:
-        assert connection.execute(text("SELECT payload FROM effects")).scalars().all() == ["7"]
-
-
 def test_a_relayed_message_can_be_recognized(engine: Engine, m: Messaging, received: Received) -> None:
     put(engine, 1)
     Relay(engine, m).drain()

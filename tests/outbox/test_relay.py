@@ -109,14 +109,6 @@ def test_a_backlog_is_published_in_order_whatever_the_batch(engine: Engine, m: M
         assert found == list(range(key, 400, 7))
 
 
-def test_keys_of_many_buckets_are_all_found(engine: Engine, m: Messaging, received: Received) -> None:
-    with engine.begin() as connection:
-        for number in range(300):
-            enqueue(connection, message(number), key=f"key {number}")
-    Relay(engine, m).drain()
-    assert len({*received.wait(300)}) == 300
-
-
 def test_a_row_larger_than_the_batch_is_published_alone(engine: Engine, m: Messaging, received: Received) -> None:
     large = b"x" * 5_000
     put(engine, large, b"1", large, b"2")

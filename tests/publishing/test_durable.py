@@ -133,6 +133,8 @@ def test_promises_fail_at_their_deadlines_without_a_link(
     broker.go_down()
     promises = [m.publish("a", b"%d" % number) for number in range(5)]
     assert {type(each.exception(PATIENCE)) for each in promises} == {OutcomeUnknownError}
+    assert "it is stored, and will be sent" in str(promises[0].exception())
+    results(each.stored for each in promises)
     broker.gates["open"].open()
     broker.wait_sent(5)
     assert broker.payloads == [b"%d" % number for number in range(5)]

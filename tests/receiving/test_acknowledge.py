@@ -24,7 +24,7 @@ from messaging.instance import Messaging
 from messaging.services import ServiceRegistry
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
-from tests.doubles.consumers import acknowledge, manual, numbered, reject, state
+from tests.doubles.consumers import acknowledge, manual, reject, state
 from tests.doubles.fake import FakeBroker, settle_loop
 from tests.doubles.fixtures import Connect
 
@@ -92,37 +92,6 @@ def test_without_the_feature_a_context_cannot_ask_for_it(broker: FakeBroker, m: 
         m.subscription.subscribe(context)
 
 
-# --- filter
-
-
-@table("callback", ["filter", "handler"])
-def test_a_callback_that_raises_rejects_its_message_and_the_subscription_goes_on(
-    broker: FakeBroker, connect: Connect, journal: Journal, caplog: pytest.LogCaptureFixture, callback: str
-) -> None:
-    """Scenario 84 [I]: rejected, by documented choice."""
-
-    def explode(message: Message) -> bool:
-        journal.note(callback, message)
-        if message.payload == b"0":
-            raise ValueError("cannot")
-        return message.acknowledge() if callback == "handler" else True
-
-    step = "filter_acknowledge" if callback == "filter" else "handle_acknowledge"
-    subscribe(connect(broker), journal, **{step: explode, "post_acknowledge": journal.post})
-    tokens = broker.deliver(*numbered(2))
-    journal.wait(3)
-    assert journal == [
-        (callback, b"0", RECEIVED),
-        ("post", b"0", REJECTED),
-        (callback, b"1", RECEIVED),
-        ("post", b"1", ACKNOWLEDGED),
-        ("stream", b"1", ACKNOWLEDGED),
-    ]
-    eventually(lambda: (broker.rejected, broker.acknowledged) == (tokens[:1], tokens[1:]))
-    assert f"acknowledge {callback} of 'a' raised; the message is rejected" in caplog.text
-    assert "ValueError: cannot" in caplog.text
-
-
 # --- handler
 
 
@@ -168,16 +137,6 @@ def test_post_sees_the_value_and_the_context_of_it(broker: FakeBroker, connect: 
 # --- targets
 
 
-def test_a_service_of_another_interface_is_no_filter(
-    broker: FakeBroker, connect: Connect, journal: Journal, registry: ServiceRegistry
-) -> None:
-    registry.register(AcknowledgeConsumer, lambda _: pytest.fail("called"), {"kind": "filter"})
-    subscribe(connect(broker), journal, filter_acknowledge="(kind=filter)")
-    broker.deliver(b"1")
-    journal.wait()
-    assert [what for what, _, _ in journal] == ["stream"]
-
-
 def test_an_absent_target_with_auto_acknowledge_acknowledges(
     broker: FakeBroker, connect: Connect, journal: Journal
 ) -> None:
@@ -198,7 +157,7 @@ def test_a_stream_goes_on_when_the_factory_of_a_callback_service_raises(
     caplog: pytest.LogCaptureFixture,
     step: str,
 ) -> None:
-    """A prototype's factory is user code like the callback itself."""
+    """Scenario 84 [I]: a prototype's factory is user code like the callback itself."""
 
     def factory() -> object:
         raise ValueError("no service today")
@@ -219,16 +178,6 @@ def test_a_stream_goes_on_when_the_factory_of_a_callback_service_raises(
     eventually(lambda: journal.messages and journal.messages[-1].payload == b"1", "the stream goes on")
     for registration in repaired:
         registration.unregister()
-
-
-# --- automatic
-
-
-def test_a_filter_decides_without_acknowledgement_too(broker: FakeBroker, connect: Connect, journal: Journal) -> None:
-    subscribe(connect(broker), journal, filter_acknowledge=lambda message: message.payload == b"1")
-    broker.deliver(*numbered(3), qos0=True)
-    journal.wait()
-    assert journal == [("stream", b"1", UNSUPPORTED)]
 
 
 # --- the builder

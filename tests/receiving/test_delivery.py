@@ -81,17 +81,6 @@ def test_block_without_acknowledgement_drops_the_oldest_and_counts(
     assert caplog.text.count("overflows: dropping messages") == 1  # once, not for each
 
 
-def test_asking_for_block_without_acknowledgement_is_refused(
-    broker: FakeBroker, connect: Connect, m: Messaging
-) -> None:
-    with pytest.raises(UnsupportedFeatureError, match="overflow=block"):
-        m.subscribe("a", qos=0, overflow="block")
-    m.close()
-    chosen = connect(broker, overflow="block")
-    with pytest.raises(UnsupportedFeatureError, match="overflow=block"):
-        chosen.subscribe("a", qos=0)
-
-
 @pytest.mark.parametrize("what", ["stream", "instance"])
 def test_closing_right_after_a_failure_waits_for_the_observer_which_is_told_the_error(
     broker: FakeBroker, m: Messaging, slow: Slow, what: str
@@ -153,21 +142,6 @@ def test_auto_acknowledge_settles_drops(broker: FakeBroker, connect: Connect, po
     assert receive(stream, 2) == kept
     assert stream.counters.dropped == 8
     assert sorted(token.number for token in broker.acknowledged) == sorted(token.number for token in tokens)
-
-
-# --- states
-
-
-def test_unsettled_messages_are_released_when_their_stream_closes(broker: FakeBroker, connect: Connect) -> None:
-    """Scenario 89 [I]."""
-    stream = manual(connect(broker))
-    broker.deliver(*numbered(2))
-    message = stream.receive(PATIENCE)
-    stream.close().result(PATIENCE)
-    assert broker.acknowledged == broker.rejected == []
-    assert len(broker.unsubscribed) == 1
-    assert not acknowledge(message)
-    assert state(message) is AcknowledgeType.UNKNOWN
 
 
 # --- over a loss

@@ -62,11 +62,12 @@ def test_a_rejection_is_delivered_again_from_here_where_the_protocol_cannot(bare
 
 
 @pytest.mark.usefixtures("virtual_clock")
-def test_rejecting_again_and_again_keeps_the_credit(bare: FakeBroker, connect: Connect) -> None:
-    stream = manual(connect(bare), prefetch=1)
+def test_rejecting_again_and_again_keeps_the_credit_and_the_order(bare: FakeBroker, connect: Connect) -> None:
+    stream = manual(connect(bare), guaranteedOrdering=True)
     bare.deliver(*numbered(2))
     for _ in range(20):
         message = stream.receive(PATIENCE)
+        assert message.payload == b"0"
         reject(message)
     for _ in range(2):
         assert acknowledge(stream.receive(PATIENCE))

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import signal
 import threading
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal
 
@@ -28,7 +26,7 @@ from messaging.receiving import Subscription, in_observer
 from messaging.testing.conformance.helpers import retried
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread
-from tests.doubles.calling import Calling, until_waiting
+from tests.doubles.calling import Calling
 from tests.doubles.consumers import Slow, numbered
 from tests.doubles.fake import FakeBroker, on_loop, settle_loop
 from tests.doubles.fixtures import Connect
@@ -490,26 +488,6 @@ async def test_a_second_iterator_at_the_same_time_is_refused(broker: FakeBroker,
         assert (await asyncio.to_thread(stream.receive, PATIENCE)).payload == b"2"  # one after the other is fine
 
 
-def test_an_interrupt_while_waiting_loses_nothing(broker: FakeBroker, connect: Connect) -> None:
-    """Ctrl-C in ``for message in stream``."""
-    with connect(broker).subscribe("a") as stream:
-        main = threading.get_ident()
-
-        def interrupt() -> None:
-            until_waiting(main)
-            signal.pthread_kill(main, signal.SIGINT)  # interrupt_main() would not end the wait
-
-        # a pool whose thread is there: the interrupt must not come while a thread is being started
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(threading.get_ident).result(PATIENCE)
-            interrupting = pool.submit(interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                stream.receive(2 * PATIENCE)
-            interrupting.result(PATIENCE)
-        broker.deliver(b"1")
-        assert stream.receive(PATIENCE).payload == b"1"
-
-
 # --- the async iterator
 
 
@@ -664,6 +642,8 @@ def test_a_stream_that_is_observed_closed_or_refused_is_not_abandoned(broker: Fa
 
 
 def test_a_manual_observer_that_raises_leaves_its_message_unsettled(broker: FakeBroker, m: Messaging) -> None:
+    """Scenario 89 [I]: the broker is not told of a message that was not settled when its stream ended."""
+
     def fail(_: Message) -> None:
         raise ValueError
 

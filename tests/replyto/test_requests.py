@@ -8,7 +8,6 @@ import pytest
 
 from messaging import (
     ArgumentError,
-    ClosedError,
     DeadlineError,
     InvalidContentError,
     Message,
@@ -116,14 +115,6 @@ def test_many_replies_have_a_deadline_before_they_are_subscribed_to(backend: Bac
     m.request_many("c", timeout=0.1).subscribe(replies)
     assert isinstance(replies.wait_error(), DeadlineError)
     nothing_left(m)
-
-
-def test_a_closed_instance_refuses_requests(m: Messaging) -> None:
-    m.close()
-    with pytest.raises(ClosedError):
-        m.request("c")
-    with pytest.raises(ClosedError):
-        m.request_many("c")
 
 
 def test_the_start_marker_of_a_foreign_stream_cancels_no_request(backend: Backend) -> None:

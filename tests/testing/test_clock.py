@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from pathlib import Path
 from queue import Queue
 from typing import Any
 
@@ -21,7 +20,6 @@ import messaging
 from messaging.errors import DeadlineError
 from messaging.execution import Flag, Promise, Waiters, clock, engine, handlers_loop, start_thread, workers
 from messaging.execution.threads import IDLE_SECONDS
-from messaging.journal import Journal
 from messaging.leases import Landlord, LeaseRenewalManager
 from messaging.testing.clock import VirtualClock, VirtualClockError, VirtualLoop
 
@@ -478,14 +476,6 @@ def test_a_message_that_is_always_rejected_comes_again_ever_later(virtual_clock:
     assert 60 < len(arrived) < 80
 
 
-def test_a_request_that_nobody_answers_ends_at_its_time_out(virtual_clock: VirtualClock) -> None:
-    with messaging.connect("memory://virtual") as m, m.subscribe("heard"):
-        begun = virtual_clock.time
-        with pytest.raises(DeadlineError):
-            m.request("heard", b"1", timeout=100.0).result()
-        assert 100.0 <= virtual_clock.time - begun < 100.3
-
-
 def test_leases_are_renewed_for_days(virtual_clock: VirtualClock) -> None:
     with Landlord() as landlord, LeaseRenewalManager() as manager:
         lease, other = landlord.grant(60.0), landlord.grant(60.0)
@@ -495,16 +485,6 @@ def test_leases_are_renewed_for_days(virtual_clock: VirtualClock) -> None:
         assert other.is_expired
         virtual_clock.suspend(61.0)
         assert lease.is_expired
-
-
-def test_records_are_synced_and_grow_old(virtual_clock: VirtualClock, tmp_path: Path) -> None:
-    with Journal.open(tmp_path, fsync="interval", fsync_interval=30.0, max_age=3600.0) as journal:
-        journal.append("a", b"1")
-        virtual_clock.advance(31.0)
-        virtual_clock.advance(7200.0)
-        journal.append("a", b"2")
-        virtual_clock.advance(7200.0)
-        assert journal.append("a", b"3") is not None
 
 
 def test_handlers_on_a_loop_and_on_threads_are_done_when_an_advance_returns(virtual_clock: VirtualClock) -> None:

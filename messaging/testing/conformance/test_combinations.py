@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging import AcknowledgeType, Features, Message, Messaging
 from messaging.model import channels
-from messaging.testing.conformance.helpers import ack_state, acknowledgement, direct, feature, manual, publish
+from messaging.testing.conformance.helpers import (
+    ack_state,
+    acknowledgement,
+    direct,
+    feature,
+    manual,
+    publish,
+    subscription_to,
+)
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread, observed, results
 
@@ -253,7 +261,7 @@ def test_overlapping_streams_keep_their_own_level(backend: Backend, patterns: tu
     results(stream.close() for stream in streams.values())
 
 
-@feature(Features.EXTENSION_OVERFLOW, Features.EXTENSION_AUTO_ACKNOWLEDGE)
+@feature(Features.EXTENSION_OVERFLOW, Features.EXTENSION_AUTO_ACKNOWLEDGE, Features.EXTENSION_BUFFER_SIZE)
 @table("auto", [False, True])
 @table("size", [1, 3])
 @table("policy", ["drop_oldest", "drop_latest", "block"])
@@ -267,6 +275,7 @@ def test_what_overflows_is_counted_and_the_stream_goes_on(backend: Backend, poli
     if policy != "block":
         # not ``received``: that is counted as a batch comes in, and who consumes then makes room for the rest of it
         eventually(lambda: stream.counters.dropped == 20 - size, "everything arrived")
+        eventually(lambda: (dto := subscription_to(m, channel)) and dto.buffered == size, "its buffer is full")
     inbox = observed(stream)
     kept = {"drop_oldest": sent[-size:], "drop_latest": sent[:size], "block": sent}[policy]
     assert inbox.wait_payloads(len(kept)) == kept

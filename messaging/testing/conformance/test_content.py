@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from datetime import UTC, datetime
 from decimal import Decimal
 from types import MappingProxyType
@@ -12,11 +11,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from messaging import AcknowledgeType, ArgumentError, CodecError, Features, Messaging
+from messaging import AcknowledgeType, ArgumentError, Features, Messaging
 from messaging.errors import DecodeError, InvalidHeaderError, UnknownContentTypeError
 from messaging.model import as_text
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import ack_state, feature, nothing_more, publish, receive
+from messaging.testing.conformance.helpers import ack_state, feature, publish, receive
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually, observed
 
@@ -134,44 +133,6 @@ def test_the_content_encoding_travels(m: Messaging, channel: str) -> None:
     assert message.value() == content
 
 
-@pytest.mark.envelope
-def test_content_that_does_not_become_bytes_is_refused(m: Messaging, channel: str) -> None:
-    with m.subscribe(channel) as stream:
-        with pytest.raises(CodecError):
-            m.publish(channel, object())
-        if Features.MESSAGE_PROPERTIES in m.features:
-            with pytest.raises(UnknownContentTypeError, match="x-own/format"):
-                m.publish(channel, {"a": 1}, content_type="x-own/format")
-        nothing_more(m, channel, stream)
-
-
-def test_a_mapper_makes_the_payload(m: Messaging, channel: str) -> None:
-    """Scenario 7 [S]: once; what it raises is the caller's."""
-    calls: list[Any] = []
-
-    def mapper(content: Any) -> bytes:
-        calls.append(content)
-        return json.dumps(content).encode()
-
-    with m.subscribe(channel) as stream:
-        m.publisher.publish(m.context_builder().channel(channel).content([1], mapper).build_message()).result(PATIENCE)
-        assert receive(stream, 1) == [b"[1]"]
-        with pytest.raises(ZeroDivisionError):
-            m.context_builder().content(0, lambda number: bytes(1 // number))
-    assert calls == [[1]]
-
-
-def test_a_payload_that_does_not_decode_stays_there(m: Messaging, channel: str) -> None:
-    with m.subscribe(channel) as stream:
-        publish(m, channel, [BAD])
-        message = stream.receive(PATIENCE)
-        with pytest.raises(DecodeError, match="celsius") as failure:
-            message.value(Reading)
-        assert message.payload == BAD
-        # errors do not quote what came from outside
-        assert "warm" not in str(failure.value)
-
-
 # --- what does not fit the model
 
 
@@ -187,16 +148,6 @@ def test_invalid_content_ends_the_stream_by_default(m: Messaging, channel: str) 
         publish(m, channel, [BAD])
         with pytest.raises(DecodeError):
             stream.receive(PATIENCE)
-
-
-@feature(Features.EXTENSION_QUEUE, Features.BROKER_REDELIVERY)
-def test_what_ended_the_stream_is_rejected(backend: Backend, m: Messaging) -> None:
-    channel, queue = backend.channel(), backend.queue()
-    typed = observed(m.subscribe(channel, Reading, queue=queue))
-    publish(m, channel, [BAD])
-    typed.wait_error()
-    with m.subscribe(channel, queue=queue) as stream:
-        assert receive(stream, 1) == [BAD]
 
 
 @feature(Features.ACKNOWLEDGE)

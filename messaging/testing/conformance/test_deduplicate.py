@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,8 +11,7 @@ from typing import Any
 import pytest
 from reactivex import operators as ops
 
-from messaging import Features, Message, Messaging, UnsupportedFeatureError
-from messaging.errors import ArgumentError
+from messaging import ArgumentError, Features, Message, Messaging, UnsupportedFeatureError
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.conformance.helpers import feature, nothing_more, online, publish, receive
 from messaging.testing.tables import table
@@ -112,34 +110,6 @@ def test_a_handler_that_outlives_its_connection_is_not_called_again(backend: Bac
     assert calls.wait_until(lambda seen: b"b" in seen, "the next message") == [b"a", b"b"]
 
 
-@deduplicates
-def test_ids_are_known_for_the_window(backend: Backend, m: Messaging, channel: str) -> None:
-    with m.subscribe(channel, **deduplicated(backend, deduplicate=0.2)) as stream:
-        publish_as(m, backend, channel, "a")
-        assert receive(stream, 1) == [b"a"]
-        nothing_more(m, channel, stream, **backend.reliable)  # asking for the next message settles the first
-        eventually(lambda: stream.counters.acknowledged, "the message to be settled")
-        settled = time.time()
-        eventually(lambda: time.time() > settled + 0.2, "the window to pass")
-        publish_as(m, backend, channel, "a")
-        assert receive(stream, 1) == [b"a"]
-
-
-@deduplicates
-def test_an_inbox_on_the_disk_knows_what_an_earlier_instance_settled(backend: Backend, tmp_path: Path) -> None:
-    channel = backend.channel()
-    publisher = backend.connect()
-    for expected in ([b"a", b"b"], [b"c"]):
-        m = backend.connect(inbox_path=tmp_path)
-        with m.subscribe(channel, **deduplicated(backend)) as stream:
-            with pytest.raises(ArgumentError, match="inbox_path"):  # it has one subscription
-                m.subscribe(channel, **deduplicated(backend)).__enter__()
-            publish_as(publisher, backend, channel, "a", "b", *([] if len(expected) == 2 else ["c"]))
-            assert receive(stream, len(expected)) == expected
-            nothing_more(publisher, channel, stream, **backend.reliable)
-        m.close()
-
-
 def rejecting(message: Message) -> None:
     """Handle a message in vain."""
     raise ValueError("rejected")
@@ -192,6 +162,8 @@ def test_an_inbox_on_the_disk_knows_messages_however_they_were_settled(
     m.close()
     again = backend.connect(inbox_path=tmp_path)
     with again.subscribe(channel, **deduplicated(backend)) as stream:
+        with pytest.raises(ArgumentError, match="inbox_path"):  # it has one subscription
+            again.subscribe(channel, **deduplicated(backend)).__enter__()
         publish_as(publisher, backend, channel, "a")
         nothing_more(publisher, channel, stream, **backend.reliable)
         eventually(lambda: stream.counters.duplicates == 1, "the duplicate to be counted")

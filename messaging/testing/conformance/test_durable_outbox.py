@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import messaging
-from messaging import ClosedError, DeadlineError, Features, Messaging, OutcomeUnknownError, UnsupportedFeatureError
+from messaging import ClosedError, Features, Messaging, OutcomeUnknownError, UnsupportedFeatureError
 from messaging.errors import InvalidExtensionError, JournalLockedError
 from messaging.journal import Journal
 from messaging.testing.conformance.backends import Backend
@@ -124,18 +124,6 @@ def test_the_whole_context_is_stored(backend: Backend, channel: str, tmp_path: P
     }
 
 
-def test_a_deadline_ends_the_promise_and_not_the_message(backend: Backend, channel: str, tmp_path: Path) -> None:
-    m, link = backend.connect_severable(outbox_path=tmp_path / "outbox")
-    with backend.connect().subscribe(channel, **backend.reliable) as stream:
-        link.down()
-        promise = m.publish(channel, b"late", **reliably(backend, timeout=1.0))
-        with pytest.raises(OutcomeUnknownError, match="it is stored, and will be sent"):
-            promise.result(PATIENCE)
-        assert promise.stored.result(0) is None
-        link.up()
-        assert receive(stream, 1) == [b"late"]
-
-
 @feature("timeToLive")
 def test_a_message_whose_time_to_live_ended_in_the_outbox_is_not_sent(backend: Backend, tmp_path: Path) -> None:
     m, link = backend.connect_severable(outbox_path=tmp_path / "outbox")
@@ -163,23 +151,6 @@ def test_more_messages_than_memory_holds_arrive_in_order(backend: Backend, chann
         link.up()
         assert receive(stream, 2000) == payloads(2000)
         results(promises)
-
-
-@feature("timeToLive")
-def test_a_time_to_live_ends_while_a_message_waits_for_a_connection(backend: Backend, tmp_path: Path) -> None:
-    m, link = backend.connect_severable(outbox_path=tmp_path / "outbox")
-    channel = backend.channel()
-    with backend.connect().subscribe(channel, **backend.reliable) as stream:
-        link.down()
-        short = m.publish(channel, b"short", **reliably(backend, time_to_live=0.1))
-        short.stored.result(PATIENCE)
-        stored = time.monotonic()
-        m.publish(channel, b"long", **reliably(backend, time_to_live=60.0)).stored.result(PATIENCE)
-        eventually(lambda: time.monotonic() > stored + 0.1, "the message to expire")
-        link.up()
-        with pytest.raises(DeadlineError, match="time to live"):
-            short.result(PATIENCE)
-        assert receive(stream, 1) == [b"long"]
 
 
 @feature("mandatory")

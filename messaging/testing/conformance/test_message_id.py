@@ -17,11 +17,11 @@ from messaging import (
 )
 from messaging.errors import UnroutableError
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import feature, manual, online, publish
-from messaging.testing.waiting import PATIENCE, eventually, in_thread, observed, results
+from messaging.testing.conformance.helpers import feature
+from messaging.testing.waiting import PATIENCE
 
 if TYPE_CHECKING:
-    from messaging import MessageStream, Promise
+    from messaging import MessageStream
 
 pytestmark = [pytest.mark.envelope]
 
@@ -86,38 +86,6 @@ def test_beside_everything_else_a_message_can_carry(backend: Backend, m: Messagi
         assert context.extensions["messageId"] == "own"
         assert context.extensions.get("headers") == given.get("headers")
         assert (context.content_type, context.correlation_id) == ("x/y", "4711")
-
-
-@feature(Features.EXTENSION_MESSAGE_ID, Features.EXTENSION_GUARANTEED_DELIVERY)
-def test_what_is_sent_again_has_the_same_one(backend: Backend, channel: str) -> None:
-    m, link = backend.connect_severable(timeout=2 * PATIENCE)
-    payloads = [b"%d" % number for number in range(400)]
-    with backend.connect().subscribe(channel, guaranteed_delivery=True) as stream:
-        inbox = observed(stream)
-
-        def work() -> list[Promise[None]]:
-            context = {"guaranteed_delivery": True}
-            return [m.publish(channel, each, message_id=f"id-{int(each)}", **context) for each in payloads]
-
-        working = in_thread(work)
-        for count in (50, 200):
-            inbox.wait_for(count)
-            link.sever()
-            online(m)
-        results(working.result(PATIENCE), 2 * PATIENCE)
-        eventually(lambda: set(inbox.payloads) == set(payloads), "everything arrived")
-    for message in inbox:
-        assert message.context.extensions["messageId"] == f"id-{int(message.payload)}"
-
-
-@feature(Features.EXTENSION_MESSAGE_ID, Features.ACKNOWLEDGE)
-def test_what_is_delivered_again_has_the_same_one(backend: Backend, m: Messaging, channel: str) -> None:
-    with m.subscription.subscribe(manual(m, channel)) as stream:
-        publish(m, channel, [b"x"], message_id="own", **backend.reliable)
-        for verdict in (Message.reject, Message.reject, Message.acknowledge):
-            message = stream.receive(PATIENCE)
-            assert message.context.extensions["messageId"] == "own"
-            assert verdict(message)
 
 
 @feature(Features.EXTENSION_MESSAGE_ID, Features.EXTENSION_MANDATORY)

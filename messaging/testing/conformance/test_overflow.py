@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from messaging import Features, Messaging, StreamOverflowError, UnsupportedFeatureError
 from messaging.testing.conformance.backends import Backend
-from messaging.testing.conformance.helpers import feature, nothing_more, publish, receive, subscription_to
-from messaging.testing.tables import table
+from messaging.testing.conformance.helpers import feature, publish, receive, subscription_to
 from messaging.testing.waiting import PATIENCE, eventually, observed
 
 PAYLOADS = [b"%d" % number for number in range(10)]
 
 overflow = feature(Features.EXTENSION_OVERFLOW, Features.EXTENSION_BUFFER_SIZE)
-
-
-@overflow
-@table("size", [1, 4])
-@table("policy", ["drop_oldest", "drop_latest"])
-def test_what_does_not_fit_is_dropped_and_counted(backend: Backend, m: Messaging, policy: str, size: int) -> None:
-    channel = backend.channel()
-    expected = PAYLOADS[-size:] if policy == "drop_oldest" else PAYLOADS[:size]
-    with m.subscribe(channel, overflow=policy, buffer_size=size, **backend.reliable) as stream:
-        publish(m, channel, PAYLOADS, **backend.reliable)
-        dropped = len(PAYLOADS) - size
-        eventually(lambda: stream.counters.dropped >= dropped, "everything else is dropped")
-        dto = subscription_to(m, channel)
-        assert dto is not None
-        assert (dto.buffered, dto.counters.dropped, dto.counters.received) == (size, dropped, len(PAYLOADS))
-        assert receive(stream, size) == expected
-        # the dropped messages are gone, and there is room again
-        nothing_more(m, channel, stream, **backend.reliable)
-        assert stream.counters.dropped == dropped
 
 
 @overflow
@@ -47,17 +25,6 @@ def test_a_stream_that_may_not_overflow_fails(backend: Backend, m: Messaging, ch
         with pytest.raises(StreamOverflowError, match="4"):
             stream.receive(PATIENCE)
     assert sibling.wait_payloads(len(PAYLOADS)) == PAYLOADS
-
-
-@overflow
-def test_an_observer_is_told_of_the_overflow(backend: Backend, m: Messaging, channel: str) -> None:
-    go = threading.Event()
-    stream = m.subscribe(channel, overflow="fail", buffer_size=2, **backend.reliable)
-    inbox = observed(stream, lambda _: go.wait(PATIENCE))
-    publish(m, channel, PAYLOADS, **backend.reliable)
-    eventually(lambda: not m.runtime.get_runtime_dto().subscriptions, "the stream failed")
-    go.set()
-    assert isinstance(inbox.wait_error(), StreamOverflowError)
 
 
 @overflow
@@ -81,29 +48,16 @@ def test_a_stream_that_blocks_loses_nothing_and_holds_the_broker_back(backend: B
 
 
 @feature(Features.EXTENSION_OVERFLOW, Features.EXTENSION_BUFFER_SIZE, Features.EXTENSION_QOS)
-def test_without_acknowledgement_drops_are_counted_and_blocking_is_refused(m: Messaging, channel: str) -> None:
+def test_without_acknowledgement_drops_are_counted_and_blocking_is_refused(
+    backend: Backend, m: Messaging, channel: str
+) -> None:
     """QoS 0, no policy chosen: the newest count, and nothing is dropped silently. Nothing can hold messages back."""
-    with pytest.raises(UnsupportedFeatureError, match="block"):
+    with pytest.raises(UnsupportedFeatureError, match="overflow=block"):
         m.subscribe(channel, qos="0", overflow="block")
+    with pytest.raises(UnsupportedFeatureError, match="overflow=block"):
+        backend.connect(overflow="block").subscribe(channel, qos="0")
     with m.subscribe(channel, qos="0", buffer_size=4) as stream:
         publish(m, channel, PAYLOADS, qos="0")
         eventually(lambda: stream.counters.dropped >= len(PAYLOADS) - 4, "everything else is dropped")
         assert receive(stream, 4) == PAYLOADS[-4:]
         assert stream.counters.dropped == len(PAYLOADS) - 4
-
-
-@feature(Features.EXTENSION_AUTO_ACKNOWLEDGE, Features.EXTENSION_OVERFLOW, Features.EXTENSION_BUFFER_SIZE)
-@table("policy", ["block", "drop_oldest"])
-def test_automatic_acknowledgement_has_a_bounded_buffer_too(backend: Backend, m: Messaging, policy: str) -> None:
-    channel = backend.channel()
-    more = {"overflow": policy, "buffer_size": 4, **backend.reliable}
-    with m.subscribe(channel, auto_acknowledge=True, **more) as stream:
-        publish(m, channel, PAYLOADS, **backend.reliable)
-        if policy == "block":
-            assert receive(stream, len(PAYLOADS)) == PAYLOADS
-            assert stream.counters.dropped == 0
-        else:
-            eventually(lambda: stream.counters.dropped >= len(PAYLOADS) - 4, "everything else is dropped")
-            assert receive(stream, 4) == PAYLOADS[-4:]
-            assert stream.counters.dropped == len(PAYLOADS) - 4
-        nothing_more(m, channel, stream, **backend.reliable)

@@ -10,7 +10,6 @@ import pytest
 
 from messaging import (
     AcknowledgeType,
-    ClosedError,
     ConnectFailedError,
     Features,
     InvalidUrlError,
@@ -35,7 +34,6 @@ from messaging.testing.conformance.helpers import (
     subscription_to,
     wire,
 )
-from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread, observed, results
 
@@ -147,14 +145,16 @@ def test_publishes_wait_for_the_link_in_their_order(backend: Backend, channel: s
 
 @feature(Features.EXTENSION_GUARANTEED_DELIVERY)
 def test_nothing_guaranteed_is_lost_when_the_link_breaks_under_load(backend: Backend, channel: str) -> None:
-    """Every promise resolves, everything arrives at least once; a repetition keeps its message id."""
+    """Every promise resolves, everything arrives at least once; a repetition keeps its message id, given or not."""
     m, link = backend.connect_severable(timeout=2 * PATIENCE)
     payloads = [b"%d" % number for number in range(600)]
+    has_ids = Features.EXTENSION_MESSAGE_ID in m.features
+    given = {each: {"message_id": f"id-{int(each)}"} for each in payloads[::2] if has_ids}
     with backend.connect().subscribe(channel, guaranteed_delivery=True) as stream:
         inbox = observed(stream)
 
         def work() -> list[Promise[None]]:
-            return [m.publish(channel, payload, guaranteed_delivery=True) for payload in payloads]
+            return [m.publish(channel, each, guaranteed_delivery=True, **given.get(each, {})) for each in payloads]
 
         working = in_thread(work)
         for count in (50, 200, 400):
@@ -167,6 +167,7 @@ def test_nothing_guaranteed_is_lost_when_the_link_breaks_under_load(backend: Bac
     for message in inbox:
         ids.setdefault(message.payload, set()).add(message.context.extensions.get("messageId"))
     assert all(len(known) == 1 for known in ids.values())
+    assert all(ids[each] == {context["message_id"]} for each, context in given.items())
 
 
 @feature(Features.QUEUE_RETENTION, Features.EXTENSION_QUEUE)
@@ -241,14 +242,17 @@ def test_what_was_not_settled_when_the_link_broke_is_delivered_again(backend: Ba
         assert acknowledgement(stream.receive(PATIENCE)).acknowledge_handler.acknowledge()
         eventually(lambda: stream.counters.acknowledged == 1, "the verdict was passed on")
         publish(m, channel, [b"3"], **backend.reliable)  # and arrived there before this was confirmed
-        assert stream.receive(PATIENCE).payload == b"2"
-        link.sever()
-        online(m)
-        for payload in (b"2", b"3"):
-            again = stream.receive(PATIENCE)
-            assert again.payload == payload
-            assert again.context.extensions.get("redelivered")
-            assert acknowledgement(again).acknowledge_handler.acknowledge()
+        held = stream.receive(PATIENCE)
+        assert held.payload == b"2"
+        for _ in range(2):  # a late verdict does not settle what has come again
+            link.sever()
+            online(m)
+            again = [stream.receive(PATIENCE) for _ in range(2)]
+            assert [message.payload for message in again] == [b"2", b"3"]
+            assert all(message.context.extensions.get("redelivered") for message in again)
+            assert acknowledgement(held).acknowledge_handler.acknowledge() is False
+        for message in again:
+            assert acknowledgement(message).acknowledge_handler.acknowledge()
         nothing_more(m, channel, stream, **backend.reliable)
 
 
@@ -275,20 +279,6 @@ def test_the_runtime_tells_of_the_loss(backend: Backend, channel: str) -> None:
 
 
 # --- closing
-
-
-def test_closing_settles_what_is_pending(backend: Backend) -> None:
-    """Every wait ends, whatever the connection does."""
-    m, link = backend.connect_severable()
-    stream = m.subscribe(backend.channel())
-    inbox = observed(stream)
-    link.down()
-    promises = [m.publish(backend.channel(), b"x", **backend.reliable) for _ in range(20)]
-    m.close(timeout=0.1)
-    for promise in promises:
-        assert isinstance(promise.exception(0), ClosedError)
-    inbox.wait_completed()
-    assert state(m) == "closed"
 
 
 @wire
@@ -349,36 +339,6 @@ def test_an_instance_that_starts_offline_is_there_at_once(backend: Backend, chan
     while stream.receive(PATIENCE).payload != b"later":
         pass
     m.close()
-
-
-def test_the_proxy_is_transparent() -> None:
-    """The tests' own tool: what goes in comes out, in both directions, and an end is an end."""
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server, Proxy("127.0.0.1", server.getsockname()[1]) as proxy:
-        with socket.create_connection((proxy.host, proxy.port), PATIENCE) as client:
-            accepted, _ = server.accept()
-            with accepted:
-                accepted.settimeout(PATIENCE)
-                client.sendall(b"to the broker")
-                assert accepted.recv(100) == b"to the broker"
-                accepted.sendall(b"x" * 100_000)
-                received = b""
-                while len(received) < 100_000:
-                    received += client.recv(65_536)
-                proxy.sever()
-                with pytest.raises(ConnectionError):
-                    client.recv(100)
-                with pytest.raises(ConnectionError):
-                    accepted.recv(100)
-        with socket.create_connection((proxy.host, proxy.port), PATIENCE) as client:
-            accepted, _ = server.accept()
-            with accepted:
-                accepted.settimeout(PATIENCE)
-                client.sendall(b"bye")
-                client.close()
-                assert accepted.recv(100) == b"bye"
-                assert accepted.recv(100) == b""
 
 
 # --- several hosts in one URL: the next one is connected to when one is lost, or the URL is refused

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from messaging import ArgumentError, DeadlineError, Features, InvalidExtensionError, Message, Messaging
+from messaging import AcknowledgeType, ArgumentError, DeadlineError, Features, InvalidExtensionError, Message, Messaging
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.conformance.helpers import (
     Failing,
+    ack_state,
     acknowledgement,
     feature,
     manual,
@@ -56,7 +57,8 @@ def test_a_redelivered_message_is_the_same_message(backend: Backend, m: Messagin
     channel = backend.channel()
     queue = {"queue": backend.queue()} if shared else {}
     with m.subscription.subscribe(manual(m, channel, **queue)) as stream:
-        publish(m, channel, [b"1"], **backend.full_context(m))
+        given = {"message_id": "own"} if Features.EXTENSION_MESSAGE_ID in m.features else {}
+        publish(m, channel, [b"1"], **given, **backend.full_context(m))
         first = stream.receive(PATIENCE)
         reject(first)
         second = stream.receive(PATIENCE)
@@ -88,37 +90,23 @@ def test_with_guaranteed_ordering_nothing_overtakes_a_redelivery(backend: Backen
 # --- maxDeliveries and dead letters
 
 
-@pytest.mark.envelope
-@feature(Features.EXTENSION_DEAD_LETTER_CHANNEL, Features.EXTENSION_MAX_DELIVERIES, Features.ACKNOWLEDGE)
-def test_after_max_deliveries_a_message_is_a_dead_letter(backend: Backend, m: Messaging) -> None:
-    """Without a dead-letter channel it is discarded."""
-    channel, dead = backend.channel(), backend.channel("dead")
+@feature(Features.EXTENSION_MAX_DELIVERIES, Features.ACKNOWLEDGE)
+def test_without_a_dead_letter_channel_a_message_is_discarded_after_max_deliveries(
+    backend: Backend, m: Messaging, channel: str
+) -> None:
     with m.subscription.subscribe(manual(m, channel, maxDeliveries=3)) as stream:
         publish(m, channel, [b"1"], **backend.reliable)
         for _ in range(3):
             reject(stream.receive(PATIENCE))
         nothing_more(m, channel, stream, **backend.reliable)
-    context = manual(m, channel, maxDeliveries=2, deadLetterChannel=dead)
-    with m.subscribe(dead, **backend.reliable) as letters, m.subscription.subscribe(context) as stream:
-        publish(m, channel, [b"\xff1"], **backend.reliable)
-        for _ in range(2):
-            reject(stream.receive(PATIENCE))
-        letter = letters.receive(PATIENCE)
-        assert letter.payload == b"\xff1"
-        assert letter.context.channel == dead
-        if Features.EXTENSION_HEADERS in m.features:
-            headers = letter.context.extensions["headers"]
-            assert headers["x-dead-letter-reason"] == "maxDeliveries"
-            assert headers["x-dead-letter-channel"] == channel
-            assert headers["x-dead-letter-deliveries"] == "2"
-        # and it is done with here
-        nothing_more(m, channel, stream, **backend.reliable)
-        eventually(lambda: stream.counters.dead_lettered == 1, "counted")
 
 
 @pytest.mark.envelope
-@feature(Features.EXTENSION_DEAD_LETTER_CHANNEL, Features.ACKNOWLEDGE)
-def test_a_rejected_message_goes_to_the_dead_letter_channel(backend: Backend, m: Messaging) -> None:
+@feature(Features.EXTENSION_DEAD_LETTER_CHANNEL, Features.EXTENSION_MAX_DELIVERIES, Features.ACKNOWLEDGE)
+@table("most, reason", [(None, "rejected"), (2, "maxDeliveries")])
+def test_a_rejected_message_goes_to_the_dead_letter_channel(
+    backend: Backend, m: Messaging, most: int | None, reason: str
+) -> None:
     """With no number of deliveries given, the first reject is enough. What the message carried, the letter carries."""
     with pytest.raises(InvalidExtensionError):
         m.subscribe(backend.channel(), dead_letter_channel="a/+")
@@ -128,20 +116,23 @@ def test_a_rejected_message_goes_to_the_dead_letter_channel(backend: Backend, m:
         more |= {"content_type": "x/y", "correlation_id": "4711"}
     if Features.EXTENSION_HEADERS in m.features:
         more |= {"headers": {"own": "kept"}}
-    context = manual(m, channel, deadLetterChannel=dead)
+    context = manual(m, channel, deadLetterChannel=dead, **({"maxDeliveries": most} if most else {}))
     with m.subscribe(dead, **backend.reliable) as letters, m.subscription.subscribe(context) as stream:
-        publish(m, channel, [b"1"], **more, **backend.reliable)
-        reject(stream.receive(PATIENCE))
+        publish(m, channel, [b"\xff1"], **more, **backend.reliable)
+        for _ in range(most or 1):
+            reject(stream.receive(PATIENCE))
         letter = letters.receive(PATIENCE)
-        assert letter.payload == b"1"
+        assert (letter.payload, letter.context.channel) == (b"\xff1", dead)
         if Features.MESSAGE_PROPERTIES in m.features:
             assert (letter.context.content_type, letter.context.correlation_id) == ("x/y", "4711")
         if Features.EXTENSION_HEADERS in m.features:
             headers = letter.context.extensions["headers"]
             assert headers["own"] == "kept"
-            assert headers["x-dead-letter-reason"] == "rejected"
+            assert headers["x-dead-letter-reason"] == reason
             assert headers["x-dead-letter-channel"] == channel
+            assert headers["x-dead-letter-deliveries"] == str(most or 1)
         nothing_more(m, channel, stream, **backend.reliable)
+        eventually(lambda: stream.counters.dead_lettered == 1, "counted")
 
 
 # --- never settled
@@ -156,28 +147,12 @@ def test_what_was_never_settled_is_delivered_again_when_the_stream_closes(backen
         first, second = stream.receive(PATIENCE), stream.receive(PATIENCE)
         accept(first)
     assert acknowledgement(second).acknowledge_handler.acknowledge() is False
+    assert ack_state(second) is AcknowledgeType.UNKNOWN
     with m.subscribe(channel, queue=queue, **backend.reliable) as stream:
         again = stream.receive(PATIENCE)
         assert again.payload == b"2"
         assert again.context.extensions.get("redelivered")
         assert receive(stream, 2) == [b"3", b"4"]
-        nothing_more(m, channel, stream, **backend.reliable)
-
-
-@feature(Features.BROKER_REDELIVERY, Features.EXTENSION_QUEUE)
-def test_what_an_observer_failed_on_goes_to_another(backend: Backend) -> None:
-    """Scenario 34 [S]: the failed stream ends, its message takes the reject path: here, back to the queue."""
-    m, other = backend.connect(), backend.connect()
-    channel, queue = backend.channel(), backend.queue()
-
-    def fail(_: Message) -> None:
-        raise ZeroDivisionError
-
-    failing = observed(m.subscribe(channel, queue=queue, **backend.reliable), fail)
-    publish(m, channel, [b"1"], **backend.reliable)
-    failing.wait_error()
-    with other.subscribe(channel, queue=queue, **backend.reliable) as stream:
-        assert receive(stream, 1) == [b"1"]
         nothing_more(m, channel, stream, **backend.reliable)
 
 
@@ -309,6 +284,7 @@ def test_messages_in_the_buffer_of_a_stream_that_closes_are_dead_lettered_or_dro
 
 @feature(Features.ACKNOWLEDGE, Features.EXTENSION_QUEUE, Features.BROKER_REDELIVERY)
 def test_the_message_of_an_observer_that_raises_is_requeued(backend: Backend) -> None:
+    """Scenario 34 [S]: the failed stream ends, its message takes the reject path: here, back to the queue."""
     m, other = backend.connect(), backend.connect()
     channel, queue = backend.channel(), backend.queue()
     failing = Failing(b"1")
@@ -318,15 +294,9 @@ def test_the_message_of_an_observer_that_raises_is_requeued(backend: Backend) ->
     failing.wait_ended()
     with other.subscribe(channel, queue=queue, **backend.reliable) as rest:
         assert sorted(receive(rest, 2)) == [b"1", b"2"]
+        nothing_more(other, channel, rest, **backend.reliable)
     assert stream.counters.dropped == 0
     assert stream.counters.dead_lettered == 0
-
-
-@feature(Features.ACKNOWLEDGE, Features.EXTENSION_QUEUE)
-def test_retry_gets_the_message_of_a_queue_again(backend: Backend, m: Messaging, channel: str) -> None:
-    seen = retried(m.subscribe(channel, queue=backend.queue(), **backend.reliable), [b"2"])
-    publish(m, channel, [b"1", b"2", b"3"], **backend.reliable)
-    assert sorted(seen.wait_for(4)) == [b"1", b"2", b"2", b"3"]
 
 
 @feature(Features.ACKNOWLEDGE, Features.EXTENSION_MAX_DELIVERIES, Features.EXTENSION_DEAD_LETTER_CHANNEL)

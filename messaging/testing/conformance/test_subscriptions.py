@@ -8,11 +8,7 @@ import pytest
 
 from messaging import (
     AcknowledgeType,
-    ArgumentError,
-    ClosedError,
     Features,
-    InvalidChannelError,
-    MessageContext,
     Messaging,
     PublishRefusedError,
     SubscriptionRefusedError,
@@ -35,17 +31,6 @@ def test_every_subscriber_gets_a_copy(backend: Backend, channel: str) -> None:
         publish(other, channel, [b"sentinel"])
         for stream in (a, b, c):
             assert receive(stream, 1) == [b"sentinel"]
-
-
-def test_subscribing_needs_a_channel(backend: Backend, m: Messaging) -> None:
-    """Scenario 17 [S]."""
-    for bad in (MessageContext(), "", "a/#/b", "a+", "nul\0", "\ud800"):
-        with pytest.raises(InvalidChannelError):
-            m.subscription.subscribe(bad)
-    with pytest.raises(ArgumentError):
-        m.subscription.subscribe(object())
-    with m.subscribe(backend.channel()) as stream:
-        assert stream.ready.done()
 
 
 # --- patterns
@@ -246,20 +231,3 @@ def test_publishing_with_autocreate_off_needs_what_it_publishes_to(backend: Back
     with m.subscribe(channel, channel_extension="key") as stream:
         publish(m, channel, [b"2"], **context)
         assert receive(stream, 1) == [b"2"]
-
-
-def test_nothing_can_be_done_with_a_closed_instance(backend: Backend, m: Messaging, channel: str) -> None:
-    stream = m.subscribe(channel)
-    m.close()
-    m.close()
-    with pytest.raises(ClosedError):
-        m.publish(channel, b"x")
-    with pytest.raises(ClosedError):
-        m.subscribe(channel)
-    with pytest.raises(ClosedError):
-        stream.receive(PATIENCE)
-    # other subscriptions are unharmed
-    other = backend.connect()
-    with other.subscribe(channel) as alive:
-        publish(other, channel, [b"y"])
-        assert receive(alive, 1) == [b"y"]

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
-import reactivex
 from pydantic import BaseModel
 
 from messaging import (
@@ -39,10 +38,9 @@ from messaging.services import SERVICE_RANKING, ServiceRegistration
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.conformance.helpers import feature
 from messaging.testing.tables import table
-from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread, observed, results
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread, results
 
 reply_to = feature(Features.REPLY_TO)
-many = feature(Features.REPLY_TO_MANY_SUBSCRIBE)
 
 Single = Callable[[Message, MessageContextBuilder], Any]
 
@@ -379,27 +377,6 @@ def test_a_failure_is_reported_to_the_requester_and_the_handler_goes_on(
 
 
 @pytest.mark.envelope
-@many
-def test_a_stream_that_fails_midway_is_reported_and_the_handler_goes_on(backend: Backend) -> None:
-    """Scenarios 63 [S], 64 [S]: items in order, with one correlation id, then the mark."""
-    m, responder = backend.connect(), backend.connect()
-    channel = backend.channel()
-
-    def handler(request: Message, builder: MessageContextBuilder) -> reactivex.Observable[Message]:
-        items = reactivex.from_iterable([builder.content(b"%d" % number).build_message() for number in range(3)])
-        return reactivex.concat(items, reactivex.throw(KeyError("end"))) if request.payload == b"bad" else items
-
-    register(responder, handler, channel, ReplyToManySubscriptionHandler)
-    for payload in (b"bad", b"good"):
-        inbox = observed(m.request_many(channel, payload))
-        if payload == b"bad":
-            assert isinstance(inbox.wait_error(), ReplyError)
-        else:
-            inbox.wait_completed()
-        assert inbox.payloads == [b"0", b"1", b"2"]
-
-
-@pytest.mark.envelope
 @reply_to
 def test_a_request_without_reply_channel_is_handled(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
     """Scenario 62 [I]: the answer is dropped with a warning."""
@@ -492,29 +469,6 @@ def test_replies_never_go_to_channels_of_requests(backend: Backend, settings: di
 
 
 # --- acknowledgement and bounds
-
-
-@reply_to
-def test_concurrency_is_bounded(m: Messaging, responder: Messaging, channel: str) -> None:
-    running: Recorder[int] = Recorder()
-    most: list[int] = []
-    lock, go = threading.Lock(), threading.Event()
-
-    @responder.reply(channel, concurrency=3)
-    def handler() -> str:
-        with lock:
-            running.append(1)
-            most.append(len(running))
-        assert go.wait(PATIENCE)
-        with lock:
-            running.pop()
-        return "done"
-
-    promises = [m.request(channel, b"") for _ in range(9)]
-    running.wait_for(3)
-    go.set()
-    assert [reply.value() for reply in results(promises)] == ["done"] * 9
-    assert max(most) == 3
 
 
 @feature(Features.REPLY_TO, Features.BROKER_REDELIVERY, Features.EXTENSION_QUEUE)
