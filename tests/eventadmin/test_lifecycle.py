@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
 import threading
 import weakref
 from typing import Any
@@ -22,7 +21,6 @@ from tests.dispatch.helpers import switching_often
 from tests.eventadmin.conftest import (
     DELIVERIES,
     MOMENT,
-    AsyncGate,
     AsyncRecorder,
     Gate,
     Hub,
@@ -34,7 +32,6 @@ from tests.eventadmin.conftest import (
     post,
     record,
 )
-from tests.scripts import FORK, run_script
 from tests.threads import in_background
 
 # --- opening
@@ -198,64 +195,6 @@ def test_sends_that_are_under_way_go_on_when_it_is_closed(hub: Hub) -> None:
     gate.opened.set()
     join()
     assert gate.numbers == last.numbers == [1]
-
-
-def test_closing_ends_with_a_coroutine_that_does_not(hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
-    """Scenario 36."""
-    gate = AsyncGate()
-    on(loop, lambda: hub.handle(gate))
-    hub.post(1, 2)
-    gate.wait()
-    hub.admin.close(MOMENT)
-    assert hub.logged("closed before 1 events were delivered")
-    gate.open()
-    gate.returned.wait_for(1)
-
-
-def test_posted_events_are_delivered_when_the_program_ends() -> None:
-    """Scenario 36."""
-    script = """
-from messaging.eventadmin import Event, EventAdmin, EventHandler
-from messaging.services import ServiceRegistry
-
-services = ServiceRegistry()
-admin = EventAdmin(services)
-services.register(EventHandler, lambda event: print(event.get_property("n"), flush=True), {"event.topics": "*"})
-for number in range(5):
-    admin.post_event(Event("a", {"n": number}))
-"""
-    done = run_script(script)
-    assert (done.stdout.split(), done.stderr) == (["0", "1", "2", "3", "4"], "")
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
-def test_a_forked_child_can_use_the_admin() -> None:
-    script = """
-from messaging.eventadmin import Event, EventAdmin, EventHandler
-from messaging.services import ServiceRegistry
-
-services, done = ServiceRegistry(), threading.Event()
-admin = EventAdmin(services)
-
-def handle(event):
-    os.write(1, f"{event.topic}\\n".encode())
-    if event.topic != "child/sent":
-        done.set()
-
-def work():
-    admin.post_event(Event("child"))
-    admin.send_event(Event("child/sent"))
-    assert done.wait(30)
-    admin.flush().result(30)
-
-services.register(EventHandler, handle, {"event.topics": "*"})
-admin.post_event(Event("parent"))
-admin.flush().result(30)
-done.clear()
-child(work)
-"""
-    done = run_script(FORK + script, seconds=90)
-    assert sorted(done.stdout.split()) == ["child", "child/sent", "parent"]
 
 
 # --- services that are made with their first event
