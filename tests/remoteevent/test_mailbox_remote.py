@@ -30,7 +30,6 @@ from messaging.remoteevent import (
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.remoteevent.helpers import FAST, Recorder, event, events, ready, store, taken
-from tests.threads import in_background
 
 CHANNEL = "mailboxes/field"
 RemoteBox = RemoteMailboxRegistration
@@ -101,16 +100,6 @@ def test_an_iterator_goes_on_after_a_switch_that_failed(
     with pytest.raises(BoundReachedError):
         box.enable_delivery(Recorder()).result(PATIENCE)
     assert taken(iterator.batch(100)) == [*range(6, 21)]
-
-
-def test_a_wait_ends_when_the_same_owner_switches(mailbox: EventMailbox, box: RemoteBox) -> None:
-    """Scenario 50."""
-    iterator = box.remote_events().result(PATIENCE)
-    join = in_background(lambda: iterator.next(3 * PATIENCE))
-    eventually(lambda: len(mailbox.registration(box.id)._fetches) == 1)
-    box.remote_events().result(PATIENCE)
-    with pytest.raises(InvalidIteratorError):
-        join()
 
 
 def test_taken_events_of_an_older_iterator_acknowledge_nothing(

@@ -40,7 +40,7 @@ from messaging.typedevent import DurableHistory, MonitorEvent, RangePolicy, Type
 from messaging.typedevent.durable import DurableHistoryDTO
 from tests.disks import ballast
 from tests.typedevent import conftest as handlers
-from tests.typedevent.conftest import Bus, Item, Order
+from tests.typedevent.conftest import Bus
 
 ALL = {"*": RangePolicy.unlimited()}
 #: seconds; short, so that nothing waits for it
@@ -129,22 +129,6 @@ def stored(bus: TypedEventBus) -> None:
 
 
 # --- after a restart
-
-
-def test_a_late_handler_gets_events_of_earlier_runs(opened: Open) -> None:
-    """A typed one as its type."""
-    sent = [Order(1, "a", [Item("x", 2.5), Item("y")]), Order(2)]
-    with opened() as bus:
-        bus.numbered("a 1", "b 2", "a 3")
-        bus.send("orders", *sent)
-    with opened() as bus:
-        bus.numbered("a 4")
-        late = handlers.Recorder().untyped(bus, ["a", "b"], history=3)
-        typed = handlers.Recorder().typed(bus, "orders", type=Order, history=10)
-        bus.numbered("a 5")
-        bus.drain()
-    assert late.numbered == ["b 2", "a 3", "a 4", "a 5"]
-    assert typed.data == sent
 
 
 def test_a_monitor_gets_events_of_earlier_runs_with_their_times_origins_and_sequences(opened: Open) -> None:
@@ -325,14 +309,6 @@ def test_replay_selects_topics_and_permitted_ones(folder: Path) -> None:
         assert numbers(replayed(bus, principal="reader")) == [1, 3]
         assert numbers(replayed(bus, 0, ["a/y", "b/*"], principal="reader")) == [3]
         assert replayed(bus) == []
-
-
-def test_events_in_the_queue_are_replayed_once(opened: Open) -> None:
-    bus = opened(window=3600.0)
-    bus.count(range(3))
-    assert state(bus).pending == 3
-    assert numbers(replayed(bus)) == [0, 1, 2]
-    assert numbers(replayed(bus, 3)) == [2]
 
 
 def test_a_slow_observer_of_a_long_replay_holds_up_only_itself(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -668,15 +644,6 @@ def test_records_that_are_no_events_are_left_out_and_logged(opened: Open, tmp_pa
 
 
 # --- closing and forking
-
-
-def test_closing_stores_all(opened: Open) -> None:
-    bus = opened(window=3600.0)
-    bus.count(range(5000))
-    bus.close()
-    assert state(bus) == dataclasses.replace(state(bus), stored=5000, pending=0, dropped=0, failed=0)
-    with opened() as bus:
-        assert len(replayed(bus)) == 5000
 
 
 def test_a_bus_is_closed_on_an_event_loop(opened: Open) -> None:

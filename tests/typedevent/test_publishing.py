@@ -163,13 +163,6 @@ def test_letters_and_digits_of_java_may_be_in_a_topic(bus: Bus) -> None:
         assert received.topics == [topic, topic]
 
 
-def test_topics_are_case_sensitive(bus: Bus) -> None:
-    """157.3.1."""
-    received = Recorder().untyped(bus, "Foo/bar")
-    bus.send_to(("foo/bar", "Foo/Bar", "FOO/BAR", "Foo/bar"), {"x": 1})
-    assert received.topics == ["Foo/bar"]
-
-
 # --- where it goes
 
 
