@@ -147,6 +147,21 @@ def test_ranges_of_an_earlier_run_are_taken_in_order_with_oldest_first(tmp_path:
         assert numbers(take(buffer)) == [0, 1, 2, 4]
 
 
+def test_messages_that_are_too_old_are_dropped_when_their_turn_comes(tmp_path: Path) -> None:
+    settings_ = BufferSettings.model_validate({"full": "block", "max_age": "1 min"})
+    buffer = Buffer("r", tmp_path, settings_, lambda: None)
+    try:
+        store(buffer, range(3))
+        taken = take(buffer)
+        taken[0].timestamp -= 61
+        buffer.put_back(taken)
+        assert numbers(take(buffer)) == [1, 2]
+        assert buffer.expired == 1
+        assert buffer.depth == 2
+    finally:
+        buffer.close()
+
+
 @table("names", [["target"], ["target", "other-5", "target-x", "target-٣"]])
 def test_other_cursors_are_no_ranges(names: list[str]) -> None:
     assert later_starts([*names, "target-12", "target-3"]) == [3, 12]
