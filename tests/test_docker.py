@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +27,7 @@ from messaging.testing.brokers import Mosquitto, RabbitMQ, free_port, require
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, subscribed
 from tests.certificates import LOOPBACK, Authority
+from tests.gateway.kit import Broker, route, settings, unique
 
 yaml = pytest.importorskip("yaml")
 
@@ -402,7 +402,7 @@ def seconds(text: str) -> float:
 def test_the_unit_is_that_of_a_service_that_notifies() -> None:
     service = unit()["Service"]
     assert service["Type"] == "notify"
-    assert service["ExecStart"].split()[1:3] == ["gateway", "run"]
+    assert service["ExecStart"].split()[1:] == ["gateway", "run", "/etc/rx-messaging/gateway.toml"]
     assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
     assert seconds(service["TimeoutStopSec"]) >= GatewaySettings.model_fields["drain_timeout"].default + CLOSING
     assert seconds(service["WatchdogSec"]) >= 10
@@ -643,40 +643,21 @@ def test_the_example_of_a_secret_has_no_values() -> None:
 
 
 def test_a_copy_of_the_folder_of_a_stopped_gateway_goes_on_elsewhere(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    name = f"moved-{time.time_ns():x}"
+    name = unique("moved")
 
-    def settings(folder: str, target: str) -> GatewaySettings:
-        return GatewaySettings.model_validate(
-            {
-                "name": name,
-                "data": str(tmp_path / folder),
-                "drain_timeout": 0.1,
-                "instances": {"plant": {"url": f"memory://{name}"}, "cloud": {"url": target}},
-                "routes": {
-                    "all": {
-                        "from": {"instance": "plant", "channel": "a", "queue": "q"},
-                        "to": {"instance": "cloud", "channel": f"{name}/b"},
-                        "buffer": {"full": "block"},
-                    }
-                },
-            }
-        )
+    def chosen(folder: str, target: str) -> GatewaySettings:
+        instances = {"a": {"url": f"memory://{name}"}, "b": {"url": target}}
+        routes = {"all": route("a", f"{name}/b")}
+        return settings(tmp_path / folder, name=name, instances=instances, routes=routes, drain_timeout=0.1)
 
-    with Gateway(settings("first", "mqtt://127.0.0.1:1")) as gateway, messaging.connect(f"memory://{name}") as plant:
-
-        def is_stored() -> bool:
-            plant.publish("a", b"probe").result(PATIENCE)
-            return gateway.report().routes[0].buffer.depth > 0
-
-        eventually(is_stored, "subscribed")
-        for number in range(100):
-            plant.publish("a", f"{number}".encode()).result(PATIENCE)
-        eventually(lambda: gateway.report().routes[0].received == gateway.report().routes[0].buffer.depth > 100)
+    with Gateway(chosen("first", "mqtt://127.0.0.1:1")) as gateway, Broker(f"memory://{name}") as plant:
+        eventually(lambda: gateway.report().routes[0].is_subscribed)
+        plant.send("a", *(f"{number}".encode() for number in range(100)))
+        eventually(lambda: gateway.report().routes[0].buffer.depth == 100, "stored")
     subprocess.run(["cp", "-a", str(tmp_path / "first"), str(tmp_path / "second")], check=True)
     command = [sys.executable, "-m", "messaging", "journal", "verify", str(tmp_path / "second" / "routes" / "all")]
     assert subprocess.run(command, capture_output=True, timeout=PATIENCE).returncode == 0
     with messaging.connect(mosquitto.url) as cloud:
         arrived = subscribed(cloud, f"{name}/b", qos=1)
-        with Gateway(settings("second", mosquitto.url)):
-            arrived.wait_for(101)  # the copy goes on
-    assert arrived.payloads[-100:] == [f"{number}".encode() for number in range(100)]
+        with Gateway(chosen("second", mosquitto.url)):
+            assert arrived.wait_payloads(100) == [f"{number}".encode() for number in range(100)]  # the copy goes on

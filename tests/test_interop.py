@@ -1,4 +1,4 @@
-"""Interoperation: mosquitto's own clients, amqp-tools and plain pika talk to programs on this API, both ways."""
+"""Interoperation: mosquitto's own clients and plain pika talk to programs on this API, both ways."""
 
 from __future__ import annotations
 
@@ -172,18 +172,3 @@ def test_pika_gets_published_messages(
     assert properties.expiration == "60000"
     assert properties.delivery_mode == 2
     assert properties.message_id
-
-
-def test_amqp_tools_both_ways(amqp: tuple[Messaging, object], rabbitmq: RabbitMQ) -> None:
-    if shutil.which("amqp-publish") is None:
-        pytest.skip("amqp-tools is not installed; plain pika shows the same")
-    m, _ = amqp
-    url = rabbitmq.url.rstrip("/")  # these tools take a lone slash for a vhost without name
-    with m.subscribe("tools/in", queue="tools-in") as stream:
-        tool("amqp-publish", "-u", url, "-e", "amq.topic", "-r", "tools.in", "-b", "hello", "-C", "text/plain")
-        message = stream.receive(PATIENCE)
-        assert message.value() == "hello"
-    with m.subscribe("tools/out", queue="tools-out"):
-        pass  # the queue is durable and stays
-    m.publish("tools/out", "world").result(PATIENCE)
-    assert tool("amqp-get", "-u", url, "-q", "tools-out") == "world"

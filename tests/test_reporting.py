@@ -42,11 +42,6 @@ def kinds_and_names(services: ServiceRegistry) -> list[tuple[str, str]]:
     return [(each.kind, each.name) for each in reporters(services)]
 
 
-def report_of(services: ServiceRegistry, kind: str) -> Any:
-    (found,) = [each for each in reporters(services) if each.kind == kind]
-    return found.report()
-
-
 # --- who reports
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -227,6 +228,7 @@ def test_systemd_hears_of_start_reload_watchdog_and_stop(file: Path, tmp_path: P
         gateway.signal(signal.SIGTERM)
         manager.wait_for("STOPPING=1")
         assert gateway.ended() == 0
+    assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o700
 
 
 def test_a_reload_of_a_broken_file_keeps_the_gateway_running(file: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from typing import Any
 from uuid import uuid4
@@ -15,7 +14,6 @@ from messaging.errors import (
     ArgumentError,
     ClosedError,
     InvalidTopicError,
-    MessagingError,
     NullEventError,
     PermissionDeniedError,
 )
@@ -343,22 +341,6 @@ def test_closing_delivers_what_was_published_and_may_be_repeated(services: Servi
     assert "closed" in repr(admin)
 
 
-def test_closing_on_an_event_loop(services: ServiceRegistry) -> None:
-    recorder = record(services)
-
-    async def main() -> None:
-        async with DistributedEventAdmin(services) as admin:
-            admin.publish_event("a", 1)
-            await admin.publish_event_with_notification("a", 2)
-        await admin.aclose()
-        with pytest.raises(ClosedError):
-            async with admin:
-                pass
-
-    asyncio.run(main())
-    assert recorder.values == [1, 2]
-
-
 def test_a_consumer_may_close_the_admin(admins: Admins) -> None:
     admin = admins()
     recorder = record(admin)
@@ -447,8 +429,3 @@ def test_a_payload_that_raises_reaches_consumers_that_do_not_look_into_it(
     assert filtered.values == [{"n": 1}]
     assert {"n": 1} in typed.values
     assert logged(checked, "defect") == []
-
-
-def test_errors_are_of_this_project(admin: DistributedEventAdmin) -> None:
-    with pytest.raises(MessagingError):
-        admin.publish_event("a", 1, qos="FAST")

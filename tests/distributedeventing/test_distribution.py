@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import messaging
-from messaging.dispatch import DISTRIBUTED_EVENTS, TopicPermission, TopicPolicy
 from messaging.distributedeventing import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
@@ -88,8 +87,9 @@ def test_53_a_message_that_is_sent_again_is_consumed_once(
             m.publish(pair.other.node.names.of("a"), again).result(PATIENCE)
     for qos in (AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE):
         pair.one.publish_event("a", qos, qos=qos)
-    eventually(lambda: EXACTLY_ONCE in recorder.values)
-    assert sorted(recorder.values, key=str) == sorted([7, AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE], key=str)
+    sent = {7, AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE}
+    eventually(lambda: sent <= {*recorder.values}, "all arrived, in whatever order")
+    assert len(recorder.values) == len(sent)
 
 
 def test_54_a_persistent_event_is_sent_after_a_restart(tmp_path: Path, nodes: Nodes, mosquitto: Any) -> None:
@@ -121,8 +121,9 @@ def test_54_a_persistent_event_is_sent_after_a_restart(tmp_path: Path, nodes: No
 
 def test_55_a_quality_of_service_that_is_not_kept_is_refused(admins: Admins) -> None:
     admin = admins()
-    with pytest.raises(UnsupportedFeatureError, match=PERSISTENT):
-        admin.publish_event("a", 1, qos=PERSISTENT)
+    for qos in (PERSISTENT, "FAST"):
+        with pytest.raises(UnsupportedFeatureError, match=qos):
+            admin.publish_event("a", 1, qos=qos)
     with pytest.raises(UnsupportedFeatureError):
         admins(qos=PERSISTENT)
     with pytest.raises(ArgumentError, match="exclude"):
@@ -178,18 +179,6 @@ def test_an_invalid_reply_topic_of_a_plain_program_discards_no_consumer(
     assert logged(checked, "no topic")
 
 
-def test_events_of_other_processes_need_permission(nodes: Nodes) -> None:
-    policy = TopicPolicy({"shop": [TopicPermission("a", "publish", DISTRIBUTED_EVENTS)]}, DISTRIBUTED_EVENTS)
-    one, other = nodes("memory"), nodes("memory", inbound=policy)
-    recorder = record(other, "**")
-    announce(one, other)
-    for topic, principal in (("a", None), ("b", "shop"), ("a", "shop")):
-        one.publish_event(topic, principal or "none", principal=principal)
-    eventually(lambda: recorder.values == ["shop"])
-    with pytest.raises(ArgumentError):
-        DistributedEventAdmin(ServiceRegistry(), inbound=TopicPolicy())
-
-
 def test_values_survive_both_encodings(nodes: Nodes) -> None:
     senders, other = [nodes("memory", network={"as_cbor": as_cbor}) for as_cbor in (True, False)], nodes("memory")
     recorder = record(other, "a")
@@ -198,9 +187,3 @@ def test_values_survive_both_encodings(nodes: Nodes) -> None:
     for each in senders:
         each.publish_event("a", value)
     eventually(lambda: recorder.values == [value, value])
-
-
-def test_a_member_that_closes_is_forgotten_at_once(pair: Pair) -> None:
-    pair.announce()
-    pair.other.close()
-    eventually(lambda: pair.one.members() == ())

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
-import threading
 import weakref
 from typing import Any
 
@@ -14,15 +12,13 @@ import pytest
 
 from messaging.errors import ArgumentError, ClosedError
 from messaging.eventadmin import Event, EventAdmin, EventHandler
-from messaging.services import ServiceRegistry
-from messaging.testing import waiting
+from messaging.services import ServiceRegistry, interface_name
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.dispatch.helpers import switching_often
 from tests.eventadmin.conftest import (
     DELIVERIES,
     MOMENT,
-    AsyncGate,
     AsyncRecorder,
     Gate,
     Hub,
@@ -34,7 +30,6 @@ from tests.eventadmin.conftest import (
     post,
     record,
 )
-from tests.scripts import FORK, run_script
 from tests.threads import in_background
 
 # --- opening
@@ -45,6 +40,8 @@ def test_an_admin_is_a_service_with_a_name(services: ServiceRegistry, hubs: Hubs
     one, other = hubs(name="mine"), hubs()
     assert services.service(EventAdmin, "(event.admin.name=mine)") is one.admin
     assert one.admin.name == "mine"
+    (reference,) = services.find(EventAdmin, "(event.admin.name=mine)")
+    assert reference.interfaces == (interface_name(EventAdmin),)
     assert other.admin.name != hubs().admin.name
     assert repr(one.admin) == "<EventAdmin 'mine'>"
     one.admin.close()
@@ -115,14 +112,12 @@ def test_a_handler_that_a_sender_waits_for_elsewhere_may_close_the_admin(hub: Hu
 
 
 @table("way", ["close", "aclose"])
-@table("publish", ["post", "asend"])
 @own_hub
-def test_a_coroutine_may_close_the_admin(hub: Hub, loop: asyncio.AbstractEventLoop, way: str, publish: str) -> None:
+def test_a_coroutine_of_a_sent_event_may_close_the_admin(hub: Hub, loop: asyncio.AbstractEventLoop, way: str) -> None:
     """Scenarios 36 and 41: nor does that wait for itself."""
-    done, posted = waiting.Recorder[Event](), threading.Event()
+    done: list[Event] = []
 
     async def handler(event: Event) -> None:
-        assert posted.wait(PATIENCE)  # what is posted after closing is refused
         if way == "close":
             hub.admin.close()
         else:
@@ -131,16 +126,10 @@ def test_a_coroutine_may_close_the_admin(hub: Hub, loop: asyncio.AbstractEventLo
 
     on(loop, lambda: hub.handle(handler))
     other = hub.record(ranking=-1)
-    if publish == "post":
-        hub.post(1, 2)
-        posted.set()
-        done.wait_for(1)
-    else:
-        posted.set()
-        asyncio.run_coroutine_threadsafe(hub.admin.asend_event(Event("a", {"n": 1})), loop).result(PATIENCE)
-        assert done
+    asyncio.run_coroutine_threadsafe(hub.admin.asend_event(Event("a", {"n": 1})), loop).result(PATIENCE)
+    assert done
     hub.admin.close()
-    assert other.numbers == ([1, 2] if publish == "post" else [1])
+    assert other.numbers == [1]
 
 
 def test_an_admin_inside_a_handler_of_another_one_is_waited_for(hubs: Hubs) -> None:
@@ -198,64 +187,6 @@ def test_sends_that_are_under_way_go_on_when_it_is_closed(hub: Hub) -> None:
     gate.opened.set()
     join()
     assert gate.numbers == last.numbers == [1]
-
-
-def test_closing_ends_with_a_coroutine_that_does_not(hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
-    """Scenario 36."""
-    gate = AsyncGate()
-    on(loop, lambda: hub.handle(gate))
-    hub.post(1, 2)
-    gate.wait()
-    hub.admin.close(MOMENT)
-    assert hub.logged("closed before 1 events were delivered")
-    gate.open()
-    gate.returned.wait_for(1)
-
-
-def test_posted_events_are_delivered_when_the_program_ends() -> None:
-    """Scenario 36."""
-    script = """
-from messaging.eventadmin import Event, EventAdmin, EventHandler
-from messaging.services import ServiceRegistry
-
-services = ServiceRegistry()
-admin = EventAdmin(services)
-services.register(EventHandler, lambda event: print(event.get_property("n"), flush=True), {"event.topics": "*"})
-for number in range(5):
-    admin.post_event(Event("a", {"n": number}))
-"""
-    done = run_script(script)
-    assert (done.stdout.split(), done.stderr) == (["0", "1", "2", "3", "4"], "")
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
-def test_a_forked_child_can_use_the_admin() -> None:
-    script = """
-from messaging.eventadmin import Event, EventAdmin, EventHandler
-from messaging.services import ServiceRegistry
-
-services, done = ServiceRegistry(), threading.Event()
-admin = EventAdmin(services)
-
-def handle(event):
-    os.write(1, f"{event.topic}\\n".encode())
-    if event.topic != "child/sent":
-        done.set()
-
-def work():
-    admin.post_event(Event("child"))
-    admin.send_event(Event("child/sent"))
-    assert done.wait(30)
-    admin.flush().result(30)
-
-services.register(EventHandler, handle, {"event.topics": "*"})
-admin.post_event(Event("parent"))
-admin.flush().result(30)
-done.clear()
-child(work)
-"""
-    done = run_script(FORK + script, seconds=90)
-    assert sorted(done.stdout.split()) == ["child", "child/sent", "parent"]
 
 
 # --- services that are made with their first event

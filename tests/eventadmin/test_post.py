@@ -429,18 +429,6 @@ def test_handlers_may_do_anything(hub: Hub) -> None:
     assert other.topics == ["b", "a", "b"]
 
 
-def test_a_handler_that_raises_is_called_again_and_others_before(hub: Hub) -> None:
-    """Scenario 25 for posted events; RFC 97 4.1.3 [16], [17], 5.3.1: however often, and whatever it is."""
-    errors = (ValueError("boom"), KeyboardInterrupt(), SystemExit(1), GeneratorExit(), asyncio.CancelledError())
-    first, failing = hub.record(ranking=1), [hub.failing(error) for error in errors]
-    last = hub.record(ranking=-1)
-    hub.deliver(*range(20))
-    for each in (first, *failing, last):
-        assert each.numbers == [*range(20)]
-    assert [hub.dto(each).failures for each in failing] == [20] * 5
-    assert len(hub.logged("(Failing.handle_event) failed on the event 'a'", level=logging.ERROR)) == 100
-
-
 # --- how much
 
 
@@ -481,32 +469,6 @@ def test_events_without_room_are_counted_and_logged(hub: Hub, delivery: str, mon
     assert gate.numbers == [*range(11)]
     assert hub.dto(gate).dropped == 9
     assert len(hub.logged("events behind: dropping", level=logging.ERROR)) == 1
-
-
-def test_event_loops_and_handlers_do_not_wait_for_room(hub: Hub) -> None:
-    """Scenario 42: they would wait for themselves."""
-    hub.admin._queue._room.limit = 10
-
-    def flood(event: Event) -> None:
-        hub.post(*range(60))
-
-    hub.handle(flood, "flood")
-    recorder = hub.record("a")
-    hub.post(1, topic="flood")
-    recorder.events.wait_for(60)
-    hub.flush()
-
-    async def main() -> None:
-        gate = Gate()
-        with hub.handle(gate, "b"):
-            hub.post(*range(60), topic="b")
-            gate.opened.set()
-            await hub.admin.flush()
-        assert gate.numbers == [*range(60)]
-
-    asyncio.run(main())
-    assert recorder.numbers == [*range(60)]
-    assert not hub.logged()
 
 
 class OwnThread(threading.Thread):

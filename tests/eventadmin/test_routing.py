@@ -28,6 +28,11 @@ from tests.eventadmin.conftest import Evil, Hub, Hubs, RaisingFilter, Recorder, 
         ),
         # scenario 3; a single one need not be in a list
         **{name: ({name: "a/*"}, "a/b b/a", "a/b") for name in ("event.topics", "event.topic", "topic", "EVENT.TOPIC")},
+        "several kinds of events": (
+            {"event.topics": ["sim/INSERTED", "sim/data/CHANGED", "tree/settings/*"]},
+            "sim/INSERTED sim/REMOVED sim/data/CHANGED tree/settings/gui/colour tree/other",
+            "sim/INSERTED sim/data/CHANGED tree/settings/gui/colour",
+        ),
         "an asterisk alone is every topic": ({"event.topics": "*"}, "a a/b ä/日本/c", "a a/b ä/日本/c"),
         # scenario 15
         "overlapping topics are one call": (
@@ -46,7 +51,7 @@ from tests.eventadmin.conftest import Evil, Hub, Hubs, RaisingFilter, Recorder, 
 def test_exactly_the_topics_asked_for_are_received(
     hub: Hub, properties: dict[str, Any], sent: str, received: str
 ) -> None:
-    """Scenarios 3, 12 and 15; RFC 97 4.1.2 [13], 5.1.1, 5.1.2, 6.5.1."""
+    """Scenarios 3, 12 and 15; RFC 97 4.1.2 [13], 4.2.1, 5.1.1, 5.1.2, 6.5.1."""
     recorder = Recorder()
     hub.services.register(EventHandler, recorder, properties)
     hub.send(*sent.split())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import time
 import traceback
 
 import pytest
@@ -248,44 +247,6 @@ def test_a_coroutine_that_stalls_is_cancelled(hub: Hub, loop: asyncio.AbstractEv
     gate.cancelled.wait_for(1)
     hub.flush()
     assert (gate.numbers, other.numbers) == ([1], [1, 2])
-
-
-@table("how", ["resists cancellation", "blocks its loop"])
-@own_hub
-def test_a_coroutine_that_cannot_be_cancelled_delays_no_other_handler(
-    hub: Hub, loop: asyncio.AbstractEventLoop, how: str
-) -> None:
-    gate, stubborn = Gate(), Stubborn()
-
-    async def block(event: Event) -> None:
-        gate.handle_event(event)
-
-    handler = block if how == "blocks its loop" else stubborn
-    registration = on(loop, lambda: hub.handle(handler, timeout=SOON))
-    other = hub.record(ranking=-1)
-    hub.post(1, 2)
-    other.events.wait_for(2)
-    assert other.numbers == [1, 2]
-    assert hub.blocked(registration) == REASON
-    if handler is stubborn:
-        stubborn.open()
-        stubborn.ended.wait_for(1)
-    else:
-        gate.leave()
-
-
-def test_a_handler_within_its_time_limit_is_not_stalled(hub: Hub) -> None:
-    """Each event has the time to itself: all of them together take longer."""
-
-    def slow(event: Event) -> None:
-        time.sleep(0.2)  # sleeps: the supervisor measures real time
-
-    async def slow_coroutine(event: Event) -> None:
-        await asyncio.sleep(0.2)  # sleeps: the supervisor measures real time
-
-    registrations = [hub.handle(each, timeout=1, delivery="async.unordered") for each in (slow, slow_coroutine)]
-    hub.deliver(*range(6))
-    assert [hub.blocked(each) for each in registrations] == [None, None]
 
 
 # --- sent events

@@ -18,15 +18,6 @@ def stored(buffer: buffer_module.Buffer, number: int, payload: bytes = b"x") -> 
     return message
 
 
-def test_a_stored_message_is_recognised_in_the_same_run(tmp_path: Path) -> None:
-    with opened(tmp_path) as buffer:
-        assert not buffer.is_stored(stored(buffer, 1))
-        buffer.store(stored(buffer, 1))
-        eventually(lambda: buffer.accepted == 1)
-        assert buffer.is_stored(stored(buffer, 1))
-        assert not buffer.is_stored(stored(buffer, 2))
-
-
 def test_a_stored_message_is_recognised_after_a_restart(tmp_path: Path) -> None:
     with opened(tmp_path) as buffer:
         for number in range(10):

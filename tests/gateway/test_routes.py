@@ -20,8 +20,7 @@ from messaging.errors import ArgumentError, ClosedError, ConfigurationError, Jou
 from messaging.gateway import Gateway
 from messaging.gateway.dead_letters import Selection, letters
 from messaging.gateway.destinations import PASSED_HEADER
-from messaging.gateway.drain import ATTEMPTS, TokenBucket
-from messaging.gateway.settings import RateSettings
+from messaging.gateway.drain import ATTEMPTS
 from messaging.journal import Journal
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
@@ -326,26 +325,6 @@ def test_the_last_sample_of_an_interval_is_published_when_it_ends(bridged: Bridg
         a.send("in/2", b"4")
         eventually(lambda: sorted(b.received) == [("out/1", b"3"), ("out/2", b"4")])
         assert gateway.route("r").report().filtered == 2
-
-
-def test_a_route_publishes_at_its_rate(bridged: Bridged) -> None:
-    routes = {"r": route(rate={"messages": 100, "burst": 10})}
-    with bridged(routes) as (a, b, _):
-        began = time.monotonic()
-        a.send("in/1", *(b"%d" % number for number in range(60)))
-        eventually(lambda: len(b.received) == 60)
-        assert time.monotonic() - began >= 0.45
-    assert b.payloads == [b"%d" % number for number in range(60)]
-
-
-def test_a_token_bucket_gives_no_more_than_its_burst() -> None:
-    bucket = TokenBucket.of(RateSettings(messages=1000.0, burst=3))
-    assert bucket is not None
-    assert bucket.available() == 3
-    bucket.take(3)
-    assert bucket.available() == 0
-    assert 0 < bucket.wait() <= 0.001
-    assert TokenBucket.of(None) is None
 
 
 def test_a_higher_priority_publishes_first(mosquitto: Mosquitto, names: Names, tmp_path: Path) -> None:

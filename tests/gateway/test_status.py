@@ -181,18 +181,6 @@ def test_after_a_lost_connection_the_state_is_online_again_at_once(mosquitto: Mo
             eventually(lambda: watcher.names[-1] == "online", "online again")
 
 
-def test_a_broker_that_is_there_later_gets_the_state(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    with Proxy(mosquitto.host, mosquitto.port) as proxy:
-        proxy.refuse()
-        settings = given(tmp_path, f"mqtt://127.0.0.1:{proxy.port}")
-        with (
-            Gateway(GatewaySettings.model_validate(settings)),
-            watching(mosquitto.url, settings["name"]) as watcher,
-        ):
-            proxy.accept()
-            eventually(lambda: "online" in watcher.names)
-
-
 def test_without_retained_messages_the_heartbeats_come_all_the_same(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     settings = given(tmp_path, rabbitmq.url, interval=0.1)
     with watching(rabbitmq.url, settings["name"]) as watcher:

@@ -13,7 +13,7 @@ import pytest
 
 from messaging import execution
 from messaging.errors import DecodeError
-from messaging.leases import Landlord, StoredTime, lease_time
+from messaging.leases import Landlord, StoredTime
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE
 from tests.leases.clocks import FakeClock
@@ -76,11 +76,6 @@ def test_a_stored_end_is_independent_of_the_wall_clock_until_the_machine_starts_
 def test_a_malformed_stored_time_is_refused(value: object) -> None:
     with pytest.raises(DecodeError):
         StoredTime.from_value(value)
-
-
-def test_the_lease_clock_never_goes_back() -> None:
-    before = lease_time()
-    assert lease_time() >= before
 
 
 def test_a_suspended_process_refuses_expired_leases_when_it_goes_on() -> None:

@@ -18,7 +18,7 @@ import pytest
 
 import messaging
 from messaging.errors import ArgumentError, ClosedError, ConfigurationError
-from messaging.gateway import Gateway, GatewaySettings
+from messaging.gateway import Gateway
 from messaging.observability import endpoint as endpoint_module
 from messaging.observability.endpoint import MonitoringEndpoint
 from messaging.observability.health import check_health, check_readiness
@@ -27,6 +27,7 @@ from messaging.services import ServiceRegistry
 from messaging.testing.brokers import free_port
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
+from tests.gateway.kit import settings
 
 
 def get(port: int, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
@@ -192,23 +193,11 @@ def test_a_closed_endpoint_does_not_listen() -> None:
 
 def test_a_gateway_serves_the_endpoint_of_its_configuration(tmp_path: Path) -> None:
     port, other = free_port(), free_port()
-    settings: dict[str, Any] = {
-        "name": "served",
-        "data": str(tmp_path / "data"),
-        "instances": {"a": {"url": "memory://served-a"}},
-        "routes": {
-            "r": {
-                "from": {"instance": "a", "channel": "x", "queue": "q"},
-                "to": {"instance": "a", "channel": "y"},
-                "buffer": {"full": "block"},
-            }
-        },
-        "monitoring": f"127.0.0.1:{port}",
-    }
-    with Gateway(GatewaySettings.model_validate(settings), services=ServiceRegistry()) as gateway:
+    before, after = (settings(tmp_path, name="served", monitoring=f"127.0.0.1:{each}") for each in (port, other))
+    with Gateway(before, services=ServiceRegistry()) as gateway:
         eventually(lambda: get(port, "/readyz")[0] == 200)
         assert b'messaging_gateway_routes_received_messages_total{name="served",route="r"}' in get(port, "/metrics")[2]
-        gateway.reload(GatewaySettings.model_validate({**settings, "monitoring": f"127.0.0.1:{other}"}))
+        gateway.reload(after)
         assert get(other, "/readyz")[0] == 200
         with pytest.raises(urllib.error.URLError):
             get(port, "/readyz")

@@ -19,11 +19,12 @@ from opentelemetry.trace import SpanKind, StatusCode
 import messaging
 from messaging import Message, Messaging
 from messaging.errors import ArgumentError
-from messaging.gateway import Gateway, GatewaySettings
+from messaging.gateway import Gateway
 from messaging.observability.opentelemetry import OPT_IN, OpenTelemetryInterceptor
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
+from tests.gateway.kit import route, settings, started, unique
 
 
 class Traces:
@@ -240,21 +241,21 @@ def test_a_request_and_its_reply_are_one_trace(url: str, traces: Traces) -> None
 def test_a_request_over_a_gateway_is_one_trace(
     mosquitto: Mosquitto, rabbitmq: RabbitMQ, tmp_path: Path, traces: Traces
 ) -> None:
-    settings = GatewaySettings.model_validate({
-        "name": "traced",
-        "data": str(tmp_path / "data"),
-        "instances": {"plant": {"url": mosquitto.url}, "cloud": {"url": rabbitmq.url}},
-        "requests": {
+    chosen = settings(
+        tmp_path,
+        instances={"a": {"url": mosquitto.url}, "b": {"url": rabbitmq.url}},
+        routes={},
+        requests={
             "ask": {
-                "from": {"instance": "plant", "channel": "traced/{device}"},
-                "to": {"instance": "cloud", "channel": "traced/asked/{device}"},
+                "from": {"instance": "a", "channel": "traced/{device}"},
+                "to": {"instance": "b", "channel": "traced/asked/{device}"},
             }
         },
-    })  # fmt: skip
+    )
     with (
         messaging.connect(rabbitmq.url, interceptors=[traces.interceptor]) as cloud,
         messaging.connect(mosquitto.url, interceptors=[traces.interceptor]) as plant,
-        Gateway(settings, interceptors=[traces.interceptor]),
+        Gateway(chosen, interceptors=[traces.interceptor]),
     ):
         cloud.reply("traced/asked/+", lambda _: b"21 degC").ready.result(PATIENCE)
 
@@ -288,27 +289,15 @@ def test_a_request_over_a_gateway_is_one_trace(
 
 
 def test_a_message_that_passes_a_gateway_stays_in_the_trace_of_its_publisher(tmp_path: Path, traces: Traces) -> None:
-    settings = GatewaySettings.model_validate({
-        "name": "traced-route",
-        "data": str(tmp_path / "data"),
-        "instances": {"a": {"url": "memory://traced-a"}, "b": {"url": "memory://traced-b"}},
-        "routes": {
-            "r": {
-                "from": {"instance": "a", "channel": "x", "queue": "q"},
-                "to": {"instance": "b", "channel": "y"},
-                "buffer": {"full": "block"},
-            }
-        },
-    })  # fmt: skip
+    instances = {each: {"url": unique("memory://traced")} for each in "ab"}
+    chosen = settings(tmp_path, instances=instances, routes={"r": route("x", "y")})
     with (
-        messaging.connect("memory://traced-a", interceptors=[traces.interceptor]) as a,
-        messaging.connect("memory://traced-b", interceptors=[traces.interceptor]) as b,
-        Gateway(settings, interceptors=[traces.interceptor]) as gateway,
+        messaging.connect(instances["a"]["url"], interceptors=[traces.interceptor]) as a,
+        messaging.connect(instances["b"]["url"], interceptors=[traces.interceptor]) as b,
+        Gateway(chosen, interceptors=[traces.interceptor]) as gateway,
     ):
         b.on("y", lambda _: None).ready.result(PATIENCE)
-        eventually(lambda: gateway.route("r").report().is_source_up)
-        eventually(lambda: a.publish("x", b"", mandatory=True).exception(PATIENCE) is None)
-        traces.exporter.clear()
+        started(gateway)
         a.publish("x", b"1").result(PATIENCE)
         wanted = {"publish x", "publish y", "process y"}
         eventually(lambda: wanted <= {each.name for each in traces.exporter.get_finished_spans()})

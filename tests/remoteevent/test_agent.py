@@ -269,21 +269,6 @@ def test_a_registration_whose_lease_ends_while_it_is_made_leaves_nothing(reopen:
     assert not agent._state.keys_with("registration")
 
 
-def test_no_later_event_of_a_batch_is_stored_without_an_earlier_one(reopen: Reopen, target: Recorder) -> None:
-    """The smaller events behind one without room must not overtake it."""
-    target.error = OSError("away")
-    agent = reopen(target=target, max_bytes=100_000)
-    assert agent.deliver([event(1, handback="x" * 60_000)]).result(PATIENCE) == [None]
-    batch = [event(2, handback="x" * 50_000), event(3), event(4)]
-    (refused,) = agent.deliver(batch).result(PATIENCE)
-    assert isinstance(refused, JournalFullError)
-    target.error = None
-    eventually(lambda: target.numbers == [1])
-    eventually(lambda: agent.deliver(batch).result(PATIENCE)[0] is None)
-    agent.deliver(batch).result(PATIENCE)
-    eventually(lambda: target.numbers == [1, 2, 3, 4])
-
-
 def test_nothing_is_delivered_by_an_agent_that_cannot_be_opened(
     reopen: Reopen, tmp_path: Path, target: Recorder, other: Recorder
 ) -> None:

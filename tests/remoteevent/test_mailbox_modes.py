@@ -12,7 +12,6 @@ import pytest
 
 from messaging.errors import (
     ArgumentError,
-    ClosedError,
     DeadlineError,
     InvalidIteratorError,
     JournalError,
@@ -412,16 +411,6 @@ def test_an_expired_lease_stops_delivery_before_the_landlord_has_noticed(mailbox
     box.note_stored()
     assert mailbox.registrations() == []
     assert slow.numbers == [1]
-
-
-def test_closing_the_mailbox_ends_every_call(mailbox: EventMailbox, box: Box) -> None:
-    store(box, events(1, 3))
-    iterator = box.remote_events()
-    assert iterator.next() == event(1)
-    mailbox.close()
-    for call in (iterator.next, box.drain):
-        with pytest.raises(ClosedError):
-            call()
 
 
 @table("most", [-1, True, "x", 1.5])

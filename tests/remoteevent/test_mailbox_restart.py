@@ -9,33 +9,13 @@ from typing import Any
 
 import pytest
 
-from messaging.errors import ArgumentError, ClosedError, JournalLockedError, UnknownEventError, UnknownLeaseError
+from messaging.errors import ArgumentError, ClosedError, JournalLockedError, UnknownLeaseError
 from messaging.journal import Journal, JournalTable
 from messaging.leases import Landlord, LeaseEnd
 from messaging.remoteevent import EventMailbox
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.remoteevent.helpers import Recorder, event, events, store, taken
-
-
-def test_refused_kinds_are_known_after_each_restart(tmp_path: Path) -> None:
-    """Scenario 54."""
-    target = Recorder()
-    target.unknown = {("source", 2)}
-    with EventMailbox(tmp_path, listeners={"target": target}) as mailbox:
-        box = mailbox.register(100.0)
-        box.enable_delivery(target)
-        store(box, [event(1, 2)])
-        eventually(lambda: box.refused)
-        name = box.id
-    for number in (2, 3, 4):
-        with EventMailbox(tmp_path, listeners={"target": target}) as mailbox:
-            again = mailbox.registration(name)
-            assert again.refused == {("source", 2)}
-            assert again.target is target
-            with pytest.raises(UnknownEventError):
-                again.listener.notify(event(number, 2))
-    assert len(target.calls) == 1
 
 
 def test_a_restart_stores_nothing_for_each_registration(tmp_path: Path) -> None:

@@ -208,13 +208,6 @@ def test_the_lease_of_an_ended_transaction_cannot_be_renewed(manager: Transactio
             transaction.lease.renew(60)
 
 
-def test_a_renewed_lease_keeps_the_transaction_active(manager: TransactionManager) -> None:
-    transaction = manager.create(60)
-    assert transaction.lease is not None
-    assert transaction.lease.renew(120).result(0) == 120
-    transaction.commit()
-
-
 def test_callbacks_run_in_order_after_the_participants_were_told(manager: TransactionManager) -> None:
     """Scenarios 26 and 27: what belongs to the transaction ends after the participants have its outcome."""
     order: waiting.Recorder[str] = waiting.Recorder()

@@ -12,11 +12,9 @@ import pytest
 
 from messaging import Messaging
 from messaging.errors import (
-    BoundReachedError,
     CannotCommitError,
     CannotJoinError,
     DeadlineError,
-    LeaseDeniedError,
     MessagingError,
     OutcomeUnknownError,
     UnknownTransactionError,
@@ -177,14 +175,6 @@ def test_transactions_whose_leases_end_at_once_are_completed(manager: Transactio
     for _ in range(500):
         manager.create(1e-9)
     eventually(lambda: not manager.transactions())
-
-
-def test_a_transaction_without_a_lease_is_not_there() -> None:
-    with TransactionManager(max_transactions=1) as manager:
-        manager.create(60.0)
-        with pytest.raises((BoundReachedError, LeaseDeniedError)):
-            manager.create(60.0)
-        assert len(manager.transactions()) == 1
 
 
 # --- participants without a name, of other processes

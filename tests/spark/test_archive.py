@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import ipaddress
 import json
 import logging
 import math
@@ -16,10 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
-from fractions import Fraction
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -58,7 +56,6 @@ from messaging.testing.brokers import Mosquitto, RabbitMQ, require
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, subscribed
 from messaging.typedevent import DurableHistory, RangePolicy, TypedEventBus, convert
-from tests.eventdata.strategies import keys, typed, values
 from tests.forking import ForkedProcess
 from tests.interrupts import breakable_waits
 from tests.spark.harness import QUERY_PATIENCE
@@ -74,16 +71,6 @@ ALWAYS = {"start": datetime.min.replace(tzinfo=UTC), "end": datetime.max.replace
 class Colour(enum.Enum):
     RED = "r"
     GREEN = "RED"
-
-
-class Level(enum.IntEnum):
-    LOW = 1
-    HIGH = 2
-
-
-class Rights(enum.Flag):
-    READ = 1
-    WRITE = 2
 
 
 @dataclass
@@ -168,13 +155,6 @@ def test_layout_of_a_payload() -> None:
     assert b"Zo\xc3\xab" in made
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.dictionaries(keys, values, max_size=4))
-def test_data_survives_a_round_trip(data: dict[str, Any]) -> None:
-    found = load_data(dump_data(data))
-    assert typed(found) == typed(data)
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.binary() | st.recursive(st.none() | st.integers() | st.text(), lambda each: st.lists(each)).map(
     lambda each: json.dumps(each).encode()
@@ -184,45 +164,9 @@ def test_payloads_that_are_no_recorded_event_are_refused(payload: bytes) -> None
         load_event(payload)
 
 
-@table("value", [math.nan, math.inf, -math.inf, -0.0, 2**63, -(2**63) - 1, pytest.param(2**20_000, id="vast")])
-def test_numbers_that_json_does_not_have(value: float) -> None:
-    (found,) = load_data(dump_data({"value": value})).values()
-    assert type(found) is type(value)
-    assert found == value or (math.isnan(found) and math.isnan(value))
-    assert math.copysign(1, min(found, 1)) == math.copysign(1, min(value, 1))
-
-
-def test_an_enum_comes_back_as_one_that_converts_to_the_original() -> None:
-    given = {"colour": Colour.GREEN, "level": Level.HIGH, "rights": Rights.READ | Rights.WRITE, "none": Rights(0)}
-    found = load_data(dump_data(given))
-    assert convert(found["colour"], Colour) is Colour.GREEN
-    assert (found["colour"].name, found["colour"].value) == ("GREEN", "RED")
-    assert convert(found["colour"], str) == "GREEN"
-    assert found["level"] == 2
-    assert convert(found["level"], Level) is Level.HIGH
-    assert convert(found["level"], str) == convert(Level.HIGH, str)
-    assert convert(found["rights"], Rights) == Rights.READ | Rights.WRITE
-    assert convert(found["none"], Rights) == Rights(0)
-
-
-def test_other_values_of_an_event_are_recorded_as_the_bus_converts_them() -> None:
-    data = {
-        "tuple": (1, 2),
-        "path": PurePosixPath("/a b"),
-        "windows": PureWindowsPath("c:\\x"),
-        "host": ipaddress.ip_address("10.0.0.1"),
-        "class": Order,
-        "zoned": datetime(2026, 3, 14, 12, tzinfo=timezone(timedelta(hours=5))),
-        "keys": {1: "a", UUID(int=1): "b"},
-        "half": Fraction(1, 2),
-    }
-    assert load_data(dump_data(data)) == {
-        **data,
-        "tuple": [1, 2],
-        "host": "10.0.0.1",
-        "class": f"{Order.__module__}.Order",
-        "keys": {"1": "a", str(UUID(int=1)): "b"},
-    }
+def test_numbers_have_no_bound() -> None:
+    """Those of other events have one; more values: ``tests/eventdata``."""
+    assert load_data(dump_data({"value": 2**20_000})) == {"value": 2**20_000}
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -259,29 +203,12 @@ GOOD = json.loads(dump_event(event()))
         {"data": []},
         {"data": {"$set": [1]}},
         {"data": {"x": {"$unknown": 1}}},
-        {"data": {"x": {"$int": 5}}},
-        {"data": {"x": {"$float": []}}},
-        {"data": {"x": {"$bytes": "?"}}},
-        {"data": {"x": {"$decimal": "x"}}},
-        {"data": {"x": {"$decimal": 0.1}}},
-        {"data": {"x": {"$fraction": "1/0"}}},
-        {"data": {"x": {"$duration": [1e300, 0, 0]}}},
-        {"data": {"x": {"$set": [[]]}}},
-        {"data": {"x": {"$enum": [1, 2, 3]}}},
-        {"data": {"x": {"$enum": []}}},
-        {"data": {"x": {"$map": 3}}},
     ],
 )
 def test_a_payload_that_is_nearly_an_event_is_refused(change: dict[str, Any]) -> None:
     assert load_event(json.dumps({**GOOD, "more": "is ignored"}).encode()) == event()
     with pytest.raises(DecodeError):
         load_event(json.dumps({**GOOD, **change}).encode())
-
-
-def test_constants_and_depth_of_json_are_refused() -> None:
-    for text in ('{"event":1,"data":{"x":NaN}}', '{"x":' * 100_000, "[" * 100_000 + "]" * 100_000):
-        with pytest.raises(DecodeError):
-            load_event(text.encode())
 
 
 # --- the recorder

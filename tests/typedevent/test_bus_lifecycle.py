@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import textwrap
 from typing import Any
 
 import pytest
 
-from messaging.errors import ClosedError, InvalidFilterError
+from messaging.errors import ClosedError
 from messaging.services import ServiceEvent, ServiceEventKind, ServiceRegistry, default_registry
 from messaging.testing.waiting import PATIENCE, eventually
-from messaging.typedevent import MonitorEvent, TypedEventBus, TypedEventMonitor, UntypedEventHandler
+from messaging.typedevent import TypedEventBus, TypedEventMonitor, UntypedEventHandler
 from tests.scripts import run_script
-from tests.typedevent.conftest import ORDERS, Bus, Gate, Order, Recorder, logged, named
+from tests.typedevent.conftest import Bus, Gate, Order, Recorder, logged, named
 
 # --- as a service
 
@@ -111,15 +110,6 @@ def test_buses_have_names(services: ServiceRegistry) -> None:
     assert repr(third) == "<TypedEventBus 'x', closed>"
 
 
-def test_a_filter_of_the_target_may_be_anything_that_parses(services: ServiceRegistry) -> None:
-    with Bus(services, name="a(b)*") as bus:
-        received = Recorder().untyped(bus, "a", target="(&(event.bus.name=a\\(b\\)\\*)(version>=1.0))")
-        bus.send("a", {})
-        assert received.topics == ["a"]
-        with pytest.raises(InvalidFilterError):
-            bus.on("a", handler=received, filter="(")
-
-
 def test_the_dto_shows_handlers_threads_and_monitors(bus: Bus) -> None:
     gate = Gate().typed(bus, ["a", "b/*"], type=Order, filter="(id>=0)", principal="me")
     for number in range(4):
@@ -136,27 +126,6 @@ def test_the_dto_shows_handlers_threads_and_monitors(bus: Bus) -> None:
     bus.drain()
     eventually(lambda: bus.get_dto().threads == 0, "the thread has left")
     assert bus.get_dto().handlers[0].waiting == 0
-
-
-def test_events_from_a_remote_bus_are_events_like_others(services: ServiceRegistry) -> None:
-    """Scenario 84; 157.11: handlers get them, and monitors see them."""
-    wire: list[str] = []
-    with Bus(ServiceRegistry()) as remote, Bus(services) as bus:
-        remote.on("*", handler=lambda topic, event: wire.append(json.dumps([topic, event])))
-        seen = list[MonitorEvent]()
-        handler = Recorder().typed(bus)
-        bus.typed(handler, type=Order)
-        bus.monitor.monitor_events().subscribe(seen.append)
-        remote.deliver(Order(1))
-        remote.deliver_untyped("a", {"x": [1, {"y": None}]})
-        remote.drain()
-        for text in wire:
-            bus.deliver_untyped(*json.loads(text))
-        bus.drain()
-        eventually(lambda: len(seen) == 2, "the monitor has seen them")
-        assert handler.data == [Order(1)]
-        assert [each.topic for each in seen] == [ORDERS, "a"]
-        assert seen[1].event_data == {"x": [1, {"y": None}]}
 
 
 # --- closing

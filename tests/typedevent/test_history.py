@@ -15,14 +15,12 @@ from typing import Any
 import pytest
 from reactivex import operators as ops
 
-from messaging.dispatch.topics import parse_filter
 from messaging.errors import ArgumentError, ClosedError, HistoryFullError, InvalidTopicError, NullEventError
 from messaging.services import ServiceRegistry
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE
 from messaging.typedevent import MonitorEvent, RangePolicy, TypedEventBus
-from messaging.typedevent.event import PublishedEvent
-from messaging.typedevent.history import UNLIMITED, History
+from messaging.typedevent.history import UNLIMITED
 from tests.dispatch.helpers import FILTERS, NEITHER
 from tests.typedevent.conftest import Bus
 
@@ -175,28 +173,6 @@ def test_objects_that_are_no_policies_are_refused(make_bus: Make) -> None:
     assert monitor.get_configured_history_storage() == {}
 
 
-def test_a_minimum_without_room_for_it_is_refused_and_changes_nothing(make_bus: Make) -> None:
-    """157.6.2.2, 157.11.4.1: ``IllegalStateException`` after accounting for all other minima."""
-    bus = make_bus(10)
-    assert bus.monitor.configure_history_storage("a", RangePolicy.exact(4)) == 4
-    assert bus.monitor.configure_history_storage("b", RangePolicy.range(3, 8)) == 6  # 4 of 10 are another's
-    bus.numbered(*(f"b {n}" for n in range(4)))
-    before = bus.monitor.get_configured_history_storage()
-    for topic, policy in (("c", RangePolicy.at_least(4)), ("b", RangePolicy.exact(7)), ("a", RangePolicy.exact(8))):
-        with pytest.raises(HistoryFullError, match=rf"{policy.minimum} events of '{topic}' cannot be guaranteed"):
-            bus.monitor.configure_history_storage(topic, policy)
-    assert bus.monitor.get_configured_history_storage() == before
-    assert recorded(bus) == ["b 0", "b 1", "b 2", "b 3"]
-    # Free room can be used, and an earlier policy of the same filter does not count.
-    assert bus.monitor.configure_history_storage("c", RangePolicy.exact(3)) == 3
-    assert bus.monitor.configure_history_storage("b", RangePolicy.exact(2)) == 2
-    assert bus.monitor.configure_history_storage("d", RangePolicy.at_least(1)) == 1
-    with pytest.raises(HistoryFullError):
-        bus.monitor.configure_history_storage("e", RangePolicy.at_least(1))
-    bus.monitor.remove_history_storage("a")
-    assert bus.monitor.configure_history_storage("e", RangePolicy.at_least(4)) == 4
-
-
 # --- asking for policies (157.6.2.1, 157.11.4.2 to 157.11.4.4)
 
 
@@ -208,25 +184,6 @@ def test_the_configured_policies_are_a_copy(make_bus: Make) -> None:
 
 
 # --- the record of an event
-
-
-def test_a_record_keeps_all_of_an_event_except_its_conversions() -> None:
-    """Whatever else an event may have one day."""
-    event = PublishedEvent("a", {"n": 1})
-    event.time = 12.5
-    history = History(10)
-    history.configure(parse_filter("a"), policy := RangePolicy.at_most(1))
-    for name in PublishedEvent.__slots__:
-        if name not in ("topic", "data", "time", "sequence", "_conversions"):
-            setattr(event, name, (name,))
-    event.converted(lambda data: [data])
-    history.append(event, policy)
-    (kept,) = history.all()
-    for name in PublishedEvent.__slots__:
-        if name != "_conversions":
-            assert getattr(kept, name) == getattr(event, name) != 0
-    assert kept._conversions == {}
-    assert kept.data is event.data
 
 
 @dataclasses.dataclass

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -12,14 +10,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from messaging.errors import ArgumentError, DeadlineError
+from messaging.errors import ArgumentError
 from messaging.services import ServiceRegistration, ServiceRegistry
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from messaging.typedevent import Tolerance
 from tests.dispatch.helpers import Stubborn
-from tests.threads import Loop
-from tests.typedevent.conftest import SOON, Bus, Failing, Gate, Order, Recorder, coroutine_of, logged, named, own_bus
+from tests.typedevent.conftest import SOON, Bus, Failing, Gate, Order, Recorder, coroutine_of, named, own_bus
 
 FAILURES = Tolerance().failures
 
@@ -239,16 +236,6 @@ def test_the_bus_may_say_how_long_handlers_may_take(services: ServiceRegistry) -
         assert [each.of("n") for each in (first, *others)] == [[1], [0, 1, 2], [0, 1, 2], [0]]
 
 
-def test_without_a_limit_a_handler_may_take_as_long_as_it_likes(services: ServiceRegistry) -> None:
-    """Scenario 65: it can be switched off."""
-    with Bus(services, tolerance=Tolerance(timeout=0)) as bus:
-        hanging, hasty = Hanging().untyped(bus, "a"), Hanging().untyped(bus, "a", timeout=SOON)
-        bus.deliver_untyped("a", {"n": 0})
-        until_blocked(bus, hasty)
-        assert bus.blocked(hanging.registration) is None
-        hanging.opened.set()
-
-
 def test_an_update_gives_a_handler_that_hangs_new_events_while_the_old_one_hangs(bus: Bus) -> None:
     """Scenario 64; 157.4.6. When the old call returns at last, that changes nothing."""
     hanging, received = Hanging(), Recorder()
@@ -269,19 +256,6 @@ def test_an_update_gives_a_handler_that_hangs_new_events_while_the_old_one_hangs
     bus.send_each(range(50, 100))
     assert received.of("n") == [*range(2, 50), 0, *range(50, 100)]
     assert bus.blocked(registration) is None
-
-
-def test_many_handlers_that_hang_hold_up_no_other(services: ServiceRegistry) -> None:
-    """157.4.6: their threads are replaced, even if there may be only two."""
-    with Bus(services, threads=2) as bus:
-        hanging = [Hanging().untyped(bus, "a", timeout=SOON, ranking=1) for _ in range(6)]
-        other = Recorder().untyped(bus, "a")
-        bus.count(range(10))
-        for each in hanging:
-            until_blocked(bus, each)
-        bus.drain()
-        assert other.of("n") == [*range(10)]
-        assert [each.of("n") for each in hanging] == [[0]] * 6
 
 
 # --- coroutines that do not return
@@ -315,108 +289,7 @@ def test_a_coroutine_that_does_not_return_is_cancelled_and_blocked(bus: Bus) -> 
     eventually(lambda: log == [0, "cancelled", 6, "cancelled"], "and again")
 
 
-def test_a_coroutine_that_something_it_awaits_cancels_has_failed(bus: Bus) -> None:
-    """It is not the bus's task that is cancelled: it gets the next event."""
-    log: list[int] = []
-
-    async def handle(event: dict[str, Any]) -> None:
-        log.append(event["n"])
-        future = asyncio.get_running_loop().create_future()
-        future.cancel()
-        await future
-
-    registration = bus.untyped(handle, "a")
-    bus.send_each(range(3))
-    found = bus.state_of(registration)
-    assert (log, found.failures) == ([0, 1, 2], 3)
-
-
-def test_a_coroutine_that_holds_up_its_loop_is_blocked_and_others_there_are_not(bus: Bus) -> None:
-    """Handlers that wait for the loop are not at fault."""
-    hanging, other = Hanging(), Recorder()
-    with contextlib.closing(Loop()) as loop:
-        register = functools.partial(bus.untyped, topics="a", timeout=SOON)
-        registrations = [loop.call(register, coroutine_of(each)) for each in (hanging, other)]
-        bus.deliver_untyped("a", {"n": 0})
-        until_blocked(bus, registrations[0])
-        later = Hanging().untyped(bus, "b", timeout=SOON)
-        bus.deliver_untyped("b", {})
-        until_blocked(bus, later)  # the other one has waited for the loop for longer
-        assert bus.blocked(registrations[1]) is None
-        hanging.opened.set()
-        bus.send_each([1])
-        assert other.of("n") == [0, 1]
-
-
 # --- waiting for handlers that misbehave
-
-
-def test_flushing_waits_for_a_handler_that_hangs_until_it_is_blocked(bus: Bus) -> None:
-    hanging = Hanging().untyped(bus, "a", timeout=SOON)
-    bus.send("a", {"n": 0}, {"n": 1})
-    assert bus.blocked(hanging.registration)
-    for _ in range(3):  # nor does it matter any more
-        bus.flush().result(1)
-        bus.deliver_untyped("a", {"n": 2})
-    hanging.opened.set()
-
-
-def test_flushing_waits_for_ever_for_one_that_may_hang_for_ever(bus: Bus) -> None:
-    hanging = Hanging().untyped(bus, "a", timeout=0)
-    hasty = Hanging().untyped(bus, "a", timeout=SOON)
-    bus.deliver_untyped("a", {"n": 0})
-    flushing = bus.flush()
-    until_blocked(bus, hasty)
-    with pytest.raises(DeadlineError):
-        flushing.result(0.05)
-    hanging.opened.set()
-    flushing.result(PATIENCE)
-
-
-def test_flushing_does_not_wait_for_events_that_are_published_later(bus: Bus) -> None:
-    gate = Hanging().untyped(bus, "a")
-    flushing = bus.flush()
-    bus.deliver_untyped("a", {"n": 0})
-    flushing.result(PATIENCE)
-    gate.wait()
-    flushing = bus.flush()
-    bus.deliver_untyped("a", {"n": 1})
-    with pytest.raises(DeadlineError):
-        flushing.result(0.05)
-    gate.opened.set()
-    flushing.result(PATIENCE)
-
-
-def test_flushing_may_begin_in_a_handler_that_does_not_wait_for_it(bus: Bus) -> None:
-    promises: list[Any] = []
-    waited: list[bool] = []
-
-    def handle(topic: str, event: Any) -> None:
-        promises.append(bus.flush())
-        try:
-            promises[-1].result(0.05)  # it would wait for itself
-        except DeadlineError:
-            waited.append(True)
-
-    bus.untyped(handle, "a")
-    bus.send_each([0])
-    assert waited == [True]
-    promises[0].result(PATIENCE)
-
-
-def test_a_handler_that_hangs_may_be_unregistered(bus: Bus) -> None:
-    hanging = Hanging().untyped(bus, "a", timeout=SOON)
-    other = Recorder().untyped(bus, "a")
-    bus.deliver_untyped("a", {"n": 0})
-    hanging.wait()
-    hanging.registration.unregister()
-    later = Hanging().untyped(bus, "b", timeout=SOON)
-    bus.deliver_untyped("b", {})
-    until_blocked(bus, later)  # the other one would have been, too
-    bus.send_each([1])
-    assert other.of("n") == [0, 1]
-    hanging.opened.set()
-    bus.drain()
 
 
 def test_closing_waits_for_a_handler_that_hangs_until_it_is_blocked(services: ServiceRegistry) -> None:
@@ -426,21 +299,6 @@ def test_closing_waits_for_a_handler_that_hangs_until_it_is_blocked(services: Se
     bus.count(range(3))
     bus.close(PATIENCE)
     assert other.of("n") == [0, 1, 2]
-    assert hanging.of("n") == [0]
-
-
-def test_closing_waits_for_one_that_may_hang_for_ever_no_longer_than_it_is_told_to(
-    services: ServiceRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
-    bus = Bus(services)
-    hanging = Hanging().untyped(bus, "a", timeout=0)
-    bus.count(range(3))
-    hanging.wait()
-    began = time.monotonic()
-    bus.close(SOON)
-    assert time.monotonic() - began >= SOON
-    assert logged(caplog, "was closed before 2 events were delivered", bus.name)
-    hanging.opened.set()
     assert hanging.of("n") == [0]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from messaging.testing.waiting import eventually
 from messaging.typedevent import RangePolicy, TypedEventPublisher
 from tests.dispatch.helpers import FILTERS, NEITHER
 from tests.threads import in_background
-from tests.typedevent.conftest import ORDERS, SOON, Bus, Gate, Order, Recorder, in_threads
+from tests.typedevent.conftest import ORDERS, SOON, Bus, Gate, Order, Recorder
 
 
 @pytest.fixture
@@ -146,23 +145,6 @@ def test_a_publisher_is_closed_at_the_end_of_its_block_even_after_an_exception(b
     assert received.of("id") == [1]
 
 
-def test_events_of_publishers_and_of_the_bus_keep_their_order(bus: Bus, received: Recorder) -> None:
-    """Scenario 24; 157.3.3."""
-    a, b = bus.create_publisher("a"), bus.create_publisher("b", Order)
-    ways = itertools.cycle(
-        [
-            lambda number: a.deliver_untyped({"id": number}),
-            lambda number: bus.deliver(Order(number)),
-            lambda number: b.deliver(Order(number)),
-            lambda number: bus.deliver_untyped("a", {"id": number}),
-        ]
-    )
-    for number in range(1_000):
-        next(ways)(number)
-    bus.drain()
-    assert received.of("id") == [*range(1_000)]
-
-
 def test_a_publisher_of_a_closed_bus_says_so_and_does_not_hang(bus: Bus, received: Recorder) -> None:
     """Scenario 25."""
     publisher = bus.create_publisher("a")
@@ -208,17 +190,3 @@ def test_publishers_reach_handlers_and_recording_that_came_later(bus: Bus) -> No
     publisher.deliver(Order(4))
     bus.drain()
     assert [each.id for each in received.data] == [2, 3]
-
-
-def test_a_publisher_may_be_used_by_several_threads(bus: Bus, received: Recorder) -> None:
-    """157.9.6: thread-safe."""
-    publisher = bus.create_publisher("a")
-
-    def publish(thread: int) -> None:
-        for number in range(500):
-            publisher.deliver_untyped({"thread": thread, "n": number})
-
-    in_threads(4, publish)
-    bus.drain()
-    for thread in range(4):
-        assert [each["n"] for each in received.data if each["thread"] == thread] == [*range(500)]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import itertools
 import re
 import threading
 import types
@@ -20,10 +18,10 @@ from pydantic import BaseModel, SecretStr
 from messaging.dispatch import dispatcher
 from messaging.errors import ArgumentError, InvalidEventError, InvalidTopicError, NullEventError
 from messaging.testing.tables import table
-from messaging.testing.waiting import PATIENCE, eventually
+from messaging.testing.waiting import eventually
 from messaging.typedevent import MonitorEvent, topic_of
 from tests.dispatch.helpers import FILTERS, NEITHER, TOPICS
-from tests.typedevent.conftest import ORDERS, Bus, Gate, Item, Order, Recorder, in_threads, own_bus
+from tests.typedevent.conftest import ORDERS, Bus, Gate, Item, Order, Recorder, own_bus
 
 
 class Outer:
@@ -163,13 +161,6 @@ def test_letters_and_digits_of_java_may_be_in_a_topic(bus: Bus) -> None:
         bus.deliver_untyped(topic, {"x": 1})
         bus.send(topic, Order(1))
         assert received.topics == [topic, topic]
-
-
-def test_topics_are_case_sensitive(bus: Bus) -> None:
-    """157.3.1."""
-    received = Recorder().untyped(bus, "Foo/bar")
-    bus.send_to(("foo/bar", "Foo/Bar", "FOO/BAR", "Foo/bar"), {"x": 1})
-    assert received.topics == ["Foo/bar"]
 
 
 # --- where it goes
@@ -315,54 +306,6 @@ def test_handlers_are_not_called_on_the_thread_that_publishes(bus: Bus) -> None:
     bus.untyped(lambda topic, event: threads.append(threading.get_ident()), "a")
     bus.send("a", {})
     assert threads != [threading.get_ident()]
-
-
-def test_events_of_one_thread_on_several_topics_arrive_in_order(bus: Bus) -> None:
-    """Scenarios 8 and 9; 157.3.3: per handler, whatever the topics, typed or not."""
-    received = Recorder().untyped(bus, ["a", "b/*"])
-    converted = Recorder().typed(bus, "*", type=Order)
-    for number in range(1_000):
-        bus.deliver_untyped("a", {"id": 3 * number})
-        bus.deliver(Order(3 * number + 1), "b/c")
-        bus.deliver_untyped("b/d", {"id": 3 * number + 2})
-    bus.drain()
-    assert received.of("id") == [*range(3_000)]
-    assert [each.id for each in converted.data] == [*range(3_000)]
-
-
-def test_events_of_several_threads_keep_the_order_of_each(bus: Bus) -> None:
-    """Scenario 10; 157.3.3."""
-    received = Recorder().untyped(bus, "a/*")
-    filtered = Recorder().untyped(bus, "a/*", filter="(n>=0)")
-
-    def publish(thread: int) -> None:
-        topics = itertools.cycle((f"a/{thread}", "a/b"))
-        for number in range(2_000):
-            bus.deliver_untyped(next(topics), {"thread": thread, "n": number})
-
-    in_threads(4, publish)
-    bus.drain()
-    for each in (received, filtered):
-        assert len(each.events) == 8_000
-        for thread in range(4):
-            assert [event["n"] for event in each.data if event["thread"] == thread] == [*range(2_000)]
-
-
-def test_events_of_several_tasks_keep_the_order_of_each(bus: Bus) -> None:
-    received = Recorder().untyped(bus, "a")
-
-    async def publish(task: int) -> None:
-        for number in range(200):
-            bus.deliver_untyped("a", {"task": task, "n": number})
-            await asyncio.sleep(0)
-
-    async def main() -> None:
-        await asyncio.gather(*map(publish, range(5)))
-        await bus.flush()
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
-    for task in range(5):
-        assert [event["n"] for event in received.data if event["task"] == task] == [*range(200)]
 
 
 def test_a_handler_may_publish_and_gets_that_after_the_event_it_is_at(bus: Bus) -> None:

@@ -297,18 +297,6 @@ def test_pending_events_of_an_unregistered_handler_are_not_delivered(bus: Bus) -
     assert other.of("n") == [*range(101)]
 
 
-def test_pending_events_of_an_unregistered_coroutine_are_not_delivered(bus: Bus) -> None:
-    slow = Stubborn()
-    registration = bus.untyped(slow, "a")
-    bus.count(range(100))
-    slow.events.wait_for(1)
-    lane = bus._dispatcher.handlers()[0][1].lane
-    registration.unregister()
-    slow.open()
-    eventually(lambda: not lane.is_scheduled, "no thread will come any more")
-    assert slow.events == [{"n": 0}]
-
-
 def test_a_handler_may_unregister_itself_and_others_and_register_others(bus: Bus) -> None:
     added = Recorder()
 

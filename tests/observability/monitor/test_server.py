@@ -17,7 +17,7 @@ import pytest
 import messaging
 from messaging import Message
 from messaging.errors import ArgumentError, ClosedError, ConfigurationError
-from messaging.gateway import Gateway, GatewaySettings
+from messaging.gateway import Gateway
 from messaging.observability.monitor import SnapshotPublisher, server
 from messaging.observability.monitor.access import TOKEN_VARIABLE
 from messaging.observability.monitor.connections import TimedProtocol
@@ -29,6 +29,7 @@ from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
+from tests.gateway.kit import settings
 
 TOKEN = "0123456789abcdef-token"
 
@@ -130,32 +131,20 @@ def test_processes_are_shown_until_they_end(
 
 
 def test_a_gateway_publishes_its_snapshots_where_its_configuration_says(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    settings = GatewaySettings.model_validate(
-        {
-            "name": "shown-gateway",
-            "data": str(tmp_path / "data"),
-            "instances": {"a": {"url": mosquitto.url}},
-            "routes": {
-                "r": {
-                    "from": {"instance": "a", "channel": "shown/in"},
-                    "to": {"instance": "a", "channel": "shown/out"},
-                    "buffer": {"full": "block"},
-                }
-            },
-            "monitor": {"instance": "a", "interval": "200 ms", "channel": "shown/by"},
-        }
-    )
+    instances = {"a": {"url": mosquitto.url}}
+    shown = {"instance": "a", "interval": "200 ms", "channel": "shown/by"}
+    chosen = settings(tmp_path, name="shown-gateway", instances=instances, routes={}, monitor=shown)
     with (
         messaging.connect(mosquitto.url, services=ServiceRegistry()) as m,
         Monitor(m, port=0, interval=0.1, channel="shown/by") as monitor,
         events(monitor) as followed,
-        Gateway(settings, services=ServiceRegistry()) as gateway,
+        Gateway(chosen, services=ServiceRegistry()) as gateway,
     ):
         for name, data in followed:
             kinds = {report["kind"]: report["name"] for report in data["reports"]} if name == "process" else {}
             if kinds.get("gateway") == "shown-gateway":
                 break
-        gateway.reload(settings.model_copy(update={"monitor": None}))
+        gateway.reload(chosen.model_copy(update={"monitor": None}))
         assert any(name == "gone" for name, _ in followed)
 
 
