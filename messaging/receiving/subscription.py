@@ -143,13 +143,14 @@ class Subscription(Receiver):
                 self._untaken += [incoming for incoming in batch if incoming.token is not None]
             return
         self.counters.received += len(batch)
-        buffer, throttle, consumer = self.buffer, self.throttle, self.consumer
+        buffer, throttle = self.buffer, self.throttle
         if not buffer.messages:
             throttle.catches_up = True
         buffer.add(batch)
         if not settlement.is_gathering:
             settlement.gather()
-        if consumer is not None:
+        # after the messages: one that is set meanwhile, on another thread, has looked for them before
+        if (consumer := self.consumer) is not None:
             if len(buffer.messages) >= throttle.high:
                 throttle.suspend()
             consumer.wake()

@@ -8,6 +8,7 @@ import gc
 import threading
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Literal
 
@@ -22,7 +23,9 @@ from messaging.errors import (
     SubscriptionRefusedError,
 )
 from messaging.execution import clock
-from messaging.receiving import Subscription, in_observer
+from messaging.execution.waiting import Flag
+from messaging.receiving import Subscription, consumers, in_observer
+from messaging.receiving.buffer import MessageBuffer
 from messaging.testing.conformance.helpers import retried
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread
@@ -462,6 +465,32 @@ def test_receive_has_a_deadline(broker: FakeBroker, connect: Connect) -> None:
         assert stream.receive(0).payload == b"1"
         with pytest.raises(DeadlineError):
             stream.receive(0)
+
+
+def test_a_message_that_arrives_while_the_first_caller_begins_to_wait_is_told(
+    broker: FakeBroker, m: Messaging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller finds no message and waits; the loop, which has begun to deliver before, puts one into the buffer."""
+    is_waiting = threading.Event()
+
+    class Waited(Flag):
+        def wait(self, timeout: float | None) -> bool:
+            is_waiting.set()
+            return super().wait(timeout)
+
+    add = MessageBuffer.add
+
+    def late(buffer: MessageBuffer, batch: Any) -> None:
+        received.append(in_thread(stream.receive, PATIENCE))
+        assert is_waiting.wait(PATIENCE)
+        add(buffer, batch)
+
+    received: list[Future[Message]] = []
+    with m.subscribe("a") as stream:
+        monkeypatch.setattr(consumers, "Flag", Waited)
+        monkeypatch.setattr(MessageBuffer, "add", late)
+        broker.deliver(b"1")
+        assert received[0].result(PATIENCE).payload == b"1"
 
 
 def test_an_iterator_ends_with_the_error_of_its_stream_every_time(broker: FakeBroker, connect: Connect) -> None:
