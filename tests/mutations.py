@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from tests.house import ROOT, say
 
 #: of one run of tests, seconds; tests that hang have noticed the fault, too
 LIMIT = 600.0
+#: a line of pytest's summary that names a test; "ERROR" without one is a module that cannot be collected, or a log line
+FAILED = re.compile(r"^(?:FAILED|ERROR) \S+\.py::.*", re.MULTILINE)
 COPIED = (
     *("messaging", "adapters", "tests", "docs", "examples", "benchmarks", "docker"),
     *("pyproject.toml", "README.md", "Makefile", ".ci"),
@@ -454,12 +457,12 @@ def noticed(fault: Fault, processes: int) -> str | None:
             return f"a test that hangs: the run took longer than {LIMIT:g} s"
         if done.returncode == 0:
             return None
-        failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        failed = FAILED.findall(done.stdout)
         if done.returncode not in (1, 2) or not failed:  # 2: stopped after the first failure
             raise RuntimeError(
                 f"pytest did not run: exit status {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}"
             )
-        return failed[0][:160]
+        return str(failed[0])[:160]
 
 
 def main() -> int:
