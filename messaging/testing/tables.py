@@ -116,11 +116,15 @@ class _Outcome:
         if isinstance(error, pytest.skip.Exception):
             self._skipped.append(f"{self._name}: {error.msg}")
             return True
+        is_late = False
         if isinstance(error, pytest.fail.Exception):
+            is_late = "from pytest-timeout" in str(error.msg)
             error = AssertionError(error.msg).with_traceback(error.__traceback__)
         if isinstance(error, Exception):
             error.add_note(f"row: {self._name}")
             self._errors.append(error)
+            if is_late:  # the limit of the test has passed: nothing would end another row that hangs
+                self.tell()
             return True
         return False
 

@@ -18,6 +18,7 @@ import pytest
 
 import messaging
 from messaging.errors import ArgumentError, ClosedError, ConfigurationError
+from messaging.execution import engine
 from messaging.gateway import Gateway
 from messaging.observability import endpoint as endpoint_module
 from messaging.observability.endpoint import MonitoringEndpoint
@@ -100,6 +101,19 @@ def test_health_is_that_of_the_engine_and_the_workers() -> None:
     for wrong in (-1, "2", None, float("nan")):
         with pytest.raises(ArgumentError):
             check_health(wrong)  # type: ignore[arg-type]
+
+
+def test_a_program_whose_engine_hangs_is_neither_healthy_nor_ready() -> None:
+    go_on = threading.Event()
+    engine().call(go_on.wait, PATIENCE)
+    try:
+        found = check_health(0.05)
+        assert not found.is_right
+        assert found.problems == ("engine: the event loop or the worker threads did not respond within 0.05 s",)
+        assert check_readiness(ServiceRegistry(), 0.05) == found
+    finally:
+        go_on.set()
+    assert check_health(PATIENCE).is_right
 
 
 def test_metrics_are_served_in_the_format_that_is_asked_for() -> None:

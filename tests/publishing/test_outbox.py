@@ -108,7 +108,8 @@ def test_deadlines_are_kept_to_a_quarter_second_even_beside_long_ones(broker: Fa
     for _ in range(3):
         started = clock.monotonic()
         m.publish("a", b"short", timeout=0.05).exception(PATIENCE)
-        assert 0.049 <= clock.monotonic() - started <= 0.3
+        taken = round(clock.monotonic() - started, 6)  # floats: the difference may be a little less
+        assert 0.05 <= taken <= 0.3
     broker.confirm()
     long.result(PATIENCE)
 

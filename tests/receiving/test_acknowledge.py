@@ -5,6 +5,7 @@ The conformance suite (``test_acknowledge``) has the state machine and the order
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -21,9 +22,10 @@ from messaging import (
 )
 from messaging.errors import ArgumentError, InvalidFilterError, UnsupportedFeatureError
 from messaging.instance import Messaging
+from messaging.model.acknowledge import Settler
 from messaging.services import ServiceRegistry
 from messaging.testing.tables import table
-from messaging.testing.waiting import PATIENCE, Recorder, eventually
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread, results
 from tests.doubles.consumers import acknowledge, manual, reject, state
 from tests.doubles.fake import FakeBroker, settle_loop
 from tests.doubles.fixtures import Connect
@@ -90,6 +92,38 @@ def test_without_the_feature_a_context_cannot_ask_for_it(broker: FakeBroker, m: 
         m.acknowledge_context_builder()
     with pytest.raises(UnsupportedFeatureError, match="acknowledge"):
         m.subscription.subscribe(context)
+
+
+class Meeting:
+    """Settles a message once two threads are about to, both of which have seen it unsettled."""
+
+    def __init__(self, settler: Settler) -> None:
+        self._settler = settler
+        self._both = threading.Barrier(2)
+
+    def settle(self, incoming: Any, acknowledged: bool) -> bool:
+        self._both.wait(PATIENCE)
+        return self._settler.settle(incoming, acknowledged)
+
+
+@table("other", [acknowledge, reject], ids=["acknowledge", "reject"])
+def test_of_two_threads_that_settle_a_message_at_once_one_wins(
+    broker: FakeBroker, connect: Connect, other: Callable[[Message], bool]
+) -> None:
+    """Scenario 73 [B]: its verdict alone reaches the broker."""
+    stream = manual(connect(broker))
+    tokens = broker.deliver(b"1")
+    message = stream.receive(PATIENCE)
+    context: Any = message.context
+    context.settler = Meeting(context.settler)
+    first, second = results([in_thread(acknowledge, message), in_thread(other, message)])
+    assert (first, second) in ((True, False), (False, True))
+    verdict = ACKNOWLEDGED if first or other is acknowledge else REJECTED
+    assert state(message) is verdict
+    sent = {ACKNOWLEDGED: broker.acknowledged, REJECTED: broker.rejected}
+    eventually(lambda: sent[verdict] == tokens, "the verdict at the broker")
+    settle_loop()
+    assert {which: [*given] for which, given in sent.items() if given} == {verdict: tokens}
 
 
 # --- handler

@@ -220,6 +220,16 @@ def test_a_clock_that_is_set_does_not_change_the_window(virtual_clock: VirtualCl
         assert stream.receive(PATIENCE).payload == b"a"
 
 
+def test_the_oldest_ids_are_forgotten_when_there_are_too_many(broker: FakeBroker, connect: Connect) -> None:
+    stream = manual(connect(broker, inbox_size=2), deduplicate=True, prefetch=1)
+    for number, each in enumerate("abc", 1):
+        deliver(broker, each)
+        assert acknowledge(stream.receive(PATIENCE))
+        broker.wait_acknowledged(number)
+    deliver(broker, "b", "c", "a")
+    assert stream.receive(PATIENCE).payload == b"a"
+
+
 def test_the_oldest_ids_are_forgotten_first_if_the_clock_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

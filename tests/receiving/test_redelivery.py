@@ -61,6 +61,20 @@ def test_a_rejection_is_delivered_again_from_here_where_the_protocol_cannot(bare
     assert stream.counters.redelivered == 1
 
 
+def test_with_guaranteed_ordering_a_redelivery_from_here_comes_before_the_messages_that_wait(
+    bare: FakeBroker, connect: Connect
+) -> None:
+    """Scenario 26 [S], at the subscriber, where the protocol cannot reject."""
+    stream = manual(connect(bare), guaranteedOrdering=True)
+    bare.deliver(*numbered(3))
+    seen: list[bytes] = []
+    for settle in (reject, reject, acknowledge) * 3:
+        message = stream.receive(PATIENCE)
+        seen.append(message.payload)
+        assert settle(message)
+    assert seen == [payload for payload in numbered(3) for _ in range(3)]
+
+
 @pytest.mark.usefixtures("virtual_clock")
 def test_rejecting_again_and_again_keeps_the_credit_and_the_order(bare: FakeBroker, connect: Connect) -> None:
     stream = manual(connect(bare), guaranteedOrdering=True)

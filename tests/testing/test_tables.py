@@ -89,6 +89,21 @@ def test_a_call_of_pytest_fail_is_the_failure_of_its_row() -> None:
     assert failures(test) == {"row: 2": "two"}
 
 
+def test_a_row_after_the_time_limit_of_the_test_does_not_run() -> None:
+    """Nothing would end it if it hangs, too."""
+    ran: list[int] = []
+
+    @table("value", [1, 2, 3])
+    def test(value: int) -> None:
+        ran.append(value)
+        if value == 2:
+            pytest.fail("Timeout (>120.0s) from pytest-timeout.")
+        assert value != 1
+
+    assert [*failures(test)] == ["row: 1", "row: 2"]
+    assert ran == [1, 2]
+
+
 def test_each_row_has_fixtures_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 

@@ -173,6 +173,17 @@ def test_objects_that_are_no_policies_are_refused(make_bus: Make) -> None:
     assert monitor.get_configured_history_storage() == {}
 
 
+def test_a_full_history_drops_the_oldest_event_that_no_minimum_guarantees(make_bus: Make) -> None:
+    """157.6.2, 157.11.3.5: of a topic at its minimum nothing is dropped, however old it is."""
+    bus = make_bus(4, history={"a": RangePolicy.range(2, 5), "b": RangePolicy.unlimited()})
+    bus.numbered("a 1", "a 2", "a 3", "b 4", "b 5")
+    assert recorded(bus) == ["a 2", "a 3", "b 4", "b 5"]
+    bus.numbered("b 6", "b 7")
+    assert recorded(bus) == ["a 2", "a 3", "b 6", "b 7"]
+    bus.numbered("a 8")
+    assert recorded(bus) == ["a 3", "b 6", "b 7", "a 8"]
+
+
 # --- asking for policies (157.6.2.1, 157.11.4.2 to 157.11.4.4)
 
 
