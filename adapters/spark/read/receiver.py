@@ -132,8 +132,10 @@ class Receiver:
             for stream in self._streams:
                 stream.ready.result(self._timeout)
             self._last = time.monotonic()
-        except BaseException:
+        except BaseException as error:
             self.stop()
+            if isinstance(error, ClosedError):
+                self.raise_failure()  # what closed the streams
             raise
 
     def _subscribe(self, instance: Messaging, channel: str, extensions: Mapping[str, Any]) -> MessageStream:
