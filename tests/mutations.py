@@ -74,6 +74,21 @@ FAULTS = (
         "tests/receiving",
     ),
     Fault(
+        "a caller that begins to wait is not told of a message",
+        "messaging/receiving/subscription.py",
+        "        buffer.add(batch)\n"
+        "        if not settlement.is_gathering:\n"
+        "            settlement.gather()\n"
+        "        # after the messages: one that is set meanwhile, on another thread, has looked for them before\n"
+        "        if (consumer := self.consumer) is not None:",
+        "        consumer = self.consumer\n"
+        "        buffer.add(batch)\n"
+        "        if not settlement.is_gathering:\n"
+        "            settlement.gather()\n"
+        "        if consumer is not None:",
+        "tests/receiving/test_stream.py",
+    ),
+    Fault(
         "a rejected message goes behind the others although the order is guaranteed",
         "messaging/receiving/buffer.py",
         "            self.messages.appendleft(incoming)",
