@@ -24,13 +24,15 @@ import pytest
 from messaging.connection.subscribed import Subscribed
 from messaging.connection.subscriptions import Subscriptions
 from messaging.execution import clock
-from messaging.receiving import joining, receiver, subscription
-from messaging.replyto import inboxes, reply_stream
+from messaging.receiving import Subscription
+from messaging.receiving.intake import Intake
+from messaging.replyto.inboxes import Inbox
+from messaging.replyto.reply_stream import ReplySubscription
 
 #: seconds, without the options
 SUBSCRIPTIONS, DELIVERIES = 0.3, 0.1
-#: imported, so that all subclasses of Subscribed are known
-_MODULES: Final = (inboxes, joining, receiver, reply_stream, subscription)
+#: what the adapters deliver to
+_SINKS: Final = (Subscription, Intake, Inbox)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,15 +54,9 @@ def delay(patch: pytest.MonkeyPatch, subscriptions: float, deliveries: float) ->
     """Delay what the adapters of this process confirm and deliver, by so many seconds."""
     if subscriptions:
         _delay_subscriptions(patch, subscriptions)
-    for kind in _kinds(Subscribed):
-        if deliveries and "deliver" in vars(kind) and kind is not Subscribed:
+    if deliveries:
+        for kind in _SINKS:
             patch.setattr(kind, "deliver", _late_deliver(kind.deliver, deliveries))
-
-
-def _kinds(kind: type[Subscribed]) -> Iterator[type[Subscribed]]:
-    yield kind
-    for each in kind.__subclasses__():
-        yield from _kinds(each)
 
 
 def _delay_subscriptions(patch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -78,17 +74,17 @@ def _delay_subscriptions(patch: pytest.MonkeyPatch, seconds: float) -> None:
 
 
 def _late_deliver(original: Callable[..., None], seconds: float) -> Callable[..., None]:
-    waiting: dict[Subscribed, deque[Sequence[Any]]] = {}
+    waiting: dict[Any, deque[Sequence[Any]]] = {}
 
     @functools.wraps(original)
-    def deliver(self: Subscribed, batch: Sequence[Any]) -> None:
-        if not _is_real() or isinstance(self, reply_stream.ReplySubscription):  # the inbox delivers to this one
+    def deliver(self: Any, batch: Sequence[Any]) -> None:
+        if not _is_real() or isinstance(self, ReplySubscription):  # the inbox delivers to this one
             original(self, batch)
             return
         waiting.setdefault(self, deque()).append(batch)
         asyncio.get_running_loop().call_later(seconds, hand_over, self)
 
-    def hand_over(self: Subscribed) -> None:
+    def hand_over(self: Any) -> None:
         batches = waiting[self]
         batch = batches.popleft()  # the oldest, whichever timer this is
         if not batches:
