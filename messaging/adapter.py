@@ -224,8 +224,9 @@ class FlowControl(Protocol):
 class SubscribesJointly(Protocol):
     """An adapter that delivers several channels to one sink in the order in which one publisher published.
 
-    A message that several match is delivered once. Tokens of all may be acknowledged together; ``unsubscribe`` and
-    ``sink.fail`` end all. The bindings of a ``queue`` last as it does.
+    A message that several match is delivered once; one that is on its way while one of these is parted may be delivered
+    twice. Tokens of all may be acknowledged together; ``unsubscribe`` and ``sink.fail`` end all. The bindings of a
+    ``queue`` last as it does.
     """
 
     async def join(self, spec: SubscriptionSpec, sink: Sink, handle: Any | None) -> Any:

@@ -18,7 +18,8 @@ block nor raise. Every method may be called from any thread, also from these cal
 lock.
 
 **Guarantee.** With acknowledgement each message arrives at least once: one that was not settled when the connection
-was lost arrives again if the broker keeps it. Without (QoS 0) it arrives at most once.
+was lost arrives again if the broker keeps it, and one that several channels match may arrive twice if one of them is
+removed while it is on its way. Without (QoS 0) it arrives at most once.
 """
 
 from __future__ import annotations
