@@ -44,6 +44,8 @@ class Cursors:
         #: guards everything below
         self._lock = threading.Lock()
         self._positions = {name: max(log.begin, position) for name, position in state.cursors().items()}
+        #: offsets beyond the positions that are acknowledged, or whose records are lost
+        self._passed = {name: _Ranges() for name in self._positions}
         self._unsaved: set[str] = set()
         self._unsaved_drops = 0
         #: records that were dropped before their slowest cursor acknowledged them, since the journal was created
@@ -56,12 +58,13 @@ class Cursors:
             with self._lock:
                 if name in self._positions:
                     return self._positions[name]
+                self._passed[name] = _Ranges()
                 start = self._positions[name] = max(start, self._log.begin)
             try:
                 self._state.save_cursors({name: start})
             except BaseException:
                 with self._lock:  # it must not keep records that no reader will acknowledge
-                    del self._positions[name]
+                    self._forget(name)
                 raise
         return start
 
@@ -74,11 +77,14 @@ class Cursors:
             if known:
                 self._state.delete_cursor(name)
                 with self._lock:
-                    del self._positions[name]
-                    self._unsaved.discard(name)
+                    self._forget(name)
         if known:
             self._changed()
         return known
+
+    def _forget(self, name: str) -> None:
+        del self._positions[name], self._passed[name]
+        self._unsaved.discard(name)
 
     def refuse_closed(self) -> None:
         """Raise :class:`ClosedError` if the journal is closed, or belongs to the parent of a forked process."""
@@ -107,7 +113,10 @@ class Cursors:
             JournalError: the cursor was removed.
         """
         with self._lock:
-            position = self._positions.get(name)
+            return self._position(name)
+
+    def _position(self, name: str) -> int:
+        position = self._positions.get(name)
         if position is None:
             raise JournalError(self._log.folder.shown, f"cursor {name!r} was removed")
         return position
@@ -117,16 +126,31 @@ class Cursors:
         with self._lock:
             return max(self._log.begin, min(self._positions.values())) if self._positions else self._log.begin
 
-    def move(self, name: str, position: int) -> None:
-        """Acknowledge the records before ``position``; stored soon. Positions do not move back."""
+    def acknowledge(self, name: str, begin: int, end: int) -> None:
+        """Acknowledge the records from ``begin`` to before ``end``, in any order; stored soon.
+
+        The position moves when all before it are acknowledged, whoever did it.
+
+        Raises:
+            JournalError: the cursor was removed.
+            ClosedError: the journal is closed.
+        """
         self.refuse_closed()
         with self._lock:
-            moved = position > self._positions.get(name, position)
-            if moved:
-                self._unsaved.add(name)  # first: an interrupt must not leave a position that is never stored
-                self._positions[name] = position
-        if moved:
-            self._changed()
+            before = self._position(name)
+            if end <= before:
+                return
+            passed = self._passed[name]
+            passed.add(begin, end)
+            position = passed.leave(before)
+            if position == before:
+                return
+            self._move(name, position)
+        self._changed()
+
+    def _move(self, name: str, position: int) -> None:
+        self._unsaved.add(name)  # first: an interrupt must not leave a position that is never stored
+        self._positions[name] = position
 
     def skip_to(self, begin: int, dropped: int) -> None:
         """Move the cursors that are before ``begin`` there: ``dropped`` records were dropped."""
@@ -135,8 +159,7 @@ class Cursors:
             self._unsaved_drops += dropped
             for name, position in self._positions.items():
                 if position < begin:
-                    self._unsaved.add(name)
-                    self._positions[name] = begin
+                    self._move(name, self._passed[name].leave(begin))
 
     @property
     def is_saved(self) -> bool:
@@ -182,7 +205,8 @@ class Cursor:
     """A named position in a journal. Thread safe; get it with :meth:`Journal.cursor`.
 
     Reading and acknowledging are separate: :meth:`read` returns records in order, each once. A cursor that is opened
-    again begins with the first record that was not acknowledged.
+    again reads from the first record that was not acknowledged; what was acknowledged after it stays so until the
+    journal is closed.
     """
 
     def __init__(self, name: str, cursors: Cursors, log: RecordLog, wait: Callable[[int, float], bool]) -> None:
@@ -190,11 +214,9 @@ class Cursor:
         self._cursors = cursors
         self._log = log
         self._wait = wait
-        #: guards everything below
+        #: guards the reader
         self._lock = threading.Lock()
         self._reader = RecordReader(log, cursors.position(name))
-        #: offsets beyond the position that are acknowledged, or whose records are lost
-        self._passed = _Ranges()
 
     @property
     def position(self) -> int:
@@ -234,10 +256,8 @@ class Cursor:
                 return found, after
             for offset in [*(record.offset for record in found), after]:
                 if offset > expected:
-                    self._passed.add(expected, offset)
+                    self._cursors.acknowledge(self.name, expected, offset)
                 expected = offset + 1
-            position = self._advance()
-        self._cursors.move(self.name, position)
         return found, after
 
     def rewind(self) -> None:
@@ -260,16 +280,10 @@ class Cursor:
             ClosedError: the journal is closed.
         """
         self._cursors.refuse_closed()
-        with self._lock:
-            position = self._reader.offset if until is None else until
-            if position > self._log.end:
-                raise JournalRangeError(
-                    self._log.folder.shown,
-                    f"cursor {self.name!r}: offset {position} is acknowledged, and the journal ends at {self._log.end}",
-                )
-            self._cursors.move(self.name, position)
-            position = self._advance()
-        self._cursors.move(self.name, position)
+        if until is None:
+            with self._lock:
+                until = self._reader.offset
+        self._acknowledge(0, until, until)
         if wait:
             self._cursors.save()
 
@@ -280,24 +294,15 @@ class Cursor:
             JournalRangeError: the journal does not have the offset yet.
             ClosedError: the journal is closed.
         """
-        if offset >= self._log.end:
+        self._acknowledge(offset, offset + 1, offset)
+
+    def _acknowledge(self, begin: int, end: int, told: int) -> None:
+        if end > self._log.end:
             raise JournalRangeError(
                 self._log.folder.shown,
-                f"cursor {self.name!r}: offset {offset} is acknowledged, and the journal ends at {self._log.end}",
+                f"cursor {self.name!r}: offset {told} is acknowledged, and the journal ends at {self._log.end}",
             )
-        self._cursors.refuse_closed()
-        with self._lock:
-            before = self._cursors.position(self.name)
-            if offset < before:
-                return
-            self._passed.add(offset, offset + 1)
-            position = self._advance()
-        if position > before:
-            self._cursors.move(self.name, position)
-
-    def _advance(self) -> int:
-        """Return the offset of the first record that is neither acknowledged nor lost, from the position on."""
-        return self._passed.leave(self._cursors.position(self.name))
+        self._cursors.acknowledge(self.name, begin, end)
 
 
 class _Ranges:
@@ -316,12 +321,15 @@ class _Ranges:
         self._begins[at:until], self._ends[at:until] = [begin], [end]
 
     def leave(self, offset: int) -> int:
-        """Return the first offset from ``offset`` on that is not in the set, and forget all before it."""
+        """Return the first offset from ``offset`` on that is not in the set, and forget the ranges before it.
+
+        The one that ends there stays: the caller may be interrupted, and ask again.
+        """
         at = bisect_right(self._begins, offset)
-        if at:
-            offset = max(offset, self._ends[at - 1])
-            del self._begins[:at], self._ends[:at]
-        return offset
+        if not at:
+            return offset
+        del self._begins[: at - 1], self._ends[: at - 1]
+        return max(offset, self._ends[0])
 
 
 def check_cursor_name(name: object) -> str:

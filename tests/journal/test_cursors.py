@@ -56,6 +56,32 @@ def test_rewinding_reads_again_what_is_not_acknowledged(opened: Open) -> None:
     assert cursor.position == 1
 
 
+def test_what_one_holder_of_a_cursor_acknowledged_counts_for_every_other(opened: Open) -> None:
+    journal = filled(opened, 6)
+    first = journal.cursor("c")
+    for offset in (1, 3, 4):
+        first.acknowledge(offset)
+    second = journal.cursor("c")
+    assert offsets(second.read()) == [0, 1, 2, 3, 4, 5]
+    second.acknowledge(0)
+    assert (first.position, second.position) == (2, 2)
+    journal.cursor("c").commit(3, wait=False)
+    assert (first.position, journal.cursors()) == (5, {"c": 5})
+
+
+def test_a_cursor_that_is_created_again_has_acknowledged_nothing(opened: Open) -> None:
+    journal = filled(opened, 3)
+    removed = journal.cursor("c")
+    removed.acknowledge(1)
+    assert journal.remove_cursor("c")
+    for call in (removed.commit, lambda: removed.acknowledge(0), removed.rewind):
+        with pytest.raises(JournalError, match="'c' was removed"):
+            call()
+    again = journal.cursor("c")
+    again.acknowledge(0)
+    assert again.position == 1
+
+
 @given(st.permutations(range(10)), st.integers(0, 10), st.integers(0, 9))
 def test_the_position_is_the_first_offset_that_is_not_acknowledged(order: list[int], commit: int, when: int) -> None:
     journal = _shared()
