@@ -65,7 +65,8 @@ def eventually(condition: Callable[[], T | None], what: object = "", *, patience
     """Wait until ``condition()`` is true, and return what it returned. On any thread without a running event loop.
 
     Args:
-        condition: called again and again. An ``AssertionError`` that it raises counts as "not yet".
+        condition: called again and again. An ``AssertionError`` or ``LookupError`` that it raises counts as "not yet":
+            what it looks at may not have arrived.
         what: the expected state, for the error; a callable is called for it at the end.
         patience: the deadline, seconds.
 
@@ -125,6 +126,8 @@ class _Attempt(Generic[T]):
             found = self._condition()
         except AssertionError as error:
             self._last = str(error)
+        except LookupError as error:
+            self._last = f"the condition raised {error!r}"
         else:
             if found:
                 self.result = found

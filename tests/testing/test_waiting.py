@@ -46,6 +46,21 @@ def test_an_assertion_of_the_condition_is_not_yet_and_is_shown_at_the_end() -> N
         eventually(check, patience=0.01)
 
 
+def test_a_condition_may_look_at_what_has_not_arrived() -> None:
+    arrived: list[dict[str, int]] = []
+    coming: list[dict[str, int]] = [{}, {"depth": 7}, {}]
+
+    def check() -> bool:
+        try:
+            return arrived[-1]["depth"] == 7
+        finally:
+            arrived.append(coming.pop())
+
+    assert eventually(check)
+    with pytest.raises(AssertionError, match=r"last seen: the condition raised KeyError\('age'\)"):
+        eventually(lambda: arrived[-1]["age"], patience=0.01)
+
+
 def test_another_error_of_the_condition_ends_the_wait() -> None:
     with pytest.raises(ZeroDivisionError):
         eventually(lambda: 1 // 0)

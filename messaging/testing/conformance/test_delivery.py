@@ -186,14 +186,22 @@ def test_an_expired_message_in_a_queue_is_not_delivered(backend: Backend, m: Mes
     channel, queue = backend.channel(), backend.queue()
     with m.subscribe(channel, queue=queue):
         pass
-    publish(m, channel, [b"mortal"], time_to_live=0.2)
-    published = time.monotonic()
-    publish(m, channel, [b"longer"], time_to_live=60.0)
-    publish(m, channel, [b"lasting"])
-    eventually(lambda: time.monotonic() > published + 0.25, "it expires at the broker")
-    with m.subscribe(channel, queue=queue) as stream:
-        assert receive(stream, 2) == [b"longer", b"lasting"]
-        nothing_more(m, channel, stream)
+    for waiting in (0.25, 2.5, PATIENCE):
+        publish(m, channel, [b"mortal"], time_to_live=0.2)
+        published = time.monotonic()
+        publish(m, channel, [b"longer"], time_to_live=60.0)
+        publish(m, channel, [b"lasting"])
+        eventually(lambda until=published + waiting: time.monotonic() > until, patience=2 * waiting)  # type: ignore[misc]
+        with m.subscribe(channel, queue=queue) as stream:
+            found = receive(stream, 2)
+            is_gone = found[0] != b"mortal"
+            if not is_gone:  # the timer of a busy broker is late
+                found = [*found[1:], *receive(stream, 1)]
+            assert found == [b"longer", b"lasting"]
+            nothing_more(m, channel, stream)
+        if is_gone:
+            return
+    pytest.fail("it is delivered however long it waits")
 
 
 # --- priority
