@@ -58,9 +58,9 @@ def attempts_to_connect(proxy: Proxy, url: str, seconds: float, **settings: Any)
     """How many connections an instance makes, in ``seconds`` after the first one; all must fail."""
 
     async def main() -> int:
+        before = proxy.attempts  # the instance begins at once, on another thread
         m = messaging.connect(through(proxy, url), retry_connect=True, **settings)
         try:
-            before = proxy.attempts
             await eventually_async(lambda: proxy.attempts > before, "an attempt")
             await asyncio.sleep(seconds)  # sleeps: counts attempts in a time
             assert not m.ready.done(), f"connected to {url}"
