@@ -151,10 +151,7 @@ def run(tests: Sequence[str], results: Path, number: int, options: Sequence[str]
     command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}"]
     command += ["-o", "junit_family=xunit1", "-o", "junit_logging=all", *options, *tests]
     with output.open("w") as file:
-        environment = {"HYPOTHESIS_PROFILE": "explore", **os.environ}
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment
-        )
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
         try:
             code = process.wait()
         except BaseException:

@@ -1,13 +1,4 @@
-"""How property tests choose their examples: ``HYPOTHESIS_PROFILE``.
-
-============  =================================================================================
-profile       examples
-============  =================================================================================
-``suite``     the same in each run, so that ``make test`` has the same result every time
-``explore``   as many, but others in each run; ``make test-stress`` sets it
-``thorough``  more, and others in each run; ``make test-slow`` sets it
-============  =================================================================================
-"""
+"""Property tests with more examples: ``HYPOTHESIS_PROFILE=thorough``, which ``make test-slow`` sets."""
 
 from __future__ import annotations
 
@@ -24,12 +15,11 @@ _TIMEOUT: Final = 600
 
 
 def load_profile() -> None:
-    """Load the profile that the environment names."""
+    """Load the profile that the environment names: ``suite`` or ``thorough``."""
     # How long an example takes depends on what else the machine does, so it decides nothing here.
-    settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    explore = settings.get_profile("explore")
-    settings.register_profile("suite", explore, derandomize=True)
-    settings.register_profile("thorough", explore, max_examples=explore.max_examples * FACTOR)
+    settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    suite = settings.get_profile("suite")
+    settings.register_profile("thorough", suite, max_examples=suite.max_examples * FACTOR)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 

@@ -1,4 +1,4 @@
-"""Which examples property tests run with."""
+"""Property tests run with more examples in ``make test-slow``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.scripts import ROOT
 from tests.thorough import FACTOR
@@ -101,19 +99,3 @@ def test_the_profile_decides_how_many_examples_there_are_and_in_which_tier(
     assert found.keys() == expected.keys()
     for name, count in expected.items():
         assert count <= found[name] < 2 * count + 2  # of a machine there are some that repeat others
-
-
-@pytest.mark.parametrize(("profile", "repeats"), [("suite", True), ("explore", False), ("thorough", False)])
-def test_only_the_suite_has_the_same_examples_in_each_run(profile: str, repeats: bool) -> None:
-    def run() -> list[int]:
-        found: list[int] = []
-
-        @settings(settings.get_profile(profile), max_examples=20, database=None)
-        @given(st.integers())
-        def holds(number: int) -> None:
-            found.append(number)
-
-        holds()
-        return found
-
-    assert (run() == run()) is repeats
