@@ -247,11 +247,12 @@ def connected(**settings: Any) -> Iterator[Callable[[], Messaging]]:
         made.append(messaging.connect(url, services=ServiceRegistry(), **{**QUICK, **settings}))
         return made[-1]
 
-    yield make
-    for m in made:
-        m.close()
-        publisher = m.runtime.get_runtime_dto().publisher
-        assert publisher.pending == 0
+    try:
+        yield make
+    finally:  # what a test that fails leaves open would make later ones fail
+        for m in made:
+            m.close()
+    assert [m.runtime.get_runtime_dto().publisher.pending for m in made] == [0] * len(made)
     assert url.removeprefix("memory://") not in module._brokers
 
 
