@@ -129,7 +129,7 @@ class Cursors:
     def acknowledge(self, name: str, begin: int, end: int) -> None:
         """Acknowledge the records from ``begin`` to before ``end``, in any order; stored soon.
 
-        The position moves when all before it are acknowledged, whoever did it.
+        The position moves when all before it are acknowledged, by any holder of the cursor.
 
         Raises:
             JournalError: the cursor was removed.
