@@ -145,6 +145,9 @@ class Redelivery:
             self._left.append((incoming, deliveries))  # another subscription may be about to replace this one
             return
         is_requeued = self.is_requeued()
+        if not is_requeued and self._adapter.redelivers(self._owner.spec):
+            # rejected right before its connection was lost: the broker delivers it again, without this subscription
+            is_requeued = self._adapter.is_stale(incoming.token)
         if not is_requeued and self._options.dead_letter_channel is not None:
             self.dead_letter(incoming, REJECTED, deliveries)
             return

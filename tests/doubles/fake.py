@@ -236,11 +236,17 @@ class FakeBroker:
         on_loop(lambda: self.held.pop(index).fail(error))
 
     def lose(
-        self, cause: str | ConnectionLostError = "the cable was cut", *, then: Callable[[], None] | None = None
+        self,
+        cause: str | ConnectionLostError = "the cable was cut",
+        *,
+        first: Callable[[], object] | None = None,
+        then: Callable[[], None] | None = None,
     ) -> None:
-        """End the connection. ``then`` is called on the loop right after."""
+        """End the connection. ``first`` and ``then`` are called on the loop right before and after."""
 
         def lose() -> None:
+            if first is not None:
+                first()
             assert self._lost is not None
             self.connected = False
             error = ConnectionLostError(cause) if isinstance(cause, str) else cause

@@ -240,6 +240,37 @@ def test_a_dead_letter_in_flight_over_a_loss_is_published_once_more(broker: Fake
     assert broker.acknowledged == []
 
 
+def test_a_message_that_was_rejected_right_before_a_loss_is_not_lost_with_its_stream(
+    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker has it, and delivers it again; without a queue nobody gets it."""
+    m = connect(broker)
+    dropped = []
+    for queue in ("q", None):
+        stream = manual(m, **({} if queue is None else {"queue": queue}))
+        broker.deliver(b"1")
+        message = stream.receive(PATIENCE)
+        sink: Any = broker.live[-1].sink
+
+        def refuse(sink: Any = sink, message: Message = message) -> None:
+            """As a consumer that fails does; its verdict is gathered with later ones."""
+            sink.settlement.stop_gathering()
+            sink.settlement.is_gathering = True
+            sink.settlement.stop_accepting()
+            assert reject(message)
+
+        broker.gates["subscribe"].close()
+        broker.lose(first=refuse)
+        eventually(lambda sink=sink: sink.handle is None, "connected again, and not subscribed")  # type: ignore[misc]
+        on_loop(sink.flush)
+        dropped.append(stream.counters.dropped)
+        broker.gates["subscribe"].open()
+        close(stream)
+    assert dropped == [0, 1]
+    assert broker.rejected == []
+    assert caplog.text.count("is lost: it was rejected by a stream that ended") == 1
+
+
 @pytest.mark.usefixtures("virtual_clock")
 def test_a_dead_letter_that_fails_for_good_is_not_acknowledged(broker: FakeBroker, connect: Connect) -> None:
     """The stream ends: the broker still has the message, and there are no further attempts."""
