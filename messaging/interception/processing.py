@@ -137,7 +137,7 @@ class Scope:
         self._chain = chain
         self.inbound = inbound
         self._context: Context = copy_context()
-        #: the entered managers, in a list of their own: whoever pops it exits them
+        #: the entered managers, in a list of their own: the thread that pops it exits them
         self._entered: list[Managers] = [self._context.run(chain.enter, inbound)]
 
     def run(self, function: Callable[..., T], *arguments: Any) -> T:
