@@ -328,9 +328,21 @@ def test_concurrency_commands_run_at_the_same_time(m: Messaging, url: str, topic
 
 
 @pytest.mark.parametrize("kind", [[], ["--lines"]], ids=["whole", "lines"])
-def test_requests_beyond_the_count_are_refused(m: Messaging, url: str, topic: str, kind: list[str]) -> None:
-    with responder(url, "-t", topic, "--exec", "echo yes", "-C", "2", "-q", "0", *kind) as reply:
+def test_requests_beyond_the_count_are_refused(
+    m: Messaging, url: str, topic: str, tmp_path: Path, kind: list[str]
+) -> None:
+    """The commands wait until the broker has delivered all requests: one that comes after the end has no answer."""
+    go = tmp_path / "go"
+    command = f"until test -e {go}; do sleep 0.05; done; echo yes"
+    with (
+        responder(url, "-t", topic, "--exec", command, "-C", "2", "-q", "0", *kind) as reply,
+        m.subscribe(topic, qos=0) as delivered,
+    ):
+        delivered.ready.result(PATIENCE)
         requests = [m.request(topic, qos=0) for _ in range(4)]
+        for _ in requests:
+            delivered.receive(PATIENCE)
+        go.touch()
         started = time.monotonic()
         assert reply.ended() == 0
         assert time.monotonic() - started < 3
