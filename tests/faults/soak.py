@@ -39,6 +39,8 @@ from tests.faults.scenario import AMQP, MQTT5, MQTT311, Scene, state
 #: seconds of faults in a round, by default; rounds that count for nothing yet, as caches and pools of threads fill up
 ROUND: Final = 20.0
 WARM_UP: Final = 3
+#: faults in a round, at least: on a busy machine each may take long
+LEAST: Final = 5
 #: what memory may vary by, bytes: the last rounds against the first ones after the warm-up
 MEMORY_SLACK: Final = 12 * 2**20
 #: how long counts may take to come back to what they were, seconds
@@ -137,7 +139,7 @@ class Driver:
     # --- a round
 
     def round(self, seconds: float) -> None:
-        """Have faults for so long, then let everything arrive, and compare.
+        """Have faults for so long, and at least :data:`LEAST`, then let everything arrive, and compare.
 
         Raises:
             AssertionError: a promise was broken, or work did not go on after a fault.
@@ -147,7 +149,8 @@ class Driver:
         scene.begin()
         scene.progress()
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        enough = self.faults.total() + LEAST
+        while time.monotonic() < end or self.faults.total() < enough:
             time.sleep(self._random.uniform(0.0, 1.0))  # sleeps: a random time
             names, weights = zip(*FAULTS[self.protocol == "amqp"].items(), strict=True)
             (name,) = self._random.choices(names, weights)
