@@ -13,6 +13,7 @@ another disk, such as one that is too small for them.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import sys
@@ -49,7 +50,8 @@ class Outcome:
     confirmed: int = 0
     received: int = 0
     duplicates: int = 0
-    #: most duplicates between two faults
+    #: most messages that arrived again between two that arrived for the first time, however often each: a fault may
+    #: come before those of the one before have all arrived
     burst: int = 0
     #: most bytes of the buffer on the disk
     disk: int = 0
@@ -61,7 +63,7 @@ class Outcome:
         faults = ", ".join(f"{count} x {kind}" for kind, count in sorted(self.faults.items()))
         return (
             f"{faults}; {self.confirmed} messages confirmed, {self.received} received, {self.duplicates} duplicates "
-            f"(at most {self.burst} after one fault), {len(self.problems)} problems; "
+            f"(of at most {self.burst} messages in a row), {len(self.problems)} problems; "
             f"at most {self.disk / 2**20:.1f} MiB on the disk, drained {self.drained:.1f} s after the last fault"
         )
 
@@ -113,7 +115,7 @@ class Receiver:
         self.arrived: list[tuple[str, int, str | None]] = []
         self._m = messaging.connect(url, name="receiver", keep_session=True)
         source: dict[str, Any] = {"queue": "cloud"} if protocol == "amqp" else {"qos": 1}
-        self._registration = self._m.on("cloud/+", self._note, keep_subscription=True, **source)
+        self._registration = self._m.on("cloud/+", self._note, keep_subscription=True, prefetch=IN_FLIGHT, **source)
 
     def _note(self, message: messaging.Message) -> None:
         stamp, _ = decode(message.payload)
@@ -178,8 +180,7 @@ class Run:
             stack.callback(gateway.kill)
             gateway.start(str(file))
             gateway.wait_up()
-            eventually(lambda: b"connected" in gateway.log.read_bytes(), "the gateway connects", patience=OUTAGE)
-            time.sleep(1.0)  # sleeps: until its session is subscribed; before, devices would publish to nobody
+            self._probe(_version(source.url), receiver)
             with Devices(_version(source.url), self._rate, self._body) as devices:
                 for number, fault in enumerate(faults):
                     time.sleep(self._random.uniform(*_PAUSE))  # sleeps: a random moment
@@ -209,6 +210,17 @@ class Run:
                 outcome.problems.append(gateway.log.read_text(errors="replace")[-3000:])
         self._check(confirmed, receiver.arrived)
         return outcome
+
+    def _probe(self, url: str, receiver: Receiver) -> None:
+        """Wait until the gateway forwards: it has subscribed then; before, devices would publish to nobody."""
+        with messaging.connect(url, name="probe") as m:
+            sequence = itertools.count()
+
+            def arrives() -> bool:
+                m.publish("plant/probe/data", encode(Stamp("run", "probe", next(sequence))), qos=1).result(PATIENCE)
+                return bool(receiver.arrived)
+
+            eventually(arrives, "a probe arrives", patience=OUTAGE)
 
     def _swallow(self, proxy: Proxy, until: Callable[[], bool]) -> None:
         """Have the uplink lose everything, and keep its connections open."""
@@ -249,17 +261,17 @@ class Run:
         outcome.confirmed, outcome.received = len(confirmed), len(arrived)
         first: dict[tuple[str, int], str | None] = {}
         latest: dict[str, int] = {}
-        run_of_duplicates = 0
+        again: set[tuple[str, int]] = set()
         for device, sequence, message_id in arrived:
             key = (device, sequence)
             if key in first:
                 outcome.duplicates += 1
-                run_of_duplicates += 1
-                outcome.burst = max(outcome.burst, run_of_duplicates)
+                again.add(key)
+                outcome.burst = max(outcome.burst, len(again))
                 if first[key] != message_id or message_id is None:
                     outcome.problems.append(f"duplicate {key} has the id {message_id}, not {first[key]}")
                 continue
-            run_of_duplicates = 0
+            again.clear()
             first[key] = message_id
             if sequence < latest.get(device, -1):
                 outcome.problems.append(f"out of order: {key} after {latest[device]}")
