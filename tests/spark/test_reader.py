@@ -249,6 +249,28 @@ def test_a_full_disk_delays_only_the_messages_that_do_not_fit(rabbitmq: RabbitMQ
         assert query.receive(2000) == payloads
 
 
+def test_rows_of_a_new_query_are_processed_on_a_disk_without_any_room(rabbitmq: RabbitMQ, small_disk: Path) -> None:
+    """What the journal has to note waits for room, and the query does not."""
+    journal, ballast, channel = small_disk / "journal", small_disk / "ballast", unique("no-room-at-all")
+    large = b"x" * 100_000
+    with Driven(rabbitmq.url, journal, channel=channel, group=channel).start() as query:
+        publish(rabbitmq.url, channel, numbers(40))
+        eventually(lambda: query.reader.reportLatestOffset()["offsets"]["0"] == 40, "all rows are stored")
+        with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"x" * 4096)
+        assert shutil.disk_usage(small_disk).free == 0
+        assert query.receive(40) == numbers(40)
+        publish(rabbitmq.url, channel, [large])
+        assert not query.micro_batch()
+        query.reader.commit(json.loads(query.checkpoint[-1]))
+        ballast.unlink()
+        assert query.receive(41) == [*numbers(40), large]
+    known = json.loads((journal / "journal.json").read_text())
+    assert (known["committed"], known["unread"]) == (True, {})
+    assert not [*journal.glob("read-*")]
+
+
 def test_a_disk_that_stays_full_fails_the_query(
     rabbitmq: RabbitMQ, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

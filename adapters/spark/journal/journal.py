@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Generic, TypeVar
 
-from adapters.spark.errors import JournalMismatchError, JournalUnreadableError
+from adapters.spark.errors import JournalFullError, JournalMismatchError, JournalUnreadableError
 from adapters.spark.journal.folders import open_folder
 from adapters.spark.journal.log import SEGMENT_BYTES, Log, LogWriter
 from messaging.journal.folders import Folder, journal_errors
@@ -177,8 +177,12 @@ class Journal(Generic[L]):
             return mark is not None and any(name.startswith(mark) for name in self.folder.list())
 
     def note_read(self) -> None:
-        """Record that tasks read the rows of the query, and delete their marks."""
-        self._change(unread={})
+        """Record that tasks read the rows of the query, and delete their marks.
+
+        On a full disk nothing changes, and the marks stay: they say the same until the next call.
+        """
+        if not self._change_if_room(unread={}):
+            return
         with journal_errors(self.folder, "cannot delete"):
             for name in self.folder.list():
                 if name.startswith(_MARK):
@@ -195,9 +199,20 @@ class Journal(Generic[L]):
         self._change(query=uuid.uuid4().hex, before=self.meta.query, resumed=resumed, unread={})
 
     def note_commit(self) -> None:
-        """Record that the query has committed: another query needs ``adoptJournal`` from now on."""
+        """Record that the query has committed: another query needs ``adoptJournal`` from now on.
+
+        On a full disk nothing changes: the next call tries again.
+        """
         if not self.meta.committed:
-            self._change(committed=True)
+            self._change_if_room(committed=True)
+
+    def _change_if_room(self, **values: Any) -> bool:
+        """Return whether the disk had room. A query whose disk is full must go on: that makes room."""
+        try:
+            self._change(**values)
+        except JournalFullError:
+            return False
+        return True
 
     def _change(self, **values: Any) -> None:
         meta = replace(self.meta, **values)
@@ -212,9 +227,12 @@ class Journal(Generic[L]):
 
 
 def leave_mark(folder: Folder, mark: str) -> None:
-    """Leave a mark that a task has read rows, see :attr:`Journal.mark`. Runs on executors."""
+    """Leave a mark that a task has read rows, see :attr:`Journal.mark`. Runs on executors.
+
+    An empty file: it needs no room on a full disk.
+    """
     with journal_errors(folder, "an executor cannot write the mark that it has read the first rows"):
-        folder.write(mark + secrets.token_hex(8), [b"read"])  # each attempt of each task has its own
+        folder.write(mark + secrets.token_hex(8), [])  # each attempt of each task has its own
 
 
 def _read_meta(folder: Folder) -> Meta | None:

@@ -406,4 +406,4 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
         self._require_read(opened, ends)
         for receiver in self._receivers:
             receiver.commit(ends.get(receiver.partition, 0))
-        opened.note_commit()  # last, since it needs room on the disk
+        opened.note_commit()  # last: what was deleted makes room for it
