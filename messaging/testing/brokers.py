@@ -375,12 +375,14 @@ class Mosquitto(Broker):
         """Have the broker read its configuration again, and wait up to ``timeout`` seconds until it has.
 
         Raises:
-            BrokerError: time is up.
+            BrokerError: time is up, or the broker has ended.
         """
         before = self.log().count(_RELOADING)
         deadline, signalled = time.monotonic() + timeout, -math.inf
         while self.log().count(_RELOADING) <= before:
             now = time.monotonic()
+            if not self.running:
+                raise self._error("ended while it should reload its configuration")
             if now > deadline:
                 raise self._error(f"did not reload its configuration within {timeout:g} s")
             if now > signalled + 1.0:  # a signal that arrives at the end of an earlier reload is lost
