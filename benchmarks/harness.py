@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -34,7 +35,13 @@ _MOST: Final = 400_000
 
 
 class RunError(Exception):
-    """A run that yielded nothing; says why."""
+    """A run that yielded nothing; says why.
+
+    Attributes:
+        said: what each process wrote to standard error, with the stacks of its threads.
+    """
+
+    said: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +189,7 @@ def _attempt(outcome: Outcome, case: Case, count: int) -> Run | None:
         return run_once(outcome.contender, case, count)
     except RunError as error:
         outcome.failure = str(error)
+        print(f"failed: {error}", *error.said, sep="\n", file=sys.stderr, flush=True)
         return None
 
 
@@ -216,15 +224,19 @@ def run_once(
     case.before(count)
     with contextlib.ExitStack() as stack:
         processes: dict[str, Process] = {}
-        for role in sorted(case.roles, reverse=True):  # subscriber first: it must be there when the first message is
-            command = [*prefix.get(role, ()), *contender.command, role, *line, *contender.options]
-            processes[role] = stack.enter_context(Process(command, f"{contender.name} {role}"))
-            processes[role].expect_ready(case.setup * slack)
-        broker_seconds = _processor_seconds(case.broker)
-        said = {
-            role: process.result(role, (case.setup + count / _SLOWEST) * slack)
-            for role, process in sorted(processes.items())  # publisher first: when it is through, the other is told
-        }
+        try:
+            for role in sorted(case.roles, reverse=True):  # subscriber first: it must be there for the first message
+                command = [*prefix.get(role, ()), *contender.command, role, *line, *contender.options]
+                processes[role] = stack.enter_context(Process(command, f"{contender.name} {role}"))
+                processes[role].expect_ready(case.setup * slack)
+            broker_seconds = _processor_seconds(case.broker)
+            said = {
+                role: process.result(role, (case.setup + count / _SLOWEST) * slack)
+                for role, process in sorted(processes.items())  # publisher first: then the other is told
+            }
+        except RunError as error:
+            error.said = [process.explain() for process in processes.values()]
+            raise
         broker_seconds = _processor_seconds(case.broker) - broker_seconds
         for process in processes.values():
             process.expect_end(case.setup * slack)
@@ -297,6 +309,13 @@ class Process:
         with contextlib.suppress(BrokenPipeError):  # it ended: what is heard from it next tells
             self._popen.stdin.write(word + "\n")
             self._popen.stdin.flush()
+
+    def explain(self) -> str:
+        """Have a peer in Python write the stacks of its threads; return all it wrote to standard error."""
+        if self._popen.poll() is None:
+            self._popen.send_signal(signal.SIGUSR1)
+            self._readers[1].join(1.0)  # it goes on, and so does the reader
+        return f"{self._what} wrote:\n{''.join(self._errors)}"
 
     def _last_words(self) -> str:
         words = [line.strip() for line in self._errors if line.strip()]

@@ -24,6 +24,9 @@ from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.spark.conftest import require_java
 
+#: several runs, of several processes each: half a minute on a quiet machine
+pytestmark = pytest.mark.timeout(300)
+
 ROOT = Path(__file__).parent.parent
 COUNT = 300
 #: a case whose processes may take their time
@@ -40,8 +43,9 @@ def rabbitmq(servers: Servers) -> Iterator[RabbitMQ]:
 
 def benchmark(*arguments: str) -> str:
     command = [sys.executable, "-m", "benchmarks", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
+    sys.stderr.write(done.stderr)  # why a row is missing
     return done.stdout
 
 

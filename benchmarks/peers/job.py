@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import functools
 import json
 import resource
+import signal
 import sys
 import threading
 import time
@@ -139,6 +141,7 @@ class Tally:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._done = threading.Event()
+        self._published = threading.Event()
         self._start = 0.0
         self.received: Callable[[bytes | bytearray], None]
         self._progress: Callable[[], tuple[int, float, int]]
@@ -205,12 +208,17 @@ class Tally:
 
     def _watch(self) -> None:
         sys.stdin.readline()  # PUBLISHED, or the end of whoever started this process
+        self._published.set()
         seen = -1
         while not self._done.wait(PATIENCE):
             count, _, _ = self._progress()
             if count == seen:
                 self._done.set()
             seen = count
+
+    def wait_published(self) -> None:
+        """Return when the publisher is through: until then it may wait for an answer to what has arrived. Blocks."""
+        self._published.wait()
 
     def finish(self) -> None:
         """Print the result."""
@@ -314,7 +322,10 @@ def run(roles: Mapping[str, Callable[[Job], None]], *libraries: str) -> None:
     Args:
         roles: what to do in which role.
         *libraries: distributions whose versions are told.
+
+    On SIGUSR1 the process writes the stacks of its threads to standard error.
     """
+    faulthandler.register(signal.SIGUSR1)
     parser = argparse.ArgumentParser()
     parser.add_argument("role", choices=sorted(roles))
     parser.add_argument("--host", default="127.0.0.1")

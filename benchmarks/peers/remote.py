@@ -184,6 +184,7 @@ def subscribe(job: Job) -> None:
         job.ready()
         tally.wait()
         tally.finish()
+        tally.wait_published()  # the last outcomes may not be sent yet
 
 
 if __name__ == "__main__":
