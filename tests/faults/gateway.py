@@ -50,8 +50,8 @@ class Outcome:
     confirmed: int = 0
     received: int = 0
     duplicates: int = 0
-    #: most messages that arrived again between two that arrived for the first time, however often each: a fault may
-    #: come before those of the one before have all arrived
+    #: most messages that arrived again between two that arrived for the first time. Each counts once: if the gateway is
+    #: killed before it has sent them all again, the next one sends them once more
     burst: int = 0
     #: most bytes of the buffer on the disk
     disk: int = 0
@@ -115,6 +115,7 @@ class Receiver:
         self.arrived: list[tuple[str, int, str | None]] = []
         self._m = messaging.connect(url, name="receiver", keep_session=True)
         source: dict[str, Any] = {"queue": "cloud"} if protocol == "amqp" else {"qos": 1}
+        # the broker delivers at most so many again after a loss, as the gateway publishes at most so many again
         self._registration = self._m.on("cloud/+", self._note, keep_subscription=True, prefetch=IN_FLIGHT, **source)
 
     def _note(self, message: messaging.Message) -> None:

@@ -28,6 +28,7 @@ from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually, results
+from tests.disks import ballast
 from tests.spark.harness import make_queue, make_stream, numbers, publish, unique
 from tests.spark.readers import Driven, batch_read, processed, refused
 
@@ -251,20 +252,18 @@ def test_a_full_disk_delays_only_the_messages_that_do_not_fit(rabbitmq: RabbitMQ
 
 def test_rows_of_a_new_query_are_processed_on_a_disk_without_any_room(rabbitmq: RabbitMQ, small_disk: Path) -> None:
     """What the journal has to note waits for room, and the query does not."""
-    journal, ballast, channel = small_disk / "journal", small_disk / "ballast", unique("no-room-at-all")
+    journal, channel = small_disk / "journal", unique("no-room-at-all")
     large = b"x" * 100_000
     with Driven(rabbitmq.url, journal, channel=channel, group=channel).start() as query:
         publish(rabbitmq.url, channel, numbers(40))
         eventually(lambda: query.reader.reportLatestOffset()["offsets"]["0"] == 40, "all rows are stored")
-        with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(b"x" * 4096)
+        file = ballast(small_disk)
         assert shutil.disk_usage(small_disk).free == 0
         assert query.receive(40) == numbers(40)
         publish(rabbitmq.url, channel, [large])
         assert not query.micro_batch()
         query.reader.commit(json.loads(query.checkpoint[-1]))
-        ballast.unlink()
+        file.unlink()
         assert query.receive(41) == [*numbers(40), large]
     known = json.loads((journal / "journal.json").read_text())
     assert (known["committed"], known["unread"]) == (True, {})
@@ -277,11 +276,11 @@ def test_a_disk_that_stays_full_fails_the_query(
     monkeypatch.setattr(journaled, "PATIENCE", 0.5)
     journal, channel = small_disk / "journal", unique("no-room")
     with Driven(rabbitmq.url, journal, channel=channel, group=channel).start() as query:
-        (small_disk / "ballast").write_bytes(b"x" * (4 * 2**20 - 40_000))
+        file = ballast(small_disk, 40_000)
         publish(rabbitmq.url, channel, [b"x" * 100_000])
         with pytest.raises(JournalFullError, match="option 'journalPath'"):
             eventually(lambda: query.micro_batch() and False, "the query to fail")
-    (small_disk / "ballast").unlink()
+    file.unlink()
     with Driven(rabbitmq.url, journal, query.checkpoint, channel=channel, group=channel).start() as query:
         assert query.receive(1) == [b"x" * 100_000]
 
