@@ -156,6 +156,8 @@ def call(
         InvalidEventError: an argument has no portable form.
         MessagingError: as ``Messaging.request``; nothing was sent.
     """
+    if not isinstance(operation, str) or not operation.isprintable():
+        raise ArgumentError(f"operation must be a printable text, not {type(operation).__name__}")
     payload = write_call(operation, arguments or {}, body)
     request = messaging.request(channel, payload, timeout=timeout)
     promise: Promise[Any] = Promise(lambda: f"{operation} at {channel!r}")

@@ -85,7 +85,9 @@ before they become part of a text.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -633,6 +635,30 @@ def check_instance(name: str, value: object, kind: type) -> None:
     """
     if not isinstance(value, kind):
         raise ArgumentError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
+
+
+def check_optional(name: str, value: object, kind: type) -> None:
+    """Refuse ``value`` of the argument ``name`` unless it is a ``kind`` or ``None``; see :func:`check_instance`."""
+    if value is not None:
+        check_instance(name, value, kind)
+
+
+def check_path(name: str, value: object) -> Path:
+    """Return the path that was given for the argument ``name``.
+
+    Raises:
+        ArgumentError: it is neither a str nor a Path, is empty, or has characters that no file name can have.
+    """
+    if not isinstance(value, (str, Path)):
+        raise ArgumentError(f"{name} must be a str or a Path, not {type(value).__name__}")
+    text = str(value)
+    try:
+        is_valid = b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        is_valid = False
+    if not text or not is_valid:
+        raise ArgumentError(f"{name} must be the path of a file or folder, not {text!a:.80}")
+    return Path(value)
 
 
 def check_mapping(name: str, value: Any) -> dict[Any, Any]:

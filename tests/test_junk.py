@@ -18,6 +18,7 @@ import math
 import pkgutil
 import re
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,14 +30,30 @@ import pytest
 
 import adapters
 import messaging
-from messaging import MessageContextBuilder, Messaging, MessagingError, eventadmin
+from messaging import MessageContextBuilder, Messaging, MessagingError, eventadmin, gateway
 from messaging.cloudevents import events as cloud_events
 from messaging.distributedeventing import DistributedEventAdmin, EventSigning, SigningKey
 from messaging.eventadmin import Event, EventAdmin
 from messaging.execution import Promise
+from messaging.journal import Journal
+from messaging.leases import Landlord, LeaseRenewalManager
 from messaging.model import keywords
 from messaging.model.settings import Settings
 from messaging.observability.monitor import SnapshotPublisher
+from messaging.remoteevent import (
+    EventCorrelator,
+    EventGenerator,
+    EventMailbox,
+    EventServer,
+    ListenerReference,
+    MailboxServer,
+    NotificationFilter,
+    RemoteEvent,
+    RemoteGenerator,
+    RemoteMailbox,
+    StoreAndForwardAgent,
+)
+from messaging.remoteevent.transactions import RemoteTransactionManager, TransactionManager, TransactionServer
 from messaging.replyto import DeferredReply
 from messaging.services import LdapFilter, ServiceRegistry
 from messaging.testing.tables import table
@@ -103,11 +120,18 @@ INTERNAL: Final[dict[str, set[str]]] = {
     },
     "DistributedEventAdmin": {"node"},
     "EventAdmin": {"check"},
+    "EventGenerator": {"publish"},
     "EventService": {"lifecycle"},
+    "Gateway": {"run", "start"},  # start() connects, run() waits for stop()
+    "GrantedLease": {"note_answered"},
     "HandlerRegistration": {
         "dispatch", "finished", "invalid", "is_void", "log_failure", "stop", "untake", "wake",
     },
+    "Journal": {"put"},
+    "Landlord": {"cancel_ids", "renew_ids"},
+    "Lease": {"note_asked", "note_cancelled", "note_granted"},
     "ListenerRegistration": {"deliver"},
+    "MailboxRegistration": {"delivery", "pass_over", "read"},
     "MessagePublisher": {
         "check_payload", "compile", "outbox", "override", "publish_checked", "readdress", "refresh", "restore", "stamp",
     },
@@ -120,7 +144,10 @@ INTERNAL: Final[dict[str, set[str]]] = {
     "ReplyToPublisher": {"prepare_many"},
     "ReplyToWhiteboard": {"routes", "close", "open", "ready", "refresh"},
     "TypedEventMonitor": {"close", "dispatcher", "pool", "taps"},
+    "RemoteMailbox": {"call", "reference_of"},
+    "RetryPolicy": {"delay_after", "is_exhausted"},
     "Settings": {"settings_customise_sources"},
+    "TransactionManager": {"watch"},
     "_Watcher": {"tell"},
 }  # fmt: skip
 
@@ -167,8 +194,16 @@ INTERNAL_CLASSES: Final = {
 
 #: classes that are public for their types: a registry makes their objects
 MADE_HERE: Final = {
+    "CursorDTO",
+    "DamagedRange",
+    "DeadLetter",
     "EventSubscription",
+    "GrantedLease",
+    "Info",
+    "JournalDTO",
+    "Lease",
     "ListenerRegistration",
+    "Record",
     "ServiceEvent",
     "ServiceReference",
     "ServiceRegistration",
@@ -260,8 +295,17 @@ def listed(found: list[str]) -> str:
     return "\n".join(found).encode("ascii", "backslashreplace").decode("ascii")
 
 
+#: rooms whose public objects have internal ones as attributes
+ROOMS_OF_STORES: Final = ("messaging.journal", "messaging.leases", "messaging.remoteevent", "messaging.gateway")
+
+
 def is_own(kind: type) -> bool:
     return kind.__module__.split(".")[0] in ("messaging", "adapters")
+
+
+def is_reachable(kind: type) -> bool:
+    """Whether objects of a class of this project are given to applications."""
+    return is_own(kind) and (kind in PUBLIC.values() or not kind.__module__.startswith(ROOMS_OF_STORES))
 
 
 def methods(owner: Any) -> Iterator[str]:
@@ -329,6 +373,8 @@ class World:
             "context": received.context, "reference": self.registry.find("junk")[0],
         }  # fmt: skip
         self.good_of_admin = {**self.good, "event": event}
+        self.good_of_remote_events, remote_seeds = self._remote_events(m)
+        seeds += remote_seeds
         self.objects: dict[type, Any] = {}
         for each in seeds:
             self._add(each)
@@ -342,7 +388,46 @@ class World:
             for name in methods(owner):
                 method = getattr(owner, name)
                 if name not in ENDING | WAITING and not inspect.iscoroutinefunction(method) and takes_nothing(method):
-                    self._add(method())
+                    with contextlib.suppress(MessagingError):  # another of them has ended the object
+                        self._add(method())
+
+    def _remote_events(self, m: Messaging) -> tuple[dict[str, Any], list[Any]]:
+        """Return the parties of remote events, and what their methods take."""
+        keep = self._stack.enter_context
+        folder = keep(tempfile.TemporaryDirectory())
+        settings = gateway.GatewaySettings(
+            name="junk", data=f"{folder}/gateway", instances={"here": {"url": "memory://junk"}}
+        )
+        journal = keep(Journal.open(f"{folder}/journal"))
+        journal.append("a", b"1")
+        landlord, generator = keep(Landlord()), keep(EventGenerator("junk", events=["a", "a/b"]))
+        mailbox, manager = keep(EventMailbox(f"{folder}/mailbox")), keep(TransactionManager())
+        keep(EventServer(m, "generator", generator)), keep(MailboxServer(m, "mailbox", mailbox))
+        keep(TransactionServer(m, "transactions", manager))
+        lease, registration = landlord.grant(60.0), mailbox.register(60.0)
+        box, transactions = (
+            keep(RemoteMailbox(m, "mailbox", timeout=PATIENCE)),
+            RemoteTransactionManager(m, "transactions"),
+        )
+        event, reference = RemoteEvent("junk", "a", 1), ListenerReference("mailbox", registration.id)
+        transaction = manager.create(60.0)
+        agent = StoreAndForwardAgent(f"{folder}/agent", target=lambda _: None)
+        good = {
+            **self.good, "messaging": m, "landlord": landlord, "mailbox": mailbox, "manager": manager, "lease": lease,
+            "leases": [lease], "reference": reference, "event": event, "transaction": transaction, "party": generator,
+            "generator": generator, "event_id": "a", "grantor": landlord, "duration": 60.0, "requested": 60.0,
+            "path": f"{folder}/other", "settings": settings,
+        }  # fmt: skip
+        seeds = [
+            landlord, generator, mailbox, manager, lease, registration, box, transactions, event, reference,
+            transaction, journal, journal.cursor("junk"), keep(agent), box.register(60.0).result(PATIENCE),
+            transactions.create(60.0), generator.register("a", None, print, 60.0), keep(LeaseRenewalManager()),
+            RemoteGenerator(m, "generator", timeout=PATIENCE).register("a", None, reference, 60.0).result(PATIENCE),
+            gateway.plan(settings), gateway.Gateway(settings), gateway.Problem(text="junk"),
+            NotificationFilter(lambda _: True, print), EventCorrelator(lambda _: None, generator, "a"),
+            keep(Journal.view(f"{folder}/journal")),
+        ]  # fmt: skip
+        return good, seeds
 
     def _construct(self, kind: type) -> None:
         good = self.good_for(kind)
@@ -361,12 +446,14 @@ class World:
         while waiting:
             each = waiting.pop(0)
             kind = type(each)
-            if is_own(kind) and kind not in self.objects and not isinstance(each, (enum.Enum, BaseException)):
+            if is_reachable(kind) and kind not in self.objects and not isinstance(each, (enum.Enum, BaseException)):
                 self.objects[kind] = each
                 if kind in PUBLIC.values():  # attributes of others are internal
                     waiting += attributes(each)
 
     def good_for(self, kind: type) -> dict[str, Any]:
+        if kind.__module__.startswith(("messaging.remoteevent", "messaging.leases", "messaging.journal")):
+            return self.good_of_remote_events
         return self.good_of_admin if kind.__module__.startswith("messaging.eventadmin") else self.good
 
     def __enter__(self) -> World:

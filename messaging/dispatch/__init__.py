@@ -55,3 +55,14 @@ from messaging.dispatch.topics import check_topic as check_topic
 from messaging.dispatch.topics import is_topic as is_topic
 from messaging.dispatch.topics import parse_filter as parse_filter
 from messaging.dispatch.trie import TopicTrie as TopicTrie
+
+__all__ = [
+    "DISTRIBUTED_EVENTS",
+    "EVENT_ADMIN",
+    "TYPED_EVENTS",
+    "HandlerDTO",
+    "Tolerance",
+    "TopicPermission",
+    "TopicPermissionCollection",
+    "TopicPolicy",
+]

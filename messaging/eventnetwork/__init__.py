@@ -44,3 +44,11 @@ from messaging.eventnetwork.signing import EventSigning as EventSigning
 from messaging.eventnetwork.signing_keys import SigningKey as SigningKey
 from messaging.eventnetwork.views import MemberDTO as MemberDTO
 from messaging.eventnetwork.views import NodeDTO as NodeDTO
+
+__all__ = [
+    "EventNetwork",
+    "EventSigning",
+    "MemberDTO",
+    "NodeDTO",
+    "SigningKey",
+]

@@ -46,3 +46,19 @@ from messaging.gateway.problems import Severity as Severity
 from messaging.gateway.reports import GatewayDTO as GatewayDTO
 from messaging.gateway.schema import schema as schema
 from messaging.gateway.settings import GatewaySettings as GatewaySettings
+
+__all__ = [
+    "Configuration",
+    "Gateway",
+    "GatewayDTO",
+    "GatewaySettings",
+    "Plan",
+    "PlannedFlow",
+    "Problem",
+    "Severity",
+    "check",
+    "load",
+    "plan",
+    "read",
+    "schema",
+]

@@ -18,7 +18,7 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from messaging.errors import ArgumentError, ConfigurationError, MissingExtraError
+from messaging.errors import ConfigurationError, MissingExtraError, check_path
 from messaging.gateway.checks import check_into
 from messaging.gateway.positions import toml_positions
 from messaging.gateway.problems import KeyPath, Position, Positions, Problem, Problems
@@ -68,7 +68,7 @@ def load(path: str | Path) -> GatewaySettings:
         ConfigurationError: the file cannot be read.
         MissingExtraError: YAML needs the extra.
     """
-    problems, settings = _read(_path(path))
+    problems, settings = _read(check_path("path", path))
     problems.raise_errors()
     for each in problems.found:
         logger.warning("%s", each)
@@ -83,16 +83,8 @@ def read(path: str | Path) -> Configuration:
         ConfigurationError: the file cannot be read.
         MissingExtraError: YAML needs the extra.
     """
-    problems, settings = _read(_path(path))
+    problems, settings = _read(check_path("path", path))
     return Configuration(None if problems.has_errors else settings, tuple(problems.found))
-
-
-def _path(path: object) -> Path:
-    if not isinstance(path, (str, Path)):
-        raise ArgumentError(f"path must be a str or a Path, not {type(path).__name__}")
-    if "\0" in str(path):
-        raise ArgumentError("path: holds a null character")
-    return Path(path)
 
 
 def _read(path: Path) -> tuple[Problems, GatewaySettings | None]:

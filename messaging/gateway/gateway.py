@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import messaging
-from messaging.errors import ClosedError, ConfigurationError, MessagingError
+from messaging.errors import ClosedError, ConfigurationError, MessagingError, check_instance
 from messaging.execution import Flag, Waiters, clock, seconds
 from messaging.gateway.buffer import ROUTES_FOLDER
 from messaging.gateway.control import ControlServer
@@ -20,7 +20,7 @@ from messaging.gateway.devices import DeviceStates
 from messaging.gateway.reports import GatewayDTO
 from messaging.gateway.requests import RequestRoute
 from messaging.gateway.route import Route
-from messaging.gateway.settings import listening_address
+from messaging.gateway.settings import GatewaySettings, listening_address
 from messaging.gateway.status import Status
 from messaging.gateway.targets import Target
 from messaging.observability.monitor import SnapshotPublisher
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from messaging import Messaging
     from messaging.connection import ConnectionState
     from messaging.gateway.control import Calls
-    from messaging.gateway.settings import DeviceStateSettings, GatewaySettings, InstanceSettings, RequestSettings
+    from messaging.gateway.settings import DeviceStateSettings, InstanceSettings, RequestSettings
     from messaging.observability.endpoint import MonitoringEndpoint
     from messaging.services import ServiceRegistration
 
@@ -78,6 +78,7 @@ class Gateway:
     def __init__(
         self, settings: GatewaySettings, *, services: ServiceRegistry | None = None, **connecting: Any
     ) -> None:
+        check_instance("settings", settings, GatewaySettings)
         self.settings = settings
         self.name = settings.name
         self._services = default_registry() if services is None else services

@@ -10,3 +10,8 @@ from messaging.properties import FEATURE_PROPERTY as FEATURE_PROPERTY  # names t
 from messaging.properties import NAME_PROPERTY as NAME_PROPERTY
 from messaging.properties import PROTOCOL_PROPERTY as PROTOCOL_PROPERTY
 from messaging.properties import PROVIDER_PROPERTY as PROVIDER_PROPERTY
+
+__all__ = [
+    "Messaging",
+    "connect",
+]

@@ -48,3 +48,19 @@ from messaging.journal.verify import Verification as Verification
 from messaging.journal.verify import verify as verify
 from messaging.journal.views import Info as Info
 from messaging.journal.views import JournalView as JournalView
+
+__all__ = [
+    "Append",
+    "Cursor",
+    "CursorDTO",
+    "Damaged",
+    "DamagedRange",
+    "DeadLetter",
+    "Info",
+    "Journal",
+    "JournalDTO",
+    "JournalView",
+    "Record",
+    "Verification",
+    "verify",
+]

@@ -27,6 +27,7 @@ from messaging.errors import (
     JournalRangeError,
     JournalUnreadableError,
     WouldBlockError,
+    check_path,
 )
 from messaging.execution import Promise, Waiters, clock, may_block, seconds
 from messaging.forking import LiveObjects
@@ -191,7 +192,7 @@ class Journal(JournalView):
         _check_positive(float, fsync_interval=fsync_interval, max_age=max_age, timeout=timeout)
         _check_positive(int, max_bytes=max_bytes, max_records=max_records, segment_bytes=segment_bytes)
         lock_timeout = seconds(lock_timeout, "lock_timeout")
-        folder = LocalFolder(str(path), option=option, lock_timeout=lock_timeout, private=True)
+        folder = LocalFolder(str(check_path("path", path)), option=option, lock_timeout=lock_timeout, private=True)
         resources = contextlib.ExitStack()
         try:
             with journal_errors(folder, "cannot open", JournalUnreadableError):
@@ -227,7 +228,7 @@ class Journal(JournalView):
         Raises:
             JournalUnreadableError: the folder holds no journal of messages, or cannot be read.
         """
-        folder = LocalFolder(str(path))
+        folder = LocalFolder(str(check_path("path", path)))
         with journal_errors(folder, "cannot open", JournalUnreadableError):
             identity = read_identity(folder)
             if identity is None:

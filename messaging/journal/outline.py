@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from messaging.errors import JournalUnreadableError
+from messaging.errors import JournalUnreadableError, check_path
 from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.journal.identity import KIND, read_kind, seed_of
 from messaging.journal.journal import Journal
@@ -24,7 +24,7 @@ def outline(path: str | Path) -> dict[str, Any]:
         JournalUnreadableError: the folder holds no journal, or cannot be read.
         JournalCorruptError: the journal of a Spark query is damaged.
     """
-    folder = LocalFolder(str(path))
+    folder = LocalFolder(str(check_path("path", path)))
     with journal_errors(folder, "cannot read", JournalUnreadableError):
         found = read_kind(folder)
         if found is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from messaging.errors import JournalError, JournalUnreadableError
+from messaging.errors import JournalError, JournalUnreadableError, check_path
 from messaging.journal.database import FILE as STATE_FILE
 from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.journal.frames import Damage, walk
@@ -69,7 +69,7 @@ def verify(path: str | Path) -> Verification:
     Raises:
         JournalUnreadableError: the folder holds no journal, or cannot be read.
     """
-    folder = LocalFolder(str(path))
+    folder = LocalFolder(str(check_path("path", path)))
     with journal_errors(folder, "cannot read", JournalUnreadableError):
         found = read_kind(folder)
         if found is None:

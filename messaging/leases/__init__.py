@@ -44,3 +44,25 @@ from messaging.leases.renewal_events import LeaseListener as LeaseListener
 from messaging.leases.renewal_events import LeaseRenewalEvent as LeaseRenewalEvent
 from messaging.leases.serving import LeaseServer as LeaseServer
 from messaging.leases.stored_time import StoredTime as StoredTime
+
+__all__ = [
+    "ANY",
+    "FOREVER",
+    "DesiredExpirationListener",
+    "GrantedLease",
+    "Grantor",
+    "Landlord",
+    "Lease",
+    "LeaseEnd",
+    "LeaseInfo",
+    "LeaseListener",
+    "LeaseMap",
+    "LeaseRenewalEvent",
+    "LeaseRenewalManager",
+    "LeaseServer",
+    "RemoteGrantor",
+    "cancel_all",
+    "find_leases",
+    "release",
+    "renew_all",
+]

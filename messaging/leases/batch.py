@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from messaging.errors import ArgumentError, DecodeError, LeaseMapError, MessagingError
+from messaging.errors import ArgumentError, DecodeError, LeaseMapError, MessagingError, check_mapping
 from messaging.execution import Promise
 from messaging.leases.lease import ANY, Lease, check_duration
 from messaging.text import SafeLog
@@ -30,7 +30,7 @@ class LeaseMap(dict[Lease, float]):
 
     def __init__(self, leases: Mapping[Lease, float] | None = None) -> None:
         super().__init__()
-        for lease, duration in (leases or {}).items():
+        for lease, duration in check_mapping("leases", {} if leases is None else leases).items():
             self[lease] = duration
 
     def can_contain(self, lease: Lease) -> bool:

@@ -13,6 +13,7 @@ import contextlib
 import secrets
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.calls import checked_instance
 from messaging.errors import ArgumentError, ClosedError, DecodeError, MessagingError
 from messaging.eventdata import from_portable, read_json, to_portable, write_json
 from messaging.execution import clock, seconds
@@ -84,6 +85,7 @@ def find_leases(messaging: Messaging, wait: float = 1.0) -> list[tuple[str, list
         ArgumentError: ``wait`` is not as described.
         MessagingError: the query cannot be sent.
     """
+    checked_instance(messaging)
     patience = seconds(wait, "wait")
     if isinstance(wait, bool) or not 0 <= patience <= _MOST_WAIT:
         raise ArgumentError(f"wait must be a number of seconds from 0 to {_MOST_WAIT:g}, not {brief(wait)}")

@@ -23,12 +23,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.errors import ArgumentError, ClosedError, LeaseDeniedError, MessagingError, UnknownLeaseError
+from messaging.errors import (
+    ArgumentError,
+    ClosedError,
+    LeaseDeniedError,
+    MessagingError,
+    UnknownLeaseError,
+    check_instance,
+)
 from messaging.execution import Promise, Serial, clock, engine, seconds
 from messaging.forking import LiveObjects
 from messaging.leases.clock import Clock, lease_time
 from messaging.leases.granted import GrantedLease, LeaseEnd, LeaseInfo
-from messaging.leases.lease import ANY, Lease, brief, check_duration
+from messaging.leases.lease import ANY, Lease, brief, check_duration, check_leases, check_requests
 from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
@@ -215,6 +222,7 @@ class Landlord:
 
     def renew(self, lease: Lease, duration: float = ANY) -> Promise[float]:
         """Renew a lease of this landlord; see :meth:`Lease.renew`."""
+        check_instance("lease", lease, Lease)
         granted = self._renew(lease.id, check_duration(duration))
         if isinstance(granted, MessagingError):
             raise granted
@@ -224,6 +232,7 @@ class Landlord:
 
     def cancel(self, lease: Lease) -> Promise[None]:
         """Cancel a lease of this landlord; see :meth:`Lease.cancel`."""
+        check_instance("lease", lease, Lease)
         error = self._cancel(lease.id)
         if error is not None:
             raise error
@@ -234,13 +243,14 @@ class Landlord:
     def renew_all(self, requests: Sequence[tuple[Lease, float]]) -> Promise[list[float | MessagingError]]:
         """Renew leases of this landlord; see :class:`~messaging.leases.Grantor`."""
         promise: Promise[list[float | MessagingError]] = Promise("renew leases")
-        promise.resolve(self.renew_ids((lease.id, duration) for lease, duration in requests))
+        asked = check_requests(requests)
+        promise.resolve(self.renew_ids((lease.id, duration) for lease, duration in asked))
         return promise
 
     def cancel_all(self, leases: Sequence[Lease]) -> Promise[list[MessagingError | None]]:
         """Cancel leases of this landlord; see :class:`~messaging.leases.Grantor`."""
         promise: Promise[list[MessagingError | None]] = Promise("cancel leases")
-        promise.resolve(self.cancel_ids(each.id for each in leases))
+        promise.resolve(self.cancel_ids(each.id for each in check_leases(leases)))
         return promise
 
     def renew_ids(self, requests: Iterable[tuple[str, float]]) -> list[float | MessagingError]:
@@ -332,6 +342,7 @@ class Landlord:
 
     def add_callback(self, lease: GrantedLease, callback: Callable[[LeaseEnd], object]) -> None:
         """See :meth:`GrantedLease.when_ended`."""
+        check_instance("lease", lease, GrantedLease)
         with self._lock:
             lease.add(_checked(callback, "callback"))
             end = lease.end

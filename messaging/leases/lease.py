@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from messaging import forking
@@ -17,6 +17,7 @@ from messaging.errors import (
     ListenerGoneError,
     MessagingError,
     UnknownLeaseError,
+    check_instance,
 )
 from messaging.execution import clock
 from messaging.leases.clock import Clock, lease_time
@@ -245,6 +246,7 @@ class Lease:
 
 def release(lease: Lease) -> None:
     """Cancel a lease of this process, unless it has ended."""
+    check_instance("lease", lease, Lease)
     with contextlib.suppress(UnknownLeaseError, ClosedError):
         lease.cancel()
 
@@ -260,6 +262,33 @@ def brief(value: Any) -> str:
         return f"{value!r:.80}"
     except Exception:  # noqa: BLE001  # an int of thousands of digits has no text; values may raise anything
         return f"a value of type {type(value).__name__}"
+
+
+def check_leases(leases: Iterable[Lease]) -> list[Lease]:
+    """Return the leases of a batch as a list.
+
+    Raises:
+        ArgumentError: one of them is no lease.
+    """
+    found = [*leases]
+    for each in found:
+        check_instance("a lease of a batch", each, Lease)
+    return found
+
+
+def check_requests(requests: Iterable[tuple[Lease, float]]) -> list[tuple[Lease, float]]:
+    """Return the renewals that a batch asks for as a list.
+
+    Raises:
+        ArgumentError: one of them is no pair of a lease and a duration, or the duration is not one of leases.
+    """
+    found = []
+    for each in requests:
+        if not isinstance(each, tuple) or len(each) != 2:
+            raise ArgumentError(f"a renewal must be a tuple of a lease and a duration, not {brief(each)}")
+        check_instance("a lease of a batch", each[0], Lease)
+        found.append((each[0], check_duration(each[1])))
+    return found
 
 
 def check_duration(value: object) -> float:

@@ -22,12 +22,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.calls import Operation, call, error_named
+from messaging.calls import Operation, call, checked_instance, error_named
 from messaging.errors import ArgumentError, DecodeError, MessagingError, PayloadTooLargeError, ReplyError
-from messaging.execution import Promise
+from messaging.execution import Promise, seconds
 from messaging.leases.clock import lease_time
 from messaging.leases.granted import LeaseInfo
-from messaging.leases.lease import Lease, brief, check_duration
+from messaging.leases.lease import Lease, brief, check_leases, check_requests
 from messaging.model import check_name
 
 if TYPE_CHECKING:
@@ -117,9 +117,9 @@ class RemoteGrantor:
     """
 
     def __init__(self, messaging: Messaging, channel: str, *, timeout: float | None = None) -> None:
-        self._messaging = messaging
+        self._messaging = checked_instance(messaging)
         self.channel = check_name(channel)
-        self._timeout = timeout
+        self._timeout = None if timeout is None else seconds(timeout)
 
     def renew(self, lease: Lease, duration: float) -> Promise[float]:
         """See :class:`~messaging.leases.Grantor`."""
@@ -131,7 +131,8 @@ class RemoteGrantor:
 
     def renew_all(self, requests: Sequence[tuple[Lease, float]]) -> Promise[list[float | MessagingError]]:
         """See :class:`~messaging.leases.Grantor`."""
-        asked = [[lease.id, value_of(check_duration(duration))] for lease, duration in requests]
+        requests = check_requests(requests)
+        asked = [[lease.id, value_of(duration)] for lease, duration in requests]
         asked_at = lease_time()  # the grantor counts from later on, so the holder never has a lease longer
         renewals = [lease.note_asked(duration, asked_at) for lease, duration in requests]
 
@@ -143,6 +144,7 @@ class RemoteGrantor:
 
     def cancel_all(self, leases: Sequence[Lease]) -> Promise[list[MessagingError | None]]:
         """See :class:`~messaging.leases.Grantor`."""
+        leases = check_leases(leases)
 
         def note(outcomes: list[Any]) -> None:
             for lease, error in zip(leases, outcomes, strict=True):

@@ -90,3 +90,16 @@ from messaging.model.url import concealed as concealed
 from messaging.model.url import is_secret_option as is_secret_option
 from messaging.model.url import parse_host as parse_host
 from messaging.model.url import parse_url as parse_url
+
+__all__ = [
+    "AcknowledgeHandler",
+    "AcknowledgeMessageContext",
+    "AcknowledgeMessageContextBuilder",
+    "AcknowledgeType",
+    "Features",
+    "Message",
+    "MessageContext",
+    "MessageContextBuilder",
+    "MessageContextProvider",
+    "ReceivedMessage",
+]

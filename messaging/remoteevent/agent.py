@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.errors import ArgumentError, ClosedError
+from messaging.errors import ArgumentError, ClosedError, check_optional, check_path
 from messaging.eventdata import from_portable, to_portable
 from messaging.journal import JournalTable
 from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, release
@@ -132,6 +132,7 @@ class StoreAndForwardAgent(BatchListener):
         self.name = name
         self._retry = retry or RetryPolicy()
         self._kept = KeptListeners(messaging, listeners or {})
+        check_optional("landlord", landlord, Landlord)
         self.landlord = Landlord(name) if landlord is None else landlord
         self._owns_landlord = landlord is None
         self._manager = LeaseRenewalManager()
@@ -142,9 +143,10 @@ class StoreAndForwardAgent(BatchListener):
         with contextlib.ExitStack() as resources:
             if self._owns_landlord:
                 resources.callback(self.landlord.close)
-            self._state = JournalTable(Path(path).expanduser() / "state")
+            folder = check_path("path", path).expanduser()
+            self._state = JournalTable(folder / "state")
             resources.callback(self._state.close)
-            self._events = EventJournal(Path(path).expanduser() / "events", fsync=fsync, max_bytes=max_bytes, full=full)
+            self._events = EventJournal(folder / "events", fsync=fsync, max_bytes=max_bytes, full=full)
             resources.callback(self._events.close)
             self._leases = KeptLeases(self._state, self.landlord)
             resources.callback(self._leases.close)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from messaging.errors import ArgumentError
+from messaging.errors import ArgumentError, check_instance
+from messaging.remoteevent.generator import EventGenerator
 from messaging.remoteevent.listener import BatchListener
 from messaging.remoteevent.targets import LocalTarget
 from messaging.remoteevent.time_limits import TIME_LIMIT
@@ -17,7 +18,6 @@ from messaging.remoteevent.time_limits import TIME_LIMIT
 if TYPE_CHECKING:
     from messaging.execution import Promise
     from messaging.remoteevent.event import EventId, RemoteEvent
-    from messaging.remoteevent.generator import EventGenerator
     from messaging.remoteevent.listener import Outcome
 
 
@@ -51,6 +51,7 @@ class EventCorrelator(BatchListener):
     ) -> None:
         if not callable(match):
             raise ArgumentError(f"a pattern must be callable, not {type(match).__name__}")
+        check_instance("generator", generator, EventGenerator)
         generator.sequence_number(event_id)
         self._match = match
         self._generator = generator

@@ -18,7 +18,14 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import ClosedError, DecodeError, JournalFullError, JournalUnreadableError, MessagingError
+from messaging.errors import (
+    ClosedError,
+    DecodeError,
+    JournalFullError,
+    JournalUnreadableError,
+    MessagingError,
+    check_path,
+)
 from messaging.eventdata import from_portable, to_portable
 from messaging.execution import clock
 from messaging.journal import JournalTable
@@ -109,7 +116,7 @@ class DurableStorage:
         listeners: Mapping[str, Any],
         landlord: Landlord,
     ) -> None:
-        folder = Path(path).expanduser()
+        folder = check_path("path", path).expanduser()
         self._kept = KeptListeners(messaging, listeners)
         self._numbers: dict[EventId, int] = {}
         self._until = 0

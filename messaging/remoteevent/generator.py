@@ -21,7 +21,15 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from messaging.errors import ArgumentError, ClosedError, InvalidEventError, MessagingError, UnknownEventError
+from messaging.errors import (
+    ArgumentError,
+    ClosedError,
+    InvalidEventError,
+    MessagingError,
+    UnknownEventError,
+    check_instance,
+    check_optional,
+)
 from messaging.eventdata import from_portable, to_portable
 from messaging.execution import Promise, clock
 from messaging.leases import Landlord, Lease, LeaseEnd, release
@@ -38,6 +46,7 @@ from messaging.remoteevent.interests import Interest
 from messaging.remoteevent.storage import MemoryStorage, Storage
 from messaging.remoteevent.targets import as_target
 from messaging.remoteevent.transacted import TransactedEvents
+from messaging.remoteevent.transactions.transaction import check_transaction
 from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
@@ -126,6 +135,7 @@ class EventGenerator:
         self._lock = threading.Lock()  # guards the kinds, their numbers and registrations
         self._kinds: dict[EventId, Kind] = {}
         self._is_closed = False
+        check_optional("landlord", landlord, Landlord)
         self.landlord = Landlord("events") if landlord is None else landlord
         self._owns_landlord = landlord is None
         self._storage: Storage
@@ -214,6 +224,7 @@ class EventGenerator:
         """
         kind = self._kind(event_id)
         form = None if handback is None else from_portable(to_portable(handback))
+        check_transaction(transaction)
         if transaction is not None:
             return self._transacted.register(transaction, event_id, form, listener, duration)
         self._refuse_closed()
@@ -298,6 +309,7 @@ class EventGenerator:
             ClosedError: the generator is closed.
         """
         self._kind(event_id)
+        check_transaction(transaction)
         self._refuse_closed()
         try:
             event = event_type(self.source, event_id, 0, None, **fields)  # numbered by `publish`
@@ -340,6 +352,7 @@ class EventGenerator:
 
     def counts(self, registration: EventRegistration) -> DeliveryCounts | None:
         """Return the numbers of notifications of a registration; ``None`` if it has ended."""
+        check_instance("registration", registration, EventRegistration)
         for each in self._kind(registration.id).interests:
             if each.lease.id == registration.lease.id:
                 return each.delivery.counts

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import ArgumentError, UnknownEventError
+from messaging.errors import ArgumentError, UnknownEventError, check_optional
 from messaging.eventdata import from_portable, to_portable
 from messaging.execution import clock
 from messaging.leases import Landlord, Lease, LeaseEnd, release
@@ -81,6 +81,7 @@ class NotificationMultiplexer(BatchListener):
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"name must be a non-empty text, not {name!r:.80}")
         self.name = name
+        check_optional("landlord", landlord, Landlord)
         self.landlord = Landlord(name) if landlord is None else landlord
         self._owns_landlord = landlord is None
         self._retry = retry or SHORT

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from messaging.calls import CallServer, Operation, call, error_named
+from messaging.calls import CallServer, Operation, call, checked_instance, error_named
 from messaging.errors import (
     ArgumentError,
     BoundReachedError,
@@ -28,6 +28,7 @@ from messaging.errors import (
     MessagingError,
     PayloadTooLargeError,
     ReplyError,
+    check_instance,
 )
 from messaging.execution import Promise, clock, seconds, workers
 from messaging.model import check_name
@@ -90,8 +91,9 @@ class RemoteListener(BatchListener):
 
     def __init__(self, messaging: Messaging, reference: ListenerReference | str, *, timeout: float = TIMEOUT) -> None:
         self.reference = ListenerReference(reference) if isinstance(reference, str) else reference
+        check_instance("reference", self.reference, ListenerReference)
         check_name(self.reference.channel)
-        self._messaging = messaging
+        self._messaging = checked_instance(messaging)
         self._timeout = seconds(timeout)
         if self._timeout <= 0:
             raise ArgumentError(f"timeout must be above 0 seconds, not {timeout!r:.80}")
@@ -330,6 +332,7 @@ class ListenerServer:
 
     def remove(self, reference: ListenerReference) -> bool:
         """Remove a listener, whose senders are told that it is gone; return whether there was one."""
+        check_instance("reference", reference, ListenerReference)
         return self._targets.pop(reference.id, None) is not None
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from messaging import forking
-from messaging.errors import ArgumentError, MessagingError, UnknownLeaseError
+from messaging.errors import ArgumentError, MessagingError, UnknownLeaseError, check_optional
 from messaging.execution import clock, engine, seconds, workers
 from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalEvent, LeaseRenewalManager
 from messaging.remoteevent.event import EventRegistration, RemoteEvent
@@ -113,6 +113,8 @@ class LeaseRenewalSet:
         self._registered: dict[int, Lease] = {}
         self._is_closed = False
         self._owns_manager = manager is None
+        check_optional("landlord", landlord, Landlord)
+        check_optional("manager", manager, LeaseRenewalManager)
         self._owns_landlord = landlord is None
         with contextlib.ExitStack() as resources:
             self._interests = resources.enter_context(Landlord("lease renewal set", max_duration=math.inf))

@@ -19,8 +19,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from messaging.calls import CallServer, Operation, call
-from messaging.errors import ArgumentError, DecodeError, OutcomeUnknownError
+from messaging.errors import ArgumentError, DecodeError, OutcomeUnknownError, check_instance
 from messaging.leases import (
+    Landlord,
     Lease,
     LeaseDirectory,
     lease_from_value,
@@ -65,6 +66,7 @@ class EventServer:
             operations["notify"] = NotifyOperation(lambda name: None if name else party)
         if callable(getattr(party, "register", None)):
             operations["register"] = self._register
+            check_instance("the landlord of party", getattr(party, "landlord", None), Landlord)
             operations |= lease_operations(party.landlord)
         if not operations:
             raise ArgumentError(f"{type(party).__name__} is neither a generator nor a third party of remote events")

@@ -20,3 +20,8 @@ from messaging.gateway.pipeline.patterns import ChannelTemplate as ChannelTempla
 from messaging.gateway.pipeline.pipeline import Outcome as Outcome
 from messaging.gateway.pipeline.pipeline import Pipeline as Pipeline
 from messaging.gateway.pipeline.pipeline import PipelineError as PipelineError
+
+__all__ = [
+    "Draft",
+    "PipelineError",
+]

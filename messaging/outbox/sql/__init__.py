@@ -33,3 +33,22 @@ from messaging.outbox.sql.relay import RelayCounters as RelayCounters
 from messaging.outbox.sql.tables import SCHEMA_VERSION as SCHEMA_VERSION
 from messaging.outbox.sql.tables import OutboxTables as OutboxTables
 from messaging.outbox.sql.tables import create_tables as create_tables
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "DeadRow",
+    "Inbox",
+    "OutboxStatus",
+    "OutboxTables",
+    "Relay",
+    "RelayCounters",
+    "create_tables",
+    "database_url",
+    "dead_rows",
+    "delete_sent",
+    "discard_dead",
+    "enqueue",
+    "outbox_status",
+    "process_once",
+    "retry_dead",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
 from sqlalchemy import delete, func, select, update
 
@@ -39,6 +39,10 @@ class OutboxStatus:
     sent: int
     dead: int
     relays: tuple[str, ...]
+
+
+#: highest limit that every database takes
+_MOST_ROWS: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,8 @@ def dead_rows(
     connection: AnyConnection, limit: int = 100, tables: OutboxTables = DEFAULT_TABLES
 ) -> Sequence[DeadRow] | Awaitable[Sequence[DeadRow]]:
     """Return at most ``limit`` dead rows, the latest first."""
+    check_instance("tables", tables, OutboxTables)
+    _check_limit(limit)
     outbox = tables.outbox
     wanted = (
         select(
@@ -138,6 +144,7 @@ def retry_dead(
         ids: of the rows; all dead rows if not given.
         tables: the tables.
     """
+    check_instance("tables", tables, OutboxTables)
     outbox = tables.outbox
     revived: dict[str, Any] = {"state": PENDING, "attempts": 0, "retry_at": None, "settled_at": None}
     statement = update(outbox).where(outbox.c.state == DEAD, *_among(outbox, ids)).values(revived)
@@ -154,6 +161,7 @@ def discard_dead(
     connection: AnyConnection, ids: Iterable[int] | None = None, tables: OutboxTables = DEFAULT_TABLES
 ) -> int | Awaitable[int]:
     """Delete dead rows; otherwise as :func:`retry_dead`."""
+    check_instance("tables", tables, OutboxTables)
     outbox = tables.outbox
     statement = delete(outbox).where(outbox.c.state == DEAD, *_among(outbox, ids))
     return in_transaction(connection, lambda each: each.execute(statement).rowcount)
@@ -184,6 +192,9 @@ def delete_sent(
     age = seconds(older_than, "older_than")
     if not 0 <= age < 1e10:
         raise ArgumentError("older_than must be a number of seconds, 0 or more")
+    check_instance("tables", tables, OutboxTables)
+    if limit is not None:
+        _check_limit(limit)
     return in_transaction(connection, lambda each: delete_sent_rows(each, tables, age, limit))
 
 
@@ -196,6 +207,11 @@ def delete_sent_rows(connection: Connection, tables: OutboxTables, older_than: f
         oldest = select(outbox.c.id).where(is_old).order_by(outbox.c.settled_at).limit(limit)
         is_old = outbox.c.id.in_(oldest.with_for_update(skip_locked=True))  # other relays delete, too
     return connection.execute(delete(outbox).where(is_old)).rowcount
+
+
+def _check_limit(limit: object) -> None:
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= _MOST_ROWS:
+        raise ArgumentError(f"limit must be an int from 0 to {_MOST_ROWS}, not {type(limit).__name__}")
 
 
 def _among(outbox: Any, ids: Iterable[int] | None) -> tuple[Any, ...]:

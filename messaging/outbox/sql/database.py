@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, make_url, text
@@ -15,7 +14,7 @@ from sqlalchemy.exc import ArgumentError as SqlArgumentError
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from messaging.errors import ArgumentError, ConfigurationError, DatabaseError, MissingExtraError
+from messaging.errors import ArgumentError, ConfigurationError, DatabaseError, MissingExtraError, check_path
 from messaging.execution import workers
 from messaging.outbox.sql.tables import check_dialect
 
@@ -56,6 +55,7 @@ def database_url(given: str | None = None, file: str | os.PathLike[str] | None =
     The environment is ``MESSAGING_DATABASE``, or ``MESSAGING_DATABASE_FILE`` with the name of a file.
 
     Raises:
+        ArgumentError: ``file`` is not the path of a file.
         ConfigurationError: no URL is given, or more than one; or the file cannot be read, or is empty.
     """
     if given is not None and file is not None:
@@ -71,7 +71,7 @@ def database_url(given: str | None = None, file: str | os.PathLike[str] | None =
             f"no database URL: give one, such as postgresql://host/name, or set {URL_VARIABLE} or {FILE_VARIABLE}"
         )
     try:
-        found = Path(file).read_text(encoding="utf-8").strip()
+        found = check_path("file", file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigurationError(f"the file {os.fspath(file)} with the database URL: {reason}") from None

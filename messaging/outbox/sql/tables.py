@@ -119,8 +119,9 @@ class OutboxTables:
         if metadata is None:
             metadata = MetaData()
         check_instance("metadata", metadata, MetaData)
-        for name, value in (("outbox", outbox), ("inbox", inbox), ("schema", schema)):
-            if value is not None and not (isinstance(value, str) and _NAME.fullmatch(value)):
+        names = {"outbox": outbox, "inbox": inbox} | ({} if schema is None else {"schema": schema})
+        for name, value in names.items():
+            if not (isinstance(value, str) and _NAME.fullmatch(value)):
                 raise ArgumentError(
                     f"{name} must be a name of at most 47 ASCII letters, digits and underscores, not {value!r}"
                 )

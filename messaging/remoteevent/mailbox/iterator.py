@@ -11,6 +11,7 @@ it has read ahead stay in the mailbox for the other reader. The events that it h
 from __future__ import annotations
 
 import secrets
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from messaging.errors import ArgumentError, DeadlineError, InvalidIteratorError, MessagingError
 from messaging.execution import Promise, clock, engine, may_block, refuse_in_loop, seconds
+from messaging.leases.lease import brief
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -341,8 +343,8 @@ class Fetches:
 
 def checked_most(most: int | None) -> None:
     """Raise ``ArgumentError`` unless ``most`` is a number of events from 0, or ``None``."""
-    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 0):
-        raise ArgumentError(f"most must be an int from 0, or None, not {most!r:.80}")
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= sys.maxsize):
+        raise ArgumentError(f"most must be an int from 0, or None, not {brief(most)}")
 
 
 def _checked(timeout: float) -> float:

@@ -31,6 +31,9 @@ from messaging.errors import (
     JournalLockedError,
     MessagingError,
     UnknownLeaseError,
+    check_instance,
+    check_optional,
+    check_path,
 )
 from messaging.execution import refuse_in_loop, workers
 from messaging.journal import JournalTable
@@ -127,8 +130,6 @@ class EventMailbox:
         check_bound("max_bytes", max_bytes)
         check_bound("max_open_boxes", max_open_boxes)
         check_choice("full", full, BOX_FULL)
-        if not isinstance(path, (str, Path)) or not str(path):
-            raise ArgumentError(f"path must be the path of a folder, not {path!r:.80}")
         self.name = name
         self._messaging = messaging
         self._kept_listeners = KeptListeners(messaging, listeners or {})
@@ -136,7 +137,8 @@ class EventMailbox:
         self._max_bytes = max_bytes
         self._full: BoxFull = full
         self._retry = retry or RetryPolicy()
-        self._folder = Path(path).expanduser()
+        self._folder = check_path("path", path).expanduser()
+        check_optional("landlord", landlord, Landlord)
         self.landlord = Landlord(name, max_duration=max_duration) if landlord is None else landlord
         self._owns_landlord = landlord is None
         #: channels at which this mailbox is reached by others
@@ -326,6 +328,8 @@ class EventMailbox:
             JournalError, ClosedError: it cannot be stored.
             WouldBlockError: the thread runs an event loop: use ``asyncio.to_thread``.
         """
+        check_instance("registration", registration, MailboxRegistration)
+        check_instance("lease", lease, Lease)
         if registration.lease.is_ended:
             raise UnknownLeaseError(f"mailbox '{self.name}': the registration {registration.id} has ended")
         refuse_in_loop("the disk of a mailbox", "`await asyncio.to_thread(mailbox.renew_lease, ...)`")

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from messaging.calls import call
-from messaging.errors import ArgumentError, MessagingError
-from messaging.execution import Promise, refuse_in_loop
+from messaging.calls import call, checked_instance
+from messaging.errors import ArgumentError, MessagingError, check_instance
+from messaging.execution import Promise, refuse_in_loop, seconds
 from messaging.leases import (
     Lease,
     RemoteGrantor,
@@ -21,7 +21,7 @@ from messaging.leases import (
     seconds_of,
     value_of,
 )
-from messaging.leases.lease import check_duration
+from messaging.leases.lease import brief, check_duration
 from messaging.model import check_name
 from messaging.remoteevent.event import EventRegistration, check_kind
 from messaging.remoteevent.layout import decode_event
@@ -86,9 +86,9 @@ class RemoteMailbox:
     """
 
     def __init__(self, messaging: Messaging, channel: str, *, timeout: float | None = None) -> None:
-        self.messaging = messaging
+        self.messaging = checked_instance(messaging)
         self.channel = check_name(channel)
-        self.timeout = timeout
+        self.timeout = None if timeout is None else seconds(timeout)
         self._listeners = LocalListeners(messaging)
 
     def call(self, operation: str, arguments: Mapping[str, Any] | None = None, **options: Any) -> Promise[Any]:
@@ -129,6 +129,9 @@ class RemoteMailbox:
             registration_id: its id.
             duration: seconds that are left of its lease, as far as the owner knows.
         """
+        if not isinstance(registration_id, str) or not registration_id.isprintable():
+            raise ArgumentError(f"the id of a registration must be a printable text, not {brief(registration_id)}")
+        duration = check_duration(duration)
         grantor = RemoteGrantor(self.messaging, self.channel, timeout=self.timeout)
         return RemoteMailboxRegistration(self, Lease(registration_id, grantor, duration, duration))
 
@@ -183,6 +186,8 @@ class RemoteMailboxRegistration:
     """
 
     def __init__(self, mailbox: RemoteMailbox, lease: Lease) -> None:
+        check_instance("mailbox", mailbox, RemoteMailbox)
+        check_instance("lease", lease, Lease)
         self._mailbox = mailbox
         self.lease = lease
         self.listener = RemoteListener(mailbox.messaging, ListenerReference(mailbox.channel, lease.id))

@@ -28,8 +28,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.calls import CallServer, Operation
-from messaging.errors import ArgumentError, DecodeError, InvalidChannelError, UnknownLeaseError
+from messaging.calls import CallServer, Operation, checked_instance
+from messaging.errors import ArgumentError, DecodeError, InvalidChannelError, UnknownLeaseError, check_instance
 from messaging.execution import Promise
 from messaging.leases import (
     Lease,
@@ -43,13 +43,13 @@ from messaging.leases import (
 from messaging.model import check_name
 from messaging.remoteevent.layout import encode_event
 from messaging.remoteevent.mailbox.iterator import LONG_POLL
+from messaging.remoteevent.mailbox.mailbox import EventMailbox
 from messaging.remoteevent.remote_listener import ListenerReference, NotifyOperation, RemoteListener
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
     from messaging.remoteevent.listener import EventTarget
     from messaging.remoteevent.mailbox.box import Entry
-    from messaging.remoteevent.mailbox.mailbox import EventMailbox
     from messaging.remoteevent.mailbox.registration import MailboxRegistration
 
 #: events of one reply
@@ -71,7 +71,8 @@ class MailboxServer:
     """
 
     def __init__(self, messaging: Messaging, channel: str, mailbox: EventMailbox) -> None:
-        self._messaging = messaging
+        check_instance("mailbox", mailbox, EventMailbox)
+        self._messaging = checked_instance(messaging)
         self._mailbox = mailbox
         self.channel = check_name(channel)
         operations: dict[str, Operation] = {

@@ -29,3 +29,21 @@ from messaging.remoteevent.transactions.remote import TransactionServer as Trans
 from messaging.remoteevent.transactions.remote_participant import ParticipantServer as ParticipantServer
 from messaging.remoteevent.transactions.remote_participant import RemoteParticipant as RemoteParticipant
 from messaging.remoteevent.transactions.transaction import Transaction as Transaction
+
+__all__ = [
+    "CannotAbortError",
+    "CannotCommitError",
+    "CannotJoinError",
+    "ParticipantServer",
+    "RemoteParticipant",
+    "RemoteTransaction",
+    "RemoteTransactionManager",
+    "Transaction",
+    "TransactionInfo",
+    "TransactionManager",
+    "TransactionParticipant",
+    "TransactionServer",
+    "TransactionState",
+    "UnknownTransactionError",
+    "Vote",
+]

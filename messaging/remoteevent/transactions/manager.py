@@ -25,6 +25,7 @@ from messaging.errors import (
     DeadlineError,
     MessagingError,
     UnknownTransactionError,
+    check_path,
 )
 from messaging.execution import Deadlines, Promise, clock, engine, may_block, seconds
 from messaging.forking import LiveObjects
@@ -104,13 +105,13 @@ class TransactionManager:
             raise ArgumentError(f"time_limit must be a number of seconds above 0, not {time_limit!r:.80}")
         if not isinstance(retry, RetryPolicy):
             raise ArgumentError(f"retry must be a RetryPolicy, not {type(retry).__name__}")
-        if path is not None and not isinstance(path, (str, Path)):
-            raise ArgumentError(f"path must be a text or a Path, not {type(path).__name__}")
+        if path is not None:
+            check_path("path", path)
         self.landlord = Landlord(
             name, max_duration=max_duration, default_duration=default_duration, max_leases=max_transactions
         )
         self.name = name
-        self.time_limit = float(time_limit)
+        self.time_limit = seconds(time_limit)
         self.retry = retry
         self.is_closed = False
         self._most = max_transactions

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.calls import CallServer, Operation, call, result_of
+from messaging.calls import CallServer, Operation, call, checked_instance, result_of
 from messaging.errors import (
     ArgumentError,
     BoundReachedError,
@@ -31,6 +31,7 @@ from messaging.errors import (
     DeadlineError,
     DecodeError,
     UnknownTransactionError,
+    check_instance,
 )
 from messaging.execution import Promise, refuse_in_loop, seconds, workers
 from messaging.leases import (
@@ -42,10 +43,10 @@ from messaging.leases import (
     seconds_of,
     value_of,
 )
-from messaging.leases.lease import check_duration
+from messaging.leases.lease import brief, check_duration
 from messaging.model import check_name
 from messaging.remoteevent.transactions.callbacks import EndCallbacks
-from messaging.remoteevent.transactions.manager import TIME_LIMIT
+from messaging.remoteevent.transactions.manager import TIME_LIMIT, TransactionManager
 from messaging.remoteevent.transactions.participant import TransactionState
 from messaging.remoteevent.transactions.reach import Reach
 from messaging.remoteevent.transactions.remote_participant import RemoteParticipant
@@ -54,7 +55,6 @@ from messaging.text import tolerant
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
-    from messaging.remoteevent.transactions.manager import TransactionManager
 
 #: a client waits longer than both phases of a manager with the default time limit, seconds
 _TIMEOUT: Final = 3 * TIME_LIMIT
@@ -75,7 +75,8 @@ class TransactionServer:
     """
 
     def __init__(self, messaging: Messaging, channel: str, manager: TransactionManager) -> None:
-        self._messaging = messaging
+        check_instance("manager", manager, TransactionManager)
+        self._messaging = checked_instance(messaging)
         self._manager = manager
         self.channel = check_name(channel)
         operations: dict[str, Operation] = {
@@ -189,7 +190,7 @@ class RemoteTransactionManager:
     """
 
     def __init__(self, messaging: Messaging, channel: str, *, timeout: float = _TIMEOUT) -> None:
-        self._messaging = messaging
+        self._messaging = checked_instance(messaging)
         self.channel = check_name(channel)
         self._timeout = seconds(timeout)
         if self._timeout <= 0:
@@ -223,8 +224,8 @@ class RemoteTransactionManager:
 
     def transaction(self, transaction_id: str, lease: Lease | None = None) -> RemoteTransaction:
         """Return the way to a transaction that another process created, by its id. It may be unknown or ended."""
-        if not isinstance(transaction_id, str) or not transaction_id:
-            raise ArgumentError(f"the id of a transaction must be a text, not {transaction_id!r:.80}")
+        if not isinstance(transaction_id, str) or not transaction_id or not transaction_id.isprintable():
+            raise ArgumentError(f"the id of a transaction must be a printable text, not {brief(transaction_id)}")
         return RemoteTransaction(transaction_id, lease, self)
 
     def state(self, transaction_id: str) -> Promise[TransactionState]:
@@ -283,6 +284,7 @@ class RemoteTransaction:
     """
 
     def __init__(self, transaction_id: str, lease: Lease | None, manager: RemoteTransactionManager) -> None:
+        check_instance("manager", manager, RemoteTransactionManager)
         self.id = transaction_id
         self.lease = lease
         self.state = TransactionState.ACTIVE

@@ -175,6 +175,18 @@ class Transaction:
         return f"<Transaction {self.id}: {self.state.name}>"
 
 
+def check_transaction(value: object) -> None:
+    """Refuse what is neither a transaction nor ``None``.
+
+    Raises:
+        ArgumentError: it cannot be joined.
+    """
+    if value is not None and not (
+        callable(getattr(value, "join", None)) and isinstance(getattr(value, "id", None), str)
+    ):
+        raise ArgumentError(f"transaction must be a Transaction, not {type(value).__name__}")
+
+
 def check_join(participant: object, name: object, crash_count: object) -> tuple[str, int]:
     """Return name and crash count of a participant. Raises ``ArgumentError``."""
     missing = [each for each in ("prepare", "commit", "abort") if not callable(getattr(participant, each, None))]
