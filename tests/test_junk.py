@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from types import FunctionType
 from typing import Any, Final
 
@@ -122,7 +123,7 @@ INTERNAL: Final[dict[str, set[str]]] = {
     "EventAdmin": {"check"},
     "EventGenerator": {"publish"},
     "EventService": {"lifecycle"},
-    "Gateway": {"run", "start"},  # start() connects, run() waits for stop()
+    "Gateway": {"run", "run_until_stopped", "start"},  # they connect, or wait for stop()
     "GrantedLease": {"note_answered"},
     "HandlerRegistration": {
         "dispatch", "finished", "invalid", "is_void", "log_failure", "stop", "untake", "wake",
@@ -481,6 +482,12 @@ class Unprintable(logging.Handler):
         if not line.isprintable():
             self.found.add(f"{record.name}:{record.funcName}: {line}")
             record.msg, record.args = ascii(line), ()
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some junk is the name of a folder."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(autouse=True)
