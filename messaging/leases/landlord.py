@@ -93,7 +93,8 @@ class Landlord:
         self._heap: list[tuple[float, str]] = []
         #: when suspended leases would have expired, by id
         self._suspended: dict[str, float] = {}
-        self._is_closed = False
+        #: whether it grants no more leases
+        self.is_closed = False
         #: each returns its callback; ``None`` if that is gone
         self._renewed: tuple[Callable[[], Callable[[Lease], object] | None], ...] = ()
         self._ended: deque[tuple[GrantedLease, LeaseEnd]] = deque()
@@ -177,7 +178,6 @@ class Landlord:
                 lease = self._leases.get(lease_id)
                 if lease is not None:
                     self._suspended[lease_id] = lease.expires
-                    lease.note_cancelled()
                     self._remove(lease, LeaseEnd.CLOSED)
         self._wake()
 
@@ -196,7 +196,7 @@ class Landlord:
         if on_end is not None:
             lease.add(_checked(on_end, "on_end"))
         with self._lock:
-            if self._is_closed:
+            if self.is_closed:
                 raise ClosedError(f"landlord '{self.name}': closed")
             if len(self._leases) >= self._most:
                 raise LeaseDeniedError(f"landlord '{self.name}': {self._most} leases are granted already")
@@ -286,7 +286,6 @@ class Landlord:
             lease = self._leases.get(lease_id)
             if lease is None or lease.is_expired:
                 return self._unknown(lease_id)
-            lease.note_cancelled()
             self._remove(lease, LeaseEnd.CANCELLED)
         self._wake()
         return None
@@ -294,7 +293,9 @@ class Landlord:
     def _remove(self, lease: GrantedLease, end: LeaseEnd) -> None:
         """End a lease. With the lock."""
         del self._leases[lease.id]
-        lease.end = end
+        lease.end = end  # before it counts as ended: threads without the lock look at the reason then
+        if end is not LeaseEnd.EXPIRED:
+            lease.note_cancelled()
         self._ended.append((lease, end))
         self._compact()
 
@@ -309,7 +310,7 @@ class Landlord:
 
     def _unknown(self, lease_id: str) -> MessagingError:
         """Return the error for a lease that does not exist. With the lock."""
-        if self._is_closed or self._suspended.get(lease_id, -math.inf) > self.clock():
+        if self.is_closed or self._suspended.get(lease_id, -math.inf) > self.clock():
             # not definite: the lease may go on, in this process or in another one
             return ClosedError(f"landlord '{self.name}': closed; the lease {lease_id!r:.80} may continue later")
         return UnknownLeaseError(
@@ -391,7 +392,7 @@ class Landlord:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            if due != math.inf and not self._is_closed:
+            if due != math.inf and not self.is_closed:
                 delay = min(max(0.0, due - self.clock()), _LONGEST)
                 self._timer = clock.call_later(engine().loop, delay, self.expire)
 
@@ -439,11 +440,10 @@ class Landlord:
     def close(self) -> None:
         """End all leases, with ``LeaseEnd.CLOSED``, and grant no more. Idempotent."""
         with self._lock:
-            if self._is_closed:
+            if self.is_closed:
                 return
-            self._is_closed = True
+            self.is_closed = True
             for lease in [*self._leases.values()]:
-                lease.note_cancelled()
                 self._remove(lease, LeaseEnd.CLOSED)
             self._heap = []
             self._suspended = {}

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import ArgumentError, UnknownEventError, check_optional
+from messaging.errors import ArgumentError, ClosedError, UnknownEventError, check_optional
 from messaging.eventdata import from_portable, to_portable
 from messaging.execution import clock
 from messaging.leases import Landlord, Lease, LeaseEnd, release
@@ -30,6 +30,7 @@ from messaging.remoteevent.targets import settled as settled_with
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
+    from messaging.errors import MessagingError
     from messaging.execution import Promise
     from messaging.remoteevent.listener import EventTarget, Outcome
 
@@ -104,6 +105,7 @@ class NotificationMultiplexer(BatchListener):
         Raises:
             ArgumentError, InvalidEventError: an argument is not as described.
             LeaseDeniedError: the landlord refuses.
+            ClosedError: the multiplexer, or its landlord, is closed.
         """
         kind = check_kind(source, event_id)
         form = None if handback is None else from_portable(to_portable(handback))
@@ -140,7 +142,7 @@ class NotificationMultiplexer(BatchListener):
             for index, event in enumerate(events):
                 branches = [each for each in self._branches.get(event.kind, ()) if not each.lease.is_ended]
                 if not branches:
-                    fan_out.unknown(index, self.name)
+                    fan_out.fail(index, self._refusal(event.kind))
                     continue
                 self._numbers[event.kind] = max(self._numbers.get(event.kind, 0), event.sequence_number)
                 for branch in branches:
@@ -152,6 +154,15 @@ class NotificationMultiplexer(BatchListener):
                         fan_out.add(index, branch, event)
         fan_out.start(self._note, self._settled)
         return fan_out.promise
+
+    def _refusal(self, kind: EventKind) -> MessagingError:
+        """Return why no listener gets an event of a kind.
+
+        A sender that is told ``UnknownEventError`` ends its registration for good.
+        """
+        if self.landlord.is_closed:
+            return ClosedError(f"multiplexer '{self.name}': closed")
+        return UnknownEventError(f"{self.name}: no listener for event {kind[1]!r} of {kind[0]!r}")
 
     def _settled(self, events: Sequence[RemoteEvent]) -> None:
         """Forget events that are acknowledged to the sender: it does not pass them again."""
@@ -207,7 +218,7 @@ class NotificationMultiplexer(BatchListener):
         return True
 
     def close(self) -> None:
-        """End all registrations. Idempotent."""
+        """End all registrations, and tell senders to try again later. Idempotent."""
         if self._owns_landlord:
             self.landlord.close()
 
@@ -226,10 +237,11 @@ class _FanOut:
         #: number of events that each listener was tried with
         self._until = len(events)
 
-    def unknown(self, index: int, name: str) -> None:
-        """Note that no listener wants an event."""
-        event = self._batch.events[index]
-        self._failures[index] = UnknownEventError(f"{name}: no listener for event {event.id!r} of {event.source!r}")
+    def fail(self, index: int, error: MessagingError) -> None:
+        """Note that no listener gets an event."""
+        self._failures[index] = error
+        if disposition(error) is Disposition.RETRY:
+            self._until = min(self._until, index + 1)
 
     def add(self, index: int, branch: _Branch, event: RemoteEvent) -> None:
         """Pass an event to a listener."""

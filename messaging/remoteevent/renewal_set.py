@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from messaging import forking
-from messaging.errors import ArgumentError, MessagingError, UnknownLeaseError, check_optional
+from messaging.errors import ArgumentError, ClosedError, MessagingError, UnknownLeaseError, check_optional
 from messaging.execution import clock, engine, seconds, workers
 from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalEvent, LeaseRenewalManager
 from messaging.remoteevent.event import EventRegistration, RemoteEvent
@@ -31,6 +31,7 @@ from messaging.remoteevent.generator import EventGenerator
 from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
+    from messaging.leases import GrantedLease
     from messaging.remoteevent.delivery import RetryPolicy
 
 logger = SafeLog(__name__)
@@ -112,6 +113,8 @@ class LeaseRenewalSet:
         self._leases: dict[Lease, None] = {}
         self._registered: dict[int, Lease] = {}
         self._is_closed = False
+        #: closed by the program, rather than by the end of its lease
+        self._is_closing = False
         self._owns_manager = manager is None
         check_optional("landlord", landlord, Landlord)
         check_optional("manager", manager, LeaseRenewalManager)
@@ -134,7 +137,7 @@ class LeaseRenewalSet:
             self._landlord = made
             granted = made.grant(duration, about=f"lease renewal set {self.source}")
             resources.callback(_cancel, granted)
-            self.lease: Lease = granted
+            self.lease: GrantedLease = granted
             self._warning = _Warning(self.lease, self._warn)
             _warnings_of(self._landlord)[self.lease.id] = self._warning
             granted.when_ended(self._ended)  # last: a short lease may have ended
@@ -156,6 +159,7 @@ class LeaseRenewalSet:
             ArgumentError: an argument is not as described, or it is the lease of the set.
             LeaseDeniedError: the manager has as many leases as it takes.
             UnknownLeaseError: the lease of the set has ended.
+            ClosedError: the set, or its landlord, is closed.
         """
         if lease is self.lease:
             raise ArgumentError("a lease renewal set cannot renew its own lease")
@@ -191,12 +195,15 @@ class LeaseRenewalSet:
 
         Raises:
             UnknownLeaseError: the lease of the set has ended.
+            ClosedError: the set, or its landlord, is closed.
         """
         self._refuse_ended()
         with self._lock:
             return [*self._leases]
 
     def _refuse_ended(self) -> None:
+        if self._is_closing or self.lease.end is LeaseEnd.CLOSED:
+            raise ClosedError(f"lease renewal set {self.source!r}: closed")
         if self._is_closed or self.lease.is_ended:
             raise UnknownLeaseError(f"lease renewal set {self.source!r}: its lease has ended")
 
@@ -236,6 +243,7 @@ class LeaseRenewalSet:
         Raises:
             ArgumentError, InvalidEventError: an argument is not as described.
             UnknownLeaseError: the lease of the set has ended.
+            ClosedError: the set, or its landlord, is closed.
         """
         warning = seconds(min_warning, "min_warning")
         if isinstance(min_warning, bool) or not 0 <= warning <= _MOST:
@@ -245,7 +253,7 @@ class LeaseRenewalSet:
         return registration
 
     def clear_expiration_warning_listener(self) -> bool:
-        """Warn no listener any more; return whether there was one. Raises ``UnknownLeaseError``."""
+        """Warn no listener any more; return whether there was one. Raises as :meth:`leases`."""
         self._warning.stop()
         return self._unregister(EXPIRATION_WARNING)
 
@@ -258,7 +266,7 @@ class LeaseRenewalSet:
         return self._register(RENEWAL_FAILURE, listener, handback)
 
     def clear_renewal_failure_listener(self) -> bool:
-        """Tell no listener of failures any more; return whether there was one. Raises ``UnknownLeaseError``."""
+        """Tell no listener of failures any more; return whether there was one. Raises as :meth:`leases`."""
         return self._unregister(RENEWAL_FAILURE)
 
     def _register(self, event_id: int, listener: Any, handback: Any) -> EventRegistration:
@@ -308,6 +316,7 @@ class LeaseRenewalSet:
 
     def close(self) -> None:
         """Cancel the lease of the set, whose leases are not renewed any more. Idempotent."""
+        self._is_closing = True
         _cancel(self.lease)
         self._ended(LeaseEnd.CANCELLED)
         if self._owns_landlord:

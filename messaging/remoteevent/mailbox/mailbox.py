@@ -325,13 +325,13 @@ class EventMailbox:
         Raises:
             ArgumentError: an argument is not as described.
             UnknownLeaseError: the registration has ended.
-            JournalError, ClosedError: it cannot be stored.
+            JournalError: it cannot be stored.
+            ClosedError: the mailbox is closed.
             WouldBlockError: the thread runs an event loop: use ``asyncio.to_thread``.
         """
         check_instance("registration", registration, MailboxRegistration)
         check_instance("lease", lease, Lease)
-        if registration.lease.is_ended:
-            raise UnknownLeaseError(f"mailbox '{self.name}': the registration {registration.id} has ended")
+        registration.refuse_ended()
         refuse_in_loop("the disk of a mailbox", "`await asyncio.to_thread(mailbox.renew_lease, ...)`")
         self._renewals.keep(registration.id, lease, duration)
         if registration.id not in self._kept:  # it has ended meanwhile
@@ -410,10 +410,13 @@ class EventMailbox:
 
         Raises:
             UnknownLeaseError: there is none, or it has ended.
+            ClosedError: the mailbox is closed; the registration may continue with its next run.
         """
         kept = self._kept.get(registration_id)
-        if kept is None or kept.registration.lease.is_ended:
+        if kept is None:
+            self._refuse_closed()
             raise UnknownLeaseError(f"mailbox '{self.name}': no registration {registration_id!r:.80}")
+        kept.registration.refuse_ended()
         return kept.registration
 
     def registrations(self) -> list[MailboxRegistration]:

@@ -97,7 +97,7 @@ class MailboxRegistration:
         self.slot = BoxSlot(
             boxes,
             lambda: open_box(self),
-            self._refuse_ended,
+            self.refuse_ended,
             lambda: path_of(self).exists(),
             lambda: self._has_tickets,
         )
@@ -230,16 +230,16 @@ class MailboxRegistration:
         return _soon("enable delivery", lambda: self._enable(target, found))
 
     def _checked_target(self, target: Any) -> EventTarget:
-        self._refuse_ended()
+        self.refuse_ended()
         self._refuse_loop(target)
         return as_target(target)
 
     def _enable(self, target: Any, found: EventTarget) -> None:
         with self._changing:
-            self._refuse_ended()
+            self.refuse_ended()
             self._persist(self, target, frozenset())
             with self._lock:
-                self._refuse_ended()
+                self.refuse_ended()
                 self._end_iterator()
                 self._refused = frozenset()
                 self._deliver_to(target, found)
@@ -270,7 +270,7 @@ class MailboxRegistration:
             UnknownLeaseError: the registration has ended.
             JournalError, ClosedError, WouldBlockError: as :meth:`enable_delivery`.
         """
-        self._refuse_ended()
+        self.refuse_ended()
         with self._changing:
             self._stop_delivery()
 
@@ -321,7 +321,7 @@ class MailboxRegistration:
             UnknownLeaseError: the registration has ended.
             JournalError, ClosedError, WouldBlockError: as :meth:`enable_delivery`.
         """
-        self._refuse_ended()
+        self.refuse_ended()
         found = frozenset(each.kind if isinstance(each, EventRegistration) else _kind(each) for each in kinds)
         refuse_in_loop("the disk of a mailbox", "call it on a worker thread")
         with self._changing:
@@ -353,11 +353,11 @@ class MailboxRegistration:
         return self._begin(lambda _token: None)
 
     def _begin(self, make: Callable[[str], RemoteEventIterator | None]) -> str:
-        self._refuse_ended()
+        self.refuse_ended()
         with self._changing:
             self._stop_delivery()
             with self._lock:
-                self._refuse_ended()
+                self.refuse_ended()
                 self._end_iterator()
                 token = self._token
                 self._iterator = make(token)
@@ -493,7 +493,8 @@ class MailboxRegistration:
             return UnknownLeaseError(f"{self._name}: the registration {self.id} has ended")
         return self._end
 
-    def _refuse_ended(self) -> None:
+    def refuse_ended(self) -> None:
+        """Raise why the registration has ended: ``UnknownLeaseError``; ``ClosedError`` if the mailbox is closed."""
         error = self._ended()
         if error is not None:
             raise error

@@ -161,8 +161,7 @@ class TransactionManager:
             BoundReachedError, LeaseDeniedError: there are ``max_transactions`` transactions.
             ClosedError: the manager is closed.
         """
-        if self.is_closed:
-            raise ClosedError(f"transaction manager '{self.name}': closed")
+        self._refuse_closed()
         phases = TwoPhases(secrets.token_hex(12), self, TransactionState.ACTIVE, [])
         with self._lock:
             is_full = len(self._transactions) >= self._most
@@ -178,14 +177,20 @@ class TransactionManager:
             raise
         return Transaction(phases)
 
+    def _refuse_closed(self) -> None:
+        if self.is_closed:
+            raise ClosedError(f"transaction manager '{self.name}': closed")
+
     def get(self, transaction_id: str) -> Transaction:
         """Return a transaction that is not completed.
 
         Raises:
             UnknownTransactionError: there is none with this id, or it is completed.
+            ClosedError: the manager is closed, and has none with this id; another run may have it.
         """
         found = self._transactions.get(transaction_id) if isinstance(transaction_id, str) else None
         if found is None:
+            self._refuse_closed()
             raise UnknownTransactionError(f"transaction manager '{self.name}': no transaction {transaction_id!r:.80}")
         return Transaction(found)
 
@@ -194,6 +199,7 @@ class TransactionManager:
 
         Raises:
             UnknownTransactionError: it is not known. A participant that has prepared it can take it for aborted.
+            ClosedError: as :meth:`get`.
         """
         with self._lock:
             ended = self._ended.get(transaction_id) if isinstance(transaction_id, str) else None
@@ -222,8 +228,7 @@ class TransactionManager:
             ClosedError: the manager is closed.
         """
         check_participant_name(name)
-        if self.is_closed:
-            raise ClosedError(f"transaction manager '{self.name}': closed")
+        self._refuse_closed()
         with self._lock:
             transactions = [*self._transactions.values()]
         return [each.id for each in transactions if each.recover(name, participant, reference)]

@@ -28,6 +28,7 @@ from messaging.errors import (
     CannotAbortError,
     CannotCommitError,
     CannotJoinError,
+    ClosedError,
     DeadlineError,
     DecodeError,
     UnknownTransactionError,
@@ -126,7 +127,7 @@ class TransactionServer:
         transaction_id = _id(arguments)
         try:
             transaction = self._manager.get(transaction_id)
-        except UnknownTransactionError:
+        except (ClosedError, UnknownTransactionError):
             return self._ended(transaction_id, wanted)
         timeout = arguments.get("timeout")
         limit = None if timeout is None else seconds(timeout)
