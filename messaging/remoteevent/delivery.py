@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from messaging.errors import ArgumentError, DeadlineError, MessagingError
 from messaging.execution import Promise, Serial, clock, engine, may_block, seconds
 from messaging.remoteevent.failures import Disposition, disposition
-from messaging.remoteevent.listener import outcomes_of
+from messaging.remoteevent.listener import WantedEvents, WithdrawnError, outcomes_of
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -192,8 +192,8 @@ class Delivery:
         """Deliver from now on; the next attempt is made at once.
 
         Args:
-            target: takes the place of the present one; ``None``: the present one. What the present one acknowledges of
-                the batch that it has counts; the rest of the batch is passed to the new target.
+            target: takes the place of the present one, after the event that that has; ``None``: the present one. What
+                the present one acknowledges counts; the rest of its batch is passed to the new target.
         """
         with self._lock:
             if target is not None:
@@ -205,7 +205,10 @@ class Delivery:
         self._start()
 
     def disable(self) -> Promise[None]:
-        """Stop after the batch that is with the listener; return the promise that it has its outcomes."""
+        """Stop after the event that is with the listener; return the promise that its outcome is known.
+
+        A listener in another process may have up to a batch.
+        """
         promise: Promise[None] = Promise(f"stop the delivery to {self.name!r}")
         promise.looked_at = True
         with self._lock:
@@ -279,14 +282,18 @@ class Delivery:
                 self._is_pending = True
                 return
             self._is_busy = True
-            self._asked = self._target
+            target = self._asked = self._target
         self._batch = events
         try:
-            promise = self._asked.deliver(events)
+            promise = target.deliver(WantedEvents(events, lambda: self._is_wanted(target)))
             promise.listen(lambda: self._answered(promise))
         except BaseException:
             self._release()
             raise
+
+    def _is_wanted(self, target: EventTarget) -> bool:
+        """Return whether ``target`` is to get the rest of its batch. On any thread."""
+        return self._is_enabled and self._target is target and not self._has_ended
 
     def _answered(self, promise: Promise[list[Outcome]]) -> None:
         """Hand the outcomes to the worker. On the resolving thread, also the engine's."""
@@ -305,8 +312,8 @@ class Delivery:
         for event, outcome in zip(events, outcomes, strict=False):
             if outcome is None:
                 delivered += 1
-            elif is_replaced:
-                break  # the failure is one of the earlier target
+            elif is_replaced or isinstance(outcome, WithdrawnError):
+                break  # the failure is one of the earlier target, or none
             else:
                 found = disposition(outcome)
                 if found is Disposition.UNKNOWN_EVENT:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from messaging.errors import ArgumentError, UnknownEventError
 from messaging.remoteevent.event import EventRegistration, RemoteEvent, check_kind
-from messaging.remoteevent.listener import BatchListener
+from messaging.remoteevent.listener import BatchListener, WantedEvents, wanted_test
 from messaging.remoteevent.targets import as_target, settled
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ class NotificationDemultiplexer(BatchListener):
         if target is None:
             return settled([UnknownEventError(f"no listener for event {kind[1]!r} of {kind[0]!r:.80}")])
         count = next((at for at, each in enumerate(events) if each.kind != kind), len(events))
-        return target.deliver(events[:count])
+        is_wanted = wanted_test(events)
+        return target.deliver(WantedEvents(events[:count], lambda: is_wanted() and self._targets.get(kind) is target))
 
 
 def _kind(kind: object) -> EventKind:

@@ -15,7 +15,7 @@ from messaging.errors import ArgumentError, DeadlineError
 from messaging.execution import Promise, workers
 from messaging.remoteevent.event import RemoteEvent
 from messaging.remoteevent.failures import as_failure
-from messaging.remoteevent.listener import BatchListener, outcomes_of
+from messaging.remoteevent.listener import BatchListener, WantedEvents, outcomes_of, wanted_test
 from messaging.remoteevent.targets import Batch, as_target, settled
 from messaging.remoteevent.time_limits import TIME_LIMIT, LimitedCall, TimeLimits
 from messaging.text import SafeLog
@@ -69,8 +69,11 @@ class NotificationFilter(BatchListener):
         #: for each event that was decided on, whether it is passed on
         is_wanted: list[bool] = []
         failure: Outcome = None
+        is_still_wanted = wanted_test(batch.events)
         try:
             for event in batch.events:
+                if not is_still_wanted():
+                    break
                 found = self._predicate(event)
                 is_wanted.append(bool(found))
                 if found:
@@ -82,11 +85,14 @@ class NotificationFilter(BatchListener):
             self._limits.end(call)
         if batch.is_settled:
             return
+        if not is_wanted and failure is None:
+            batch.settle()
+            return
         if not wanted:
             self._settle(batch, is_wanted, [], failure)
             return
         try:
-            answer = self._target.deliver(wanted)
+            answer = self._target.deliver(WantedEvents(wanted, is_still_wanted))
             answer.listen(lambda: self._settle(batch, is_wanted, outcomes_of(answer), failure))
         except Exception as error:  # noqa: BLE001  # a target of the application
             self._settle(batch, is_wanted, [as_failure(error)], None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from messaging.calls import result_of
@@ -54,6 +54,36 @@ class EventTarget(Protocol):
             disposition is ``RETRY`` or ``GONE``, and where the target takes no more at once: later events were not
             tried. It has at least one outcome. The promise never fails, and has a deadline.
         """
+
+
+class WantedEvents(list["RemoteEvent"]):
+    """Events of one delivery that may stop being wanted before all are passed: their lease ends, say (EV.2.1).
+
+    A target that passes events one by one looks between two of them; see :func:`wanted_test`.
+
+    Args:
+        events: the events.
+        is_wanted: returns whether the rest of them is still to be passed. Quick; on any thread.
+    """
+
+    __slots__ = ("is_wanted",)
+
+    def __init__(self, events: Iterable[RemoteEvent], is_wanted: Callable[[], bool]) -> None:
+        super().__init__(events)
+        self.is_wanted = is_wanted
+
+
+class WithdrawnError(DeadlineError):
+    """The events stopped being wanted before the first one was passed. It counts against neither event nor listener."""
+
+
+def wanted_test(events: Sequence[RemoteEvent]) -> Callable[[], bool]:
+    """Return the function that tells whether the rest of ``events`` is still to be passed."""
+    return events.is_wanted if isinstance(events, WantedEvents) else _always
+
+
+def _always() -> bool:
+    return True
 
 
 def outcomes_of(promise: Promise[list[Outcome]]) -> list[Outcome]:

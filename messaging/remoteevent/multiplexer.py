@@ -24,7 +24,7 @@ from messaging.leases import Landlord, Lease, LeaseEnd, release
 from messaging.remoteevent.delivery import SHORT, DeliveryCounts, RetryPolicy
 from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent, check_kind
 from messaging.remoteevent.failures import Disposition, as_failure, disposition
-from messaging.remoteevent.listener import BatchListener, outcomes_of
+from messaging.remoteevent.listener import BatchListener, WantedEvents, WithdrawnError, outcomes_of, wanted_test
 from messaging.remoteevent.targets import Batch, as_target
 from messaging.remoteevent.targets import settled as settled_with
 from messaging.text import SafeLog
@@ -177,7 +177,7 @@ class NotificationMultiplexer(BatchListener):
         for (_index, event), outcome in zip(parts, outcomes, strict=False):
             found = None if outcome is None else disposition(outcome)
             if found is Disposition.RETRY:
-                if not self._is_given_up(branch):
+                if isinstance(outcome, WithdrawnError) or not self._is_given_up(branch):
                     seen.append(outcome)
                     break
                 logger.warning(
@@ -228,6 +228,7 @@ class _FanOut:
 
     def __init__(self, events: Sequence[RemoteEvent]) -> None:
         self._batch = Batch(events)
+        self._is_still_wanted = wanted_test(events)
         self.promise = self._batch.promise
         self._parts: dict[_Branch, list[tuple[int, RemoteEvent]]] = {}
         self._lock = threading.Lock()  # guards the following two
@@ -256,10 +257,15 @@ class _FanOut:
             return
         for branch, parts in self._parts.items():
             try:
-                answer = branch.target.deliver([event for _, event in parts])
+                answer = branch.target.deliver(
+                    WantedEvents((event for _, event in parts), partial(self._is_wanted, branch))
+                )
             except Exception as error:  # noqa: BLE001  # a target of the application
                 answer = settled_with([as_failure(error)])
             answer.listen(partial(self._answered, note, branch, parts, answer))
+
+    def _is_wanted(self, branch: _Branch) -> bool:
+        return not branch.lease.is_ended and self._is_still_wanted()
 
     def _settle(self) -> None:
         outcomes = self._failures[: self._until]

@@ -34,13 +34,22 @@ from messaging.execution import Promise, clock, seconds, workers
 from messaging.model import check_name
 from messaging.remoteevent.failures import Disposition, disposition
 from messaging.remoteevent.layout import decode_event, encode_event
-from messaging.remoteevent.listener import BatchListener, EventTarget, Outcome, outcomes_of
+from messaging.remoteevent.listener import (
+    BatchListener,
+    EventTarget,
+    Outcome,
+    WantedEvents,
+    WithdrawnError,
+    outcomes_of,
+)
 from messaging.remoteevent.targets import as_target, settled
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
     from messaging.remoteevent.event import RemoteEvent
 
+#: events of the first request
+_FIRST: Final = 32
 #: bytes of the events of one request, unless one alone has more
 _BATCH_BYTES: Final = 128 * 2**10
 #: how long a stub waits for the outcomes, seconds
@@ -98,12 +107,15 @@ class RemoteListener(BatchListener):
         if self._timeout <= 0:
             raise ArgumentError(f"timeout must be above 0 seconds, not {timeout!r:.80}")
         self._arguments = {"listener": self.reference.id, "timeout": self._timeout}
+        #: events of the next request, and whether the listener takes fewer at once than it was sent
+        self._most = _FIRST
+        self._is_limited = False
 
     def deliver(self, events: Sequence[RemoteEvent], /) -> Promise[list[Outcome]]:
         """See :class:`~messaging.remoteevent.listener.EventTarget`: the events travel in one request."""
         lines: list[bytes] = []
         size = 0
-        for event in events:
+        for event in events[: self._most]:
             try:
                 line = encode_event(event)
             except (MessagingError, RecursionError) as error:
@@ -124,10 +136,20 @@ class RemoteListener(BatchListener):
 
         def settle() -> None:
             error = answer.exception(0)
-            promise.resolve(answer.result(0) if error is None else [_of_call(error)])
+            outcomes: list[Outcome] = answer.result(0) if error is None else [_of_call(error)]
+            if outcomes[-1] is None:
+                self._adapt(sent=len(lines), taken=len(outcomes))
+            promise.resolve(outcomes)
 
         answer.listen(settle)
         return promise
+
+    def _adapt(self, *, sent: int, taken: int) -> None:
+        """Send as many events with the next request as the listener takes at once."""
+        if taken < sent:
+            self._most, self._is_limited = taken, True
+        elif sent >= self._most:
+            self._most += 1 if self._is_limited else self._most
 
     def _call(self, lines: list[bytes]) -> Promise[list[Outcome]]:
         """Send the first events: as many as the broker takes in one message. Raises ``MessagingError``."""
@@ -231,20 +253,27 @@ class NotifyOperation:
             if not events:
                 promise.resolve(refused)
                 return True
-            answer = target.deliver(events)
+            answer = target.deliver(WantedEvents(events, lambda: self._has(notification.name, target)))
             if not answer.done():
                 answer.listen(lambda: self._settle_later(notification, refused, answer))
                 return False
-            promise.resolve([*refused, *map(_described, outcomes_of(answer))])
+            promise.resolve([*refused, *notification.described(answer)])
         except MessagingError as error:
             promise.reject(error)
         except Exception as error:  # noqa: BLE001  # a target of the application
             promise.reject(ReplyError(type(error).__name__, str(error)[:_REASON]))
         return True
 
+    def _has(self, name: str, target: EventTarget) -> bool:
+        """Return whether a listener is still the one with a name."""
+        try:
+            return self._find(name) is target
+        except MessagingError:
+            return False
+
     def _settle_later(self, notification: _Notification, refused: list[Any], answer: Promise[list[Outcome]]) -> None:
         """Answer the request, and go on with the next one. On the thread that resolved the outcomes."""
-        notification.promise.resolve([*refused, *map(_described, outcomes_of(answer))])
+        notification.promise.resolve([*refused, *notification.described(answer)])
         following = self._next(notification.name)
         if following is not None:
             workers().submit(lambda: self._work(following))
@@ -262,6 +291,12 @@ class _Notification:
         self.deadline = deadline
         self.promise: Promise[Any] = Promise("notify a listener")
         self.promise.looked_at = True
+
+    def described(self, answer: Promise[list[Outcome]]) -> list[list[str] | None]:
+        """Return the outcomes as they travel."""
+        return [
+            _described(_gone(self.name) if isinstance(each, WithdrawnError) else each) for each in outcomes_of(answer)
+        ]
 
 
 def _decoded(body: bytes) -> tuple[list[RemoteEvent], list[Any]]:

@@ -27,7 +27,7 @@ from messaging.errors import ArgumentError
 from messaging.execution import Promise, workers
 from messaging.remoteevent.event import EventRegistration, RemoteEvent
 from messaging.remoteevent.failures import Disposition, disposition
-from messaging.remoteevent.listener import BatchListener, outcomes_of
+from messaging.remoteevent.listener import BatchListener, WantedEvents, outcomes_of, wanted_test
 from messaging.remoteevent.ranges import SequenceRanges
 from messaging.remoteevent.targets import as_target
 from messaging.text import SafeLog
@@ -236,7 +236,7 @@ class IdempotentListener(BatchListener):
         if not fresh:
             promise.resolve([None] * len(events))
             return promise
-        answer = self._target.deliver(fresh)
+        answer = self._target.deliver(WantedEvents(fresh, wanted_test(events)))
         if self._on_missed is None:
             answer.listen(lambda: self._answered(events, fresh, answer, promise))
         else:  # the callback must not run on the event loop of the engine

@@ -2,20 +2,21 @@
 
 **Threads.** ``notify`` of a listener runs on a worker thread, or as a task on the loop that was running when the target
 was made if it is a coroutine function. It is called for one event of a sender at a time; several senders may call it
-side by side. A call that exceeds its time limit counts as failed, and its thread or task is left to itself; until it
-returns, further events fail at once.
+side by side. Between two events the target looks whether the rest is still wanted. A call that exceeds its time limit
+counts as failed, and its thread or task is left to itself; until it returns, further events fail at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ArgumentError, DeadlineError, MessagingError, UnknownEventError
 from messaging.execution import (
     Promise,
+    clock,
     handlers_loop,
     is_coroutine,
     mailbox,
@@ -23,6 +24,7 @@ from messaging.execution import (
     workers,
 )
 from messaging.remoteevent.failures import Disposition, as_failure, disposition
+from messaging.remoteevent.listener import WithdrawnError, wanted_test
 from messaging.remoteevent.time_limits import TIME_LIMIT, LimitedCall, TimeLimits
 
 if TYPE_CHECKING:
@@ -30,8 +32,16 @@ if TYPE_CHECKING:
     from messaging.remoteevent.listener import EventTarget, Outcome, RemoteEventListener
 
 
+#: bounds of what a listener of this process takes at once: as many events arrive again after their sender was killed
+_MOST: Final = 32
+#: the same, seconds
+_LONGEST: Final = 0.05
+
+
 class LocalTarget:
     """Calls a listener of this process. Thread safe.
+
+    It takes up to 32 events at once, and no further one after 50 ms: their sender learns these outcomes first.
 
     Args:
         listener: an object with ``notify``, or a function of one parameter, also a coroutine function.
@@ -65,7 +75,7 @@ class LocalTarget:
 
     def _call(self, batch: Batch, call: LimitedCall) -> None:
         try:
-            for event in batch.events:
+            for event in batch.further():
                 outcome = batch.refusal(event)
                 if outcome is None:
                     try:
@@ -81,7 +91,7 @@ class LocalTarget:
 
     async def _call_async(self, batch: Batch, call: LimitedCall) -> None:
         try:
-            for event in batch.events:
+            for event in batch.further():
                 outcome = batch.refusal(event)
                 if outcome is None:
                     try:
@@ -115,6 +125,17 @@ class Batch:
         """Run the calls as a task. On ``loop``."""
         self._task = loop.create_task(coroutine)
 
+    def further(self) -> Iterator[RemoteEvent]:
+        """Yield the events that a listener takes at once, as long as they are wanted."""
+        is_wanted = wanted_test(self.events)
+        until = clock.monotonic() + _LONGEST
+        for count, event in enumerate(self.events):
+            if count and (count >= _MOST or clock.monotonic() >= until):
+                return
+            if not is_wanted():
+                return
+            yield event
+
     def refusal(self, event: RemoteEvent) -> Outcome:
         """Return the refusal of an earlier event of this kind in the batch: the listener is not asked again."""
         return self._refused.get(event.kind) if self._refused else None
@@ -136,7 +157,7 @@ class Batch:
 
     def settle(self) -> None:
         """Resolve the promise with the outcomes so far; idempotent."""
-        self.settle_with(self._outcomes or [DeadlineError("the notification was cancelled")])
+        self.settle_with(self._outcomes or [WithdrawnError("the notification was cancelled")])
 
     def settle_with(self, outcomes: list[Outcome]) -> None:
         """Resolve the promise with these outcomes, unless it has some."""
