@@ -24,6 +24,7 @@ from messaging.leases import Lease, RemoteGrantor
 from messaging.remoteevent import (
     EventMailbox,
     MailboxServer,
+    RemoteListener,
     RemoteMailbox,
     RemoteMailboxRegistration,
 )
@@ -264,3 +265,29 @@ def test_a_stub_refuses_junk_before_it_asks(m: Messaging, box: RemoteBox) -> Non
 def test_a_mailbox_tells_that_it_is_there(m: Messaging, box: RemoteBox) -> None:
     assert box.id
     assert call(m, CHANNEL, "mailbox").result(PATIENCE) == 1
+
+
+def test_a_mailbox_stays_no_target_of_itself_after_a_second_server_of_its_channel_has_closed(
+    m: Messaging, mailbox: EventMailbox, box: RemoteBox
+) -> None:
+    """Scenario 44."""
+    second = MailboxServer(m, CHANNEL, mailbox)
+    second.close()
+    second.close()
+    with pytest.raises(ArgumentError, match="itself"):
+        mailbox.registration(box.id).enable_delivery(RemoteListener(m, box.listener.reference))
+
+
+def test_a_mailbox_refuses_to_renew_leases_of_its_own(
+    m: Messaging, mailbox: EventMailbox, remote: RemoteMailbox, box: RemoteBox
+) -> None:
+    """Neither the registration nor its events would ever end."""
+    other = remote.register(100.0).result(PATIENCE)
+    for lease in (box.lease, other.lease):
+        with pytest.raises(ArgumentError, match="of this mailbox"):
+            box.renew_lease(lease).result(PATIENCE)
+        own = mailbox.registration(lease.id)
+        for each in (own.lease, Lease(lease.id, RemoteGrantor(m, CHANNEL), 9.0, 9.0)):
+            with pytest.raises(ArgumentError, match="of this mailbox"):
+                mailbox.renew_lease(mailbox.registration(box.id), each)
+    mailbox.renew_lease(mailbox.registration(box.id), mailbox.landlord.grant(9.0))  # of another resource

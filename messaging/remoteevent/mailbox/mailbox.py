@@ -20,7 +20,8 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -37,7 +38,7 @@ from messaging.errors import (
 )
 from messaging.execution import refuse_in_loop, workers
 from messaging.journal import JournalTable
-from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, release
+from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, RemoteGrantor, release
 from messaging.remoteevent.delivery import RetryPolicy, wait_for_all
 from messaging.remoteevent.kept_leases import KeptLeases
 from messaging.remoteevent.kept_listeners import KeptListeners
@@ -141,11 +142,11 @@ class EventMailbox:
         check_optional("landlord", landlord, Landlord)
         self.landlord = Landlord(name, max_duration=max_duration) if landlord is None else landlord
         self._owns_landlord = landlord is None
-        #: channels at which this mailbox is reached by others
-        self.channels: set[str] = set()
         self._boxes = OpenBoxes(max_open_boxes or default_most(), name)
         self._manager = LeaseRenewalManager()
-        self._lock = threading.Lock()  # guards the following three
+        self._lock = threading.Lock()  # guards the following four
+        #: servers by their channels, at which this mailbox is reached by others
+        self._channels: Counter[str] = Counter()
         self._kept: dict[str, _Kept] = {}
         #: registrations that have ended, and whose targets may have events
         self._ending: set[MailboxRegistration] = set()
@@ -244,13 +245,25 @@ class EventMailbox:
         is_counting = registration.keep == "latest_and_count"
         return LatestBox(path, self._state, registration.id, is_counting=is_counting, **options)
 
+    def note_served(self, channel: str) -> Callable[[], None]:
+        """Note a channel at which others reach this mailbox; return the function that ends that. For servers."""
+        with self._lock:
+            self._channels[channel] += 1
+
+        def end() -> None:
+            with self._lock:
+                self._channels[channel] -= 1
+                self._channels += Counter()  # without the channels that have no server
+
+        return end
+
     def _refuse_loop(self, target: Any) -> None:
         """Raise ``ArgumentError`` if events of this mailbox would come back to it."""
         is_own = False
         if isinstance(target, MailboxListener):
             kept = self._kept.get(target.registration.id)
             is_own = kept is not None and kept.registration is target.registration
-        if is_own or (isinstance(target, RemoteListener) and target.reference.channel in self.channels):
+        if is_own or (isinstance(target, RemoteListener) and target.reference.channel in self._channels):
             raise ArgumentError("a listener of the mailbox itself cannot be a target: its events would go round")
 
     def _persist(self, registration: MailboxRegistration, target: Any, refused: frozenset[EventKind]) -> None:
@@ -323,7 +336,7 @@ class EventMailbox:
             duration: seconds from now until which it is renewed.
 
         Raises:
-            ArgumentError: an argument is not as described.
+            ArgumentError: an argument is not as described; or the lease is one of this mailbox, which would never end.
             UnknownLeaseError: the registration has ended.
             JournalError: it cannot be stored.
             ClosedError: the mailbox is closed.
@@ -332,10 +345,16 @@ class EventMailbox:
         check_instance("registration", registration, MailboxRegistration)
         check_instance("lease", lease, Lease)
         registration.refuse_ended()
+        if isinstance(lease, Lease) and lease.id in self._kept and self._is_own(lease):
+            raise ArgumentError(f"mailbox '{self.name}': the lease {lease.id} is of a registration of this mailbox")
         refuse_in_loop("the disk of a mailbox", "`await asyncio.to_thread(mailbox.renew_lease, ...)`")
         self._renewals.keep(registration.id, lease, duration)
         if registration.id not in self._kept:  # it has ended meanwhile
             self._renewals.forget(registration.id)
+
+    def _is_own(self, lease: Lease) -> bool:
+        grantor = lease.grantor
+        return grantor is self.landlord or (isinstance(grantor, RemoteGrantor) and grantor.channel in self._channels)
 
     # --- restart
 

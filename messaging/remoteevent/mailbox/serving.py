@@ -90,7 +90,8 @@ class MailboxServer:
         }
         self._server = CallServer(messaging, channel, operations)
         self._directory = LeaseDirectory(messaging, channel, mailbox.landlord)
-        mailbox.channels.add(self.channel)
+        self._end = mailbox.note_served(self.channel)
+        self._is_closed = False
 
     @property
     def ready(self) -> Promise[None]:
@@ -206,9 +207,11 @@ class MailboxServer:
 
     def close(self) -> None:
         """Answer no further requests. Idempotent."""
-        self._server.close()
-        self._directory.close()
-        self._mailbox.channels.discard(self.channel)
+        if not self._is_closed:
+            self._is_closed = True
+            self._server.close()
+            self._directory.close()
+            self._end()
 
     def __enter__(self) -> Self:
         return self
