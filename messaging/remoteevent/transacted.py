@@ -2,7 +2,12 @@
 
 A registration within a transaction has an event id of its own, and numbers relative to the transaction. It gets the
 events of the transaction at once, and those outside of it as well, because they are visible inside. Registrations
-outside get the events of the transaction when it is committed, with numbers that they are given then.
+outside get the events of the transaction when it is committed, with numbers that they are given then. So do
+registrations within other transactions.
+
+**The lease of the transaction.** When it is over, and the generator was not told the outcome, it asks the manager. If
+the transaction has ended, or the manager does not answer, its registrations end, and its events are dropped. Only a
+prepared transaction waits for its outcome, whatever it takes.
 
 **Threads.** The generator is a participant of its transactions, see :mod:`messaging.remoteevent.transactions`: the
 manager calls it on worker threads. The lock guards the scopes; no code of the application runs under it.
@@ -10,18 +15,20 @@ manager calls it on worker threads. The lock guards the scopes; no code of the a
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.errors import BoundReachedError, CannotJoinError, MessagingError, UnknownTransactionError
-from messaging.execution import Promise
+from messaging.execution import Deadlines, Promise, clock, engine, workers
 from messaging.leases import release
 from messaging.remoteevent.delivery import SHORT, Delivery, wait_for_all
 from messaging.remoteevent.event import EventId, EventRegistration, RemoteEvent
 from messaging.remoteevent.interests import Interest, MemoryQueue
 from messaging.remoteevent.targets import as_target
-from messaging.remoteevent.transactions import Vote
+from messaging.remoteevent.transactions import TransactionState, Vote
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -36,6 +43,9 @@ logger = SafeLog(__name__)
 MAX_EVENTS: Final = 10_000
 #: how long a commit waits for the disk, seconds
 _TIMEOUT: Final = 30.0
+#: longest time until a transaction is looked at again, and after its manager said that it goes on, seconds
+_LONGEST: Final = 60.0
+_AGAIN: Final = 10.0
 
 
 class Publisher(Protocol):
@@ -75,7 +85,7 @@ class _InnerKind:
 class _Scope:
     """The registrations and the events of one transaction."""
 
-    __slots__ = ("events", "is_ended", "is_joined", "joining", "kinds", "published")
+    __slots__ = ("due", "events", "is_ended", "is_joined", "joining", "kinds", "published", "transaction")
 
     def __init__(self, events: list[RemoteEvent], *, is_joined: bool = False) -> None:
         self.kinds: dict[EventId, _InnerKind] = {}
@@ -87,6 +97,9 @@ class _Scope:
         self.joining = 0
         self.is_joined = is_joined
         self.is_ended = False
+        #: the transaction, and the monotonic time at which to look at its lease; not of one of an earlier run
+        self.transaction: Transaction | None = None
+        self.due = math.inf
 
 
 class TransactedEvents:
@@ -104,6 +117,7 @@ class TransactedEvents:
         self._scopes: dict[str, _Scope] = {}
         for name, events in prepared.transactions().items():
             self._scopes[name] = _Scope([*events], is_joined=True)
+        self._deadlines = Deadlines(engine(), _LONGEST, self._look)
         #: for :meth:`Transaction.join`; another one in each run: what was not prepared is lost with the process
         self.crash_count = secrets.randbits(62)
 
@@ -140,8 +154,64 @@ class TransactedEvents:
             is_first = not scope.is_joined
             scope.is_joined = True
         if is_first:
+            scope.transaction = transaction
             transaction.when_ended(lambda *_: self._end(transaction.id))
+            left = getattr(transaction, "remaining", None)  # those of other managers do not say
+            if left is not None:
+                self._watch(scope, left)
         return scope
+
+    # --- the lease of the transaction
+
+    def _watch(self, scope: _Scope, delay: float) -> None:
+        """Look at the lease of a transaction after ``delay`` seconds."""
+        delay = min(delay, _LONGEST)
+        scope.due = clock.monotonic() + delay
+        self._deadlines.watch(delay)
+
+    def _look(self, now: float) -> float | None:
+        """Look at the leases; return the seconds until the next look. On the loop of the engine."""
+        with self._lock:
+            watched = [each for each in self._scopes.values() if not each.is_ended and each.due < math.inf]
+            for each in watched:
+                if each.due <= now and each.transaction is not None:
+                    left = each.transaction.remaining
+                    each.due = now + min(left, _LONGEST) if left > 0 else math.inf
+                    if not left:
+                        workers().submit(partial(self._ask, each, each.transaction))
+        left = min((each.due for each in watched), default=math.inf) - now
+        return None if left == math.inf else left
+
+    def _ask(self, scope: _Scope, transaction: Transaction) -> None:
+        """Ask the manager whether a transaction whose lease is over goes on."""
+        try:
+            answer = transaction.ask_state()
+        except MessagingError as error:  # nothing was sent
+            answer = Promise("ask the state of a transaction")
+            answer.reject(error)
+
+        def answered() -> None:
+            error = answer.exception(0)
+            state = None if error is not None else answer.result(0)
+            if state is not None and state not in (TransactionState.COMMITTED, TransactionState.ABORTED):
+                self._watch(scope, _AGAIN)
+                return
+            logger.info(
+                "generator '%s': the lease of transaction %s has ended: %s; its registrations end",
+                self._publisher.source, transaction.id, error or f"it is {state.name.lower() if state else 'unknown'}",
+            )  # fmt: skip
+            workers().submit(lambda: self._abandon(transaction.id))
+
+        answer.listen(answered)
+
+    def _abandon(self, transaction_id: str) -> None:
+        """Drop a transaction that is not prepared."""
+        with self._lock:
+            scope = self._scopes.get(transaction_id)
+            if scope is None or scope.is_ended:
+                return
+            scope.is_ended = True
+        self._end(transaction_id)
 
     # --- registering and generating
 
@@ -201,10 +271,16 @@ class TransactedEvents:
         promise.resolve(0)
         return promise
 
-    def note_outside(self, event: RemoteEvent) -> None:
-        """Notify the registrations within transactions of an event outside of them, which they see."""
+    def note_outside(self, event: RemoteEvent, origin: str | None = None) -> None:
+        """Notify the registrations within transactions of an event outside of them, which they see.
+
+        Args:
+            event: the event.
+            origin: id of the transaction that it was generated in, whose registrations have it already.
+        """
         with self._lock:
-            interests = [interest for scope in self._scopes.values() for interest in self._add(scope, event)]
+            scopes = [each for transaction_id, each in self._scopes.items() if transaction_id != origin]
+            interests = [interest for scope in scopes for interest in self._add(scope, event)]
         for each in interests:
             each.delivery.wake()
 
@@ -260,6 +336,7 @@ class TransactedEvents:
             error = promise.exception(_TIMEOUT)
             if error is None and scope is not None:
                 scope.published.add(number)
+                self.note_outside(events[number], transaction_id)
             failure = failure or error
         if failure is not None:
             raise failure
@@ -287,6 +364,7 @@ class TransactedEvents:
 
     def close(self) -> None:
         """Stop all deliveries."""
+        engine().call(self._deadlines.stop)
         with self._lock:
             interests = [
                 each for scope in self._scopes.values() for kind in scope.kinds.values() for each in kind.interests

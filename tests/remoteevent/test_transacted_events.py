@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+import messaging
 from messaging.errors import MessagingError, UnknownLeaseError
 from messaging.remoteevent import EventGenerator, EventRegistration
-from messaging.remoteevent.transactions import TransactionManager
+from messaging.remoteevent.transactions import RemoteTransactionManager, TransactionManager, TransactionServer
+from messaging.testing import waiting
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
-from tests.remoteevent.helpers import Recorder, generate
+from tests.leases.conftest import url_of
+from tests.remoteevent.helpers import Recorder, generate, ready
 
 
 @pytest.fixture
@@ -199,3 +202,78 @@ def test_generators_of_one_transaction_commit_together(manager: TransactionManag
         transaction.commit(10)
         eventually(lambda: len(outside.events) == 2)
         assert {each.source for each in outside.events} == {"a", "b"}
+
+
+# --- what other transactions do, and managers that are gone
+
+
+def test_a_registration_inside_hears_what_the_commit_of_another_transaction_makes_visible(
+    generator: EventGenerator, manager: TransactionManager, inside: Recorder, outside: Recorder
+) -> None:
+    """EV.2.4: in order with the other events, and numbered relative to its own transaction."""
+    mine, other = manager.create(60.0), manager.create(60.0)
+    own = Recorder()
+    generator.register("hot", None, inside, 60.0, transaction=mine)
+    generator.register("hot", None, own, 60.0, transaction=other)
+    generator.register("hot", None, outside, 60.0)
+    generator.generate("hot", transaction=mine)
+    generate(generator, 2, "hot", transaction=other)
+    own.events.wait_for(2)
+    other.commit(PATIENCE)
+    inside.events.wait_for(3)
+    outside.events.wait_for(2)
+    mine.commit(PATIENCE)
+    outside.events.wait_for(3)
+    assert (inside.numbers, own.numbers, outside.numbers) == ([1, 2, 3], [1, 2], [1, 2, 3])
+
+
+@table("is_holder", [True, False])
+def test_a_transaction_whose_manager_is_gone_ends_with_its_lease(
+    request: pytest.FixtureRequest, is_holder: bool
+) -> None:
+    """EV.2.4: also in a process that does not hold the lease of the transaction."""
+    inside, outside = Recorder(), Recorder()
+    url = url_of("memory", request)
+    with (
+        messaging.connect(url) as m,
+        TransactionManager(time_limit=0.2) as manager,
+        EventGenerator("source", events=["hot"], begin=0) as generator,
+    ):
+        with messaging.connect(url) as gone, ready(TransactionServer(gone, "transactions", manager)):
+            remote = RemoteTransactionManager(m, "transactions")
+            created = remote.create(0.5)
+            transaction = created if is_holder else remote.transaction(created.id)
+            registration = generator.register("hot", None, inside, 3600.0, transaction=transaction)
+            generator.register("hot", None, outside, 3600.0)
+            generator.generate("hot", transaction=transaction)
+            inside.events.wait_for(1)
+        eventually(lambda: registration.lease.is_ended)
+        generator.generate("hot")
+        outside.events.wait_for(1)
+        remote.close()
+    assert (len(inside.events), outside.numbers) == (1, [1])
+
+
+def test_a_transaction_goes_on_if_its_lease_was_renewed_in_another_process(
+    request: pytest.FixtureRequest, inside: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        messaging.connect(url_of("memory", request)) as m,
+        TransactionManager() as manager,
+        EventGenerator("source", events=["hot"], begin=0) as generator,
+        ready(TransactionServer(m, "transactions", manager)),
+        RemoteTransactionManager(m, "transactions") as remote,
+    ):
+        asked: waiting.Recorder[str] = waiting.Recorder()
+        state_of = manager.state
+        monkeypatch.setattr(manager, "state", lambda each: asked.append(each) or state_of(each))
+        created = remote.create(0.5)
+        transaction = remote.transaction(created.id)
+        registration = generator.register("hot", None, inside, 3600.0, transaction=transaction)
+        assert created.lease is not None
+        created.lease.renew(60.0).result(PATIENCE)
+        asked.wait_for(1)
+        generator.generate("hot", transaction=transaction)
+        inside.events.wait_for(1)
+        transaction.commit(PATIENCE)
+        eventually(lambda: registration.lease.is_ended)

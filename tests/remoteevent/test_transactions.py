@@ -395,3 +395,26 @@ def test_each_participant_is_called_once_for_each_step_while_others_answer(manag
         transaction = joined(manager, **{str(number): each for number, each in enumerate(participants)})
         transaction.commit(timeout=PATIENCE)
         assert [each.operations for each in participants] == [["prepare", "commit"]] * 20
+
+
+@table("operation", ["commit", "abort"])
+def test_the_timeout_counts_from_the_decision(operation: str) -> None:
+    """Whatever time the participants take for their first answer."""
+    participant = Recorder()
+    gate = threading.Event()
+    participant.before = lambda asked: None if asked == "prepare" else gate.wait(PATIENCE)
+    with TransactionManager(time_limit=3600.0) as manager:
+        transaction = joined(manager, one=participant)
+        ended = transaction.commit_soon(0.05) if operation == "commit" else transaction.abort_soon(0.05)
+        with pytest.raises(DeadlineError, match="not confirmed within"):
+            ended.result(PATIENCE)
+        gate.set()
+
+
+@table("timeout", [-1, -0.001, True, "x", float("nan")])
+def test_a_timeout_that_is_none_ends_no_transaction(manager: TransactionManager, timeout: Any) -> None:
+    transaction = joined(manager, one=Recorder())
+    for call in (transaction.commit, transaction.commit_soon, transaction.abort, transaction.abort_soon):
+        with pytest.raises(ArgumentError):
+            call(timeout)
+    assert transaction.state is TransactionState.ACTIVE

@@ -4,7 +4,7 @@
 operation     arguments                                               result
 ============  ======================================================  ==============================================
 ``create``    ``duration``                                            ``id``, ``lease``
-``join``      ``transaction``, ``name``, ``crash_count``, ``channel``  nothing
+``join``      ``transaction``, ``name``, ``crash_count``, ``channel``  ``remaining``: of its lease
 ``commit``    ``transaction``, ``timeout``                            whether all participants have confirmed
 ``abort``     ``transaction``, ``timeout``                            whether all participants have confirmed
 ``state``     ``transaction``                                         number of the state
@@ -51,7 +51,7 @@ from messaging.remoteevent.transactions.manager import TIME_LIMIT, TransactionMa
 from messaging.remoteevent.transactions.participant import TransactionState
 from messaging.remoteevent.transactions.reach import Reach
 from messaging.remoteevent.transactions.remote_participant import RemoteParticipant
-from messaging.remoteevent.transactions.transaction import check_join, check_participant_name
+from messaging.remoteevent.transactions.transaction import check_join, check_participant_name, check_timeout
 from messaging.text import tolerant
 
 if TYPE_CHECKING:
@@ -59,6 +59,10 @@ if TYPE_CHECKING:
 
 #: a client waits longer than both phases of a manager with the default time limit, seconds
 _TIMEOUT: Final = 3 * TIME_LIMIT
+#: lease of a transaction that another process holds, before it is known, seconds
+_ASSUMED: Final = 300.0
+#: how long a participant waits for the state of a transaction whose lease is over, seconds
+_ASK_TIMEOUT: Final = 5.0
 #: longest wait of one request for the participants, seconds
 _LONGEST: Final = 1e9
 
@@ -101,7 +105,7 @@ class TransactionServer:
         assert transaction.lease is not None  # noqa: S101  # it was created just now
         return {"id": transaction.id, "lease": lease_to_value(transaction.lease)}
 
-    def _join(self, arguments: Mapping[str, Any], _body: bytes) -> None:
+    def _join(self, arguments: Mapping[str, Any], _body: bytes) -> dict[str, Any]:
         participant, channel = self._participant(arguments)
         transaction = self._manager.get(_id(arguments))
         transaction.join(
@@ -110,6 +114,7 @@ class TransactionServer:
             crash_count=arguments.get("crash_count", 0),
             reference=channel,
         )
+        return {"remaining": value_of(transaction.remaining)}
 
     def _participant(self, arguments: Mapping[str, Any]) -> tuple[RemoteParticipant, str]:
         channel = arguments.get("channel")
@@ -129,8 +134,7 @@ class TransactionServer:
             transaction = self._manager.get(transaction_id)
         except (ClosedError, UnknownTransactionError):
             return self._ended(transaction_id, wanted)
-        timeout = arguments.get("timeout")
-        limit = None if timeout is None else seconds(timeout)
+        limit = check_timeout(arguments.get("timeout"))
         is_commit = wanted is TransactionState.COMMITTED
         ended = transaction.commit_soon(limit) if is_commit else transaction.abort_soon(limit)
         promise: Promise[bool] = Promise(f"end transaction {transaction_id}")
@@ -259,9 +263,10 @@ class RemoteTransactionManager:
         convert: Callable[[Any], Any] | None = None,
         *,
         wait: float = 0.0,
+        timeout: float | None = None,
     ) -> Promise[Any]:
         """Call an operation of the manager, which waits up to ``wait`` seconds. For transactions."""
-        timeout = self._timeout + min(max(wait, 0.0), _LONGEST)
+        timeout = self._timeout + min(max(wait, 0.0), _LONGEST) if timeout is None else min(timeout, self._timeout)
         return call(self._messaging, self.channel, operation, arguments, timeout=timeout, convert=convert)
 
     def close(self) -> None:
@@ -291,6 +296,17 @@ class RemoteTransaction:
         self.state = TransactionState.ACTIVE
         self._manager = manager
         self._callbacks = EndCallbacks(transaction_id)
+        #: time of the lease clock at which the lease ends, where another process holds it
+        self._ends = lease_time() + _ASSUMED
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the lease ends, as far as it is known here; 0 if it has ended."""
+        return max(0.0, self._ends - lease_time()) if self.lease is None else self.lease.remaining
+
+    def ask_state(self) -> Promise[TransactionState]:
+        """Ask the manager for the state; return the promise of it, which fails after 5 s. For participants."""
+        return self._manager.call("state", {"transaction": self.id}, TransactionState, timeout=_ASK_TIMEOUT)
 
     def join(
         self, participant: Any, *, name: str | None = None, crash_count: int = 0, reference: str | None = None
@@ -320,11 +336,14 @@ class RemoteTransaction:
         else:
             channel = servers.unnamed(self.id, found, participant)
         arguments = {"transaction": self.id, "name": found, "crash_count": count, "channel": channel}
+        asked_at = lease_time()
         try:
-            result_of(self._manager.call("join", arguments), "join on a worker thread")
+            found_lease = result_of(self._manager.call("join", arguments), "join on a worker thread")
         except (CannotJoinError, UnknownTransactionError, ArgumentError, BoundReachedError):
             servers.abandon(self.id, found)
             raise
+        if isinstance(found_lease, dict):  # managers of earlier versions return nothing
+            self._ends = asked_at + seconds_of(found_lease.get("remaining"))
 
     def commit(self, timeout: float | None = None) -> None:
         """Commit, see :meth:`Transaction.commit`; also raises as requests do, and ``UnknownTransactionError``.
@@ -346,7 +365,7 @@ class RemoteTransaction:
         return self._end("abort", timeout, TransactionState.ABORTED)
 
     def _end(self, operation: str, timeout: float | None, wanted: TransactionState) -> Promise[None]:
-        limit = None if timeout is None else seconds(timeout)
+        limit = check_timeout(timeout)
         answer = self._manager.call(operation, {"transaction": self.id, "timeout": limit}, wait=limit or 0.0)
         promise: Promise[None] = Promise(f"{operation} transaction {self.id}")
 

@@ -46,9 +46,20 @@ class Transaction:
         return self._phases.lease
 
     @property
+    def remaining(self) -> float:
+        """Seconds until the lease ends, as far as it is known here; 0 if it has ended."""
+        return 0.0 if self.lease is None else self.lease.remaining
+
+    @property
     def state(self) -> TransactionState:
         """The state now."""
         return self._phases.state
+
+    def ask_state(self) -> Promise[TransactionState]:
+        """Return the promise of the state. For participants."""
+        promise: Promise[TransactionState] = Promise(f"the state of transaction {self.id}")
+        promise.resolve(self.state)
+        return promise
 
     @property
     def waiting_for(self) -> list[str]:
@@ -102,14 +113,14 @@ class Transaction:
             CannotCommitError: the transaction is aborted: a participant or the lease did not let it commit.
             DeadlineError: committed, but not confirmed by all participants within ``timeout``; the manager goes on.
             OutcomeUnknownError: the decision could not be stored; the manager tries again until it is closed.
-            ArgumentError: ``timeout`` is no number.
+            ArgumentError: ``timeout`` is negative, or no number.
             WouldBlockError: the thread runs an event loop: ``await`` :meth:`commit_soon`.
         """
         result_of(self.commit_soon(timeout), "`await` commit_soon()")
 
     def commit_soon(self, timeout: float | None = None) -> Promise[None]:
         """Commit the transaction; return the promise that :meth:`commit` has returned. It fails as that raises."""
-        limit = None if timeout is None else seconds(timeout)
+        limit = check_timeout(timeout)
         self._phases.begin_commit()
         return self._awaited(limit, _COMMITTED)
 
@@ -129,13 +140,14 @@ class Transaction:
 
     def abort_soon(self, timeout: float | None = None) -> Promise[None]:
         """Abort the transaction; return the promise that :meth:`abort` has returned. It fails as that raises."""
-        limit = None if timeout is None else seconds(timeout)
+        limit = check_timeout(timeout)
         self._phases.abort("it was aborted by a client")
         return self._awaited(limit, _ABORTED)
 
     def _awaited(self, limit: float | None, wanted: TransactionState) -> Promise[None]:
         """Return a promise of the outcome, for one caller."""
         phases = self._phases
+        known = phases.outcome if limit is None else phases.decided
         promise: Promise[None] = Promise(f"{'commit' if wanted is _COMMITTED else 'abort'} transaction {self.id}")
 
         def completed() -> None:
@@ -150,7 +162,7 @@ class Transaction:
             )
 
         def decided() -> None:
-            error = phases.outcome.exception(0)
+            error = known.exception(0)
             if self.state not in (wanted, _COMMITTED, _ABORTED):
                 promise.reject(error or OutcomeUnknownError(f"transaction {self.id}: the outcome is not known"))
             elif self.state is not wanted:
@@ -162,7 +174,7 @@ class Transaction:
                 if not promise.done():
                     after(limit, expired)
 
-        phases.outcome.listen(decided)
+        known.listen(decided)
         return promise
 
     def _refusal(self, wanted: TransactionState) -> MessagingError:
@@ -197,6 +209,16 @@ def check_join(participant: object, name: object, crash_count: object) -> tuple[
     if name is None:
         return f"{type(participant).__name__} {id(participant):x}", crash_count
     return check_participant_name(name), crash_count
+
+
+def check_timeout(timeout: object) -> float | None:
+    """Return the seconds that a commit or an abort waits. Raises ``ArgumentError``."""
+    if timeout is None:
+        return None
+    limit = seconds(timeout)
+    if isinstance(timeout, bool) or limit < 0:
+        raise ArgumentError(f"timeout must be a number of seconds from 0, or None, not {timeout!r:.80}")
+    return limit
 
 
 def check_participant_name(name: object) -> str:

@@ -66,6 +66,7 @@ class TwoPhases:
         reason: why it was aborted.
         outcome: promise that the outcome is decided, and each participant was told once. It fails with
             ``OutcomeUnknownError`` if the decision could not be stored yet.
+        decided: promise that the outcome is decided. It fails as ``outcome``.
         completed: promise that all participants have confirmed.
         callbacks: run when all participants have confirmed.
     """
@@ -78,7 +79,10 @@ class TwoPhases:
         self.reason = "it was aborted"
         self.outcome: Promise[None] = Promise(f"end transaction {transaction_id}")
         self.completed: Promise[None] = Promise(f"complete transaction {transaction_id}")
-        self.outcome.looked_at = self.completed.looked_at = True
+        self.decided: Promise[None] = Promise(f"decide transaction {transaction_id}")
+        self.outcome.looked_at = self.completed.looked_at = self.decided.looked_at = True
+        if state in (_COMMITTED, _ABORTED):  # in an earlier run
+            self.decided.resolve(None)
         self.callbacks = EndCallbacks(transaction_id)
         self._keeper = keeper
         self._lock = threading.Lock()  # guards the following
@@ -215,9 +219,9 @@ class TwoPhases:
             "transaction manager '%s': the decision to commit %s is not stored: %s; storing it is tried again",
             self._keeper.name, self.id, error,
         )  # fmt: skip
-        self.outcome.reject(
-            OutcomeUnknownError(f"transaction {self.id}: the decision to commit is not stored: {error}")
-        )
+        unknown = OutcomeUnknownError(f"transaction {self.id}: the decision to commit is not stored: {error}")
+        self.outcome.reject(unknown)
+        self.decided.reject(unknown)
         self._doubts += 1
         if not self._keeper.is_closed:
             after(self._keeper.retry.delay_after(self._doubts), lambda: workers().submit(self._decide))
@@ -249,6 +253,7 @@ class TwoPhases:
         return True
 
     def _begin_telling(self) -> None:
+        self.decided.resolve(None)
         self.proceed()
         if not self.outcome.done():
             self._keeper.watch(self)
