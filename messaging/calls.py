@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from messaging import errors
 from messaging.errors import ArgumentError, BoundReachedError, ClosedError, DecodeError, MessagingError, ReplyError
 from messaging.eventdata import from_portable, read_json, to_portable, write_json
-from messaging.execution import Promise, may_block
+from messaging.execution import Promise
 from messaging.model import Message  # noqa: TC001  # the annotation of `_answer` is evaluated
 from messaging.replyto import DeferredReply
 
@@ -173,22 +173,6 @@ def call(
 
     request.listen(settle)
     return promise
-
-
-def result_of(promise: Promise[Any], instead: str) -> Any:
-    """Return the result of a call, for methods that block.
-
-    Args:
-        promise: of the call, which has a deadline of its own.
-        instead: the form that does not block, for the error.
-
-    Raises:
-        WouldBlockError: the thread runs an event loop.
-    """
-    if not may_block() and not promise.done():
-        promise.looked_at = True
-        raise errors.WouldBlockError(f"waiting for {promise.what} would block the event loop; {instead}")
-    return promise.result()
 
 
 def error_named(kind: str, reason: str) -> MessagingError:

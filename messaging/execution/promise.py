@@ -251,3 +251,18 @@ class Promise(Generic[T]):
         else:
             state = "resolved" if self._error is None else f"failed: {type(self._error).__name__}"
         return f"<Promise of {printable(self.what)}: {state}>"
+
+
+def result_of(start: Callable[[], Promise[T]], what: str, instead: str) -> T:
+    """Start an operation and return its result, for methods that block.
+
+    Args:
+        start: starts the operation; it is not called on a thread that runs an event loop.
+        what: name of the awaited event.
+        instead: the form that does not block, for the error.
+
+    Raises:
+        WouldBlockError: the thread runs an event loop. Nothing was done.
+    """
+    refuse_in_loop(what, instead)
+    return start().result()

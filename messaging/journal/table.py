@@ -14,6 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.errors import ArgumentError, JournalCorruptError, MessagingError
+from messaging.execution import refuse_in_loop, result_of
 from messaging.journal.journal import Journal
 from messaging.text import SafeLog
 
@@ -108,9 +109,9 @@ class JournalTable:
             ArgumentError: the key is no text of 1 to 10,000 bytes, or the value has no form in JSON.
             JournalError: it is not stored; the entry is as before, or as asked for, until the table is opened again.
             ClosedError: the table is closed.
-            WouldBlockError: the thread runs an event loop: use :meth:`put_soon`.
+            WouldBlockError: the thread runs an event loop: use :meth:`put_soon`. Nothing was done.
         """
-        self.put_soon(key, value).result()
+        result_of(lambda: self.put_soon(key, value), "the disk", "use put_soon()")
 
     def put_soon(self, key: str, value: Any) -> Promise[int]:
         """Set the value of a key; return the promise that it is stored. Raises as :meth:`put`."""
@@ -127,6 +128,8 @@ class JournalTable:
 
     def remove(self, key: str) -> bool:
         """Remove a key, and wait until that is stored; return whether there was one. Raises as :meth:`put`."""
+        if key in self._entries:
+            refuse_in_loop("the disk", "use remove_soon()")
         promise = self.remove_soon(key)
         if promise is None:
             return False

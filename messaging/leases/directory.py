@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging.calls import checked_instance
 from messaging.errors import ArgumentError, ClosedError, DecodeError, MessagingError
 from messaging.eventdata import from_portable, read_json, to_portable, write_json
-from messaging.execution import clock, seconds
+from messaging.execution import clock, refuse_in_loop, seconds
 from messaging.leases.lease import brief
 from messaging.leases.remote import infos_of, lease_operations
 from messaging.model import Message  # noqa: TC001  # the annotation of `_answer` is evaluated
@@ -84,8 +84,10 @@ def find_leases(messaging: Messaging, wait: float = 1.0) -> list[tuple[str, list
     Raises:
         ArgumentError: ``wait`` is not as described.
         MessagingError: the query cannot be sent.
+        WouldBlockError: the thread runs an event loop: use ``asyncio.to_thread``. Nothing was done.
     """
     checked_instance(messaging)
+    refuse_in_loop("the answers", "`await asyncio.to_thread(find_leases, ...)`")
     patience = seconds(wait, "wait")
     if isinstance(wait, bool) or not 0 <= patience <= _MOST_WAIT:
         raise ArgumentError(f"wait must be a number of seconds from 0 to {_MOST_WAIT:g}, not {brief(wait)}")

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.errors import ArgumentError, ClosedError, check_optional, check_path
 from messaging.eventdata import from_portable, to_portable
+from messaging.execution import refuse_in_loop
 from messaging.journal import JournalTable
 from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, release
 from messaging.remoteevent.delivery import Delivery, DeliveryCounts, RetryPolicy, wait_for_all
@@ -209,8 +210,10 @@ class StoreAndForwardAgent(BatchListener):
                 because the listener is neither in another process nor one of ``listeners``.
             InvalidEventError: the handback has no form in JSON.
             LeaseDeniedError, JournalError, ClosedError: it cannot be registered.
+            WouldBlockError: the thread runs an event loop: use ``asyncio.to_thread``. Nothing was done.
         """
         self._refuse_closed()
+        refuse_in_loop("the disk of an agent", "`await asyncio.to_thread(agent.register, ...)`")
         kind = check_kind(source, event_id)
         form = None if handback is None else from_portable(to_portable(handback))
         reference = self._kept.reference(listener)

@@ -27,7 +27,7 @@ from messaging.errors import (
     check_path,
 )
 from messaging.eventdata import from_portable, to_portable
-from messaging.execution import clock
+from messaging.execution import clock, refuse_in_loop
 from messaging.journal import JournalTable
 from messaging.remoteevent.delivery import wait_for_all
 from messaging.remoteevent.event import check_event_id
@@ -146,6 +146,7 @@ class DurableStorage:
     def check(self, interest: Interest) -> None:
         """See ``Storage``."""
         self._kept.reference(interest.listener)
+        refuse_in_loop("the disk of a generator", "`await asyncio.to_thread(generator.register, ...)`")
 
     def queue(self, interest: Interest) -> EventQueue:
         """See ``Storage``."""

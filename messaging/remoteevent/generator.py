@@ -221,6 +221,7 @@ class EventGenerator:
             InvalidEventError: the handback has no form in JSON.
             CannotJoinError, UnknownTransactionError: the transaction has ended.
             LeaseDeniedError, JournalError, ClosedError: it cannot be registered.
+            WouldBlockError: the thread runs an event loop, and the generator is persistent. Nothing was done.
         """
         kind = self._kind(event_id)
         form = None if handback is None else from_portable(to_portable(handback))

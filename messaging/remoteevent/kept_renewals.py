@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ArgumentError, ClosedError, DecodeError, MessagingError
+from messaging.execution import refuse_in_loop
 from messaging.leases import Lease, LeaseRenewalManager, RemoteGrantor, StoredTime, reference_of, seconds_of, value_of
 from messaging.leases.lease import check_duration
 from messaging.text import SafeLog
@@ -93,8 +94,9 @@ class KeptRenewals:
             ArgumentError: an argument is not as described.
             JournalError: it is not stored; it is renewed until the party closes.
             ClosedError: the party is closed.
-            WouldBlockError: the thread runs an event loop: use :meth:`keep_soon`.
+            WouldBlockError: the thread runs an event loop: use :meth:`keep_soon`. Nothing was done.
         """
+        refuse_in_loop("the disk", "call it on a worker thread")
         stored = self.keep_soon(owner, lease, duration)
         if stored is not None:
             stored.result()

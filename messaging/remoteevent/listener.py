@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from messaging.calls import result_of
 from messaging.errors import DeadlineError, MessagingError
+from messaging.execution import result_of
 
 if TYPE_CHECKING:
     from messaging.execution import Promise
@@ -110,8 +110,8 @@ class BatchListener:
         Raises:
             UnknownEventError, ListenerGoneError: see :class:`RemoteEventListener`.
             MessagingError: the notification failed otherwise.
-            WouldBlockError: the thread runs an event loop: ``await`` :meth:`deliver`.
+            WouldBlockError: the thread runs an event loop: ``await`` :meth:`deliver`. Nothing was done.
         """
-        outcome = result_of(self.deliver([event]), "`await` deliver([event])")[0]
+        outcome = result_of(lambda: self.deliver([event]), "the listener", "`await` deliver([event])")[0]
         if outcome is not None:
             raise outcome

@@ -208,6 +208,8 @@ class RemoteEventIterator:
         with self._using:
             if self._is_closed:
                 return
+            if self._acknowledge is None:  # at a mailbox in another process
+                refuse_in_loop("the end of an iterator", "close it on a worker thread")
             with self._lock:
                 handed = None if self._is_over else self._handed
             promise = self._fetch(handed, 0, 0.0)

@@ -13,9 +13,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.calls import result_of
 from messaging.errors import UnknownTransactionError
-from messaging.execution import Promise, workers
+from messaging.execution import Promise, refuse_in_loop, workers
 from messaging.remoteevent.transactions.participant import Vote
 from messaging.remoteevent.transactions.remote_participant import ParticipantServer, RemoteParticipant
 from messaging.remoteevent.transactions.two_phases import after
@@ -77,9 +76,10 @@ class Reach:
         return made.server.channel
 
     def _serve(self, participant: Any) -> ParticipantServer:
+        refuse_in_loop("the server of a participant", "serve it by a ParticipantServer, and give its channel")
         made = ParticipantServer(self._messaging, f"participants/{secrets.token_hex(8)}", participant)
         try:
-            result_of(made.ready, "serve the participant by a ParticipantServer, and give its channel")
+            made.ready.result()
         except BaseException:
             made.close()
             raise

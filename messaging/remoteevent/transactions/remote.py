@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.calls import CallServer, Operation, call, checked_instance, result_of
+from messaging.calls import CallServer, Operation, call, checked_instance
 from messaging.errors import (
     ArgumentError,
     BoundReachedError,
@@ -34,7 +34,7 @@ from messaging.errors import (
     UnknownTransactionError,
     check_instance,
 )
-from messaging.execution import Promise, refuse_in_loop, seconds, workers
+from messaging.execution import Promise, refuse_in_loop, result_of, seconds, workers
 from messaging.leases import (
     Lease,
     lease_from_value,
@@ -209,10 +209,9 @@ class RemoteTransactionManager:
         Raises:
             ArgumentError: ``duration`` is not one of leases.
             LeaseDeniedError, MessagingError: it is not created.
-            WouldBlockError: the thread runs an event loop: ``await`` :meth:`create_soon`.
+            WouldBlockError: the thread runs an event loop: ``await`` :meth:`create_soon`. Nothing was done.
         """
-        found: RemoteTransaction = result_of(self.create_soon(duration), "`await` create_soon()")
-        return found
+        return result_of(lambda: self.create_soon(duration), "the answer of the manager", "`await` create_soon()")
 
     def create_soon(self, duration: float = Lease.ANY) -> Promise[RemoteTransaction]:
         """Create a transaction; return the promise of it. Fails as :meth:`create` raises."""
@@ -247,6 +246,9 @@ class RemoteTransactionManager:
 
         Returns:
             The promise of the ids of its transactions that are not completed, see ``TransactionManager.recover``.
+
+        Raises:
+            WouldBlockError: the thread runs an event loop, and no ``channel`` is given. Nothing was done.
         """
         check_participant_name(name)
         arguments = {"name": name, "channel": channel or self.reach(name, participant)}
@@ -338,7 +340,7 @@ class RemoteTransaction:
         arguments = {"transaction": self.id, "name": found, "crash_count": count, "channel": channel}
         asked_at = lease_time()
         try:
-            found_lease = result_of(self._manager.call("join", arguments), "join on a worker thread")
+            found_lease = self._manager.call("join", arguments).result()
         except (CannotJoinError, UnknownTransactionError, ArgumentError, BoundReachedError):
             servers.abandon(self.id, found)
             raise
@@ -350,11 +352,11 @@ class RemoteTransaction:
 
         The request has ``timeout`` seconds beyond the timeout of the manager.
         """
-        result_of(self.commit_soon(timeout), "`await` commit_soon()")
+        result_of(lambda: self.commit_soon(timeout), "the answer of the manager", "`await` commit_soon()")
 
     def abort(self, timeout: float | None = None) -> None:
         """Abort, see :meth:`Transaction.abort`; also raises as requests do, and ``UnknownTransactionError``."""
-        result_of(self.abort_soon(timeout), "`await` abort_soon()")
+        result_of(lambda: self.abort_soon(timeout), "the answer of the manager", "`await` abort_soon()")
 
     def commit_soon(self, timeout: float | None = None) -> Promise[None]:
         """Commit; return the promise that :meth:`commit` has returned. It may be called again after a failure."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from messaging.calls import result_of
 from messaging.errors import (
     ArgumentError,
     CannotAbortError,
@@ -14,7 +13,7 @@ from messaging.errors import (
     MessagingError,
     OutcomeUnknownError,
 )
-from messaging.execution import Promise, seconds
+from messaging.execution import Promise, result_of, seconds
 from messaging.remoteevent.transactions.enlisted import Enlisted
 from messaging.remoteevent.transactions.participant import TransactionState
 from messaging.remoteevent.transactions.two_phases import after
@@ -114,9 +113,9 @@ class Transaction:
             DeadlineError: committed, but not confirmed by all participants within ``timeout``; the manager goes on.
             OutcomeUnknownError: the decision could not be stored; the manager tries again until it is closed.
             ArgumentError: ``timeout`` is negative, or no number.
-            WouldBlockError: the thread runs an event loop: ``await`` :meth:`commit_soon`.
+            WouldBlockError: the thread runs an event loop: ``await`` :meth:`commit_soon`. Nothing was done.
         """
-        result_of(self.commit_soon(timeout), "`await` commit_soon()")
+        result_of(lambda: self.commit_soon(timeout), "the participants", "`await` commit_soon()")
 
     def commit_soon(self, timeout: float | None = None) -> Promise[None]:
         """Commit the transaction; return the promise that :meth:`commit` has returned. It fails as that raises."""
@@ -136,7 +135,7 @@ class Transaction:
             OutcomeUnknownError: all have prepared, and the decision to commit could not be stored yet.
             ArgumentError, WouldBlockError: as :meth:`commit`.
         """
-        result_of(self.abort_soon(timeout), "`await` abort_soon()")
+        result_of(lambda: self.abort_soon(timeout), "the participants", "`await` abort_soon()")
 
     def abort_soon(self, timeout: float | None = None) -> Promise[None]:
         """Abort the transaction; return the promise that :meth:`abort` has returned. It fails as that raises."""
