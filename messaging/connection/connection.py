@@ -74,6 +74,8 @@ class Connection:
         #: called on the loop after each connect, and once when the connection is closed
         self.on_connected: Callable[[], object] = _nothing
         self.on_closed: Callable[[], Promise[None] | None] = _nothing
+        #: called with the seconds left for closing before the outbox refuses messages; what it promises is waited for
+        self.on_finishing: Callable[[float], Promise[None] | None] = _nothing
         #: connections that were lost, without those that were ended to connect anew
         self.losses = 0
         #: loop time of the last connect
@@ -266,6 +268,11 @@ class Connection:
 
     async def _close_in_order(self, deadline: float) -> None:
         await self.subscriptions.end_all(deadline - clock.time_of(self.engine.loop))
+        left = deadline - clock.time_of(self.engine.loop)
+        finishing = self.on_finishing(left)
+        if finishing is not None:
+            with contextlib.suppress(TimeoutError):
+                await clock.wait_for(finishing, max(0.0, left))
         self.outbox.refuse()
         await self.outbox.drain(deadline)
         self.verdicts.flush()

@@ -5,6 +5,7 @@
 handlers are public; the other names are for the rooms above.
 """
 
+from messaging.replyto.deferred import DeferredReply
 from messaging.replyto.handlers import (
     CHANNEL,
     CONCURRENCY,
@@ -24,7 +25,6 @@ from messaging.replyto.publisher import ReplyToPublisher as ReplyToPublisher
 from messaging.replyto.registration import ReplyRegistration as ReplyRegistration
 from messaging.replyto.replies import Replies as Replies
 from messaging.replyto.requests import Requests as Requests
-from messaging.replyto.served_request import DeferredReply
 from messaging.replyto.terms import channel_list as channel_list
 from messaging.replyto.typed import TypedHandler as TypedHandler
 from messaging.replyto.whiteboard import ReplyToWhiteboard as ReplyToWhiteboard

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from messaging.bounded import BoundedCache
 from messaging.errors import InvalidChannelError
 from messaging.model import Features, MessageContext, channels
+from messaging.replyto.deferred import DeferredRequests
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
@@ -29,6 +30,9 @@ class Replies:
         self.adapter: Adapter = connection.adapter
         #: streams of replies that requesters may cancel
         self.streams = ReplyStreams(connection, inboxes)
+        #: requests whose replies come later
+        self.deferred = DeferredRequests()
+        connection.on_finishing = self.deferred.finish
         self._publisher = publisher
         self.best_qos = self.adapter.capabilities.default_qos
         self._allowed = self._matchers(connection.settings.reply_channels)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import (
-    ArgumentError,
     ClosedError,
     ConnectionLostError,
     DeadlineError,
@@ -34,6 +33,7 @@ from messaging.text import SafeLog
 if TYPE_CHECKING:
     from messaging.model import Message, ReplyRoute
     from messaging.publishing import Publication
+    from messaging.replyto.deferred import DeferredReply
     from messaging.replyto.replies import Replies
     from messaging.replyto.request_copies import SharedVerdict
 
@@ -55,37 +55,6 @@ class Content(NamedTuple):
 
     payload: bytes
     content_type: str | None
-
-
-class DeferredReply:
-    """The result of a request handler that replies later, and takes further requests meanwhile.
-
-    The request is acknowledged at once, so it occupies neither the concurrency of the handler nor the credit of its
-    subscription while it waits. It is lost if the responder dies before it has replied. For waits that may be long:
-    a promise that a handler returns by itself keeps its place until the reply is confirmed.
-
-    Args:
-        promise: its result is the reply.
-        read: returns the reply of the settled promise; it raises what is reported to the requester. ``None``: the
-            result of the promise. It is called on a worker thread.
-
-    Raises:
-        ArgumentError: an argument is not as described.
-    """
-
-    __slots__ = ("_read", "promise")
-
-    def __init__(self, promise: Promise[Any], read: Callable[[Promise[Any]], Any] | None = None) -> None:
-        if not isinstance(promise, Promise):
-            raise ArgumentError(f"a promise of the reply is needed, not {type(promise).__name__}")
-        if read is not None and not callable(read):
-            raise ArgumentError(f"what reads the promise must be callable, not {type(read).__name__}")
-        self.promise = promise
-        self._read = read
-
-    def reply(self) -> Any:
-        """Return the reply of the settled promise; raise what is reported to the requester."""
-        return self.promise.result(0) if self._read is None else self._read(self.promise)
 
 
 class ServedRequest:
@@ -251,12 +220,19 @@ class ServedRequest:
     def defer(self, found: DeferredReply, checked: Callable[[Any], Message | Content]) -> None:
         """Acknowledge the request now, and send its reply when there is one. From any thread."""
 
+        deferred = self._replies.deferred
+
         def send(_: Promise[Any]) -> None:
+            if not deferred.take(self):
+                return
             try:
                 self.reply(checked(found.reply()))
             except BaseException as error:  # noqa: BLE001  # whatever a handler raises, its requester is told
                 self.failed(error)
+            finally:
+                deferred.sent()
 
+        deferred.add(self)
         self.finish(_ACCEPT)
         found.promise.add_done_callback(send)
 
@@ -296,6 +272,10 @@ class ServedRequest:
             self._reason = reason
             if self._stopper is not None:
                 workers().submit(self._stopper)
+
+    def abandon(self) -> None:
+        """Report that the reply was not ready when the instance closed. On a thread."""
+        _fault_or_refuse(self, ClosedError("the responder was closed before the reply was ready"))
 
     def conclude(self) -> None:
         """Finish the request after its handler was stopped."""

@@ -11,7 +11,8 @@ from messaging.execution import is_coroutine
 from messaging.model import Message, MessageContextBuilder
 from messaging.receiving import Handler
 from messaging.replyto import streaming
-from messaging.replyto.served_request import Content, DeferredReply
+from messaging.replyto.deferred import DeferredReply
+from messaging.replyto.served_request import Content
 
 if TYPE_CHECKING:
     from messaging.replyto.served_request import ServedRequest

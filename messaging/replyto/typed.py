@@ -14,7 +14,8 @@ from messaging.errors import ArgumentError
 from messaging.execution import is_coroutine
 from messaging.model import Message
 from messaging.receiving import NOT_ANNOTATED, MessageParameter, evaluated, is_awaitable, parameter_of
-from messaging.replyto.served_request import Content, DeferredReply
+from messaging.replyto.deferred import DeferredReply
+from messaging.replyto.served_request import Content
 
 
 class TypedHandler:

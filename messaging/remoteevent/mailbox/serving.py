@@ -92,6 +92,8 @@ class MailboxServer:
         self._directory = LeaseDirectory(messaging, channel, mailbox.landlord)
         self._end = mailbox.note_served(self.channel)
         self._is_closed = False
+        #: answers that wait for events; changed by any thread
+        self._fetching: set[Promise[Any]] = set()
 
     @property
     def ready(self) -> Promise[None]:
@@ -167,6 +169,8 @@ class MailboxServer:
             else:
                 promise.resolve(_page(found.result(0)))
 
+        self._fetching.add(promise)
+        promise.listen(lambda: self._fetching.discard(promise))
         found.listen(settle)
         return promise
 
@@ -210,6 +214,8 @@ class MailboxServer:
         if not self._is_closed:
             self._is_closed = True
             self._server.close()
+            for each in [*self._fetching]:
+                each.resolve([])  # the owner asks again
             self._directory.close()
             self._end()
 
