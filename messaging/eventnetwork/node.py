@@ -124,6 +124,7 @@ class _Listener(MembershipListener):
         for each in self._notifications.all():
             if each.waits_for(MEMBERS) and self._is_for(each, member):
                 each.expect((member,))
+                each.joined(member)
 
     @staticmethod
     def _is_for(notification: Notification, member: Member) -> bool:
@@ -143,6 +144,10 @@ class _Listener(MembershipListener):
     def changed(self, member: Member, added: frozenset[Interest], removed: frozenset[Interest]) -> None:
         """See ``MembershipListener``."""
         self._interests.change(member.id, added, removed)
+        if removed:
+            for each in self._notifications.all():
+                if each.is_missing(member) and not self._is_for(each, member):
+                    each.confirmed(member.id)  # it has no consumer left, and may never answer
         self.joined(member)
         self._tell(self._service.interest_changed)
 

@@ -1,8 +1,8 @@
 """Delivery notifications: a promise that resolves when every consumer, here and in other processes, was notified.
 
 The members that live and want an event when it is published are waited for, and the consumers of this process. A member
-that leaves has no consumers left. A member that is lost fails the promise, as does the deadline, and the error names
-it.
+that leaves, or withdraws its interest in the event, has no consumers left. A member that is lost fails the promise, as
+does the deadline, and the error names it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ class Notification:
     Args:
         what: the operation, for errors.
         timeout: deadline, seconds.
-        is_for: returns whether a member that joins while the members are not settled is waited for, too.
+        joined: called with each member that joined while the members are not settled, and that is waited for, too.
+
+    Attributes:
+        is_for: returns whether a member wants the event now. Any thread may call it.
     """
 
     __slots__ = (
@@ -44,13 +47,15 @@ class Notification:
         "_parts",
         "is_expired",
         "is_for",
+        "joined",
         "promise",
         "timeout",
         "what",
     )
 
-    def __init__(self, what: str, timeout: float, is_for: Callable[[Member], bool] = lambda _: True) -> None:
-        self.is_for = is_for
+    def __init__(self, what: str, timeout: float, joined: Callable[[Member], object] = lambda _: None) -> None:
+        self.joined = joined
+        self.is_for: Callable[[Member], bool] = lambda _: True
         #: whether its deadline has passed before its promise was settled
         self.is_expired = False
         self.what = what
@@ -117,6 +122,11 @@ class Notification:
             if self._members.pop(member, None) is None and self._lost.pop(member, None) is None:
                 return
         self._settle()
+
+    def is_missing(self, member: Member) -> bool:
+        """Return whether a member has not confirmed it yet, which was lost and came back or is waited for."""
+        with self._lock:
+            return member.id in self._members or (member.id in self._lost and not member.is_lost)
 
     def ignore(self, member: str) -> None:
         """Wait no more for a member that was lost before the event was published."""

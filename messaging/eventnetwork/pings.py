@@ -85,7 +85,6 @@ class Pings:
         self._announce(Announcement(kind="ping", member=self._member, token=token))
         asking.release(DISPATCH)
 
-    def _ping_one(self, token: str, member: Member) -> bool:
-        """Ping a member that joined after the ping to all; it is waited for."""
+    def _ping_one(self, token: str, member: Member) -> None:
+        """Ping a member that joined after the ping to all."""
         self._announce(Announcement(kind="ping", member=self._member, to=member.id, token=token))
-        return True

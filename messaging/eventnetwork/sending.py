@@ -157,7 +157,7 @@ class EventSender:
         # before is seen below.
         self._notifications.add(event.id, notification)
         for each in expected:
-            if each.id not in membership.members:
+            if each.id not in membership.members or not notification.is_for(each):
                 notification.confirmed(each.id)
             elif each.is_lost:
                 notification.ignore(each.id)

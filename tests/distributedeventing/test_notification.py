@@ -18,7 +18,9 @@ from tests.distributedeventing.conftest import (
     Gate,
     Nodes,
     Pair,
+    announce,
     consume,
+    named,
     record,
 )
 
@@ -89,3 +91,18 @@ def test_the_deadline_holds_without_a_network(admin: DistributedEventAdmin) -> N
     with pytest.raises(PartialNotificationError, match=r"within 0\.1 s"):
         admin.publish_event_with_notification("a", 1, timeout=0.1).result(PATIENCE)
     gate.opened.set()
+
+
+@table("way", ["unregister", "negative answer", "exception", "modified"])
+def test_a_consumer_that_goes_away_ends_the_waits_for_it(nodes: Nodes, way: str) -> None:
+    one, other = nodes(), nodes()
+    consumer = {"negative answer": Consumer(-1), "exception": Failing(ValueError("x"))}.get(way, Consumer(2))
+    registration = consume(other, consumer, f"{way[:2]}/x")
+    announce(one, other)
+    promises = [one.publish_event_with_notification(f"{way[:2]}/x", number) for number in range(100)]
+    if way == "unregister":
+        registration.unregister()
+    elif way == "modified":
+        registration.update(named(f"{way[:2]}/y"))
+    promises += [one.publish_event_with_notification(f"{way[:2]}/x", number) for number in range(100)]
+    assert [each.exception(PATIENCE) for each in promises] == [None] * 200

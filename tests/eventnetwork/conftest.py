@@ -30,7 +30,8 @@ class Service(NodeService):
     """An event service that wants topics and keeps what it receives."""
 
     def __init__(self, *topics: str) -> None:
-        self.topics = {*topics}
+        #: topic filters, and interests with further fields
+        self.topics: set[str | Interest] = {*topics}
         self.arrived: Recorder[Arrival] = Recorder()
         self.lost: Recorder[str] = Recorder()
         self.changes = 0
@@ -38,7 +39,7 @@ class Service(NodeService):
         self.act: Callable[[Arrival], object] = lambda arrival: arrival.notified and arrival.notified()
 
     def wanted(self) -> tuple[frozenset[Interest], frozenset[str]]:
-        return frozenset(map(Interest, self.topics)), frozenset()
+        return frozenset(Interest(each) if isinstance(each, str) else each for each in self.topics), frozenset()
 
     def receive(self, arrival: Arrival) -> None:
         self.arrived.append(arrival)
@@ -81,7 +82,7 @@ class Participant:
     def live(self) -> set[str]:
         return {each.id for each in self.node.get_dto().members if not each.is_lost}
 
-    def want(self, *topics: str) -> None:
+    def want(self, *topics: str | Interest) -> None:
         self.service.topics = {*topics}
         self.node.refresh().result(PATIENCE)
 
