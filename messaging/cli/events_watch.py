@@ -73,11 +73,11 @@ class Watcher(NodeService):
     def receive(self, arrival: Arrival) -> None:
         """See ``NodeService``: queue an event."""
         event, hop = arrival.event, arrival.hop
-        if not any(each.matches(event.topic) for each in self._filters):
-            return  # the channel pattern of a filter may match more
-        if hop.id is not None and not self._seen.is_new(hop.id):
-            return
-        if event.kind != "data" and not self._with_ends:
+        # the channel pattern of a filter may match more
+        is_wanted = any(each.matches(event.topic) for each in self._filters)
+        if is_wanted and hop.id is not None:
+            is_wanted = self._seen.is_new(hop.id)
+        if not is_wanted or (event.kind != "data" and not self._with_ends):
             if arrival.notified is not None:
                 arrival.notified()
             return

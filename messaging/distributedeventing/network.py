@@ -78,7 +78,8 @@ class AdminNetwork(NodeService):
         if wire.reply_to is not None:  # a consumer must not fail on what a foreign sender wrote
             DISTRIBUTED_EVENTS.check_topic(wire.reply_to)
         if event_id is not None and not self._seen.is_new(event_id):
-            return  # it came before, or by another way
+            self._answer_copy(arrival, topic)
+            return
         # sessions of this process have the sender "", which no other may end
         session = None if wire.session is None else (wire.sender or "?", wire.session)
         failure = None
@@ -123,6 +124,15 @@ class AdminNetwork(NodeService):
         notification = Notification(f"an event on {topic!r}", _NOTIFIED_WITHIN)
         notification.promise.listen(confirm)
         return notification
+
+    def _answer_copy(self, arrival: Arrival, topic: str) -> None:
+        """Answer an event that came before, or by another way, when the consumers here have processed it."""
+        notification = self._confirming(arrival, topic)
+        if notification is not None:
+            for consumer in self._dispatcher.route(topic):
+                for each in consumer.objects():
+                    each.queue.when_done(notification.expect_part(consumer.name))
+            notification.release(DISPATCH)
 
     def member_lost(self, member: str) -> None:
         """End the sessions of a member that is gone, with an error event (5.1.2)."""

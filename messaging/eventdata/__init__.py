@@ -32,6 +32,7 @@ from messaging.eventdata.layout import WireEvent as WireEvent
 from messaging.eventdata.layout import decode as decode
 from messaging.eventdata.layout import encode as encode
 from messaging.eventdata.layout import microseconds as microseconds
+from messaging.eventdata.layout import sender_that_waits as sender_that_waits
 from messaging.eventdata.layout import time_of as time_of
 from messaging.eventdata.maps import EventData as EventData
 from messaging.eventdata.maps import as_data as as_data

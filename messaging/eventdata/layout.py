@@ -53,7 +53,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple, NoReturn
 
 from messaging.codecs import Codec, codec_for
-from messaging.errors import DecodeError, EncodeError, InvalidEventError
+from messaging.errors import DecodeError, EncodeError, InvalidEventError, MissingExtraError
 from messaging.eventdata.json_text import is_unicode, read_json, write_json
 from messaging.eventdata.problems import with_article
 from messaging.eventdata.schema import MISSING
@@ -474,6 +474,43 @@ def _read(found: dict[str, Any], event: WireEvent, topic: str | None) -> WireEve
     elif kind == ERROR and event.error is None:
         raise DecodeError("an event of kind 'error' without 'error': it must be a map with 'type' and 'message'")
     return event
+
+
+#: bytes in which :func:`sender_that_waits` looks for the fields before the data, and the key of the data
+_HEAD: Final = 1 << 16
+_DATA_KEY: Final = b',"data":'
+
+
+def sender_that_waits(payload: bytes, *, is_whole: bool = True) -> tuple[str, str] | None:
+    """Return the sender of an event that wants an acknowledgement, and the id that it awaits; ``None`` if none does.
+
+    It also reads an event that :func:`decode` refuses, as far as these fields are right: a sender whose event is
+    refused must not wait in vain.
+
+    Args:
+        payload: the event.
+        is_whole: whether to read all of it; otherwise only the JSON before the data, for events that are too large.
+    """
+    end = payload.find(_DATA_KEY, 0, _HEAD)
+    parts = [payload[:end] + b"}"] if end >= 0 else []
+    if is_whole:
+        parts.append(payload)
+    for each in parts:
+        try:
+            found = _parsed(each)
+        except (DecodeError, MissingExtraError):
+            continue
+        if type(found) is dict and found.get("notify") is True:
+            return _awaited(found)
+    return None
+
+
+def _awaited(found: dict[str, Any]) -> tuple[str, str] | None:
+    try:
+        sender, event_id = _uuid(found.get("sender")), found.get("id")
+        return sender, f"{sender}-{_count(found.get('sequence'))}" if event_id is None else _text(event_id)
+    except _WrongError:
+        return None
 
 
 def _parsed(payload: bytes) -> Any:

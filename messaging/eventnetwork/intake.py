@@ -3,16 +3,22 @@
 **Threads.** :meth:`Intake.put` runs on the engine loop and only queues. The rest runs on a worker thread, on one at a
 time. The event service may wait there for room in the queues of its consumers: then the broker's credit is used up, and
 it sends no more. Events are acknowledged after the event service has taken them.
+
+**Answers.** Every event whose sender waits is answered, also an event that is refused, or that came before: its sender
+waits for no consumer here. Without an answer are only events that do not tell their sender, events in CBOR that are too
+large, and events whose signature does not prove their sender.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import DecodeError, EventQueueOverflowError, MessagingError, SignatureError
-from messaging.eventdata import decode
+from messaging.eventdata import decode, sender_that_waits
 from messaging.eventnetwork.hops import Hop
 from messaging.execution import Serial, clock
 from messaging.text import SafeLog
@@ -21,6 +27,7 @@ if TYPE_CHECKING:
     from messaging.eventdata import WireEvent
     from messaging.eventnetwork.channels import ChannelNames
     from messaging.eventnetwork.seals import Seals
+    from messaging.eventnetwork.signing import Opened
     from messaging.model import Incoming
 
 logger = SafeLog(__name__)
@@ -40,7 +47,8 @@ class Arrival:
     Attributes:
         event: the event; its ``topic`` is that of its channel.
         id: its id, or one made of its sender and number; ``None`` if it has neither.
-        notified: to be called when every consumer here was notified, if the sender asked for it.
+        notified: to be called when every consumer here was notified, if the sender asked for it; further calls have no
+            effect.
     """
 
     __slots__ = ("_node", "event", "id", "notified")
@@ -63,6 +71,19 @@ class Arrival:
         event = self.event
         path = event.path if event.sender is None else (*event.path, event.sender)
         return Hop(self._node, self.id, event.origin, event.bundle, event.time, path)
+
+
+class _Once:
+    """Calls a function at most once."""
+
+    __slots__ = ("_calls",)
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._calls = [call]
+
+    def __call__(self) -> None:
+        with contextlib.suppress(IndexError):
+            self._calls.pop()()
 
 
 class RefusalLog:
@@ -145,7 +166,8 @@ class Intake:
         node: stands for it in the way of an event.
         names: the channels of the network.
         max_bytes: larger events are refused.
-        receive: takes an arrival; raises a ``MessagingError`` to refuse it.
+        receive: takes an arrival, and sees to ``Arrival.notified``; raises a ``MessagingError`` to refuse it, whose
+            sender is answered here.
         batch_received: called when no more arrivals follow at once, and at least once for each batch.
         settle: acknowledges messages; from any thread.
         confirm: called with the id of an event and its sender, when every consumer here was notified.
@@ -252,25 +274,58 @@ class Intake:
             )
 
     def _take(self, incoming: Incoming) -> None:
-        payload = incoming.payload
-        if len(payload) > self._max_bytes:
-            raise DecodeError(f"{len(payload)} bytes: at most {self._max_bytes} are read")
-        topic = self._names.topic(incoming.channel or "")
-        if topic is None:
-            return  # of another grammar: a wider pattern has it
-        seals = self._seals
-        event = decode(payload, topic) if seals is None else seals.event(payload, incoming.channel or "", topic)
+        """Hand an event to the event service. A sender that waits is answered, whether or not the event is refused."""
+        channel, payload, seals = incoming.channel or "", incoming.payload, self._seals
+        is_readable, opened = len(payload) <= self._max_bytes, None
+        if is_readable and seals is not None:
+            opened = seals.open_event(payload, channel)  # before, nothing that the event says is proven
+            payload = opened.payload
+        topic = self._names.topic(channel)
+        try:
+            if not is_readable:
+                raise DecodeError(f"{len(payload)} bytes: at most {self._max_bytes} are read")
+            if topic is None:  # of another grammar: a wider pattern has it
+                self._answer_unread(payload, opened, channel)
+                return
+            if seals is None or opened is None:
+                event = decode(payload, topic)
+            else:
+                event = seals.opened_event(opened, channel, topic)
+        except Exception:
+            self._answer_unread(payload, opened, channel, is_whole=is_readable)
+            raise
         sender = event.sender
-        if sender == self._member or self._member in event.path:
+        if sender == self._member:
             return  # its own event, which comes back
-        if event.topic != topic:
-            raise DecodeError(f"it names the topic {event.topic!r:.200}, and its channel is that of {topic!r}")
         event_id = event.id
         if event_id is None and sender is not None and event.sequence is not None:
             event_id = f"{sender}-{event.sequence}"
         notified = None
         if event.notify and sender is not None and event_id is not None:
-            key, to = event_id, sender
-            notified = lambda: self._confirm(key, to)  # noqa: E731
-        self.received += 1
-        self._receive(Arrival(event, event_id, self._node, notified))
+            notified = _Once(partial(self._confirm, event_id, sender))
+        try:
+            if self._member not in event.path:  # otherwise its consumers have it already
+                self.received += 1
+                self._receive(Arrival(event, event_id, self._node, notified))
+                return
+        except BaseException:
+            if notified is not None:
+                notified()
+            raise
+        if notified is not None:
+            notified()
+
+    def _answer_unread(self, payload: bytes, opened: Opened | None, channel: str, *, is_whole: bool = True) -> None:
+        """Answer the sender of an event that is not taken: no consumer here receives it."""
+        if self._seals is not None and opened is None:
+            return  # a forged event must not confirm another one
+        waits = sender_that_waits(payload, is_whole=is_whole)
+        if waits is None or waits[0] == self._member:
+            return
+        sender, event_id = waits
+        if self._seals is not None and opened is not None:
+            try:
+                self._seals.bind(opened, sender, channel)
+            except SignatureError:
+                return
+        self._confirm(event_id, sender)

@@ -169,14 +169,22 @@ class Seals:
                 principal that its key may not speak for.
             DecodeError: it is no event.
         """
+        return self.opened_event(self.open_event(payload, channel), channel, topic)
+
+    def opened_event(self, opened: Opened, channel: str, topic: str | None) -> WireEvent:
+        """Return the event of a result of :meth:`open_event`; raise as :meth:`event`."""
+        event = decode(opened.payload, topic)
+        if event.sender is not None:
+            self.bind(opened, event.sender, channel)
+        event.principal = _principal(opened, event.principal, channel)
+        return event
+
+    def open_event(self, payload: bytes, channel: str) -> Opened:
+        """Return what is signed in the message of an event, as :meth:`open` does; refuse a last will."""
         opened = self.open(payload, channel)
         if opened.is_will:
             raise _no_will(opened, channel)
-        event = decode(opened.payload, topic)
-        event.principal = _principal(opened, event.principal, channel)
-        if event.sender is not None:
-            self.bind(opened, event.sender, channel)
-        return event
+        return opened
 
     def open(self, payload: bytes, channel: str) -> Opened:
         """Return the payload of a message that arrives for the first time.

@@ -109,3 +109,5 @@ class LateJoin:
                     continue
                 except MessagingError as error:
                     logger.error("%s: an event on %r is refused: %s", self._title, held.event.topic, error)
+                except Exception:  # the others must be released all the same
+                    logger.exception("%s: an event on %r was not published", self._title, held.event.topic)

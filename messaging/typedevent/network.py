@@ -218,20 +218,20 @@ class _Inbound:
             self._publish(arrival)
 
     def _publish(self, arrival: Arrival) -> None:
-        """Publish an event that passed the checks, unless it arrived before."""
+        """Publish an event that passed the checks, unless it arrived before. Its sender is answered in any case."""
         wire, hop = arrival.event, arrival.hop
-        topic = wire.topic
-        if hop.id is not None and not self._bus.seen.is_new(hop.id):
-            self.duplicates += 1
+        try:
+            if hop.id is not None and not self._bus.seen.is_new(hop.id):
+                self.duplicates += 1
+                return
+            data = wire.value()
+            if type(data) is not dict:
+                raise DecodeError(f"its data is a {type(data).__name__}: the events of a typed event bus are maps")
+            origin = hop.framework or _UNKNOWN_FRAMEWORK
+            published = 0.0 if hop.time is None else hop.time / _MICROSECONDS
+            self._bus.publish(wire.topic, data, self._principal, (hop,), origin, published)
+        finally:
             self._confirm(arrival)
-            return
-        data = wire.value()
-        if type(data) is not dict:
-            raise DecodeError(f"its data is a {type(data).__name__}: the events of a typed event bus are maps")
-        origin = hop.framework or _UNKNOWN_FRAMEWORK
-        published = 0.0 if hop.time is None else hop.time / _MICROSECONDS
-        self._bus.publish(topic, data, self._principal, (hop,), origin, published)
-        self._confirm(arrival)
 
     def _confirm(self, arrival: Arrival) -> None:
         """Tell the sender when the handlers have processed the events published so far, if it asked for it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import product
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import given
@@ -17,6 +19,8 @@ from hypothesis import strategies as st
 import messaging
 from messaging.dispatch import TopicPermission, TopicPolicy, parse_filter
 from messaging.errors import ArgumentError, ClosedError, InvalidTopicError
+from messaging.eventdata import WireEvent
+from messaging.eventnetwork import Arrival
 from messaging.services import ServiceRegistry
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
@@ -29,6 +33,7 @@ from messaging.typedevent import (
     TypedEventBus,
     UntypedEventHandler,
 )
+from messaging.typedevent.late import LateJoin
 
 NETWORK = EventNetwork(heartbeat=0.5)
 
@@ -345,3 +350,47 @@ def test_a_connection_is_a_context_manager(stack: ExitStack) -> None:
         assert isinstance(connection, BusConnection)
         connection.ready.result(PATIENCE)
     assert not bus._network.connections
+
+
+#: events of a plain program that a connection does not publish: topic, and fields
+NOT_PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "a policy": ("secrets/a", {"data": {}}),
+    "data that is no map": ("meters/a", {"data": 7}),
+    "data that is not portable": ("meters/a", {"data": {"at": {"$datetime": "yesterday"}}}),
+    "the end of a session": ("meters/a", {"kind": "close"}),
+}
+
+
+@table("topic, fields", NOT_PUBLISHED)
+def test_a_sender_is_answered_for_an_event_that_a_connection_does_not_publish(
+    start: Callable[..., Process], topic: str, fields: dict[str, Any]
+) -> None:
+    may = TopicPolicy({None: [TopicPermission("meters/*", "publish")]})
+    network = EventNetwork(heartbeat=0.5, prefix=f"n{uuid4().hex}")
+    process = start("one", topics=["meters/a", "secrets/a"], inbound_policy=may, network=network)
+    process.bus.on("*", handler=lambda *_: None)
+    process.announced()
+    answered: Recorder[str] = Recorder()
+    sender = str(uuid4())
+    stream = process.instance.subscribe(f"{network.prefix}-members/{sender}")
+    stream.subscribe(lambda message: answered.append(json.loads(message.payload)["member"]))
+    stream.ready.result(PATIENCE)
+    event = {"event": 1, "topic": topic, "sender": sender, "id": sender, "notify": True, **fields}
+    process.instance.publish(f"{network.prefix}/{topic}", json.dumps(event).encode()).result(PATIENCE)
+    eventually(lambda: answered)
+
+
+def test_a_held_event_that_fails_keeps_no_other_one_from_handlers() -> None:
+    published: list[int] = []
+
+    def publish(arrival: Arrival) -> None:
+        if arrival.event.data == 1:
+            raise ValueError("a defect")
+        published.append(arrival.event.data)
+
+    late = LateJoin("t", past_event=lambda _: None, publish_past=lambda _: None, publish=publish)
+    for number in (1, 2):
+        assert late.hold(Arrival(WireEvent("a", number), None, None, None))
+    late.done([], None)
+    assert published == [2]
+    assert not late.hold(Arrival(WireEvent("a", 3), None, None, None))
