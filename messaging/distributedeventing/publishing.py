@@ -105,15 +105,7 @@ class Publishing:
         principal: Principal = None,
     ) -> None:
         """Publish a payload with this process as its sender."""
-        if isinstance(payload, PushEvent):
-            if payload.is_terminal:
-                raise ArgumentError(
-                    f"a {payload.kind} event ends a session: publish data here, and end a session with close() or "
-                    "error() (RFC 214 5.1.1)"
-                )
-            payload = payload.value
-        if payload is None:
-            raise NullEventError("the payload is None")
+        payload = _data_of(payload)
         if correlation_id is not None:
             check_instance("correlation_id", correlation_id, str)
         event = DispatchedEvent(
@@ -140,12 +132,10 @@ class Publishing:
     ) -> None:
         """Publish an event that the caller prepared: topic, sender and data as given."""
         check_instance("event", given, DistributableEvent)
-        if given.data is None:
-            raise NullEventError("the payload is None")
         event = DispatchedEvent(
             given.topic,
             "data",
-            given.data,
+            _data_of(given.data),
             session=None if session is None else ("", session),
             bundle=given.originating_bundle,
             framework=given.originating_framework,
@@ -248,6 +238,25 @@ class Publishing:
             return
         if sent is not None and notification is not None:
             sent.listen(lambda: _check_sent(sent, notification))
+
+
+def _data_of(payload: Any) -> Any:
+    """Return the data of a payload, which may be a data event.
+
+    Raises:
+        ArgumentError: it is a close or error event (5.1.1).
+        NullEventError: it is ``None``.
+    """
+    while isinstance(payload, PushEvent):
+        if payload.is_terminal:
+            raise ArgumentError(
+                f"a {payload.kind} event ends a session: publish data here, and end a session with close() or "
+                "error() (RFC 214 5.1.1)"
+            )
+        payload = payload.value
+    if payload is None:
+        raise NullEventError("the payload is None")
+    return payload
 
 
 def _check_sent(sent: Promise[None], notification: Notification) -> None:
