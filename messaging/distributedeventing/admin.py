@@ -244,7 +244,7 @@ class DistributedEventAdmin(EventService):
         correlation_id: str | None = None,
         qos: str | Iterable[str] | None = None,
         principal: Principal = None,
-    ) -> None: ...
+    ) -> Promise[None]: ...
     @overload
     def publish_event(
         self,
@@ -255,7 +255,7 @@ class DistributedEventAdmin(EventService):
         *,
         qos: str | Iterable[str] | None = None,
         principal: Principal = None,
-    ) -> None: ...
+    ) -> Promise[None]: ...
     def publish_event(
         self,
         topic: str,
@@ -264,7 +264,7 @@ class DistributedEventAdmin(EventService):
         correlation_id: str | None = None,
         qos: str | Iterable[str] | None = None,
         principal: Principal = None,
-    ) -> None:
+    ) -> Promise[None]:
         """Publish a payload to a topic, in the default session: an endless stream of all senders (5.1.1).
 
         The topic comes first, as in RFC 214; ``TypedEventBus.deliver`` has the event first. It does not wait for
@@ -279,6 +279,12 @@ class DistributedEventAdmin(EventService):
             qos: names of qualities of service; the rest is as by default (DE047).
             principal: the principal that publishes.
 
+        Returns:
+            The promise of the message to other processes, as ``MessagePublisher.publish`` returns it: it resolves when
+            the broker has confirmed the message, and at once if no other process wants the event. With ``PERSISTENT``
+            its ``stored`` resolves when the event is stored: from then on it is sent, also by a later process. It fails
+            if the event cannot be sent, which is logged.
+
         Raises:
             InvalidTopicError, NullEventError: the topic or the payload is none.
             ArgumentError: a close or error event, which only sessions have; another argument is invalid.
@@ -288,17 +294,20 @@ class DistributedEventAdmin(EventService):
             ClosedError: the admin is closed.
         """
         correlation_id, payload = _payload_of((payload, *rest), correlation_id)
-        self._publishing.publish(topic, payload, correlation_id, qos, principal=principal)
+        return self._publishing.publish(topic, payload, correlation_id, qos, principal=principal)
 
     def publish(
         self, event: DistributableEvent[Any], *, qos: str | Iterable[str] | None = None, principal: Principal = None
-    ) -> None:
+    ) -> Promise[None]:
         """Publish an event that the caller prepared: topic, sender, ids and data are sent as given.
+
+        Returns:
+            The promise of :meth:`publish_event`.
 
         Raises:
             ArgumentError, NullEventError and others: see :meth:`publish_event`.
         """
-        self._publishing.publish_whole(event, qos, principal=principal)
+        return self._publishing.publish_whole(event, qos, principal=principal)
 
     @overload
     def publish_event_with_notification(
@@ -339,7 +348,8 @@ class DistributedEventAdmin(EventService):
             A promise that resolves when each consumer has returned, or was discarded: notified does not mean that it
             succeeded. Without consumers it resolves at once. It fails with ``PartialNotificationError``, which names
             the missing ones, after ``timeout`` seconds (``notification_timeout`` by default), or when a process is lost
-            meanwhile; with ``ConnectionLostError`` when the connection is lost; or with the error of the message.
+            meanwhile; with ``ConnectionLostError`` when the connection is lost; or with the error of the message. With
+            ``PERSISTENT`` its ``stored`` resolves as that of :meth:`publish_event`.
 
         Raises:
             TooManyRequestsError: too many notifications are pending.

@@ -12,6 +12,7 @@ from messaging.dispatch import run_elsewhere, too_long
 from messaging.distributedeventing.dispatched import DispatchedEvent
 from messaging.distributedeventing.queues import ConsumerQueue, QueuedEvent
 from messaging.errors import ArgumentError, ConversionError, InvalidEventError, TooManyRequestsError
+from messaging.execution import Promise
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class ConsumerObject:
             push_event = self._push_event(event)
             if push_event is not None:
                 result = (self._accept or self._fetch())(push_event)
-                if result:
+                if result and not isinstance(result, Promise):  # a consumer may end with publish_event
                     if isawaitable(result):
                         result = run_elsewhere(result, consumer.loop, consumer.timeout)
                     delay = self._back_pressure(result)

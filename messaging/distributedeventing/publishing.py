@@ -45,6 +45,32 @@ _OWN: Final = framework_uuid()
 _FRAMEWORK: Final = str(_OWN)
 
 
+class RefusedEvent(Promise[None]):
+    """The promise of an event that is not sent to other processes, which was reported already: it has failed."""
+
+    __slots__ = ()
+
+    def __init__(self, topic: str, error: MessagingError) -> None:
+        super().__init__(f"sending an event on {topic!r} to other processes")
+        self.looked_at = True
+        self.reject(error)
+
+    @property
+    def stored(self) -> Promise[None]:
+        """See ``Promise``."""
+        return self
+
+
+def _resolved() -> Promise[None]:
+    promise: Promise[None] = Promise("sending an event that no other process wants")
+    promise.resolve(None)
+    return promise
+
+
+#: the promise of every event that has no message
+_NOT_SENT: Final = _resolved()
+
+
 class Publishing:
     """Publishes the events of one admin. Thread safe.
 
@@ -103,8 +129,8 @@ class Publishing:
         session: str | None = None,
         reply_to: str | None = None,
         principal: Principal = None,
-    ) -> None:
-        """Publish a payload with this process as its sender."""
+    ) -> Promise[None]:
+        """Publish a payload with this process as its sender; return the promise of its message."""
         payload = _data_of(payload)
         if correlation_id is not None:
             check_instance("correlation_id", correlation_id, str)
@@ -118,7 +144,7 @@ class Publishing:
             reply_to=reply_to,
             correlation_id=correlation_id,
         )
-        self._publish(event, self._qos.read(qos), notification, principal)
+        return self._publish(event, self._qos.read(qos), notification, principal)
 
     def publish_whole(
         self,
@@ -129,8 +155,8 @@ class Publishing:
         session: str | None = None,
         reply_to: str | None = None,
         principal: Principal = None,
-    ) -> None:
-        """Publish an event that the caller prepared: topic, sender and data as given."""
+    ) -> Promise[None]:
+        """Publish an event that the caller prepared: topic, sender and data as given; return as :meth:`publish`."""
         check_instance("event", given, DistributableEvent)
         event = DispatchedEvent(
             given.topic,
@@ -142,7 +168,7 @@ class Publishing:
             reply_to=reply_to if given.reply_to is None else given.reply_to,
             correlation_id=given.correlation_id,
         )
-        self._publish(event, self._qos.read(qos), notification, principal)
+        return self._publish(event, self._qos.read(qos), notification, principal)
 
     def publish_end(
         self,
@@ -173,7 +199,7 @@ class Publishing:
         principal: Principal,
         *,
         is_end: bool = False,
-    ) -> None:
+    ) -> Promise[None]:
         topic = event.topic
         dispatcher, lifecycle = self._dispatcher, self._lifecycle
         route = dispatcher.routes.get(topic) if topic.__class__ is str else None
@@ -193,9 +219,9 @@ class Publishing:
             for consumer in route:
                 consumer.offer(event, notification)
             self._on_published(topic)
-            node = self.node
+            node, sent = self.node, None
             if node is not None and (qos.is_persistent or node.sender.may_send(topic)):
-                self._send(node, event, qos, notification, principal)
+                sent = self._send(node, event, qos, notification, principal)
         finally:
             if is_outer:
                 publishing.discard(thread)
@@ -203,6 +229,7 @@ class Publishing:
             notification.release(DISPATCH)
             if not notification.promise.done():  # the node watches only notifications of events that were sent
                 notification.watch()
+        return _NOT_SENT if sent is None else sent
 
     def _send(
         self,
@@ -211,8 +238,11 @@ class Publishing:
         qos: DeliveryQos,
         notification: Notification | None,
         principal: Principal,
-    ) -> None:
-        """Send an event to other processes. Consumers of this one have it already: a failure is no exception."""
+    ) -> Promise[None] | None:
+        """Send an event to other processes; return the promise of its message, ``None`` if it is not sent.
+
+        Consumers of this process have it already: a refusal is no exception, but fails the promise.
+        """
         try:
             refusal = self._outbound.refusal(principal, event.topic)
             if refusal is not None:
@@ -227,17 +257,19 @@ class Publishing:
         except MessagingError as error:
             if isinstance(error, PermissionDeniedError):
                 self._outbound.withhold(principal, event.topic, error)
+            refused = RefusedEvent(event.topic, error)
             if notification is not None:
+                notification.promise.message = refused
                 notification.fail(error)
-                return
-            if isinstance(error, PermissionDeniedError):
-                return
-            if not isinstance(error, InvalidEventError):
+            elif isinstance(error, InvalidEventError):
+                logger.error("an event on %r is not sent to other processes: %s", event.topic, error)
+            elif not isinstance(error, PermissionDeniedError):
                 raise
-            logger.error("an event on %r is not sent to other processes: %s", event.topic, error)
-            return
+            return refused
         if sent is not None and notification is not None:
+            notification.promise.message = sent
             sent.listen(lambda: _check_sent(sent, notification))
+        return sent
 
 
 def _data_of(payload: Any) -> Any:

@@ -111,22 +111,22 @@ class EventPublisherSession(Generic[T]):
 
     def publish_event(
         self, payload: T, correlation_id: str | None = None, *, qos: str | Iterable[str] | None = None
-    ) -> None:
-        """Publish a payload; see ``DistributedEventAdmin.publish_event`` for qos and errors.
+    ) -> Promise[None]:
+        """Publish a payload; see ``DistributedEventAdmin.publish_event`` for qos, the promise and errors.
 
         Raises:
             ClosedError: the session has ended.
         """
-        self._publish(payload, correlation_id, qos)
+        return self._publish(payload, correlation_id, qos)
 
-    def publish(self, event: DistributableEvent[T], *, qos: str | Iterable[str] | None = None) -> None:
-        """Publish an event, with its sender as given; its topic must be that of the session.
+    def publish(self, event: DistributableEvent[T], *, qos: str | Iterable[str] | None = None) -> Promise[None]:
+        """Publish an event, with its sender as given; its topic must be that of the session. Return the same promise.
 
         Raises:
             ArgumentError: the topic is another one.
             ClosedError: the session has ended.
         """
-        self._publish_whole(event, qos)
+        return self._publish_whole(event, qos)
 
     def publish_event_with_notification(
         self,
@@ -157,13 +157,15 @@ class EventPublisherSession(Generic[T]):
             self._publish(event, correlation_id, qos, notification)
         return notification.promise
 
-    def _publish_whole(self, event: DistributableEvent[T], qos: Any, notification: Notification | None = None) -> None:
+    def _publish_whole(
+        self, event: DistributableEvent[T], qos: Any, notification: Notification | None = None
+    ) -> Promise[None]:
         check_instance("event", event, DistributableEvent)
         if event.topic != self._topic:
             raise ArgumentError(f"the session publishes to {self._topic!r}, and the event is for {event.topic!r}")
         _refuse_ended(self._gate.enter(), self._topic)
         try:
-            self._publishing.publish_whole(
+            return self._publishing.publish_whole(
                 event,
                 qos,
                 notification,
@@ -176,10 +178,10 @@ class EventPublisherSession(Generic[T]):
 
     def _publish(
         self, payload: Any, correlation_id: str | None, qos: Any, notification: Notification | None = None
-    ) -> None:
+    ) -> Promise[None]:
         _refuse_ended(self._gate.enter(), self._topic)
         try:
-            self._publishing.publish(
+            return self._publishing.publish(
                 self._topic,
                 payload,
                 correlation_id,

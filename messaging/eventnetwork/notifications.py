@@ -24,6 +24,21 @@ MEMBERS: Final = "members"
 MAX_PENDING: Final = 10_000
 
 
+class NotificationPromise(Promise[None]):
+    """The promise of a notification. ``message``: the promise of the message of its event, once it is sent."""
+
+    __slots__ = ("message",)
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.message: Promise[None] | None = None
+
+    @property
+    def stored(self) -> Promise[None]:
+        """See ``Promise``: the event was stored, and will be sent."""
+        return super().stored if self.message is None else self.message.stored
+
+
 class Notification:
     """The notification of one event. Thread safe.
 
@@ -60,7 +75,7 @@ class Notification:
         self.is_expired = False
         self.what = what
         self.timeout = timeout
-        self.promise: Promise[None] = Promise(what)
+        self.promise = NotificationPromise(what)
         self._deadline = clock.monotonic() + timeout
         self._lock = threading.Lock()  # guards the following
         #: consumers of this process that are waited for, by an object for each delivery

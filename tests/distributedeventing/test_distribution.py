@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,10 @@ from messaging.distributedeventing import (
     TRANSIENT,
     DistributedEventAdmin,
 )
-from messaging.errors import ArgumentError, MessagingError, UnsupportedFeatureError
+from messaging.errors import ArgumentError, InvalidEventError, MessagingError, UnsupportedFeatureError
+from messaging.execution import Promise
 from messaging.services import ServiceRegistry
+from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.distributedeventing.conftest import (
@@ -93,8 +97,6 @@ def test_53_a_message_that_is_sent_again_is_consumed_once(
 
 
 def test_54_a_persistent_event_is_sent_after_a_restart(tmp_path: Path, nodes: Nodes, mosquitto: Any) -> None:
-    from messaging.testing.proxy import Proxy
-
     path = f"{tmp_path}/outbox"
     other = nodes("mqtt5")
     recorder = record(other, "a")
@@ -187,3 +189,80 @@ def test_values_survive_both_encodings(nodes: Nodes) -> None:
     for each in senders:
         each.publish_event("a", value)
     eventually(lambda: recorder.values == [value, value])
+
+
+#: publishes five persistent events while the broker is away, and dies when they are stored
+_DYING = """
+import os, sys
+import messaging
+from messaging.distributedeventing import DistributableEvent, DistributedEventAdmin, EventNetwork
+url, path, prefix = sys.argv[1:]
+m = messaging.connect(url, version="5", outbox_path=path)
+admin = DistributedEventAdmin(instance=m, network=EventNetwork(prefix=prefix))
+admin.ready.result(20)
+print("ready", flush=True)
+sys.stdin.readline()
+session = admin.create_session("a")
+promises = [
+    admin.publish_event("a", 1, qos="PERSISTENT"),
+    admin.publish(DistributableEvent("a", data=2), qos="PERSISTENT"),
+    session.publish_event(3, qos="PERSISTENT"),
+    session.publish(DistributableEvent("a", data=4), qos="PERSISTENT"),
+    admin.publish_event_with_notification("a", 5, qos="PERSISTENT"),
+]
+for each in promises:
+    each.stored.result(20)
+os._exit(9)
+"""
+
+
+def test_a_stored_event_is_sent_after_a_kill(tmp_path: Path, nodes: Nodes, mosquitto: Any) -> None:
+    other = nodes("mqtt5")
+    recorder = record(other, "a")
+    other.announced().result(PATIENCE)
+    assert other.node is not None
+    with Proxy(mosquitto.host, mosquitto.port) as proxy:
+        url, path = f"mqtt://127.0.0.1:{proxy.port}", f"{tmp_path}/outbox"
+        arguments = [sys.executable, "-c", _DYING, url, path, other.node.names.prefix]
+        with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            proxy.refuse()
+            process.stdin.write(b"go\n")
+            process.stdin.flush()
+            assert process.wait(PATIENCE) == 9
+        proxy.accept()
+        with messaging.connect(url, version="5", outbox_path=path):
+            eventually(lambda: sorted(recorder.values) == [1, 2, 3, 4, 5])
+
+
+def test_publishing_returns_the_promise_of_the_message(
+    nodes: Nodes, admin: DistributedEventAdmin, checked: pytest.LogCaptureFixture
+) -> None:
+    assert admin.publish_event("a", 1).result(PATIENCE) is None
+    with pytest.raises(UnsupportedFeatureError):
+        admin.publish_event("a", 1).stored.result(PATIENCE)
+    one, other = nodes("mqtt5"), nodes("mqtt5")
+    recorder = record(other, "a")
+    announce(one, other)
+    assert one.publish_event("b", "unwanted").result(PATIENCE) is None
+    one.publish_event("a", 1).result(PATIENCE)
+    eventually(lambda: recorder.values == [1])
+    unfit = one.publish_event("a", object())
+    assert isinstance(unfit.exception(PATIENCE), InvalidEventError)
+    assert unfit.stored is unfit
+    assert "its result was never retrieved" not in checked.text
+
+
+def test_a_consumer_may_end_with_the_promise_of_an_event(admin: DistributedEventAdmin) -> None:
+    recorder = record(admin, "b")
+    admin.on("a", handler=lambda event: admin.publish_event("b", event.value))
+    pending: Promise[None] = Promise("an event that is not confirmed")
+    admin.on("a", handler=lambda _: pending)
+    for number in (1, 2):
+        admin.publish_event("a", number)
+    flush(admin)
+    flush(admin)
+    assert recorder.values == [1, 2]
+    assert not admin.problems()
