@@ -47,7 +47,12 @@ kind            meaning
 ==============  ======================================================================================================
 
 A program without this library takes part with an ``update`` on the channel of all members, sent again within twice its
-own ``heartbeat``. Unknown fields are ignored.
+own ``heartbeat``. It answers each ``ping`` with a ``pong``, on the channel of the member that sent the ping, if
+``announced()`` of others is to wait for it: members that have not sent any are not waited for.
+
+Unknown fields are ignored. So are entries of ``interests``, ``offers`` and ``qos`` that are wrong or unknown, such as a
+grammar of a later version, and a wrong ``framework``, ``name``, ``heartbeat`` or ``linger``: the rest is taken. Each
+problem is logged once for each member.
 """
 
 from __future__ import annotations
@@ -55,12 +60,16 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias, TypeGuard, get_args
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias, TypeGuard, TypeVar, get_args
 from uuid import UUID
 
 from messaging.errors import DecodeError
-from messaging.text import did_you_mean
+from messaging.text import did_you_mean, printable
+
+T = TypeVar("T")
 
 VERSION: Final = 1
 
@@ -83,6 +92,7 @@ MIN_HEARTBEAT: Final = 0.05
 MAX_SECONDS: Final = 86_400.0
 _MAX_VERSION: Final = 2**53
 _MAX_QOS: Final = 32
+_MAX_PROBLEMS: Final = 8
 #: characters of a kind for which a similar one is searched
 _MAX_HINTED: Final = 40
 #: microseconds since 1970, beyond the year 9999
@@ -127,6 +137,8 @@ class Announcement:
     since: int | None = None
     limit: int = 0
     inbox: str | None = None
+    #: what was wrong in it and left out, as texts; at most ``_MAX_PROBLEMS``
+    problems: tuple[str, ...] = ()
 
 
 def dump_announcement(announcement: Announcement) -> bytes:
@@ -175,6 +187,8 @@ def _dumped(interest: Interest) -> dict[str, Any]:
 def load_announcement(payload: bytes) -> Announcement:
     """Return the announcement in a payload. Topic filters and LDAP filters are text here, and not parsed.
 
+    Fields and entries that it can do without are left out if they are wrong, see the module and ``problems``.
+
     Raises:
         DecodeError: it is none; the text says which field is wrong, and what would be right.
     """
@@ -194,17 +208,18 @@ def load_announcement(payload: bytes) -> Announcement:
     if kind not in KINDS:
         hint = did_you_mean(kind, KINDS) if isinstance(kind, str) and len(kind) <= _MAX_HINTED else ""
         raise _wrong("kind", f"must be one of {', '.join(KINDS)}{hint and f'; {hint}'}")
+    problems: dict[str, None] = {}
     return Announcement(
         kind=kind,
         member=_uuid(found, "member") or _missing("member"),
         version=_count(found, "version"),
-        heartbeat=_heartbeat(found),
-        linger=_seconds(found, "linger"),
-        interests=tuple(dict.fromkeys(map(_interest, _several(found, "interests")))),
-        offers=tuple(dict.fromkeys(_text(each, "offers") for each in _several(found, "offers"))),
-        framework=_uuid(found, "framework"),
-        name=_optional_text(found, "name"),
-        qos=tuple(_text(each, "qos") for each in _several(found, "qos", _MAX_QOS)),
+        heartbeat=_optional(problems, _heartbeat, found) or 0.0,
+        linger=_optional(problems, _seconds, found, "linger") or 0.0,
+        interests=tuple(dict.fromkeys(_entries(problems, found, "interests", _interest))),
+        offers=tuple(dict.fromkeys(_entries(problems, found, "offers", partial(_text, field="offers")))),
+        framework=_optional(problems, _uuid, found, "framework"),
+        name=_optional(problems, _optional_text, found, "name"),
+        qos=_entries(problems, found, "qos", partial(_text, field="qos"), _MAX_QOS),
         to=_uuid(found, "to"),
         token=_optional_text(found, "token"),
         event=_optional_text(found, "event"),
@@ -213,7 +228,33 @@ def load_announcement(payload: bytes) -> Announcement:
         since=_time(found, "since"),
         limit=_count(found, "limit"),
         inbox=_uuid(found, "inbox"),
+        problems=tuple(problems),
     )
+
+
+def _optional(problems: dict[str, None], read: Callable[..., T], *arguments: Any) -> T | None:
+    """Return ``read(*arguments)``; note why it is ``None`` if it is refused."""
+    try:
+        return read(*arguments)
+    except DecodeError as error:
+        if len(problems) < _MAX_PROBLEMS:
+            problems[str(error)] = None
+        return None
+
+
+def _entries(
+    problems: dict[str, None],
+    found: dict[str, Any],
+    field: str,
+    read: Callable[[Any], T],
+    limit: int = MAX_ENTRIES,
+) -> tuple[T, ...]:
+    """Return the entries of a list that are right."""
+    several = _optional(problems, _bounded, found, field, limit)
+    if several is None:
+        several = _several(found, field)[:limit]
+    read_all = (_optional(problems, read, each) for each in several)
+    return tuple(each for each in read_all if each is not None)
 
 
 def _wrong(field: str, why: str) -> DecodeError:
@@ -261,10 +302,15 @@ def _heartbeat(found: dict[str, Any]) -> float:
     return value
 
 
-def _several(found: dict[str, Any], field: str, limit: int = MAX_ENTRIES) -> list[Any]:
+def _several(found: dict[str, Any], field: str) -> list[Any]:
     value = found.get(field, [])
     if not isinstance(value, list):
         raise _wrong(field, "must be a list")
+    return value
+
+
+def _bounded(found: dict[str, Any], field: str, limit: int) -> list[Any]:
+    value = _several(found, field)
     if len(value) > limit:
         raise _wrong(field, f"has {len(value)} entries: at most {limit} are read; announce wider filters")
     return value
@@ -292,7 +338,10 @@ def _interest(value: Any) -> Interest:
     ldap = value.get("filter")
     grammar = value.get("grammar", DISTRIBUTED)
     if grammar not in (DISTRIBUTED, TYPED):
-        raise _wrong("interests", f"must have {DISTRIBUTED!r} or {TYPED!r} as their grammar")
+        raise _wrong(
+            "interests",
+            f"must have {DISTRIBUTED!r} or {TYPED!r} as their grammar, not {printable(str(grammar))[:80]!r}",
+        )
     return Interest(
         _text(value.get("topics"), "interests"),
         None if ldap is None else _text(ldap, "interests"),

@@ -51,6 +51,8 @@ _MAX_PROBES: Final = 64
 _SETTLE: Final = 1.0
 #: queries that are answered one by one within a third of a heartbeat; further ones get one update for all members
 _ANSWERS: Final = 16
+#: problems of the announcements of one member that are logged
+_MAX_REPORTED: Final = 16
 #: time until that update, seconds: shorter than the time for answers
 ANSWER_DELAY: Final = 0.1
 #: bytes of an announcement that are left to the fields beside interests and offers
@@ -68,11 +70,12 @@ class Member:
         is_lost: whether it is silent, or its broker says that it is gone.
         interests, offers: its interests and offers; replaced as a whole.
         heard: when it was last heard of, monotonic seconds.
+        reported: what was wrong in its announcements, and was logged.
     """
 
     __slots__ = (
         "framework", "heard", "heartbeat", "id", "inbox", "interests", "is_known", "is_lost", "linger", "lost_at",
-        "name", "offers", "qos", "queried", "replays", "version",
+        "name", "offers", "qos", "queried", "replays", "reported", "version",
     )  # fmt: skip
 
     def __init__(self, id: str, now: float) -> None:  # noqa: A002
@@ -92,6 +95,7 @@ class Member:
         self.heard = now
         #: when it was last queried; ``None``: never
         self.queried: float | None = None
+        self.reported: set[str] = set()
 
     def __str__(self) -> str:
         return f"{printable(self.name)} ({self.id})" if self.name else self.id
@@ -343,7 +347,7 @@ class Membership:
         """Take in an announcement of another member.
 
         Raises:
-            DecodeError: one of its interests does not parse, or there are too many; they are not taken in.
+            DecodeError: there are too many interests; they are not taken in.
         """
         if announcement.member == self.own.member:
             self._came_back(announcement, now)
@@ -353,8 +357,7 @@ class Membership:
         if announcement.kind == "leave":
             self._leave(announcement, now)
             return
-        for interest in announcement.interests:
-            self._check(interest)
+        announcement = self._readable(announcement)
         member = self.members.get(announcement.member)
         if member is None:
             if now < self._gone.get(announcement.member, now):
@@ -363,6 +366,7 @@ class Membership:
             if member is None:
                 return
         member.heard = now
+        self._report(member, announcement.problems)
         if announcement.inbox is not None:
             member.inbox = announcement.inbox
         if announcement.heartbeat:
@@ -380,6 +384,28 @@ class Membership:
             self._answer(announcement.member)
         elif announcement.kind == "ping" and announcement.token is not None:
             self.own.send("pong", to=announcement.member, token=announcement.token)
+
+    def _readable(self, announcement: Announcement) -> Announcement:
+        """Return an announcement without the interests that do not parse; they are problems of it."""
+        problems = [*announcement.problems]
+        interests = []
+        for each in announcement.interests:
+            try:
+                self._check(each)
+                interests.append(each)
+            except DecodeError as error:
+                problems.append(str(error))
+        if len(interests) == len(announcement.interests):
+            return announcement
+        return replace(announcement, interests=tuple(interests), problems=tuple(problems))
+
+    @staticmethod
+    def _report(member: Member, problems: tuple[str, ...]) -> None:
+        """Log what was wrong in an announcement: each problem once, as long as the member is known."""
+        for each in problems:
+            if each not in member.reported and len(member.reported) < _MAX_REPORTED:
+                member.reported.add(each)
+                logger.warning("event network: member %s: %s; the rest of its announcement is taken", member, each)
 
     def _came_back(self, announcement: Announcement, now: float) -> None:
         """Note that this member received everything that was sent before this own announcement."""
@@ -441,14 +467,14 @@ class Membership:
         self, member: Member, announcement: Announcement, interests: frozenset[Interest], offers: frozenset[str]
     ) -> None:
         more = len(interests) + len(offers) - len(member.interests) - len(member.offers)
+        member.version = announcement.version  # also of a refused one: it would be queried and refused again
+        member.is_known = True
+        member.queried = None
         if len(interests) > MAX_ENTRIES or len(offers) > MAX_ENTRIES or self._total + max(more, 0) > MAX_TOTAL:
             raise DecodeError(
                 f"member {member} announces {len(interests)} interests and {len(offers)} offers: at most {MAX_ENTRIES} "
                 f"each, and {MAX_TOTAL} of all members, are kept"
             )
-        member.version = announcement.version
-        member.is_known = True
-        member.queried = None
         self._set(member, interests, offers)
 
     def _set(self, member: Member, interests: frozenset[Interest], offers: frozenset[str]) -> None:

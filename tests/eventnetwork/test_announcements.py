@@ -98,24 +98,46 @@ WRONG: Final[list[tuple[str, list[Any], str]]] = [
     ("kind", ["updates", "Heartbeat"], "did you mean"),
     ("member", ["", "x", MEMBER.upper(), 1, [], {}, True, f"{MEMBER}\n", "1" * 10**5], UUID_RULE),
     ("member", [None], "without 'member'"),
-    ("framework", ["x", 1, [], MEMBER.upper()], UUID_RULE),
     ("to", ["all", 1, "#"], UUID_RULE),
     ("version", [-1, 1.5, "1", True, None, 2**53 + 1, 10**400], "must be an integer from 0 to"),
+    ("interests", [None, {}, "a", 1], "must be a list"),
+    ("offers", [None, {}, "a"], "must be a list"),
+    *((name, ["", 1, [], "x" * (MAX_TEXT + 1), SURROGATE], TEXT_RULE) for name in ("token", "event")),
+]  # fmt: skip
+
+
+#: fields that an announcement can do without
+LEFT_OUT: Final[list[tuple[str, list[Any], str]]] = [
+    ("framework", ["x", 1, [], MEMBER.upper()], UUID_RULE),
     ("heartbeat", [-1, "5", True, None, 10**400, [], 1e300], "must be seconds, from 0 to 86400"),
     ("heartbeat", [0.001, 1e-300], "must be seconds, at least 0.05"),
     ("linger", [-0.1, "x", False, {}], "must be seconds, from 0 to 86400"),
-    ("interests", [None, {}, "a", 1], "must be a list"),
     ("interests", [["a"], [None], [[]]], "must have objects with a topic filter in 'topics'"),
     ("interests", [[{}], [{"topics": ""}], [{"topics": 1}], [{"topics": SURROGATE}]], TEXT_RULE),
     ("interests", [[{"topics": "a", "filter": each}] for each in ("", 1, [], "x" * (MAX_TEXT + 1), SURROGATE)],
      TEXT_RULE),
     ("interests", [[{"topics": "a"}] * (MAX_ENTRIES + 1)], "at most 10000 are read; announce wider filters"),
-    ("offers", [None, {}, "a"], "must be a list"),
     ("offers", [[1], [None], [""], ["x" * (MAX_TEXT + 1)], [SURROGATE]], TEXT_RULE),
     ("qos", [["x"] * 33], "at most 32 are read"),
     ("qos", [[1], [SURROGATE]], TEXT_RULE),
-    *((name, ["", 1, [], "x" * (MAX_TEXT + 1), SURROGATE], TEXT_RULE) for name in ("name", "token", "event")),
+    ("name", ["", 1, [], "x" * (MAX_TEXT + 1), SURROGATE], TEXT_RULE),
 ]  # fmt: skip
+
+
+@table("field, values, rule", LEFT_OUT)
+def test_a_field_that_is_not_needed_is_left_out_with_the_rule_that_it_breaks(
+    field: str, values: list[Any], rule: str
+) -> None:
+    for value in values:
+        found = load(good(**{field: value}))
+        assert len(found.problems) == 1
+        assert rule in found.problems[0], value
+        assert field in found.problems[0]
+        assert len(found.problems[0]) < 400
+        default = getattr(Announcement(kind="query", member=MEMBER), field)
+        kept = getattr(found, field)
+        assert kept == default or kept == (Interest("a"),) or kept == ("x",) * 32
+        assert (found.kind, found.version) == (load(good()).kind, load(good()).version)
 
 
 @table("field, values, rule", WRONG)

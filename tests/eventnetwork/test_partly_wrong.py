@@ -1,0 +1,101 @@
+"""Announcements of which a part is wrong or of a later version: what is right is taken, the rest is reported once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import messaging
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.eventnetwork.conftest import Join, Participant, update
+
+#: wrong fields of an update that wants ``good``, and a word of the report
+PARTLY_WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a topic filter that does not parse": ({"interests": [{"topics": "a//b"}, {"topics": "good"}]}, "a//b"),
+    "an LDAP filter that does not parse": (
+        {"interests": [{"topics": "good"}, {"topics": "x", "filter": "(a=b"}]},
+        "interest",
+    ),
+    "a grammar of a later version": (
+        {"interests": [{"topics": "a:b", "grammar": "regular"}, {"topics": "good"}]},
+        "regular",
+    ),
+    "a grammar that is no text": ({"interests": [{"topics": "a", "grammar": [1]}, {"topics": "good"}]}, "grammar"),
+    "an interest that is no object": ({"interests": [7, "x", None, {"topics": "good"}]}, "topics"),
+    "an interest without topics": ({"interests": [{"filter": "(a=b)"}, {"topics": "good"}]}, "text"),
+    "an offer that is no text": ({"offers": [7, "offered"]}, "offers"),
+    "a quality of service that is no text": ({"qos": [{}, "IN_ORDER"]}, "qos"),
+    "too many qualities of service": ({"qos": ["x"] * 40}, "qos"),
+    "a name that is no text": ({"name": ["a"]}, "name"),
+    "a framework that is no UUID": ({"framework": "me"}, "framework"),
+    "a heartbeat that is no number": ({"heartbeat": "5 s"}, "heartbeat"),
+    "a linger that is out of range": ({"linger": -1}, "linger"),
+}
+
+
+def interests_of(participant: Participant, member: str) -> tuple[str, ...] | None:
+    return next((each.interests for each in participant.node.get_dto().members if each.id == member), None)
+
+
+@table("fields, word", PARTLY_WRONG)
+def test_what_is_right_is_taken_and_the_rest_is_reported_once(
+    join: Join, memory: str, fields: dict[str, Any], word: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    network, member = f"{memory}-{uuid4()}", str(uuid4())
+    one = join(network)
+    with messaging.connect(network) as plain:
+        for version in (1, 2, 3):
+            payload = update(member, "good", version=version, **fields)
+            plain.publish("topics-members/all", payload).result(PATIENCE)
+            beat = {"announcement": 1, "kind": "heartbeat", "member": member, "version": version}
+            plain.publish("topics-members/all", json.dumps(beat).encode()).result(PATIENCE)
+        plain.publish("topics-members/all", update(member, "good", "end", version=4)).result(PATIENCE)
+        eventually(lambda: interests_of(one, member) == ("end", "good"))
+    found = [each.getMessage() for each in caplog.records if member in each.getMessage()]
+    assert len([each for each in found if word in each]) == 1
+    assert one.node.get_dto().refused == 0
+
+
+def test_a_change_of_which_a_part_is_wrong_is_no_missed_change(join: Join, memory: str) -> None:
+    one, member = join(memory), str(uuid4())
+    heard: list[dict[str, Any]] = []
+    with messaging.connect(memory) as plain:
+        stream = plain.subscribe(f"topics-members/{member}")
+        stream.subscribe(lambda message: heard.append(json.loads(message.payload)))
+        stream.ready.result(PATIENCE)
+        plain.publish("topics-members/all", update(member, "a", version=1)).result(PATIENCE)
+        wrong: dict[str, list[Any]] = {
+            "add": [{"topics": "a//b"}, {"topics": "b"}],
+            "remove": [{"topics": "c", "grammar": "later"}, {"topics": "a"}],
+        }
+        for version, (kind, interests) in enumerate(wrong.items(), 2):
+            change = {"announcement": 1, "kind": kind, "member": member, "version": version, "interests": interests}
+            plain.publish("topics-members/all", json.dumps(change).encode()).result(PATIENCE)
+        eventually(lambda: interests_of(one, member) == ("b",))
+        ping = {"announcement": 1, "kind": "ping", "member": member, "version": 3, "token": "t"}
+        plain.publish("topics-members/all", json.dumps(ping).encode()).result(PATIENCE)
+        eventually(lambda: any(each["kind"] == "pong" for each in heard))
+    assert not [each for each in heard if each["kind"] == "query"]
+
+
+def test_a_member_that_announces_too_much_is_not_queried_with_every_heartbeat(join: Join, memory: str) -> None:
+    one, member = join(memory), str(uuid4())
+    heard: list[dict[str, Any]] = []
+    with messaging.connect(memory) as plain:
+        stream = plain.subscribe(f"topics-members/{member}")
+        stream.subscribe(lambda message: heard.append(json.loads(message.payload)))
+        stream.ready.result(PATIENCE)
+        many = [f"a{number}" for number in range(9_000)]
+        plain.publish("topics-members/all", update(member, *many, version=1)).result(PATIENCE)
+        more = {"announcement": 1, "kind": "add", "member": member, "version": 2}
+        more["interests"] = [{"topics": f"b{number}"} for number in range(9_000)]
+        plain.publish("topics-members/all", json.dumps(more).encode()).result(PATIENCE)
+        eventually(lambda: one.node.get_dto().refused == 1)
+        ping = {"announcement": 1, "kind": "ping", "member": member, "version": 2, "token": "t"}
+        plain.publish("topics-members/all", json.dumps(ping).encode()).result(PATIENCE)
+        eventually(lambda: any(each["kind"] == "pong" for each in heard))
+    assert not [each for each in heard if each["kind"] == "query"]
