@@ -32,6 +32,10 @@ class StreamCounters:
         metadata=counter("rejected messages redelivered by this process, because the protocol cannot", "messages"),
     )
     dead_lettered: int = field(default=0, metadata=counter("messages that went to the dead-letter channel", "messages"))
+    unrouted: int = field(
+        default=0,
+        metadata=counter("dead letters that nothing received, so that their messages were kept", "messages"),
+    )
     dropped: int = field(
         default=0,
         metadata=counter(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from messaging.errors import ArgumentError, ClosedError, MessagingError, UnsupportedFeatureError
+from messaging.errors import ArgumentError, ClosedError, MessagingError, UnroutableError, UnsupportedFeatureError
 from messaging.execution import Promise, clock
 from messaging.model import Features, Incoming, Message, MessageContext, carried_headers
 from messaging.text import SafeLog
@@ -49,6 +49,8 @@ _FIRST_RETRY: Final = 1.0
 _LONGEST_RETRY: Final = 60.0
 #: dead letters published at a time when a stream ends
 _AT_A_TIME: Final = 256
+#: messages without acknowledgement whose dead letters are tried again at the same time; more are dropped
+_UNACKNOWLEDGED: Final = 1024
 
 
 class Redelivery:
@@ -57,7 +59,9 @@ class Redelivery:
     Without ``maxDeliveries`` and dead-letter channel a rejected message is redelivered. With ``maxDeliveries`` it is
     redelivered until it was delivered that often. Otherwise, or then, it goes to the dead-letter channel: it is
     published first and acknowledged afterwards, so that it is always in one of both places; failed publishing is
-    retried. Without dead-letter channel the message is discarded, which is logged.
+    retried. A dead letter is mandatory where the protocol can say so: if nothing receives the dead-letter channel, the
+    message is redelivered, after a delay that grows. Without dead-letter channel the message is discarded, which is
+    logged.
 
     The broker redelivers where its protocol can; elsewhere ``put_back`` puts the message into the buffer again, and
     the broker still holds it for this client.
@@ -67,6 +71,7 @@ class Redelivery:
         publish: publishes a dead letter.
         put_back: buffers a message again.
         acknowledge: acknowledges a message that was dead-lettered or discarded.
+        handed_back: called with a message whose dead letter has no route, before it is redelivered.
 
     Attributes:
         rejections: number of rejections so far of messages that the broker redelivers and does not count: by message
@@ -79,6 +84,7 @@ class Redelivery:
         publish: Publish,
         put_back: Callable[[Incoming], object],
         acknowledge: Callable[[Incoming], object],
+        handed_back: Callable[[Incoming], object],
     ) -> None:
         self._owner = owner
         self._loop = owner.connection.engine.loop
@@ -88,9 +94,14 @@ class Redelivery:
         self._publish = publish
         self._put_back = put_back
         self._acknowledge = acknowledge
+        self._handed_back = handed_back
         self.rejections: OrderedDict[object, int] = OrderedDict()
         #: dead letters being published for the first time
         self._dead_letters: set[Promise[None]] = set()
+        #: dead letters that failed and are tried again, of messages that only this process has
+        self._unacknowledged = 0
+        #: whether it was logged that nothing receives the dead-letter channel
+        self._is_reported = False
         #: rejected while the subscription was leaving, and their delivery attempts
         self._left: list[tuple[Incoming, int]] = []
         self._is_handed_on = False
@@ -111,7 +122,7 @@ class Redelivery:
         is_dead = False
         if limit is None and self._options.dead_letter_channel is not None:
             is_dead = True
-            self.dead_letter(incoming, REJECTED)
+            self.dead_letter(incoming, REJECTED, deliveries)
         elif limit is not None and deliveries >= limit:
             is_dead = True
             self.dead_letter(incoming, MAX_DELIVERIES, deliveries)
@@ -120,14 +131,17 @@ class Redelivery:
         elif deliveries > _AT_ONCE:
             # a message that is always rejected must not keep broker and process busy with nothing else
             delay = min(_FIRST_DELAY * 2.0 ** min(deliveries - _AT_ONCE, 16), _LONGEST_DELAY)
-            timer = clock.call_later(self._loop, delay, self._requeue, incoming, deliveries, requeued)
-            self._delayed[id(incoming)] = timer, incoming, deliveries, requeued
+            self._delay(delay, incoming, deliveries, requeued)
             return False
         else:
             self._requeue(incoming, deliveries, requeued)
             return False
         requeued()
         return is_dead
+
+    def _delay(self, delay: float, incoming: Incoming, deliveries: int, requeued: Callable[[], object]) -> None:
+        timer = clock.call_later(self._loop, delay, self._requeue, incoming, deliveries, requeued)
+        self._delayed[id(incoming)] = timer, incoming, deliveries, requeued
 
     def _requeue(self, incoming: Incoming, deliveries: int, requeued: Callable[[], object]) -> None:
         self._delayed.pop(id(incoming), None)
@@ -213,8 +227,16 @@ class Redelivery:
                 for published in [*self._dead_letters]:
                     await published
 
-    def dead_letter(self, incoming: Incoming, reason: str, deliveries: int = 1) -> None:
-        """Publish a message to the dead-letter channel, then acknowledge it."""
+    def dead_letter(self, incoming: Incoming, reason: str, deliveries: int | None = None) -> None:
+        """Publish a message to the dead-letter channel, then acknowledge it.
+
+        Args:
+            incoming: the message.
+            reason: for the header.
+            deliveries: how often it was delivered; counted here unless given.
+        """
+        if deliveries is None:
+            deliveries = self._deliveries(incoming)
         self.forget(incoming)
         channel = self._options.dead_letter_channel
         if channel is None:
@@ -228,8 +250,11 @@ class Redelivery:
         pause = _FIRST_RETRY
         first_attempt: Promise[None] = Promise(f"the dead letter of a message of {incoming.channel!r}")
         self._dead_letters.add(first_attempt)
+        is_held = incoming.token is not None and not self._options.auto_acknowledge
 
-        def publish() -> None:
+        def publish(again: bool = False) -> None:
+            if again and not is_held:
+                self._unacknowledged -= 1
             # another program may have set values that cannot be published from here: then it travels with less
             for context in contexts:
                 try:
@@ -240,25 +265,73 @@ class Redelivery:
                     problem = error
                     break
                 else:
-                    promise.listen(lambda promise=promise: finished(promise.exception()))  # type: ignore[misc]
+                    promise.listen(lambda promise=promise: finished(outcome(promise)))  # type: ignore[misc]
                     return
             finished(problem)
+
+        def outcome(promise: Promise[None]) -> MessagingError | None:
+            error = promise.exception()
+            if error is not None and getattr(promise, "is_stored", False):
+                # the durable outbox sends it later, or keeps it as a dead letter of its own and has logged that
+                logger.warning("dead letter of %r is kept by the outbox: %s", incoming.channel, error)
+                return None
+            return error
 
         def finished(error: MessagingError | None) -> None:
             nonlocal pause
             if error is None:
                 self._counters.dead_lettered += 1
+                self._is_reported = False
                 self._acknowledge(incoming)
+            elif isinstance(error, UnroutableError):
+                self._note_unrouted(channel, error)
             else:
                 logger.error("dead letter of %r did not reach %r: %s", incoming.channel, channel, error)
             self._dead_letters.discard(first_attempt)
             first_attempt.resolve(None)
-            # not acknowledged, so not lost: the broker still has it when this stream has ended
-            if error is not None and not self._owner.ended and not isinstance(error, ClosedError):
-                clock.call_later(self._loop, pause, publish)
+            if error is None or isinstance(error, ClosedError):
+                return
+            if (
+                self._owner.ended or self._is_handed_on
+            ):  # not acknowledged: the broker still has it where another consumer receives it
+                if self._owner.handle is not None and not (is_held and self.is_requeued()):
+                    self._drop(incoming)
+            elif is_held and isinstance(error, UnroutableError):
+                self._hand_back(incoming, deliveries)
+            elif is_held or self._unacknowledged < _UNACKNOWLEDGED:
+                self._unacknowledged += not is_held
+                clock.call_later(self._loop, pause, publish, True)
                 pause = min(pause * 2, _LONGEST_RETRY)
+            else:
+                self._drop(incoming)
 
         publish()
+
+    def _note_unrouted(self, channel: str, error: MessagingError) -> None:
+        self._counters.unrouted += 1
+        if not self._is_reported:
+            self._is_reported = True
+            logger.error(
+                "%s: nothing receives the dead-letter channel %r of %r: %s; its messages are redelivered until "
+                "something does: bind a queue to it or subscribe to it with a session, or correct deadLetterChannel",
+                self._adapter.name, channel, self._owner.spec.channel, error,
+            )  # fmt: skip
+
+    def _hand_back(self, incoming: Incoming, deliveries: int) -> None:
+        """Redeliver a message whose dead letter has no route, after a delay that grows with its deliveries."""
+        if self._adapter.is_stale(incoming.token):
+            return  # the broker redelivers it by itself, or it is gone
+        if self._adapter.capabilities.can_reject and incoming.delivery_count is None:
+            self.rejections[_key(incoming)] = deliveries
+        beyond = max(0, deliveries - (self._options.max_deliveries or 1))
+        self._handed_back(incoming)
+        delay = min(_FIRST_RETRY * 2.0 ** min(beyond, 16), _LONGEST_RETRY)
+        self._delay(delay, incoming, deliveries, self._owner.proceed)
+
+    def _drop(self, incoming: Incoming) -> None:
+        """Count a message that is lost: its dead letter failed, and no consumer receives it."""
+        self._counters.dropped += 1
+        logger.error("%s: a message of %r is lost: its dead letter failed", self._adapter.name, incoming.channel)
 
     def forget(self, incoming: Incoming) -> None:
         """Count the deliveries of the next message like this one from the beginning."""
@@ -328,6 +401,8 @@ def _dead_letter_extensions(headers: dict[str, Any], capabilities: Capabilities)
     extensions: dict[str, object] = {}
     if Features.EXTENSION_GUARANTEED_DELIVERY in capabilities.features:
         extensions[Features.EXTENSION_GUARANTEED_DELIVERY] = True
+    if Features.EXTENSION_MANDATORY in capabilities.features:
+        extensions[Features.EXTENSION_MANDATORY] = True
     if headers and Features.EXTENSION_HEADERS in capabilities.features:
         extensions[Features.EXTENSION_HEADERS] = MappingProxyType(headers)
     return MappingProxyType(extensions)

@@ -300,7 +300,7 @@ class Settlement:
         """Count a rejection that the protocol cannot take; dead-letter the message if there is a channel for it."""
         self._counters.rejected += 1
         if self._owner.spec.options.dead_letter_channel is not None:
-            self._redelivery.dead_letter(incoming, REJECTED)
+            self._redelivery.dead_letter(incoming, REJECTED, 1)
 
     def dead_letter_invalid(self, incoming: Incoming) -> None:
         """Dead-letter a message that does not fit its model and is not settled."""

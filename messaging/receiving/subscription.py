@@ -113,7 +113,9 @@ class Subscription(Receiver):
         self.throttle = ReadThrottle(self)
         self.buffer = MessageBuffer(self)
         self.credit = Credit(is_tracked=self.manual)
-        self._redelivery = Redelivery(self, publish, self.buffer.put_back, self._acknowledge_settled)
+        self._redelivery = Redelivery(
+            self, publish, self.buffer.put_back, self._acknowledge_settled, self._forget_verdict
+        )
         self.inbox = inbox = self._open_inbox(inboxes, replaced)
         self.settlement = Settlement(self, self.buffer, self._redelivery, self.credit, direct, inbox)
         self.hand_out = HandOut(
@@ -215,6 +217,11 @@ class Subscription(Receiver):
             self.inbox.acknowledge([incoming])
         elif incoming.token is not None and not self.spec.options.auto_acknowledge:
             self.adapter.acknowledge([incoming.token])
+
+    def _forget_verdict(self, incoming: Incoming) -> None:
+        """Let a message that could not be dead-lettered be handed out again."""
+        if self.inbox is not None:
+            self.inbox.finish(incoming, acknowledged=False)
 
     def flush(self) -> None:
         """Pass the verdicts collected so far to the adapter."""

@@ -240,7 +240,9 @@ def redelivering(later: Later, adapter: Any, publisher: Any = None, **options: A
         spec=SimpleNamespace(options=SubscribeOptions(**options)),
         ended=False,
     )
-    return redelivery.Redelivery(owner, publisher, lambda _: None, lambda each: adapter.acknowledge([each.token]))
+    return redelivery.Redelivery(
+        owner, publisher, lambda _: None, lambda each: adapter.acknowledge([each.token]), lambda _: None
+    )
 
 
 def test_a_message_counted_by_its_id_waits_longer_each_time() -> None:

@@ -15,13 +15,21 @@ import pytest
 
 import messaging
 from messaging import Messaging, OutcomeUnknownError
-from messaging.errors import ConnectFailedError, DeadlineError, InvalidOptionError, OutboxFullError, PublishRefusedError
+from messaging.errors import (
+    ConnectFailedError,
+    DeadlineError,
+    InvalidOptionError,
+    OutboxFullError,
+    PublishRefusedError,
+    UnroutableError,
+)
 from messaging.journal import Journal
 from messaging.services import ServiceRegistry
 from messaging.testing.clock import VirtualClock
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually, results
 from tests.disks import ballast
+from tests.doubles.consumers import manual, reject
 from tests.doubles.fake import FakeBroker, on_loop, settle_loop
 from tests.doubles.fixtures import Connect
 from tests.interrupts import InterruptError, interrupt_everywhere, ready
@@ -217,6 +225,25 @@ def test_a_refused_message_with_a_time_to_live_is_a_dead_letter(
         (letter,) = journal.dead_letters()
         assert letter.stored.payload == b"1"
         assert letter.stored.context.extensions["timeToLive"] == 60.0
+
+
+def test_a_dead_letter_of_a_subscription_that_is_refused_is_kept_by_the_outbox_once(
+    broker: FakeBroker, connect: Connect, path: Path
+) -> None:
+    """Its message is acknowledged: the outbox has it, with the reason."""
+    broker.hold = True
+    m = connect(broker, outbox_path=path)
+    stream = manual(m, deadLetterChannel="dead")
+    tokens = broker.deliver(b"0")
+    reject(stream.receive(PATIENCE))
+    broker.held.wait_for(1)
+    broker.fail(UnroutableError("no queue"))
+    eventually(lambda: broker.acknowledged == tokens)
+    assert stream.counters.unrouted == 0
+    m.close()
+    with Journal.open(path) as journal:
+        (letter,) = journal.dead_letters()
+        assert (letter.stored.payload, letter.reason) == (b"0", "UnroutableError: no queue")
 
 
 def test_a_stored_message_that_is_too_large_is_a_dead_letter(broker: FakeBroker, connect: Connect, path: Path) -> None:

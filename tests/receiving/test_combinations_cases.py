@@ -221,6 +221,7 @@ def test_credit_of_an_invalid_message_is_given_back_once_even_over_a_loss(connec
     other = connect(m.runtime.get_runtime_dto().connection_uri)
     stream = m.subscription.subscribe(context, model=Slow, on_invalid="dead_letter")
     push: Any = stream.subscribe()
+    other.subscribe("dead").ready.result(PATIENCE)
     other.publish("a", {"v": 1}).result(PATIENCE)
     inside.wait_for(1)
     drop_and_reconnect(m)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from messaging import Message, MessageStream
-from messaging.errors import PublishRefusedError
+from messaging.errors import PublishRefusedError, UnroutableError
 from messaging.instance import Messaging
 from messaging.receiving.redelivery import CHANNEL_HEADER, DELIVERIES_HEADER, REASON_HEADER
 from messaging.testing.tables import table
@@ -310,6 +310,104 @@ def test_closing_waits_for_the_end_of_an_observer_that_failed(broker: FakeBroker
     broker.gates["unsubscribe"].open()
     closing.result()
     assert len(broker.unsubscribed) == 1
+
+
+# --- dead letters without a route
+
+
+def unrouted(broker: FakeBroker) -> None:
+    broker.held.wait_for(1)
+    broker.fail(UnroutableError("no queue"))
+
+
+@pytest.mark.usefixtures("virtual_clock")
+@table("limit", [None, 2])
+def test_an_unrouted_dead_letter_is_handed_back_with_growing_delays(
+    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture, limit: int | None
+) -> None:
+    """The broker redelivers it; the count of its deliveries goes on."""
+    broker.hold = True
+    counted = {} if limit is None else {"maxDeliveries": limit}
+    stream = manual(connect(broker), deadLetterChannel="dead", **counted)
+    rejections = 0 if limit is None else limit - 1
+    for _ in range(rejections):
+        broker.deliver(b"0")
+        reject(stream.receive(PATIENCE))
+    for number in range(1, 4):
+        (token,) = broker.deliver(b"0")
+        reject(stream.receive(PATIENCE))
+        unrouted(broker)
+        eventually(lambda token=token: token in broker.rejected)  # type: ignore[misc]
+        assert stream.counters.unrouted == number
+    assert broker.acknowledged == []
+    assert caplog.text.count("nothing receives the dead-letter channel 'dead' of 'a'") == 1
+    assert "bind a queue to it" in caplog.text
+    tokens = broker.deliver(b"0")
+    reject(stream.receive(PATIENCE))
+    broker.held.wait_for(1)
+    assert broker.held[0].plan.options.mandatory
+    broker.confirm()
+    eventually(lambda: broker.acknowledged == tokens)
+    assert stream.counters.dead_lettered == 1
+
+
+@pytest.mark.usefixtures("virtual_clock")
+def test_an_unrouted_dead_letter_is_redelivered_from_here_where_the_protocol_cannot(
+    bare: FakeBroker, connect: Connect
+) -> None:
+    bare.features |= {"mandatory"}
+    bare.hold = True
+    stream = manual(connect(bare), deadLetterChannel="dead")
+    tokens = bare.deliver(b"0")
+    for _ in range(3):
+        reject(stream.receive(PATIENCE))
+        unrouted(bare)
+    assert bare.acknowledged == []
+    acknowledge(stream.receive(PATIENCE))
+    eventually(lambda: bare.acknowledged == tokens)
+
+
+@pytest.mark.usefixtures("virtual_clock")
+def test_a_message_without_acknowledgement_is_kept_here_until_its_dead_letter_has_a_route(
+    broker: FakeBroker, connect: Connect
+) -> None:
+    broker.hold = True
+    stream = manual(connect(broker), deadLetterChannel="dead")
+    broker.deliver(b"0", qos0=True)
+    message = stream.receive(PATIENCE)
+    on_loop(broker.live[0].sink.settlement.refuse_unsupported, message.context)  # type: ignore[attr-defined]
+    for _ in range(3):
+        unrouted(broker)
+    broker.held.wait_for(1)
+    broker.confirm()
+    eventually(lambda: stream.counters.dead_lettered == 1)
+
+
+def test_an_unrouted_dead_letter_of_a_stream_that_ends_is_counted_as_lost_only_without_another_consumer(
+    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    dropped = []
+    m = connect(broker)
+    for requeues in (True, False):
+        broker.requeues = requeues
+        broker.hold = True
+        stream = manual(m, deadLetterChannel="dead")
+        broker.deliver(b"0")
+        reject(stream.receive(PATIENCE))
+        broker.held.wait_for(1)
+        closing = Calling(close, stream)
+
+        def is_closed(closing: Calling[None] = closing) -> bool:
+            if broker.held:  # once, or again if the first refusal came before the stream began to end
+                unrouted(broker)
+            return closing.done()
+
+        eventually(is_closed)
+        closing.result()
+        dropped.append(stream.counters.dropped)
+    assert dropped == [0, 1]
+    assert broker.acknowledged == []
+    assert caplog.text.count("is lost: its dead letter failed") == 1
 
 
 # --- invalid messages

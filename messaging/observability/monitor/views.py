@@ -168,9 +168,11 @@ def _facts(*pairs: tuple[str, Any]) -> list[list[str]]:
 # --- messaging instances
 
 #: counters of subscriptions, and their labels
-_FATES: Final = ("received", "acknowledged", "rejected", "redelivered", "dead_lettered", "dropped", "invalid")
+_FATES: Final = (
+    "received", "acknowledged", "rejected", "redelivered", "dead_lettered", "unrouted", "dropped", "invalid"
+)  # fmt: skip
 #: of these an idle instance shows no tile
-_RARE: Final = ("rejected", "redelivered", "dead_lettered", "dropped", "invalid")
+_RARE: Final = ("rejected", "redelivered", "dead_lettered", "unrouted", "dropped", "invalid")
 
 
 def _instance(data: Mapping[str, Any], rates: Rates, _: Roles) -> View:

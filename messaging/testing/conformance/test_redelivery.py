@@ -334,3 +334,43 @@ def test_keep_subscription_is_refused_where_the_broker_keeps_nothing(backend: Ba
         m.on(backend.channel(), print, keep_subscription=True)
     with pytest.raises(ArgumentError, match="keep_subscription"):
         m.subscribe(backend.channel(), keep_subscription="yes")
+
+
+@feature(Features.EXTENSION_DEAD_LETTER_CHANNEL, Features.EXTENSION_MANDATORY, Features.ACKNOWLEDGE)
+@table("how", ["rejected", "invalid", "handler"])
+def test_a_message_whose_dead_letter_channel_nothing_receives_is_kept(
+    backend: Backend, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    """It is redelivered, counted and reported once; its dead letter arrives once something receives it."""
+    caplog.clear()
+    m, channel, dead = backend.connect(), backend.channel(), backend.channel()
+    options = {**backend.reliable, "dead_letter_channel": dead}
+    seen: list[bytes] = []
+
+    def refuse(message: Message) -> None:
+        seen.append(message.payload)
+        raise ValueError("refused")
+
+    consumers: dict[str, Any] = {
+        "rejected": lambda: m.subscribe(channel, acknowledge="manual", **options),
+        "invalid": lambda: m.on(channel, seen.append, model=int, **options),
+        "handler": lambda: m.on(channel, refuse, **options),
+    }
+    with consumers[how]() as consumer:
+        consumer.ready.result(PATIENCE)
+        publish(m, channel, [b"no number"], **backend.reliable)
+        if how == "rejected":
+            consumer.receive(PATIENCE).reject()
+            consumer.receive(PATIENCE).reject()
+        eventually(lambda: consumer.counters.unrouted >= 2, "handed back, and refused again")
+        assert consumer.counters.dead_lettered == consumer.counters.acknowledged == 0
+        assert caplog.text.count("nothing receives the dead-letter channel") == 1
+        with m.subscribe(dead, **backend.reliable) as letters:
+            letters.ready.result(PATIENCE)
+            if how == "rejected":
+                consumer.receive(PATIENCE).reject()
+            assert letters.receive(PATIENCE).payload == b"no number"
+        eventually(lambda: consumer.counters.dead_lettered == 1, "published, then acknowledged")
+    if how == "handler":
+        assert len(seen) >= 3
+    caplog.clear()
