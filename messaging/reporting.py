@@ -39,6 +39,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from messaging.errors import ArgumentError, check_instance
+from messaging.functions import check_procedure, check_result
 from messaging.text import tolerant
 
 if TYPE_CHECKING:
@@ -92,8 +93,7 @@ class PartReporter:
             raise ArgumentError(f"kind must be a name in snake case, such as 'typed_event_bus', not {kind!r:.80}")
         check_instance("name", name, str)
         for what, function in (("report", report), ("problems", problems or _none)):
-            if not callable(function):
-                raise ArgumentError(f"{what} must be callable, not {type(function).__name__}")
+            check_procedure(function, what)
         self.kind = kind
         self.name = name
         self._report = report
@@ -101,11 +101,11 @@ class PartReporter:
 
     def report(self) -> Any:
         """See :class:`Reporter`."""
-        return self._report()
+        return check_result(self._report(), "report")
 
     def problems(self) -> Sequence[str]:
         """See :class:`Reporter`."""
-        return self._problems()
+        return check_result(self._problems(), "problems")
 
     @tolerant
     def __repr__(self) -> str:
@@ -120,7 +120,12 @@ def register_reporter(services: ServiceRegistry, reporter: Reporter) -> ServiceR
     """Register a reporter: :func:`reporters` returns it until the registration is removed.
 
     Parts with a service registry of their own, such as instances and event buses, register themselves.
+
+    Raises:
+        ArgumentError: a method of ``reporter`` is a coroutine function: it is called, and not awaited.
     """
+    for method in ("report", "problems"):
+        check_procedure(getattr(reporter, method, None), f"{method} of a reporter")
     return services.register(
         Reporter, reporter, {"messaging.reporter.kind": reporter.kind, "messaging.reporter.name": reporter.name}
     )

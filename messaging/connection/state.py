@@ -26,6 +26,7 @@ from reactivex import Observable
 from reactivex import abc as rx
 
 from messaging.execution import Serial, callbacks_of, clock
+from messaging.functions import check_result
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ class _Watcher(rx.DisposableBase):
     def _call(self, state: ConnectionState) -> None:
         try:
             if self._on_next is not None:
-                self._on_next(state)
+                check_result(self._on_next(state), "an observer")
             if state.name == "closed":
                 self.is_over = True
                 if self._on_completed is not None:

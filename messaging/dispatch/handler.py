@@ -14,7 +14,8 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from messaging.errors import ClosedError, DeadlineError
-from messaging.execution import Flag, Lane, LoopLane, ThreadLane, clock, handlers_loop, is_coroutine, running_loop
+from messaging.execution import Flag, Lane, LoopLane, ThreadLane, clock, handlers_loop, running_loop
+from messaging.functions import is_coroutine
 from messaging.reporting import counter, gauge, identity, label
 from messaging.text import SafeLog
 

@@ -13,13 +13,13 @@ from messaging.execution.lanes import ThreadLane as ThreadLane
 from messaging.execution.loop import Engine as Engine
 from messaging.execution.loop import engine as engine
 from messaging.execution.loop import handlers_loop as handlers_loop
-from messaging.execution.loop import is_coroutine as is_coroutine
 from messaging.execution.loop import of_library as of_library
 from messaging.execution.loop import on_worker as on_worker
 from messaging.execution.loop import shielded as shielded
 from messaging.execution.loop import wait_for as wait_for
 from messaging.execution.mailboxes import Mailbox as Mailbox
 from messaging.execution.mailboxes import mailbox as mailbox
+from messaging.execution.observers import PlainObservable as PlainObservable
 from messaging.execution.observers import callbacks_of as callbacks_of
 from messaging.execution.pool import GROW_AFTER as GROW_AFTER
 from messaging.execution.pool import Pool as Pool

@@ -17,7 +17,6 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
-import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -209,14 +208,6 @@ def on_worker(function: Callable[[], T]) -> asyncio.Future[T]:
 
     workers().submit(work)
     return outcome
-
-
-def is_coroutine(function: Any) -> bool:
-    """Return whether ``function``, or the ``__call__`` of an object, needs an event loop."""
-    return any(
-        inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each)
-        for each in (function, getattr(function, "__call__", None))  # noqa: B004  # asks for the method, not whether there is one
-    )
 
 
 def wait_for(promise: Promise[T], timeout: float, what: str) -> T:

@@ -16,6 +16,7 @@ from messaging.errors import ClosedError, DeadlineError, MessagingError, Unsuppo
 from messaging.execution.mailboxes import mailbox
 from messaging.execution.threads import call_back
 from messaging.execution.waiting import Flag, may_block, refuse_in_loop, seconds
+from messaging.functions import check_procedure, check_result
 from messaging.text import SafeLog, printable, tolerant
 
 logger = SafeLog(__name__)
@@ -134,14 +135,18 @@ class Promise(Generic[T]):
     def add_done_callback(self, callback: Callable[[Promise[T]], object]) -> None:
         """Call ``callback(self)`` on a worker thread after the outcome. Its exceptions are logged.
 
+        Raises:
+            ArgumentError: ``callback`` cannot be called, or is a coroutine function, which is not awaited here.
+
         Callbacks of all promises share a bounded number of threads (``threads.CALLBACK_THREADS``): a callback that
         blocks delays others.
         """
+        check_procedure(callback, "a done callback")
         self.looked_at = True
 
         def run() -> None:
             try:
-                callback(self)
+                check_result(callback(self), "a done callback")
             except BaseException:  # it must not reach the worker
                 logger.exception("callback of %s raised", self.what)
 

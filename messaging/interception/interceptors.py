@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from messaging.errors import ArgumentError
+from messaging.functions import check_procedure
 from messaging.interception.interceptor import Interceptor
 from messaging.interception.processing import ProcessChain
 from messaging.interception.publishing import PublishChain
@@ -66,6 +67,7 @@ def _checked(given: Any) -> tuple[Interceptor, ...]:
             raise ArgumentError(
                 f"an interceptor must be an instance of messaging.interception.Interceptor, not {_kind(each)}"
             )
+        _check_methods(each)
     return several
 
 
@@ -73,9 +75,19 @@ def _registered(services: ServiceRegistry) -> Iterator[Interceptor]:
     for reference in services.find(Interceptor):
         service = services.get(reference)
         if isinstance(service, Interceptor):
-            yield service
+            try:
+                _check_methods(service)
+            except ArgumentError as error:
+                logger.error("the service %r is skipped as Interceptor: %s", reference, error)
+            else:
+                yield service
         elif service is not None:
             logger.error("the service %r is registered as Interceptor and is none: %s", reference, _kind(service))
+
+
+def _check_methods(interceptor: Interceptor) -> None:
+    for name in ("intercept_publish", "intercept_process"):
+        check_procedure(getattr(interceptor, name), f"{name} of {type(interceptor).__name__}")
 
 
 def _kind(value: object) -> str:

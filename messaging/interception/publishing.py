@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.errors import InterceptorError, MessagingError
 from messaging.execution import Serial, clock, engine
+from messaging.functions import check_procedure, check_result
 from messaging.interception.interceptor import OutboundMessage, Outcome
 from messaging.model import Features, Message
 from messaging.text import SafeLog
@@ -95,6 +96,7 @@ class PublishChain:
                 if callback is not None:
                     if not callable(callback):
                         raise TypeError(f"it returned {type(callback).__name__}, which is not callable")
+                    check_procedure(callback, "the callback it returned")
                     told.append(callback)
                 if not isinstance(outbound.message, Message):
                     raise TypeError(f"it set the message to {type(outbound.message).__name__}")
@@ -171,6 +173,6 @@ def _call(told: Sequence[Told], outcome: Outcome) -> None:
     """Tell an outcome, the innermost interceptor first."""
     for callback in reversed(told):
         try:
-            callback(outcome)
+            check_result(callback(outcome), "an interceptor's callback")
         except Exception:
             logger.exception("an interceptor raised on the outcome of a message; it is skipped")

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
 
 from messaging.errors import ArgumentError, InvalidContentError
+from messaging.functions import check_procedure
 from messaging.model.context import NO_EXTENSIONS, DirectAcknowledgement, MessageContext, frozen
 from messaging.model.message import Message
 from messaging.services import LdapFilter
@@ -82,8 +83,8 @@ class MessageContextBuilder(MessageContextProvider):
             ArgumentError: ``mapper`` is not callable.
             InvalidContentError: ``mapper`` did not return bytes.
         """
-        if mapper is not None and not callable(mapper):
-            raise ArgumentError(f"a content mapper must be callable, not {type(mapper).__name__}")
+        if mapper is not None:
+            check_procedure(mapper, "a content mapper")
         self._object, self._content = _NOTHING, None
         if mapper is not None:
             mapped = mapper(content)
@@ -234,6 +235,8 @@ def _callback(value: Any, what: str) -> Any:
         LdapFilter.parse(value)  # raises InvalidFilterError here rather than at the first message
     elif not callable(value):
         raise ArgumentError(f"{what} takes a callable or an LDAP target (str), not {type(value).__name__}")
+    else:
+        check_procedure(value, f"the callable of {what}")
     return value
 
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import SecretStr
 
 from messaging.errors import ArgumentError
-from messaging.execution import clock, is_coroutine, running_loop
+from messaging.execution import clock, running_loop
+from messaging.functions import is_coroutine
 from messaging.model.channels import MAX_BYTES, forbidden_character
 from messaging.text import tolerant
 

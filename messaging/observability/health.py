@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import ArgumentError, check_instance
 from messaging.execution import Flag, engine, seconds, workers
+from messaging.functions import check_result
 from messaging.reporting import reporters
 from messaging.services import ServiceRegistry, default_registry
 
@@ -80,7 +81,9 @@ def check_readiness(services: ServiceRegistry | None = None, timeout: float = RE
     found = reporters(default_registry() if services is None else services)
     for each in found:
         try:
-            problems += [f"{each.kind} '{each.name}': {problem}" for problem in each.problems()]
+            problems += [
+                f"{each.kind} '{each.name}': {problem}" for problem in check_result(each.problems(), "problems")
+            ]
         except Exception as error:  # noqa: BLE001  # of a reporter of any program
             problems.append(f"{each.kind} '{each.name}': its problems cannot be read: {type(error).__name__}")
     return Health(not problems, tuple(problems[:_MOST]), len(found))

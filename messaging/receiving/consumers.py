@@ -14,6 +14,7 @@ from reactivex import abc as rx
 
 from messaging.errors import CodecError, DeadlineError, MessagingError, StreamConsumedError
 from messaging.execution import Flag, Promise, Serial, clock, mailbox, running_loop, seconds
+from messaging.functions import check_result
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -85,7 +86,9 @@ class Push(rx.DisposableBase):
         on_next, hand_out, settlement = self._on_next, subscription.hand_out, subscription.settlement
         fetch = hand_out.fetch
         accept = ignore if subscription.manual else settlement.accept
-        while not (self._stopping or subscription.ended):
+        if self._stopping:
+            return
+        while not subscription.ended:
             try:
                 message = fetch()
                 hand_out.fetched = None
@@ -99,18 +102,23 @@ class Push(rx.DisposableBase):
             if message is None:
                 return
             try:
-                on_next(message)
+                found = on_next(message)
+                if found is not None:
+                    check_result(found, "an observer")
             except BaseException as error:  # noqa: BLE001  # an observer that raises ends this stream only
                 settlement.stop_accepting()
                 if not subscription.manual:
                     settlement.refuse(message)
                 self._observer_raised(error)
                 return
-            if self._in_error and not subscription.manual:
-                settlement.stop_accepting()
-                settlement.refuse(message)
-            else:
-                accept(message)
+            if self._stopping:
+                if self._in_error and not subscription.manual:
+                    settlement.stop_accepting()
+                    settlement.refuse(message)
+                else:
+                    accept(message)
+                return
+            accept(message)
 
     def _observer_raised(self, error: BaseException) -> None:
         if not isinstance(error, Exception):

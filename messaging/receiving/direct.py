@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from messaging.functions import check_result
 from messaging.model import AcknowledgeConsumer, AcknowledgeFilter, AcknowledgeHandler, AcknowledgeType
 from messaging.text import SafeLog
 
@@ -77,7 +78,7 @@ class DirectAcknowledger:
                 accept = self._found(callbacks.filter, AcknowledgeFilter, "filter")
                 has_filter = accept is not None
                 if accept is not None:
-                    enters = bool(accept(message))
+                    enters = bool(check_result(accept(message), "an acknowledge filter"))
                     incoming.settle(enters)
             except Exception:
                 logger.exception("acknowledge filter of %r raised; the message is rejected", incoming.channel)
@@ -89,7 +90,7 @@ class DirectAcknowledger:
                 handle = self._found(callbacks.handle, AcknowledgeConsumer, "handler")
                 if handle is not None:
                     arguments = (message, AcknowledgeHandler(incoming)) if _takes_two(handle) else (message,)
-                    handle(*arguments)
+                    check_result(handle(*arguments), "an acknowledge handler")
             except Exception:
                 logger.exception("acknowledge handler of %r raised; the message is rejected", incoming.channel)
                 incoming.settle(False)
@@ -111,7 +112,7 @@ class DirectAcknowledger:
         try:
             post = self._found(post, AcknowledgeConsumer, "post")
             if post is not None:
-                post(message)
+                check_result(post(message), "a post-acknowledge callback")
         except Exception:
             logger.exception("post-acknowledge callback of %r raised", self._channel)
 

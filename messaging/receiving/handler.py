@@ -19,7 +19,8 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from messaging.errors import ArgumentError, ClosedError, CodecError
-from messaging.execution import Promise, is_coroutine, running_loop
+from messaging.execution import Promise, running_loop
+from messaging.functions import is_coroutine
 from messaging.receiving.blocks import Block
 from messaging.receiving.consumers import await_inside, call_inside, remove
 from messaging.receiving.parameters import NOT_ANNOTATED, MessageParameter, parameter_of

@@ -31,10 +31,10 @@ from messaging.execution import (
     clock,
     engine,
     handlers_loop,
-    is_coroutine,
     mailbox,
     workers,
 )
+from messaging.functions import is_coroutine
 
 if TYPE_CHECKING:
     from messaging.model import Message

@@ -18,11 +18,11 @@ from messaging.execution import (
     Promise,
     clock,
     handlers_loop,
-    is_coroutine,
     mailbox,
     running_loop,
     workers,
 )
+from messaging.functions import is_coroutine
 from messaging.remoteevent.failures import Disposition, as_failure, disposition
 from messaging.remoteevent.listener import WithdrawnError, wanted_test
 from messaging.remoteevent.time_limits import TIME_LIMIT, LimitedCall, TimeLimits

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from reactivex import Observable
 
-from messaging.execution import is_coroutine
+from messaging.functions import is_coroutine
 from messaging.model import Message, MessageContextBuilder
 from messaging.receiving import Handler
 from messaging.replyto import streaming

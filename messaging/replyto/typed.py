@@ -11,7 +11,7 @@ from reactivex import operators
 
 from messaging.codecs import encode
 from messaging.errors import ArgumentError
-from messaging.execution import is_coroutine
+from messaging.functions import is_coroutine
 from messaging.model import Message
 from messaging.receiving import NOT_ANNOTATED, MessageParameter, evaluated, is_awaitable, parameter_of
 from messaging.replyto.deferred import DeferredReply

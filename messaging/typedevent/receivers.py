@@ -22,7 +22,7 @@ from messaging.dispatch import (
 )
 from messaging.errors import ArgumentError, ConversionError, InvalidEventError
 from messaging.eventdata import converter_to, load_type, to_map, topic_of
-from messaging.execution import is_coroutine
+from messaging.functions import is_coroutine
 from messaging.services import interface_name
 from messaging.text import SafeLog
 from messaging.typedevent.constants import TypedEventConstants as Names

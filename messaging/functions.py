@@ -1,0 +1,85 @@
+"""Functions of an application that the library calls without awaiting them: observers, filters, callbacks.
+
+A coroutine function in such a place would never run. It is refused when it is registered; a function that turns out to
+return a coroutine, such as a ``lambda`` around a coroutine function, fails the call. Handlers (``m.on``, ``m.reply``,
+event handlers) are awaited and need none of this.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
+
+from messaging.errors import ArgumentError
+
+
+def is_coroutine(function: Any) -> bool:
+    """Return whether ``function``, or the ``__call__`` of an object, needs an event loop."""
+    return any(
+        inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each)
+        for each in (function, getattr(function, "__call__", None))  # noqa: B004  # asks for the method, not whether there is one
+    )
+
+
+def check_function(function: Any, what: str) -> None:
+    """Refuse what cannot be called, and what would not run when it is called.
+
+    Args:
+        function: the argument of the application.
+        what: names it in errors, such as ``a filter``.
+
+    Raises:
+        ArgumentError: it is not callable, or is a coroutine function or an asynchronous generator function.
+    """
+    if not callable(function):
+        raise ArgumentError(f"{what} must be callable, not {type(function).__name__}")
+    if is_coroutine(function):
+        raise ArgumentError(
+            f"{what} must be a plain function, not the coroutine function {_name(function)}: it is not awaited here; "
+            "start the work with asyncio.run_coroutine_threadsafe(), or use a handler (m.on, m.reply), which is awaited"
+        )
+
+
+def check_procedure(function: Any, what: str) -> None:
+    """Refuse as :func:`check_function`, and generator functions: nothing iterates what they return."""
+    check_function(function, what)
+    if inspect.isgeneratorfunction(function) or inspect.isgeneratorfunction(getattr(function, "__call__", None)):  # noqa: B004
+        raise ArgumentError(f"{what} must not be the generator function {_name(function)}: its body would never run")
+
+
+def check_result(found: Any, what: str) -> Any:
+    """Return what a function returned, unless that is work that nobody would do.
+
+    A promise, a task or a future does its work by itself and may be returned.
+
+    Raises:
+        ArgumentError: it is a coroutine or an asynchronous generator.
+    """
+    if found is not None and isinstance(found, (Coroutine, AsyncGenerator)):
+        if isinstance(found, Coroutine):
+            found.close()
+        raise ArgumentError(
+            f"{what} returned a {type(found).__name__}, which is not awaited here: its body did not run"
+        )
+    return found
+
+
+def plain_function(function: Any, what: str) -> Callable[..., Any]:
+    """Return ``function`` with its result checked at each call, see :func:`check_result`.
+
+    Raises:
+        ArgumentError: see :func:`check_function`.
+    """
+    check_function(function, what)
+
+    @functools.wraps(function, updated=())
+    def call(*arguments: Any, **named: Any) -> Any:
+        return check_result(function(*arguments, **named), what)
+
+    return call
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
