@@ -66,13 +66,18 @@ def check_result(found: Any, what: str) -> Any:
     return found
 
 
-def plain_function(function: Any, what: str) -> Callable[..., Any]:
+def plain_function(function: Any, what: str, *, is_iterated: bool = False) -> Callable[..., Any]:
     """Return ``function`` with its result checked at each call, see :func:`check_result`.
 
+    Args:
+        function: the argument of the application.
+        what: names it in errors.
+        is_iterated: whether its result is iterated, so that a generator function is right.
+
     Raises:
-        ArgumentError: see :func:`check_function`.
+        ArgumentError: see :func:`check_procedure`, or with ``is_iterated`` :func:`check_function`.
     """
-    check_function(function, what)
+    (check_function if is_iterated else check_procedure)(function, what)
 
     @functools.wraps(function, updated=())
     def call(*arguments: Any, **named: Any) -> Any:

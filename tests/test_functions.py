@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import messaging
-from messaging import ArgumentError, Message, Messaging, Promise
+from messaging import ArgumentError, ConfigurationError, Message, Messaging, Promise
+from messaging.dispatch import TopicPolicy
 from messaging.interception import Interceptor
+from messaging.leases import Landlord, LeaseRenewalManager
 from messaging.observability.health import check_readiness
+from messaging.observability.opentelemetry import OpenTelemetryInterceptor
+from messaging.remoteevent import IdempotentListener, NotificationFilter
+from messaging.remoteevent.transactions.transaction import check_join
 from messaging.reporting import PartReporter, register_reporter
 from messaging.services import ServiceRegistry
+from messaging.sparkplug import SparkplugDecoder
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
+from messaging.typedevent import TypedEventBus
 from tests.doubles.fake import FakeBroker
 from tests.doubles.fixtures import *  # noqa: F403
 from tests.doubles.fixtures import Connect
+from tests.gateway.pipeline.kit import pipeline
 
 
 async def work(*_: object) -> None:
@@ -98,6 +107,51 @@ PLACES: dict[str, Callable[[Messaging, Any], object]] = {
     "report": lambda _, f: reporter(report=f),
     "problems": lambda _, f: reporter(problems=f),
 }
+
+
+EVENTS: dict[str, Callable[[Any], object]] = {
+    "service listener": lambda f: ServiceRegistry().add_listener(f),
+    "service factory": lambda f: ServiceRegistry().register("x", f, scope="prototype"),
+    "permission listener": lambda f: TopicPolicy().on_change(f),
+    "event predicate": lambda f: NotificationFilter(f, print),
+    "on_missed": lambda f: IdempotentListener(print, on_missed=f),
+    "rebirth request": lambda f: SparkplugDecoder(f),
+    "trace destination": lambda f: OpenTelemetryInterceptor(destination=f),
+    "participant": lambda f: check_join(SimpleNamespace(prepare=print, commit=f, abort=print), "name", 0),
+    "lease listener": lambda f: renewed(f),
+    "event monitor": lambda f: monitored(f),
+}
+
+
+def renewed(function: Any) -> None:
+    landlord = Landlord("x")
+    lease = landlord.grant(10.0)
+    LeaseRenewalManager().renew_for(lease, 10.0, listener=SimpleNamespace(notify=function))
+
+
+def monitored(function: Any) -> None:
+    with TypedEventBus(ServiceRegistry()) as bus:
+        bus.monitor.monitor_events().subscribe(function)
+
+
+@table("place", EVENTS)
+def test_event_services_refuse_coroutine_functions_that_they_would_not_await(place: Any) -> None:
+    for function in (work, steps, Awaited(), generator):
+        with pytest.raises(ArgumentError, match=r"coroutine function|generator function"):
+            place(function)
+
+
+@table("path", ["tests.test_functions:work", "tests.test_functions:steps"])
+def test_a_gateway_refuses_a_call_of_a_coroutine_function(path: str) -> None:
+    with pytest.raises(ConfigurationError, match="coroutine function"):
+        pipeline(transform=[{"call": path}])
+
+
+def test_a_service_listener_that_returns_a_coroutine_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    services = ServiceRegistry()
+    services.add_listener(lambda _: work())
+    services.register("x", object())
+    assert "a service listener returned a coroutine" in caplog.text
 
 
 @table("place", PLACES)

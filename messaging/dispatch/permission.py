@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 from messaging.dispatch.grammar import AbstractTopicFilter, TopicGrammar
 from messaging.dispatch.topics import TYPED_EVENTS
 from messaging.errors import ArgumentError, PermissionDeniedError, check_instance, check_mapping
+from messaging.functions import plain_function
 from messaging.text import SafeLog, exact, tolerant
 
 logger = SafeLog(__name__)
@@ -245,8 +246,7 @@ class TopicPolicy:
         Raises:
             ArgumentError: ``listener`` cannot be called.
         """
-        if not callable(listener):
-            raise ArgumentError(f"a listener must be callable, not {type(listener).__name__}")
+        listener = plain_function(listener, "a permission listener")
         key = object()
 
         def remove() -> None:

@@ -16,6 +16,7 @@ from messaging.distributedeventing.terms import is_hidden
 from messaging.distributedeventing.whiteboard import PushEventConsumer, PushEventSource
 from messaging.errors import ArgumentError, ClosedError, MessagingError, check_instance
 from messaging.execution import Serial
+from messaging.functions import check_result
 from messaging.services import ServiceEventKind, as_filter, interface_name
 from messaging.text import SafeLog
 
@@ -215,7 +216,7 @@ class EventSources:
 
         channel = _Channel(session, ended, lambda: self._has_consumer(source.topic))
         try:
-            source.handle = getattr(service, "open", service)(channel)
+            source.handle = check_result(getattr(service, "open", service)(channel), "an event source")
         except BaseException as error:
             source.has_ended = True  # not opened again at once
             source.session = None
@@ -229,7 +230,7 @@ class EventSources:
         try:
             close = getattr(handle, "close", None)
             if callable(close):
-                close()
+                check_result(close(), "close() of an event source")
         finally:
             if session is not None:
                 session.close()

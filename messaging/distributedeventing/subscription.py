@@ -6,12 +6,11 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from reactivex import Observable
 from reactivex.disposable import Disposable
 
 from messaging.distributedeventing.events import ABORT, CONTINUE, PushEvent
 from messaging.errors import EventQueueOverflowError, StreamConsumedError, check_instance
-from messaging.execution import Serial
+from messaging.execution import PlainObservable, Serial
 from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ T = TypeVar("T")
 _END: Final = object()
 
 
-class EventSubscription(Observable[T]):
+class EventSubscription(PlainObservable[T]):
     """A subscription to a topic, from its creation on. Thread safe; a context manager that closes it.
 
     It keeps up to ``limit`` payloads until an observer subscribes, and while the observer is busy; beyond that it ends

@@ -33,6 +33,7 @@ from messaging.errors import (
 )
 from messaging.execution import Promise, Serial, clock, engine, seconds
 from messaging.forking import LiveObjects
+from messaging.functions import check_procedure
 from messaging.leases.clock import Clock, lease_time
 from messaging.leases.granted import GrantedLease, LeaseEnd, LeaseInfo
 from messaging.leases.lease import ANY, Lease, brief, check_duration, check_leases, check_requests
@@ -462,8 +463,7 @@ class Landlord:
 
 
 def _checked(callback: Callable[[LeaseEnd], object], name: str) -> Callable[[LeaseEnd], object]:
-    if not callable(callback):
-        raise ArgumentError(f"{name} must be callable, not {type(callback).__name__}")
+    check_procedure(callback, name)
     return callback
 
 

@@ -34,6 +34,7 @@ from messaging.errors import (
 )
 from messaging.execution import Serial, clock, engine, seconds
 from messaging.forking import LiveObjects
+from messaging.functions import check_procedure, check_result
 from messaging.leases.batch import ask_each
 from messaging.leases.lease import ANY, Lease, brief, check_duration, is_definite
 from messaging.leases.renewal_events import LeaseRenewalEvent
@@ -127,6 +128,8 @@ class LeaseRenewalManager:
         asked = check_duration(renew_duration)
         if listener is not None and not callable(getattr(listener, "notify", None)):
             raise ArgumentError(f"a listener must have a method `notify`, not {type(listener).__name__}")
+        if listener is not None:
+            check_procedure(listener.notify, "the method `notify` of a lease listener")
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the lease renewal manager is closed")
@@ -388,7 +391,7 @@ class LeaseRenewalManager:
             function = getattr(listener, method, None)
             if callable(function):
                 try:
-                    function(event)
+                    check_result(function(event), f"{method} of a lease listener")
                 except Exception:
                     logger.exception("a listener of lease renewals failed")
 

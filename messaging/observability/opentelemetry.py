@@ -31,9 +31,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.bounded import BoundedCache
-from messaging.errors import ArgumentError, check_instance
 from messaging.errors import MissingExtraError as _MissingExtraError
+from messaging.errors import check_instance
 from messaging.execution import clock
+from messaging.functions import plain_function
 from messaging.interception import InboundMessage, Interceptor, OutboundMessage, Outcome
 from messaging.model import Features
 
@@ -100,8 +101,8 @@ class OpenTelemetryInterceptor(Interceptor):
         parent: bool = False,
         destination: Callable[[str], str | None] | None = None,
     ) -> None:
-        if destination is not None and not callable(destination):
-            raise ArgumentError(f"destination must be a function of a channel, not {type(destination).__name__}")
+        if destination is not None:
+            destination = plain_function(destination, "destination")
         check_instance("parent", parent, bool)
         self._tracer = trace.get_tracer(_SCOPE, tracer_provider=tracer_provider)
         self._propagator = propagator

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from messaging.errors import ArgumentError, check_instance
+from messaging.errors import check_instance
+from messaging.functions import plain_function
 from messaging.remoteevent.generator import EventGenerator
 from messaging.remoteevent.listener import BatchListener
 from messaging.remoteevent.targets import LocalTarget
@@ -49,11 +50,10 @@ class EventCorrelator(BatchListener):
         *,
         time_limit: float = TIME_LIMIT,
     ) -> None:
-        if not callable(match):
-            raise ArgumentError(f"a pattern must be callable, not {type(match).__name__}")
         check_instance("generator", generator, EventGenerator)
+        matching = plain_function(match, "a pattern", is_iterated=True)
         generator.sequence_number(event_id)
-        self._match = match
+        self._match = matching
         self._generator = generator
         self._event_id = event_id
         self._types = () if event_type is None else (event_type,)

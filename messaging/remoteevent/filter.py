@@ -11,8 +11,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from messaging.errors import ArgumentError, DeadlineError
+from messaging.errors import DeadlineError
 from messaging.execution import Promise, workers
+from messaging.functions import plain_function
 from messaging.remoteevent.event import RemoteEvent
 from messaging.remoteevent.failures import as_failure
 from messaging.remoteevent.listener import BatchListener, WantedEvents, outcomes_of, wanted_test
@@ -46,9 +47,7 @@ class NotificationFilter(BatchListener):
     """
 
     def __init__(self, predicate: Callable[[RemoteEvent], Any], target: Any, *, time_limit: float = TIME_LIMIT) -> None:
-        if not callable(predicate):
-            raise ArgumentError(f"a predicate must be callable, not {type(predicate).__name__}")
-        self._predicate = predicate
+        self._predicate = plain_function(predicate, "a predicate")
         self._target = as_target(target)
         self._limits = TimeLimits(time_limit)
         self._lock = threading.Lock()  # guards the following two

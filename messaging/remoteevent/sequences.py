@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ArgumentError
 from messaging.execution import Promise, workers
+from messaging.functions import plain_function
 from messaging.remoteevent.event import EventRegistration, RemoteEvent
 from messaging.remoteevent.failures import Disposition, disposition
 from messaging.remoteevent.listener import BatchListener, WantedEvents, outcomes_of, wanted_test
@@ -217,10 +218,8 @@ class IdempotentListener(BatchListener):
     ) -> None:
         if tracker is not None and not isinstance(tracker, SequenceTracker):
             raise ArgumentError(f"a SequenceTracker is needed, not {type(tracker).__name__}")
-        if on_missed is not None and not callable(on_missed):
-            raise ArgumentError(f"on_missed must be callable, not {type(on_missed).__name__}")
         self._target = as_target(listener)
-        self._on_missed = on_missed
+        self._on_missed = None if on_missed is None else plain_function(on_missed, "on_missed")
         self.tracker = SequenceTracker() if tracker is None else tracker
 
     def deliver(self, events: Sequence[RemoteEvent], /) -> Promise[list[Outcome]]:

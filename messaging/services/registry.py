@@ -27,6 +27,7 @@ from typing import Any, Final, Literal, Protocol, Self, TypeAlias, runtime_check
 
 from messaging.errors import ArgumentError, ClosedError, MessagingError
 from messaging.forking import hold_over_fork
+from messaging.functions import check_procedure, plain_function
 from messaging.services.filter import LdapFilter, as_filter
 from messaging.services.listening import Change, ListenerRegistration, ServiceEventKind, ServiceListener
 from messaging.services.reference import (
@@ -220,8 +221,8 @@ class ServiceRegistry:
             raise ArgumentError("a service must not be None")
         if scope not in ("singleton", "prototype"):
             raise ArgumentError(f"scope must be 'singleton' or 'prototype', not {scope!r:.80}")
-        if scope == "prototype" and not callable(service):
-            raise ArgumentError(f"with scope 'prototype' the service must be callable, not {type(service).__name__}")
+        if scope == "prototype":
+            check_procedure(service, "with scope 'prototype' the service")
         if lease is not None and not isinstance(lease, Term):
             raise ArgumentError(f"a lease must be one that a landlord of this process granted, not {lease!r:.80}")
         if lease is not None and lease.is_ended:
@@ -448,8 +449,7 @@ class ServiceRegistry:
         Raises:
             ArgumentError, InvalidFilterError: as for :meth:`find`.
         """
-        if not callable(listener):
-            raise ArgumentError(f"a listener must be callable, not {type(listener).__name__}")
+        listener = plain_function(listener, "a service listener")
         name = None if interface is None else interface_name(interface)
         registration = ListenerRegistration(listener, name, as_filter(filter), self._remove_listener)
         with self._lock:

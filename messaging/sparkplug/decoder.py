@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from messaging.errors import ArgumentError, DecodeError, UnknownMetricError
 from messaging.execution import clock, seconds
+from messaging.functions import plain_function
 from messaging.sparkplug.datatypes import DataType
 from messaging.sparkplug.definitions import Definitions
 from messaging.sparkplug.model import Metric, Payload, Template
@@ -87,8 +88,8 @@ class SparkplugDecoder:
         max_metrics: int = 200_000,
         rebirth_interval: float = 30.0,
     ) -> None:
-        if request_rebirth is not None and not callable(request_rebirth):
-            raise ArgumentError(f"request_rebirth must be a function, not {type(request_rebirth).__name__}")
+        if request_rebirth is not None:
+            request_rebirth = plain_function(request_rebirth, "request_rebirth")
         for name, bound in (("max_nodes", max_nodes), ("max_metrics", max_metrics)):
             if isinstance(bound, bool) or not isinstance(bound, int) or bound < 1:
                 raise ArgumentError(f"{name} must be an int of at least 1")

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-import reactivex
 from reactivex.disposable import Disposable
 
 from messaging.dispatch import TopicFilter, TopicPermission, check_count, is_topic
 from messaging.errors import ArgumentError, DecodeError, MessagingError
 from messaging.eventdata import microseconds, time_of
 from messaging.eventnetwork import MAX_PAST, TYPED, Arrival, Interest, PastRequest
-from messaging.execution import clock
+from messaging.execution import PlainObservable, clock
 from messaging.text import SafeLog
 from messaging.typedevent.monitor import MonitorEvent
 
@@ -64,7 +63,7 @@ def ask_past(
             logger.error("%s: a past event on %r is refused: %s", title, arrival.event.topic, error)
             return None
 
-    return reactivex.create(subscribe)
+    return PlainObservable(subscribe)
 
 
 def past_request(

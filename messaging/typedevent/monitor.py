@@ -10,14 +10,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, overload
 from weakref import WeakSet
 
-import reactivex
-from reactivex import Observable
 from reactivex.disposable import Disposable
 
 from messaging.dispatch import TopicPermission, check_principal, check_topic, parse_filter, when_all_done
 from messaging.errors import ArgumentError, InvalidEventError, NullEventError, check_instance
 from messaging.eventdata import to_map
-from messaging.execution import LIMIT, Pool, ThreadLane, workers
+from messaging.execution import LIMIT, PlainObservable, Pool, ThreadLane, workers
 from messaging.text import SafeLog
 from messaging.typedevent.history import UNLIMITED, RangePolicy, newest
 from messaging.typedevent.replaying import NEAR, is_since, replayed
@@ -25,6 +23,7 @@ from messaging.typedevent.replaying import NEAR, is_since, replayed
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from reactivex import Observable
     from reactivex import abc as rx
 
     from messaging.dispatch import Dispatcher, Principal, TopicFilter
@@ -308,10 +307,10 @@ class TypedEventMonitor:
                 self._start(tap, since, history_only)
             except BaseException:
                 tap.dispose()
-                raise  # reactivex.create() passes it to on_error()
+                raise  # the observable passes it to on_error()
             return Disposable(tap.dispose)
 
-        return reactivex.create(subscribe)
+        return PlainObservable(subscribe)
 
     def _start(self, tap: Tap, history: int | datetime, history_only: bool) -> None:
         with self.dispatcher.lock:
@@ -375,10 +374,10 @@ class TypedEventMonitor:
                     self._replay(tap, store, start)
             except BaseException:
                 tap.dispose()
-                raise  # reactivex.create() passes it to on_error()
+                raise  # the observable passes it to on_error()
             return Disposable(tap.dispose)
 
-        return reactivex.create(subscribe)
+        return PlainObservable(subscribe)
 
     def _join(self, tap: Tap, since: int | datetime) -> None:
         """Emit past events of the history in memory, then live events."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 
 from messaging.errors import ArgumentError, ConfigurationError, DecodeError, MessagingError
+from messaging.functions import plain_function
 from messaging.gateway.pipeline.draft import Draft
 from messaging.gateway.pipeline.paths import MISSING, FieldPath, remove_all
 from messaging.gateway.pipeline.sparkplug import SparkplugStep
@@ -264,9 +265,7 @@ def _model(path: str) -> Step:
 
 
 def _call(path: str) -> Step:
-    function = imported(path)
-    if not callable(function):
-        raise ArgumentError(f"{path!r} is not callable")
+    function = plain_function(imported(path), repr(path), is_iterated=True)
 
     def step(draft: Draft) -> Iterable[Draft]:
         try:

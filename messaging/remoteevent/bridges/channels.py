@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from messaging.errors import ArgumentError, MessagingError
 from messaging.execution import Promise
+from messaging.functions import plain_function
 from messaging.model import Message, check_name
 from messaging.remoteevent.bridges.feed import Feed
 from messaging.remoteevent.event import RemoteEvent
@@ -128,7 +129,7 @@ class ChannelListener(BatchListener):
         self._messaging = messaging
         self._channel: Callable[[RemoteEvent], str]
         if callable(channel):
-            self._channel = channel
+            self._channel = plain_function(channel, "channel")
         else:
             name = check_name(channel)
             self._channel = lambda _event: name

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ArgumentError, BoundReachedError
+from messaging.functions import plain_function
 from messaging.leases import Landlord, Lease, LeaseRenewalManager, release
 from messaging.remoteevent.event import check_event_id
 from messaging.remoteevent.generator import EventGenerator
@@ -54,7 +55,7 @@ class Feed:
             if event_id is None:
                 self._id_of = lambda topic: topic
             elif callable(event_id):
-                self._id_of = event_id
+                self._id_of = plain_function(event_id, "event_id")
             else:
                 fixed = check_event_id(event_id)
                 self._id_of = lambda _topic: fixed

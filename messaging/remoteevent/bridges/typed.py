@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from messaging.errors import ArgumentError
+from messaging.functions import plain_function
 from messaging.remoteevent.bridges.feed import Feed
 from messaging.remoteevent.bridges.forms import as_map
 from messaging.remoteevent.bridges.topics import topic_of
@@ -55,10 +56,8 @@ class TypedListener:
     def __init__(self, bus: TypedEventBus, topic: Callable[[RemoteEvent], str] | None = None) -> None:
         if not callable(getattr(bus, "deliver_untyped", None)):
             raise ArgumentError(f"a TypedEventBus is needed, not {type(bus).__name__}")
-        if topic is not None and not callable(topic):
-            raise ArgumentError(f"topic must be a function, not {type(topic).__name__}")
         self._bus = bus
-        self._topic = topic
+        self._topic = None if topic is None else plain_function(topic, "topic")
 
     def notify(self, event: RemoteEvent) -> None:
         """Publish an event.

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from messaging.errors import ArgumentError
 from messaging.execution import workers
+from messaging.functions import plain_function
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ class EndCallbacks:
 
     def add(self, callback: Callable[[TransactionState], object]) -> None:
         """Call ``callback`` with the outcome when it is known, at once if it is. Raises ``ArgumentError``."""
-        if not callable(callback):
-            raise ArgumentError(f"a callback must be callable, not {type(callback).__name__}")
+        callback = plain_function(callback, "a callback")
         with self._lock:
             state = self._state
             if state is None:

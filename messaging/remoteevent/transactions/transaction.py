@@ -14,6 +14,7 @@ from messaging.errors import (
     OutcomeUnknownError,
 )
 from messaging.execution import Promise, result_of, seconds
+from messaging.functions import check_procedure
 from messaging.remoteevent.transactions.enlisted import Enlisted
 from messaging.remoteevent.transactions.participant import TransactionState
 from messaging.remoteevent.transactions.two_phases import after
@@ -203,6 +204,8 @@ def check_join(participant: object, name: object, crash_count: object) -> tuple[
     missing = [each for each in ("prepare", "commit", "abort") if not callable(getattr(participant, each, None))]
     if missing or isinstance(participant, type):
         raise ArgumentError(f"a participant must have prepare, commit and abort, not {type(participant).__name__}")
+    for each in ("prepare", "commit", "abort"):
+        check_procedure(getattr(participant, each), f"{each} of a participant")
     if isinstance(crash_count, bool) or not isinstance(crash_count, int) or not -(2**63) <= crash_count < 2**63:
         raise ArgumentError(f"crash_count must be an int of 64 bits, not {crash_count!r:.80}")
     if name is None:

@@ -216,7 +216,7 @@ def test_deep_fields_are_left_out() -> None:
         ({"model": "no_such_module:X"}, "transform[1].model: 'no_such_module:X': cannot import 'no_such_module'"),
         ({"model": f"{HERE}:Missing"}, "has no 'Missing'"),
         ({"model": f"{HERE}:NUMBER"}, "transform[1].model: 'tests.gateway.pipeline.functions:NUMBER' is no type"),
-        ({"call": f"{HERE}:NUMBER"}, "transform[1].call: 'tests.gateway.pipeline.functions:NUMBER' is not callable"),
+        ({"call": f"{HERE}:NUMBER"}, "transform[1].call: 'tests.gateway.pipeline.functions:NUMBER' must be callable"),
         ({"call": f"{HERE}:Nested.other"}, "has no 'Nested.other'"),
     ],
     ids=str,
