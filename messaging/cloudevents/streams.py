@@ -109,11 +109,11 @@ class EventStream:
 
     __slots__ = ("_on_invalid", "_stream", "skipped")
 
-    def __init__(self, stream: Any, on_invalid: OnInvalid) -> None:
+    def __init__(self, stream: Any, on_invalid: OnInvalid | None) -> None:
         for needed in ("receive", "close", "__next__", "__anext__"):
             if not hasattr(stream, needed):
                 raise ArgumentError(f"stream must be what subscribe() returned, not {type(stream).__name__}")
-        if not isinstance(on_invalid, str) or on_invalid not in get_args(OnInvalid):
+        if on_invalid is not None and (not isinstance(on_invalid, str) or on_invalid not in get_args(OnInvalid)):
             raise ArgumentError(f"on_invalid must be one of {', '.join(map(repr, get_args(OnInvalid)))}")
         self._stream = stream
         self._on_invalid = on_invalid
@@ -161,11 +161,14 @@ class EventStream:
             return from_message(message)
         except CodecError as error:
             if self._on_invalid == "raise":
-                message.reject()
+                message.reject_invalid()
                 raise
             problem = str(error)
         self.skipped += 1
-        rejected = self._on_invalid == "reject" and message.reject()
+        if self._on_invalid is None:
+            rejected = message.reject_invalid()
+        else:
+            rejected = self._on_invalid == "reject" and message.reject()
         outcome = "rejected" if rejected else "skipped"
         logger.warning("events of %r: message %s: %.500s", message.context.channel, outcome, problem)
         return None
@@ -189,16 +192,17 @@ class EventStream:
         await self._stream.__aexit__(kind, error, traceback)
 
 
-def events(stream: Any, *, on_invalid: OnInvalid = "raise") -> EventStream:
+def events(stream: Any, *, on_invalid: OnInvalid | None = None) -> EventStream:
     """Return the events of a stream of messages, in both modes, for ``for``, ``async for`` and ``receive``.
 
     With Rx operators use ``stream.pipe(operators.map(from_message))``.
 
     Args:
         stream: what ``subscribe`` returned, without a model.
-        on_invalid: what becomes of a message that is no event: ``raise`` rejects it and raises its error; ``reject``
-            rejects it, so that it goes to the dead-letter channel if there is one, and goes on; ``skip``
-            acknowledges it and goes on. The latter two log and count it.
+        on_invalid: what becomes of a message that is no event: by default it goes to the dead-letter channel, is
+            rejected if there is none, and the events go on. ``raise`` does that and raises its error; ``reject``
+            rejects it and goes on, so that ``max_deliveries`` counts; ``skip`` acknowledges it and goes on. All but
+            ``raise`` log and count it.
 
     Raises:
         ArgumentError: an argument is not as described.

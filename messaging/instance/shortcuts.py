@@ -65,7 +65,7 @@ _OF_STREAMS: Final = frozenset(
 class SubscribeArguments(SubscribeKeywords, total=False):
     """The keyword arguments of ``subscribe``, for its overloads."""
 
-    on_invalid: OnInvalid
+    on_invalid: OnInvalid | None
     keep_subscription: bool
     acknowledge: Acknowledge
 
@@ -316,7 +316,7 @@ class Shortcuts:
         channel: str,
         model: Any = None,
         *,
-        on_invalid: OnInvalid = "raise",
+        on_invalid: OnInvalid | None = None,
         keep_subscription: bool = False,
         acknowledge: Acknowledge = "automatic",
         **context: Unpack[SubscribeKeywords],

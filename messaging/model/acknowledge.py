@@ -43,6 +43,10 @@ class Settler(Protocol):
         """
         ...
 
+    def settle_invalid(self, incoming: Any) -> bool:
+        """Settle a message that its consumer cannot read: dead-letter it if there is a channel, or else reject it."""
+        ...
+
 
 class AcknowledgeMessageContext(MessageContext):
     """The context of a received message, with its acknowledgement (RFC 5.8.5). Thread safe."""
@@ -75,6 +79,11 @@ class AcknowledgeMessageContext(MessageContext):
     def acknowledge_handler(self) -> AcknowledgeHandler:
         """Return a handler that acknowledges or rejects the message. All handlers of a message share its state."""
         return AcknowledgeHandler(self)
+
+    def settle_invalid(self) -> bool:
+        """Dead-letter a message that its consumer cannot read, or else reject it; as :meth:`settle`."""
+        settler = self.settler if self.state is AcknowledgeType.RECEIVED else None
+        return self.settle(False) if settler is None else settler.settle_invalid(self)
 
     def settle(self, acknowledged: bool) -> bool:
         """Acknowledge or reject; return whether this call settled the message."""

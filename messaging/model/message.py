@@ -103,6 +103,14 @@ class Message(Generic[V_co]):
         settle = getattr(self._context, "settle", None)
         return settle is not None and settle(False)
 
+    def reject_invalid(self) -> bool:
+        """Reject a message that cannot be read: with a dead-letter channel it goes there at once, as ``invalid``.
+
+        Another delivery would fit no better. Without a dead-letter channel this is :meth:`reject`.
+        """
+        settle = getattr(self._context, "settle_invalid", None)
+        return settle is not None and settle()
+
     def __reduce__(self) -> tuple[Any, ...]:
         # without the decoded value, which may be of any type: the copy decodes again on demand
         default = self.default_content_type

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from reactivex import abc as rx
 
-from messaging.errors import CodecError, DeadlineError, MessagingError, StreamConsumedError
+from messaging.errors import CodecError, DeadlineError, DecodeError, MessagingError, StreamConsumedError
 from messaging.execution import Flag, Promise, Serial, clock, mailbox, running_loop, seconds
 from messaging.functions import check_result
 from messaging.text import SafeLog
@@ -108,7 +108,7 @@ class Push(rx.DisposableBase):
             except BaseException as error:  # noqa: BLE001  # an observer that raises ends this stream only
                 settlement.stop_accepting()
                 if not subscription.manual:
-                    settlement.refuse(message)
+                    (settlement.refuse_invalid if isinstance(error, DecodeError) else settlement.refuse)(message)
                 self._observer_raised(error)
                 return
             if self._stopping:
@@ -251,7 +251,11 @@ class Pull:
             return
         if not subscription.manual:
             settlement = subscription.settlement
-            (settlement.refuse if failed else settlement.accept)(message)
+            if failed:
+                is_invalid = isinstance(sys.exception(), DecodeError)
+                (settlement.refuse_invalid if is_invalid else settlement.refuse)(message)
+            else:
+                settlement.accept(message)
         if self._in_hand is message:
             self._in_hand = None
 

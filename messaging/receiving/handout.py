@@ -208,11 +208,13 @@ class HandOut:
             self._counters.invalid += 1
             if self._on_invalid == "raise":
                 self._settlement.stop_accepting()
-                incoming.settle(False)
+                self._settlement.refuse_invalid(message)
                 raise
             logger.warning("message on %r is invalid: %s", incoming.channel, error)
             if self._on_invalid == "skip":
                 incoming.settle(True)
+            elif self._on_invalid == "reject":
+                self._settlement.refuse(message)
             else:
                 self._owner.connection.engine.call(self._settlement.dead_letter_invalid, incoming)
             return False

@@ -74,7 +74,7 @@ class MessageSubscription:
         channel_or_context: str | MessageContext | MessageContextProvider,
         *,
         model: Any = None,
-        on_invalid: OnInvalid = "raise",
+        on_invalid: OnInvalid | None = None,
         keep_subscription: bool = False,
         acknowledge: Acknowledge = "automatic",
     ) -> MessageStream:
@@ -85,9 +85,10 @@ class MessageSubscription:
                 RFC 5.6.3) that builds such a context. A context from
                 ``AcknowledgeMessageContextBuilder`` also says how messages are acknowledged.
             model: type that ``Message.value()`` of each message is validated against before it is emitted.
-            on_invalid: how a message that does not fit the model is settled: ``raise`` ends the stream with the
-                ``DecodeError`` (the message is rejected), ``skip`` acknowledges and counts it, ``dead_letter`` sends
-                its original bytes to the dead-letter channel.
+            on_invalid: how a message that does not fit the model is settled: ``dead_letter`` sends its original bytes
+                to the dead-letter channel, ``reject`` rejects it, ``skip`` acknowledges it, ``raise`` ends the stream
+                with the ``DecodeError`` (the message is dead-lettered if it can be, or else rejected). All count it.
+                By default ``dead_letter`` if there is a dead-letter channel, or else ``reject``: the stream goes on.
             keep_subscription: whether closing the stream leaves the subscription at the broker, which keeps messages
                 for the next consumer: in an MQTT session that it keeps, or in a ``queue``. It asks for acknowledgement.
             acknowledge: ``automatic``, or ``manual``: the consumer calls ``Message.acknowledge()`` or ``reject()``, at
@@ -111,8 +112,10 @@ class MessageSubscription:
             context = as_context(channel_or_context)
         spec, direct = self._consumed(context, keep_subscription, acknowledge)
         check_model(model)
-        if on_invalid not in ("raise", "skip", "dead_letter"):
-            raise ArgumentError(f"on_invalid must be 'raise', 'skip' or 'dead_letter', not {on_invalid!r}")
+        if on_invalid is None:
+            on_invalid = "reject" if spec.options.dead_letter_channel is None else "dead_letter"
+        elif on_invalid not in get_args(OnInvalid):
+            raise ArgumentError(f"on_invalid must be one of {', '.join(map(repr, get_args(OnInvalid)))}")
         self._check_dead_letters(spec, on_invalid)
         self._refuse_closed()
         consumption = Consumption(model, on_invalid, direct, keep_subscription)

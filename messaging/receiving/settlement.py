@@ -189,6 +189,32 @@ class Settlement:
         if not incoming.settle(False):
             self.refuse_unsupported(incoming)
 
+    def settle_invalid(self, incoming: Incoming) -> bool:
+        """See ``acknowledge.Settler``."""
+        self._counters.invalid += 1
+        if self._owner.spec.options.dead_letter_channel is None or self.is_released:
+            return self.settle(incoming, False)
+        if self._adapter.is_stale(incoming.token):
+            return self.settle(incoming, False)
+        with state_lock:
+            if incoming.state is not _RECEIVED:
+                return False
+            incoming.state = AcknowledgeType.REJECTED
+        try:
+            self._connection.engine.call(self.dead_letter_invalid, incoming)
+        except BaseException:  # an interrupt: it is dead-lettered once
+            self._connection.engine.call(self.dead_letter_invalid, incoming)
+            raise
+        if self._direct is not None:
+            self._direct.settled(incoming)
+        return True
+
+    def refuse_invalid(self, message: Message) -> None:
+        """Reject a message whose content its consumer cannot read, unless it is settled."""
+        incoming: Incoming = context_of(message)
+        if not incoming.settle_invalid():
+            self.refuse_unsupported(incoming)
+
     def refuse_unsupported(self, incoming: Incoming) -> None:
         """Reject a message without acknowledgement, or acknowledged on arrival; others are left as they are."""
         if self._auto or incoming.state is _UNSUPPORTED:
@@ -305,8 +331,11 @@ class Settlement:
     def dead_letter_invalid(self, incoming: Incoming) -> None:
         """Dead-letter a message that does not fit its model and is not settled."""
         with state_lock:
-            if incoming.state is _RECEIVED:
-                incoming.state = _ACKNOWLEDGED
+            if incoming.state is AcknowledgeType.REJECTED and incoming.settler is None:
+                return  # an interrupted call
+            if incoming.state is AcknowledgeType.REJECTED or incoming.state is _RECEIVED:
+                if incoming.state is _RECEIVED:
+                    incoming.state = _ACKNOWLEDGED
                 incoming.settler = None
                 self._credit.settled += self._credit.forget(incoming)
         self._redelivery.dead_letter(incoming, INVALID)

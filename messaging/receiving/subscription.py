@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 logger = SafeLog(__name__)
 
-OnInvalid = Literal["raise", "skip", "dead_letter"]
+OnInvalid = Literal["raise", "reject", "skip", "dead_letter"]
 
 
 @dataclass(frozen=True, slots=True)

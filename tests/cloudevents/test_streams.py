@@ -123,14 +123,18 @@ def test_a_message_that_is_no_event_is_skipped(m: Messaging, policy: Any, caplog
             assert dead.receive(PATIENCE).value() == "no event"
 
 
-def test_a_message_that_is_no_event_raises_and_is_rejected(m: Messaging) -> None:
-    with m.subscribe("dead") as dead, events(m.subscribe("a/+", qos=1, dead_letter_channel="dead")) as stream:
+@table("policy", [None, "raise"])
+def test_a_message_that_is_no_event_is_a_dead_letter_and_the_events_go_on(m: Messaging, policy: Any) -> None:
+    """At once, although more deliveries are allowed; ``raise`` raises its error besides."""
+    rules: Any = {"qos": 1, "dead_letter_channel": "dead", "max_deliveries": 5}
+    with m.subscribe("dead") as dead, events(m.subscribe("a/+", **rules), on_invalid=policy) as stream:
         m.publish("a/b", "no event", qos=1)
         publish(m, "a/b", event(), qos=1)
-        with pytest.raises(DecodeError, match="no CloudEvent"):
-            stream.receive(PATIENCE)
-        assert dead.receive(PATIENCE).value() == "no event"
+        if policy == "raise":
+            with pytest.raises(DecodeError, match="no CloudEvent"):
+                stream.receive(PATIENCE)
         assert stream.receive(PATIENCE).get_id() == "1"
+        assert dead.receive(PATIENCE).value() == "no event"
 
 
 def test_mqtt_3_refuses_binary_mode_before_anything_is_sent(mosquitto: Mosquitto) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -11,8 +12,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from messaging import AcknowledgeType, ArgumentError, Features, Messaging
-from messaging.errors import DecodeError, InvalidHeaderError, UnknownContentTypeError
+from messaging import AcknowledgeType, ArgumentError, Features, Message, Messaging, cloudevents
+from messaging.errors import DeadlineError, DecodeError, InvalidHeaderError, UnknownContentTypeError
 from messaging.model import as_text
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.conformance.helpers import ack_state, feature, publish, receive
@@ -136,15 +137,71 @@ def test_the_content_encoding_travels(m: Messaging, channel: str) -> None:
 # --- what does not fit the model
 
 
-def test_invalid_content_ends_the_stream_by_default(m: Messaging, channel: str) -> None:
+def is_idle(stream: Any) -> bool:
+    """Have a stream look at what has arrived."""
+    with pytest.raises(DeadlineError):
+        stream.receive(0.01)
+    return True
+
+
+@feature(Features.ACKNOWLEDGE, Features.EXTENSION_MAX_DELIVERIES)
+@table("consumed", ["observer", "iterator", "manual"])
+def test_invalid_content_ends_no_stream_by_default(backend: Backend, m: Messaging, consumed: str) -> None:
+    """Without a dead-letter channel it is rejected: counted, and discarded in the end."""
+    channel = backend.channel()
+    acknowledge = {"acknowledge": "manual"} if consumed == "manual" else {}
+    with m.subscribe(channel, Reading, max_deliveries=2, **acknowledge, **backend.reliable) as stream:
+        seen = observed(stream) if consumed == "observer" else None
+        publish(m, channel, [GOOD, BAD, GOOD], **backend.reliable)
+        if seen is not None:
+            assert seen.wait_payloads(2) == [GOOD, GOOD]
+            assert seen.error is None
+        else:
+            assert [stream.receive(PATIENCE).payload for _ in range(2)] == [GOOD, GOOD]
+            eventually(lambda: is_idle(stream) and stream.counters.invalid >= 2, "looked at again")
+        eventually(lambda: stream.counters.invalid == stream.counters.rejected == 2, "delivered twice, and rejected")
+
+
+@feature(Features.ACKNOWLEDGE, Features.EXTENSION_DEAD_LETTER_CHANNEL)
+@table("consumed", ["default", "raise", "observer", "loop", "events"])
+def test_a_message_that_cannot_be_read_is_dead_lettered_before_it_ends_another_consumer(
+    backend: Backend, m: Messaging, consumed: str
+) -> None:
+    """At once, even with ``maxDeliveries``: the next delivery would fit no better."""
+    channel, dead = backend.channel(), backend.channel()
+    options = {**backend.reliable, "max_deliveries": 5, "dead_letter_channel": dead}
+
+    def look(message: Message) -> None:
+        message.value(Reading)
+
+    with m.subscribe(dead, **backend.reliable) as letters:
+        typed = {"default": {"model": Reading}, "raise": {"model": Reading, "on_invalid": "raise"}}.get(consumed, {})
+        stream = m.subscribe(channel, **typed, **options)
+        ended = observed(stream, look) if consumed == "observer" else None
+        with contextlib.suppress(DecodeError), stream:
+            publish(m, channel, [BAD, GOOD], **backend.reliable)
+            if ended is not None:
+                assert isinstance(ended.wait_error(), DecodeError)
+            elif consumed == "loop":
+                look(stream.receive(PATIENCE))
+            elif consumed == "events":
+                events = cloudevents.events(stream)
+                eventually(lambda: is_idle(events) and events.skipped == 2, "both are no events")
+            else:
+                assert stream.receive(PATIENCE).payload == GOOD
+        assert letters.receive(PATIENCE).payload == BAD
+        assert stream.counters.invalid >= 1
+
+
+def test_invalid_content_ends_the_stream_if_asked_for(m: Messaging, channel: str) -> None:
     """``on_invalid="raise"``: the stream fails, others do not notice."""
-    typed, plain = observed(m.subscribe(channel, Reading)), observed(m.subscribe(channel))
+    typed, plain = observed(m.subscribe(channel, Reading, on_invalid="raise")), observed(m.subscribe(channel))
     publish(m, channel, [GOOD, BAD, GOOD])
     assert isinstance(typed.wait_error(), DecodeError)
     assert typed.payloads == [GOOD]
     assert plain.wait_payloads(3) == [GOOD, BAD, GOOD]
     eventually(lambda: len(m.runtime.get_runtime_dto().subscriptions) == 1, "unsubscribed")
-    with m.subscribe(channel, Reading) as stream:
+    with m.subscribe(channel, Reading, on_invalid="raise") as stream:
         publish(m, channel, [BAD])
         with pytest.raises(DecodeError):
             stream.receive(PATIENCE)
