@@ -273,7 +273,9 @@ def load_settings(kind: type[S], url: BrokerUrl, keywords: Mapping[str, Any]) ->
                 option, f"option {option!r}: not in a URL, which may come from elsewhere; it is a keyword of connect()"
             )
     _check_password_source(url, given)
-    return kind(**given)
+    settings = kind(**given)
+    _check_combinations(given, settings)
+    return settings
 
 
 def _check_password_source(url: BrokerUrl, given: dict[str, Any]) -> None:
@@ -295,6 +297,23 @@ def _check_password_source(url: BrokerUrl, given: dict[str, Any]) -> None:
             # the other ones may be set in the environment; a password there gives way to that of the URL by itself
             if option not in chosen and (option != "password" or option not in given):
                 given[option] = None
+
+
+def _check_combinations(given: Mapping[str, Any], settings: Settings) -> None:
+    """Refuse options that contradict each other, or that have no effect without another one.
+
+    Raises:
+        InvalidOptionError: naming the option at fault.
+    """
+    bounds = {"reconnect_min", "reconnect_max"}
+    if bounds <= settings.model_fields_set and settings.reconnect_min > settings.reconnect_max:
+        raise InvalidOptionError(
+            "reconnect_min",
+            f"option 'reconnect_min' {settings.reconnect_min:g} is above 'reconnect_max' {settings.reconnect_max:g}",
+        )
+    for option in ("outbox_fsync", "outbox_disk_bytes", "outbox_full"):
+        if given.get(option) is not None and settings.outbox_path is None:
+            raise InvalidOptionError(option, f"option {option!r} is for a durable outbox: set 'outbox_path' too")
 
 
 def _is_secret(kind: type[BaseSettings], option: str) -> bool:

@@ -173,6 +173,26 @@ def test_settings_cannot_be_changed_and_do_not_show_the_password() -> None:
     assert SECRET not in repr(found) + str(found)
 
 
+@table(
+    "keywords, option",
+    [
+        ({"reconnect_min": 2, "reconnect_max": 1}, "reconnect_min"),
+        ({"outbox_full": "reject"}, "outbox_full"),
+        ({"outbox_fsync": "never"}, "outbox_fsync"),
+        ({"outbox_disk_bytes": 10**6}, "outbox_disk_bytes"),
+        ({"outbox_full": "reject", "outbox_path": "folder", "reconnect_min": 2, "reconnect_max": 2}, None),
+        ({"reconnect_max": 0.01}, None),  # one bound alone takes the other along
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(keywords: dict[str, Any], option: str | None) -> None:
+    refused = None
+    try:
+        load(**keywords)
+    except InvalidOptionError as error:
+        refused = error.option
+    assert refused == option
+
+
 @given(option=st.sampled_from(sorted(FakeSettings.model_fields)), value=st.text(max_size=8) | st.integers() | st.none())
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_value_is_taken_or_an_invalid_option(option: str, value: Any) -> None:
