@@ -395,13 +395,24 @@ async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) 
         raise _connect_error(target, protocol, error) from without_frames(error)
     limit = connection.amqp.connection_tune.frame_max
     if limit < frames.FRAME_MIN_SIZE:
-        protocol.end_quietly()
-        cut(transport)
-        await connection.close()
+        await _leave(connection, protocol, transport)
         raise ConnectFailedError(
             f"cannot connect to {target}: it takes frames of {limit} bytes; AMQP 0-9-1 asks for {frames.FRAME_MIN_SIZE}"
         )
+    if not connection.amqp.publisher_confirms:
+        await _leave(connection, protocol, transport)
+        raise ConnectFailedError(
+            f"cannot connect to {target}: it has no publisher confirms, without which no message is known to have "
+            "arrived; a broker with the AMQP extensions of RabbitMQ has them"
+        )
     return Wire(target, connection, protocol, writer)
+
+
+async def _leave(connection: LaneConnection, protocol: FrameProtocol, transport: asyncio.WriteTransport) -> None:
+    """End a connection whose handshake granted too little."""
+    protocol.end_quietly()
+    cut(transport)
+    await connection.close()
 
 
 def _url(target: Target, purpose: str) -> URL:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import SecretStr
 
 from adapters.amqp import names
-from messaging.connection.tls import client_context
+from messaging.connection.tls import check_tls, client_context
 from messaging.errors import InvalidChannelError, InvalidOptionError, InvalidUrlError
 from messaging.model import Endpoint, Host, check_hosts
 
@@ -80,16 +80,8 @@ def make_target(url: BrokerUrl, settings: AmqpSettings, name: str) -> Target:
         InvalidOptionError, InvalidUrlError: settings are invalid or contradict each other.
     """
     username, password = _credentials(url, settings)
-    given = [
-        option
-        for option in ("cafile", "certfile", "keyfile", "allow_insecure")
-        if getattr(settings, option) not in (None, False)
-    ]
     secure = url.scheme == "amqps"
-    if given and not secure:
-        raise InvalidOptionError(given[0], f"{given[0]!r} is for TLS: use amqps:// instead of amqp://")
-    if settings.keyfile is not None and settings.certfile is None:
-        raise InvalidOptionError("keyfile", "'keyfile' needs the certificate it belongs to: 'certfile'")
+    check_tls(settings, is_secure=secure, secure="amqps://")
     check_hosts(url, default_port(secure=secure))
     if len(url.path or "") > MAX_VHOST:
         raise InvalidUrlError(f"the virtual host has {len(url.path or '')} characters; at most {MAX_VHOST} fit")

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from adapters.mqtt import capabilities, mapping, packets
 from adapters.mqtt import settings as options
 from adapters.mqtt.capabilities import NO_LOCAL, WILL_DELAY
+from adapters.mqtt.grants import Grants
 from adapters.mqtt.inbound import Inbound
 from adapters.mqtt.joint import Joint
 from adapters.mqtt.login import LogIn, SessionPlace
@@ -109,6 +110,7 @@ class MqttAdapter(Adapter):
         self._unsubscribed = True
         self._opened_before = False
         self._place = SessionPlace()
+        self.grants = Grants()
         self._claim_timer: asyncio.TimerHandle | None = None
 
     def check_publish(self, plan: PublishPlan) -> None:
@@ -151,7 +153,7 @@ class MqttAdapter(Adapter):
             self._target = self._login.target(self._target, await self.credentials())
         link = self._new_link(self._target, self)
         try:
-            await link.connect(clean_start=clean and not self._login.is_bridging, will=self._will.current())
+            connack = await link.connect(clean_start=clean and not self._login.is_bridging, will=self._will.current())
         except ConnectFailedError as error:
             self._will.connect_failed(error)
             raise
@@ -163,6 +165,11 @@ class MqttAdapter(Adapter):
             raise link.error
         if link.error is not None:
             raise ConnectFailedError(f"cannot connect to {self._target}: {link.error}") from link.error
+        denied = self.grants.connected(self._target, connack, needs_session=settings.persistent)
+        if denied is not None:
+            await link.close(self._login.end())
+            self.lost(link, ConnectionLostError(str(denied)))
+            raise denied
         self._lost = events.lost
         self._opened_before = True
         resumed = not self._unsubscribed
@@ -183,6 +190,8 @@ class MqttAdapter(Adapter):
         await_claims = connack.session_present and (is_old or not self._opened_before)
         if is_old:
             connack = dataclasses.replace(connack, session_present=False)
+        asks_session = self.settings.persistent and self._opened_before
+        self.grants.resumed(self._target, asked=asks_session, granted=connack.session_present)
         self._router.connected(is_resumed=connack.session_present)
         if not connack.session_present or self._unsubscribed:
             self._router.reset()

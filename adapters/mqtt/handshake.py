@@ -116,6 +116,8 @@ class Connack:
     topic_alias_maximum: int = 0
     #: seconds; ``None`` if the broker accepts the offered interval
     keepalive: int | None = None
+    #: seconds; ``None`` if the broker keeps the session for as long as was asked for
+    session_expiry: int | None = None
     #: the client id the broker gave to a client without one
     assigned_id: str | None = None
 
@@ -137,6 +139,7 @@ def connack(session_present: bool, properties: PahoProperties | None) -> Connack
         identifiers=bool(value("SubscriptionIdentifierAvailable", 1)),
         topic_alias_maximum=value("TopicAliasMaximum", 0),
         keepalive=getattr(properties, "ServerKeepAlive", None),
+        session_expiry=getattr(properties, "SessionExpiryInterval", None),
         assigned_id=getattr(properties, "AssignedClientIdentifier", None),
     )
 

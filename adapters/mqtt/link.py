@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Final, Protocol
 
-from adapters.mqtt import packets
+from adapters.mqtt import grants, packets
 from adapters.mqtt.control import ControlClient
 from adapters.mqtt.dialing import Dialer
 from adapters.mqtt.handshake import Connack
@@ -181,8 +181,7 @@ class Link:
             return
         self.is_up = True
         self.requests.open(self._control)
-        if result.keepalive is not None:
-            self._keepalive.interval = float(result.keepalive)
+        self._keepalive.interval = float(grants.keepalive(self._target.keepalive, result.keepalive))
         self._events.connected(self, result)
         if not self._connack.done():
             self._connack.set_result(result)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
+from messaging.connection.tls import check_tls
 from messaging.errors import InvalidOptionError, InvalidUrlError
 from messaging.model import check_hosts
 from messaging.model.settings import Text, TlsSettings
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from pydantic import SecretStr
 
     from messaging.model import BrokerUrl
+
+logger = logging.getLogger(__name__)
 
 Version = Literal["5", "3.1.1"]
 
@@ -120,12 +124,8 @@ def check(url: BrokerUrl, settings: MqttSettings) -> None:
     check_hosts(url, PORTS.get(url.scheme))
     if url.path and url.scheme not in WEB:
         raise InvalidUrlError(f"{url.scheme} URL: no path is expected; channels are named when publishing")
-    if url.scheme not in SECURE:
-        for option in ("cafile", "certfile", "keyfile", "allow_insecure"):
-            if getattr(settings, option):
-                raise InvalidOptionError(option, f"option {option!r} is for TLS; use mqtts:// or wss://")
-    if settings.keyfile is not None and settings.certfile is None:
-        raise InvalidOptionError("keyfile", "option 'keyfile' needs 'certfile', the certificate of that key")
+    check_tls(settings, is_secure=url.scheme in SECURE, secure="mqtts:// or wss://")
+    _check_session(settings)
     if settings.keep_session and not settings.client_id:
         raise InvalidOptionError(
             "keep_session", "option 'keep_session' resumes the session of a client id: set 'name' or 'client_id' too"
@@ -149,6 +149,28 @@ def check(url: BrokerUrl, settings: MqttSettings) -> None:
                 raise InvalidOptionError(option, f"option {option!r} needs 'username'")
         if password is not None:
             raise InvalidOptionError("password", "option 'password' needs 'username'")
+
+
+def _check_session(settings: MqttSettings) -> None:
+    """Refuse options that end a session which others keep; warn of those that keep it for a part of the time only."""
+    if settings.keep_session and not settings.persistent:
+        option, value = ("session_expiry", "0") if settings.v5 else ("clean_start", "true")
+        raise InvalidOptionError(
+            option,
+            f"option {option!r} {value} ends the session with the connection, 'keep_session' keeps it: leave one out",
+        )
+    if settings.keep_session and settings.clean_start:
+        logger.warning(
+            "mqtt '%s': option 'clean_start' true drops the session that 'keep_session' has kept for the next process: "
+            "leave it out to receive the messages of the meantime",
+            settings.name or settings.client_id,
+        )
+    elif settings.v5 and not settings.clean_start and not settings.session_expiry:
+        logger.warning(
+            "mqtt '%s': option 'clean_start' false resumes a session, and without 'session_expiry' the broker ends it "
+            "with the connection: set 'session_expiry', or 'keep_session' instead of both",
+            settings.name or settings.client_id,
+        )
 
 
 def credentials(url: BrokerUrl, settings: MqttSettings) -> tuple[str | None, SecretStr | None]:

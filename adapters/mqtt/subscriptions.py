@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from adapters.mqtt import handshake, packets
 from adapters.mqtt.capabilities import NO_LOCAL, RETAIN_AS_PUBLISHED, RETAIN_HANDLING
+from adapters.mqtt.grants import is_unacknowledged
 from adapters.mqtt.mapping import PACKET_ID
 from adapters.mqtt.sharing import Sharing
 from adapters.mqtt.streams import filter_of
@@ -17,6 +18,7 @@ from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from messaging.model import Features
 
 if TYPE_CHECKING:
+    from adapters.mqtt.grants import Grants
     from adapters.mqtt.handshake import Connack, Target
     from adapters.mqtt.inbound import Inbound
     from adapters.mqtt.joint import Joint
@@ -38,6 +40,7 @@ class Owner(Protocol):
     settings: MqttSettings
     name: str
     capabilities: Capabilities
+    grants: Grants
 
 
 class Subscriptions:
@@ -97,7 +100,7 @@ class Subscriptions:
             tells_id=custom.get(PACKET_ID, False),
             joint=joint,
         )
-        route = stream.route
+        route, asked = stream.route, int(spec.options.qos)
         self._inbound.claim(stream)
         # a further SUBSCRIBE makes the broker send retained messages again, which shared subscriptions do not get
         if route.is_shared and route.confirmed:
@@ -106,7 +109,7 @@ class Subscriptions:
             return stream
 
         def read(answer: Answer) -> None:
-            if joint is not None and answer.code < packets.FAILURE:
+            if joint is not None and not _is_refused(answer, asked):
                 joint.grant(stream)
             elif joint is not None:
                 joint.left(stream)
@@ -128,12 +131,15 @@ class Subscriptions:
         except BaseException:
             self._withdraw(stream)
             raise
-        if answer.code >= packets.FAILURE:
+        if _is_refused(answer, asked):
             self._withdraw(stream)
-            reason = handshake.reason_name(answer.code, answer.detail)
+            reason = f"it grants QoS 0, without acknowledgement; QoS {asked} was asked for"
+            if answer.code >= packets.FAILURE:
+                reason = handshake.reason_name(answer.code, answer.detail)
             raise SubscriptionRefusedError(
                 f"{target} refused {shown(spec)}: {reason}", code=answer.code, detail=answer.detail
             )
+        self._owner.grants.subscribed(target, route.filter, asked, answer.code)
         route.confirmed = route.confirmed or qos == route.qos
         return stream
 
@@ -237,6 +243,10 @@ class Subscriptions:
         """See ``KeepsSession``."""
         if not stream.ended and not heir.ended and heir.settles:
             self._inbound.bequeath(stream, heir)
+
+
+def _is_refused(answer: Answer, asked: int) -> bool:
+    return answer.code >= packets.FAILURE or is_unacknowledged(asked, answer.code)
 
 
 def shown(spec: SubscriptionSpec) -> str:

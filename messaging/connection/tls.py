@@ -5,15 +5,39 @@ from __future__ import annotations
 import ssl
 from typing import TYPE_CHECKING, Final
 
-from messaging.errors import ConnectFailedError
+from messaging.errors import ConnectFailedError, InvalidOptionError
 
 if TYPE_CHECKING:
     from messaging.model.settings import TlsSettings
 
+#: settings that have a meaning with TLS only
+TLS_OPTIONS: Final = ("cafile", "certfile", "keyfile", "allow_insecure")
 #: reasons of OpenSSL for bytes that are no TLS
 _NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE", "HTTP_REQUEST")
 #: first bytes of a TLS alert, with which a TLS server answers bytes that are no TLS
 _ALERT: Final = b"\x15\x03"
+
+
+def check_tls(settings: TlsSettings, *, is_secure: bool, secure: str) -> None:
+    """Refuse TLS options that contradict each other, or the scheme of the URL.
+
+    Args:
+        settings: of the instance.
+        is_secure: whether the URL's scheme is one with TLS.
+        secure: names the schemes with TLS, for errors.
+
+    Raises:
+        InvalidOptionError: naming the option at fault.
+    """
+    given = [option for option in TLS_OPTIONS if getattr(settings, option) not in (None, False)]
+    if given and not is_secure:
+        raise InvalidOptionError(given[0], f"option {given[0]!r} is for TLS; use {secure}")
+    if settings.keyfile is not None and settings.certfile is None:
+        raise InvalidOptionError("keyfile", "option 'keyfile' needs 'certfile', the certificate of that key")
+    if settings.allow_insecure and settings.cafile is not None:
+        raise InvalidOptionError(
+            "allow_insecure", "option 'allow_insecure' accepts any certificate, so 'cafile' has no effect: give one"
+        )
 
 
 def client_context(settings: TlsSettings) -> ssl.SSLContext:

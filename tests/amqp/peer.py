@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pamqp.frame
 from pamqp import commands, header, heartbeat
@@ -29,6 +29,8 @@ class Session(BrokerEnd):
 
     #: channels with confirms that the client has opened
     selected = 0
+    #: what it can do beyond AMQP 0-9-1, as RabbitMQ tells it
+    capabilities: ClassVar[dict[str, Any]] = {"publisher_confirms": True}
 
     async def frame(self) -> tuple[int, object]:
         """Channel and frame: the next that is no heartbeat."""
@@ -58,7 +60,7 @@ class Session(BrokerEnd):
         """The handshake, up to ``connection.open``; returns the size of frames that the client agreed to."""
         async with asyncio.timeout(PATIENCE):
             assert await self._reader.readexactly(8) == b"AMQP\x00\x00\x09\x01"
-        self.send(commands.Connection.Start(0, 9, {"capabilities": {"publisher_confirms": True}}, "PLAIN", "en_US"))
+        self.send(commands.Connection.Start(0, 9, {"capabilities": self.capabilities}, "PLAIN", "en_US"))
         _, start = await self.expect(commands.Connection.StartOk)
         assert isinstance(start, commands.Connection.StartOk)
         self.login = start.response

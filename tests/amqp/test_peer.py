@@ -159,6 +159,17 @@ async def test_a_broker_that_takes_only_tiny_frames_is_refused(quiet: Quiet, off
             await within(opening)
 
 
+async def test_a_broker_without_publisher_confirms_is_refused(quiet: Quiet) -> None:
+    async with talk(quiet) as (client, peer):
+        opening = asyncio.create_task(client.open())
+        session = await peer.session()
+        session.capabilities = {}  # type: ignore[misc]  # of this one alone
+        await session.greet()
+        session.send(commands.Connection.OpenOk())
+        with pytest.raises(ConnectFailedError, match="no publisher confirms"):
+            await within(opening)
+
+
 async def test_connections_carry_the_name_of_the_instance(peer: Peer) -> None:
     async with client_of(peer, name="plant 7") as client:
         publishing = await opened(client, peer)

@@ -88,10 +88,10 @@ class Connection(BrokerEnd):
         body = packets.text(topic) + (packet_id.to_bytes(2, "big") if qos else b"") + b"\0" + payload
         self.send(packets.PUBLISH | qos << 1 | flags, body)
 
-    async def suback(self, reason: int = 0, *, v5: bool = True) -> bytes:
-        """Take a SUBSCRIBE and answer it."""
+    async def suback(self, reason: int | None = None, *, v5: bool = True) -> bytes:
+        """Take a SUBSCRIBE and answer it, by default with the QoS that it asks for."""
         body = await self.expect(0x80)
-        self.send(0x90, body[:2] + b"\0" * v5 + bytes((reason,)))
+        self.send(0x90, body[:2] + b"\0" * v5 + bytes((body[-1] & 3 if reason is None else reason,)))
         return body
 
     async def unsuback(self, *, v5: bool = True) -> bytes:

@@ -17,7 +17,7 @@ from tests.mqtt.harness import Core, Sink, lasting
 from tests.mqtt.peer import Connection, Peer, accept, farewell, reconnect, session, subscribed
 
 #: Success, and Not authorized (MQTT 5, 3.9.3)
-GRANTED, REFUSED = 0, 0x87
+REFUSED = 0x87
 
 
 def message(topic: str, payload: bytes, *identifiers: int, packet_id: int = 0) -> bytes:
@@ -38,7 +38,7 @@ async def joined(core: Core, connection: Connection, *channels: str, **options: 
     sink, joint = Sink(), None
     for channel in channels:
         joining = asyncio.create_task(core.adapter.join(core.spec(channel, **options), sink, joint))
-        await connection.suback(GRANTED)
+        await connection.suback()
         joint = await joining
     assert joint is not None
     return sink, joint

@@ -104,7 +104,7 @@ async def test_a_refused_subscription_has_code_and_detail(code: int, name: str, 
         assert not core.losses
 
 
-@table("granted", [0, 1, 2])
+@table("granted", [1, 2])
 async def test_a_subscription_may_be_granted_less_than_it_asked_for(granted: int) -> None:
     async with session() as (core, _, connection):
         subscribing = asyncio.create_task(core.subscribe("t", qos="2"))

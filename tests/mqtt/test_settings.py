@@ -42,6 +42,9 @@ def test_versions_as_people_write_them(given: Any, meant: str) -> None:
         ("mqtt://h?clean_start=maybe", "clean_start"),
         ("mqtt://h?clean_start=false", "clean_start"),
         ("mqtt://h?clean_start=false&client_id=", "clean_start"),
+        ("mqtt://h?name=x&keep_session=true&session_expiry=0", "session_expiry"),
+        ("mqtt://h?name=x&keep_session=true&version=3.1.1&clean_start=true", "clean_start"),
+        ("mqtts://h?allow_insecure=true&cafile=x.pem", "allow_insecure"),
         ("mqtt://h?envelope=true", "envelope"),
         ("mqtt://h?version=3.1.1&session_expiry=5", "session_expiry"),
         ("mqtt://h?cafile=x.pem", "cafile"),
@@ -154,6 +157,24 @@ def test_keep_session_sets_what_a_lasting_session_needs(
     settings = make(url, keep_session=True, **given).settings
     assert (settings.client_id, settings.clean_start, settings.session_expiry) == expected
     assert settings.persistent
+
+
+@table(
+    "url, words",
+    {
+        "resumed, not kept": ("mqtt://h?name=x&client_id=y&clean_start=false", "'x': option 'clean_start' false"),
+        "kept, not resumed": ("mqtt://h?name=x&keep_session=true&clean_start=true", "'x': option 'clean_start' true"),
+        "kept": ("mqtt://h?name=x&keep_session=true", ""),
+        "kept by MQTT 3.1.1": ("mqtt://h?client_id=x&version=3.1.1&clean_start=false", ""),
+        "kept over reconnects": ("mqtt://h?session_expiry=60", ""),
+    },
+)
+def test_a_session_that_is_kept_for_a_part_of_the_time_is_a_warning(
+    caplog: pytest.LogCaptureFixture, url: str, words: str
+) -> None:
+    make(url)
+    assert len(caplog.records) == bool(words)
+    assert words in caplog.text
 
 
 @table("options", [{}, {"client_id": ""}])
