@@ -17,7 +17,7 @@ from adapters.amqp.extensions import EXTENSIONS
 from messaging.gateway import GatewaySettings, schema
 from messaging.instance import find_adapter
 from messaging.model import GENERATE_REPLY_CHANNEL_ALIAS, Features, parse_url
-from messaging.model.settings import Settings, TlsSettings, load_settings
+from messaging.model.settings import NetworkSettings, Settings, TlsSettings, load_settings
 from messaging.properties import announced as announced_by
 
 ROOT = Path(__file__).parent.parent
@@ -69,7 +69,8 @@ def features() -> str:
 def settings() -> str:
     """Return a table for each settings class, with the settings that it adds to its base."""
     parts: list[tuple[str, type[Settings], frozenset[str]]] = [("Every adapter", Settings, frozenset())]
-    parts.append(("TLS: `mqtts://` and `amqps://`", TlsSettings, frozenset(Settings.model_fields)))
+    parts.append(("Network: `mqtt://` and `amqp://`", NetworkSettings, frozenset(Settings.model_fields)))
+    parts.append(("TLS: `mqtts://`, `wss://` and `amqps://`", TlsSettings, frozenset(NetworkSettings.model_fields)))
     for scheme in ("memory", "mqtt", "amqp"):
         kind = find_adapter(scheme).settings_type
         base = TlsSettings if issubclass(kind, TlsSettings) else Settings

@@ -235,7 +235,7 @@ class AmqpAdapter(Adapter):
         target = self._current
         if target.tls is None:
             return target, None
-        return target, await on_worker(target.tls)
+        return target, await on_worker(target.tls.context)
 
     async def renew(self, credentials: Credentials) -> None:
         """See ``TakesCredentials``: ``connection.update-secret``, or a planned reconnect."""

@@ -25,6 +25,7 @@ from adapters.amqp import frames, internals
 from adapters.amqp.protocol import FrameProtocol, cut
 from messaging.adapter import PlannedLossError
 from messaging.connection import tls
+from messaging.connection.proxies import open_through
 from messaging.errors import AuthenticationError, BrokerError, ConnectFailedError, ConnectionLostError
 from messaging.execution import clock
 from messaging.text import without_frames
@@ -371,16 +372,21 @@ async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) 
     protocol = FrameProtocol(loop)
     protocol.secrets.extend(target.secrets)
     try:
-        transport, _ = await loop.create_connection(
-            lambda: protocol,
-            target.address or target.host,
-            target.port,
-            ssl=context,
-            server_hostname=None if context is None else target.host,
-        )
+        name = None if context is None or target.tls is None else target.tls.name_of(target.host)
+        if target.proxy is None:
+            transport, _ = await loop.create_connection(
+                lambda: protocol, target.address or target.host, target.port, ssl=context, server_hostname=name
+            )
+        else:
+            sock = await open_through(target.proxy, target.host, target.port)
+            transport, _ = await loop.create_connection(lambda: protocol, sock=sock, ssl=context, server_hostname=name)
     except (OSError, UnicodeError) as error:
         reason = tls.explain(error, "amqps", "amqp") if context is not None and isinstance(error, OSError) else None
         raise ConnectFailedError(f"cannot connect to {target}: {reason or describe(error)}") from error
+    except ConnectFailedError as error:  # of the proxy
+        raise ConnectFailedError(f"cannot connect to {target}: {error}", code=error.code) from error.__cause__
+    if context is not None and target.tls is not None:
+        target.tls.made(transport.get_extra_info("ssl_object"))
     writer = asyncio.StreamWriter(transport, protocol, protocol.reader, loop)
     # The URL holds the password. No variable of a frame refers to it, so that no report of an error shows it.
     connection = LaneConnection(_url(target, purpose), target.vhost, _OpenStreams(protocol.reader, writer))

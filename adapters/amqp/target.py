@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -11,14 +10,12 @@ from typing import TYPE_CHECKING, Final
 from pydantic import SecretStr
 
 from adapters.amqp import names
-from messaging.connection.tls import check_tls, client_context
+from messaging.connection.proxies import Proxy, parse_proxy
+from messaging.connection.tls import ClientTls, check_tls
 from messaging.errors import InvalidChannelError, InvalidOptionError, InvalidUrlError
 from messaging.model import Endpoint, Host, check_hosts
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable
-
     from adapters.amqp.settings import AmqpSettings
     from messaging.model import BrokerUrl
     from messaging.model.credentials import Credentials
@@ -47,8 +44,10 @@ class Target:
     name: str
     #: deadline of the second connection, and of each request to the broker, seconds
     timeout: float
-    #: returns the TLS context; ``None`` for no TLS
-    tls: Callable[[], ssl.SSLContext] | None = None
+    #: ``None`` for no TLS
+    tls: ClientTls | None = None
+    #: connected through; ``None`` for none
+    proxy: Proxy | None = None
     #: when the credentials expire, in the loop's time
     expires_at: float = math.inf
     #: the IP address to connect to, if the name of the host has several; TLS verifies the name
@@ -89,7 +88,7 @@ def make_target(url: BrokerUrl, settings: AmqpSettings, name: str) -> Target:
         names.check_length(settings.exchange, "the exchange")
     except InvalidChannelError as error:
         raise InvalidOptionError("exchange", str(error)) from None
-    if settings.sasl == "external" and not (secure and settings.certfile is not None):
+    if settings.sasl == "external" and not (secure and (settings.certfile or settings.ssl_context) is not None):
         raise InvalidOptionError(
             "sasl", "'external' lets the client's certificate say who it is: it needs amqps:// and 'certfile'"
         )
@@ -102,7 +101,8 @@ def make_target(url: BrokerUrl, settings: AmqpSettings, name: str) -> Target:
         heartbeat=settings.heartbeat,
         name=settings.client_id or name,
         timeout=settings.connect_timeout,
-        tls=functools.partial(client_context, settings) if secure else None,
+        tls=ClientTls(settings, url.label(name)) if secure else None,
+        proxy=parse_proxy(settings.proxy),
     )
 
 

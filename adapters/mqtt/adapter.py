@@ -19,7 +19,8 @@ from adapters.mqtt.router import Router
 from adapters.mqtt.settings import MqttSettings
 from adapters.mqtt.streams import filter_of
 from messaging.adapter import Adapter, PlannedLossError
-from messaging.connection.tls import client_context
+from messaging.connection.proxies import parse_proxy
+from messaging.connection.tls import ClientTls
 from messaging.errors import (
     ConnectFailedError,
     ConnectionLostError,
@@ -371,7 +372,8 @@ def _target(url: BrokerUrl, settings: MqttSettings, name: str) -> Target:
     target = Target(
         host=url.host,
         port=url.port or options.PORTS[url.scheme],
-        tls=functools.partial(client_context, settings) if secure else None,
+        tls=ClientTls(settings, url.label(name)) if secure else None,
+        proxy=parse_proxy(settings.proxy),
         v5=settings.v5,
         client_id=options.client_id(settings, name),
         username=username,
@@ -395,5 +397,7 @@ def _target(url: BrokerUrl, settings: MqttSettings, name: str) -> Target:
             raise
         raise MissingExtraError("ws", f"{url.scheme}://") from error
     path = "/" + quote(url.path or options.WEB_PATH)
-    web = functools.partial(websocket.WebSocket, path=path, secure=secure)
+    web = functools.partial(
+        websocket.WebSocket, path=path, secure=secure, headers=settings.ws_headers, query=settings.ws_query
+    )
     return dataclasses.replace(target, web=web)

@@ -1,4 +1,4 @@
-"""Dialing: TCP, TLS and WebSocket, on a worker thread."""
+"""Dialing: TCP, proxy, TLS and WebSocket, on a worker thread."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from adapters.mqtt import packets
 from adapters.mqtt.wire import Wire
+from messaging.connection.proxies import pass_through, reason_of
+from messaging.errors import ConnectFailedError
 
 if TYPE_CHECKING:
     from adapters.mqtt.handshake import Target
@@ -35,21 +37,24 @@ class Dialer:
 
         Raises:
             OSError, ValueError: the connection cannot be made, or was cancelled.
-            ConnectFailedError: a file that TLS needs cannot be used, or the peer accepts no WebSocket.
+            ConnectFailedError: a file that TLS needs cannot be used, the peer accepts no WebSocket, or a proxy refused.
         """
         target = self._target
         try:
-            context = target.tls() if target.tls is not None else None
+            context = target.tls.context() if target.tls is not None else None
             web = target.web(target.host, target.port) if target.web is not None else None
-            sock = self._connected()
+            sock = self._reached()
             # without it, a small packet waits up to 40 ms for the acknowledgement of the one before
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if context is not None:
+            if context is not None and target.tls is not None:
                 # takes over the descriptor of the plain socket
-                sock = context.wrap_socket(sock, server_hostname=target.host, do_handshake_on_connect=False)
+                name = target.tls.name_of(target.host)
+                sock = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
                 self._own(sock)
             if isinstance(sock, ssl.SSLSocket):
                 sock.do_handshake()
+                if target.tls is not None:
+                    target.tls.made(sock)
             if web is not None:
                 web.handshake(sock)
             sock.setblocking(False)
@@ -62,16 +67,27 @@ class Dialer:
         finally:
             self._release()  # unless the wire has it
 
-    def _connected(self) -> socket.socket:
+    def _reached(self) -> socket.socket:
+        """Return a socket that is connected to the broker, or to it through the proxy."""
+        target, proxy = self._target, self._target.proxy
+        if proxy is None:
+            return self._connected(target.address or target.host, target.port)
+        try:
+            sock = self._connected(proxy.host, proxy.port)
+            pass_through(proxy.dialogue(target.host, target.port), sock)
+        except OSError as error:
+            raise ConnectFailedError(f"cannot connect to {proxy}: {reason_of(error)}") from error
+        return sock
+
+    def _connected(self, host: str, port: int) -> socket.socket:
         """Return a socket that is connected to the first address that answers."""
-        target = self._target
         failure: OSError | None = None
-        found = socket.getaddrinfo(target.address or target.host, target.port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         for family, kind, protocol, _, address in found:
             try:
                 sock = socket.socket(family, kind, protocol)
                 self._own(sock)
-                sock.settimeout(target.connect_timeout)
+                sock.settimeout(self._target.connect_timeout)
                 sock.connect(address)
             except OSError as error:
                 failure = error

@@ -17,11 +17,11 @@ from messaging.errors import AuthenticationError, ConnectFailedError, Connection
 from messaging.model import Endpoint, Host
 
 if TYPE_CHECKING:
-    import ssl
-
     from pydantic import SecretStr
 
     from adapters.mqtt.websocket import WebSocket
+    from messaging.connection.proxies import Proxy
+    from messaging.connection.tls import ClientTls
     from messaging.errors import BrokerError
 
 #: its constructor has no types
@@ -50,8 +50,8 @@ class Target:
 
     host: str
     port: int
-    #: makes the TLS context; ``None`` for no TLS
-    tls: Callable[[], ssl.SSLContext] | None
+    #: ``None`` for no TLS
+    tls: ClientTls | None
     v5: bool
     client_id: str
     username: str | None
@@ -76,6 +76,8 @@ class Target:
     address: str | None = None
     #: whether to connect to the servers that the broker refers to
     follows_redirects: bool = True
+    #: connected through; ``None`` for none
+    proxy: Proxy | None = None
 
     @property
     def component(self) -> str:

@@ -7,16 +7,15 @@ import re
 import secrets
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, StringConstraints, model_validator
 
+from adapters.mqtt.web_request import as_headers, as_query
 from messaging.connection.tls import check_tls
 from messaging.errors import InvalidOptionError, InvalidUrlError
 from messaging.model import check_hosts
 from messaging.model.settings import Text, TlsSettings
 
 if TYPE_CHECKING:
-    from pydantic import SecretStr
-
     from messaging.model import BrokerUrl
 
 logger = logging.getLogger(__name__)
@@ -81,6 +80,16 @@ class MqttSettings(TlsSettings):
         default=True,
         description="MQTT 5: whether to connect to the servers that a broker refers to, with the same credentials",
     )
+    ws_headers: Annotated[Any, BeforeValidator(as_headers)] = Field(
+        None,
+        exclude=True,
+        repr=False,
+        description="WebSocket: headers of the request: a mapping, its JSON, or a function that returns one and is "
+        "called before each connection; not in URLs",
+    )
+    ws_query: Annotated[SecretStr | None, BeforeValidator(as_query)] = Field(
+        None, description="WebSocket: query of the request: percent-encoded text, or a mapping"
+    )
     envelope: bool = Field(
         default=False,
         description="MQTT 3.1.1: carry message properties in front of the payload",
@@ -124,6 +133,9 @@ def check(url: BrokerUrl, settings: MqttSettings) -> None:
     check_hosts(url, PORTS.get(url.scheme))
     if url.path and url.scheme not in WEB:
         raise InvalidUrlError(f"{url.scheme} URL: no path is expected; channels are named when publishing")
+    for option in ("ws_headers", "ws_query"):
+        if getattr(settings, option) is not None and url.scheme not in WEB:
+            raise InvalidOptionError(option, f"option {option!r} is for WebSocket; use ws:// or wss://")
     check_tls(settings, is_secure=url.scheme in SECURE, secure="mqtts:// or wss://")
     _check_session(settings)
     if settings.keep_session and not settings.client_id:

@@ -24,6 +24,10 @@ from messaging.errors import ConnectFailedError
 if TYPE_CHECKING:
     import socket
 
+    from pydantic import SecretStr
+
+    from adapters.mqtt.web_request import WebHeaders
+
 #: name of MQTT in the handshake (6.0.0-3)
 _SUBPROTOCOL: Final = Subprotocol("mqtt")
 _HANDSHAKE_READ: Final = 4096
@@ -41,16 +45,28 @@ class WebSocket:
         host: named in the handshake, with ``port``.
         path: of the URL, percent-encoded, with its slash.
         secure: whether TLS is below.
+        headers: of the program, for the request; they replace those of the library.
+        query: of the program, percent-encoded.
     """
 
-    def __init__(self, host: str, port: int, path: str, *, secure: bool) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        path: str,
+        *,
+        secure: bool,
+        headers: WebHeaders | None = None,
+        query: SecretStr | None = None,
+    ) -> None:
         self._protocol = ClientProtocol(
-            WebSocketURI(secure, host, port, path, "", None, None),
+            WebSocketURI(secure, host, port, path, "" if query is None else query.get_secret_value(), None, None),
             subprotocols=[_SUBPROTOCOL],
             max_size=_LARGEST_MESSAGE,
             logger=_NO_LOGGER,
         )
         self._path = path
+        self._headers = headers
         #: the peer has ended the connection
         self.ended = False
 
@@ -62,7 +78,11 @@ class WebSocket:
             OSError: the connection broke, or took too long.
         """
         protocol = self._protocol
-        protocol.send_request(protocol.connect())
+        request = protocol.connect()
+        for name, value in (self._headers.now() if self._headers is not None else {}).items():
+            request.headers.pop(name, None)
+            request.headers[name] = value
+        protocol.send_request(request)
         for data in protocol.data_to_send():
             sock.sendall(data)
         answer = b""

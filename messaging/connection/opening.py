@@ -22,6 +22,7 @@ from messaging.errors import (
 from messaging.execution import clock, of_library, on_worker, shielded
 from messaging.forking import in_child
 from messaging.model import Endpoint, parse_host
+from messaging.model.settings import NetworkSettings
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -241,6 +242,8 @@ class Opener:
         host = endpoint.host
         if not isinstance(self._adapter, TakesEndpoint) or _is_address(host.name) or host in asked:
             return True
+        if isinstance(self._adapter.settings, NetworkSettings) and self._adapter.settings.proxy is not None:
+            return True  # the proxy looks names up
         asked.add(host)
         loop = self._engine.loop
         known = self._resolved_at.get(host)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
@@ -64,6 +65,12 @@ def _content_type(value: str) -> str:
     return value
 
 
+def _ssl_context(value: object) -> object:
+    if value is not None and not (isinstance(value, ssl.SSLContext) and value.protocol != ssl.PROTOCOL_TLS_SERVER):
+        raise ValueError(f"must be an ssl.SSLContext for clients, not {type(value).__name__}")
+    return value
+
+
 HostOrder = Literal["ordered", "shuffled"]
 Text = Annotated[str, AfterValidator(_text)]
 ContentType = Annotated[Text, AfterValidator(_content_type)]
@@ -73,8 +80,8 @@ LocalPath = Annotated[Path, BeforeValidator(_path)]
 
 #: settings that say where passwords come from, by precedence among environment variables; at most one may be given
 PASSWORD_SOURCES: Final = ("credentials", "password", "password_command", "password_file")
-#: settings that run code
-_NOT_IN_URLS: Final = ("credentials", "password_command")
+#: settings that run code, or are objects
+_NOT_IN_URLS: Final = ("credentials", "password_command", "ssl_context", "ws_headers")
 
 
 class Settings(BaseSettings):
@@ -197,14 +204,45 @@ class Settings(BaseSettings):
         return init_settings, _Environment(settings_cls, env_settings), _SecretFiles(settings_cls)
 
 
-class TlsSettings(Settings):
+class NetworkSettings(Settings):
+    """Settings of adapters that connect to a host."""
+
+    proxy: Secret | None = Field(
+        None,
+        description="URL of the proxy to connect through: `http://`, `socks5://` or `socks4://user:password@host:port`",
+    )
+
+
+class TlsSettings(NetworkSettings):
     """Settings of adapters with TLS."""
 
+    ssl_context: Annotated[Any, BeforeValidator(_ssl_context)] = Field(
+        None,
+        exclude=True,
+        repr=False,
+        description="`ssl.SSLContext` to use as it is, instead of the files and options below; a keyword only",
+    )
     cafile: LocalPath | None = Field(
         None, description="PEM file of the authorities that may sign the broker's certificate"
     )
+    capath: LocalPath | None = Field(None, description="folder of such files, as `openssl rehash` names them")
+    cadata: str | None = Field(None, min_length=1, description="the authorities' certificates themselves, PEM")
     certfile: LocalPath | None = Field(None, description="PEM file of this client's certificate")
     keyfile: LocalPath | None = Field(None, description="PEM file of this client's private key")
+    keyfile_password: Secret | None = Field(None, description="password of an encrypted private key")
+    server_name: Annotated[Text, StringConstraints(min_length=1, max_length=253)] | None = Field(
+        None,
+        description="name to ask the broker for (SNI), which its certificate must have; that of the host if not given",
+    )
+    check_hostname: bool = Field(
+        True,
+        description="whether the certificate must have the name of the host; if not, any of theirs will do",
+    )
+    alpn: Text | None = Field(
+        None, description="protocols to offer with ALPN, separated by commas, such as `mqtt` or `x-amzn-mqtt-ca`"
+    )
+    ciphers: Text | None = Field(None, description="OpenSSL cipher list for TLS 1.2; that of TLS 1.3 is OpenSSL's own")
+    tls_min_version: Literal["1.2", "1.3"] = Field("1.2", description="lowest version of TLS to accept")
     allow_insecure: bool = Field(False, description="accept any certificate of the broker: for tests only")
 
 

@@ -25,7 +25,7 @@ _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\Z")
 _ZONE: Final = re.compile(r"[A-Za-z0-9._-]*\Z")
 _PORT: Final = re.compile(r"[0-9]{1,5}\Z")
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
-_SECRET_OPTION: Final = re.compile(r"pass|secret|token", re.IGNORECASE)
+_SECRET_OPTION: Final = re.compile(r"pass|secret|token|\Aproxy\Z|\Aws_", re.IGNORECASE)
 _MAX_LENGTH: Final = 8192
 #: hosts of one URL, or of one reference to other servers
 MAX_HOSTS: Final = 64

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import socket
 import ssl
+import subprocess
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ from typing import Any
 import pytest
 
 import messaging
-from messaging.errors import ConnectFailedError
+from messaging.errors import ConnectFailedError, InvalidOptionError
 from messaging.services import ServiceRegistry
 from messaging.testing.tables import table
-from messaging.testing.waiting import eventually_async
+from messaging.testing.waiting import PATIENCE, eventually_async
 from tests.certificates import Authority
 from tests.threads import serving
 
@@ -132,3 +133,139 @@ def test_certificates_are_read_anew_for_each_connection(
     with serving(serve) as port:
         asyncio.run(main(port))
     assert set(seen) == {f"old-{scheme}", f"new-{scheme}"}
+
+
+def shaken(url: str, server_context: ssl.SSLContext, **settings: Any) -> tuple[str, tuple[str | None, str | None]]:
+    """Why connecting fails after the handshake; and what was agreed: the protocol of ALPN and the version of TLS."""
+    agreed: list[tuple[str | None, str | None]] = []
+
+    def serve(peer: socket.socket) -> None:
+        with server_context.wrap_socket(peer, server_side=True) as wrapped:
+            agreed.append((wrapped.selected_alpn_protocol(), wrapped.version()))
+            wrapped.recv(4096)
+
+    with serving(serve) as port:
+        text = refusal(url.format(port=port), **settings)
+    return text, agreed[-1]
+
+
+@table("scheme", SECURE)
+def test_a_context_of_the_program_is_used_as_it_is(authority: Authority, scheme: str) -> None:
+    own = ssl.create_default_context(cafile=str(authority.cafile))
+    own.set_alpn_protocols(["own"])
+    own.maximum_version = ssl.TLSVersion.TLSv1_2
+    given = context_of(authority, "localhost", "DNS:localhost")
+    given.set_alpn_protocols(["own"])
+    text, agreed = shaken(f"{scheme}://localhost:{{port}}", given, ssl_context=own)
+    assert "certificate" not in text
+    assert agreed == ("own", "TLSv1.2")
+
+
+@table("scheme", SECURE)
+@table(
+    "settings, agreed",
+    {
+        "offered": ({"alpn": "x-amzn-mqtt-ca, mqtt"}, ("mqtt", "TLSv1.3")),
+        "TLS 1.2": ({"ciphers": "ECDHE-RSA-AES128-GCM-SHA256:ECDHE-ECDSA-AES128-GCM-SHA256"}, (None, "TLSv1.3")),
+    },
+)
+def test_options_of_tls_reach_the_handshake(
+    authority: Authority, scheme: str, settings: dict[str, Any], agreed: tuple[str | None, str]
+) -> None:
+    given = context_of(authority, "localhost", "DNS:localhost")
+    given.set_alpn_protocols(["mqtt"])
+    _, made = shaken(f"{scheme}://localhost:{{port}}", given, cafile=authority.cafile, **settings)
+    assert made == agreed
+
+
+@table("scheme", SECURE)
+def test_a_broker_that_chooses_no_protocol_of_alpn_is_a_warning(
+    authority: Authority, scheme: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = context_of(authority, "localhost", "DNS:localhost")
+    shaken(f"{scheme}://localhost:{{port}}", given, cafile=authority.cafile, alpn="mqtt")
+    assert "chose none of the protocols of option 'alpn' (mqtt)" in caplog.text
+
+
+@table("scheme", SECURE)
+def test_old_versions_and_weak_ciphers_are_refused(authority: Authority, scheme: str) -> None:
+    old = context_of(authority, "localhost", "DNS:localhost")
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    old.set_ciphers("ECDHE+AESGCM")
+    for settings in ({"tls_min_version": "1.3"}, {"ciphers": "ECDHE+CHACHA20"}):
+        with server(old) as port:
+            text = refusal(f"{scheme}://localhost:{port}", cafile=authority.cafile, **settings)
+        assert "TLS" in text, settings
+
+
+@table("scheme", SECURE)
+@table(
+    "settings, words",
+    {
+        "another name": ({}, "Hostname mismatch"),
+        "that name": ({"server_name": "broker.example"}, ""),
+        "no name": ({"check_hostname": False}, ""),
+        "no name of another authority": ({"check_hostname": False, "cadata": "other"}, "certificate verify failed"),
+        "the authority itself": ({"cadata": "own", "server_name": "broker.example"}, ""),
+    },
+)
+def test_whose_certificate_is_taken_is_an_option(
+    authority: Authority, tmp_path: Path, scheme: str, settings: dict[str, Any], words: str
+) -> None:
+    authorities = {"own": authority, "other": Authority(tmp_path, f"other-{scheme}-{len(words)}")}
+    if "cadata" in settings:
+        settings = {**settings, "cadata": Path(authorities[settings["cadata"]].cafile).read_text()}
+    else:
+        settings = {**settings, "cafile": authority.cafile}
+    with server(context_of(authority, "broker", "DNS:broker.example")) as port:
+        text = refusal(f"{scheme}://localhost:{port}", **settings)
+    assert words in text
+    assert words or "certificate" not in text
+
+
+@table("scheme", SECURE)
+def test_an_encrypted_key_is_opened_with_its_password(authority: Authority, tmp_path: Path, scheme: str) -> None:
+    certificate, key = authority.issue(f"client-{scheme}")
+    encrypted = tmp_path / f"{scheme}.key"
+    command = ["openssl", "pkey", "-in", str(key), "-aes256", "-passout", "pass:hush", "-out", str(encrypted)]
+    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+    asking = context_of(authority, "localhost", "DNS:localhost")
+    asking.verify_mode = ssl.CERT_REQUIRED
+    asking.load_verify_locations(authority.cafile)
+    files = {"cafile": authority.cafile, "certfile": certificate, "keyfile": encrypted}
+    _, agreed = shaken(f"{scheme}://localhost:{{port}}", asking, keyfile_password="hush", **files)
+    assert agreed == (None, "TLSv1.3")
+    for wrong in ({}, {"keyfile_password": "wr0ng"}):
+        text = refusal(f"{scheme}://127.0.0.1:1", **files, **wrong)
+        assert "option 'certfile'" in text
+        assert "wr0ng" not in text
+
+
+@table("scheme", SECURE)
+@table(
+    "settings, option",
+    [
+        ({"ssl_context": "x"}, "ssl_context"),
+        ({"ssl_context": ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)}, "ssl_context"),
+        ({"ssl_context": ssl.create_default_context(), "cafile": "x.pem"}, "ssl_context"),
+        ({"ssl_context": ssl.create_default_context(), "alpn": "mqtt"}, "ssl_context"),
+        ({"ssl_context": ssl.create_default_context(), "check_hostname": False}, "ssl_context"),
+        ({"allow_insecure": True, "check_hostname": False}, "allow_insecure"),
+        ({"allow_insecure": True, "capath": "/etc"}, "allow_insecure"),
+        ({"keyfile_password": "hush"}, "keyfile_password"),
+        ({"ciphers": "no-such"}, "ciphers"),
+        ({"alpn": "mqtt,"}, "alpn"),
+        ({"alpn": "mütt"}, "alpn"),
+        ({"tls_min_version": "1.1"}, "tls_min_version"),
+    ],
+)
+def test_options_of_tls_that_do_not_fit_are_named(scheme: str, settings: dict[str, Any], option: str) -> None:
+    with pytest.raises(InvalidOptionError) as caught:
+        messaging.connect(f"{scheme}://localhost:1", services=ServiceRegistry(), **settings)
+    assert caught.value.option == option
+    assert "hush" not in str(caught.value)
+
+
+def test_a_context_is_no_option_of_a_url() -> None:
+    with pytest.raises(InvalidOptionError, match="not in a URL"):
+        messaging.connect("mqtts://localhost?ssl_context=x", services=ServiceRegistry())

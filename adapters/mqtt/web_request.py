@@ -1,0 +1,102 @@
+"""What a program adds to the request of a WebSocket: headers and a query, which may hold secrets."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from pydantic import SecretStr
+
+from messaging.errors import ConnectFailedError
+from messaging.execution import is_coroutine
+
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
+#: printable ASCII without space; "#" would begin a fragment
+_QUERY: Final = re.compile(r"[!\"$-~]*\Z")
+#: the handshake's own
+_RESERVED: Final = re.compile(
+    r"(connection|upgrade|content-length|transfer-encoding|sec-websocket-.*)\Z", re.IGNORECASE
+)
+
+
+class WebHeaders:
+    """The setting ``ws_headers``. Its repr shows no value."""
+
+    __slots__ = ("_source",)
+
+    def __init__(self, source: Mapping[str, str] | Callable[[], Mapping[str, str]]) -> None:
+        self._source = source
+
+    def __repr__(self) -> str:
+        return "<headers of a WebSocket>"
+
+    def now(self) -> Mapping[str, str]:
+        """Return the headers of the next request. On the dialing thread, which the program's callable may block.
+
+        Raises:
+            ConnectFailedError: the callable failed, or returned something else.
+        """
+        if isinstance(self._source, Mapping):
+            return self._source
+        try:
+            return _checked(self._source())
+        except Exception as error:  # noqa: BLE001  # the program's; its text may hold a secret
+            why = str(error) if isinstance(error, _InvalidHeaderError) else f"it raised {type(error).__name__}"
+        raise ConnectFailedError(f"option 'ws_headers': the callable returned no headers: {why}")
+
+
+class _InvalidHeaderError(ValueError):
+    """Headers that HTTP does not carry. Its text shows no value."""
+
+
+def _checked(headers: object) -> Mapping[str, str]:
+    if not isinstance(headers, Mapping):
+        raise _InvalidHeaderError(f"must be a mapping of str to str, not {type(headers).__name__}")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not _NAME.match(name) or _RESERVED.match(name):
+            raise _InvalidHeaderError(f"{name!r:.80} is no name of a header, or one that the handshake sets")
+        if not isinstance(value, str) or not value.isascii() or not value.isprintable():
+            raise _InvalidHeaderError(f"the value of {name!r:.80} must be a str of printable ASCII")
+    return dict(headers)
+
+
+def as_headers(value: Any) -> WebHeaders | None:
+    """Return the setting ``ws_headers``: a mapping, its JSON, or a callable without parameters that returns one.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if value is None or isinstance(value, WebHeaders):
+        return value
+    if isinstance(value, SecretStr):
+        value = value.get_secret_value()
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise ValueError("must be a JSON object of names and values") from None
+    if callable(value) and not isinstance(value, type):
+        if is_coroutine(value):
+            raise ValueError("must be a plain function: it runs on the thread that connects")
+        return WebHeaders(value)
+    return WebHeaders(_checked(value))
+
+
+def as_query(value: Any) -> Any:
+    """Return the setting ``ws_query``: text that is percent-encoded already, or a mapping that is encoded here.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(value, Mapping):
+        return SecretStr(urlencode(value))
+    text = value.get_secret_value() if isinstance(value, SecretStr) else value
+    if isinstance(text, str):
+        text = text.removeprefix("?")
+        if not _QUERY.match(text):
+            raise ValueError("holds characters that a query does not: percent-encode them, or give a mapping")
+        return SecretStr(text)
+    return value
