@@ -204,8 +204,9 @@ class TakesLastWill(Protocol):
     async def set_will(self, will: Outgoing) -> None:
         """Have the broker publish ``will`` when this instance is lost; at most once in the life of an adapter.
 
-        It is settled with ``confirm`` once the broker knows it. Where the protocol fixes the will at connecting, the
-        adapter ends the connection in good order and reports a ``PlannedLossError``.
+        It is settled with ``confirm`` once the broker knows it. Before the first ``open`` it goes with that one and
+        must not be dropped. Later, where the protocol fixes the will at connecting, the adapter ends the connection in
+        good order and reports a ``PlannedLossError``.
         """
 
 

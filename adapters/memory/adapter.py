@@ -177,7 +177,9 @@ class MemoryAdapter(Adapter):
             await full.wait_for_room(_ROOM_STEP)
 
     async def set_will(self, will: Outgoing) -> None:
-        self._will = self._connected().will = will
+        self._will = will
+        if self._client is not None:
+            self._client.will = will
         will.confirm()
 
     async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Consumer:

@@ -262,7 +262,7 @@ class MqttAdapter(Adapter):
 
     async def set_will(self, will: Outgoing) -> None:
         """See ``TakesLastWill``: MQTT fixes the will in CONNECT."""
-        if self._will.set(will):
+        if self._will.set(will, is_trial=self._opened_before) and self._opened_before:
             await _end_as_planned(self, "to register the last will", lambda: self._will.is_pending)
 
     async def renew(self, credentials: Credentials) -> None:

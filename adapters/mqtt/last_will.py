@@ -31,6 +31,8 @@ class LastWill:
         self._codec = codec
         #: the message, until the broker has registered it
         self._outgoing: Outgoing | None = None
+        #: whether the instance has connected without it
+        self._is_trial = True
         self.will: Will | None = None
 
     @property
@@ -38,8 +40,11 @@ class LastWill:
         """Whether the broker has not registered it yet."""
         return self._outgoing is not None
 
-    def set(self, outgoing: Outgoing) -> bool:
-        """Set the will. Return whether it fits; otherwise it has failed."""
+    def set(self, outgoing: Outgoing, *, is_trial: bool) -> bool:
+        """Set the will. Return whether it fits; otherwise it has failed.
+
+        With ``is_trial`` a connection that is refused with it is tried without it.
+        """
         payload, properties = self._codec.will(outgoing)
         if len(payload) > _MAX_PAYLOAD:
             outgoing.fail(PayloadTooLargeError(len(payload), _MAX_PAYLOAD, "a last will in MQTT"))
@@ -49,6 +54,7 @@ class LastWill:
         channel = outgoing.plan.channel or ""
         self.will = Will(channel, payload, int(options.qos), options.retain, properties, delay)
         self._outgoing = outgoing
+        self._is_trial = is_trial
         return True
 
     def current(self) -> Will | None:
@@ -67,6 +73,6 @@ class LastWill:
         """Drop a new will that is, or may be, the reason why the broker refused the connection."""
         outgoing = self._outgoing
         suspicious = isinstance(error, AuthenticationError) or any(reason in str(error) for reason in _REFUSALS)
-        if outgoing is not None and suspicious:
+        if outgoing is not None and suspicious and self._is_trial:
             self.will = self._outgoing = None
             outgoing.fail(PublishRefusedError(f"the last will is not registered: {error}"))

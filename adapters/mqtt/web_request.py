@@ -31,7 +31,7 @@ class WebHeaders:
         self._source = source
 
     def __repr__(self) -> str:
-        return "<headers of a WebSocket>"
+        return "<WebHeaders>"
 
     def now(self) -> Mapping[str, str]:
         """Return the headers of the next request. On the dialing thread, which the program's callable may block.

@@ -15,6 +15,7 @@ from messaging.adapter import PlannedLossError
 from messaging.connection.epoch import Epoch
 from messaging.connection.last_will import LastWill
 from messaging.connection.opening import Opener
+from messaging.connection.presence import Presence
 from messaging.connection.reading import Reading
 from messaging.connection.renewal import Renewal
 from messaging.connection.state import ConnectionStates, StateName
@@ -70,6 +71,7 @@ class Connection:
         self.endings = self.subscriptions.endings
         self.verdicts = Verdicts(engine, adapter, self.states)
         self.last_will = LastWill(engine, adapter, outbox, self._epoch)
+        self.presence = Presence(adapter)
         self._renewal = Renewal(engine, adapter, lambda: self.label)
         #: called on the loop after each connect, and once when the connection is closed
         self.on_connected: Callable[[], object] = _nothing
@@ -146,6 +148,7 @@ class Connection:
 
     async def _connect_first(self) -> bool:
         self._loss.clear()
+        await self.presence.connecting()
         if not (self.settings.retry_connect or self.settings.start_offline):
             return await self._opener.once(self)
         endpoint = await self._opener.ready()
@@ -213,6 +216,8 @@ class Connection:
                 task.add_done_callback(self._restored)
             self._up()
         await self.last_will.hand_over()
+        if not self._loss.is_set():
+            await self.presence.connected()
         if not self._loss.is_set():
             self.outbox.connected()
             self.ready.resolve(None)

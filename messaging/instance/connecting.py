@@ -19,6 +19,7 @@ from messaging.services import ServiceRegistry, default_registry
 from messaging.text import did_you_mean
 
 if TYPE_CHECKING:
+    from messaging.instance.contexts import Announced
     from messaging.interception import Interceptor
 
 
@@ -27,6 +28,8 @@ def connect(
     *,
     services: ServiceRegistry | None = None,
     interceptors: Iterable[Interceptor] = (),
+    will: Announced | None = None,
+    birth: Announced | None = None,
     **settings: Any,
 ) -> Messaging:
     """Create a messaging instance and connect it.
@@ -42,13 +45,18 @@ def connect(
             default the process's one.
         interceptors: see each outgoing message, and wrap the processing of each received one: the first is the
             outermost. Those that are registered in ``services`` now follow, see :mod:`messaging.interception`.
+        will: the message that the broker publishes when this instance is lost: a message, a provider, or a mapping
+            with ``channel``, ``content`` and the keywords of ``publish``. It goes with the first connection.
+        birth: the message that is published after each connection, before anything else; given likewise.
         **settings: settings of the adapter; they win over options in the URL and ``MESSAGING_*`` variables.
             ``credentials`` is a callable or coroutine function that returns :class:`messaging.Credentials`, a pair of
             user name and password, or a password: asked before each connection, and before they expire.
 
     Raises:
         InvalidUrlError, UnknownSchemeError, InvalidOptionError, MissingExtraError, AdapterClashError: as they say.
-        ArgumentError: ``services`` is no registry, or ``interceptors`` are no interceptors.
+        ArgumentError: ``services`` is no registry, ``interceptors`` are no interceptors, or ``will`` or ``birth`` is
+            no message.
+        UnsupportedFeatureError: the instance cannot publish ``will`` or ``birth``: AMQP has no last will.
         DuplicateNameError: ``name`` is taken by another instance in ``services``.
         ConnectFailedError: no connection within ``connect_timeout``; ``AuthenticationError`` if the broker refused
             the credentials; ``CredentialsError`` if there are none. Not raised here on a thread that runs an event
@@ -69,7 +77,7 @@ def connect(
     instance: Messaging | None = None
     try:
         registry = services if services is not None else default_registry()
-        instance = Messaging(kind, parsed, registry, settings, interceptors)
+        instance = Messaging(kind, parsed, registry, settings, interceptors, will, birth)
         if may_block() and not instance.starts_offline:
             instance.ready.result()
         return instance

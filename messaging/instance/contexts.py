@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from messaging.bounded import BoundedCache
 from messaging.codecs import encode
-from messaging.errors import InvalidExtensionError
-from messaging.model import Features, Message, MessageContextBuilder, publishing_only, subscribing_only
+from messaging.errors import ArgumentError, InvalidExtensionError
+from messaging.model import Features, Message, MessageContextBuilder, as_message, publishing_only, subscribing_only
 from messaging.text import exact
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from messaging.adapter import Adapter
-    from messaging.model import MessageContext
+    from messaging.model import MessageContext, MessageContextProvider
+
+#: a will or a birth, as ``connect`` takes it
+Announced: TypeAlias = "Message | MessageContextProvider | Mapping[str, Any]"
 
 #: keywords that are values of the context; the others are extensions in snake case
 _CONTEXT_KEYWORDS: Final = frozenset({"content_type", "content_encoding", "correlation_id", "reply_to"})
@@ -59,6 +61,25 @@ class Contexts:
             # the application did not set it: it is left out where the protocol cannot carry it
             context = MessageContextBuilder().with_context(context).content_type(content_type).build_context()
         return Message(payload, context)
+
+    def announced(self, what: str, given: Announced | None) -> Message | None:
+        """Return the message that ``connect`` was given as ``will`` or ``birth``.
+
+        Raises:
+            ArgumentError: it is no message, or has no channel.
+        """
+        if given is None:
+            return None
+        if isinstance(given, Mapping):
+            keywords = dict(given)
+            channel, content = keywords.pop("channel", None), keywords.pop("content", b"")
+            if not isinstance(channel, str):
+                raise ArgumentError(f"{what} needs 'channel', and beside 'content' the keywords of publish()")
+            return self.message(channel, content, keywords)
+        message = as_message(given, what)
+        if message.context.channel is None:
+            raise ArgumentError(f"{what} needs a channel: give its context one")
+        return message
 
     def subscribing(self, channel: str, keywords: Mapping[str, Any]) -> MessageContext:
         """Return a context to subscribe with."""

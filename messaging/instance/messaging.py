@@ -33,6 +33,7 @@ from messaging.text import tolerant
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
     from messaging.connection import ConnectionStates
+    from messaging.instance.contexts import Announced
     from messaging.interception import Interceptor
     from messaging.model import BrokerUrl
     from messaging.publishing import DurableOutbox
@@ -65,6 +66,8 @@ class Messaging(Shortcuts):
         services: ServiceRegistry,
         keywords: Mapping[str, Any],
         interceptors: Iterable[Interceptor] = (),
+        will: Announced | None = None,
+        birth: Announced | None = None,
     ) -> None:
         if url.others and not issubclass(kind, TakesEndpoint):
             raise InvalidUrlError(f"{url.scheme} URL has {len(url.hosts)} hosts; {url.scheme}:// connects to one")
@@ -79,12 +82,12 @@ class Messaging(Shortcuts):
         self._registered = InstanceServices(services, self._adapter, self.name, self._refuse_closed)
         try:
             self._registered.claim_name()
-            self._open(interceptors)
+            self._open(interceptors, will, birth)
         except BaseException:  # an interrupt: there is no instance that could be closed
             self._registered.unregister()
             raise
 
-    def _open(self, interceptors: Iterable[Interceptor]) -> None:
+    def _open(self, interceptors: Iterable[Interceptor], will: Announced | None, birth: Announced | None) -> None:
         services, settings = self.services, self._settings
         outbox = Outbox(engine(), self._adapter, settings.timeout, settings.outbox_size, settings.outbox_bytes)
         self._connection = connection = Connection(engine(), self._adapter, outbox)
@@ -103,6 +106,7 @@ class Messaging(Shortcuts):
             self.whiteboard = parts.whiteboard
             self.runtime = MessageServiceRuntime(connection, outbox, self._requests, self.whiteboard)
             self._contexts = Contexts(self._adapter)
+            self.publisher.announce(self._contexts.announced("will", will), self._contexts.announced("birth", birth))
             self._features = announced(self._adapter)
             self._register_services(outbox.durable)
             #: identifies the thread that is unregistering the services

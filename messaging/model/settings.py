@@ -9,6 +9,7 @@ The value of a setting is the first of: keyword of ``connect()``, query option o
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import ssl
@@ -28,6 +29,8 @@ from messaging.text import did_you_mean
 
 if TYPE_CHECKING:
     from messaging.model.url import BrokerUrl
+
+logger = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX: Final = "MESSAGING_"
 URL_VARIABLE: Final = "MESSAGING_URL"
@@ -338,17 +341,17 @@ def _check_password_source(url: BrokerUrl, given: dict[str, Any]) -> None:
 
 
 def _check_combinations(given: Mapping[str, Any], settings: Settings) -> None:
-    """Refuse options that contradict each other, or that have no effect without another one.
+    """Refuse options that have no effect without another one, and warn of bounds that exclude each other.
 
     Raises:
         InvalidOptionError: naming the option at fault.
     """
     bounds = {"reconnect_min", "reconnect_max"}
     if bounds <= settings.model_fields_set and settings.reconnect_min > settings.reconnect_max:
-        raise InvalidOptionError(
-            "reconnect_min",
-            f"option 'reconnect_min' {settings.reconnect_min:g} is above 'reconnect_max' {settings.reconnect_max:g}",
-        )
+        logger.warning(
+            "option 'reconnect_min' (%g s) is above 'reconnect_max' (%g s), which has no effect",
+            settings.reconnect_min, settings.reconnect_max,
+        )  # fmt: skip
     for option in ("outbox_fsync", "outbox_disk_bytes", "outbox_full"):
         if given.get(option) is not None and settings.outbox_path is None:
             raise InvalidOptionError(option, f"option {option!r} is for a durable outbox: set 'outbox_path' too")

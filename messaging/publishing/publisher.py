@@ -7,11 +7,12 @@ and raises before anything is sent. The engine's loop sends the message, see :mo
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from messaging.bounded import BoundedCache
 from messaging.errors import (
+    ArgumentError,
     InvalidChannelError,
     InvalidContentError,
     InvalidExtensionError,
@@ -21,6 +22,7 @@ from messaging.errors import (
 from messaging.execution import clock
 from messaging.model import (
     Features,
+    MessageContextBuilder,
     PublishPlan,
     as_context,
     as_message,
@@ -310,6 +312,35 @@ class MessagePublisher:
                 raise self._adapter.capabilities.lacks(
                     Features.MESSAGE_PROPERTIES, f"{name} would not reach the subscriber"
                 )
+
+    def announce(self, will: Message | None, birth: Message | None) -> None:
+        """Have the first connection register ``will``, and each connection publish ``birth`` before anything else.
+
+        To be called before the connection is started. Interceptors do not see these messages.
+
+        Raises:
+            ArgumentError, UnsupportedFeatureError: as :meth:`publish`.
+        """
+        presence = self._connection.presence
+        if will is not None:
+            presence.will = self._made(will, {Features.EXTENSION_LAST_WILL: True})
+            self._will.acquire(blocking=False)
+        if birth is not None:
+            presence.birth = self._made(birth, {})
+
+    def _made(self, message: Message, added: Mapping[str, Any]) -> Callable[[], tuple[bytes, PublishPlan]]:
+        payload, context = parts(message)
+        payload = self.check_payload(payload)
+        if added:
+            context = MessageContextBuilder().with_context(context).extensions(added).build_context()
+
+        def make() -> tuple[bytes, PublishPlan]:
+            return payload, self.compile(context)
+
+        plan = make()[1]
+        if plan.options.last_will is not bool(added):
+            raise ArgumentError("a birth is no last will: leave the extension 'lastWill' out")
+        return make
 
     def _set_will(self, will: Publication) -> None:
         if not self._will.acquire(blocking=False):

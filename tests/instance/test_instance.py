@@ -307,7 +307,9 @@ def test_the_short_way_offers_every_setting_of_a_context(broker: FakeBroker, m: 
 
 def test_public_signatures_stay() -> None:
     """Programs outside the project call these."""
-    assert [*inspect.signature(messaging.connect).parameters] == ["url", "services", "interceptors", "settings"]
+    assert [*inspect.signature(messaging.connect).parameters] == [
+        "url", "services", "interceptors", "will", "birth", "settings",
+    ]  # fmt: skip
     assert [*inspect.signature(Messaging.publish).parameters][:3] == ["self", "channel", "content"]
     assert [*inspect.signature(Messaging.subscribe).parameters][:3] == ["self", "channel", "model"]
     assert [*inspect.signature(MessagePublisher.publish).parameters] == ["self", "message", "channel_or_context"]
