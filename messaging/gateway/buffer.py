@@ -19,7 +19,8 @@ from messaging.errors import ArgumentError, ClosedError, JournalFullError, Messa
 from messaging.execution import Waiters, clock, engine, workers
 from messaging.gateway.destinations import Destination
 from messaging.gateway.ranges import CURSOR, MAX_RANGES, Range, cursor_name, later_starts
-from messaging.gateway.stored import Stored, recognition_key
+from messaging.gateway.recognition import Recognition
+from messaging.gateway.stored import Stored, without_members
 from messaging.journal import Journal
 from messaging.text import SafeLog
 
@@ -90,9 +91,8 @@ class Buffer:
         self.room = Waiters()
         #: messages that were accepted, since the start; dropped because the buffer was full, or for their age
         self.accepted = self.dropped_newest = self.expired = 0
-        #: keys of the last stored messages, oldest first; those of earlier runs once they are needed
-        self._recent: dict[int, None] = {}
-        self._earlier_end = self._end
+        #: recognises messages that their source delivers again
+        self.recognition = Recognition(name, self.journal, RECENT)
         #: why the disk does not take messages; ``None``: it does
         self.problem: str | None = None
         self._is_closed = False
@@ -142,39 +142,15 @@ class Buffer:
             self.accepted += 1
             self._end = stored.offset + 1
             self._ranges[-1].add(stored)
-            if stored.key:
-                self._recent[stored.key] = None
-                if len(self._recent) > RECENT:
-                    del self._recent[next(iter(self._recent))]
+        if stored.key or stored.members:
+            self.recognition.note(stored)
         self.problem = None
         self._acknowledge(sources)
         self._wake()
 
     def is_stored(self, stored: Stored) -> bool:
-        """Return whether the same message is among the last ``RECENT`` that were stored. On the thread of the intake.
-
-        Of earlier runs, messages that the journal has deleted since are not known any more.
-        """
-        if self._earlier_end >= 0:
-            self._recall()
-        return stored.key in self._recent
-
-    def _recall(self) -> None:
-        """Read the keys of the last messages of earlier runs."""
-        end, self._earlier_end = self._earlier_end, -1
-        start = max(self.journal.begin, end - RECENT)
-        if start >= end:
-            return
-        try:
-            keys = [
-                recognition_key(record.message_id or "", record.channel, record.payload)
-                for record in self.journal.read(start, end)
-            ]
-        except MessagingError as error:
-            logger.warning("route '%s': redelivered messages are not recognised: %s", self._name, error)
-            return
-        with self._lock:
-            self._recent = dict.fromkeys((*keys, *self._recent))
+        """Return whether the same message is among the last ``RECENT`` stored ones. On the thread of the intake."""
+        return self.recognition.is_stored(stored.key)
 
     def note_refused(self, stored: Stored, error: MessagingError) -> None:
         """Drop a message, leave it to its source, or try again. On the thread of the journal."""
@@ -273,7 +249,8 @@ class Buffer:
             source.extend(loaded, tail)
 
     def _restored(self, record: Record) -> Stored:
-        key = (record.channel, record.properties)
+        properties = without_members(record.properties)
+        key = (record.channel, properties)
         destination = self._contexts.get(key)
         if destination is None:
             try:
@@ -281,7 +258,7 @@ class Buffer:
             except ArgumentError:  # of a program with properties of its own
                 logger.error("route '%s': the properties of record %d do not parse", self._name, record.offset)
                 context = type(record)(*record[:4], "", record.message_id).context
-            destination = self._contexts[key] = Destination(context, record.properties)
+            destination = self._contexts[key] = Destination(context, properties)
         stored = Stored(None, record.payload, destination, record.message_id or "")
         stored.offset = record.offset
         stored.timestamp = record.timestamp

@@ -12,8 +12,6 @@ intake waits while ``_STORING`` messages wait for the disk, and the buffer of th
 
 from __future__ import annotations
 
-import itertools
-import secrets
 import threading
 from collections import deque
 from types import MappingProxyType
@@ -25,7 +23,7 @@ from messaging.errors import ArgumentError, ClosedError, JournalError, Messaging
 from messaging.execution import Flag, Serial, clock, engine, workers
 from messaging.gateway.destinations import Shape, passed_gateways
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Draft
-from messaging.gateway.stored import Stored, recognition_key
+from messaging.gateway.stored import Stored
 from messaging.journal import Record
 from messaging.model import Features, MessageContext, stored_properties
 from messaging.text import SafeLog
@@ -55,6 +53,8 @@ _RETRY: Final = 0.5
 _CACHED: Final = 4096
 #: extension of messages that the broker has sent before
 _REDELIVERED: Final = "redelivered"
+#: subscription option, and extension of received messages, of MQTT: what recognises a message without an id
+_PACKET_ID: Final = "packetId"
 #: subscription option of MQTT 5: retained messages keep their flag
 _RETAIN_AS_PUBLISHED: Final = "retainAsPublished"
 
@@ -207,8 +207,7 @@ class Intake:
         self._stream: MessageStream[Any] | None = None
         self._is_stopped = False
         self._delays: Iterator[float] = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
-        self._ids = itertools.count(1)
-        self._id = secrets.token_hex(6)
+        self._recognition = rules.pipeline.members = buffer.recognition
         self._room = buffer.room
         # --- with batches or held samples, a worker of its own handles messages and timers
         self._inbox: deque[Any] = deque()
@@ -254,6 +253,8 @@ class Intake:
             extensions[Features.EXTENSION_DEDUPLICATE] = settings.deduplicate
         if rules.settings.target.retain == "keep" and _RETAIN_AS_PUBLISHED in features:
             extensions.setdefault(_RETAIN_AS_PUBLISHED, True)
+        if _PACKET_ID in features:
+            extensions.setdefault(_PACKET_ID, True)
         is_unacknowledged = str(extensions.get(Features.EXTENSION_QOS)) == "0"
         extensions[Features.EXTENSION_PREFETCH] = settings.prefetch
         extensions[Features.EXTENSION_BUFFER_SIZE] = settings.prefetch
@@ -289,6 +290,7 @@ class Intake:
 
     def replace(self, rules: Rules) -> None:
         """Handle messages by other rules from the next one on. The source must be the same, and ``has_timers``."""
+        rules.pipeline.members = self._recognition
         self._replacement = rules
         if rules.has_timers:
             self._wake()
@@ -330,13 +332,12 @@ class Intake:
             if passed and (rules.gateway in passed or len(passed) >= rules.max_hops):
                 self._refuse_looped(incoming, passed)
                 return
-            given_id = extensions.get(Features.EXTENSION_MESSAGE_ID)
-            message_id = given_id or self._new_id()
+            message_id = extensions.get(Features.EXTENSION_MESSAGE_ID) or self._identify(message, extensions)
             if rules.pipeline.is_plain:
                 destination = rules.direct(incoming, extensions)
                 stored = Stored(self._buffer, message.payload, destination, message_id, (incoming,))
-                if given_id:
-                    stored.key = recognition_key(message_id, destination.channel, message.payload)
+                if not self._recognition.is_new_id(message_id):
+                    stored.key = self._recognition.key(message_id, destination.channel, message.payload)
                     if _REDELIVERED in extensions and self._is_repeated(stored):
                         return
                 self._store(stored)
@@ -353,18 +354,20 @@ class Intake:
 
     def _finish(self, rules: Rules, outcome: Outcome) -> None:
         """Store what has passed the pipeline, and acknowledge what has not."""
+        self.counts.repeated += outcome.repeated
+        self.counts.filtered += len(outcome.released) - outcome.repeated
         for message in outcome.released:
-            self.counts.filtered += 1
             message.context.settle(True)
         shared = _Shared.of(outcome.ready)
         for draft in outcome.ready:
             try:
                 destination = rules.of_draft(draft)
-                payload, message_id = draft.payload, draft.message_id or self._new_id()
-                stored = Stored(self._buffer, payload, destination, message_id, shared.get(id(draft), draft.sources))
-                if not message_id.startswith(self._id):
+                payload, message_id = draft.payload, draft.message_id or self._recognition.new_id()
+                sources = shared.get(id(draft), draft.sources)
+                stored = Stored(self._buffer, payload, destination, message_id, sources, draft.members)
+                if not self._recognition.is_new_id(message_id):
                     # what a pipeline makes of a redelivered message is compared: each part of it is stored once
-                    stored.key = recognition_key(message_id, destination.channel, payload)
+                    stored.key = self._recognition.key(message_id, destination.channel, payload)
                     is_redelivered = any(_REDELIVERED in each.context.extensions for each in draft.sources)
                     if is_redelivered and self._is_repeated(stored):
                         continue
@@ -389,8 +392,15 @@ class Intake:
             self._room.wait_for(lambda: buffer.storing < _STORING or self._is_stopped, _HOLD)
         buffer.store(stored)
 
-    def _new_id(self) -> str:
-        return f"{self._id}-{next(self._ids):x}"
+    def _identify(self, message: Any, extensions: Mapping[str, Any]) -> str:
+        """Return an id for a message that has none: the same as before, if its source delivers it again."""
+        packet = extensions.get(_PACKET_ID)
+        if packet is None:
+            return self._recognition.new_id()
+        return self._recognition.identify(
+            packet, message.context.channel, message.payload, is_redelivered=_REDELIVERED in extensions,
+            connection=self._source.connection_state.value,
+        )  # fmt: skip
 
     def _refuse_looped(self, incoming: Any, passed: Sequence[str]) -> None:
         if not self.counts.looped:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+
+from messaging.journal import RecordTemplate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from messaging.errors import MessagingError
     from messaging.gateway.destinations import Destination
+
+#: begins the stored properties of a batch: what recognises the messages in it. Contexts are restored without it
+_MEMBERS: Final = '{"members":['
 
 
 class Owner(Protocol):
@@ -34,6 +39,34 @@ def recognition_key(message_id: str, channel: str, payload: bytes) -> int:
     return hash((message_id, channel, payload)) or 1
 
 
+def with_members(properties: str, members: Sequence[str]) -> str:
+    """Return the stored properties of a batch, with what recognises each of its messages.
+
+    Args:
+        properties: of the context of the batch, as ``stored_properties`` writes them.
+        members: texts that need no escapes in JSON.
+    """
+    rest = f",{properties[1:]}" if properties else "}"
+    listed = ",".join(f'"{each}"' for each in members)
+    return f"{_MEMBERS}{listed}]{rest}"
+
+
+def members_of(properties: str) -> Sequence[str]:
+    """Return what recognises the messages of a stored batch; nothing for another message."""
+    if not properties.startswith(_MEMBERS):
+        return ()
+    end = properties.find("]", len(_MEMBERS))
+    return [each.strip('"') for each in properties[len(_MEMBERS) : end].split(",")]
+
+
+def without_members(properties: str) -> str:
+    """Return the stored properties of a context alone."""
+    if not properties.startswith(_MEMBERS):
+        return properties
+    rest = properties[properties.find("]", len(_MEMBERS)) + 1 :]
+    return "" if rest == "}" else "{" + rest.removeprefix(",")
+
+
 class Stored:
     """A message of a route; for the journal an ``Append``.
 
@@ -42,11 +75,13 @@ class Stored:
         payload, destination, message_id: what is published, and where.
         timestamp: when it was stored, seconds since the epoch.
         attempts: how often the target has refused it.
-        key: recognises the same message, if its source delivers it again; 0: its source gives no message ids.
+        key: recognises the same message, if its source delivers it again; 0: its source cannot tell.
+        members: of a batch, what recognises its messages.
     """
 
     __slots__ = (
-        "_owner", "attempts", "destination", "key", "message_id", "offset", "payload", "record", "sources", "timestamp",
+        "_owner", "attempts", "destination", "key", "members", "message_id", "offset", "payload", "record", "sources",
+        "timestamp",
     )  # fmt: skip
     count = 1
     #: with the policy ``block`` a record waits for room until the gateway stops
@@ -59,16 +94,25 @@ class Stored:
         destination: Destination,
         message_id: str,
         sources: Sequence[Source] = (),
+        members: Sequence[str] = (),
     ) -> None:
         self._owner = owner
         self.payload = payload
         self.destination = destination
         self.message_id = message_id
         self.sources = sources
-        self.record = b"" if owner is None else destination.template.encode(payload, message_id)
+        self.members = members
+        self.record = b"" if owner is None else self._encoded()
         self.offset = -1
         self.timestamp = 0.0
         self.attempts = self.key = 0
+
+    def _encoded(self) -> bytes:
+        destination = self.destination
+        if not self.members:
+            return destination.template.encode(self.payload, self.message_id)
+        properties = with_members(destination.properties, self.members)
+        return RecordTemplate(destination.channel, properties).encode(self.payload, self.message_id)
 
     def note_stored(self, offset: int) -> None:
         """See ``Append``."""

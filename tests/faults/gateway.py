@@ -2,9 +2,10 @@
 
 ``python -m tests.faults.gateway --protocol amqp --kills 300 --seed 7`` (or ``make gateway``). Devices publish at a
 broker of their own; the gateway, a process of its own, stores and forwards to a second broker, through a proxy; a
-receiver there keeps what arrives. Each fault comes at a random moment. Then the ledgers are compared: each message
-that the devices' broker confirmed has arrived; the first arrivals of each device are in order; a duplicate has the
-message id of its original. Ends with status 1, and says why, if not.
+receiver there keeps what arrives. Half of the devices speak MQTT 3.1.1: their messages have no ids, and some of them
+are equal. Each fault comes at a random moment. Then the ledgers are compared: each message that the devices' broker
+confirmed has arrived; the first arrivals of each device are in order; a duplicate has the message id of its original;
+equal messages have arrived under as many ids as were confirmed. Ends with status 1, and says why, if not.
 
 Longer outages: ``--kills 0 --brokers 0 --black-holes 1 --black-hole 600`` for ten minutes, ``--outage 100000`` for so
 many messages that the devices publish while the uplink is a black hole, ``--data DIR --body 1000`` for buffers on
@@ -35,6 +36,10 @@ from tests.faults.scenario import OUTAGE, Lives
 
 PROTOCOLS: Final = ("mqtt", "amqp")
 DEVICES: Final = 4
+#: the device whose messages are all equal
+EQUAL: Final = "equal"
+#: one of so many messages is one of those
+_EQUAL_SHARE: Final = 20
 #: messages per second of all devices together
 RATE: Final = 1000
 IN_FLIGHT: Final = 500
@@ -76,6 +81,10 @@ class Devices:
         self._rate = rate
         self._body = body
         self.confirmed: set[tuple[str, int]] = set()
+        #: equal messages that the broker has confirmed
+        self.equal = 0
+        #: those that were published
+        self.equal_sent = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="devices")
         self._pending = 0
@@ -89,22 +98,36 @@ class Devices:
         self._thread.join(60)
 
     def _run(self) -> None:
-        with messaging.connect(self._url, name="devices", keep_session=True, outbox_size=1_000_000) as m:
+        with ExitStack() as stack:
+            m, plain = (
+                stack.enter_context(messaging.connect(url, name=name, keep_session=True, outbox_size=1_000_000))
+                for name, url in (("devices", self._url), ("plain", self._url.replace("version=5", "version=3.1.1")))
+            )
             begun, sent = time.monotonic(), 0
             while not self._stop.is_set():
                 due = int((time.monotonic() - begun) * self._rate)
                 for number in range(sent, due):
                     device, sequence = f"d{number % DEVICES}", number // DEVICES
-                    promise = m.publish(
-                        f"plant/{device}/data", encode(Stamp("run", device, sequence), self._body), qos=1, timeout=600.0
-                    )
-                    promise.listen(lambda p=promise, key=(device, sequence): self._note(p, key))  # type: ignore[misc]
+                    self._publish(m if number % 2 else plain, device, sequence)
+                    if number % _EQUAL_SHARE == 0:
+                        self.equal_sent += 1
+                        self._publish(plain, EQUAL, 0)
                 sent = due
                 self._stop.wait(0.01)
             m.close(30)
+            plain.close(30)
+
+    def _publish(self, m: messaging.Messaging, device: str, sequence: int) -> None:
+        payload = encode(Stamp("run", device, sequence), self._body)
+        promise = m.publish(f"plant/{device}/data", payload, qos=1, timeout=600.0)
+        promise.listen(lambda: self._note(promise, (device, sequence)))
 
     def _note(self, promise: Any, key: tuple[str, int]) -> None:
-        if promise.exception(0) is None:
+        if promise.exception(0) is not None:
+            return
+        if key[0] == EQUAL:
+            self.equal += 1  # each outcome is told on the engine's loop
+        else:
             self.confirmed.add(key)
 
 
@@ -202,14 +225,20 @@ class Run:
                             f"{number + 1} faults, {len(devices.confirmed)} sent, {len(receiver.arrived)} received"
                         )
                 ended = time.monotonic()
-            confirmed = devices.confirmed
+            confirmed, equal = devices.confirmed, devices.equal
             try:
                 arrived = receiver.arrived
-                eventually(lambda: confirmed <= {each[:2] for each in arrived}, "all arrive", patience=_SETTLING)
+                eventually(
+                    lambda: confirmed <= {each[:2] for each in arrived} and len(_equal_ids(arrived)) >= equal,
+                    "all arrive", patience=_SETTLING,
+                )  # fmt: skip
                 outcome.drained = time.monotonic() - ended
             except AssertionError:
                 outcome.problems.append(gateway.log.read_text(errors="replace")[-3000:])
-        self._check(confirmed, receiver.arrived)
+        self._check(confirmed, [each for each in receiver.arrived if each[0] != EQUAL])
+        found = len(_equal_ids(receiver.arrived))
+        if not equal <= found <= devices.equal_sent:
+            outcome.problems.append(f"{equal} of {devices.equal_sent} equal messages confirmed, {found} ids received")
         return outcome
 
     def _probe(self, url: str, receiver: Receiver) -> None:
@@ -282,6 +311,11 @@ class Run:
         if len(lost) > 20:
             outcome.problems.append(f"{len(lost)} messages are lost")
         del outcome.problems[60:]
+
+
+def _equal_ids(arrived: list[tuple[str, int, str | None]]) -> set[str | None]:
+    """Return the ids of the equal messages."""
+    return {message_id for device, _, message_id in [*arrived] if device == EQUAL}
 
 
 def _mosquitto() -> Mosquitto:

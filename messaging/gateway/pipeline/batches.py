@@ -108,6 +108,7 @@ class Batcher:
             target=target,
             sources=[source for draft in batch.drafts for source in draft.sources],
         )
+        made.members = [member for draft in batch.drafts for member in draft.members]
         return made if self._compression is None else compressed(made, self._compression)
 
     @property

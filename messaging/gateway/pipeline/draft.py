@@ -59,11 +59,12 @@ class Draft:
         retain: whether the source has retained it.
         target: channel to publish to, given by a step; ``None``: that of the route.
         sources: tokens of the messages of the source that it stands for.
+        members: of a batch, what recognises its messages if they are delivered again.
     """
 
     __slots__ = (
-        "_payload", "_value", "captures", "channel", "content_encoding", "content_type", "headers", "message_id",
-        "retain", "sources", "target", "timestamp",
+        "_payload", "_value", "captures", "channel", "content_encoding", "content_type", "headers", "members",
+        "message_id", "retain", "sources", "target", "timestamp",
     )  # fmt: skip
 
     def __init__(
@@ -93,6 +94,7 @@ class Draft:
         self.retain = retain
         self.target = target
         self.sources = tuple(sources)
+        self.members: Sequence[str] = ()
 
     @property
     def payload(self) -> bytes:
@@ -138,8 +140,8 @@ class Draft:
         made._payload, made._value = self._payload, self._value
         made.headers = dict(self.headers)
         for name in (
-            "captures", "channel", "content_encoding", "content_type", "message_id", "retain", "sources", "target",
-            "timestamp",
+            "captures", "channel", "content_encoding", "content_type", "members", "message_id", "retain", "sources",
+            "target", "timestamp",
         ):  # fmt: skip
             setattr(made, name, getattr(self, name))
         for name, value in changes.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+import itertools
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from messaging.errors import ConfigurationError, MessagingError
 from messaging.gateway.pipeline.batches import Batcher, compressed
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: extension of messages that the broker has sent before
+_REDELIVERED: Final = "redelivered"
 #: key of deadband and sample after the step ``sparkplug``: a channel has many metrics there
 _SPARKPLUG_KEY: Final = "{group}/{edge_node}/{device}/{metric}"
 
@@ -52,10 +55,22 @@ class Outcome(NamedTuple):
     Attributes:
         ready: the messages to store, in order.
         released: tokens of the source whose messages need no storing.
+        repeated: number of those that are delivered again, and are in a stored batch.
     """
 
     ready: list[Draft]
     released: list[Any]
+    repeated: int = 0
+
+
+class Members(Protocol):
+    """Recognises messages that are in a stored batch."""
+
+    def member(self, message_id: str, channel: str, payload: bytes) -> str:
+        """Return what is stored beside a batch of one of its messages."""
+
+    def is_member(self, member: str) -> bool:
+        """Return whether a message is in a batch that is stored."""
 
 
 class Pipeline:
@@ -65,7 +80,10 @@ class Pipeline:
 
     Attributes:
         is_plain: whether every message comes out as it is.
+        members: recognises the messages of stored batches; ``None``: they are not recognised.
     """
+
+    members: Members | None = None
 
     def __init__(
         self, route: RouteSettings, gateway: str, passes: Callable[[Draft], bool] | None,
@@ -181,21 +199,37 @@ class Pipeline:
             items = [b"" if self._batcher is None else self._batcher.item(each) for each in kept]
             for each in kept:
                 _ = each.payload
+            is_new = [self._is_new(each, target) for each, target in zip(kept, targets, strict=True)]
             if not self._holds and self._compression is not None:
                 kept = [compressed(each, self._compression) for each in kept]
         except MessagingError as error:
             for restore in reversed(undo):
                 restore()
             raise error if isinstance(error, PipelineError) else PipelineError("payload", str(error)) from error
+        passed_count = len(kept)
+        if not all(is_new):
+            kept = [*itertools.compress(kept, is_new)]
+            items = [*itertools.compress(items, is_new)]
+            targets = [*itertools.compress(targets, is_new)]
         # a source of which nothing is left is released
         held = {id(source) for each in kept for source in each.sources}
         released = [source for source in sources if id(source) not in held]
+        repeated = len(released) if passed_count > len(kept) else 0
         if self._holds and len(kept) > 1:
             divide(kept)
         ready, replaced = self._hold(kept, items, targets, now)
         for each in replaced:
             released += each.sources
-        return Outcome(ready, released)
+        return Outcome(ready, released, repeated)
+
+    def _is_new(self, draft: Draft, target: str) -> bool:
+        """Return whether a message is in no stored batch; note what recognises it."""
+        if self._batcher is None or self.members is None or draft.message_id is None:
+            return True
+        member = self.members.member(draft.message_id, target, draft.payload)
+        draft.members = (member,)
+        is_redelivered = any(_REDELIVERED in each.context.extensions for each in draft.sources)
+        return not (is_redelivered and self.members.is_member(member))
 
     def _transformed(self, draft: Draft) -> list[Draft]:
         passed: list[Draft] = [draft]

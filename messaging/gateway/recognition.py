@@ -1,0 +1,220 @@
+"""Recognition: which messages a source delivers again although the buffer has them.
+
+A message with an id of its own is recognised by id, channel and payload. Plain MQTT messages have none. Where the
+source tells the packet identifier (extension ``packetId``), such a message gets an id that holds the identifier and a
+digest of channel and payload. A broker that delivers it again repeats the identifier: the message then gets the same id
+again, also from the next process, because the id is in the journal.
+
+**Reuse of packet identifiers.** A broker gives the identifier of an acknowledged message to a later one, which may have
+the same content. So an identifier stands for the last message that had it, and no longer once the broker shows that it
+has that message's acknowledgement, or that its session is a new one:
+
+- a new message has the same identifier: this acknowledgement, and those before it, have arrived;
+- the first new message of a connection has a smaller identifier than the one before it: a new session. Its id says so,
+  for the next process.
+
+**Threads.** The intake identifies messages, the thread of the journal notes them. One lock guards the state.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import secrets
+import threading
+from collections import OrderedDict
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+
+from messaging.errors import MessagingError
+from messaging.gateway.stored import members_of, recognition_key
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from messaging.gateway.stored import Stored
+    from messaging.journal import Journal
+
+logger = SafeLog(__name__)
+
+#: a packet identifier that is smaller than the one before it by more than this follows 65,535
+_WRAP: Final = 32_768
+#: records that are read at a time, from the newest on
+_CHUNK: Final = 4096
+#: the ids of messages with a packet identifier: journal and run, number, whether a session begins (``_``), identifier,
+#: digest, number of the part
+_IDENTIFIED: Final = re.compile(
+    r"(([0-9a-f]{18})-([0-9a-f]{1,16})([._])([0-9a-f]{1,4})\.([0-9a-f]{8}))(?:-[0-9]+)*", re.ASCII
+)
+#: digits of the id of the journal that begin the ids of its messages
+_JOURNAL_DIGITS: Final = 6
+
+
+class Recognition:
+    """Knows the last messages of a buffer. See the module for threads.
+
+    Args:
+        name: of the route, for the log.
+        journal: the stored messages.
+        most: messages that are known.
+    """
+
+    def __init__(self, name: str, journal: Journal, most: int) -> None:
+        self._name = name
+        self._journal = journal
+        self._most = most
+        self._own = blake2b(journal.id.encode()).hexdigest()[:_JOURNAL_DIGITS]
+        self._run = self._own + secrets.token_hex(6)
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()  # guards what follows
+        #: keys of the last stored messages, oldest first; those of earlier runs once they are needed
+        self._keys: dict[int, None] = {}
+        #: packet identifier -> digest and id of the last message that had it, oldest first
+        self._identified: OrderedDict[int, tuple[str, str]] = OrderedDict()
+        self._last_packet = 0
+        #: of the source when the last message without a ``redelivered`` came: a changed one may have a new session
+        self._connection: object = None
+        #: end of the records of earlier runs; 0: they are read
+        self._unread_end = journal.end
+
+    # --- ids
+
+    def new_id(self) -> str:
+        """Return an id for a message that has none and cannot be recognised."""
+        return f"{self._run}-{next(self._numbers):x}"
+
+    def is_new_id(self, message_id: str) -> bool:
+        """Return whether an id is one of :meth:`new_id`, made by this run."""
+        return message_id.startswith(self._run) and _IDENTIFIED.fullmatch(message_id) is None
+
+    def identify(self, packet: int, channel: str, payload: bytes, *, is_redelivered: bool, connection: object) -> str:
+        """Return the id of a received message without one: the same as before if it is delivered again.
+
+        Args:
+            packet: its packet identifier.
+            channel: where it arrived.
+            payload: as it was received.
+            is_redelivered: whether the broker has sent it before.
+            connection: stands for the connection of the source: another object after each loss.
+        """
+        digest = blake2b(channel.encode("utf-8", "surrogatepass") + b"\0" + payload, digest_size=4).hexdigest()
+        self._recall()
+        with self._lock:
+            begins = False
+            if is_redelivered:
+                found = self._identified.get(packet)
+                if found is not None and found[0] == digest:
+                    self._last_packet = packet
+                    return found[1]
+            else:
+                is_behind = 0 < self._last_packet - packet <= _WRAP
+                begins = self._connection is not connection and is_behind
+                self._connection = connection
+            mark = "_" if begins else "."
+            message_id = f"{self._run}-{next(self._numbers):x}{mark}{packet:x}.{digest}"
+            self._note_packet(packet, digest, message_id, begins=begins)
+        return message_id
+
+    def _note_packet(self, packet: int, digest: str, message_id: str, *, begins: bool) -> None:
+        """Have a packet identifier stand for another message. Under the lock.
+
+        Args:
+            packet, digest, message_id: of the message.
+            begins: whether it is the first one of a session.
+        """
+        known = self._identified
+        if begins:
+            known.clear()
+        elif packet in known:
+            while known.popitem(last=False)[0] != packet:
+                pass
+        self._last_packet = packet
+        known[packet] = (digest, message_id)
+        if len(known) > self._most:
+            known.popitem(last=False)
+
+    # --- stored messages
+
+    def key(self, message_id: str, channel: str, payload: bytes) -> int:
+        """Return a number that is the same for the same message, within this process. It is not 0."""
+        if self._own_id(message_id):  # the id holds the content as it was received; steps may add the time, say
+            return hash(message_id) or 1
+        return recognition_key(message_id, channel, payload)
+
+    def member(self, message_id: str, channel: str, payload: bytes) -> str:
+        """Return what is stored beside a batch of one of its messages: the same in each process."""
+        if self._own_id(message_id):
+            return message_id
+        text = f"{message_id}\0{channel}".encode("utf-8", "surrogatepass")
+        return blake2b(text + b"\0" + payload, digest_size=8).hexdigest()
+
+    def _own_id(self, message_id: str) -> re.Match[str] | None:
+        """Return the parts of an id that this buffer has made of a packet identifier."""
+        return _IDENTIFIED.fullmatch(message_id) if message_id.startswith(self._own) else None
+
+    def note(self, stored: Stored) -> None:
+        """Know a message that is on the disk. On the thread of the journal."""
+        with self._lock:
+            keys = self._keys
+            for key in (stored.key, *map(hash, stored.members)) if stored.members else (stored.key,):
+                if key:
+                    keys[key] = None
+            while len(keys) > self._most:
+                del keys[next(iter(keys))]
+
+    def is_stored(self, key: int) -> bool:
+        """Return whether a message is among the last that were stored.
+
+        Of earlier runs, messages that the journal has deleted since are not known any more.
+        """
+        self._recall()
+        return key in self._keys
+
+    def is_member(self, member: str) -> bool:
+        """Return whether a message is in a batch that is stored."""
+        self._recall()
+        return hash(member) in self._keys
+
+    # --- earlier runs
+
+    def _recall(self) -> None:
+        """Read what earlier runs have stored, once. On the thread of the intake."""
+        if not self._unread_end:
+            return
+        keys: list[int] = []
+        runs: dict[str, dict[int, re.Match[str]]] = {}
+        try:
+            for key, ids in self._earlier():
+                keys.append(key)
+                for each in ids:
+                    if (found := self._own_id(each)) is not None:
+                        runs.setdefault(found[2], {})[int(found[3], 16)] = found
+                if len(keys) >= self._most:
+                    break
+        except MessagingError as error:
+            logger.warning("route '%s': redelivered messages are not recognised: %s", self._name, error)
+        keys.reverse()
+        with self._lock:
+            self._unread_end = 0
+            self._keys = dict.fromkeys((*keys, *self._keys))
+            for run in reversed(runs):  # the newest was read first
+                for _, found in sorted(runs[run].items()):  # batches are stored in another order than messages arrive
+                    begins = found[4] == "_"
+                    self._note_packet(int(found[5], 16), found[6], found[1], begins=begins)
+
+    def _earlier(self) -> Iterator[tuple[int, Sequence[str]]]:
+        """Yield a key, and the ids that it was made of, for each message that earlier runs stored; the newest first."""
+        end = self._unread_end
+        while end > (begin := self._journal.begin):
+            start = max(begin, end - _CHUNK)
+            found: list[tuple[int, Sequence[str]]] = []
+            for record in self._journal.read(start, end):
+                members = members_of(record.properties)
+                if members:
+                    found += ((hash(each), (each,)) for each in members)
+                elif record.message_id:
+                    key = self.key(record.message_id, record.channel, record.payload)
+                    found.append((key, (record.message_id,)))
+            yield from reversed(found)
+            end = start
