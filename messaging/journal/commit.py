@@ -24,7 +24,7 @@ from messaging.journal.entries import Waiting
 
 if TYPE_CHECKING:
     from messaging.journal.entries import Append
-    from messaging.journal.retention import Retention
+    from messaging.journal.retention import Full, Retention
     from messaging.journal.segments import RecordWriter
 
 logger = logging.getLogger(__name__)
@@ -210,7 +210,7 @@ class GroupCommit:
             self._waiting.put_back(batch)
             raise
         if not fitting:
-            return self._handle_full(batch, self._retention.full_error())
+            return self._handle_full(batch, self._retention.full_error(), self._retention.full)
         while True:
             self._waiting.put_back(batch[fitting:])
             batch = batch[:fitting]
@@ -218,15 +218,14 @@ class GroupCommit:
             if error is None:
                 return bool(self._waiting)
             if fitting == 1:
-                return self._handle_full(batch, error)
+                return self._handle_full(batch, error, self._retention.full_disk)
             fitting //= 2  # the disk may have room for fewer
 
-    def _handle_full(self, batch: Sequence[Append], error: JournalFullError) -> bool:
+    def _handle_full(self, batch: Sequence[Append], error: JournalFullError, policy: Full) -> bool:
         """Apply the policy to records of which the first has no room; return whether to go on at once."""
         if self._free():
             self._waiting.put_back(batch)
             return True
-        policy = self._retention.full
         needed = len(batch[0].record)
         if policy == "block":
             self._waiting.put_back(batch)

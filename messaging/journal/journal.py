@@ -95,6 +95,7 @@ class Journal(JournalView):
         max_records: int | None = None,
         max_age: float | None = None,
         full: Full = "block",
+        full_disk: Full | None = None,
         timeout: float = 30.0,
         option: str | None = None,
     ) -> None:
@@ -122,8 +123,9 @@ class Journal(JournalView):
         log.skip_to(max(state.cursors().values(), default=0))
         self._cursors = Cursors(log, state, lambda: self._commit.note_room())
         self._retention = Retention(
-            log, self._cursors, max_bytes=max_bytes, max_records=max_records, max_age=max_age, full=full
-        )
+            log, self._cursors, max_bytes=max_bytes, max_records=max_records, max_age=max_age, full=full,
+            full_disk=full_disk,
+        )  # fmt: skip
         self._ages = RecordAges(log)
         self._dead_letters_lock = threading.Lock()  # guards the following
         #: dead letters that are kept
@@ -158,6 +160,7 @@ class Journal(JournalView):
         max_records: int | None = None,
         max_age: float | None = None,
         full: Full = "block",
+        full_disk: Full | None = None,
         timeout: float = 30.0,
         segment_bytes: int = SEGMENT_BYTES,
         lock_timeout: float = 0.0,
@@ -177,6 +180,7 @@ class Journal(JournalView):
             max_age: seconds after which a record is dropped, acknowledged or not, by its timestamp; ``None``: never.
             full: what happens to a record that has no room, in the journal or on the disk: ``"block"``: it waits until
                 its timeout; ``"drop_oldest"``: the oldest segments are dropped; ``"reject"``: it is refused at once.
+            full_disk: what happens where the disk has no room; ``None``: the same.
             timeout: default deadline of appends, seconds.
             segment_bytes: size from which on a file is closed. A bounded journal has smaller files.
             lock_timeout: how long to wait for another writer that is ending, seconds; at least 0.1.
@@ -188,7 +192,7 @@ class Journal(JournalView):
             JournalUnreadableError: the folder holds something else, or cannot be used.
             JournalFullError: the disk is full.
         """
-        _check(fsync=fsync, full=full)
+        _check(fsync=fsync, full=full, full_disk=full if full_disk is None else full_disk)
         _check_positive(float, fsync_interval=fsync_interval, max_age=max_age, timeout=timeout)
         _check_positive(int, max_bytes=max_bytes, max_records=max_records, segment_bytes=segment_bytes)
         lock_timeout = seconds(lock_timeout, "lock_timeout")
@@ -214,6 +218,7 @@ class Journal(JournalView):
                     max_records=max_records,
                     max_age=max_age,
                     full=full,
+                    full_disk=full_disk,
                     timeout=timeout,
                     option=option,
                 )
@@ -541,8 +546,10 @@ def _deadline(timeout: float) -> float:
     return clock.monotonic() + seconds(timeout)
 
 
-def _check(*, fsync: object, full: object) -> None:
-    for name, value, known in (("fsync", fsync, FSYNC_POLICIES), ("full", full, FULL_POLICIES)):
+def _check(*, fsync: object, full: object, full_disk: object) -> None:
+    for name, value, known in (
+        ("fsync", fsync, FSYNC_POLICIES), ("full", full, FULL_POLICIES), ("full_disk", full_disk, FULL_POLICIES),
+    ):  # fmt: skip
         if value not in known:
             raise ArgumentError(f"{name} must be one of {', '.join(known)}, not {value!r:.100}")
 

@@ -11,7 +11,8 @@ policy             a record that has no room
 ``reject``         is refused at once
 =================  =====================================================================================
 
-A full disk is handled by the same policy. Records beyond ``max_age`` are dropped under each policy.
+A full disk is handled by the same policy, unless it has one of its own. Records beyond ``max_age`` are dropped under
+each policy.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Retention:
         max_bytes, max_records: bounds of the backlog; ``None``: unlimited.
         max_age: seconds that a record is kept, by its timestamp; ``None``: unlimited.
         full: the policy.
+        full_disk: the policy where the disk is full; ``None``: the same.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Retention:
         max_records: int | None,
         max_age: float | None,
         full: Full,
+        full_disk: Full | None = None,
     ) -> None:
         self._log = log
         self._cursors = cursors
@@ -68,6 +71,7 @@ class Retention:
         self.max_records = max_records
         self._max_age = max_age
         self.full: Full = full
+        self.full_disk: Full = full if full_disk is None else full_disk
         #: records that were dropped, since the journal was created
         self.dropped = cursors.dropped
         self._next_look = 0.0

@@ -14,6 +14,7 @@ import pytest
 from messaging.errors import JournalFullError
 from messaging.journal import Journal, database
 from messaging.journal.folders import LocalFolder
+from messaging.journal.retention import Full
 from messaging.testing.clock import VirtualClock
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, results
@@ -216,6 +217,18 @@ def test_a_full_disk_drops_the_oldest_segments(small_disk: Path) -> None:
         assert journal.dropped == journal.begin > 300
         assert offsets(journal.read()) == list(range(journal.begin, 500))
         assert len(offsets(journal.read())) > 10
+
+
+@table("full", ["drop_oldest", "reject"])
+def test_a_full_disk_may_hold_writers_back_where_a_full_journal_drops(small_disk: Path, full: Full) -> None:
+    with Journal.open(small_disk / full, full=full, full_disk="block", segment_bytes=10_000) as journal:
+        file = ballast(small_disk, LEFT)
+        stored = fill(journal)
+        assert journal.dropped == 0
+        later = journal.submit("a", PAYLOAD)
+        file.unlink()
+        assert later.result(PATIENCE) == stored
+        assert offsets(journal.read()) == list(range(stored + 1))
 
 
 def test_a_full_disk_drops_a_part_at_a_time_whatever_the_size_of_segments(small_disk: Path) -> None:
