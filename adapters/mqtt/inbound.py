@@ -106,7 +106,7 @@ class Inbound:
             streams = [heir]
         elif not streams:
             if receipt is None or not self.leftovers.keep(publish, receipt):
-                logger.debug("mqtt '%s': message on %r matches no stream and is dropped", self._name, publish.topic)
+                self.leftovers.note_dropped(publish.topic)
                 if receipt is not None:
                     self.answers.settled(receipt)
             return

@@ -51,15 +51,19 @@ class Leftovers:
         self._departing: set[Stream] = set()
         #: by packet id: messages that no stream has claimed; ``None`` when none are kept for later streams
         self._unclaimed: dict[int, tuple[Publish, Receipt]] | None = None
+        #: whether the session may have subscriptions of an earlier process, of which no log line told
+        self._is_unreported = False
 
     def await_claims(self) -> None:
         """Keep messages without a stream until :meth:`drop_unclaimed`."""
         self._unclaimed = {}
+        self._is_unreported = True
 
     def forget(self) -> None:
         """Forget all messages: their session is lost."""
         self._left.clear()
         self._unclaimed = None
+        self._is_unreported = False
 
     def close(self) -> None:
         """Stop watching the window."""
@@ -132,6 +136,17 @@ class Leftovers:
             )  # fmt: skip
             for _, receipt in unclaimed.values():
                 self._answers.settled(receipt)
+
+    def note_dropped(self, topic: str) -> None:
+        """Log that a message without a stream is dropped: a warning for the first one of an earlier subscription."""
+        level = logging.WARNING if self._is_unreported else logging.DEBUG
+        self._is_unreported = False
+        logger.log(
+            level,
+            "mqtt '%s': message on %r matches no subscription and is dropped: the session has a subscription of an "
+            "earlier process; subscribe to it and unsubscribe, or begin a new session; further ones are not logged",
+            self._name, topic,
+        )  # fmt: skip
 
     def _watch(self) -> None:
         """Check later whether messages of ended streams fill the window, so that nothing else can arrive."""
