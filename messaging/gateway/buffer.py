@@ -76,6 +76,7 @@ class Buffer:
             max_bytes=settings.max_bytes,
             max_age=settings.max_age,
             full="reject" if self.is_dropping_newest else settings.full,  # type: ignore[arg-type]
+            full_disk="block",
             lock_timeout=5.0,
             option="data",
         )
@@ -89,8 +90,11 @@ class Buffer:
         #: messages that wait for the disk, and threads that wait until there are fewer
         self.storing = 0
         self.room = Waiters()
-        #: messages that were accepted, since the start; dropped because the buffer was full, or for their age
-        self.accepted = self.dropped_newest = self.expired = 0
+        #: messages that were accepted, since the start
+        self.accepted = 0
+        #: that were dropped: new ones because the buffer was full, for their age, and those that the journal dropped
+        #: before they were taken
+        self._dropped_newest = self.expired = self._missed = 0
         #: recognises messages that their source delivers again
         self.recognition = Recognition(name, self.journal, RECENT)
         #: why the disk does not take messages; ``None``: it does
@@ -159,7 +163,7 @@ class Buffer:
         elif self.is_dropping_newest and isinstance(error, JournalFullError):
             with self._lock:
                 self.storing -= 1
-                self.dropped_newest += 1
+                self._dropped_newest += 1
             sources, stored.sources, stored.record = stored.sources, (), b""
             self._acknowledge(sources)
         else:
@@ -196,6 +200,14 @@ class Buffer:
         return sum(max(0, (end if each.end is None else each.end) - max(each.first, begin)) for each in ranges)
 
     @property
+    def dropped(self) -> int:
+        """Return the number of messages that were dropped and not published, since the start. From any thread."""
+        begin = self.journal.begin
+        with self._lock:
+            left = sum(each.left_before(begin, self._end) for each in self._ranges)
+            return self._dropped_newest + self.expired + self._missed + left
+
+    @property
     def has_next(self) -> bool:
         """Return whether :meth:`take` has a message. From any thread."""
         return any(each.ready or each.tail < (self._end if each.end is None else each.end) for each in self._ranges)
@@ -225,6 +237,10 @@ class Buffer:
                 stored = source.pop() if source.ready else None
             if stored is None:
                 self._load(source, end)
+            elif stored.offset < self.journal.begin:  # dropped to make room, or for its age
+                with self._lock:
+                    self._missed += 1
+                self.settle(stored)
             elif self._max_age is not None and stored.timestamp < clock.wall() - self._max_age:
                 self.expired += 1
                 self.settle(stored)
@@ -241,11 +257,13 @@ class Buffer:
 
     def _load(self, source: Range, end: int) -> None:
         """Read the next messages from the disk. Nothing is added in memory meanwhile: it would not follow the tail."""
+        missed = source.missed
         records, tail = source.read(self.journal, end, _LOAD, _LOAD_BYTES)
         loaded = [self._restored(record) for record in records]
         if source.pass_over():
             self._record_soon(_RECORD_PAUSE)
         with self._lock:
+            self._missed += source.missed - missed
             source.extend(loaded, tail)
 
     def _restored(self, record: Record) -> Stored:

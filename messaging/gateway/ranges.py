@@ -11,6 +11,7 @@ thread of the drain, but for ``recorded``, which the thread that records positio
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -69,11 +70,12 @@ class Range:
         tail: the offset behind the last message of ``ready``.
         first: the offset of the first message that is not settled.
         recorded: ``first``, as the disk has it.
+        missed: messages that were not read because the journal had dropped them, or they are damaged.
     """
 
     __slots__ = (
-        "_gaps", "_next_record", "_ready_bytes", "_records", "_settled", "_until", "cursor", "end", "first", "ready",
-        "recorded", "tail",
+        "_gaps", "_next_record", "_ready_bytes", "_records", "_settled", "_until", "cursor", "end", "first",
+        "missed", "ready", "recorded", "tail",
     )  # fmt: skip
 
     def __init__(self, cursor: Cursor, start: int) -> None:
@@ -82,6 +84,7 @@ class Range:
         self.ready: deque[Stored] = deque()
         self._ready_bytes = 0
         self.tail = self.first = self.recorded = start
+        self.missed = 0
         #: settled offsets behind ``first``
         self._settled: set[int] = set()
         #: offsets that the journal does not have any more: the first -> the one behind the last
@@ -126,6 +129,11 @@ class Range:
         self.ready.extend(messages)
         self._ready_bytes += sum(len(each.payload) for each in messages)
         self.tail = tail
+
+    def left_before(self, begin: int, end: int) -> int:
+        """Return how many of its messages that were not taken are before ``begin``; ``end`` is that of the journal."""
+        ready = sum(1 for _ in itertools.takewhile(lambda each: each.offset < begin, self.ready))
+        return ready + max(0, min(end if self.end is None else self.end, begin) - self.tail)
 
     def end_before(self, end: int) -> list[Stored]:
         """End the range before an offset; return the messages in memory from there on, which belong to the next."""
@@ -175,11 +183,15 @@ class Range:
         expected = start
         for record in found:
             if record.offset > expected:
-                self._gaps[expected] = record.offset
+                self._miss(expected, record.offset)
             expected = record.offset + 1
         if following > expected:
-            self._gaps[expected] = following
+            self._miss(expected, following)
         return found, following
+
+    def _miss(self, start: int, end: int) -> None:
+        self._gaps[start] = end
+        self.missed += end - start
 
     def settle(self, offset: int) -> bool:
         """Note that a message is settled; return whether ``first`` has moved."""

@@ -16,7 +16,7 @@ from messaging.gateway.reports import BufferDTO, RouteDTO
 from messaging.gateway.stored import Stored
 from messaging.journal import Record
 from messaging.model import Features, Message, MessageContext, restored_context
-from messaging.text import SafeLog
+from messaging.text import SafeLog, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -108,7 +108,7 @@ class Route:
             return
         depth = self.buffer.depth
         if depth:
-            logger.info("route '%s': publishing %d stored messages", self.name, depth)
+            logger.info("route '%s': publishing %s", self.name, counted(depth, "stored message"))
         self._drain.note_target_back()
         self._intake.start()
 
@@ -252,7 +252,7 @@ class Route:
                 age=buffer.age,
                 storing=buffer.storing,
                 accepted=buffer.accepted,
-                dropped=buffer.journal.dropped + buffer.dropped_newest + buffer.expired,
+                dropped=buffer.dropped,
                 dead_letters=buffer.journal.dead_letter_count,
             ),
         )

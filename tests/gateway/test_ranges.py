@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from messaging.gateway.settings import BufferSettings
 from messaging.gateway.stored import Stored
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually
+from tests.disks import ballast
 
 
 @contextmanager
@@ -201,3 +202,40 @@ def test_each_message_is_settled_once(
     settle(buffer, 10**6)
     buffer.close()
     assert sorted(settled) == list(range(stored))
+
+
+def test_dropped_messages_are_counted_once_and_not_published(tmp_path: Path) -> None:
+    chosen = BufferSettings.model_validate({"full": "drop_oldest", "max_bytes": 40_000})
+    buffer = Buffer("r", tmp_path, chosen, lambda: None)
+    try:
+        for number in range(20):
+            buffer.store(Stored(buffer, b"%d" % number + bytes(1000), DESTINATION, f"id{number}"))
+        eventually(lambda: buffer.accepted == 20)
+        in_flight = take(buffer, 10)
+        for number in range(20, 200):
+            buffer.store(Stored(buffer, b"%d" % number + bytes(1000), DESTINATION, f"id{number}"))
+        eventually(lambda: buffer.accepted == 200)
+        dropped = buffer.dropped
+        for each in in_flight:  # the target has them, whatever the journal dropped meanwhile
+            buffer.settle(each)
+        left = take(buffer)
+        assert (buffer.dropped, dropped) == (dropped, 200 - 10 - len(left))
+        assert buffer.depth == len(left) < 40
+    finally:
+        buffer.close()
+
+
+@table("full", ["block", "drop_oldest", "drop_newest"])
+def test_a_full_disk_holds_the_source_back_with_each_policy(full: str, disk_of: Callable[[str], Path]) -> None:
+    disk = disk_of("2m")
+    buffer = Buffer("r", disk / full, BufferSettings.model_validate({"full": full}), lambda: None)
+    try:
+        file = ballast(disk, 60_000)
+        for number in range(200):
+            buffer.store(Stored(buffer, b"%d" % number + bytes(1000), DESTINATION, f"id{number}"))
+        eventually(lambda: buffer.accepted > 0 and buffer.storing > 0)
+        file.unlink()
+        eventually(lambda: buffer.accepted == 200)
+        assert (buffer.dropped, len(take(buffer))) == (0, 200)
+    finally:
+        buffer.close()
