@@ -25,6 +25,11 @@ def exact(text: str) -> str:
     return text if type(text) is str else str.__str__(text)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: ``1 error``, ``2 errors``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def printable(name: str) -> str:
     """Return a name for one line of a log: unchanged if it is printable, else quoted and escaped."""
     return name if name.isprintable() else repr(name)

@@ -24,6 +24,7 @@ from messaging.cli.output import (
     write,
 )
 from messaging.errors import ArgumentError, ConfigurationError, ConnectFailedError, GatewaySettingsError
+from messaging.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -115,11 +116,11 @@ def check(file: _File, json: _Json = False) -> int:
         write("".join(f"{each}\n" for each in found.problems).encode())
     errors = sum(each.severity is Severity.ERROR for each in found.problems)
     if errors:
-        logger.error("%s: %d errors", file, errors)
+        logger.error("%s: %s", file, counted(errors, "error"))
         return ExitCode.FAILED
     if not json:
         warnings = len(found.problems)
-        write(f"{file}: right{f', with {warnings} warnings' if warnings else ''}\n".encode())
+        write(f"{file}: right{', with ' + counted(warnings, 'warning') if warnings else ''}\n".encode())
     return ExitCode.OK
 
 
@@ -165,6 +166,8 @@ def show_schema() -> int:
 @options.command
 def status(file: _Place, json: _Json = False) -> int:
     """Show the state of a running gateway on this machine. Exit code 1: it has a problem, or none runs.
+
+    An instance that is not connected is a problem, named with its cause; /readyz of the gateway says the same.
 
     Example: messaging gateway status gateway.toml
     """

@@ -30,7 +30,7 @@ from messaging.errors import (
 )
 from messaging.execution import Serial, clock, engine
 from messaging.reporting import Histogram
-from messaging.text import SafeLog
+from messaging.text import SafeLog, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -288,9 +288,9 @@ class Drain:
         if isinstance(reason, PublishRefusedError):  # the broker works, and the messages behind this one wait
             pause = min(pause, _REFUSED_PAUSE)
         logger.warning(
-            "route '%s': %d messages were not taken: %s; publishing again in %.3g s",
+            "route '%s': %s not taken: %s; publishing again in %.3g s",
             self.name,
-            len(again),
+            counted(len(again), "message"),
             reason,
             pause,
         )

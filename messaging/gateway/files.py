@@ -7,9 +7,11 @@ the folder of the file.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from messaging.bounded import BoundedCache
 from messaging.errors import ConfigurationError, MissingExtraError, check_path
 from messaging.gateway.checks import check_into
 from messaging.gateway.positions import toml_positions
@@ -31,6 +34,8 @@ logger = logging.getLogger(__name__)
 _MAX_BYTES: Final = 2**20
 #: values of a document, at most: aliases of YAML multiply
 _MAX_VALUES: Final = 100_000
+#: warnings that were logged: a reload reads the file again
+_warned: BoundedCache[str, bool] = BoundedCache(1000)
 _TOML_PLACE: Final = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 #: ``$$``, a variable with its default, and what looks like one
 _VARIABLE: Final = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}|(\$\{[^}]*\}?)")
@@ -58,7 +63,10 @@ class Configuration:
 
 
 def load(path: str | Path) -> GatewaySettings:
-    """Return the settings of a configuration file; log its warnings.
+    """Return the settings of a configuration file; log each of its warnings, once in a process.
+
+    Functions and models that the file names may be in modules beside it: its folder is added to ``sys.path``, at the
+    end, if it names any.
 
     Args:
         path: of a ``.toml`` file, or of a ``.yaml`` or ``.yml`` one (extra ``yaml``).
@@ -70,8 +78,10 @@ def load(path: str | Path) -> GatewaySettings:
     """
     problems, settings = _read(check_path("path", path))
     problems.raise_errors()
-    for each in problems.found:
-        logger.warning("%s", each)
+    for each in map(str, problems.found):
+        if each not in _warned:
+            _warned[each] = True
+            logger.warning("%s", each)
     assert settings is not None  # noqa: S101  # without settings there are errors
     return settings
 
@@ -102,8 +112,17 @@ def _read(path: Path) -> tuple[Problems, GatewaySettings | None]:
     _resolve_paths(document, path.resolve().parent)
     settings = _validated(document, problems, variables)
     if settings is not None and not problems.has_errors:
+        _admit_modules(settings, path.resolve().parent)
         check_into(settings, problems)
     return problems, settings
+
+
+def _admit_modules(settings: GatewaySettings, folder: Path) -> None:
+    """Have modules beside the file found, if it names functions or models; installed ones come first."""
+    named = any(step.call or step.model for route in settings.routes.values() for step in route.transform)
+    if named and str(folder) not in sys.path:
+        sys.path.append(str(folder))
+        importlib.invalidate_caches()
 
 
 def _text(path: Path) -> str:

@@ -26,7 +26,7 @@ from messaging.gateway.targets import Target
 from messaging.observability.monitor import SnapshotPublisher
 from messaging.reporting import register_reporter
 from messaging.services import ServiceRegistry, default_registry
-from messaging.text import SafeLog, did_you_mean, tolerant
+from messaging.text import SafeLog, counted, did_you_mean, tolerant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -312,7 +312,7 @@ class Gateway:
             route.stop()
         left_over = sum(route.buffer.depth for route in self._routes.values())
         if left_over:
-            logger.info("gateway '%s': %d messages stay on the disk for the next run", self.name, left_over)
+            logger.info("gateway '%s': on the disk for the next run: %s", self.name, counted(left_over, "message"))
         self._stop_others()
         for instance in self._instances.values():
             instance.close(_CLOSE_TIMEOUT)
@@ -346,7 +346,9 @@ class Gateway:
             self._check_change(settings)
             self._change(settings)
             self._reloads += 1
-        logger.info("gateway '%s': runs by the changed configuration, with %d routes", self.name, len(self._routes))
+        logger.info(
+            "gateway '%s': runs by the changed configuration, with %s", self.name, counted(len(self._routes), "route")
+        )
 
     def _check_change(self, settings: GatewaySettings) -> None:
         for what in ("name", "data"):
@@ -427,7 +429,9 @@ class Gateway:
 
     def _calls(self) -> Calls:
         return {
-            "status": lambda _: dataclasses.asdict(self.report()) | {"problems": self.problems()},
+            "status": lambda _: (
+                dataclasses.asdict(self.report()) | {"problems": self.problems() + self._disconnected()}
+            ),
             "reload": self._reload_by_call,
             "replay": lambda given: self.route(given["route"]).replay(_selection(given), given.get("rate"))._asdict(),
             "drop": lambda given: self.route(given["route"]).drop(_selection(given)),
@@ -460,6 +464,11 @@ class Gateway:
         for kind, parts in (("requests", self._requests), ("devices", self._devices)):
             found += [f"{kind} '{each.name}': {each.problem}" for each in [*parts.values()] if each.problem is not None]
         return found
+
+    def _disconnected(self) -> list[str]:
+        """Return the instances that are not connected, each with the cause: messages wait meanwhile."""
+        states = [(name, each.connection_state.value) for name, each in [*self._instances.items()]]
+        return [f"instance '{name}': {state}" for name, state in states if not state.is_up]
 
     @tolerant
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ from messaging.errors import InvalidUrlError, check_instance
 from messaging.gateway.pipeline import ChannelPattern
 from messaging.gateway.settings import GatewaySettings
 from messaging.model import parse_url
+from messaging.text import counted
 
 if TYPE_CHECKING:
     from messaging.gateway.settings import BufferSettings, RouteSettings, SourceSettings, TargetSettings
@@ -144,7 +145,7 @@ def _steps(route: RouteSettings) -> tuple[str, ...]:
         found.append(f"sample {route.sample.keep} of {_seconds(route.sample.every)}")
     if route.batch is not None:
         batch = route.batch
-        found.append(f"batch {batch.count} messages, {_size(batch.max_bytes)}, {_seconds(batch.delay)}")
+        found.append(f"batch {counted(batch.count, 'message')}, {_size(batch.max_bytes)}, {_seconds(batch.delay)}")
     if route.compress is not None:
         found.append(route.compress)
     if route.rate is not None:

@@ -20,6 +20,7 @@ from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.cli.conftest import Run, refused
 from tests.cli.program import Program, ready
+from tests.gateway.kit import settings
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_check_writes_problems_as_json(run: Run, file: Path) -> None:
     file.write_text(file.read_text().replace('full = "drop_oldest"', 'full = "drop"'))
     code, out, err = run("gateway", "check", str(file), "--json")
     assert code == 1
-    assert "1 errors" in err
+    assert err.endswith(": 1 error\n")
     (problem,) = json.loads(out)["problems"]
     assert (problem["key"], problem["severity"]) == ("routes.telemetry.buffer.full", "error")
     assert problem["line"] == 14
@@ -126,6 +127,7 @@ def test_the_published_schema_is_that_of_the_settings(run: Run) -> None:
 
 def test_status_and_reload_of_a_running_gateway(run: Run, file: Path, running: Gateway) -> None:
     eventually(lambda: not running.problems())
+    eventually(lambda: all(each.is_source_up and each.is_target_up for each in running.report().routes))
     code, out, _ = run("gateway", "status", str(file))
     assert code == 0
     assert "gateway cli: running" in out
@@ -140,6 +142,17 @@ def test_status_and_reload_of_a_running_gateway(run: Run, file: Path, running: G
     assert code == 2
     assert "routes.telemetry.priority" in err
     assert running.settings.routes["telemetry"].priority == 2
+
+
+def test_status_names_the_cause_of_a_target_that_is_down(run: Run, tmp_path: Path, refusing_port: int) -> None:
+    instances = {"a": {"url": "memory://status-a"}, "b": {"url": f"mqtt://127.0.0.1:{refusing_port}"}}
+    with Gateway(settings(tmp_path / "data", instances=instances)) as gateway:
+        eventually(lambda: gateway.report().routes[0].is_source_up)
+        eventually(lambda: "refused" in run("gateway", "status", str(tmp_path / "data"))[1])
+        code, out, _ = run("gateway", "status", str(tmp_path / "data"))
+        assert code == 1
+        assert "problem: instance 'b': connecting: cannot connect to " in out
+        assert gateway.problems() == []
 
 
 def test_status_without_a_running_gateway(run: Run, file: Path) -> None:

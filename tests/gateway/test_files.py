@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,27 @@ BOMB = "a: &a [x]\n" + "".join(
     f"{after}: &{after} [{', '.join(['*' + before] * 9)}]\n"
     for before, after in zip("abcdefgh", "bcdefghi", strict=True)
 )
+
+
+def test_functions_in_a_module_beside_the_file_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "beside_the_file.py").write_text("def keep(draft):\n    return draft\n")
+    step = 'transform = [{ call = "beside_the_file:keep" }]\n'
+    assert load(write(tmp_path, TOML + step)).routes["data"].transform[0].call == "beside_the_file:keep"
+    assert sys.path[-1] == str(tmp_path)
+    before = [*sys.path]
+    load(write(tmp_path, TOML))
+    assert sys.path == before
+
+
+def test_a_warning_is_logged_once_although_the_file_is_read_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write(tmp_path, TOML.replace("mqtt://localhost", "mqtt://u:secret@localhost"))
+    for _ in range(3):
+        load(file)
+    (record,) = [each for each in caplog.records if "password" in each.getMessage()]
+    assert "secret" not in record.getMessage()
 
 
 def write(folder: Path, text: str, name: str = "gateway.toml") -> Path:
