@@ -13,7 +13,7 @@ from messaging.gateway.destinations import PASSED_HEADER
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Pipeline
 from messaging.gateway.pipeline.steps import SPARKPLUG_NAMES, condition, template_names, transform
 from messaging.gateway.problems import KeyPath, Problem, Problems
-from messaging.gateway.settings import GatewaySettings, listening_address
+from messaging.gateway.settings import FILE_OPTIONS, FOLDER_OPTIONS, GatewaySettings, listening_address
 from messaging.instance import find_adapter
 from messaging.model import ANY_LEVELS, Features, overlap, parse_url, publish_options, subscribe_options
 from messaging.model.settings import load_settings
@@ -103,7 +103,7 @@ class _Checks:
         self._check_status()
         self._check_monitor()
         self._check_monitoring()
-        self._check_data(settings.data)
+        self._check_folder(("data",), settings.data)
         parts: list[RouteSettings | RequestSettings | DeviceStateSettings] = [
             *settings.routes.values(), *settings.requests.values(), *settings.devices.values(),
         ]  # fmt: skip
@@ -124,25 +124,26 @@ class _Checks:
         if instance.password_file is not None and instance.credential is not None:
             problems.error((*path, "credential"), "password_file and credential exclude each other: give one of them")
             return
-        if instance.password_file is not None and not os.access(instance.password_file, os.R_OK):
-            problems.error((*path, "password_file"), f"cannot read the file {instance.password_file}")
         extra = dict(instance.model_extra or {})
         try:
             url = parse_url(instance.url)
             kind = find_adapter(url.scheme)
             given = {"keep_session": True, "name": f"{self._settings.name}-{name}", **extra}
-            if instance.password_file is not None or instance.credential is not None:
+            if instance.password_file is not None:
+                given["password_file"] = instance.password_file
+            elif instance.credential is not None:
                 given["password"] = "x"  # noqa: S105  # stands for the one in the file
             adapter = kind(url, load_settings(kind.settings_type, url, given), name)
         except InvalidOptionError as error:
             key = error.option if error.option in extra else "url"
-            if error.option == "password" and key == "url" and instance.password_file is not None:
+            if error.option in ("password", "password_file") and key == "url" and instance.password_file is not None:
                 key = "password_file"
             problems.error((*path, key), str(error))
             return
         except MessagingError as error:
             problems.error((*path, "url"), str(error))
             return
+        self._check_paths(path, extra, adapter.settings)
         if url.password is not None or any(_is_plain_secret(key, value) for key, value in extra.items()):
             problems.warning(
                 (*path, "url" if url.password is not None else _secret_key(extra)),
@@ -150,6 +151,18 @@ class _Checks:
             )
         place = (url.scheme.rstrip("s"), tuple(host.key() for host in url.hosts), url.path)
         self._brokers[name] = _Broker(adapter, adapter.capabilities, announced(adapter), place)
+
+    def _check_paths(self, path: KeyPath, extra: Mapping[str, Any], settings: object) -> None:
+        """Record files that are missing, and folders that cannot be made."""
+        for option in FILE_OPTIONS:
+            value = getattr(settings, option, None)
+            key = option if option in extra or option == "password_file" else "url"
+            if value is not None and not (value.is_file() and os.access(value, os.R_OK)):
+                self._problems.error((*path, key), f"{option}: cannot read the file {value}")
+        for option in FOLDER_OPTIONS:
+            value = getattr(settings, option, None)
+            if value is not None:
+                self._check_folder((*path, option if option in extra else "url"), value)
 
     def _check_client_ids(self) -> None:
         seen: dict[Any, str] = {}
@@ -314,6 +327,10 @@ class _Checks:
             )
             if route.deadband is None and route.sample is None:
                 problems.warning((*path, "key"), "has no effect without deadband or sample")
+        target = self._brokers.get(route.target.instance)
+        properties = Features.MESSAGE_PROPERTIES
+        if route.compress is not None and target is not None and properties not in target.capabilities.features:
+            problems.error((*path, "compress"), self._lacking(route.target.instance, target, properties))
         self._check_steps(name, route, is_parsed=template is not None)
         buffer = (*path, "buffer")
         source = self._brokers.get(route.source.instance)
@@ -498,14 +515,14 @@ class _Checks:
             except ValueError as error:
                 self._problems.error(("monitoring",), str(error))
 
-    def _check_data(self, data: Path) -> None:
-        at = data
+    def _check_folder(self, path: KeyPath, folder: Path) -> None:
+        at = folder
         while not at.exists() and at != at.parent:
             at = at.parent
         if not at.is_dir():
-            self._problems.error(("data",), f"{at} is no folder")
+            self._problems.error(path, f"{at} is no folder")
         elif not os.access(at, os.W_OK | os.X_OK):
-            self._problems.error(("data",), f"cannot write to the folder {at}; choose another one, or change its owner")
+            self._problems.error(path, f"cannot write to the folder {at}; choose another one, or change its owner")
 
 
 def _channels(template: ChannelTemplate, source: ChannelPattern) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
+from urllib.parse import quote, unquote
 
 from pydantic import BaseModel, ValidationError
 
@@ -25,7 +26,7 @@ from messaging.errors import ConfigurationError, MissingExtraError, check_path
 from messaging.gateway.checks import check_into
 from messaging.gateway.positions import toml_positions
 from messaging.gateway.problems import KeyPath, Position, Positions, Problem, Problems
-from messaging.gateway.settings import GatewaySettings
+from messaging.gateway.settings import FILE_OPTIONS, FOLDER_OPTIONS, GatewaySettings
 from messaging.text import did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,9 @@ _TOML_PLACE: Final = re.compile(r" \(at (?:line (\d+), column (\d+)|end of docum
 _VARIABLE: Final = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}|(\$\{[^}]*\}?)")
 _WHOLE_VARIABLE: Final = re.compile(r"\$\{[^{}]*\}")
 #: settings with a path that is relative to the file
-_PATHS: Final = (("data",), ("instances", None, "password_file"))
+_PATHS: Final = (("data",), *(("instances", None, each) for each in (*FILE_OPTIONS, *FOLDER_OPTIONS)))
+#: the same in the query of a URL
+_URL_PATH: Final = re.compile(rf"(?<=[?&])({'|'.join((*FILE_OPTIONS, *FOLDER_OPTIONS))})=([^&#]+)")
 _KINDS: Final[Mapping[str, str]] = {
     "bool_type": "true or false", "int_type": "a whole number", "float_type": "a number", "string_type": "a text",
     "list_type": "an array", "dict_type": "a table", "model_type": "a table", "model_attributes_type": "a table",
@@ -270,7 +273,18 @@ def _resolve_paths(document: dict[str, Any], folder: Path) -> None:
             ]
         for table in tables:
             if isinstance(table, dict) and isinstance(table.get(pattern[-1]), str) and table[pattern[-1]]:
-                table[pattern[-1]] = str(folder / table[pattern[-1]])
+                table[pattern[-1]] = _resolved(table[pattern[-1]], folder)
+    instances = document.get("instances")
+    for instance in instances.values() if isinstance(instances, dict) else ():
+        if isinstance(instance, dict) and isinstance(instance.get("url"), str):
+            instance["url"] = _URL_PATH.sub(
+                lambda found: f"{found[1]}={quote(_resolved(unquote(found[2]), folder), safe='/')}", instance["url"]
+            )
+
+
+def _resolved(path: str, folder: Path) -> str:
+    """Return a path of a configuration in ``folder``; ``~`` is the home of the user."""
+    return str(folder / Path(path).expanduser())
 
 
 # --- validation

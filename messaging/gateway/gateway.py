@@ -199,7 +199,10 @@ class Gateway:
         self.close()
 
     def _connect(self, name: str, settings: InstanceSettings) -> None:
-        url, keywords = settings.connect_arguments()
+        url, keywords = settings.connect_arguments()  # refuses a file that cannot be read
+        if settings.password_path is not None:
+            del keywords["password"]
+            keywords["password_file"] = settings.password_path
         arguments: dict[str, Any] = {"start_offline": True, "keep_session": True, "name": f"{self.name}-{name}"}
         arguments |= keywords | self._connecting
         instance = messaging.connect(url, services=self._services, **arguments)

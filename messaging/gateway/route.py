@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from messaging.errors import JournalError, MessagingError
+from messaging.errors import ConfigurationError, JournalError, MessagingError
 from messaging.execution import clock
 from messaging.gateway.buffer import Buffer
 from messaging.gateway.dead_letters import TARGET, letters, replay
@@ -63,6 +63,11 @@ class Route:
 
     def _rules(self, settings: RouteSettings) -> Rules:
         target = self._instances[settings.target.instance]
+        if settings.compress is not None and Features.MESSAGE_PROPERTIES not in target.features:
+            raise ConfigurationError(
+                f"routes.{self.name}.compress: the instance '{settings.target.instance}' cannot tell receivers of a "
+                f"content encoding: it has no feature {Features.MESSAGE_PROPERTIES!r}"
+            )
         return Rules(
             self.name,
             self._gateway,

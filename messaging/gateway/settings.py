@@ -26,6 +26,9 @@ from pydantic import (
 from messaging.errors import ConfigurationError, InvalidUrlError
 from messaging.model import MAX_PREFETCH, parse_host, parse_url
 
+#: settings of instances that name a file, or a folder
+FILE_OPTIONS: Final = ("password_file", "cafile", "certfile", "keyfile")
+FOLDER_OPTIONS: Final = ("inbox_path", "outbox_path")
 #: seconds of each unit of a duration
 _DURATIONS: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 #: bytes of each unit of a size
@@ -116,22 +119,33 @@ class InstanceSettings(Part):
 
     __str__ = BaseModel.__repr__
 
+    @property
+    def password_path(self) -> Path | None:
+        """Return the file with the password, also of a credential; ``None``: there is none.
+
+        Raises:
+            ConfigurationError: systemd gives this process no credentials.
+        """
+        if self.credential is None:
+            return self.password_file
+        folder = os.environ.get("CREDENTIALS_DIRECTORY")
+        if not folder:
+            raise ConfigurationError(
+                f"credential {self.credential!r}: $CREDENTIALS_DIRECTORY is not set; systemd sets it for a unit "
+                "with LoadCredential="
+            )
+        return Path(folder) / self.credential
+
     def connect_arguments(self) -> tuple[str, dict[str, Any]]:
         """Return the URL and the settings for :func:`messaging.connect`, with the password that its file holds now.
+
+        A gateway gives the file in place of the password: it is read before each connection, and when it changes.
 
         Raises:
             ConfigurationError: the file of the password cannot be read.
         """
         settings: dict[str, Any] = dict(self.model_extra or {})
-        path = self.password_file
-        if self.credential is not None:
-            folder = os.environ.get("CREDENTIALS_DIRECTORY")
-            if not folder:
-                raise ConfigurationError(
-                    f"credential {self.credential!r}: $CREDENTIALS_DIRECTORY is not set; systemd sets it for a unit "
-                    "with LoadCredential="
-                )
-            path = Path(folder) / self.credential
+        path = self.password_path
         if path is not None:
             try:
                 settings["password"] = SecretStr(path.read_text(encoding="utf-8").rstrip("\r\n"))

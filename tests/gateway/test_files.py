@@ -139,6 +139,33 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert arguments["password"].get_secret_value() == "hunter2"
 
 
+def test_paths_of_instances_are_relative_to_the_file_and_must_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = 'cafile = "ca.pem"\ncertfile = "c.pem"\nkeyfile = "k.pem"\ninbox_path = "in"\noutbox_path = "~/out"'
+    text = TOML.replace('"mqtt://localhost"', f'"mqtts://localhost"\n{options}').replace(
+        '"amqp://localhost"', '"amqps://localhost?cafile=my%20ca.pem&heartbeat=5"'
+    )
+    file = write(tmp_path, text)
+    monkeypatch.chdir("/")
+    monkeypatch.setenv("HOME", "/home/me")
+    problems = {(each.key, each.text) for each in read(os.path.relpath(file)).problems}
+    assert {each for each in problems if "cannot read" in each[1]} == {
+        ("instances.plant.cafile", f"cafile: cannot read the file {tmp_path}/ca.pem"),
+        ("instances.plant.certfile", f"certfile: cannot read the file {tmp_path}/c.pem"),
+        ("instances.plant.keyfile", f"keyfile: cannot read the file {tmp_path}/k.pem"),
+        ("instances.cloud.url", f"cafile: cannot read the file {tmp_path}/my ca.pem"),
+    }
+    for name in ("ca.pem", "c.pem", "k.pem", "my ca.pem"):
+        (tmp_path / name).write_text("")
+    instances = load(os.path.relpath(file)).instances
+    assert instances["plant"].connect_arguments()[1] == {
+        "cafile": f"{tmp_path}/ca.pem", "certfile": f"{tmp_path}/c.pem", "keyfile": f"{tmp_path}/k.pem",
+        "inbox_path": f"{tmp_path}/in", "outbox_path": "/home/me/out",
+    }  # fmt: skip
+    assert instances["cloud"].url == f"amqps://localhost?cafile={tmp_path}/my%20ca.pem&heartbeat=5"
+
+
 def test_a_credential_of_systemd_is_read_when_it_connects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = TOML.replace('"mqtt://localhost"', '"mqtt://gw@localhost"\ncredential = "plant"')
     instance = load(write(tmp_path, text)).instances["plant"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ import pytest
 
 import messaging
 from messaging.errors import ArgumentError, ClosedError, ConfigurationError, JournalError
-from messaging.gateway import Gateway
+from messaging.gateway import Gateway, check
 from messaging.gateway.dead_letters import Selection, letters
 from messaging.gateway.destinations import PASSED_HEADER
 from messaging.gateway.drain import ATTEMPTS
@@ -541,6 +542,33 @@ def test_interceptors_see_what_a_gateway_publishes(bridged: Bridged) -> None:
         a.send("in/1", b"x")
         eventually(lambda: b.received)
     assert b.messages[0].context.extensions["headers"]["stamped"] == "yes"
+
+
+def test_a_password_that_changes_in_its_file_is_used_without_a_restart(names: Names, tmp_path: Path) -> None:
+    users, secret = tmp_path / "users", tmp_path / "secret"
+    users.write_text("")
+    secret.write_text("old")
+    with Mosquitto(["allow_anonymous false", f"password_file {users}"]) as broker, Broker(names["a"]["url"]) as a:
+        away = {
+            "url": broker.url.replace("mqtt://", "mqtt://gw@"), "password_file": str(secret), "reconnect_max": 0.1,
+        }  # fmt: skip
+        chosen = settings(tmp_path / "data", instances={"a": names["a"], "b": away}, routes={"r": route("in", "out")})
+        with Gateway(chosen) as gateway:
+            eventually(lambda: gateway.report().routes[0].is_subscribed)
+            a.send("in", b"1")
+            eventually(lambda: gateway.route("r").buffer.depth == 1)
+            subprocess.run(["mosquitto_passwd", "-b", str(users), "gw", "new"], check=True, capture_output=True)
+            broker.restart()
+            secret.write_text("new")
+            eventually(lambda: gateway.report().routes[0].published == 1, "the rotated password is read")
+
+
+def test_a_route_does_not_compress_for_a_protocol_that_cannot_say_so(names: Names, tmp_path: Path) -> None:
+    instances = {"a": names["a"], "b": {"url": "mqtt://localhost?version=3.1.1"}}
+    chosen = settings(tmp_path, instances=instances, routes={"r": route(compress="gzip")})
+    assert [(each.key, "version=5" in each.text) for each in check(chosen)] == [("routes.r.compress", True)]
+    with pytest.raises(ConfigurationError, match=r"routes\.r\.compress"):
+        Gateway(chosen).start()
 
 
 def test_refused_credentials_are_not_tried_in_a_loop(names: Names, tmp_path: Path) -> None:
