@@ -1,4 +1,4 @@
-"""``messaging journal``: show, read, verify, export and trim a journal of messages on disk."""
+"""``messaging journal``: show, read, verify, repair, export, trim and purge a journal of messages on disk."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from messaging.cli import options
 from messaging.cli.output import ExitCode, ReaderGoneError, dump, is_reader_gone, payload_fields, show, write
 from messaging.errors import ArgumentError, MessagingError
 from messaging.journal import DeadLetter, Journal, JournalView, Record, outline, verify
+from messaging.journal import repair as repair_identity
 from messaging.model import check_pattern, matcher
 
 logger = logging.getLogger(__name__)
@@ -147,6 +148,23 @@ def verify_journal(directory: _Directory, json: _Json = False) -> int:
     if found.state is not None:
         logger.error("%s; the records do not need it", found.state)
     return ExitCode.FAILED if found.damage or found.state is not None else ExitCode.OK
+
+
+@journal.command()
+@options.command
+def repair(directory: _Directory, json: _Json = False) -> int:
+    """Restore a damaged journal.json, so that the journal opens again; also that of a Spark query.
+
+    No process may have the journal open. The damaged file is kept beside the new one.
+
+    Example: messaging journal repair /var/lib/plant/outbox
+    """
+    done = repair_identity(directory)
+    if json:
+        write(dump({"path": str(directory), "done": done}))
+    else:
+        logger.info("journal %s: %s", directory, done)
+    return ExitCode.OK
 
 
 @journal.command()

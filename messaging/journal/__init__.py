@@ -7,6 +7,7 @@
     verify       reading every byte, and reporting damage
     outline      kind, sizes and offsets, also of other kinds of journals
     identity     the file that tells what kind of journal a folder holds
+    repair       restoring that file when it is damaged
     entries      records on their way to the disk
     commit       group commit: records of many threads in one write and one sync
     retention    bounds, and what happens when there is no room
@@ -37,6 +38,7 @@ from messaging.journal.records import Record as Record
 from messaging.journal.records import RecordTemplate as RecordTemplate
 from messaging.journal.records import encode_message as encode_message
 from messaging.journal.records import encode_record as encode_record
+from messaging.journal.repair import repair as repair
 from messaging.journal.report import CursorDTO as CursorDTO
 from messaging.journal.report import JournalDTO as JournalDTO
 from messaging.journal.report import JournalReporter as JournalReporter

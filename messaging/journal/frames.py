@@ -65,6 +65,40 @@ def header(data: Any, seed: int = 0) -> Header | None:
     return Header(rows, first, length, check) if length <= MAX_BODY else None
 
 
+def rewound(data: bytes, checksum: int) -> int:
+    """Return the seed with which the CRC-32 of ``data`` is ``checksum``."""
+    value = checksum ^ 0xFFFFFFFF
+    for byte in reversed(data):
+        index = _BY_HIGH_BYTE[value >> 24]
+        value = ((value ^ _TABLE[index]) << 8) | (index ^ byte)
+    return value ^ 0xFFFFFFFF
+
+
+#: the table of CRC-32, and the index of each of its entries by the high byte, which no two have in common
+_TABLE: Final = [zlib.crc32(bytes([byte]), 0xFFFFFFFF) ^ 0xFFFFFFFF for byte in range(256)]
+_BY_HIGH_BYTE: Final = {entry >> 24: index for index, entry in enumerate(_TABLE)}
+
+
+def seed_in(data: memoryview) -> int | None:
+    """Return the seed that the first two frames of a segment were written with; ``None`` if they do not tell one.
+
+    The checksums of their bodies show that they are intact, whatever the seed.
+    """
+    position = 0
+    seeds = set()
+    for _ in range(2):
+        head = bytes(data[position : position + HEADER_BYTES])
+        if len(head) < HEADER_BYTES:
+            return None
+        magic, _, _, length, check = _FIELDS.unpack_from(head)
+        end = position + HEADER_BYTES + length
+        if magic != MAGIC or end > len(data) or zlib.crc32(data[position + HEADER_BYTES : end]) != check:
+            return None
+        seeds.add(rewound(head[: _FIELDS.size], *_CHECK.unpack_from(head, _FIELDS.size)))
+        position = end
+    return seeds.pop() if len(seeds) == 1 else None
+
+
 class Frame(NamedTuple):
     """A whole frame in a buffer."""
 

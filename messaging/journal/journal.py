@@ -37,7 +37,7 @@ from messaging.journal.cursors import Cursor, Cursors, check_cursor_name
 from messaging.journal.database import FILE as STATE_FILE
 from messaging.journal.entries import Blocking, Promised, Turns
 from messaging.journal.folders import LocalFolder, journal_errors
-from messaging.journal.identity import read_identity, seed_of, write_identity
+from messaging.journal.identity import Identity, read_identity, write_identity
 from messaging.journal.log import META
 from messaging.journal.quarantine import Quarantine
 from messaging.journal.records import encode_message, encode_record
@@ -85,7 +85,7 @@ class Journal(JournalView):
     def __init__(
         self,
         folder: LocalFolder,
-        identity: str,
+        identity: Identity,
         resources: contextlib.ExitStack,
         *,
         fsync: Fsync = "always",
@@ -109,7 +109,7 @@ class Journal(JournalView):
             segment_bytes = max(_LEAST_SEGMENT, min(segment_bytes, max_bytes // _SEGMENTS))
         log = RecordWriter(
             folder,
-            seed=seed_of(identity),
+            seed=identity.seed(),
             segment_bytes=segment_bytes,
             segment_records=None if max_records is None else max(1, max_records // _SEGMENTS),
             on_damage=quarantine.add,
@@ -118,7 +118,7 @@ class Journal(JournalView):
         resources.callback(log.close)
         state = State(Path(folder.path), option=option)
         resources.callback(state.close)
-        super().__init__(folder, identity, log, state)
+        super().__init__(folder, identity.id, log, state)
         self._quarantine = quarantine
         log.skip_to(max(state.cursors().values(), default=0))
         self._cursors = Cursors(log, state, lambda: self._commit.note_room())
@@ -205,7 +205,8 @@ class Journal(JournalView):
                 identity = read_identity(folder)
                 if identity is None:
                     if folder.list("0"):
-                        raise folder.error(JournalUnreadableError, f"there are segments, but no {META}")
+                        text = f"there are segments, but no {META}; `messaging journal repair` makes one"
+                        raise folder.error(JournalUnreadableError, text)
                     identity = write_identity(folder)
                 return cls(
                     folder,
@@ -248,7 +249,7 @@ class Journal(JournalView):
                     rest = "; the next writer replaces it" if isinstance(error, JournalCorruptError) else ""
                     logger.warning("%s; cursors and dead letters are not known%s", error, rest)
             try:
-                view = JournalView(folder, identity, RecordLog(folder, seed=seed_of(identity)), state)
+                view = JournalView(folder, identity.id, RecordLog(folder, seed=identity.seed()), state)
                 view.refresh()
             except BaseException:
                 if state is not None:

@@ -33,6 +33,24 @@ META: Final = "journal.json"
 _SUFFIX: Final = ".segment"
 
 
+def _path(partition: int, segment: int) -> str:
+    return f"{partition}/{segment:020d}{_SUFFIX}"
+
+
+def _listed(folder: Folder, partition: int) -> list[tuple[int, int]]:
+    found = []
+    for name, size in folder.list(str(partition)).items():
+        stem = name.removesuffix(_SUFFIX)
+        if stem != name and len(stem) == 20 and stem.isdecimal():
+            found.append((int(stem), size))
+    return sorted(found)
+
+
+def segment_paths(folder: Folder, partition: int) -> list[tuple[str, int]]:
+    """Return the name and the size in bytes of each segment of a partition, in order."""
+    return [(_path(partition, segment), size) for segment, size in _listed(folder, partition)]
+
+
 class Tail(NamedTuple):
     """The end of a log as it was loaded."""
 
@@ -68,16 +86,11 @@ class Log:
 
     def segment_name(self, segment: int) -> str:
         """Return the name of the file of a segment, relative to the folder."""
-        return f"{self.partition}/{segment:020d}{_SUFFIX}"
+        return _path(self.partition, segment)
 
     def list_segments(self) -> list[tuple[int, int]]:
         """Return the first offset and the size in bytes of each segment on the disk, in order."""
-        found = []
-        for name, size in self.folder.list(str(self.partition)).items():
-            stem = name.removesuffix(_SUFFIX)
-            if stem != name and len(stem) == 20 and stem.isdecimal():
-                found.append((int(stem), size))
-        return sorted(found)
+        return _listed(self.folder, self.partition)
 
     # --- loading
 

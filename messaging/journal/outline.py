@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from messaging.errors import JournalUnreadableError, check_path
 from messaging.journal.folders import LocalFolder, journal_errors
-from messaging.journal.identity import KIND, read_kind, seed_of
+from messaging.journal.identity import KIND, Identity, read_kind
 from messaging.journal.journal import Journal
 from messaging.journal.log import META, Log
 
@@ -29,8 +29,8 @@ def outline(path: str | Path) -> dict[str, Any]:
         found = read_kind(folder)
         if found is None:
             raise folder.error(JournalUnreadableError, f"there is no journal: no file {META}")
-        if found[0] != KIND:
-            return _of_other(folder, found[0], found[2])
+        if found.kind != KIND:
+            return _of_other(folder, found)
     with Journal.view(path) as view:
         info = view.info()
     return {
@@ -47,17 +47,17 @@ def outline(path: str | Path) -> dict[str, Any]:
     }
 
 
-def _of_other(folder: LocalFolder, kind: str, identity: str) -> dict[str, Any]:
+def _of_other(folder: LocalFolder, identity: Identity) -> dict[str, Any]:
     partitions: list[dict[str, int]] = []
     segments = size = 0
     for number in folder.partitions():
-        log = Log(folder, number, seed=seed_of(identity, number))
+        log = Log(folder, number, seed=identity.seed(number))
         log.load()
         partitions.append({"partition": number, "begin": log.begin, "end": log.end})
         files = log.list_segments()
         segments += len(files)
         size += sum(each for _, each in files)
     return {
-        "path": folder.path, "kind": kind, "id": identity, "segments": segments, "bytes": size,
+        "path": folder.path, "kind": identity.kind, "id": identity.id, "segments": segments, "bytes": size,
         "partitions": partitions, "damage": [],
     }  # fmt: skip

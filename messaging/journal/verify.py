@@ -9,7 +9,7 @@ from messaging.errors import JournalError, JournalUnreadableError, check_path
 from messaging.journal.database import FILE as STATE_FILE
 from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.journal.frames import Damage, walk
-from messaging.journal.identity import KIND, read_kind, seed_of
+from messaging.journal.identity import KIND, read_kind
 from messaging.journal.log import META, Log
 from messaging.journal.quarantine import DamagedRange, Quarantine
 from messaging.journal.records import FORMAT, LEAST_RECORD, decode_records
@@ -74,11 +74,10 @@ def verify(path: str | Path) -> Verification:
         found = read_kind(folder)
         if found is None:
             raise folder.error(JournalUnreadableError, f"there is no journal: no file {META}")
-        kind, _, identity = found
         segments = size = records = unfinished = 0
         damage: list[Damaged] = []
         for partition in folder.partitions():
-            log = _Verified(folder, partition, is_records=kind == KIND, seed=seed_of(identity, partition))
+            log = _Verified(folder, partition, is_records=found.kind == KIND, seed=found.seed(partition))
             log.read()
             segments += log.segments
             size += log.bytes
@@ -87,7 +86,7 @@ def verify(path: str | Path) -> Verification:
             damage += log.damage
         quarantined = Quarantine(folder, writable=False).ranges()
         state = _state_error(folder)
-        return Verification(folder.path, kind, segments, size, records, unfinished, damage, quarantined, state)
+        return Verification(folder.path, found.kind, segments, size, records, unfinished, damage, quarantined, state)
 
 
 def _state_error(folder: LocalFolder) -> str | None:

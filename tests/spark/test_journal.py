@@ -41,6 +41,7 @@ from adapters.spark.errors import (
 from adapters.spark.journal import Journal, folders, leave_mark
 from adapters.spark.journal.log import Log, LogWriter, read
 from messaging import Message, MessageContext
+from messaging.journal import repair
 from messaging.journal.folders import LocalFolder
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE
@@ -1159,3 +1160,34 @@ def test_a_store_that_fails_is_an_error_of_the_journal(remote: str, monkeypatch:
     add(log)
     assert log.end == 6
     check(journal)
+
+
+@table("is_sealed", [True, False])
+@table("field", ["id", "query", "check", "url"])
+def test_a_changed_character_of_the_identity_is_refused_and_restored(
+    tmp_path: Path, is_sealed: bool, field: str
+) -> None:
+    path = str(tmp_path / "journal")
+    journal, log = opened_log(path)
+    journal.begin_query(adopt=False)
+    add(log)
+    add(log)
+    journal.close()
+    meta = Path(path, "journal.json")
+    values = json.loads(meta.read_text())
+    if not is_sealed:
+        if field != "id":
+            return  # earlier versions: the segments tell only whether the id is right
+        del values["check"]
+        meta.write_text(json.dumps(values, indent=1))
+    intact = meta.read_text()
+    wanted = SOURCE.url if field == "url" else str(values[field])
+    meta.write_text(intact.replace(wanted, ("1" if wanted[0] != "1" else "2") + wanted[1:]))
+    before = {each: each.read_bytes() for each in Path(path).rglob("*") if each.is_file()}
+    for attempt in (opened, Journal.view):
+        with pytest.raises(JournalUnreadableError, match="messaging journal repair"):
+            attempt(path)
+    assert {each: each.read_bytes() for each in Path(path).rglob("*") if each.is_file()} == before
+    repair(path)
+    assert meta.read_text() == intact
+    check(opened(path), 0, 6)

@@ -3,7 +3,7 @@
 ::
 
     journalPath/
-      journal.json       identity: format, id, source, query
+      journal.json       identity: format, id, source, query; and a checksum of these
       lock               (local) locked by the query that writes;  ``owner`` elsewhere: token of the last writer
       read-QUERY-...     marks of the tasks that read the first rows of a new query, until it commits
       0/ 1/ ...          a log for each partition
@@ -15,10 +15,8 @@ This module decides which query may use a journal. The promises of the logs are 
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import uuid
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Generic, TypeVar
@@ -27,6 +25,7 @@ from adapters.spark.errors import JournalFullError, JournalMismatchError, Journa
 from adapters.spark.journal.folders import open_folder
 from adapters.spark.journal.log import SEGMENT_BYTES, Log, LogWriter
 from messaging.journal.folders import Folder, journal_errors
+from messaging.journal.identity import Identity, check_key, malformed, sealed, unsealed
 from messaging.journal.log import META
 
 FORMAT: Final = 1
@@ -64,11 +63,13 @@ class Meta:
     sessions: list[str] = field(default_factory=list)
     #: first offsets of the query by partition, until a task is known to have read them
     unread: dict[str, int] = field(default_factory=dict)
+    #: of the frames, if a repair did not find the id that they were written with
+    key: int | None = None
     format: int = FORMAT
 
     def seed(self, partition: int) -> int:
         """Return the seed of the frames of ``partition``, see :mod:`messaging.journal.frames`."""
-        return zlib.crc32(f"{self.id}/{partition}".encode())
+        return Identity.of(asdict(self)).seed(partition)
 
 
 L = TypeVar("L", bound=Log)
@@ -181,12 +182,12 @@ class Journal(Generic[L]):
 
         On a full disk nothing changes, and the marks stay: they say the same until the next call.
         """
-        if not self._change_if_room(unread={}):
-            return
-        with journal_errors(self.folder, "cannot delete"):
-            for name in self.folder.list():
-                if name.startswith(_MARK):
-                    self.folder.delete(name)
+        with contextlib.suppress(JournalFullError):  # a query whose disk is full must go on: that makes room
+            self._change(unread={})
+            with journal_errors(self.folder, "cannot delete"):
+                for name in self.folder.list():
+                    if name.startswith(_MARK):
+                        self.folder.delete(name)
 
     def note_group(self, group: str, sessions: Sequence[str]) -> None:
         """Record the group of the query, and the names of its sessions or queues at the broker."""
@@ -204,15 +205,8 @@ class Journal(Generic[L]):
         On a full disk nothing changes: the next call tries again.
         """
         if not self.meta.committed:
-            self._change_if_room(committed=True)
-
-    def _change_if_room(self, **values: Any) -> bool:
-        """Return whether the disk had room. A query whose disk is full must go on: that makes room."""
-        try:
-            self._change(**values)
-        except JournalFullError:
-            return False
-        return True
+            with contextlib.suppress(JournalFullError):
+                self._change(committed=True)
 
     def _change(self, **values: Any) -> None:
         meta = replace(self.meta, **values)
@@ -240,22 +234,24 @@ def _read_meta(folder: Folder) -> Meta | None:
         text = bytes(folder.read(META))
     except FileNotFoundError:
         return None
+    values = unsealed(folder, text)
     try:
-        values = json.loads(text)
         if values["format"] != FORMAT:
             raise folder.error(
                 JournalUnreadableError, f"it has format {values['format']!r}, this version reads {FORMAT}"
             )
         meta = Meta(**{**values, "source": Source(**values["source"])})
-        if not isinstance(meta.id, str) or not isinstance(meta.source.partitions, int):
+        identity = Identity.of(values)
+        if not isinstance(meta.source.partitions, int):
             raise TypeError
-        return meta
     except (ValueError, TypeError, KeyError) as error:
-        raise folder.error(JournalUnreadableError, f"{META} does not parse: {type(error).__name__}") from None
+        raise malformed(folder, error) from None
+    check_key(folder, identity.key, range(meta.source.partitions))
+    return meta
 
 
 def _write_meta(folder: Folder, meta: Meta) -> None:
-    folder.write(META, [json.dumps(asdict(meta), indent=1).encode()])
+    folder.write(META, [sealed(asdict(meta))])
 
 
 def _refuse(folder: Folder, known: Source, wanted: Source, *, adopt: bool) -> None:
