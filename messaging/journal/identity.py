@@ -1,7 +1,7 @@
 """The file ``journal.json``: what kind of journal a folder holds, and its id.
 
 The checksums of all frames begin with a key that is made of the id. With a wrong key every record looks damaged, so the
-file has a checksum of its own, and the key is compared with the segments before they are used. Files of earlier
+identity has a checksum of its own, and the key is compared with the segments before they are used. Files of earlier
 versions have no checksum; the segments alone tell whether their id is right. :mod:`messaging.journal.repair` restores a
 damaged file.
 """
@@ -26,9 +26,10 @@ FORMAT: Final = 1
 #: of journals of messages; those of Spark queries name no kind
 KIND: Final = "records"
 SPARK: Final = "a Spark query"
-#: the checksum of the other values, and the key if it is not the one of the id
-_CHECK: Final = "check"
+#: the key, if it is not the one of the id; and the checksum of the values that identify a journal
 _KEY: Final = "key"
+_CHECK: Final = "check"
+_CHECKED: Final = ("kind", "format", "id", "created", _KEY)
 
 
 def key_of(identity: str) -> int:
@@ -72,7 +73,7 @@ class Identity(NamedTuple):
 
 
 def sealed(values: Mapping[str, Any]) -> bytes:
-    """Return values as the text of the file, with their checksum."""
+    """Return values as the text of the file, with the checksum of the identity."""
     return json.dumps({**values, _CHECK: _check_of(values)}, indent=1).encode()
 
 
@@ -115,8 +116,7 @@ _REMEDY: Final = "`messaging journal repair` restores it where the segments allo
 
 
 def _check_of(values: Mapping[str, Any]) -> int:
-    rest = {name: value for name, value in values.items() if name != _CHECK}
-    return zlib.crc32(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode())
+    return zlib.crc32(json.dumps([values.get(name) for name in _CHECKED]).encode())
 
 
 def read_kind(folder: LocalFolder) -> Identity | None:

@@ -26,7 +26,6 @@ from messaging.journal.log import META, segment_paths
 from messaging.journal.records import FORMAT as RECORDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 #: the characters of the file
@@ -59,9 +58,8 @@ def repair(path: str | Path) -> str:
             if _values_of(text, key) is not None:
                 check_key(folder, Identity.of(json.loads(text)).key, partitions)
                 return f"{META} is intact; nothing was changed"
-            found = [*_restored(text, key)]
-            if found:  # those with a checksum first: another change would only hide that it does not fit
-                new = max(found, key=lambda each: is_sealed(json.loads(each)))
+            new = _restored(text, key)
+            if new is not None:
                 done = f"one character of {META} was wrong and is restored"
             else:
                 new, done = _replaced(folder, text, key)
@@ -91,15 +89,21 @@ def _values_of(text: bytes, key: int | None) -> dict[str, Any] | None:
     return values if is_known else None
 
 
-def _restored(text: bytes, key: int | None) -> Iterator[bytes]:
-    """Yield the texts that differ from ``text`` in one character and are those of an identity."""
+def _restored(text: bytes, key: int | None) -> bytes | None:
+    """Return the text that differs from ``text`` in one character and is that of an identity, if one is certain."""
+    found: list[tuple[bytes, dict[str, Any]]] = []
     for at in range(len(text)):
         for character in _CHARACTERS:
             changed = text[:at] + bytes([character]) + text[at + 1 :]
             values = _values_of(changed, key)
             # without a checksum only a key can tell that a character is the right one
             if values is not None and (is_sealed(values) or key is not None):
-                yield changed
+                found.append((changed, values))
+    # another change than that of the checksum would only hide that it does not fit
+    found = [each for each in found if is_sealed(each[1])] or found
+    if found and (found[0][1].get("kind") == KIND or all(values == found[0][1] for _, values in found)):
+        return found[0][0]
+    return None
 
 
 def _replaced(folder: LocalFolder, text: bytes, key: int | None) -> tuple[bytes, str]:

@@ -270,6 +270,29 @@ def test_rows_of_a_new_query_are_processed_on_a_disk_without_any_room(rabbitmq: 
     assert not [*journal.glob("read-*")]
 
 
+def test_a_query_whose_disk_is_full_before_its_first_row_is_planned_starts_and_processes_its_backlog(
+    rabbitmq: RabbitMQ, small_disk: Path
+) -> None:
+    channel = unique("backlog")
+    options = {"channel": channel, "group": channel, "availableNowQuiet": "0.3", "prefetch": "20"}
+    with messaging.connect(rabbitmq.url) as m:  # the queue of the query is there already
+        make_queue(m, channel)
+    payloads = [b"%04d" % number + b"x" * 20_000 for number in range(500)]
+    publish(rabbitmq.url, channel, payloads)
+    for _ in range(3):  # each of them ends before Spark has noted its first offset
+        with Driven(rabbitmq.url, small_disk / "journal", **options) as query:
+            query.reader.prepareForTriggerAvailableNow()
+            query.start()
+            ballast(small_disk)
+    (small_disk / "ballast").unlink()
+    query = Driven(rabbitmq.url, small_disk / "journal", **options)
+    found = query.finish()
+    while len(found) < 500:
+        query = Driven(rabbitmq.url, small_disk / "journal", query.checkpoint, **options)
+        found += query.finish()
+    assert found == payloads
+
+
 def test_a_disk_that_stays_full_fails_the_query(
     rabbitmq: RabbitMQ, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@
       read-QUERY-...     marks of the tasks that read the first rows of a new query, until it commits
       0/ 1/ ...          a log for each partition
         00000000000000000000.segment     frames, named by the offset of the first row
+        spare                            (local, in 0/) room for journal.json on a full disk
 
 This module decides which query may use a journal. The promises of the logs are in :mod:`adapters.spark.journal.log`.
 """
@@ -15,13 +16,14 @@ This module decides which query may use a journal. The promises of the logs are 
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Generic, TypeVar
 
-from adapters.spark.errors import JournalFullError, JournalMismatchError, JournalUnreadableError
+from adapters.spark.errors import JournalError, JournalFullError, JournalMismatchError, JournalUnreadableError
 from adapters.spark.journal.folders import open_folder
 from adapters.spark.journal.log import SEGMENT_BYTES, Log, LogWriter
 from messaging.journal.folders import Folder, journal_errors
@@ -31,6 +33,9 @@ from messaging.journal.log import META
 FORMAT: Final = 1
 #: prefix of the names of marks
 _MARK: Final = "read-"
+#: a file that is deleted to make room for ``journal.json`` on a full disk, and its bytes
+_SPARE: Final = "0/spare"
+_SPARE_BYTES: Final = 2**14
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class Meta:
     query: str | None = None
     #: whether that query has committed rows
     committed: bool = False
-    #: id of the previous query, if this one resumes it after a loss of rows, and its new offsets by partition
+    #: id of the previous query, if an earlier version resumed it after a loss of rows, and its new offsets by partition
     before: str | None = None
     resumed: dict[str, int] = field(default_factory=dict)
     #: group, and the MQTT sessions or AMQP queues in which the broker keeps messages for the journal
@@ -63,6 +68,8 @@ class Meta:
     sessions: list[str] = field(default_factory=list)
     #: first offsets of the query by partition, until a task is known to have read them
     unread: dict[str, int] = field(default_factory=dict)
+    #: the ends of the partitions when the journal was closed last
+    ends: dict[str, int] = field(default_factory=dict)
     #: of the frames, if a repair did not find the id that they were written with
     key: int | None = None
     format: int = FORMAT
@@ -86,6 +93,7 @@ class Journal(Generic[L]):
         self.meta = meta
         self.logs = logs
         self._lock = lock
+        self._is_open = True
 
     @staticmethod
     def open(
@@ -129,7 +137,9 @@ class Journal(Generic[L]):
                 log = LogWriter(folder, number, seed=meta.seed(number), segment_bytes=segment_bytes)
                 stack.callback(log.close)
                 logs.append(log)
-            return Journal(folder, meta, logs, stack.pop_all())
+            found = Journal(folder, meta, logs, stack.pop_all())
+            found._reserve_room()
+            return found
 
     @staticmethod
     def view(path: str) -> Journal[Log]:
@@ -144,12 +154,11 @@ class Journal(Generic[L]):
                 log.load()
             return Journal(folder, meta, logs, contextlib.ExitStack())
 
-    def begin_query(self, *, adopt: bool, starts: Mapping[int, int] | None = None) -> str:
-        """Give the journal to a query without a checkpoint; return the id of the query.
+    def refuse_other_query(self, *, adopt: bool) -> None:
+        """Raise if a query without a checkpoint must not have the journal.
 
         Args:
             adopt: whether a journal is accepted that another query has committed to.
-            starts: first offset of the query, by partition, if tasks are to leave marks: see :meth:`mark`.
 
         Raises:
             JournalMismatchError: another query has committed to it.
@@ -161,10 +170,39 @@ class Journal(Generic[L]):
                 "checkpoint of that query, or journalPath to an empty folder; adoptJournal=true with a new output path "
                 "processes the rows that are left in it",
             )
+
+    def begin_query(self, *, adopt: bool, starts: Mapping[int, int] | None = None) -> str:
+        """Give the journal to a query without a checkpoint; return the id of the query.
+
+        A full disk has room for this: it is reserved.
+
+        Args:
+            adopt: see :meth:`refuse_other_query`, which may raise.
+            starts: first offset of the query, by partition, if tasks are to leave marks: see :meth:`mark`.
+        """
+        self.refuse_other_query(adopt=adopt)
         query = uuid.uuid4().hex
         unread = {str(partition): offset for partition, offset in (starts or {}).items()}
-        self._change(query=query, committed=False, before=None, resumed={}, unread=unread)
+        with contextlib.ExitStack() as stack:
+            for log in self.logs:
+                if isinstance(log, LogWriter):
+                    stack.enter_context(log.writing)  # a receiver must not take the room
+            try:
+                if self.folder.appends:
+                    with journal_errors(self.folder, f"cannot make room for {META}"):
+                        self.folder.delete(_SPARE)
+                self._change(query=query, committed=False, before=None, resumed={}, unread=unread)
+            finally:
+                self._reserve_room()
         return query
+
+    def _reserve_room(self) -> None:
+        """Keep room for a later change on a disk that rows may fill. Object stores have no bound."""
+        if self.folder.appends:
+            folder, name = _SPARE.split("/")
+            with contextlib.suppress(OSError):
+                if name not in self.folder.list(folder):
+                    self.folder.write(_SPARE, [os.urandom(_SPARE_BYTES)])
 
     @property
     def mark(self) -> str | None:
@@ -194,10 +232,19 @@ class Journal(Generic[L]):
         if (group, list(sessions)) != (self.meta.group, self.meta.sessions):
             self._change(group=group, sessions=list(sessions))
 
-    def resume(self, offsets: Mapping[int, int]) -> None:
-        """Continue the query at ``offsets``, with a new id, after its checkpoint was beyond the end of the journal."""
-        resumed = {str(partition): offset for partition, offset in offsets.items()}
-        self._change(query=uuid.uuid4().hex, before=self.meta.query, resumed=resumed, unread={})
+    def continue_query(self, ends: Mapping[int, int]) -> None:
+        """Continue a query whose rows are gone in part, or whose journal is: new rows get offsets behind ``ends``.
+
+        Args:
+            ends: by partition.
+
+        Raises:
+            JournalError: this cannot be written.
+        """
+        for log in self.logs:
+            if isinstance(log, LogWriter):
+                log.skip_to(ends.get(log.partition, 0))
+        self._change(query=self.meta.query or uuid.uuid4().hex, unread={})
 
     def note_commit(self) -> None:
         """Record that the query has committed: another query needs ``adoptJournal`` from now on.
@@ -216,8 +263,13 @@ class Journal(Generic[L]):
         self.meta = meta
 
     def close(self) -> None:
-        """Close the logs and release the lock. Idempotent."""
-        self._lock.close()
+        """Note the ends of the partitions, close the logs and release the lock. Idempotent."""
+        ends = {str(log.partition): log.end for log in self.logs if isinstance(log, LogWriter)}
+        with self._lock:
+            if self._is_open and ends != self.meta.ends:
+                with contextlib.suppress(JournalError):  # a lower end is as right, and detects less
+                    self._change(ends=ends)
+            self._is_open = False
 
 
 def leave_mark(folder: Folder, mark: str) -> None:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 SEGMENT_BYTES: Final = 64 * 2**20
 #: bytes from which on a segment is closed when all its rows are committed, so that it can be deleted
 _WORTH_CLOSING: Final = 2**20
+#: offsets that a frame can skip
+_MOST_SKIPPED: Final = 2**32 - 1
+_NOTHING: Final = pa.RecordBatch.from_pylist([], schema=JOURNAL)
 
 
 class Span(NamedTuple):
@@ -166,6 +169,8 @@ class LogWriter(log.LogWriter, Log):
         super().__init__(folder, partition, seed=seed, head=JOURNAL.serialize(), segment_bytes=segment_bytes)
         #: rows before this offset are committed
         self._committed = self.begin
+        #: whether the last append failed: then a small segment is worth deleting, too
+        self._needs_room = False
 
     @property
     def backlog(self) -> int:
@@ -180,7 +185,18 @@ class LogWriter(log.LogWriter, Log):
             JournalError: the write failed. Nothing was added.
         """
         if batch.num_rows:
+            self._needs_room = True
             self.append_frame(batch.num_rows, [batch.serialize()])
+            self._needs_room = False
+
+    def skip_to(self, offset: int) -> None:
+        """Give no offset before ``offset`` to new rows. A frame without rows stands for those that are gone.
+
+        Raises:
+            JournalError: it cannot be written.
+        """
+        while self.end < offset:
+            self.append_frame(min(offset - self.end, _MOST_SKIPPED), [_NOTHING.serialize()])
 
     def commit(self, offset: int) -> None:
         """Mark the rows before ``offset`` as processed, and delete the segments that are not needed any more.
@@ -190,8 +206,11 @@ class LogWriter(log.LogWriter, Log):
         """
         with self.lock:
             self._committed = max(self._committed, min(offset, self.end))
-            if self._committed == self.end and self.bytes_from(self.begin) >= _WORTH_CLOSING:
-                self.begin_segment()
+            size = self.bytes_from(self.begin)
+            is_over = self._committed == self.end and size >= (1 if self._needs_room else _WORTH_CLOSING)
+        if is_over and self.folder.appends:
+            self.start_segment()  # outside of the lock, which an append takes while it writes
+        with self.lock:
             keep = self._segment_of(self._committed)
             if self._committed == self.end == self.last_segment:
                 keep = self.last_segment  # new and empty: the disk may be full of committed segments
@@ -232,7 +251,9 @@ def read(folder: Folder, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
             if not first <= at < first + rows or not frame.is_intact():
                 break
             until = min(span.end, first + rows)
-            yield pa.ipc.read_record_batch(pa.py_buffer(frame.body), JOURNAL).slice(at - first, until - at)
+            batch = pa.ipc.read_record_batch(pa.py_buffer(frame.body), JOURNAL)
+            if batch.num_rows:  # offsets that were skipped have none, see LogWriter.skip_to
+                yield batch.slice(at - first, until - at)
             at = until
             if at == span.end:
                 break

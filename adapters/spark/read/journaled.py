@@ -184,8 +184,12 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
 
     # --- opening and closing
 
-    def _open(self, at: Offsets | None = None) -> Journal[LogWriter]:
-        """Open the journal and start the receivers, once; ``at`` the position of the checkpoint, if there is one."""
+    def _open(self, *positions: Offsets) -> Journal[LogWriter]:
+        """Open the journal and start the receivers, once.
+
+        Args:
+            positions: those of the checkpoint that are known; none for a query without one.
+        """
         if self._journal is not None:
             return self._journal
         options = self._options
@@ -202,10 +206,22 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
             segment_bytes=max(2**20, min(SEGMENT_BYTES, options.journal_bytes // 4 // options.receivers)),
         )  # fmt: skip
         try:
-            # Refusals come before the first receiver connects, so that they have no effect at the broker.
-            group = join_group(options, opened, None if at is None else (at.journal, at.group))
+            # Refusals come before the first receiver connects, so that they have no effect at the broker, and before a
+            # new row gets an offset that the checkpoint has seen.
+            if not positions:
+                opened.refuse_other_query(adopt=options.adopt_journal)
+            seen = self._seen(positions, opened)
+            lost = self._lost(positions, seen, opened)
+            group = join_group(options, opened, (positions[0].journal, positions[0].group) if positions else None)
             if broker_sessions(options, group):
                 self._group_lock = lock_group(source.url, group)
+            if lost or (positions and opened.meta.query is None):
+                opened.continue_query(seen)
+            if positions:  # what is processed makes room before the first message arrives
+                begins = self._begins(positions[0], opened)
+                self._require_read(opened, begins)
+                for log in opened.logs:
+                    log.commit(begins[log.partition])
             self._receivers = [Receiver(options, group, log) for log in opened.logs]
             for receiver in self._receivers:
                 receiver.start()
@@ -236,7 +252,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the first offsets of a query without checkpoint. Further calls return the same."""
-        opened = self._received(None)
+        opened = self._received()
         if self._initial is None:
             ends = _resolve(self._options.starting, "startingOffsets", opened.logs)
             starts = ends if self._options.fail_on_skipped_batch else None
@@ -256,9 +272,9 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
         """End the run with the messages that the broker holds for this query now. The first offsets wait for them."""
         self._is_available_now = True
 
-    def _received(self, at: Offsets | None) -> Journal[LogWriter]:
-        """Open the journal. For AvailableNow, wait once until the messages that the broker holds have arrived."""
-        opened = self._open(at)
+    def _received(self, *positions: Offsets) -> Journal[LogWriter]:
+        """Open the journal as :meth:`_open`. For AvailableNow, wait once until the broker has sent its messages."""
+        opened = self._open(*positions)
         if self._is_available_now and self._final_offsets is None:
             deadline = time.monotonic() + self._options.patience
             for receiver in self._receivers:
@@ -274,7 +290,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
         """
         offsets = Offsets.parse(start)
         opened = self._received(offsets)
-        begins = self._within_journal(self._begins(offsets, opened), opened)
+        begins = self._begins(offsets, opened)
         self._require_read(opened, begins)
         final = self._final_offsets or {}
         ends = {log.partition: min(end := log.end, final.get(log.partition, end)) for log in opened.logs}
@@ -323,7 +339,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the tasks of a micro-batch."""
         first, last = Offsets.parse(start), Offsets.parse(end)
-        opened = self._open(first)
+        opened = self._open(first, last)
         begins, ends = self._begins(first, opened), self._begins(last, opened)
         ranges = []
         for log in opened.logs:
@@ -340,7 +356,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
         meta, ends = opened.meta, offsets.ends
         if offsets.journal != meta.id:
             ends = {}  # failOnDataLoss=false: see join_group
-        elif offsets.query == meta.before is not None:
+        elif meta.resumed and offsets.query == meta.before:
             ends = {int(partition): offset for partition, offset in meta.resumed.items()}
         elif offsets.query != meta.query:
             raise opened.folder.error(
@@ -349,23 +365,40 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
             )
         return {log.partition: ends.get(log.partition, log.begin) for log in opened.logs}
 
-    def _within_journal(self, begins: dict[int, int], opened: Journal[LogWriter]) -> dict[int, int]:
-        """Return ``begins``, after a check (``failOnDataLoss``) that none of them is beyond the end of the journal."""
-        for log in opened.logs:
-            begin, end = begins[log.partition], log.end
-            if begin > end:
-                text = (
-                    f"the checkpoint is at offset {begin} of partition {log.partition}, and the journal ends at {end}: "
-                    "part of it is gone, or it is an older copy"
-                )
-                if self._options.fail_on_data_loss:
-                    raise DataLossError(
-                        f"option 'journalPath' ({opened.folder.path}): {text}; failOnDataLoss=false goes on at {end}"
-                    )
-                logger.warning("journal %s: %s", redacted(opened.folder.path), text)
-                opened.resume({each.partition: min(begins[each.partition], each.end) for each in opened.logs})
-                return {int(partition): offset for partition, offset in opened.meta.resumed.items()}
-        return begins
+    def _seen(self, positions: Sequence[Offsets], opened: Journal[LogWriter]) -> dict[int, int]:
+        """Return, by partition, the offset before which offsets were used: by the checkpoint, or by the journal."""
+        seen = {log.partition: opened.meta.ends.get(str(log.partition), 0) for log in opened.logs}
+        for position in positions:
+            for partition, offset in self._begins(position, opened).items():
+                seen[partition] = max(seen[partition], offset)
+        return seen
+
+    def _lost(self, positions: Sequence[Offsets], seen: Mapping[int, int], opened: Journal[LogWriter]) -> Sequence[str]:
+        """Return which rows are missing in the journal: at its end, or before its first one.
+
+        Raises:
+            DataLossError: some are, and ``failOnDataLoss`` is true.
+        """
+        lost = [
+            f"offsets up to {seen[log.partition]} of partition {log.partition} were used, and the journal ends at "
+            f"{log.end}: part of it is gone, or it is an older copy"
+            for log in opened.logs
+            if seen[log.partition] > log.end
+        ]
+        begins = self._begins(positions[0], opened) if positions else {}
+        lost += [
+            f"the checkpoint is at offset {begins[log.partition]} of partition {log.partition}, and the journal begins "
+            f"at {log.begin}: the checkpoint is an older copy, or part of the journal is gone"
+            for log in opened.logs
+            if begins and begins[log.partition] < log.begin
+        ]
+        path = opened.folder.path
+        if lost and self._options.fail_on_data_loss:
+            text = "; ".join(lost)
+            raise DataLossError(f"option 'journalPath' ({path}): {text}; failOnDataLoss=false goes on with the rest")
+        for text in lost:
+            logger.warning("journal %s: %s", redacted(path), text)
+        return lost
 
     def _require_read(self, opened: Journal[LogWriter], ends: Mapping[int, int]) -> None:
         """Check that tasks have read the first rows of a new query before anything after them is planned or deleted.
