@@ -18,9 +18,11 @@ from messaging import MessagingError
 from messaging.errors import SubscriptionRefusedError
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.interrupts import breakable_waits
 from tests.spark.harness import numbers, publish, unique
+from tests.spark.readers import Driven
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -219,6 +221,46 @@ def test_a_full_journal_leaves_the_rest_to_the_broker(rabbitmq: RabbitMQ, run: C
         running.receiver.commit(end)
         eventually(lambda end=end: running.log.end > end, "more")
     eventually(lambda: sum(unacknowledged(rabbitmq, queue)) == 0, "all to be acknowledged")
+
+
+def test_a_write_takes_the_room_that_a_disk_has_left(broker: Mosquitto, small_disk: Path) -> None:
+    """Its messages have more bytes together than the disk, which is never freed of the first ones."""
+    running = Running(small_disk / "journal", broker.url, channel="a")
+    try:
+        running.start()
+        running.gate.open.clear()
+        payloads = [b"%04d" % number + b"x" * 100_000 for number in range(60)]
+        publish(broker.url, "a", payloads)
+        eventually(lambda: running.receiver.pending_bytes > 5_000_000 or running.gate.waiting.is_set(), "all to wait")
+        running.gate.open.set()
+        eventually(lambda: running.receiver.failure is not None, "the disk to be full")
+        stored = running.log.end
+        assert stored >= 35, "3.5 of the 4 MiB"
+        assert running.values() == payloads[:stored]
+        running.receiver.commit(stored)
+        eventually(lambda: running.log.end == 60 or running.receiver.commit(running.log.end), "the rest to be stored")
+    finally:
+        running.close()
+
+
+@table(
+    "size, count, journal_bytes",
+    {"small": (10, 60_000, 2**21), "medium": (5_000, 1500, 2**21), "large": (300_000, 30, 2**22)},
+)
+def test_a_journal_takes_its_bytes_and_one_segment(
+    broker: Mosquitto, tmp_path: Path, size: int, count: int, journal_bytes: int
+) -> None:
+    """A quarter of ``journalBytes``, and one message."""
+    journal = tmp_path / "journal"
+    with Driven(broker.url, journal, channel="a", journalBytes=str(journal_bytes)).start() as query:
+        publish(broker.url, "a", [b"%08d" % number + b"x" * size for number in range(count)])
+        most = received = 0
+        while received < count:
+            query.micro_batch()
+            received = sum(map(len, query.batches))
+            most = max(most, sum(each.stat().st_size for each in journal.glob("0/*")))
+        assert [value[:8] for value in query.values] == [b"%08d" % number for number in range(count)]
+    assert most <= journal_bytes * 5 // 4 + size + 2**15
 
 
 def test_pending_bytes_are_bounded(

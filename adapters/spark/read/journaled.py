@@ -31,11 +31,11 @@ from pyspark.sql.streaming.datasource import (
 from adapters.spark.errors import DataLossError, JournalMismatchError, MicroBatchSkippedError, invalid_option, redacted
 from adapters.spark.journal import Journal, Source, leave_mark
 from adapters.spark.journal.folders import open_folder
-from adapters.spark.journal.log import SEGMENT_BYTES, Log, Span, read
+from adapters.spark.journal.log import Log, Span, read
 from adapters.spark.option_values import EARLIEST, LATEST
 from adapters.spark.read.group import check_sessions, join_group
 from adapters.spark.read.group_lock import lock_group
-from adapters.spark.read.receiver import Receiver
+from adapters.spark.read.receiver import BATCH_BYTES, Receiver, segment_share
 from adapters.spark.read.receiver_settings import broker_sessions
 from adapters.spark.read.rows import Columns, TaskReader
 from messaging.errors import MessagingError
@@ -203,7 +203,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
         opened = Journal.open(
             options.required_journal, source, adopt=options.adopt_journal,
             check=lambda meta: check_sessions(options, options.required_journal, meta),
-            segment_bytes=max(2**20, min(SEGMENT_BYTES, options.journal_bytes // 4 // options.receivers)),
+            segment_bytes=segment_share(options) - min(BATCH_BYTES, segment_share(options) // 2),
         )  # fmt: skip
         try:
             # Refusals come before the first receiver connects, so that they have no effect at the broker, and before a

@@ -4,8 +4,8 @@ Messages are received with manual acknowledgement, collected while the disk is b
 log, and acknowledged when the disk has them. The broker keeps every message that is not in the journal.
 
 **Bounds.** At most ``PENDING_BYTES`` of payload wait here for the disk, and at most ``journal_bytes`` wait in the
-journal for the query. Beyond that the observers of the streams block, their buffers fill, and the
-broker keeps the rest.
+journal for the query. A write that has no room, there or on the disk, is tried with fewer messages. Beyond that the
+observers of the streams block, their buffers fill, and the broker keeps the rest.
 
 **Redeliveries.** A broker that did not get an acknowledgement delivers the message again after a connection loss. If
 the sender gave it an id, or the MQTT session a packet identifier, it is found among the last rows of the journal, and
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 import messaging
 from adapters.spark.columns import Identity, batch_of, identities, identity_of
 from adapters.spark.errors import JournalFullError, invalid_option
+from adapters.spark.journal.log import SEGMENT_BYTES
 from adapters.spark.read.group_lock import QueueLock, taken_over
 from adapters.spark.read.receiver_settings import connection_settings, subscriptions
 from adapters.spark.read.takeover import TakeoverWatch
@@ -36,8 +37,6 @@ from messaging.errors import ClosedError, SubscriptionRefusedError, TakenOverErr
 from messaging.execution import Flag, Waiters, start_thread
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from adapters.spark.journal.log import LogWriter
     from adapters.spark.options import ReadOptions
     from messaging.connection import ConnectionState
@@ -59,6 +58,14 @@ _LINGER: Final = 0.5
 _RETRY_FIRST, _RETRY_LAST = 0.1, 2.0
 
 
+def segment_share(options: ReadOptions) -> int:
+    """Return the bytes that a partition may have on the disk beyond its part of ``journalBytes``, in one segment.
+
+    A segment is closed when half of that is left, and a write has at most the other half.
+    """
+    return max(1, min(SEGMENT_BYTES, options.journal_bytes // options.receivers // 4))
+
+
 class Receiver:
     """Receives messages and stores them, see the module. Call :meth:`start` and :meth:`stop` once, from one thread.
 
@@ -78,6 +85,10 @@ class Receiver:
         self._timeout = float(self._settings.get("timeout", 30.0))
         #: bytes that may wait in the journal
         self._journal_bytes = options.journal_bytes // options.receivers
+        #: bytes of one write; a single message may be larger
+        self._write_bytes = min(BATCH_BYTES, segment_share(options) // 2)
+        #: whether the next message waits for room within these bytes
+        self._needs_room = False
         #: how long the first message waits for others, in seconds
         self._linger = 0.0 if log.folder.appends else _LINGER
         self._instance: Messaging | None = None
@@ -153,7 +164,8 @@ class Receiver:
     @property
     def is_full(self) -> bool:
         """Return whether the journal accepts no more rows until some are committed."""
-        return self._log.backlog >= self._journal_bytes
+        backlog = self._log.backlog
+        return backlog >= self._journal_bytes or (self._needs_room and backlog > 0)
 
     @property
     def failure(self) -> MessagingError | None:
@@ -192,6 +204,7 @@ class Receiver:
             JournalError: something cannot be deleted. The next commit tries again.
         """
         self._log.commit(offset)
+        self._needs_room = False  # the writing thread looks again
         self._changed.wake()
 
     def stop(self) -> None:
@@ -282,7 +295,7 @@ class Receiver:
         with self._lock:
             batch: list[Message] = []
             size = 0
-            while self._pending and len(batch) < BATCH_ROWS and size < BATCH_BYTES:
+            while self._pending and len(batch) < BATCH_ROWS and size < self._write_bytes:
                 message = self._pending.popleft()
                 batch.append(message)
                 size += len(message.payload)
@@ -299,34 +312,56 @@ class Receiver:
             return self._stopping or (bool(self._pending) and not is_full)
 
     def _store(self, batch: list[Message]) -> None:
+        """Append ``batch`` in as few writes as the bounds and the disk have room for, and acknowledge each of them."""
         fresh = self.redeliveries.without_stored(batch) if self._options.deduplicate else batch
-        if fresh:
-            rows = batch_of(fresh, self.partition, self._log.end, time.time_ns() // 1000)
-            if not self._append(rows):
-                return
-        for message in batch:
-            message.acknowledge()
-
-    def _append(self, rows: pa.RecordBatch) -> bool:
-        """Append ``rows``, again and again while the disk is full; return ``False`` if the receiver stops meanwhile."""
+        missing = {id(message) for message in fresh}
+        done, count = 0, len(batch)
         pause = _RETRY_FIRST
-        while True:
-            try:
-                self._log.append(rows)
-            except JournalFullError as error:
+        while done < len(batch):
+            part = batch[done : done + count]
+            stored = self._append([message for message in part if id(message) in missing])
+            if stored:
+                for message in part:
+                    message.acknowledge()
+                done, count, pause = done + len(part), 2 * count, _RETRY_FIRST
+            elif len(part) > 1:
+                count = len(part) // 2  # there may be room for fewer
+            else:
+                self._changed.wait_for(lambda: self._stopping or self._has_room(), pause)
+                if self._stopping:
+                    return
+                pause = min(pause * 2, _RETRY_LAST)
+
+    def _has_room(self) -> bool:
+        """Return whether a commit has made room for a message that waits for it."""
+        return self._blocked is None and not self.is_full
+
+    def _append(self, messages: list[Message]) -> bool:
+        """Append messages in one write; return ``False`` if it has too many bytes, or there is no room for it now."""
+        if not messages:
+            return True
+        rows = batch_of(messages, self.partition, self._log.end, time.time_ns() // 1000)
+        size, backlog = rows.nbytes, self._log.backlog
+        if len(messages) > 1 and size > self._write_bytes:
+            return False
+        if backlog and backlog + size > self._journal_bytes:
+            self._needs_room = len(messages) == 1
+            self._changed.wake()
+            return False
+        try:
+            self._log.append(rows)
+        except JournalFullError as error:
+            if len(messages) == 1:
                 with self._lock:
                     if self._blocked is None:
                         logger.warning("receiver of partition %d: waits for room: %s", self.partition, error)
                     self._blocked = (error, time.monotonic() if self._blocked is None else self._blocked[1])
                 self._changed.wake()
-                if self._changed.wait_for(lambda: self._stopping, pause):
-                    return False
-                pause = min(pause * 2, _RETRY_LAST)
-                continue
-            if self._blocked is not None:
-                with self._lock:
-                    self._blocked = None
-            return True
+            return False
+        if self._blocked is not None:
+            with self._lock:
+                self._blocked = None
+        return True
 
 
 class Redeliveries:
