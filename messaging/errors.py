@@ -649,16 +649,16 @@ def check_path(name: str, value: object) -> Path:
     Raises:
         ArgumentError: it is neither a str nor a Path, is empty, or has characters that no file name can have.
     """
-    if not isinstance(value, (str, Path)):
+    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(text, str):
         raise ArgumentError(f"{name} must be a str or a Path, not {type(value).__name__}")
-    text = str(value)
     try:
         is_valid = b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
         is_valid = False
     if not text or not is_valid:
         raise ArgumentError(f"{name} must be the path of a file or folder, not {text!a:.80}")
-    return Path(value)
+    return Path(text)
 
 
 def check_mapping(name: str, value: Any) -> dict[Any, Any]:

@@ -46,7 +46,7 @@ _Channel = Annotated[
 
 @journal.callback()
 def main() -> None:
-    """Show, read, verify, export and trim a journal of messages on disk."""
+    """Show, read, verify, repair, export, trim and purge a journal of messages on disk."""
 
 
 @journal.command()
@@ -227,6 +227,23 @@ def trim(
     slowest = min(kept, key=lambda name: kept[name], default=None)
     if slowest is not None and kept[slowest] < at:
         logger.warning("cursor %r keeps the records from %d on", slowest, kept[slowest])
+    return ExitCode.OK
+
+
+@journal.command()
+@options.command
+def purge(directory: _Directory, json: _Json = False) -> int:
+    """Delete all records of a journal that no process has open, acknowledged or not. Cursors move to the end.
+
+    Example: messaging journal purge /var/lib/plant/outbox
+    """
+    Journal.view(directory).close()  # nothing is created
+    with Journal.open(directory) as opened:
+        found = {"deleted": opened.purge(), "begin": opened.begin, "end": opened.end}
+    if json:
+        write(dump(found))
+    else:
+        logger.info("deleted %d records; the next one has the offset %d", found["deleted"], found["end"])
     return ExitCode.OK
 
 

@@ -1,19 +1,23 @@
 """Cursors: named positions in a journal, each of which acknowledges for itself.
 
-Positions are kept in memory and stored in the database of the journal, together, by the thread of the journal or by the
-caller that waits. A crash loses no record: it may deliver those again whose acknowledgement was not stored.
+Positions, and what is acknowledged beyond them, are kept in memory and stored in the database of the journal, together,
+by the thread of the journal or by the caller that waits. A crash loses no record: it may deliver those again whose
+acknowledgement was not stored.
 """
 
 from __future__ import annotations
 
+import struct
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ArgumentError, ClosedError, JournalError, JournalRangeError
+from messaging.execution import clock
 from messaging.journal.folders import journal_errors
 from messaging.journal.reader import RecordReader
+from messaging.journal.records import check_offset
 
 if TYPE_CHECKING:
     from messaging.journal.records import Record
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
 
 
 _DROPPED: Final = "dropped"
+#: a range of acknowledged offsets in the database, and the number of them that is stored for a cursor
+_PAIR: Final = struct.Struct("<QQ")
+_MOST_STORED: Final = 4096
 
 
 class Cursors:
@@ -43,11 +50,19 @@ class Cursors:
         self._storing = threading.Lock()
         #: guards everything below
         self._lock = threading.Lock()
-        self._positions = {name: max(log.begin, position) for name, position in state.cursors().items()}
+        stored = {name: _Ranges.parse(data) for name, data in state.passed().items()}
         #: offsets beyond the positions that are acknowledged, or whose records are lost
-        self._passed = {name: _Ranges() for name in self._positions}
+        self._passed = {name: stored.get(name, _Ranges()) for name in state.cursors()}
+        #: what earlier runs have acknowledged, which readers skip
+        self._earlier = {name: _Ranges.parse(data) for name, data in state.passed().items() if data}
+        self._positions = {
+            name: self._passed[name].leave(max(log.begin, position)) for name, position in state.cursors().items()
+        }
         self._unsaved: set[str] = set()
         self._unsaved_drops = 0
+        #: cursors whose positions are the same, and that have acknowledged more beyond them; and since when, monotonic
+        self._unsaved_ranges: set[str] = set()
+        self.ranges_since: float | None = None
         #: records that were dropped before their slowest cursor acknowledged them, since the journal was created
         self.dropped = state.counters().get(_DROPPED, 0)
 
@@ -84,7 +99,9 @@ class Cursors:
 
     def _forget(self, name: str) -> None:
         del self._positions[name], self._passed[name]
+        self._earlier.pop(name, None)
         self._unsaved.discard(name)
+        self._unsaved_ranges.discard(name)
 
     def refuse_closed(self) -> None:
         """Raise :class:`ClosedError` if the journal is closed, or belongs to the parent of a forked process."""
@@ -143,10 +160,21 @@ class Cursors:
             passed = self._passed[name]
             passed.add(begin, end)
             position = passed.leave(before)
-            if position == before:
-                return
-            self._move(name, position)
+            if position > before:
+                self._move(name, position)
+            else:
+                self._unsaved_ranges.add(name)
+                if self.ranges_since is not None:
+                    return
+                self.ranges_since = clock.monotonic()
         self._changed()
+
+    def without_earlier(self, name: str, records: list[Record]) -> list[Record]:
+        """Return those of ``records``, which are in order, that no earlier run has acknowledged."""
+        passed = self._earlier.get(name)
+        if passed is None or not records or passed.end <= records[0].offset:
+            return records
+        return [record for record in records if record.offset not in passed]
 
     def _move(self, name: str, position: int) -> None:
         self._unsaved.add(name)  # first: an interrupt must not leave a position that is never stored
@@ -163,7 +191,12 @@ class Cursors:
 
     @property
     def is_saved(self) -> bool:
-        """Return whether every position is stored, where readers in other processes find it."""
+        """Return whether everything is stored, where readers in other processes find it."""
+        return not self._unsaved_ranges and self.are_positions_saved
+
+    @property
+    def are_positions_saved(self) -> bool:
+        """Return whether every position is stored, whatever was acknowledged beyond them."""
         return not self._unsaved and not self._unsaved_drops and not self._state.is_alone
 
     def save(self) -> None:
@@ -188,12 +221,16 @@ class Cursors:
 
     def _save(self, patience: float | None = None) -> None:
         with self._lock:
-            names = [*self._unsaved]
+            names = [*(self._unsaved | self._unsaved_ranges)]
             positions = {name: self._positions[name] for name in names}
+            passed = {name: self._passed[name].dump(self._positions[name]) for name in names}
             drops, self._unsaved_drops = self._unsaved_drops, 0
             self._unsaved.clear()
+            self._unsaved_ranges.clear()
+            self.ranges_since = None
         try:
-            self._state.save_cursors(positions, drops={_DROPPED: drops} if drops else {}, patience=patience)
+            counted = {_DROPPED: drops} if drops else {}
+            self._state.save_cursors(positions, passed=passed, drops=counted, patience=patience)
         except BaseException:
             with self._lock:
                 self._unsaved.update(names)
@@ -205,8 +242,8 @@ class Cursor:
     """A named position in a journal. Thread safe; get it with :meth:`Journal.cursor`.
 
     Reading and acknowledging are separate: :meth:`read` returns records in order, each once. A cursor that is opened
-    again reads from the first record that was not acknowledged; what was acknowledged after it stays so until the
-    journal is closed.
+    again reads from the first record that was not acknowledged. After the journal was opened again, it also skips the
+    records behind that one that were acknowledged before.
     """
 
     def __init__(self, name: str, cursors: Cursors, log: RecordLog, wait: Callable[[int, float], bool]) -> None:
@@ -237,16 +274,28 @@ class Cursor:
             timeout: how long to wait for a record, seconds.
 
         Raises:
+            ArgumentError: ``most`` or ``most_bytes`` is no integer above 0.
             JournalError: the disk failed.
             ClosedError: the journal is closed.
         """
         self._cursors.refuse_closed()
+        for what, value in (("most", most), ("most_bytes", most_bytes)):
+            if check_offset(value, what) < 1:
+                raise ArgumentError(f"{what} must be an integer above 0, not {value}")
         found, after = self._take(most, most_bytes)
         if found or timeout <= 0 or not self._wait(after, timeout):
             return found
         return self._take(most, most_bytes)[0]
 
     def _take(self, most: int, most_bytes: int) -> tuple[list[Record], int]:
+        """Return the next records that no earlier run has acknowledged, and the offset after the last one read."""
+        while True:
+            found, after = self._take_next(most, most_bytes)
+            wanted = self._cursors.without_earlier(self.name, found)
+            if wanted or not found:
+                return wanted, after
+
+    def _take_next(self, most: int, most_bytes: int) -> tuple[list[Record], int]:
         with self._lock:
             before = expected = self._reader.offset
             with journal_errors(self._log.folder, "cannot read"):
@@ -274,6 +323,7 @@ class Cursor:
             wait: whether to return when the position is on the disk; otherwise it is stored soon.
 
         Raises:
+            ArgumentError: ``until`` is no integer, or negative.
             JournalRangeError: the journal does not have the records before ``until``.
             JournalError: the position is not stored; it is tried again. The records are acknowledged until the process
                 ends.
@@ -283,6 +333,7 @@ class Cursor:
         if until is None:
             with self._lock:
                 until = self._reader.offset
+        check_offset(until, "until")
         self._acknowledge(0, until, until)
         if wait:
             self._cursors.save()
@@ -291,9 +342,11 @@ class Cursor:
         """Acknowledge one record, in any order; stored soon. The position moves when all before it are acknowledged.
 
         Raises:
+            ArgumentError: ``offset`` is no integer, or negative.
             JournalRangeError: the journal does not have the offset yet.
             ClosedError: the journal is closed.
         """
+        check_offset(offset, "offset")
         self._acknowledge(offset, offset + 1, offset)
 
     def _acknowledge(self, begin: int, end: int, told: int) -> None:
@@ -313,6 +366,34 @@ class _Ranges:
         self._begins: list[int] = []
         self._ends: list[int] = []
 
+    @classmethod
+    def parse(cls, data: bytes) -> _Ranges:
+        """Return the ranges that :meth:`dump` has written; none if the data is malformed."""
+        found = cls()
+        if len(data) % _PAIR.size == 0:
+            last = 0
+            for begin, end in _PAIR.iter_unpack(data):
+                if not last <= begin < end:
+                    return cls()
+                found.add(begin, end)
+                last = end
+        return found
+
+    def dump(self, offset: int) -> bytes:
+        """Return the ranges from ``offset`` on as bytes; a bounded number, the first ones."""
+        at = bisect_right(self._ends, offset)
+        ranges = zip(self._begins[at : at + _MOST_STORED], self._ends[at : at + _MOST_STORED], strict=True)
+        return b"".join(_PAIR.pack(*each) for each in ranges)
+
+    @property
+    def end(self) -> int:
+        """Return the offset after the last one in the set; 0 if it is empty."""
+        return self._ends[-1] if self._ends else 0
+
+    def __contains__(self, offset: int) -> bool:
+        at = bisect_right(self._begins, offset)
+        return at > 0 and offset < self._ends[at - 1]
+
     def add(self, begin: int, end: int) -> None:
         """Add the offsets from ``begin`` to before ``end``."""
         at, until = bisect_left(self._ends, begin), bisect_right(self._begins, end)
@@ -330,6 +411,12 @@ class _Ranges:
             return offset
         del self._begins[: at - 1], self._ends[: at - 1]
         return max(offset, self._ends[0])
+
+
+def acknowledged_end(state: State) -> int:
+    """Return the offset after the last one that a stored cursor has acknowledged, or stands at."""
+    ends = [_Ranges.parse(data).end for data in state.passed().values()]
+    return max([*state.cursors().values(), *ends], default=0)
 
 
 def check_cursor_name(name: object) -> str:

@@ -36,6 +36,9 @@ MIGRATIONS: Final[Sequence[str]] = (
         PRIMARY KEY (channel, message_id)) WITHOUT ROWID;
     CREATE INDEX seen_at ON seen (at);
     """,
+    """
+    CREATE TABLE passed (name TEXT PRIMARY KEY, ranges BLOB NOT NULL) WITHOUT ROWID;
+    """,
 )
 #: how long a change waits for another program that writes, seconds
 _BUSY: Final = 5.0

@@ -33,14 +33,14 @@ from messaging.execution import Promise, Waiters, clock, may_block, seconds
 from messaging.forking import LiveObjects
 from messaging.journal.ages import RecordAges
 from messaging.journal.commit import FSYNC_POLICIES, Fsync, GroupCommit
-from messaging.journal.cursors import Cursor, Cursors, check_cursor_name
+from messaging.journal.cursors import Cursor, Cursors, acknowledged_end, check_cursor_name
 from messaging.journal.database import FILE as STATE_FILE
 from messaging.journal.entries import Blocking, Promised, Turns
 from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.journal.identity import Identity, read_identity, write_identity
 from messaging.journal.log import META
 from messaging.journal.quarantine import Quarantine
-from messaging.journal.records import encode_message, encode_record
+from messaging.journal.records import check_offset, encode_message, encode_record
 from messaging.journal.report import CursorDTO, JournalDTO
 from messaging.journal.retention import FULL_POLICIES, Full, Retention
 from messaging.journal.segments import RecordLog, RecordWriter
@@ -120,7 +120,7 @@ class Journal(JournalView):
         resources.callback(state.close)
         super().__init__(folder, identity.id, log, state)
         self._quarantine = quarantine
-        log.skip_to(max(state.cursors().values(), default=0))
+        log.skip_to(acknowledged_end(state))
         self._cursors = Cursors(log, state, lambda: self._commit.note_room())
         self._retention = Retention(
             log, self._cursors, max_bytes=max_bytes, max_records=max_records, max_age=max_age, full=full,
@@ -232,6 +232,7 @@ class Journal(JournalView):
         """Open a journal to read what it has now, also while another process writes to it.
 
         Raises:
+            ArgumentError: the path is no path, or empty.
             JournalUnreadableError: the folder holds no journal of messages, or cannot be read.
         """
         folder = LocalFolder(str(check_path("path", path)))
@@ -398,17 +399,39 @@ class Journal(JournalView):
     def trim(self, before: int) -> int:
         """Delete the segments whose records are all before an offset; return the new :attr:`begin`.
 
-        Cursors keep what they have not acknowledged.
+        Cursors keep what they have not acknowledged. With :attr:`end`, all segments are deleted that they do not keep,
+        also the last one.
 
         Raises:
+            ArgumentError: ``before`` is no integer, or negative.
             JournalError: a segment cannot be deleted.
             ClosedError: the journal is closed.
         """
         self._cursors.refuse_closed()
-        positions = self._cursors.positions().values()
-        begin = self._log.trim(min([before, self.end, *positions]))
+        check_offset(before, "before")
+        end = self.end
+        until = min([before, end, *self._cursors.positions().values()])
+        if until == end > self._log.last_segment:
+            self._log.roll()
+        begin = self._log.trim(until)
         self._commit.note_room()
         return begin
+
+    def purge(self) -> int:
+        """Delete all records, acknowledged or not; return how many there were. Cursors move to the end.
+
+        Offsets go on: the next record has the offset :attr:`end`.
+
+        Raises:
+            JournalError: the positions cannot be stored, or a segment cannot be deleted.
+            ClosedError: the journal is closed.
+        """
+        self._cursors.refuse_closed()
+        begin, end = self.begin, self.end
+        for name in self._cursors.positions():
+            self._cursors.acknowledge(name, 0, end)
+        self._cursors.save()
+        return self.trim(end) - begin
 
     def sync(self) -> None:
         """Wait until the disk has all records, and the positions of all cursors.

@@ -74,14 +74,18 @@ def encode_record(
         timestamp: seconds since the epoch; ``None``: now.
 
     Raises:
-        ArgumentError: a text is too long, or has lone surrogates, or the record is larger than 2 GiB; the payload is
-            not bytes; the timestamp is no number of the years 1 to 9999.
+        ArgumentError: a text is none, or too long, or has lone surrogates, or the record is larger than 2 GiB; the
+            payload is not bytes; the timestamp is no number of the years 1 to 9999.
     """
     micros = clock.wall_ns() // 1000 if timestamp is None else _micros(timestamp)
     if type(payload) is not bytes:
         payload = _as_bytes(payload)
     try:
-        name, identity, rest = channel.encode(), (message_id or "").encode(), properties.encode()
+        identity = b"" if message_id is None else message_id.encode()
+        name, rest = channel.encode(), properties.encode()
+    except AttributeError:
+        kinds = ", ".join(type(each).__name__ for each in (channel, message_id, properties))
+        raise ArgumentError(f"a record: channel, message id and properties must be texts, not {kinds}") from None
     except UnicodeEncodeError:
         raise ArgumentError("a record: channel, message id or properties have a lone surrogate") from None
     length = _HEAD.size + len(name) + len(identity) + len(rest) + len(payload)
@@ -146,10 +150,19 @@ def encode_message(message: Message, message_id: str | None = None, timestamp: f
         ArgumentError: the message has no channel; otherwise as :func:`encode_record`.
         InvalidExtensionError: an extension cannot be stored.
     """
+    if not isinstance(message, Message):
+        raise ArgumentError(f"a record: the message must be a Message, not {type(message).__name__}")
     channel = message.context.channel
     if channel is None:
         raise ArgumentError("a record: the message has no channel")
     return encode_record(channel, message.payload, stored_properties(message.context), message_id, timestamp)
+
+
+def check_offset(value: object, what: str) -> int:
+    """Return ``value`` if it is an offset or another number of records; raise ``ArgumentError``."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ArgumentError(f"{what} must be an integer from 0 on, not {value!r:.100}")
+    return value
 
 
 def decode_records(body: memoryview, first: int) -> list[Record]:

@@ -7,7 +7,7 @@ import string
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import JournalUnreadableError
+from messaging.errors import JournalUnreadableError, check_path
 from messaging.execution import clock
 from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.journal.frames import HEADER_BYTES
@@ -45,7 +45,7 @@ def repair(path: str | Path) -> str:
         JournalLockedError: a process has the journal open.
         JournalUnreadableError: the folder holds no journal, or its identity cannot be restored.
     """
-    folder = LocalFolder(str(path), private=True)
+    folder = LocalFolder(str(check_path("path", path)), private=True)
     with journal_errors(folder, "cannot repair", JournalUnreadableError):
         files = folder.list()
         partitions = folder.partitions() if files else []

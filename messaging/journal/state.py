@@ -61,13 +61,23 @@ class State:
         """Return the position of each cursor."""
         return dict(self._database.query("SELECT name, position FROM cursors"))
 
+    def passed(self) -> dict[str, bytes]:
+        """Return what each cursor has acknowledged beyond its position, as it was stored."""
+        return dict(self._database.query("SELECT name, ranges FROM passed"))
+
     def save_cursors(
-        self, positions: Mapping[str, int], *, drops: Mapping[str, int] | None = None, patience: float | None = None
+        self,
+        positions: Mapping[str, int],
+        *,
+        passed: Mapping[str, bytes] | None = None,
+        drops: Mapping[str, int] | None = None,
+        patience: float | None = None,
     ) -> None:
         """Store the positions of some cursors; on the disk when this returns.
 
         Args:
             positions: name -> position.
+            passed: name -> what the cursor has acknowledged beyond it.
             drops: counter -> number to add to it, in the same transaction.
             patience: how long to wait for another program that writes, seconds; ``None``: 5.
 
@@ -83,12 +93,17 @@ class State:
                 "changed=excluded.changed",
                 [(name, position, now) for name, position in positions.items()],
             )
+            connection.executemany(
+                "INSERT INTO passed VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET ranges=excluded.ranges",
+                [*(passed or {}).items()],
+            )
             connection.executemany(_COUNT, [*(drops or {}).items()])
 
     def delete_cursor(self, name: str) -> None:
         """Forget a cursor. Raises ``JournalError``."""
         with self._database.change() as connection:
             connection.execute("DELETE FROM cursors WHERE name=?", (name,))
+            connection.execute("DELETE FROM passed WHERE name=?", (name,))
 
     # --- counters
 

@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 #: pause between two times that positions are stored without a caller that waits, seconds
 _SAVE_PAUSE: Final = 0.05
+#: longest time that acknowledgements beyond a position wait to be stored with it, seconds
+_RANGES_PAUSE: Final = 0.5
 #: longest pause after a failure, seconds
 _RETRY_MOST: Final = 2.0
 #: bytes from which on a segment is closed when all its records are acknowledged, so that it can be deleted
@@ -57,9 +59,11 @@ class Upkeep:
         """Store the positions that have changed if it is time; return the seconds until the next call."""
         if self._cursors.is_saved:
             return None
-        now = clock.monotonic()
-        if now < self._next_save:
-            return self._next_save - now
+        now, due, since = clock.monotonic(), self._next_save, self._cursors.ranges_since
+        if since is not None and self._cursors.are_positions_saved:
+            due = max(due, since + _RANGES_PAUSE)
+        if now < due:
+            return due - now
         try:
             self._cursors.save_at_once()
         except JournalError as error:

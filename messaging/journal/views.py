@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from messaging.errors import JournalRangeError, JournalUnreadableError
+from messaging.errors import ArgumentError, ClosedError, JournalRangeError, JournalUnreadableError
 from messaging.journal.folders import journal_errors
 from messaging.journal.quarantine import DamagedRange, Quarantine
 from messaging.journal.reader import RecordReader
@@ -56,8 +56,13 @@ class JournalView:
         self._log = log
         self._state = state
         self._quarantine = Quarantine(folder, writable=False)
+        self._is_closed = False
         if log.on_damage is None:
             log.on_damage = self._quarantine.add
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise ClosedError(f"journal {self.folder.shown}: closed")
 
     @property
     def begin(self) -> int:
@@ -75,7 +80,8 @@ class JournalView:
         return sum(segment.size for segment in self._log.segments)
 
     def refresh(self) -> None:
-        """Notice what another process has written since. Raises ``JournalError``."""
+        """Notice what another process has written since. Raises ``JournalError``, ``ClosedError``."""
+        self._refuse_closed()
         with journal_errors(self.folder, "cannot read", JournalUnreadableError):
             self._log.refresh()
 
@@ -85,9 +91,15 @@ class JournalView:
         Damaged records are skipped and logged, see :attr:`Info.damage`. Records that are trimmed meanwhile are skipped.
 
         Raises:
+            ArgumentError: ``start`` or ``end`` is no integer.
             JournalRangeError: ``start`` is before the oldest record or behind the end.
             JournalError: a file cannot be read.
+            ClosedError: the journal is closed; also while records are yielded.
         """
+        self._refuse_closed()
+        for what, value in (("start", start), ("end", end)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise ArgumentError(f"{what} must be an integer, not {value!r:.100}")
         until = self.end if end is None else min(end, self.end)
         at = self.begin if start is None else start
         if not self.begin <= at <= self.end:
@@ -108,6 +120,7 @@ class JournalView:
         Raises:
             JournalError: a file cannot be read.
         """
+        self._refuse_closed()
         segments = self._log.segments
         low, high = 0, len(segments)  # the segments before `low` begin before the place, those from `high` on do not
         while low < high:
@@ -136,11 +149,15 @@ class JournalView:
 
     def _read(self, reader: RecordReader, until: int) -> Iterator[Record]:
         while reader.offset < until:
+            self._refuse_closed()
             with journal_errors(self.folder, "cannot read", JournalUnreadableError):
                 records = reader.take(min(1000, until - reader.offset))
             if not records:
                 return
-            yield from (record for record in records if record.offset < until)
+            for record in records:
+                if record.offset < until:
+                    yield record
+                    self._refuse_closed()
 
     def cursors(self) -> dict[str, int]:
         """Return the position of each cursor: the first offset that it has not acknowledged.
@@ -186,6 +203,7 @@ class JournalView:
 
     def close(self) -> None:
         """Close the files. Idempotent."""
+        self._is_closed = True
         if self._state is not None:
             self._state.close()
 

@@ -292,3 +292,22 @@ def _no_journal_left_open(path: str) -> Iterator[None]:
     yield
     if Path(path, "journal.json").exists() and not Path(path, "1").exists():
         Journal.open(path).close()
+
+
+def test_purge_deletes_all_records_and_moves_cursors(run: Run, filled: str) -> None:
+    (before,) = lines(run, "info", filled, "--json")
+    (begin, end), count = (before["partitions"][0][each] for each in ("begin", "end")), len(before["cursors"])
+    assert lines(run, "purge", filled, "--json") == [{"deleted": end - begin, "begin": end, "end": end}]
+    (after,) = lines(run, "info", filled, "--json")
+    assert [*after["cursors"].values()] == [end] * count
+    assert lines(run, "read", filled, "--json") == []
+
+
+def test_repair_restores_a_changed_identity(run: Run, filled: str) -> None:
+    meta = Path(filled, "journal.json")
+    intact = meta.read_bytes()
+    damage(meta, intact.index(b'"id"') + 8)
+    assert "messaging journal repair" in refused(run, "journal", "info", filled, code=1)
+    code, _, err = run("journal", "repair", filled)
+    assert (code, meta.read_bytes()) == (0, intact), err
+    assert len(lines(run, "read", filled, "--json")) > 0

@@ -6,10 +6,13 @@ import contextlib
 import errno
 import itertools
 import logging
+import os
 import random
+import shutil
 import sqlite3
 import threading
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -338,3 +341,69 @@ def test_acknowledging_beyond_a_missing_record_takes_no_memory_for_each(opened: 
     assert cursor.position == 0
     cursor.acknowledge(0)
     assert cursor.position == count
+
+
+@table(
+    "acknowledged",
+    {
+        "all but the first": range(1, 1000),
+        "every second": range(1, 1000, 2),
+        "all but the last": range(999),
+        "some ranges, backwards": [*range(900, 400, -1), *range(300, 20, -3)],
+    },
+)
+@table("how", ["closed", "killed"])
+def test_acknowledgements_out_of_order_survive(tmp_path: Path, acknowledged: Sequence[int], how: str) -> None:
+    folder = tmp_path / "journal"
+    with Journal.open(folder, fsync="never") as journal:
+        append(journal, 1000)
+        cursor = journal.cursor("c")
+        for offset in acknowledged:
+            cursor.acknowledge(offset)
+        if how == "killed":  # what the disk has, once all is stored
+            eventually(lambda: journal._cursors.is_saved, "the acknowledgements to be stored")
+            shutil.copytree(folder, tmp_path / "image")
+            folder = tmp_path / "image"
+    rest = sorted(set(range(1000)) - set(acknowledged))
+    with Journal.open(folder) as journal:
+        cursor = journal.cursor("c")
+        found: list[int] = []
+        while records := cursor.read(most=100):
+            found += offsets(records)
+        assert found == rest
+        for offset in reversed(rest):
+            cursor.acknowledge(offset)
+        assert cursor.position == 1000
+        append(journal, 1)
+        assert offsets(cursor.read()) == [1000]
+
+
+def test_offsets_that_were_acknowledged_and_lost_are_not_used_again(path: str, opened: Open) -> None:
+    """A journal whose end is gone must not take new records for those that it acknowledged out of order."""
+    journal = opened()
+    append(journal, 5)
+    size = segment_files(path)[0].stat().st_size
+    append(journal, 5)
+    cursor = journal.cursor("c")
+    for offset in (0, 1, 2, 3, 8, 9):
+        cursor.acknowledge(offset)
+    journal.close()
+    os.truncate(segment_files(path)[0], size)
+    journal = opened()
+    assert journal.append("a", b"new") == 10
+    assert offsets(journal.cursor("c").read()) == [4, 10]
+
+
+@table("data", [b"x", b"\0" * 16, b"\xff" * 16, b"\1" + b"\0" * 15])
+def test_acknowledgements_that_are_malformed_are_forgotten(tmp_path: Path, data: bytes) -> None:
+    folder = tmp_path / "journal"
+    with Journal.open(folder) as journal:
+        append(journal, 3)
+        journal.cursor("c")
+    connection = sqlite3.connect(folder / "state.db")
+    connection.execute("INSERT INTO passed VALUES ('c', ?)", (data,))
+    connection.commit()
+    connection.close()
+    with Journal.open(folder) as journal:
+        assert offsets(journal.cursor("c").read()) == [0, 1, 2]
+        append(journal, 1)

@@ -179,11 +179,11 @@ class Machine(RuleBasedStateMachine):
         return is_saved and is_trimmed and len(log.list_segments()) == len(log.segments)
 
     def forget(self) -> None:
-        """Only positions are stored, and not what was acknowledged beyond them."""
+        """Forget the cursors: what was acknowledged, also beyond their positions, is stored."""
         stored = self.journal.cursors()
         assert set(stored) == set(self.cursors)
         for name, position in stored.items():
-            self.acknowledged[name] = set(range(position))
+            self.acknowledged[name].update(range(position))
             self.cursors[name] = self.journal.cursor(name)
 
     @rule()
