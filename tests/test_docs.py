@@ -107,6 +107,7 @@ PRINTED: dict[str, tuple[tuple[str, ...], list[str]]] = {
     "docs/outbox.md": (("memory", "rabbitmq"), ["invoice 7\n"]),
     "docs/journal.md": (("memory",), ["0 sensors/attic b'21.5'\n", "", ""]),
     "docs/mqtt.md": (("mosquitto",), ["{'celsius': 21.5}\n"]),
+    "docs/memory.md": (("memory",), ["{'id': 7}\n"]),
     "docs/devices.md": (("mosquitto",), ["online\nasleep\n"]),
     "docs/credentials.md": (("mosquitto",), ["{'celsius': 21.5}\n"]),
     "docs/amqp.md": (("rabbitmq",), ["{'id': 7}\n"]),

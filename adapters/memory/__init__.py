@@ -3,6 +3,7 @@
 May import: the public rooms of ``messaging``. Exports the adapter and its settings.
 """
 
-from adapters.memory.adapter import MemoryAdapter, MemorySettings
+from adapters.memory.adapter import MemoryAdapter
+from adapters.memory.settings import MemorySettings
 
 __all__ = ["MemoryAdapter", "MemorySettings"]

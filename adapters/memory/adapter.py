@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from pydantic import Field
-
 from adapters.memory.broker import Broker, Client, Consumer, Queue, join
+from adapters.memory.modelled import MAX_PRIORITY, NO_LOCAL, SUBSCRIBE_EXTENSIONS, delay_of
+from adapters.memory.settings import MemorySettings, scheme_like
 from messaging.adapter import Adapter, Sink
 from messaging.errors import (
     ConnectionLostError,
@@ -16,12 +17,13 @@ from messaging.errors import (
     PublishRefusedError,
     UnroutableError,
 )
-from messaging.model import CORE_FEATURES, Capabilities, Features, SubscriptionSpec, headers
-from messaging.model.settings import Settings
+from messaging.instance import find_adapter
+from messaging.model import CORE_FEATURES, Capabilities, Features, SubscriptionSpec, headers, parse_url
 
 if TYPE_CHECKING:
     from messaging.adapter import Events
     from messaging.model import BrokerUrl, Outgoing, PublishPlan
+    from messaging.model.settings import Settings
 
 _FEATURES: Final = CORE_FEATURES | frozenset(
     {
@@ -44,6 +46,7 @@ _FEATURES: Final = CORE_FEATURES | frozenset(
         Features.EXTENSION_DEDUPLICATE,
         Features.EXTENSION_QUEUE,
         Features.EXTENSION_AUTOCREATE,
+        *SUBSCRIBE_EXTENSIONS,
     }
 )
 #: interval at which a publisher that waits for room checks its deadline and connection, seconds
@@ -52,17 +55,15 @@ _ROOM_STEP: Final = 0.1
 _MAX_MESSAGE_SIZE: Final = 128 * 2**20
 
 
-class MemorySettings(Settings):
-    """The settings of ``memory://``, in addition to the common ones."""
-
-    max_queue_length: int = Field(10_000, ge=1, description="messages a queue holds; publishers to a full queue wait")
-
-
 class MemoryAdapter(Adapter):
-    """The adapter of ``memory://``. QoS "0" is delivered without acknowledgement, "1" and "2" with it."""
+    """The adapter of ``memory://``. QoS "0" is delivered without acknowledgement, "1" and "2" with it.
+
+    With the option ``like`` it announces the features of another adapter, which checks what is asked for.
+    """
 
     provider: ClassVar[str] = "rx-messaging.memory"
     settings_type: ClassVar[type[Settings]] = MemorySettings
+    subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = SUBSCRIBE_EXTENSIONS
 
     settings: MemorySettings
 
@@ -77,7 +78,15 @@ class MemoryAdapter(Adapter):
             header_types=headers.TYPED,  # they are not encoded
             max_message_size=self.settings.max_message_size or _MAX_MESSAGE_SIZE,
             can_reject=True,
+            subscribe_extensions=self.subscribe_extensions,
         )
+        #: checks what is asked for; never connected
+        self._model: Adapter | None = None
+        scheme = scheme_like(self.settings)
+        if scheme is not None:
+            self._model = find_adapter(scheme)(parse_url(f"{scheme}://memory"), settings, name)
+            # a session ends with its connection here
+            self.capabilities = dataclasses.replace(self._model.capabilities, keeps_session=False)
         if url.port is not None or url.username is not None or url.path:
             raise InvalidUrlError(f"{url}: a memory URL is just memory://name, without user, port or path")
         self._client: Client | None = None
@@ -86,7 +95,14 @@ class MemoryAdapter(Adapter):
         #: kept over a reconnect
         self._will: Outgoing | None = None
 
+    def check_publish(self, plan: PublishPlan) -> None:
+        if self._model is not None:
+            self._model.check_publish(plan)
+
     def check_subscribe(self, spec: SubscriptionSpec) -> None:
+        if self._model is not None:
+            self._model.check_subscribe(spec)
+        delay_of(spec)
         if spec.options.queue is None and not spec.options.autocreate:
             raise InvalidExtensionError(
                 Features.EXTENSION_AUTOCREATE,
@@ -157,7 +173,7 @@ class MemoryAdapter(Adapter):
                     )
                 )
                 continue
-            broker.publish(outgoing, queues)
+            broker.publish(outgoing, queues, client)
             outgoing.confirm()
         for queue in touched:
             queue.dispatch()
@@ -184,7 +200,12 @@ class MemoryAdapter(Adapter):
 
     async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Consumer:
         client = self._connected()
-        consumer = client.broker.subscribe(spec, sink, self.settings.max_queue_length)
+        custom = spec.options.custom
+        levels = custom.get(MAX_PRIORITY, self.settings.max_priority)
+        consumer = client.broker.subscribe(spec, sink, self.settings.max_queue_length, levels)
+        consumer.delay = delay_of(spec)
+        if custom.get(NO_LOCAL) and spec.options.queue is None:
+            consumer.queue.excluded = client
         client.consumers.add(consumer)
         return consumer
 
@@ -221,13 +242,19 @@ class MemoryAdapter(Adapter):
         for consumer, tag in tokens:
             entry = consumer.unsettled.pop(tag, None)
             if entry is not None:
-                if redeliver:
+                if redeliver and consumer.delay is not None:
+                    consumer.queue.push_later(entry, consumer.delay.after(entry[4]))
+                elif redeliver:
                     consumer.queue.push_again(entry)
                 if consumer is not last:
                     touched.add(consumer.queue)
                     last = consumer
         for queue in touched:
             queue.dispatch()
+
+    def redelivers(self, spec: SubscriptionSpec, handle: Any = None) -> bool:  # noqa: ARG002  # the contract's
+        """Return whether the subscription has a named queue, also like an adapter that cannot reject."""
+        return spec.options.queue is not None
 
     def is_stale(self, token: Any) -> bool:
         closed: bool = token[0].closed

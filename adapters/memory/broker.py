@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from adapters.memory.modelled import properties_of, wants_retained
 from messaging.bounded import BoundedCache
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from messaging.execution import clock
@@ -23,6 +24,7 @@ from messaging.forking import in_child
 from messaging.model import Features, Incoming, channels
 
 if TYPE_CHECKING:
+    from adapters.memory.modelled import Delay
     from messaging.adapter import Sink
     from messaging.model import Outgoing, PublishPlan, SubscriptionSpec
 
@@ -45,7 +47,7 @@ def _told(entry: Entry, qos: str) -> Mapping[str, Any]:
     """Return the extensions of a received message."""
     _, plan, _, retained, deliveries, expires = entry
     options = plan.options
-    told: dict[str, Any] = {Features.EXTENSION_QOS: qos}
+    told: dict[str, Any] = {Features.EXTENSION_QOS: qos, **properties_of(options.custom)}
     if retained:
         told[Features.EXTENSION_RETAIN] = True
     if deliveries:
@@ -64,7 +66,7 @@ def _told(entry: Entry, qos: str) -> Mapping[str, Any]:
 class Consumer:
     """The consumer of a queue for one subscription, with the credit of its stream."""
 
-    __slots__ = ("_next_tag", "batch", "closed", "max_qos", "paused", "prefetch", "queue", "sink", "unsettled")
+    __slots__ = ("_next_tag", "batch", "closed", "delay", "max_qos", "paused", "prefetch", "queue", "sink", "unsettled")
 
     def __init__(self, queue: Queue, sink: Sink, prefetch: int, max_qos: str) -> None:
         self.queue = queue
@@ -73,6 +75,8 @@ class Consumer:
         self.max_qos = max_qos
         self.paused = False
         self.closed = False
+        #: of rejected messages; ``None``: at once
+        self.delay: Delay | None = None
         self.unsettled: dict[int, Entry] = {}
         self.batch: list[Incoming] = []
         self._next_tag = 0
@@ -94,7 +98,13 @@ class Consumer:
             self.unsettled[tag] = entry
             token = (self, tag)
         plain = not (
-            retained or deliveries or options.headers or expires or options.priority is not None or options.message_id
+            retained
+            or deliveries
+            or options.headers
+            or expires
+            or options.priority is not None
+            or options.message_id
+            or options.custom
         )
         self.batch.append(
             Incoming(
@@ -129,15 +139,21 @@ class Queue:
         "_ready",
         "_room",
         "consumers",
+        "excluded",
+        "levels",
         "max_length",
         "name",
         "patterns",
     )
 
-    def __init__(self, name: str | None, max_length: int) -> None:
+    def __init__(self, name: str | None, max_length: int, levels: int | None = None) -> None:
         #: ``None`` for the private queue of one subscription
         self.name = name
         self.max_length = max_length
+        #: of priority; ``None``: one for each
+        self.levels = levels
+        #: whose messages it does not get
+        self.excluded: Client | None = None
         self.consumers: deque[Consumer] = deque()
         self.patterns: dict[tuple[str, str | None], Callable[[PublishPlan], bool]] = {}
         self._ready: dict[int, deque[Entry]] = {0: deque()}
@@ -193,12 +209,24 @@ class Queue:
         payload, plan, correlation_id, retained, deliveries, expires = entry
         self._line(entry).appendleft((payload, plan, correlation_id, retained, deliveries + 1, expires))
 
+    def push_later(self, entry: Entry, seconds: float) -> None:
+        """Append an unsettled message after ``seconds``, and hand it out."""
+        payload, plan, correlation_id, retained, deliveries, expires = entry
+
+        def come_again() -> None:
+            self.push((payload, plan, correlation_id, retained, deliveries + 1, expires))
+            self.dispatch()
+
+        clock.call_later(asyncio.get_running_loop(), seconds, come_again)
+
     def _line(self, entry: Entry) -> deque[Entry]:
         """Return the line of ``entry`` by its priority, and count the message."""
         self._length += 1
         if entry[5] is not None:
             self._mortal = True
         priority = entry[1].options.priority or 0
+        if self.levels is not None:
+            priority = min(priority, self.levels)
         line = self._ready.get(priority)
         if line is None:
             line = deque()
@@ -317,11 +345,11 @@ class Broker:
 
     # --- subscribing
 
-    def subscribe(self, spec: SubscriptionSpec, sink: Sink, max_length: int) -> Consumer:
+    def subscribe(self, spec: SubscriptionSpec, sink: Sink, max_length: int, levels: int | None = None) -> Consumer:
         """Attach a consumer to a private queue or to the named one; retained messages go to private queues only."""
         options = spec.options
         if options.queue is None:
-            queue = Queue(None, max_length)
+            queue = Queue(None, max_length, levels)
             self._private.add(queue)
         else:
             existing = self.queues.get(options.queue)
@@ -329,14 +357,14 @@ class Broker:
                 raise SubscriptionRefusedError(
                     f"queue {options.queue!r} does not exist at memory://{self.name}, and autocreate is off"
                 )
-            queue = existing if existing is not None else Queue(options.queue, max_length)
+            queue = existing if existing is not None else Queue(options.queue, max_length, levels)
             self.queues[options.queue] = queue
         if options.autocreate:
             queue.bind(spec.channel, spec.channel_extension)
         self._routes.clear()
         consumer = Consumer(queue, sink, options.prefetch, options.qos)
         queue.consumers.append(consumer)
-        if queue.name is None:
+        if wants_retained(spec):
             for retained in self._retained_for(queue):
                 queue.push(retained)
         queue.dispatch()
@@ -410,8 +438,8 @@ class Broker:
         else:
             self._retained.pop(key, None)
 
-    def publish(self, message: Outgoing, queues: tuple[Queue, ...]) -> None:
-        """Add a message to ``queues``, which the caller must dispatch."""
+    def publish(self, message: Outgoing, queues: tuple[Queue, ...], publisher: Client | None = None) -> None:
+        """Add a message of ``publisher`` to ``queues``, which the caller must dispatch."""
         options = message.plan.options
         ttl = options.time_to_live
         expires = None if ttl is None else clock.monotonic() + ttl
@@ -419,7 +447,8 @@ class Broker:
         if options.retain:
             self.retain(entry)
         for queue in queues:
-            queue.put(entry)
+            if queue.excluded is None or queue.excluded is not publisher:
+                queue.put(entry)
 
 
 class Client:

@@ -15,7 +15,7 @@ import re
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
@@ -195,6 +195,11 @@ class Settings(BaseSettings):
         raise InvalidOptionError(option, text)  # outside of the handlers: the context would hold the values
 
     @classmethod
+    def for_options(cls, given: Mapping[str, Any]) -> type[Settings]:  # a subclass reads it
+        """Return the settings class of an instance with these options: an option may bring others along."""
+        return cls
+
+    @classmethod
     def settings_customise_sources(
         cls,
         settings_cls: type[BaseSettings],
@@ -300,6 +305,7 @@ def load_settings(kind: type[S], url: BrokerUrl, keywords: Mapping[str, Any]) ->
             The text omits values, because any of them may be a secret.
     """
     given = concealed({**url.options, **keywords})
+    kind = cast("type[S]", kind.for_options(given))
     for option in given:
         if option not in kind.model_fields:
             hint = did_you_mean(option, kind.model_fields) or f"known: {', '.join(sorted(kind.model_fields))}"
