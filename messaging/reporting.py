@@ -105,7 +105,8 @@ class PartReporter:
 
     def problems(self) -> Sequence[str]:
         """See :class:`Reporter`."""
-        return check_result(self._problems(), "problems")
+        found: Sequence[str] = check_result(self._problems(), "problems")
+        return found
 
     @tolerant
     def __repr__(self) -> str:

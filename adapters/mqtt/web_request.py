@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from pydantic import SecretStr
 
 from messaging.errors import ConnectFailedError
-from messaging.execution import is_coroutine
+from messaging.functions import is_coroutine
 
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 #: printable ASCII without space; "#" would begin a fragment

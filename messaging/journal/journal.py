@@ -27,6 +27,7 @@ from messaging.errors import (
     JournalRangeError,
     JournalUnreadableError,
     WouldBlockError,
+    check_instance,
     check_path,
 )
 from messaging.execution import Promise, Waiters, clock, may_block, seconds
@@ -40,7 +41,7 @@ from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.journal.identity import Identity, read_identity, write_identity
 from messaging.journal.log import META
 from messaging.journal.quarantine import Quarantine
-from messaging.journal.records import check_offset, encode_message, encode_record
+from messaging.journal.records import Record, check_offset, encode_message, encode_record
 from messaging.journal.report import CursorDTO, JournalDTO
 from messaging.journal.retention import FULL_POLICIES, Full, Retention
 from messaging.journal.segments import RecordLog, RecordWriter
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from messaging.journal.entries import Append
-    from messaging.journal.records import Record
     from messaging.model import Message
 
 logger = logging.getLogger(__name__)
@@ -464,8 +464,12 @@ class Journal(JournalView):
             most: dead letters that are kept.
 
         Raises:
+            ArgumentError: an argument is not as described.
             JournalError: it is not kept.
         """
+        check_instance("record", record, Record)
+        check_instance("reason", reason, str)
+        _check_positive(int, most=most)
         data = encode_record(record.channel, record.payload, record.properties, record.message_id, record.timestamp)
         deleted = self._state.add_dead_letter(reason, record.offset, data, most=most)
         with self._dead_letters_lock:
@@ -476,9 +480,12 @@ class Journal(JournalView):
         """Delete dead letters by their ids; return how many there were.
 
         Raises:
+            ArgumentError: an id is no int.
             JournalError: none was deleted.
             ClosedError: the journal is closed.
         """
+        for each in ids:
+            check_instance("the id of a dead letter", each, int)
         self._cursors.refuse_closed()
         deleted = self._state.delete_dead_letters(ids)
         with self._dead_letters_lock:
