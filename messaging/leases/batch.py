@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from messaging.errors import ArgumentError, DecodeError, LeaseMapError, MessagingError, check_mapping
-from messaging.execution import Promise
+from messaging.execution import Promise, workers
 from messaging.leases.lease import ANY, Lease, check_duration
 from messaging.text import SafeLog
 
@@ -149,6 +149,10 @@ def _all(asked: list[tuple[Lease, float]], ask: Any, done: str) -> Promise[None]
             promise.resolve(None)
 
     for grantor, part in groups.items():
-        ask_each(partial(ask, grantor, part), len(part), partial(note, part))
+        asking = partial(ask_each, partial(ask, grantor, part), len(part), partial(note, part))
+        if len(groups) == 1:
+            asking()
+        else:  # one that blocks delays no other one
+            workers().submit(asking)
     note([], [])
     return promise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import tracemalloc
 from collections.abc import Sequence
@@ -11,8 +12,10 @@ import pytest
 
 from messaging.errors import ArgumentError, ClosedError, LeaseMapError, UnknownLeaseError
 from messaging.execution import Promise
-from messaging.leases import Landlord, Lease, LeaseMap, cancel_all, renew_all
-from messaging.testing.waiting import PATIENCE
+from messaging.leases import Landlord, Lease, LeaseMap, LeaseRenewalManager, cancel_all, renew_all
+from messaging.testing import waiting
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.leases.clocks import FakeClock
 
 
@@ -103,3 +106,69 @@ def test_a_grantor_that_raises_keeps_no_other_one_from_being_asked() -> None:
         assert set(caught.value.failures) == set(bad)
     for each in landlords:
         each.close()
+
+
+# --- grantors that block
+
+
+class _Blocking:
+    """A grantor that does not return until it is told to."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.asked: waiting.Recorder[int] = waiting.Recorder()
+
+    def renew_all(self, requests: Any) -> Any:
+        return self._answer([10.0] * len(requests))
+
+    def cancel_all(self, leases: Any) -> Any:
+        return self._answer([None] * len(leases))
+
+    def _answer(self, outcomes: list[Any]) -> Any:
+        self.asked.append(len(outcomes))
+        assert self.gate.wait(PATIENCE)
+        promise: Promise[Any] = Promise("an answer")
+        promise.resolve(outcomes)
+        return promise
+
+
+@table("is_first", [True, False])
+def test_a_grantor_that_blocks_delays_no_other_one_of_a_batch(is_first: bool) -> None:
+    blocking = _Blocking()
+    blocked: Any = Lease("x", blocking, 10.0, 10.0)  # type: ignore[arg-type]
+    renewed: waiting.Recorder[Lease] = waiting.Recorder()
+    with Landlord() as landlord:
+        landlord.when_renewed(renewed.append)
+        free = landlord.grant(60.0)
+        leases = [blocked, free] if is_first else [free, blocked]
+        promise = renew_all(leases)
+        renewed.wait_for(1)
+        ended = cancel_all(leases)
+        eventually(lambda: len(landlord) == 0)
+        blocking.asked.wait_for(2)
+        blocking.gate.set()
+        promise.result(PATIENCE)
+        ended.result(PATIENCE)
+
+
+def test_a_grantor_that_blocks_delays_no_other_one_of_a_renewal_manager() -> None:
+    blocking = _Blocking()
+    renewed: waiting.Recorder[Lease] = waiting.Recorder()
+    with Landlord() as landlord, LeaseRenewalManager() as manager:
+        landlord.when_renewed(renewed.append)
+        blocked: Any = Lease("x", blocking, 60.0, 60.0)  # type: ignore[arg-type]
+        free = landlord.grant(60.0)
+        for lease in (blocked, free):
+            manager.renew_until(lease, 3600.0)
+        manager.renew_now(blocked)
+        blocking.asked.wait_for(1)
+        manager.renew_now(free)
+        renewed.wait_for(1)
+        other: Any = Lease("y", blocking, 60.0, 60.0)  # type: ignore[arg-type]
+        manager.renew_until(other, 3600.0)
+        manager.renew_now(other)
+        manager.renew_now(free)
+        renewed.wait_for(2)
+        assert len(blocking.asked) == 1  # it has one thread
+        blocking.gate.set()
+        blocking.asked.wait_for(2)  # tried again
