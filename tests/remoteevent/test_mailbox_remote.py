@@ -291,3 +291,34 @@ def test_a_mailbox_refuses_to_renew_leases_of_its_own(
             with pytest.raises(ArgumentError, match="of this mailbox"):
                 mailbox.renew_lease(mailbox.registration(box.id), each)
     mailbox.renew_lease(mailbox.registration(box.id), mailbox.landlord.grant(9.0))  # of another resource
+
+
+# --- iterators that are not valid any more
+
+
+def test_an_iterator_that_was_taken_over_hands_out_nothing_that_it_has_read_ahead(
+    m: Messaging, mailbox: EventMailbox, box: RemoteBox
+) -> None:
+    """Scenario 51: also if the other reader is in another process."""
+    store(mailbox.registration(box.id), events(1, 9))
+    first = box.remote_events().result(PATIENCE)
+    assert first.next(PATIENCE) == event(1)
+    other = RemoteMailbox(m, CHANNEL).registration(box.id)
+    second = other.remote_events().result(PATIENCE)
+    for call_ in (first.next, first.batch, first.close):
+        with pytest.raises(InvalidIteratorError, match="took the place"):
+            call_()
+    assert taken(second.batch(100)) == [*range(1, 10)]  # the first reader has not said that it took one
+
+
+def test_the_error_of_an_iterator_of_an_earlier_run_says_so(m: Messaging, tmp_path: Path) -> None:
+    with RemoteMailbox(m, CHANNEL) as remote:
+        with EventMailbox(tmp_path / "m") as mailbox, ready(MailboxServer(m, CHANNEL, mailbox)):
+            box = remote.register(100.0).result(PATIENCE)
+            store(mailbox.registration(box.id), events(1, 3))
+            iterator = box.remote_events().result(PATIENCE)
+            assert iterator.next(PATIENCE) == event(1)
+        with EventMailbox(tmp_path / "m") as mailbox, ready(MailboxServer(m, CHANNEL, mailbox)):
+            with pytest.raises(InvalidIteratorError, match="earlier run"):
+                iterator.next(PATIENCE)
+            assert taken(box.drain()) == [1, 2, 3]

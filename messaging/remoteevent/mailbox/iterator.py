@@ -1,8 +1,8 @@
 """Pulling the events out of a mailbox: by its owner, whenever that is awake (EV.3.3).
 
 **Taking.** An event that was handed out counts as taken with the next call: of ``next``, ``batch`` or ``close``. A
-program that is killed before gets it again, from its next iterator. Over the network, events travel and are
-acknowledged up to 256 at a time, so a killed program may get as many again; their numbers tell.
+program that is killed before gets it again, from its next iterator. Over the network, events travel up to 256 at a
+time; each call asks the mailbox whether the iterator is still valid. ``batch`` asks once for many events.
 
 **Switching.** When another reader takes the place of an iterator, the iterator hands out nothing further: events that
 it has read ahead stay in the mailbox for the other reader. The events that it has handed out are acknowledged.
@@ -96,7 +96,7 @@ class RemoteEventIterator:
             WouldBlockError: the thread runs an event loop: ``await`` :meth:`next_soon`.
         """
         limit = _checked(timeout)
-        if not self._ready and not may_block():
+        if not may_block() and (not self._ready or self._acknowledge is None):
             refuse_in_loop("the next event of a mailbox", "`await` next_soon()")
         with self._using:
             found = self._take(1, limit)
@@ -135,7 +135,7 @@ class RemoteEventIterator:
         """
         if self._is_closed:
             raise InvalidIteratorError("the iterator is closed")
-        if self._is_over or (self._acknowledge is not None and (self._handed is not None or self._ready)):
+        if self._is_over or self._ready or (self._acknowledge is not None and self._handed is not None):
             yield (None if self._is_over else self._handed), None
         self._refuse_over()
         deadline = clock.monotonic() + limit

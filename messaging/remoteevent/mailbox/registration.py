@@ -115,8 +115,10 @@ class MailboxRegistration:
         self._stopping: Promise[None] | None = None
         self._refused: frozenset[EventKind] = frozenset()
         self._iterator: RemoteEventIterator | None = None
+        #: begins all tokens of this run
+        self._run = new_token()
         #: of the newest iterator
-        self._token = new_token()
+        self._token = self._new_token()
         #: last ticket that it has, and has not acknowledged
         self._ticket: int | None = None
         self._end: MessagingError | None = None
@@ -364,9 +366,12 @@ class MailboxRegistration:
         self._wake()
         return token
 
+    def _new_token(self) -> str:
+        return f"{self._run}{new_token()}"
+
     def _end_iterator(self) -> None:
         """Make the iterator invalid. With the lock."""
-        self._token = new_token()
+        self._token = self._new_token()
         self._ticket = None
         iterator, self._iterator = self._iterator, None
         if iterator is not None:
@@ -416,7 +421,11 @@ class MailboxRegistration:
     def refusal(self, token: str) -> MessagingError | None:
         """Return why an iterator gets no more events; ``None`` if it does."""
         error = self._ended()
-        if error is None and token != self._token:
+        if error is None and not token.startswith(self._run):
+            error = InvalidIteratorError(
+                "the iterator is of an earlier run of the mailbox: get a new one with remote_events()"
+            )
+        elif error is None and token != self._token:
             error = InvalidIteratorError("a newer iterator, or delivery to a target, took the place of this iterator")
         return error
 
