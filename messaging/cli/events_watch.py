@@ -75,8 +75,8 @@ class Watcher(NodeService):
         event, hop = arrival.event, arrival.hop
         # the channel pattern of a filter may match more
         is_wanted = any(each.matches(event.topic) for each in self._filters)
-        if is_wanted and hop.id is not None:
-            is_wanted = self._seen.is_new(hop.id)
+        if is_wanted and (key := hop.key) is not None:
+            is_wanted = self._seen.is_new(key)
         if not is_wanted or (event.kind != "data" and not self._with_ends):
             if arrival.notified is not None:
                 arrival.notified()

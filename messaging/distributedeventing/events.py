@@ -58,7 +58,7 @@ class DistributableEvent(Generic[T]):
     def __post_init__(self) -> None:
         object.__setattr__(self, "topic", DISTRIBUTED_EVENTS.check_topic(self.topic))
         if self.reply_to is not None:
-            DISTRIBUTED_EVENTS.check_topic(self.reply_to)
+            check_reply_topic(self.reply_to)
         if self.correlation_id is not None:
             check_instance("correlation_id", self.correlation_id, str)
         if self.originating_framework is not None:
@@ -66,6 +66,18 @@ class DistributableEvent(Generic[T]):
         bundle = self.originating_bundle
         if bundle is not None and (type(bundle) is not int or bundle < 0):
             raise ArgumentError(f"originating_bundle must be an int of at least 0, not {bundle!r:.80}")
+
+
+def check_reply_topic(topic: str) -> None:
+    """Refuse a topic for replies that is neither a topic nor begins as a private topic does.
+
+    The format of a private topic of others is unspecified, aside from its first character (7.1).
+
+    Raises:
+        InvalidTopicError, NullEventError: as described.
+    """
+    if not isinstance(topic, str) or not topic.startswith(".") or topic == "." or not topic.isprintable():
+        DISTRIBUTED_EVENTS.check_topic(topic)
 
 
 EventKind = Literal["data", "error", "close"]

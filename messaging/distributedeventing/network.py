@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from messaging.dispatch import DISTRIBUTED_EVENTS
 from messaging.distributedeventing.dispatched import DispatchedEvent
+from messaging.distributedeventing.events import check_reply_topic
 from messaging.distributedeventing.remote_sessions import RemoteSessions
 from messaging.errors import EventSessionLostError, RemoteEventError
 from messaging.eventnetwork import DISPATCH, Arrival, Interest, NodeService, Notification, SeenEvents, framework_of
@@ -72,12 +72,12 @@ class AdminNetwork(NodeService):
 
     def receive(self, arrival: Arrival) -> None:
         """Deliver an event of another member to the consumers of this process."""
-        wire, event_id = arrival.event, arrival.id
+        wire, key = arrival.event, arrival.hop.key
         topic = wire.topic
         self._inbound.check(wire.principal, topic)  # before its id is noted: it must not displace a permitted event
         if wire.reply_to is not None:  # a consumer must not fail on what a foreign sender wrote
-            DISTRIBUTED_EVENTS.check_topic(wire.reply_to)
-        if event_id is not None and not self._seen.is_new(event_id):
+            check_reply_topic(wire.reply_to)
+        if key is not None and not self._seen.is_new(key):
             self._answer_copy(arrival, topic)
             return
         # sessions of this process have the sender "", which no other may end

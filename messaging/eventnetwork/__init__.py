@@ -28,6 +28,7 @@ from messaging.eventnetwork.channels import is_private as is_private
 from messaging.eventnetwork.channels import new_reply_topic as new_reply_topic
 from messaging.eventnetwork.hops import Hop as Hop
 from messaging.eventnetwork.hops import framework_of as framework_of
+from messaging.eventnetwork.hops import key_of as key_of
 from messaging.eventnetwork.hops import last_hop as last_hop
 from messaging.eventnetwork.intake import Arrival as Arrival
 from messaging.eventnetwork.node import EventNode as EventNode

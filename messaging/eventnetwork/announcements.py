@@ -21,6 +21,7 @@ field           meaning
 ``offers``      topics that it publishes and lists
 ``framework``   UUID of its framework; ``name``: its name for people; ``qos``: what it keeps. All optional
 ``to``          UUID of the member that this is for; without it, for all
+``answers``     true if the member answers each ``ping`` with a ``pong``: ``announced()`` of others waits for it
 ``inbox``       UUID in the name of the channel for announcements to the sender; its ``member`` by default. With a queue
                 of its own a member keeps it from run to run, so that the queue has no bindings of earlier runs
 ``token``       of a ``ping``, and of the ``pong`` that answers it; of a ``replay``, and of the events that answer it;
@@ -47,8 +48,8 @@ kind            meaning
 ==============  ======================================================================================================
 
 A program without this library takes part with an ``update`` on the channel of all members, sent again within twice its
-own ``heartbeat``. It answers each ``ping`` with a ``pong``, on the channel of the member that sent the ping, if
-``announced()`` of others is to wait for it: members that have not sent any are not waited for.
+own ``heartbeat``. If it wants ``announced()`` of the others to wait for it, it has ``answers`` in the ``update``, and
+answers each ``ping`` with a ``pong`` that has the same ``token``, on the channel of the member that sent it.
 
 Unknown fields are ignored. So are entries of ``interests``, ``offers`` and ``qos`` that are wrong or unknown, such as a
 grammar of a later version, and a wrong ``framework``, ``name``, ``heartbeat`` or ``linger``: the rest is taken. Each
@@ -134,6 +135,7 @@ class Announcement:
     event: str | None = None
     is_lost: bool = False
     replays: bool = False
+    answers: bool = False
     since: int | None = None
     limit: int = 0
     inbox: str | None = None
@@ -162,6 +164,8 @@ def dump_announcement(announcement: Announcement) -> bytes:
         found["is_lost"] = True
     if announcement.replays:
         found["replays"] = True
+    if announcement.answers:
+        found["answers"] = True
     if announcement.kind == "replay":
         found["interests"] = [_dumped(each) for each in announcement.interests]
         found["limit"] = announcement.limit
@@ -225,6 +229,7 @@ def load_announcement(payload: bytes) -> Announcement:
         event=_optional_text(found, "event"),
         is_lost=found.get("is_lost") is True,
         replays=found.get("replays") is True,
+        answers=found.get("answers") is True,
         since=_time(found, "since"),
         limit=_count(found, "limit"),
         inbox=_uuid(found, "inbox"),

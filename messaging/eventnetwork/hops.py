@@ -2,13 +2,15 @@
 
 An event that reaches a process over one network may be passed on to another network, by way of a typed event bus and
 the bridges of the process. It keeps its id, its origin, its time and the members it passed. A member refuses an event
-that it passed before; an event that comes by two ways is taken once, because its id is the same.
+that it passed before; an event that comes by two ways is taken once, because its id is the same. Ids of programs
+without this library are compared within one framework, or one sender.
 """
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 
@@ -43,9 +45,26 @@ class Hop:
         self.path = path
 
     @property
+    def key(self) -> str | None:
+        """Return what tells the event from all others, ``None`` without an id: its id, and where it was published.
+
+        An event keeps it over every way. Senders that do not tell their framework are told apart by themselves.
+        """
+        return None if self.id is None else key_of(self.origin or (self.path[0] if self.path else ""), self.id)
+
+    @property
     def framework(self) -> UUID | None:
         """Return the framework that published it first, if known."""
         return None if self.origin is None else framework_of(self.origin)
+
+
+#: an id that a member of this library made: unique by itself, also in a process that has its durable history
+_UNIQUE: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}-.+")
+
+
+def key_of(origin: str, event_id: str) -> str:
+    """Return the key of an event; see ``Hop``."""
+    return event_id if _UNIQUE.fullmatch(event_id) else f"{origin}/{event_id}"
 
 
 @lru_cache(1024)

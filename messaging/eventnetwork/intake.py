@@ -12,6 +12,7 @@ large, and events whose signature does not prove their sender.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -39,6 +40,9 @@ MAX_UNACKNOWLEDGED: Final = 10_000
 MAX_UNACKNOWLEDGED_BYTES: Final = 64 << 20
 #: interval of the log for refused events and announcements, seconds
 _LOG_INTERVAL: Final = 1.0
+#: the field of a sender in JSON, and bytes in which it is searched
+_SENDER: Final = re.compile(rb'"(?:sender|member)"\s*:\s*"([0-9a-fA-F-]{36})"')
+_SEARCHED: Final = 4_096
 
 
 class Arrival:
@@ -84,6 +88,12 @@ class _Once:
     def __call__(self) -> None:
         with contextlib.suppress(IndexError):
             self._calls.pop()()
+
+
+def claimed_sender(payload: bytes) -> str:
+    """Return " from " and the sender that a refused event or announcement names, as far as it is text; or ""."""
+    found = _SENDER.search(payload, 0, _SEARCHED)
+    return "" if found is None else f" from {found[1].decode()}"
 
 
 class RefusalLog:
@@ -248,7 +258,8 @@ class Intake:
                 try:
                     self._take(incoming)
                 except MessagingError as error:
-                    self._refusals.log(f"an event on {incoming.channel!r:.200}", error)
+                    sender = claimed_sender(incoming.payload)
+                    self._refusals.log(f"an event on {incoming.channel!r:.200}{sender}", error)
                 except Exception as error:
                     logger.exception("an event on %.200r was not taken in: %s", incoming.channel, type(error).__name__)
                 if len(taken) >= _BATCH:

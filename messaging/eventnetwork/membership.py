@@ -65,6 +65,7 @@ class Member:
     Attributes:
         id: its UUID; ``framework``: that of its framework, or ``None``; ``name``: for people.
         heartbeat, linger, qos, replays, inbox: as it announces them.
+        answers: whether it answers pings, as it announces or has shown.
         version: number of its changes that are known.
         is_known: whether its interests and offers are complete up to ``version``.
         is_lost: whether it is silent, or its broker says that it is gone.
@@ -74,8 +75,8 @@ class Member:
     """
 
     __slots__ = (
-        "framework", "heard", "heartbeat", "id", "inbox", "interests", "is_known", "is_lost", "linger", "lost_at",
-        "name", "offers", "qos", "queried", "replays", "reported", "version",
+        "answers", "framework", "heard", "heartbeat", "id", "inbox", "interests", "is_known", "is_lost", "linger",
+        "lost_at", "name", "offers", "qos", "queried", "replays", "reported", "version",
     )  # fmt: skip
 
     def __init__(self, id: str, now: float) -> None:  # noqa: A002
@@ -85,7 +86,7 @@ class Member:
         self.heartbeat = 0.0
         self.linger = 0.0
         self.qos: tuple[str, ...] = ()
-        self.replays = False
+        self.replays = self.answers = False
         self.version = 0
         self.is_known = False
         self.is_lost = False
@@ -360,12 +361,16 @@ class Membership:
         announcement = self._readable(announcement)
         member = self.members.get(announcement.member)
         if member is None:
+            if announcement.kind in ("remove", "notified"):
+                return  # it says nothing of what the sender wants
             if now < self._gone.get(announcement.member, now):
                 return  # overtaken by the end of the member
             member = self._admit(announcement, now)
             if member is None:
+                self._pong(announcement)
                 return
         member.heard = now
+        member.answers |= announcement.answers or announcement.kind in ("ping", "pong")
         self._report(member, announcement.problems)
         if announcement.inbox is not None:
             member.inbox = announcement.inbox
@@ -382,7 +387,11 @@ class Membership:
             self._query(member, now)
         if announcement.kind == "query":
             self._answer(announcement.member)
-        elif announcement.kind == "ping" and announcement.token is not None:
+        self._pong(announcement)
+
+    def _pong(self, announcement: Announcement) -> None:
+        """Answer a ping."""
+        if announcement.kind == "ping" and announcement.token is not None:
             self.own.send("pong", to=announcement.member, token=announcement.token)
 
     def _readable(self, announcement: Announcement) -> Announcement:

@@ -34,7 +34,7 @@ from messaging.eventnetwork.announcer import Announcer
 from messaging.eventnetwork.channels import ChannelNames
 from messaging.eventnetwork.contexts import Contexts
 from messaging.eventnetwork.control import Control
-from messaging.eventnetwork.intake import Arrival, Intake, RefusalLog, Unacknowledged
+from messaging.eventnetwork.intake import Arrival, Intake, RefusalLog, Unacknowledged, claimed_sender
 from messaging.eventnetwork.interests import Interests
 from messaging.eventnetwork.membership import ANSWER_DELAY, Member, Membership, MembershipListener
 from messaging.eventnetwork.notifications import MEMBERS, Notification, Notifications
@@ -228,6 +228,7 @@ class EventNode:
             linger=settings.linger,
             qos=tuple(qos),
             replays=shares_history,
+            answers=True,
             inbox=str(uuid5(_INBOXES, settings.queue)) if isinstance(settings.queue, str) else None,
         )
         self._service = service
@@ -366,7 +367,7 @@ class EventNode:
             elif announcement.kind == "replay":
                 self._service.replay_asked(announcement)
         except MessagingError as error:
-            self._refusals.log("an announcement", error)
+            self._refusals.log(f"an announcement on {incoming.channel!r:.200}{claimed_sender(incoming.payload)}", error)
 
     # --- the connection and time, on the control thread
 
@@ -444,8 +445,9 @@ class EventNode:
         return confirmed
 
     def announced(self, timeout: float) -> Promise[None]:
-        """Return a promise that resolves when every live member has read the announcements of this one. Any thread.
+        """Return a promise that resolves when every live member that answers has read the announcements of this one.
 
+        From any thread. A plain program that does not answer pings is not waited for.
         It fails with ``PartialNotificationError`` after ``timeout`` seconds, or if a member is lost meanwhile.
         """
         return self._pings.ask(timeout)
@@ -463,8 +465,8 @@ class EventNode:
         return NodeDTO(
             member=self.member,
             prefix=self.names.prefix,
-            is_connected=self._membership.own.is_connected,
-            is_settled=self._membership.is_settled,
+            is_connected=self._is_connected,
+            is_settled=self._membership.is_settled and not self._is_closed,
             members=tuple(view_of(each, now) for each in [*self._membership.members.values()]),
             sent=self.sender.sent,
             unwanted=self.sender.unwanted,
@@ -475,9 +477,15 @@ class EventNode:
             replayed=self._intake.replayed + self._refusals.replayed,
         )
 
+    @property
+    def _is_connected(self) -> bool:
+        """Return whether announcements arrive: a closed instance does not tell that it lost its connection."""
+        is_up = self._instance.connection_state.value.is_up
+        return self._membership.own.is_connected and is_up and not self._is_closed
+
     def problems(self) -> list[str]:
         """Return what keeps events of other members from this one, as texts for people; empty: nothing does."""
-        if not self._membership.own.is_connected:
+        if not self._is_connected:
             return [f"{self.title}: not connected to the event network {self.names.prefix!r}"]
         if not self._membership.is_settled:
             return [f"{self.title}: still learning the members of the event network {self.names.prefix!r}"]

@@ -52,9 +52,10 @@ class Pings:
         self._unasked: dict[str, Notification] = {}
 
     def ask(self, timeout: float) -> Promise[None]:
-        """Return the promise that every live member has read the announcements so far. See ``EventNode.announced``."""
+        """Return the promise that every live member has read the announcements so far; see ``EventNode.announced``."""
         token = str(uuid4())
         asking = Notification(f"announcing the interests of {self._title}", timeout, partial(self._ping_one, token))
+        asking.is_for = lambda member: member.answers
         self._notifications.add(token, asking)
         announced = self._refresh()
 
@@ -81,7 +82,7 @@ class Pings:
             return
         if not self._membership.is_settled:
             asking.hold(MEMBERS)
-        asking.expect(each for each in self._membership.members.values() if not each.is_lost)
+        asking.expect(each for each in self._membership.members.values() if each.answers and not each.is_lost)
         self._announce(Announcement(kind="ping", member=self._member, token=token))
         asking.release(DISPATCH)
 

@@ -29,7 +29,7 @@ from uuid import uuid4
 
 from messaging.errors import DecodeError, MessagingError, PartialNotificationError, TooManyRequestsError
 from messaging.eventdata import decode
-from messaging.eventnetwork.intake import Arrival, RefusalLog
+from messaging.eventnetwork.intake import Arrival, RefusalLog, claimed_sender
 from messaging.eventnetwork.notifications import DISPATCH, Notification
 from messaging.execution import Serial, workers
 from messaging.text import SafeLog, printable
@@ -113,7 +113,7 @@ class PastRequest:
         by_id: dict[str | None, Arrival] = {}
         for answer in self.answers.values():
             for each in answer.events:
-                by_id.setdefault(each.id, each)
+                by_id.setdefault(each.hop.key, each)
         found = sorted(by_id.values(), key=lambda each: each.event.time or 0)
         return found[-self.limit :]
 
@@ -267,7 +267,8 @@ class Replays:
                 try:
                     self._take(incoming.payload, incoming.channel or "")
                 except MessagingError as error:
-                    self._refusals.log("a past event", error)
+                    sender = claimed_sender(incoming.payload)
+                    self._refusals.log(f"a past event on {incoming.channel!r:.200}{sender}", error)
                 except Exception as error:
                     logger.exception("a past event was not taken in: %s", type(error).__name__)
                 if len(taken) >= _BATCH:

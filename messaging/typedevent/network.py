@@ -221,7 +221,7 @@ class _Inbound:
         """Publish an event that passed the checks, unless it arrived before. Its sender is answered in any case."""
         wire, hop = arrival.event, arrival.hop
         try:
-            if hop.id is not None and not self._bus.seen.is_new(hop.id):
+            if (key := hop.key) is not None and not self._bus.seen.is_new(key):
                 self.duplicates += 1
                 return
             data = wire.value()
@@ -246,7 +246,7 @@ class _Inbound:
             start = None if since is None else since()
             try:
                 for each in bus.past.newest(self.topics, start, MAX_PAST):
-                    bus.seen.is_new(bus.past.id_of(each))  # others may have recorded it, too
+                    bus.seen.is_new(bus.past.key_of(each))  # others may have recorded it, too
                 node.replays.ask(past_request(bus.title, self.topics, start, limit, PAST_TIMEOUT, late.done))
                 return
             except MessagingError as raised:
@@ -257,7 +257,7 @@ class _Inbound:
         """Return the past event that arrived, ``None`` if the bus has it."""
         hop = arrival.hop
         read = read_past(arrival, self.policy)
-        if hop.id is not None and not self._bus.seen.is_new(hop.id):
+        if (key := hop.key) is not None and not self._bus.seen.is_new(key):
             self.duplicates += 1
             return None
         event = PublishedEvent(read.topic, checked_copy(read.event_data))

@@ -19,7 +19,7 @@ from uuid import uuid4
 from messaging.dispatch import TopicFilter, TopicPermission, parse_filter
 from messaging.errors import DeadlineError, InvalidEventError, JournalError, MessagingError, PermissionDeniedError
 from messaging.eventdata import WireError, WireEvent, time_of, to_portable
-from messaging.eventnetwork import MAX_ANSWER_BYTES, MAX_PAST, framework_uuid, last_hop
+from messaging.eventnetwork import MAX_ANSWER_BYTES, MAX_PAST, framework_uuid, key_of, last_hop
 from messaging.execution import Serial, clock
 from messaging.text import SafeLog
 from messaging.typedevent.replaying import replayed
@@ -94,6 +94,12 @@ class OwnPast:
         """Return the id of a recorded event in event networks, the same each time."""
         store = self._store()
         return event.network_id or f"{self._run if store is None else store.journal.id}-{event.sequence}"
+
+    def key_of(self, event: PublishedEvent) -> str:
+        """Return the key of a recorded event; see ``Hop.key``."""
+        hop = last_hop(event.passed)
+        found = None if hop is None else hop.key
+        return found or key_of(_FRAMEWORK if event.origin is None else str(event.origin), self.id_of(event))
 
 
 class PastSender:
@@ -227,7 +233,10 @@ class PastSender:
         wire.id = self._past.id_of(event)
         wire.time = int(event.time * _MICROSECONDS)
         wire.path = () if hop is None else hop.path
-        wire.origin = _FRAMEWORK if event.origin is None else str(event.origin)
+        if event.origin is None:
+            wire.origin = _FRAMEWORK
+        elif event.origin.int:  # otherwise its sender gave none
+            wire.origin = str(event.origin)
         try:
             wire.data = to_portable(event.data)
             payload = self._node.sender.encode(wire)

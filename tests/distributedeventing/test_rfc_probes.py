@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from messaging.distributedeventing import DistributableEvent, DistributedEventAdmin, PushEvent
 from messaging.errors import ArgumentError, NullEventError
 from messaging.testing.tables import table
-from tests.distributedeventing.conftest import Admins, flush, record
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.distributedeventing.conftest import Admins, Gate, Nodes, announce, connect, consume, flush, record
 
 Publish = Callable[[DistributedEventAdmin, Any], object]
 
@@ -67,3 +72,65 @@ def test_a_data_event_is_published_as_its_data(admins: Admins, way: Publish) -> 
     flush(admin)
     assert consumer.values == [7]
     admin.close(0)
+
+
+def test_ids_are_compared_within_one_sender(nodes: Nodes, request: pytest.FixtureRequest) -> None:
+    """Two programs that number their events alike lose none; a copy of one sender is recognised."""
+    admin = nodes("memory")
+    assert admin.node is not None
+    consumer = record(admin, "a")
+    admin.announced().result(PATIENCE)
+    senders = [{"sender": str(uuid4())}, {"sender": str(uuid4())}, {"origin": str(uuid4())}]
+    with connect("memory", request) as m:
+        for number, fields in enumerate([*senders, *senders]):
+            payload = json.dumps({"event": 1, "id": "1", "data": number, **fields}).encode()
+            m.publish(admin.node.names.of("a"), payload).result(PATIENCE)
+        last = json.dumps({"event": 1, "data": "last"}).encode()
+        m.publish(admin.node.names.of("a"), last).result(PATIENCE)
+        eventually(lambda: "last" in consumer.values)
+    assert consumer.values == [0, 1, 2, "last"]
+
+
+@table("reply", [".a.b", ".a/b/c", ".Ünïcode", "._GUID=1", "." + "x" * 199])
+def test_a_private_reply_topic_of_any_form_is_accepted(
+    nodes: Nodes, request: pytest.FixtureRequest, reply: str
+) -> None:
+    """7.1: aside from the first character, the format of a private topic name is unspecified."""
+    admin = nodes("memory")
+    assert admin.node is not None
+    consumer = record(admin, "a", is_whole=True)
+    admin.announced().result(PATIENCE)
+    with connect("memory", request) as m:
+        payload = json.dumps({"event": 1, "data": 1, "reply": reply}).encode()
+        m.publish(admin.node.names.of("a"), payload).result(PATIENCE)
+        eventually(lambda: reply in [each.reply_to for each in consumer.values])
+
+
+def test_private_topics_are_never_alike_in_one_run_and_in_two_processes(admin: DistributedEventAdmin) -> None:
+    """7.1: a private topic name must not be reused, even after a restart."""
+    script = "from messaging.distributedeventing import DistributedEventAdmin as A; print(A().create_private_topic())"
+    others = [subprocess.check_output([sys.executable, "-c", script], text=True).strip() for _ in range(2)]
+    found = [*others, *(admin.create_private_topic() for _ in range(1_000))]
+    assert len({*found}) == len(found)
+    assert all(each.startswith(".") for each in found)
+    wildcard, exact = record(admin, "**"), record(admin, found[0])
+    admin.publish_event(found[0], 1)
+    flush(admin)
+    assert (wildcard.values, exact.values) == ([], [1])
+
+
+def test_a_notification_comes_after_the_last_consumer_and_without_any_at_once(nodes: Nodes) -> None:
+    """5.1.4: the promise resolves when all consumers were notified, remote ones included."""
+    one, other = nodes("memory"), nodes("memory")
+    gates = [Gate(), Gate()]
+    consume(one, gates[0], "a")
+    consume(other, gates[1], "a")
+    announce(one, other)
+    one.publish_event_with_notification("unwanted", 1).result(PATIENCE)
+    promise = one.publish_event_with_notification("a", 1)
+    for gate in gates:
+        gate.events.wait_for(1)
+    for gate in gates:
+        assert not promise.done()
+        gate.opened.set()
+    promise.result(PATIENCE)
