@@ -132,7 +132,7 @@ class DistributedEventAdmin(EventService):
         name: str | None = None,
         network: EventNetwork | None = None,
         qos: str | Iterable[str] | None = None,
-        proprietary_qos: Iterable[str] = (),
+        proprietary_qos: str | Iterable[str] = (),
         permissions: TopicPolicy | None = None,
         inbound: TopicPolicy | None = None,
         outbound: TopicPolicy | None = None,
@@ -140,7 +140,7 @@ class DistributedEventAdmin(EventService):
         threads: int | None = None,
         queue_limit: int = QUEUE_LIMIT,
         notification_timeout: float = NOTIFICATION_TIMEOUT,
-        unadvertised: Iterable[str] = (),
+        unadvertised: str | Iterable[str] = (),
         bundle: int = 0,
     ) -> None:
         number = next(_ids)

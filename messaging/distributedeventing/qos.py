@@ -62,14 +62,16 @@ class DeliveryQos:
         return "0" if self.delivery == AT_MOST_ONCE and not self.is_persistent else "1"
 
 
-def supported_by(instance: Messaging | None, proprietary: Iterable[str] = ()) -> tuple[str, ...]:
+def supported_by(instance: Messaging | None, proprietary: str | Iterable[str] = ()) -> tuple[str, ...]:
     """Return the qualities of service that an admin on ``instance`` keeps; without one, only within the process."""
     found = [TRANSIENT, AT_MOST_ONCE, IN_ORDER, OUT_OF_ORDER]
     if instance is None or Features.ACKNOWLEDGE in instance.features:
         found += [AT_LEAST_ONCE, EXACTLY_ONCE]
     if instance is not None and Features.EXTENSION_STORE_AND_FORWARD in instance.features:
         found.append(PERSISTENT)
-    for each in proprietary:
+    if not isinstance(proprietary, Iterable):
+        raise ArgumentError(f"proprietary_qos must be names, not {type(proprietary).__name__}")
+    for each in (proprietary,) if isinstance(proprietary, str) else proprietary:
         if not isinstance(each, str) or not each.isprintable() or not each:
             raise ArgumentError(f"a proprietary quality of service must be a printable str, not {each!r:.80}")
         if each not in found:

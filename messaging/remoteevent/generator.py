@@ -92,7 +92,7 @@ class EventGenerator:
     Args:
         source: names the generator in its events; unique among the generators that a listener has to do with. ``None``:
             generated; with a path it is kept.
-        events: the kinds that can be registered for; :meth:`declare` adds further ones.
+        events: the kind or kinds that can be registered for; :meth:`declare` adds further ones.
         path: folder of a persistent generator; ``None``: numbers, registrations and events are in memory.
         messaging: reaches the listeners of other processes that are registered; needed again after a restart.
         listeners: listeners of this process by name, with a path: registrations of these survive a restart.
@@ -114,7 +114,7 @@ class EventGenerator:
         self,
         source: str | None = None,
         *,
-        events: Iterable[EventId] = (),
+        events: EventId | Iterable[EventId] = (),
         path: str | Path | None = None,
         messaging: Messaging | None = None,
         listeners: Mapping[str, Any] | None = None,
@@ -149,7 +149,7 @@ class EventGenerator:
             self._storage = durable
             self.source = durable.source
         try:
-            self.declare(*events)
+            self.declare(*_several(events))
             self._storage.recover(self._recover_number, self._recover_interest)
             self._transacted = TransactedEvents(self, self._storage)
         except BaseException:
@@ -395,3 +395,12 @@ class EventGenerator:
     @tolerant
     def __repr__(self) -> str:
         return f"<EventGenerator {self.source!r}>"
+
+
+def _several(events: Any) -> Iterable[EventId]:
+    """Return the kinds of events that a program gave; a text is one kind."""
+    if isinstance(events, (str, int)):
+        return (events,)
+    if not isinstance(events, Iterable):
+        raise ArgumentError(f"events must be ids of events, not {type(events).__name__}")
+    return events

@@ -266,3 +266,10 @@ def test_a_consumer_may_end_with_the_promise_of_an_event(admin: DistributedEvent
     flush(admin)
     assert recorder.values == [1, 2]
     assert not admin.problems()
+
+
+def test_a_single_proprietary_quality_of_service_is_one_name(admins: Admins) -> None:
+    assert "FAST" in admins(proprietary_qos="FAST").qos
+    assert "F" not in admins(proprietary_qos="FAST").qos
+    with pytest.raises(ArgumentError):
+        admins(proprietary_qos=None)

@@ -444,3 +444,20 @@ def test_an_event_with_a_value_without_a_form_is_refused_also_without_a_disk() -
             generator.generate(1, Odd, value=object())
         assert generator.sequence_number(1) == before
         assert hash(Odd("a", 1, 1, {"map": []}, value=[])) == hash(Odd("a", 1, 1, {"map": []}, value=[]))
+
+
+@table(
+    "events, declared",
+    {"a text": ("overheated", ["overheated"]), "a number": (7, [7]), "several": (("a", 1), ["a", 1])},
+)
+def test_a_single_kind_of_events_is_one_kind(events: Any, declared: list[Any]) -> None:
+    with EventGenerator("g", events=events) as generator:
+        for each in declared:
+            generator.sequence_number(each)
+        with pytest.raises(UnknownEventError):
+            generator.sequence_number("o")
+
+
+def test_kinds_of_events_that_are_none_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="events must be ids of events, not NoneType"):
+        EventGenerator("g", events=None)  # type: ignore[arg-type]
