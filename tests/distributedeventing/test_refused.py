@@ -76,8 +76,9 @@ def test_a_copy_is_answered_when_the_first_one_was_delivered(nodes: Nodes, reque
     other.announced().result(PATIENCE)
     with connect("memory", request) as m:
         firsts, seconds = (answers_to(m, other.node.names.prefix, each) for each in (SENDER, second))
-        m.publish(other.node.names.of("a"), asking("x")).result(PATIENCE)
-        m.publish(other.node.names.of("a"), asking("x", sender=second)).result(PATIENCE)
+        origin = str(uuid4())
+        m.publish(other.node.names.of("a"), asking("x", origin=origin)).result(PATIENCE)
+        m.publish(other.node.names.of("a"), asking("x", origin=origin, sender=second)).result(PATIENCE)
         gate.events.wait_for(1)
         m.publish(other.node.names.of("b"), asking("y")).result(PATIENCE)
         assert not firsts
