@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from messaging.model.extensions import PublishOptions, SubscribeOptions
+
+
+#: what a copy of a plan does not take over
+_OWN: Final = frozenset({"is_special", "record", "request", "slot"})
 
 
 class PublishPlan:
@@ -22,12 +26,13 @@ class PublishPlan:
         stamp: identifies the publisher, and what its adapter announced, at the time of the check.
         request: what the publisher of requests makes of the plan; ``None`` at first.
         record: what the durable outbox stores of the plan; ``None`` at first.
+        is_special: whether it has a last will, a time to live or a deadline of its own.
         slot: of the adapter, ``None`` at first: anything it wants to make once for all messages of the plan, in
             ``check_publish`` or later on the engine's loop.
     """
 
     __slots__ = (
-        "channel", "channel_extension", "content_encoding", "content_type", "correlation_id", "options",
+        "channel", "channel_extension", "content_encoding", "content_type", "correlation_id", "is_special", "options",
         "record", "reply_to_channel", "request", "slot", "stamp",
     )  # fmt: skip
 
@@ -53,10 +58,11 @@ class PublishPlan:
         self.record: Any = None
         self.request: Any = None
         self.slot: Any = None
+        self.is_special = options.last_will or options.time_to_live is not None or options.timeout is not None
 
     def replace(self, **changes: Any) -> PublishPlan:
         """Return a copy with some values changed, which are not checked, and with nothing hung on it."""
-        values = {name: getattr(self, name) for name in self.__slots__ if name not in ("record", "request", "slot")}
+        values = {name: getattr(self, name) for name in self.__slots__ if name not in _OWN}
         return PublishPlan(**{**values, **changes})
 
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Protocol
 
 from messaging import forking
 from messaging.errors import (
     ClosedError,
     ConnectionLostError,
+    DeadlineError,
     MessagingError,
     OutcomeUnknownError,
 )
-from messaging.execution import PENDING, Promise
+from messaging.execution import PENDING, Promise, clock
 
 if TYPE_CHECKING:
     from messaging.model import PublishPlan
+
+
+#: the first time, a time to live of which less than this is over is sent as it was given: part of it, at most seconds
+_PART: Final = 0.01
+_INSTANT: Final = 0.25
 
 
 class Publications(Protocol):
@@ -45,6 +52,8 @@ class Publication(Promise[None]):
     loop only, and then releases its payload, because the application may keep the promise for long.
     """
 
+    #: whether :meth:`prepare` is called before the message is sent
+    may_expire = False
     #: whether the message is on disk, so that its deadline ends its promise and not its sending
     is_stored = False
 
@@ -92,7 +101,7 @@ class Publication(Promise[None]):
         return self.plan.options.message_id or f"{self.outbox.id}-{self.sequence:x}"
 
     def prepare(self) -> bool:
-        """Set the time to live that is left of a stored message; if it is over, fail it and return ``False``."""
+        """Set the time to live that is left; if it is over, fail the message and return ``False``. On the loop."""
         return True
 
     def pass_deadline(self) -> None:
@@ -138,6 +147,22 @@ class Publication(Promise[None]):
         self.outbox.fail(self, error)
 
 
+def has_time(entry: Publication, expires: float) -> bool:
+    """Set the time to live that is left of a message, see :meth:`Publication.prepare`; it ends at ``expires``."""
+    plan, left = entry.plan, expires - clock.monotonic()
+    if left <= 0:
+        why = f"{entry.what}: its time to live ended in the outbox"
+        is_unknown = entry.was_sent and not entry.is_stored
+        error = OutcomeUnknownError(f"{why}; it was sent before") if is_unknown else DeadlineError(why)
+        entry.outbox.fail(entry, error)
+        return False
+    told = plan.options.time_to_live
+    if entry.was_sent or told - left >= min(told * _PART, _INSTANT):
+        entry.plan = plan.replace(options=replace(plan.options, time_to_live=left))
+        entry.plan.record = plan.record
+    return True
+
+
 class IdentifiedPublication(Publication):
     """A message with an id of its own, apart from its options, so that many messages can share the same ones.
 
@@ -146,9 +171,26 @@ class IdentifiedPublication(Publication):
 
     __slots__ = ("own_id",)
 
-    own_id: str
+    own_id: str | None
 
     @property
     def message_id(self) -> str:
-        """Return the id that the application gave the message."""
-        return self.own_id
+        """Return the id that the application gave the message, or else the generated one."""
+        own = self.own_id
+        return own if own is not None else f"{self.outbox.id}-{self.sequence:x}"
+
+
+class ExpiringPublication(IdentifiedPublication):
+    """A message with a time to live, which counts from the call of ``publish``."""
+
+    __slots__ = ("_expires",)
+    may_expire = True
+
+    def __init__(self, outbox: Publications, payload: bytes, plan: PublishPlan, deadline: float) -> None:
+        super().__init__(outbox, payload, plan, deadline)
+        self.own_id = None
+        self._expires = clock.monotonic() + plan.options.time_to_live
+
+    def prepare(self) -> bool:
+        """See ``Publication``."""
+        return has_time(self, self._expires)

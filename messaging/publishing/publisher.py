@@ -36,7 +36,7 @@ from messaging.model import (
     publish_options,
     requested,
 )
-from messaging.publishing.publication import IdentifiedPublication, Publication
+from messaging.publishing.publication import ExpiringPublication, IdentifiedPublication, Publication
 from messaging.publishing.stored import RecordPlan
 
 if TYPE_CHECKING:
@@ -133,10 +133,14 @@ class MessagePublisher:
             if plan.record is None:
                 plan.record = RecordPlan(plan.channel, context, self._requested(context))
             return self._intake.accept(payload, plan, deadline)
-        publication = Publication(self.outbox, payload, plan, deadline)
-        if plan.options.last_will:
+        if not plan.is_special:
+            publication = Publication(self.outbox, payload, plan, deadline)
+            self._admission.put(publication)
+        elif plan.options.last_will:
+            publication = Publication(self.outbox, payload, plan, deadline)
             self._set_will(publication)
         else:
+            publication = self._special(payload, plan)
             self._admission.put(publication)
         return publication
 
@@ -189,18 +193,28 @@ class MessagePublisher:
             PayloadTooLargeError, OutboxFullError, ClosedError: as :meth:`publish`.
         """
         payload = self.check_payload(payload)
-        timeout = self._timeout if plan.options.timeout is None else plan.options.timeout
-        deadline = clock.monotonic() + timeout
-        if message_id is None:
-            publication = Publication(self.outbox, payload, plan, deadline)
+        if message_id is not None or plan.is_special:
+            publication = self._special(payload, plan, message_id)
         else:
-            publication = own = IdentifiedPublication(self.outbox, payload, plan, deadline)
-            own.own_id = message_id
+            publication = Publication(self.outbox, payload, plan, clock.monotonic() + self._timeout)
         publication.correlation_id = correlation_id
         if on_loop:
             self._admission.post(publication)
         else:
             self._admission.put(publication)
+        return publication
+
+    def _special(self, payload: bytes, plan: PublishPlan, message_id: str | None = None) -> Publication:
+        """Return a publication with a deadline, a time to live or a message id of its own."""
+        options = plan.options
+        deadline = clock.monotonic() + (self._timeout if options.timeout is None else options.timeout)
+        if options.time_to_live is not None:
+            publication: IdentifiedPublication = ExpiringPublication(self.outbox, payload, plan, deadline)
+        elif message_id is not None:
+            publication = IdentifiedPublication(self.outbox, payload, plan, deadline)
+        else:
+            return Publication(self.outbox, payload, plan, deadline)
+        publication.own_id = options.message_id if message_id is None else message_id
         return publication
 
     def check_payload(self, payload: Any) -> bytes:

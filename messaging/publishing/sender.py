@@ -145,7 +145,7 @@ class Sender:
             entry = waiting.popleft()
             if entry.settled:
                 entry.outbox.count_late(entry)
-            elif not entry.is_stored or entry.prepare():
+            elif not entry.may_expire or entry.prepare():
                 entry.is_waiting = False
                 batch.append(entry)
         return batch

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging import forking
-from messaging.errors import ClosedError, DeadlineError, MessagingError, OutcomeUnknownError
+from messaging.errors import ClosedError, MessagingError, OutcomeUnknownError
 from messaging.execution import PENDING, Promise, clock
 from messaging.journal import RecordTemplate
 from messaging.model import Features, stored_properties
-from messaging.publishing.publication import IdentifiedPublication, Publications
+from messaging.publishing.publication import IdentifiedPublication, Publications, has_time
 
 if TYPE_CHECKING:
     from messaging.model import MessageContext, PublishPlan
@@ -56,6 +55,7 @@ class StoredPublication(IdentifiedPublication):
 
     __slots__ = ("_expires", "_stored", "arrivals", "is_arriving", "is_stored", "offset", "record", "store_error")
     count = 1
+    may_expire = True
 
     def __init__(
         self, outbox: Publications, arrivals: Arrivals, payload: bytes, plan: PublishPlan, deadline: float
@@ -139,14 +139,7 @@ class StoredPublication(IdentifiedPublication):
         """See ``Publication``."""
         if self._expires == inf:
             return True
-        left = self._expires - clock.monotonic()
-        if left <= 0:
-            self.outbox.fail(self, DeadlineError(f"{self.what}: its time to live ended in the outbox"))
-            return False
-        plan = self.plan
-        self.plan = plan.replace(options=replace(plan.options, time_to_live=left))
-        self.plan.record = plan.record
-        return True
+        return has_time(self, self._expires)
 
     def pass_deadline(self) -> None:
         """Fail the promise; the message is still sent. On the loop."""

@@ -1,0 +1,147 @@
+"""The rules that the outbox in memory and the durable one share: one test each, run on both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from messaging import Messaging
+from messaging.errors import (
+    ArgumentError,
+    DeadlineError,
+    MessagingError,
+    OutboxFullError,
+    PayloadTooLargeError,
+    PublishRefusedError,
+)
+from messaging.testing.clock import VirtualClock
+from messaging.testing.waiting import PATIENCE, eventually, results
+from tests.doubles.fake import FakeBroker
+from tests.doubles.fixtures import Connect
+
+BOTH = pytest.mark.parametrize("kind", ["memory", "disk"])
+
+
+@pytest.fixture
+def outbox(kind: str, tmp_path: Path) -> dict[str, Any]:
+    return {"outbox_path": tmp_path / "outbox"} if kind == "disk" else {}
+
+
+def is_accepted(m: Messaging, count: int) -> bool:
+    return m.runtime.get_runtime_dto().publisher.pending >= count
+
+
+@BOTH
+def test_a_time_to_live_counts_from_publish(
+    virtual_clock: VirtualClock, broker: FakeBroker, connect: Connect, outbox: dict[str, Any]
+) -> None:
+    """The broker is told what is left, again after each loss; an expired message is not sent."""
+    m = connect(broker, **outbox, timeout=100.0)
+    broker.go_down()
+    short, long = m.publish("a", b"short", time_to_live=5.0), m.publish("a", b"long", time_to_live=60.0)
+    identified = m.publish("a", b"own", time_to_live=60.0, message_id="own")
+    eventually(lambda: is_accepted(m, 3))
+    virtual_clock.advance(10.0)
+    broker.hold = True
+    broker.gates["open"].open()
+    with pytest.raises(DeadlineError, match="time to live"):
+        short.result(PATIENCE)
+    eventually(lambda: len(broker.held) == 2)
+    left = broker.held[0].plan.options.time_to_live
+    assert left is not None
+    assert 45.0 < left < 50.001
+    assert broker.held[1].message_id == "own"
+    broker.go_down()
+    virtual_clock.advance(10.0)
+    broker.gates["open"].open()
+    eventually(lambda: len(broker.held) == 2)
+    again = broker.held[0].plan.options.time_to_live
+    assert again is not None
+    assert again < left - 9.9
+    broker.confirm()
+    results([long, identified])
+    assert b"short" not in broker.payloads
+
+
+@BOTH
+def test_a_time_to_live_reaches_the_broker_as_it_was_given_if_nothing_waits(
+    virtual_clock: VirtualClock, broker: FakeBroker, connect: Connect, outbox: dict[str, Any]
+) -> None:
+    del virtual_clock
+    broker.hold = True
+    m = connect(broker, **outbox)
+    m.publish("a", b"1", time_to_live=60.0)
+    eventually(lambda: broker.held)
+    assert broker.held[0].plan.options.time_to_live == 60.0
+    broker.confirm()
+
+
+@BOTH
+def test_messages_are_sent_in_order_with_the_same_ids_over_a_loss(
+    broker: FakeBroker, connect: Connect, outbox: dict[str, Any]
+) -> None:
+    broker.hold = True
+    m = connect(broker, **outbox)
+    promises = [
+        m.publish("a", b"%d" % number, **({"message_id": "own"} if number == 1 else {}), time_to_live=60.0)
+        if number % 2
+        else m.publish("a", b"%d" % number)
+        for number in range(6)
+    ]
+    broker.wait_sent(6)
+    broker.lose_and_reconnect()
+    broker.wait_sent(12)
+    broker.confirm()
+    results(promises)
+    first, again = broker.sent[:6], broker.sent[6:]
+    assert [each.payload for each in first] == [each.payload for each in again] == [b"%d" % n for n in range(6)]
+    assert [each.message_id for each in first] == [each.message_id for each in again]
+    assert first[1].message_id == "own"
+    assert len({each.message_id for each in first}) == 6
+
+
+@BOTH
+def test_wrong_messages_are_refused_by_the_call(broker: FakeBroker, connect: Connect, outbox: dict[str, Any]) -> None:
+    broker.limit = 4
+    m = connect(broker, **outbox)
+    with pytest.raises(PayloadTooLargeError):
+        m.publish("a", b"12345")
+    for wrong in ({"time_to_live": 0}, {"time_to_live": -1}, {"message_id": ""}, {"message_id": "x" * 256}):
+        with pytest.raises(ArgumentError):
+            m.publish("a", b"1", **wrong)  # type: ignore[arg-type]
+    m.publish("a", b"").result(PATIENCE)
+    assert broker.payloads == [b""]
+
+
+@BOTH
+def test_a_refused_message_fails_alone(broker: FakeBroker, connect: Connect, outbox: dict[str, Any]) -> None:
+    broker.hold = True
+    m = connect(broker, **outbox)
+    bad, good = m.publish("a", b"bad", time_to_live=60.0), m.publish("a", b"good")
+    broker.wait_sent(2)
+    broker.fail(PublishRefusedError("no"))
+    broker.confirm()
+    assert isinstance(bad.exception(PATIENCE), PublishRefusedError)
+    good.result(PATIENCE)
+
+
+@BOTH
+def test_a_full_outbox_fails_with_the_same_error(
+    broker: FakeBroker, connect: Connect, outbox: dict[str, Any], kind: str
+) -> None:
+    bound = {"outbox_size": 2} if kind == "memory" else {"outbox_disk_bytes": 3_000_000}
+    m = connect(broker, **outbox, **bound, timeout=0.2)
+    broker.go_down()
+    errors: list[MessagingError] = []
+    for _ in range(5):
+        try:
+            promise = m.publish("a", bytes(1_000_000))
+            promise.looked_at = True
+            if kind == "disk" and (error := promise.stored.exception(PATIENCE)) is not None:
+                errors.append(error)
+        except MessagingError as error:
+            errors.append(error)
+    assert errors
+    assert {type(each) for each in errors} == {OutboxFullError}
