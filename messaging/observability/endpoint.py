@@ -39,6 +39,8 @@ MAX_CONNECTIONS: Final = 16
 _TIMEOUT: Final = 5.0
 #: how long one connection may last, seconds
 _DEADLINE: Final = 10.0
+#: how long a new connection waits for the place of one that was cut, seconds
+_HANDOVER: Final = 1.0
 _THREAD_NAME: Final = "messaging-monitoring"
 _JSON: Final = "application/json"
 
@@ -171,6 +173,8 @@ class _Server(http.server.HTTPServer):
         self.address_family = family
         self.answer = answer
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        #: connections that have not sent a request, the oldest first; changed by any thread, one step at a time
+        self._silent: dict[Any, None] = {}
         super().__init__(address, _Handler)
 
     def run(self) -> None:
@@ -184,15 +188,25 @@ class _Server(http.server.HTTPServer):
         self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer on another thread; close the connection if all places are taken."""
+        """Answer on another thread. If all places are taken, the oldest connection without a request gives up its."""
         if not self._places.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+            for silent in [*self._silent][:1]:
+                self.heard(silent)
+                _cut(silent)
+            if not self._places.acquire(timeout=_HANDOVER):
+                self.shutdown_request(request)
+                return
+        self._silent[request] = None
         try:
             start_thread(lambda: self._serve(request, client_address), _THREAD_NAME)
         except RuntimeError:  # no thread can be started
+            self.heard(request)
             self._places.release()
             self.shutdown_request(request)
+
+    def heard(self, request: Any) -> None:
+        """Note that a connection has sent its request. From any thread."""
+        self._silent.pop(request, None)
 
     def _serve(self, request: Any, client_address: Any) -> None:
         # a client that sends a byte now and then would keep its thread for long
@@ -207,6 +221,7 @@ class _Server(http.server.HTTPServer):
             logger.exception("monitoring endpoint: a request failed")
         finally:
             watch.cancel()
+            self.heard(request)
             self.shutdown_request(request)
             self._places.release()
 
@@ -233,6 +248,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._respond(with_body=False)
 
     def _respond(self, *, with_body: bool) -> None:
+        self.server.heard(self.request)
         path = self.path.partition("?")[0]
         status, body, headers = self.server.answer(
             path, self.headers.get("Accept", ""), self.headers.get("Accept-Encoding", "")

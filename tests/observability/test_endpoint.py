@@ -178,6 +178,20 @@ def test_clients_that_send_nothing_do_not_lock_others_out(monkeypatch: pytest.Mo
                 client.close()
 
 
+@table("sent", [b"", b"GET /heal", b"GET /healthz HTTP/1.1\r\nHost: x\r\n"])
+def test_probes_are_answered_at_once_whatever_silent_clients_are_connected(
+    sent: bytes, endpoint: MonitoringEndpoint
+) -> None:
+    """Connections that have sent no request give up their places, the oldest first."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(40):
+            silent = stack.enter_context(socket.create_connection(("127.0.0.1", endpoint.port), PATIENCE))
+            silent.sendall(sent)
+        for _ in range(20):
+            status, _, body = get(endpoint.port, "/healthz")
+            assert (status, json.loads(body)["status"]) == (200, "ok")
+
+
 def test_a_port_that_is_taken_is_a_configuration_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
