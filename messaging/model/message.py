@@ -6,9 +6,10 @@ for every message, and a frozen dataclass takes three times as long to create.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
+from messaging.model.context import NO_EXTENSIONS
 from messaging.text import tolerant
 
 if TYPE_CHECKING:
@@ -58,6 +59,27 @@ class Message(Generic[V_co]):
     def context(self) -> MessageContext:
         """Return the context, never ``None``. A received message has an :class:`AcknowledgeMessageContext`."""
         return self._context
+
+    @property
+    def channel(self) -> str | None:
+        """Channel of the context."""
+        return self._context.channel
+
+    @property
+    def headers(self) -> Mapping[str, Any]:
+        """User headers of the context; empty if there are none."""
+        found: Mapping[str, Any] = self._context.extensions.get("headers", NO_EXTENSIONS)
+        return found
+
+    @property
+    def message_id(self) -> str | None:
+        """Message id of the context; ``None`` if it has none."""
+        return self._context.extensions.get("messageId")
+
+    @property
+    def reply_to(self) -> str | None:
+        """Reply channel of the context."""
+        return self._context.reply_to_channel
 
     @overload
     def value(self) -> V_co: ...

@@ -199,3 +199,13 @@ def test_messages_are_acknowledged_later_with_acknowledge_manual() -> None:
         context = m.acknowledge_context_builder().post_acknowledge(print).message_context_builder()
         with pytest.raises(messaging.ArgumentError, match="manual"):
             m.subscription.subscribe(context.channel("c").build_context(), acknowledge="manual")
+
+
+def test_a_message_has_the_values_of_its_context_that_handlers_read_most() -> None:
+    context = MessageContext(
+        "a/b", reply_to_channel="r", extensions=MappingProxyType({"headers": {"k": "v"}, "messageId": "1"})
+    )
+    message = Message(b"", context)
+    assert (message.channel, message.headers, message.message_id, message.reply_to) == ("a/b", {"k": "v"}, "1", "r")
+    bare = Message(b"", MessageContext())
+    assert (bare.channel, dict(bare.headers), bare.message_id, bare.reply_to) == (None, {}, None, None)
