@@ -55,7 +55,7 @@ class ControlClient:
         if target.username is not None:
             # with an authentication method the password is its data
             password = target.password if target.auth_method is None else None
-            client.username_pw_set(target.username, password.get_secret_value() if password else None)
+            client.username_pw_set(target.username, None if password is None else password.get_secret_value())
         if will is not None:
             properties = handshake.will_properties(will) if target.v5 else None
             client.will_set(will.topic, will.payload, will.qos, will.retain, properties)
