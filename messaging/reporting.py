@@ -105,8 +105,8 @@ class PartReporter:
 
     def problems(self) -> Sequence[str]:
         """See :class:`Reporter`."""
-        found: Sequence[str] = check_result(self._problems(), "problems")
-        return found
+        problems: Sequence[str] = check_result(self._problems(), "problems")
+        return problems
 
     @tolerant
     def __repr__(self) -> str:

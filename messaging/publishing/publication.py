@@ -147,8 +147,14 @@ class Publication(Promise[None]):
         self.outbox.fail(self, error)
 
 
-def has_time(entry: Publication, expires: float) -> bool:
-    """Set the time to live that is left of a message, see :meth:`Publication.prepare`; it ends at ``expires``."""
+def has_time(entry: Publication, told: float, expires: float) -> bool:
+    """Set the time to live that is left of a message, see :meth:`Publication.prepare`.
+
+    Args:
+        entry: the message.
+        told: its time to live, seconds.
+        expires: when it ends, monotonic seconds.
+    """
     plan, left = entry.plan, expires - clock.monotonic()
     if left <= 0:
         why = f"{entry.what}: its time to live ended in the outbox"
@@ -156,7 +162,6 @@ def has_time(entry: Publication, expires: float) -> bool:
         error = OutcomeUnknownError(f"{why}; it was sent before") if is_unknown else DeadlineError(why)
         entry.outbox.fail(entry, error)
         return False
-    told = plan.options.time_to_live
     if entry.was_sent or told - left >= min(told * _PART, _INSTANT):
         entry.plan = plan.replace(options=replace(plan.options, time_to_live=left))
         entry.plan.record = plan.record
@@ -183,14 +188,15 @@ class IdentifiedPublication(Publication):
 class ExpiringPublication(IdentifiedPublication):
     """A message with a time to live, which counts from the call of ``publish``."""
 
-    __slots__ = ("_expires",)
+    __slots__ = ("_expires", "_time_to_live")
     may_expire = True
 
     def __init__(self, outbox: Publications, payload: bytes, plan: PublishPlan, deadline: float) -> None:
         super().__init__(outbox, payload, plan, deadline)
         self.own_id = None
-        self._expires = clock.monotonic() + plan.options.time_to_live
+        self._time_to_live = plan.options.time_to_live or 0.0
+        self._expires = clock.monotonic() + self._time_to_live
 
     def prepare(self) -> bool:
         """See ``Publication``."""
-        return has_time(self, self._expires)
+        return has_time(self, self._time_to_live, self._expires)

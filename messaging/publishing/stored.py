@@ -139,7 +139,7 @@ class StoredPublication(IdentifiedPublication):
         """See ``Publication``."""
         if self._expires == inf:
             return True
-        return has_time(self, self._expires)
+        return has_time(self, self.plan.options.time_to_live or 0.0, self._expires)
 
     def pass_deadline(self) -> None:
         """Fail the promise; the message is still sent. On the loop."""

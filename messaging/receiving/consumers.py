@@ -72,7 +72,7 @@ class Push(rx.DisposableBase):
         self._thread = threading.get_ident()
         _in_observer.push = subscription
         try:
-            if not self._over:
+            if not (self._over or self._stopping):
                 self._consume(subscription)
             if not self._over and (self._stopping or subscription.ended):
                 self._finish(subscription.error, notify=self._complete or not self._stopping)
@@ -86,8 +86,6 @@ class Push(rx.DisposableBase):
         on_next, hand_out, settlement = self._on_next, subscription.hand_out, subscription.settlement
         fetch = hand_out.fetch
         accept = ignore if subscription.manual else settlement.accept
-        if self._stopping:
-            return
         while not subscription.ended:
             try:
                 message = fetch()
