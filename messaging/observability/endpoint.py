@@ -39,8 +39,6 @@ MAX_CONNECTIONS: Final = 16
 _TIMEOUT: Final = 5.0
 #: how long one connection may last, seconds
 _DEADLINE: Final = 10.0
-#: how long a new connection waits for the place of one that was cut, seconds
-_HANDOVER: Final = 1.0
 _THREAD_NAME: Final = "messaging-monitoring"
 _JSON: Final = "application/json"
 
@@ -173,8 +171,11 @@ class _Server(http.server.HTTPServer):
         self.address_family = family
         self.answer = answer
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        #: connections that have not sent a request, the oldest first; changed by any thread, one step at a time
+        self._lock = threading.Lock()  # guards the following two
+        #: connections that have not sent a request, the oldest first
         self._silent: dict[Any, None] = {}
+        #: connections that were cut, and whose places others have
+        self._replaced: set[Any] = set()
         super().__init__(address, _Handler)
 
     def run(self) -> None:
@@ -190,23 +191,36 @@ class _Server(http.server.HTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer on another thread. If all places are taken, the oldest connection without a request gives up its."""
         if not self._places.acquire(blocking=False):
-            for silent in [*self._silent][:1]:
-                self.heard(silent)
-                _cut(silent)
-            if not self._places.acquire(timeout=_HANDOVER):
+            with self._lock:
+                silent = next(iter(self._silent), None)
+                if silent is not None:
+                    del self._silent[silent]
+                    self._replaced.add(silent)
+            if silent is None:
                 self.shutdown_request(request)
                 return
-        self._silent[request] = None
+            _cut(silent)
+        with self._lock:
+            self._silent[request] = None
         try:
             start_thread(lambda: self._serve(request, client_address), _THREAD_NAME)
         except RuntimeError:  # no thread can be started
-            self.heard(request)
-            self._places.release()
+            self._leave(request)
             self.shutdown_request(request)
+
+    def _leave(self, request: Any) -> None:
+        """Release the place of a connection, unless another one has it already."""
+        with self._lock:
+            self._silent.pop(request, None)
+            is_replaced = request in self._replaced
+            self._replaced.discard(request)
+        if not is_replaced:
+            self._places.release()
 
     def heard(self, request: Any) -> None:
         """Note that a connection has sent its request. From any thread."""
-        self._silent.pop(request, None)
+        with self._lock:
+            self._silent.pop(request, None)
 
     def _serve(self, request: Any, client_address: Any) -> None:
         # a client that sends a byte now and then would keep its thread for long
@@ -221,9 +235,8 @@ class _Server(http.server.HTTPServer):
             logger.exception("monitoring endpoint: a request failed")
         finally:
             watch.cancel()
-            self.heard(request)
             self.shutdown_request(request)
-            self._places.release()
+            self._leave(request)
 
 
 def _cut(request: socket.socket) -> None:
