@@ -17,7 +17,7 @@ from typer import Argument, Option
 
 from messaging.cli import options
 from messaging.cli.connecting import Broker, identity, split, warn_of_memory
-from messaging.cli.output import ExitCode, dump, show_table, wait_while_read, write
+from messaging.cli.output import ExitCode, dump, show_table, sigterm_stops, wait_while_read, write
 from messaging.errors import (
     ArgumentError,
     ConnectionLostError,
@@ -42,7 +42,7 @@ _ANSWER: Final = 4.0
 _PATIENCE: Final = 60.0
 _DELAY: Final = 0.2
 
-mailbox = typer.Typer(name="mailbox", add_completion=False, pretty_exceptions_enable=False)
+mailbox = typer.Typer(name="mailbox", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 class Keep(enum.StrEnum):
@@ -108,6 +108,8 @@ def run(
 ) -> int:
     """Run a mailbox until interrupted. Its events are in a folder, and survive restarts.
 
+    SIGTERM, with which service managers stop a service, ends it with exit code 0.
+
     A channel has one mailbox: the command fails if another one answers there.
 
     Example: messaging mailbox run mqtt://localhost mailboxes/field /var/lib/mailbox
@@ -121,7 +123,7 @@ def run(
     if not path:
         raise ArgumentError("PATH must be the path of a folder, not empty")
     _check_seconds("--max-duration", max_duration)
-    with broker.connect("mailbox") as m:
+    with sigterm_stops(), broker.connect("mailbox") as m:
         _refuse_other(m, channel)
         box = EventMailbox(
             path, messaging=m, max_events=max_events, max_bytes=max_bytes or MAX_BYTES, full=full.value,

@@ -47,6 +47,12 @@ def registered(run: Run, url: str, topic: str, *arguments: str) -> str:
 # --- running
 
 
+def test_sigterm_ends_a_mailbox_in_good_order_with_0(url: str, topic: str, tmp_path: Path) -> None:
+    with ready(f"mailbox {topic}", "mailbox", "run", url, topic, str(tmp_path / "box")) as program:
+        program.signal(signal.SIGTERM)
+        assert program.ended() == 0
+
+
 def test_a_mailbox_ends_when_interrupted_and_goes_on_after_a_restart(
     run: Run, url: str, topic: str, tmp_path: Path
 ) -> None:
