@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from adapters.spark import option_values as values
 from adapters.spark.errors import invalid_option
 from adapters.spark.option_values import EARLIEST, LATEST
+from messaging.environment import URL_VARIABLE
 from messaging.errors import ConfigurationError, InvalidOptionError, InvalidUrlError
 from messaging.instance import find_adapter
 from messaging.model import CHECKS, MAX_PREFETCH, SUBSCRIBE_ONLY, BrokerUrl, Features, check_name, overlap, parse_url
-from messaging.model.settings import URL_VARIABLE, load_settings
+from messaging.model.settings import load_settings
 from messaging.text import did_you_mean
 
 if TYPE_CHECKING:

@@ -39,6 +39,7 @@ app = typer.Typer(
     cls=Commands,
     add_completion=False,
     pretty_exceptions_enable=False,  # they show the values of variables, such as passwords
+    rich_markup_mode=None,  # importing rich takes as long as all the rest of a help text
     context_settings={"max_content_width": 100},
     epilog=(
         "Exit codes: 0 done; 1 failed at run time: no connection, refused, not confirmed, an error of the responder, "
@@ -123,8 +124,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
                 return ExitCode.OK
             raise
         except _CommandLineError as error:
-            report(_explained(error))
-            return ExitCode.USAGE
+            if given[-1] != "-h" or getattr(error, "option_name", "") != "-h":  # with a value it is the host of others
+                report(_explained(error))
+                return ExitCode.USAGE
+            return run([*given[:-1], "--help"])
         except MessagingError as error:
             report(error)
             return ExitCode.USAGE if isinstance(error, _BAD_INPUT) else ExitCode.FAILED

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: a short option before its long form, in a help text
+_SHORT: Final = re.compile(r"^(  -\w), --", re.MULTILINE)
 ENTRY_POINT_GROUP: Final = "messaging.commands"
 
 
@@ -116,6 +119,8 @@ class Commands(TyperGroup):
                 f"the command {point.name} = {point.value} does not load: {type(error).__name__}: {error}"
             ) from error
         command.name = name  # its package may use another name
+        if not command.help:
+            command.short_help = f"Of {point.value}."
         self.add_command(command, name)
         return command
 
@@ -134,11 +139,20 @@ def load_own(name: str) -> Any:
     if isinstance(target, typer.Typer):
         app = target
     else:
-        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
         app.command(name)(target)
     command = typer.main.get_command(app)
     command.name = name
+    _align(command)
     return command
+
+
+def _align(command: Any) -> None:
+    """Have the help of a command, and of those in it, write ``-t  --topic`` instead of ``-t, --topic``."""
+    plain = command.get_help
+    command.get_help = lambda context: _SHORT.sub(r"\1  --", plain(context))
+    for each in getattr(command, "commands", {}).values():
+        _align(each)
 
 
 def found() -> Mapping[str, EntryPoint]:

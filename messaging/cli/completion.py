@@ -235,8 +235,8 @@ def _contexts() -> Iterator[tuple[str, str]]:
 def _adapter(words: Iterable[str]) -> type[Adapter] | None:
     """Return the adapter of the broker in ``words`` or the environment, or ``None`` without a broker."""
     from messaging.cli.context_file import PREFIX, get
+    from messaging.environment import URL_VARIABLE
     from messaging.instance import find_adapter
-    from messaging.model.settings import URL_VARIABLE
 
     url = next((word for word in words if "://" in word or word.startswith(PREFIX)), None)
     url = url or os.environ.get(URL_VARIABLE, "")

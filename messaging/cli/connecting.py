@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.cli import context_file, options
 from messaging.cli.context_file import PREFIX, SavedContext
+from messaging.environment import URL_VARIABLE
 from messaging.errors import ArgumentError, ConfigurationError, InvalidOptionError
-from messaging.model import parse_url
-from messaging.model.settings import URL_VARIABLE
 
 if TYPE_CHECKING:
     from messaging.connection import ConnectionState
@@ -78,7 +77,8 @@ class Broker:
             ArgumentError: a setting is given twice.
             MessagingError: as ``messaging.connect``.
         """
-        from messaging.instance import connect  # importing it is slow, and help and completion do not need it
+        from messaging.instance import connect  # importing them is slow, and help and completion do not need them
+        from messaging.model import parse_url
 
         given: dict[str, Any] = options.settings(self.option, self.client_id)
         for parameter in ("url", "services"):

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 #: most characters of a password that is read from stdin
 _LONGEST: Final = 65_536
 
-context = typer.Typer(name="context", add_completion=False, pretty_exceptions_enable=False)
+context = typer.Typer(name="context", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 _Name = Annotated[str, Argument(metavar="NAME", show_default=False, help="Name of the context.")]
 _Json = Annotated[bool, Option("--json", help="Write JSON on one line.")]

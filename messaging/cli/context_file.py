@@ -23,7 +23,6 @@ from typing import Any, Final, NamedTuple
 
 from messaging.cli.user_folders import base_directory
 from messaging.errors import ConfigurationError
-from messaging.model import is_secret_option, parse_url
 from messaging.text import did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -55,11 +54,15 @@ class SavedContext(NamedTuple):
     @property
     def shown_url(self) -> str:
         """The URL with its password masked."""
+        from messaging.model import parse_url  # not at import: help and completion must be fast
+
         return str(parse_url(self.url))
 
     @property
     def shown_settings(self) -> dict[str, str]:
         """The settings with secrets masked."""
+        from messaging.model import is_secret_option
+
         return {key: "***" if is_secret_option(key) else value for key, value in sorted(self.settings.items())}
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-events = typer.Typer(name="events", add_completion=False, pretty_exceptions_enable=False)
+events = typer.Typer(name="events", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 class EventType(enum.StrEnum):

@@ -6,9 +6,9 @@ import enum
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
+import messaging
 from messaging.cli.payload import Outcomes
 from messaging.errors import ArgumentError, MessagingError, UnsupportedFeatureError
-from messaging.model import Features, check_pattern, matcher
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
@@ -44,6 +44,8 @@ class Filter:
     def __init__(self, out: Iterable[str], *, live_only: bool, retained_only: bool) -> None:
         if live_only and retained_only:
             raise ArgumentError("--no-retained and --retained-only: give one of them")
+        from messaging.model import check_pattern, matcher  # not at import: help and completion must be fast
+
         self._out: list[Callable[[str], bool]] = [matcher(check_pattern(pattern)) for pattern in out]
         self._live_only = live_only
         self._retained_only = retained_only
@@ -83,7 +85,9 @@ class Removal:
         if len(self._channels) > _REMEMBERED:
             del self._channels[next(iter(self._channels))]
         builder = self._m.context_builder().channel(str(context.channel), context.channel_extension)
-        builder.extensions({Features.EXTENSION_RETAIN: True, Features.EXTENSION_GUARANTEED_DELIVERY: True})
+        builder.extensions(
+            {messaging.Features.EXTENSION_RETAIN: True, messaging.Features.EXTENSION_GUARANTEED_DELIVERY: True}
+        )
         try:
             promise = self._m.publisher.publish(builder.content(b"").build_message())
         except MessagingError as error:
@@ -98,7 +102,7 @@ class Removal:
 
 def is_retained(message: Message) -> bool:
     """Return whether the broker had retained ``message``."""
-    return bool(message.context.extensions.get(Features.EXTENSION_RETAIN))
+    return bool(message.context.extensions.get(messaging.Features.EXTENSION_RETAIN))
 
 
 def require_retain(m: Messaging, option: str, *, queue: bool) -> None:
@@ -108,7 +112,7 @@ def require_retain(m: Messaging, option: str, *, queue: bool) -> None:
         UnsupportedFeatureError: the instance has no retained messages.
         ArgumentError: subscribers that share a queue get none.
     """
-    if Features.EXTENSION_RETAIN not in m.features:
-        raise UnsupportedFeatureError(Features.EXTENSION_RETAIN, m.name, f"{option} needs it")
+    if messaging.Features.EXTENSION_RETAIN not in m.features:
+        raise UnsupportedFeatureError(messaging.Features.EXTENSION_RETAIN, m.name, f"{option} needs it")
     if queue:
         raise ArgumentError(f"{option} does not go with --queue: retained messages go to no queue")

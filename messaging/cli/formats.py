@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+import messaging
 from messaging.cli.filters import is_retained
 from messaging.cli.output import dump, payload_fields
 from messaging.errors import ArgumentError, MessagingError
-from messaging.model import Features
 
 if TYPE_CHECKING:
     from messaging.model import Message
@@ -58,12 +58,12 @@ def _extension(message: Message, key: str) -> Any:
 
 
 def _time_to_live(message: Message) -> int | None:
-    left = _extension(message, Features.EXTENSION_TIME_TO_LIVE)
+    left = _extension(message, messaging.Features.EXTENSION_TIME_TO_LIVE)
     return None if left is None else round(left)
 
 
 def _user_properties(message: Message) -> bytes:
-    headers = _extension(message, Features.EXTENSION_HEADERS) or {}
+    headers = _extension(message, messaging.Features.EXTENSION_HEADERS) or {}
     return " ".join(
         f"{name}:{each}"
         for name, value in headers.items()
@@ -72,7 +72,7 @@ def _user_properties(message: Message) -> bytes:
 
 
 def _qos(message: Message) -> int:
-    qos = _extension(message, Features.EXTENSION_QOS)
+    qos = _extension(message, messaging.Features.EXTENSION_QOS)
     return int(qos) if qos is not None else 0
 
 
@@ -97,7 +97,7 @@ def _parameters(message: Message, now: int) -> dict[str, Any]:
         "correlation-data": context.correlation_id,
         "message-expiry-interval": _time_to_live(message),
         "response-topic": context.reply_to_channel,
-        "user-properties": _extension(message, Features.EXTENSION_HEADERS) or None,
+        "user-properties": _extension(message, messaging.Features.EXTENSION_HEADERS) or None,
     }
     properties = {key: value for key, value in properties.items() if value is not None}
     if properties:

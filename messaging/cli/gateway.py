@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-gateway = typer.Typer(name="gateway", add_completion=False, pretty_exceptions_enable=False)
-dead_letters = typer.Typer(name="dead-letters", add_completion=False, pretty_exceptions_enable=False)
+gateway = typer.Typer(name="gateway", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+dead_letters = typer.Typer(
+    name="dead-letters", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+)
 gateway.add_typer(dead_letters)
 
 #: most characters of a reason in a table

@@ -20,10 +20,11 @@ from messaging.cli.connecting import Broker
 from messaging.cli.output import LOOK, ExitCode, ReaderGoneError, dump, is_reader_gone, show, write
 from messaging.codecs import codec_for, content_types
 from messaging.connection import ConnectionState
+from messaging.environment import URL_VARIABLE
 from messaging.errors import ArgumentError, BrokerError, MessagingError
 from messaging.instance import Messaging, find_adapter
 from messaging.model import Features, parse_url
-from messaging.model.settings import URL_VARIABLE, load_settings
+from messaging.model.settings import load_settings
 
 _PACKAGES: Final = (
     "rx-messaging",

@@ -29,7 +29,7 @@ _ROUNDS: Final = 3
 #: most characters of a payload in a line for people
 _SHOWN: Final = 200
 
-journal = typer.Typer(name="journal", add_completion=False, pretty_exceptions_enable=False)
+journal = typer.Typer(name="journal", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 _Directory = Annotated[
     Path, Argument(metavar="DIRECTORY", show_default=False, help="Folder of the journal, with its journal.json.")

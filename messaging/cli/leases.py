@@ -18,7 +18,7 @@ from messaging.errors import ArgumentError
 if TYPE_CHECKING:
     from messaging.leases import LeaseInfo
 
-leases = typer.Typer(name="leases", add_completion=False, pretty_exceptions_enable=False)
+leases = typer.Typer(name="leases", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 #: how long to wait for the answers of all objects, seconds
 WAIT = 1.0

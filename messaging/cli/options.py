@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final
 from typer import Argument, Option
 
 from messaging.cli.output import set_verbosity
+from messaging.environment import URL_VARIABLE
 from messaging.errors import ArgumentError
-from messaging.model.settings import URL_VARIABLE
 
 #: the panel of ``--help`` for the options that every command has
 _COMMON: Final = "Connection and diagnostics"

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-outbox = typer.Typer(name="outbox", add_completion=False, pretty_exceptions_enable=False)
+outbox = typer.Typer(name="outbox", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 _PANEL = "Database"
 #: sent rows that ``cleanup`` deletes in one transaction

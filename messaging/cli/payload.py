@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from typer import Option
 
+import messaging
 from messaging.cli import options
-from messaging.codecs import encode
 from messaging.errors import ArgumentError, PayloadTooLargeError
-from messaging.model import MessageContext
 
 if TYPE_CHECKING:
+    from messaging import MessageContext
     from messaging.errors import MessagingError
     from messaging.execution import Promise
 
@@ -60,11 +60,15 @@ class Outgoing:
     def context(self, channel: str, extensions: dict[str, Any]) -> MessageContext:
         """Return the context of the message."""
         texts = (self.content_type, self.encoding, self.correlation_id, self.reply_to)
-        return MessageContext(channel, self.routing_key, *texts, extensions)
+        return messaging.MessageContext(channel, self.routing_key, *texts, extensions)
 
     def encoded(self, payload: bytes) -> bytes:
         """Return ``payload`` in the content encoding of the message."""
-        return encode(payload, self.content_type, self.encoding)[0] if self.encoding is not None else payload
+        if self.encoding is None:
+            return payload
+        from messaging.codecs import encode  # not at import: help and completion must be fast
+
+        return encode(payload, self.content_type, self.encoding)[0]
 
     def open_source(self, stack: contextlib.ExitStack, *, from_stdin: bool = False) -> BinaryIO | None:
         """Open the source of the payload, before anything is connected; ``None`` for a text or an empty payload."""

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from typer import Option
 
+import messaging
 from messaging.cli import options
 from messaging.cli.connecting import Broker, warn_of_memory
 from messaging.cli.output import ExitCode, report
 from messaging.cli.payload import Outcomes, Outgoing, read_lines
 from messaging.errors import ArgumentError, MessagingError
-from messaging.model import Message, check_name
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
@@ -53,6 +53,8 @@ def pub(
 
     Example: messaging pub mqtt://localhost -t a/b -m hello -q 1 -r
     """
+    from messaging.model import check_name  # not at import: help and completion must be fast
+
     check_name(topic)
     if outgoing.sources + lines != 1:
         raise ArgumentError("say what to publish with exactly one of -m, -f, -s, -l and -n")
@@ -119,7 +121,7 @@ class _Run:
                     if ahead > _SHORTEST_SLEEP:
                         time.sleep(ahead)
                 try:
-                    promise = self._publisher.publish(Message(data, self._context))
+                    promise = self._publisher.publish(messaging.Message(data, self._context))
                 except MessagingError as error:
                     if not attempted:
                         raise

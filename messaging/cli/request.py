@@ -1,20 +1,23 @@
 """``messaging request``: send a request, and write its reply, or many."""
 
+from __future__ import annotations
+
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from reactivex import operators as ops
 from typer import Option
 
+import messaging
 from messaging.cli import options
 from messaging.cli.connecting import Broker, warn_of_memory
 from messaging.cli.output import ExitCode, payload_line, record_line, report, wait_while_read, write
-from messaging.cli.payload import Outgoing
+from messaging.cli.payload import Outgoing  # noqa: TC001  # typer evaluates annotations
 from messaging.errors import ArgumentError, DeadlineError, UnroutableError
-from messaging.instance import Messaging
-from messaging.model import Message, check_name
+
+if TYPE_CHECKING:
+    from messaging import Message, Messaging
 
 
 @options.command
@@ -39,6 +42,8 @@ def request(
 
     Example: messaging request mqtt://localhost -t orders/price -m '{"id": 7}' --timeout 5
     """
+    from messaging.model import check_name  # not at import: help and completion must be fast
+
     check_name(topic)
     if outgoing.sources != 1:
         raise ArgumentError("say what to send with exactly one of -m, -f, -s and -n")
@@ -52,7 +57,7 @@ def request(
         source = outgoing.open_source(stack)
         m = stack.enter_context(broker.connect("request"))
         context = outgoing.context(topic, extensions)
-        message = Message(outgoing.read(source, m.runtime.get_runtime_dto().max_message_size), context)
+        message = messaging.Message(outgoing.read(source, m.runtime.get_runtime_dto().max_message_size), context)
         try:
             if many:
                 _write_replies(m, message, form, count)
@@ -91,6 +96,8 @@ def _write_replies(m: Messaging, message: Message, form: Callable[[Message], byt
             fail(error)
 
     with m.reply_to_many.publish_with_reply_many(message) as stream:
+        from reactivex import operators as ops  # not at import: help and completion must be fast
+
         replies = stream if count is None else stream.pipe(ops.take(count))
         replies.subscribe(write_reply, fail, over.set)
         wait_while_read(over)

@@ -1,20 +1,25 @@
 """``messaging sub``: write every message that arrives to stdout."""
 
+from __future__ import annotations
+
 import enum
 import logging
 import threading
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+import messaging
 from messaging.cli import options
 from messaging.cli.connecting import Broker, identity, warn_of_memory
 from messaging.cli.filters import Filter, Removal, Verdict, is_retained, require_retain
 from messaging.cli.formats import PACKET_ID, UnformattableError, compiled
 from messaging.cli.output import ExitCode, ReaderGoneError, payload_line, record_line, wait_while_read, write
 from messaging.errors import ArgumentError
-from messaging.model import AcknowledgeMessageContext, Features, Message, check_pattern
+
+if TYPE_CHECKING:
+    from messaging import Message
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +86,8 @@ def sub(
 
     Example: messaging sub amqp://localhost -t 'a/#' --count 3 --timeout 10 --json
     """
+    from messaging.model import check_pattern  # not at import: help and completion must be fast
+
     for topic in topics:
         check_pattern(topic)
     options.check_timeout(timeout)
@@ -99,7 +106,7 @@ def sub(
         if remove_retained:
             writer.removal, writer.is_single = Removal(m), len(topics) == 1
         builder = m.context_builder()
-        if Features.ACKNOWLEDGE in m.features:  # manually
+        if messaging.Features.ACKNOWLEDGE in m.features:  # manually
             builder = m.acknowledge_context_builder().message_context_builder()
         builder.extensions(given)
         streams = []
@@ -192,7 +199,7 @@ class _Writer:
                 return
             if self.removal is not None and is_retained(message) and not self._filter.excludes(message):
                 self.removal.remove(message)
-            if self._acknowledge and isinstance(context, AcknowledgeMessageContext):
+            if self._acknowledge and isinstance(context, messaging.AcknowledgeMessageContext):
                 context.acknowledge_handler.acknowledge()
             if self._written == self._count:
                 self.over.set()

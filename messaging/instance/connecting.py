@@ -10,11 +10,11 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from messaging.adapter import ENTRY_POINT_GROUP, Adapter
+from messaging.environment import URL_VARIABLE
 from messaging.errors import AdapterClashError, ArgumentError, ConfigurationError, MessagingError, UnknownSchemeError
 from messaging.execution import may_block
 from messaging.instance.messaging import Messaging
 from messaging.model import concealed, parse_url
-from messaging.model.settings import URL_VARIABLE
 from messaging.services import ServiceRegistry, default_registry
 from messaging.text import did_you_mean
 

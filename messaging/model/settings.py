@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, cast
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from messaging.environment import ENVIRONMENT_PREFIX
 from messaging.errors import CodecError, InvalidOptionError
 from messaging.model.channels import MAX_BYTES, forbidden_character
 from messaging.model.credentials import as_command, as_provider
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ENVIRONMENT_PREFIX: Final = "MESSAGING_"
-URL_VARIABLE: Final = "MESSAGING_URL"
 
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 

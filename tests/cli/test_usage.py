@@ -334,6 +334,24 @@ def test_the_list_of_commands_imports_none_of_them() -> None:
     assert imported("--help") & {f"messaging.cli.{name}" for name in OWN} == set()
 
 
+@table("command", ["pub", "sub", "request", "mailbox", "gateway"])
+def test_the_help_of_a_command_imports_nothing_of_the_toolkit(command: str) -> None:
+    found = imported(command, "--help")
+    assert f"messaging.cli.{command}" in found
+    assert found & {"messaging.model", "messaging.instance", "pydantic_settings", "reactivex", "asyncio"} == set()
+
+
+def test_the_list_of_commands_imports_nothing_of_the_toolkit() -> None:
+    assert imported("--help") & {"messaging.model", "messaging.instance", "pydantic_settings", "reactivex"} == set()
+
+
+@table("arguments", [("-h",), ("pub", "-h"), ("pub", "memory://x", "-h"), ("mailbox", "-h"), ("mailbox", "run", "-h")])
+def test_h_is_help(run: Run, arguments: tuple[str, ...]) -> None:
+    code, out, _ = run(*arguments)
+    assert (code, "Usage: messaging" in out) == (0, True)
+    assert run(*arguments[:-1], "--help")[1] == out
+
+
 def test_the_version_is_told_without_the_toolkit() -> None:
     found = imported("--version")
     assert "messaging.cli.app" in found
