@@ -16,6 +16,7 @@ from types import ModuleType
 import pytest
 
 import messaging
+from messaging.model import keywords
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE
 from tests.forking import ForkedProcess
@@ -261,6 +262,32 @@ def test_links_of_a_page_lead_to_a_file_and_a_heading(page: str) -> None:
             linked = path.parent / target if target else path
             assert linked.exists(), target
             assert not heading or heading in anchors(linked), f"{target}#{heading}"
+
+
+def test_no_heading_of_a_page_is_empty_or_there_twice() -> None:
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = re.sub(r"^( *)```.*?^\1```", "code", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        headings = re.findall(r"^(#+) (.+)\n+(#*)", text, flags=re.MULTILINE)
+        names = [name for level, name, _ in headings if level == "##"]
+        assert sorted({*names}) == sorted(names), page.name
+        empty = [name for level, name, following in headings if following and len(following) <= len(level)]
+        assert not empty, (page.name, empty)
+
+
+def test_the_table_of_keywords_has_every_extension_of_several_words() -> None:
+    page = (ROOT / "docs" / "extensions.md").read_text()
+    table_ = page[page.index("### Keys and keywords") : page.index("### Extensions that need")]
+    told = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|$", table_, flags=re.MULTILINE))
+    kinds = (keywords.PublishKeywords, keywords.SubscribeKeywords, keywords.ReplyKeywords)
+    known = {name for kind in kinds for name in kind.__annotations__ if "_" in name}
+    of_contexts = {"content_type", "content_encoding", "correlation_id", "reply_to", "channel_extension"}
+    assert {*told.values()} == known - of_contexts
+    assert all(re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", key) == name for key, name in told.items())
+
+
+def test_pages_install_from_what_there_is() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")):
+        assert "pip install 'rx-messaging" not in page.read_text(), page
 
 
 def test_the_index_lists_every_page() -> None:
