@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 from messaging.errors import ClosedError, JournalCorruptError, JournalError, JournalFullError, JournalUnreadableError
 from messaging.execution import clock
+from messaging.journal.folders import private
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +122,11 @@ class Database:
             self._connection = self._connect_alone(error)
 
     def _connect(self, writable: bool, more: str = "", *, is_alone: bool = False) -> sqlite3.Connection:
+        if writable:
+            # SQLite gives its other files the mode of this one. An existing file must not be opened and closed beside
+            # SQLite: that would release its locks
+            with contextlib.suppress(OSError):
+                os.close(private(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
         uri = f"{self._path.as_uri()}?mode={'rwc' if writable else 'ro'}{more}"
         connection = sqlite3.connect(uri, uri=True, timeout=_BUSY, isolation_level=None, check_same_thread=False)
         try:

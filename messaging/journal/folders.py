@@ -2,6 +2,8 @@
 
 A local folder appends to files and waits until the disk has them. A file system that cannot append, such as an object
 store, writes each file as a whole: an adapter can bring a folder of its own, see :class:`Folder`.
+
+Only their owner may read the files that are created here, whatever the mode of the folder: they hold payloads.
 """
 
 from __future__ import annotations
@@ -131,7 +133,7 @@ hold_over_fork(_locking)
 
 
 def lock_file(
-    path: Path, patience: float, refused: Exception, *, mode: int = 0o644, flags: int = 0, with_folder: bool = False
+    path: Path, patience: float, refused: Exception, *, flags: int = 0, with_folder: bool = False
 ) -> HeldLock:
     """Return the lock of the file ``path``; raise ``refused`` after ``patience`` seconds, but not before 0.1 s.
 
@@ -139,23 +141,23 @@ def lock_file(
         path: of the file, which is created if it is missing.
         patience: seconds.
         refused: the error if another process has the lock.
-        mode, flags: of a file that is created; further flags to open it.
+        flags: further flags to open it.
         with_folder: whether to lock its folder, too, which other programs do not delete as they do a file.
     """
     deadline = clock.monotonic() + max(patience, _GRACE)
-    while (lock := _try_lock(path, mode, flags, with_folder)) is None:
+    while (lock := _try_lock(path, flags, with_folder)) is None:
         if clock.monotonic() > deadline:
             raise refused
         clock.pause(_PAUSE)
     return lock
 
 
-def _try_lock(path: Path, mode: int, flags: int, with_folder: bool) -> HeldLock | None:
+def _try_lock(path: Path, flags: int, with_folder: bool) -> HeldLock | None:
     """Return the lock of the file ``path``, or ``None`` if another process has it."""
     with _locking:
         lock = HeldLock()
         try:
-            lock.files.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, mode))
+            lock.files.append(private(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags))
             fcntl.flock(lock.files[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(lock.files[0]), path.stat()):  # its holder may have deleted the file
                 if with_folder:
@@ -179,6 +181,11 @@ def _lock_folder(folder: int) -> None:
         raise
     except OSError:  # NFS locks only files that are open for writing
         return
+
+
+def private(path: str | Path, flags: int) -> int:
+    """Open a file, which only its owner may read or write if it is created. An *opener*, see ``open``."""
+    return os.open(path, flags, 0o600)
 
 
 class LocalFolder:
@@ -279,7 +286,7 @@ class LocalFolder:
         path = self._root / name
         temporary = path.with_name(f".{path.name}.new")  # there is one writer
         try:
-            with temporary.open("wb") as file:
+            with open(temporary, "wb", opener=private) as file:
                 for part in parts:
                     file.write(part)
                 file.flush()
@@ -329,7 +336,7 @@ class Appender:
 
     def __init__(self, path: Path, keep: int) -> None:
         self.path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = private(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         #: bytes that the disk has
         self.size = keep
         try:

@@ -1211,3 +1211,18 @@ def test_offsets_that_are_skipped_have_no_rows_and_are_not_used(tmp_path: Path, 
         batches = [*read(each.folder, found.spans(1, end + 2))]
         assert [found.num_rows for found in batches] == [2, 2]
     assert log.tail(2).num_rows == 2
+
+
+def test_the_files_of_a_journal_are_private_in_a_folder_that_everybody_may_read(tmp_path: Path) -> None:
+    umask = os.umask(0)
+    try:
+        (tmp_path / "journal").mkdir(mode=0o777)
+        journal, log = opened_log(str(tmp_path / "journal"))
+        journal.begin_query(adopt=False, starts={0: 0})
+        add(log)
+        leave_mark(journal.folder, str(journal.mark))
+    finally:
+        os.umask(umask)
+    files = {each.name: each.stat().st_mode & 0o777 for each in tmp_path.rglob("*") if each.is_file()}
+    assert len(files) >= 5
+    assert set(files.values()) == {0o600}

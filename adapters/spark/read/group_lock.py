@@ -61,7 +61,7 @@ def lock_group(address: str, group: str) -> contextlib.ExitStack:
         return held
     path = folder / (hashlib.sha256(f"{address}\0{group}".encode()).hexdigest()[:32] + ".lock")
     error = taken_over(group, "another query on this machine uses the group")
-    held.enter_context(lock_file(path, LOCK_SECONDS, error, mode=0o600, flags=os.O_NOFOLLOW))
+    held.enter_context(lock_file(path, LOCK_SECONDS, error, flags=os.O_NOFOLLOW))
     held.callback(path.unlink, missing_ok=True)  # while it is locked
     return held
 
