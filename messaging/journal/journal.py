@@ -145,6 +145,7 @@ class Journal(JournalView):
         self._upkeep = Upkeep(log, self._cursors, self._retention, lambda: self._commit.waiting)
         _open.add(self)
         if max_age is not None:
+            self._retention.expire()  # before the first append: records of earlier runs stay in segments of their own
             self._commit.wake()
 
     # --- opening

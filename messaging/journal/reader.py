@@ -33,13 +33,17 @@ def time_of(log: RecordLog, segment: Segment) -> float | None:
             segment.empty_since = clock.wall()
         return segment.empty_since
     if segment.began is None:
-        try:
-            records = RecordReader(log, segment.first).take(1)
-        except OSError:
-            return None
-        if records and records[0].offset == segment.first:
-            segment.began = records[0].timestamp
+        segment.began = time_at(log, segment.first)
     return segment.began
+
+
+def time_at(log: RecordLog, offset: int) -> float | None:
+    """Return the timestamp of the record at ``offset``; ``None`` if it cannot be read. Reads up to a segment."""
+    try:
+        records = RecordReader(log, offset).take(1)
+    except OSError:
+        return None
+    return records[0].timestamp if records and records[0].offset == offset else None
 
 
 class RecordReader:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from messaging.errors import JournalError, JournalFullError
 from messaging.execution import clock
-from messaging.journal.reader import time_of
+from messaging.journal.reader import time_at, time_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,9 +37,10 @@ FULL_POLICIES: Final = ("block", "drop_oldest", "reject")
 #: bytes of a frame beside its records, about
 _FRAME_BYTES: Final = 32
 #: a segment expires as a whole, so it holds at most this part of ``max_age``
-_AGE_STEPS: Final = 4
-#: shortest time between two looks at the age, seconds
-_AGE_PAUSE: Final = 0.1
+_AGE_STEPS: Final = 20
+#: looks at the age in ``max_age``, and the shortest time between two of them, seconds
+_AGE_LOOKS: Final = 40
+_AGE_PAUSE: Final = 0.01
 
 
 class Retention:
@@ -75,6 +76,7 @@ class Retention:
         #: records that were dropped, since the journal was created
         self.dropped = cursors.dropped
         self._next_look = 0.0
+        self._first_of_run = log.end
 
     # --- room
 
@@ -173,30 +175,57 @@ class Retention:
 
     def pause(self) -> float | None:
         """Return the seconds until :meth:`expire` has to be called, ``None`` for never."""
-        return None if self._max_age is None else max(_AGE_PAUSE, self._max_age / _AGE_STEPS)
+        return None if self._max_age is None else max(_AGE_PAUSE, self._max_age / _AGE_LOOKS)
 
     def expire(self) -> None:
-        """Drop the segments whose records are all older than ``max_age``."""
+        """Drop the segments whose records are all older than ``max_age``, by timestamp or since they were stored.
+
+        A segment holds a twentieth of ``max_age``, so that its last record is dropped in time, too.
+        """
         if self._max_age is None or (now := clock.monotonic()) < self._next_look:
             return
-        self._next_look = now + max(_AGE_PAUSE, self._max_age / _AGE_STEPS)
-        log = self._log
-        wall = clock.wall()
-        keep = log.begin
-        for segment in log.segments:  # with the first: a segment after it may begin earlier, if the clock was set back
-            began = time_of(log, segment)
-            if began is None or began > wall:
-                continue  # damaged, or the clock was wrong: the segments after it tell
-            if began > wall - self._max_age:
-                break
-            keep = segment.first
+        self._next_look = now + max(_AGE_PAUSE, self._max_age / _AGE_LOOKS)
+        log, wall = self._log, clock.wall()
+        for segment in log.segments:
+            if segment.seen is None:
+                segment.seen = now
+        keep = max(self._expired_by(wall - self._max_age, wall), self._expired_since(now - self._max_age))
         if keep > log.begin:
             self._drop_before(keep, f"older than {self._max_age:g} s")
         last = log.segments[-1] if log.segments else None
         if last is not None and last.first < log.end:
-            began = time_of(log, last)
-            if began is None or not wall - self._max_age / _AGE_STEPS <= began <= wall:
-                self._roll()
-                last = log.segments[-1]
-        if last is not None:
-            time_of(log, last)  # an empty one begins now, and the records before it expire max_age later
+            began, least = time_of(log, last), self._max_age / _AGE_STEPS
+            is_young = began is not None and wall - least <= began <= wall
+            if not is_young or last.seen is None or last.seen <= now - least:
+                before = self._time_before(log.end)  # of an earlier run, if nothing was appended since
+                if self._roll() and (last := log.segments[-1]).first == log.end:
+                    last.seen = now
+                    last.empty_since = wall if before is None else min(wall, before)
+
+    def _expired_by(self, oldest: float, wall: float) -> int:
+        """Return the offset before which all records have a timestamp of at most ``oldest``."""
+        log = self._log
+        keep = log.begin
+        for segment in log.segments:  # with the first: a segment after it may begin earlier, if the clock was set back
+            if segment.empty_since is None and not segment.size:
+                segment.empty_since = self._time_before(segment.first)
+            began = time_of(log, segment)
+            if began is None or began > wall:
+                continue  # damaged, or the clock was wrong: the segments after it tell
+            if began > oldest:
+                if segment.empty_since is None:
+                    segment.empty_since = self._time_before(segment.first)
+                if segment.first > log.begin and segment.empty_since is not None and segment.empty_since <= oldest:
+                    keep = segment.first
+                break
+            keep = segment.first
+        return keep
+
+    def _expired_since(self, oldest: float) -> int:
+        """Return the offset before which all records were stored before ``oldest``, monotonic."""
+        seen = (each.first for each in self._log.segments if each.seen is not None and each.seen <= oldest)
+        return max(seen, default=self._log.begin)
+
+    def _time_before(self, offset: int) -> float | None:
+        """Return the timestamp of the record before ``offset``, if an earlier run stored it."""
+        return time_at(self._log, offset - 1) if self._log.begin < offset <= self._first_of_run else None

@@ -36,16 +36,19 @@ class Segment:
         first: the offset of its first record, from its name.
         size: its bytes; of the last segment, the bytes of its whole frames.
         began: when it began, once that is known; see :func:`~messaging.journal.reader.time_of`.
-        empty_since: when it was first seen to be empty; records before it are no younger.
+        empty_since: when it was first seen to be empty, or the time of the record before it, once that is known;
+            records before it are no younger.
+        seen: when :class:`~messaging.journal.retention.Retention` saw it first, monotonic; see there.
     """
 
-    __slots__ = ("began", "empty_since", "first", "size")
+    __slots__ = ("began", "empty_since", "first", "seen", "size")
 
     def __init__(self, first: int, size: int) -> None:
         self.first = first
         self.size = size
         self.began: float | None = None
         self.empty_since: float | None = None
+        self.seen: float | None = None
 
 
 class RecordLog(Log):

@@ -154,6 +154,34 @@ def test_records_beyond_their_age_are_dropped_acknowledged_or_not(
     assert offsets(journal.read()) == [1]
 
 
+@table("how", ["alone", "reopened", "reopened and followed", "reopened twice", "clock set back"])
+def test_a_record_is_dropped_within_a_tenth_of_its_age(virtual_clock: VirtualClock, tmp_path: Path, how: str) -> None:
+    max_age = 600.0
+    folder = str(tmp_path / "journal")
+    journal = Journal.open(folder, max_age=max_age)
+
+    def advance(share: float) -> None:
+        virtual_clock.advance(share * max_age)
+
+    try:
+        journal.append("a", b"x")
+        for number in range(2 if "twice" in how else 1):
+            advance(0.4)
+            if "reopened" in how:
+                journal.close()
+                journal = Journal.open(folder, max_age=max_age)
+            if "followed" in how or "twice" in how:
+                journal.append("a", b"%d" % number)
+        if how == "clock set back":
+            virtual_clock.shift_wall(-10 * max_age)
+        advance(0.95 - (0.8 if "twice" in how else 0.4))
+        assert (journal.begin, journal.dropped) == (0, 0)
+        advance(0.15)
+        eventually(lambda: journal.begin == 1, "the record to be dropped")
+    finally:
+        journal.close()
+
+
 def test_a_clock_that_was_wrong_keeps_no_records_and_drops_none_early(opened: Open) -> None:
     now = time.time()
     journal = opened(max_age=3600, segment_bytes=1)
