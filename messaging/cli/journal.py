@@ -128,11 +128,12 @@ def read(
 def verify_journal(directory: _Directory, json: _Json = False) -> int:
     """Read every byte and report damage; also of the journal of a Spark query. Changes nothing.
 
-    Exit code 1: there is damage.
+    Exit code 1: there is damage that no writer has found and copied to quarantine/ yet.
 
     Example: messaging journal verify /var/lib/plant/outbox
     """
     found = verify(directory)
+    unknown = found.unknown
     if json:
         damage = [each._asdict() for each in found.damage]
         quarantined = [each._asdict() for each in found.quarantined]
@@ -141,13 +142,15 @@ def verify_journal(directory: _Directory, json: _Json = False) -> int:
         lines = [f"{found.records} intact records, {found.bytes} bytes in {found.segments} segments"]
         if found.unfinished:
             lines.append(f"{found.unfinished} bytes of an unfinished write at the end: no stored record is lost")
-        lines += [f"{each.segment}: {_range(each._asdict())}: {each.reason}" for each in found.damage]
+        for each in found.damage:
+            known = "" if each in unknown else "; copied to quarantine"
+            lines.append(f"{each.segment}: {_range(each._asdict())}: {each.reason}{known}")
         write("".join(f"{line}\n" for line in lines).encode())
-    if found.damage:
-        logger.error("journal %s: %d places are damaged; the rest is readable", found.path, len(found.damage))
+    if unknown:
+        logger.error("journal %s: %d places are damaged; the rest is readable", found.path, len(unknown))
     if found.state is not None:
         logger.error("%s; the records do not need it", found.state)
-    return ExitCode.FAILED if found.damage or found.state is not None else ExitCode.OK
+    return ExitCode.FAILED if unknown or found.state is not None else ExitCode.OK
 
 
 @journal.command()

@@ -59,6 +59,23 @@ class Verification(NamedTuple):
     #: why the database of the cursors cannot be read; ``None`` if it can, or there is none
     state: str | None
 
+    @property
+    def unknown(self) -> list[Damaged]:
+        """The damage that no writer has found and copied yet."""
+        known = [(each, f"0/{each.segment:020d}.segment") for each in self.quarantined]
+        return [
+            each
+            for each in self.damage
+            if not any(
+                each.segment == name
+                and copy.position <= each.position
+                and each.end <= copy.end
+                and copy.first <= each.first
+                and each.until <= copy.until
+                for copy, name in known
+            )
+        ]
+
 
 def verify(path: str | Path) -> Verification:
     """Read a whole journal and report damage, also while another process writes to it. Changes nothing.

@@ -311,3 +311,18 @@ def test_repair_restores_a_changed_identity(run: Run, filled: str) -> None:
     code, _, err = run("journal", "repair", filled)
     assert (code, meta.read_bytes()) == (0, intact), err
     assert len(lines(run, "read", filled, "--json")) > 0
+
+
+def test_verify_and_trim_are_content_with_damage_that_is_in_quarantine(run: Run, filled: str) -> None:
+    files = sorted(Path(filled).glob("0/*.segment"))
+    damage(files[0], -1)
+    damage(files[1], -1)
+    assert run("journal", "verify", filled)[0] == 1
+    with Journal.open(filled) as journal:
+        assert len([*journal.read()]) == 6
+    code, out, err = run("journal", "verify", filled)
+    assert (code, err, out.count("copied to quarantine")) == (0, "", 2)
+    code, _, err = run("journal", "trim", filled, "--before", "1")
+    assert (code, "damage" in err) == (0, False)
+    damage(sorted(Path(filled).glob("0/*.segment"))[0], -1)
+    assert run("journal", "verify", filled)[0] == 1

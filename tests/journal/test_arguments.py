@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,3 +106,14 @@ def test_reading_after_close_says_so(path: str, opened: Open) -> None:
         for call in [*calls, lambda each=each: each.seek(lambda record: True)]:
             with pytest.raises(ClosedError, match="closed"):
                 call()
+
+
+def test_the_samples_of_the_page_run_one_after_the_other_and_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Path(__file__).parents[2] / "docs" / "journal.md"
+    samples = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    assert len(samples) >= 3
+    for sample in samples * 2:
+        exec(compile(sample, str(page), "exec"), {"__name__": "__main__"})
