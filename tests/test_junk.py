@@ -204,6 +204,8 @@ MADE_HERE: Final = {
     "JournalDTO",
     "Lease",
     "ListenerRegistration",
+    "Plan",
+    "PlannedFlow",
     "Record",
     "ServiceEvent",
     "ServiceReference",
@@ -334,7 +336,7 @@ def attributes(owner: Any) -> Iterator[Any]:
 
 
 def ends(kind: type, name: str) -> bool:
-    """Whether a method ends its object. ``cancel`` and ``remove`` of a landlord, a server, ... end what they are given."""
+    """Whether a method ends its object; ``cancel`` and ``remove`` of a landlord or a server end what they are given."""
     return name in ENDING and not (name in ("cancel", "remove") and kind.__module__.startswith(ROOMS_OF_STORES))
 
 

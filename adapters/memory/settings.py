@@ -10,9 +10,10 @@ from typing import Any, Final, Literal, get_args
 
 from pydantic import Field, create_model
 
+from messaging.environment import ENVIRONMENT_PREFIX
 from messaging.errors import InvalidOptionError
 from messaging.instance import find_adapter
-from messaging.model.settings import ENVIRONMENT_PREFIX, Settings
+from messaging.model.settings import Settings
 
 Like = Literal["amqp", "mqtt5", "mqtt311"]
 
