@@ -422,8 +422,10 @@ class Gateway:
         """Return a running route.
 
         Raises:
+            ArgumentError: ``name`` is no text.
             ConfigurationError: there is none of that name.
         """
+        check_instance("name", name, str)
         found = self._routes.get(name)
         if found is None:
             hint = did_you_mean(name, self._routes) or f"there are {', '.join(self._routes) or 'none'}"

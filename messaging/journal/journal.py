@@ -218,7 +218,7 @@ class Journal(JournalView):
                     segment_bytes=segment_bytes,
                     max_bytes=max_bytes,
                     max_records=max_records,
-                    max_age=max_age,
+                    max_age=None if max_age is None else seconds(max_age, "max_age"),
                     full=full,
                     full_disk=full_disk,
                     timeout=timeout,

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.errors import ArgumentError, ClosedError, check_optional, check_path
+from messaging.errors import ArgumentError, ClosedError, check_instance, check_optional, check_path
 from messaging.eventdata import from_portable, to_portable
 from messaging.execution import refuse_in_loop
 from messaging.journal import JournalTable
@@ -350,6 +350,7 @@ class StoreAndForwardAgent(BatchListener):
         """Return the numbers of notifications of a registration, or of ``target``; ``None`` if there is none."""
         if registration is None:
             return None if self._target is None else self._target.counts
+        check_instance("registration", registration, EventRegistration)
         for each in self._forwardings.get(channel_of(registration.kind), ()):
             if each.lease.id == registration.lease.id:
                 return each.delivery.counts

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import ArgumentError, ClosedError, UnknownEventError, check_optional
+from messaging.errors import ArgumentError, ClosedError, UnknownEventError, check_instance, check_optional
 from messaging.eventdata import from_portable, to_portable
 from messaging.execution import clock
 from messaging.leases import Landlord, Lease, LeaseEnd, release
@@ -120,6 +120,7 @@ class NotificationMultiplexer(BatchListener):
 
     def counts(self, registration: EventRegistration) -> DeliveryCounts | None:
         """Return the numbers of notifications of a registration; ``None`` if it has ended."""
+        check_instance("registration", registration, EventRegistration)
         for each in self._branches.get(registration.kind, ()):
             if each.lease.id == registration.lease.id:
                 return each.counts

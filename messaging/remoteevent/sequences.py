@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import ArgumentError
+from messaging.errors import ArgumentError, check_instance
 from messaging.execution import Promise, workers
 from messaging.functions import plain_function
 from messaging.remoteevent.event import EventRegistration, RemoteEvent
@@ -159,6 +159,7 @@ class SequenceTracker:
 
     def has(self, event: RemoteEvent) -> bool:
         """Return whether an event has arrived already, without noting it."""
+        check_instance("event", event, RemoteEvent)
         with self._lock:
             numbers = self._kinds.get(event.kind)
             return numbers is not None and event.sequence_number in numbers.seen

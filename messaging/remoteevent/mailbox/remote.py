@@ -314,6 +314,7 @@ class RemoteMailboxRegistration:
         Raises:
             ArgumentError: the landlord of the lease is in this process, or the duration is not as described.
         """
+        check_instance("lease", lease, Lease)
         if check_duration(duration) == Lease.ANY:
             raise ArgumentError("the duration of renewing must be a number of seconds above 0, or Lease.FOREVER")
         arguments = {
