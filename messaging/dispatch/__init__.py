@@ -13,6 +13,7 @@ below. Applications do not import from it: the event services export what applic
 ``handler``             one handler: its terms, its failures, whether it is blocked; with a lane of its own; its name
                         for people, and awaiting its results
 ``dispatcher``          the handlers of one bus: added, changed and removed with their registrations, found by topic
+``observables``         observables whose observers are checked
 ``service``             opening and closing of an event service
 ======================  ================================================================================================
 """
@@ -34,6 +35,7 @@ from messaging.dispatch.handler import dto_of as dto_of
 from messaging.dispatch.handler import name_of as name_of
 from messaging.dispatch.handler import run_elsewhere as run_elsewhere
 from messaging.dispatch.handler import too_long as too_long
+from messaging.dispatch.observables import PlainObservable as PlainObservable
 from messaging.dispatch.permission import Principal as Principal
 from messaging.dispatch.permission import TopicPermission as TopicPermission
 from messaging.dispatch.permission import TopicPermissionCollection as TopicPermissionCollection

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from reactivex.disposable import Disposable
 
+from messaging.dispatch import PlainObservable
 from messaging.distributedeventing.events import ABORT, CONTINUE, PushEvent
 from messaging.errors import EventQueueOverflowError, StreamConsumedError, check_instance
-from messaging.execution import PlainObservable, Serial
+from messaging.execution import Serial
 from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
-
-from reactivex import Observable
-from reactivex import abc as rx
+from typing import Any
 
 from messaging.errors import ArgumentError
-from messaging.functions import check_procedure, check_result
-
-T = TypeVar("T")
+from messaging.functions import check_procedure
 
 
 def callbacks_of(on_next: Any, on_error: Any, on_completed: Any) -> tuple[Any, Any, Any]:
@@ -28,19 +23,3 @@ def callbacks_of(on_next: Any, on_error: Any, on_completed: Any) -> tuple[Any, A
             raise ArgumentError(f"an observer has callables, or is one; {type(callback).__name__} is neither")
         check_procedure(callback, "an observer")
     return on_next, on_error, on_completed
-
-
-class PlainObservable(Observable[T]):
-    """An observable whose observers are plain functions: others are refused when they subscribe."""
-
-    def subscribe(
-        self, on_next: Any = None, on_error: Any = None, on_completed: Any = None, *, scheduler: Any = None
-    ) -> rx.DisposableBase:
-        """See ``Observable.subscribe``.
-
-        Raises:
-            ArgumentError: see :func:`callbacks_of`.
-        """
-        next_, on_error, on_completed = callbacks_of(on_next, on_error, on_completed)
-        observe = None if next_ is None else lambda item: check_result(next_(item), "an observer")
-        return super().subscribe(observe, on_error, on_completed, scheduler=scheduler)

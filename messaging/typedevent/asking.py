@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from reactivex.disposable import Disposable
 
-from messaging.dispatch import TopicFilter, TopicPermission, check_count, is_topic
+from messaging.dispatch import PlainObservable, TopicFilter, TopicPermission, check_count, is_topic
 from messaging.errors import ArgumentError, DecodeError, MessagingError
 from messaging.eventdata import microseconds, time_of
 from messaging.eventnetwork import MAX_PAST, TYPED, Arrival, Interest, PastRequest
-from messaging.execution import PlainObservable, clock
+from messaging.execution import clock
 from messaging.text import SafeLog
 from messaging.typedevent.monitor import MonitorEvent
 

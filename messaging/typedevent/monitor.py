@@ -12,10 +12,17 @@ from weakref import WeakSet
 
 from reactivex.disposable import Disposable
 
-from messaging.dispatch import TopicPermission, check_principal, check_topic, parse_filter, when_all_done
+from messaging.dispatch import (
+    PlainObservable,
+    TopicPermission,
+    check_principal,
+    check_topic,
+    parse_filter,
+    when_all_done,
+)
 from messaging.errors import ArgumentError, InvalidEventError, NullEventError, check_instance
 from messaging.eventdata import to_map
-from messaging.execution import LIMIT, PlainObservable, Pool, ThreadLane, workers
+from messaging.execution import LIMIT, Pool, ThreadLane, workers
 from messaging.text import SafeLog
 from messaging.typedevent.history import UNLIMITED, RangePolicy, newest
 from messaging.typedevent.replaying import NEAR, is_since, replayed
