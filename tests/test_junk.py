@@ -131,6 +131,7 @@ INTERNAL: Final[dict[str, set[str]]] = {
         "dispatch", "finished", "invalid", "is_void", "log_failure", "stop", "untake", "wake",
     },
     "Journal": {"put"},
+    "JournalView": {"stored"},
     "Landlord": {"cancel_ids", "renew_ids"},
     "Lease": {"note_answered", "note_asked", "note_cancelled", "note_granted"},
     "ListenerRegistration": {"deliver"},

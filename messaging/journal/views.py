@@ -94,12 +94,16 @@ class JournalView:
             ArgumentError: ``start`` or ``end`` is no integer.
             JournalRangeError: ``start`` is before the oldest record or behind the end.
             JournalError: a file cannot be read.
-            ClosedError: the journal is closed; also while records are yielded.
+            ClosedError: the journal is closed. Reading that began before goes on.
         """
         self._refuse_closed()
         for what, value in (("start", start), ("end", end)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
                 raise ArgumentError(f"{what} must be an integer, not {value!r:.100}")
+        return self.stored(start, end)
+
+    def stored(self, start: int | None = None, end: int | None = None) -> Iterator[Record]:
+        """Read as :meth:`read`, also after :meth:`close`. For readers that end later than their journal."""
         until = self.end if end is None else min(end, self.end)
         at = self.begin if start is None else start
         if not self.begin <= at <= self.end:
@@ -149,15 +153,11 @@ class JournalView:
 
     def _read(self, reader: RecordReader, until: int) -> Iterator[Record]:
         while reader.offset < until:
-            self._refuse_closed()
             with journal_errors(self.folder, "cannot read", JournalUnreadableError):
                 records = reader.take(min(1000, until - reader.offset))
             if not records:
                 return
-            for record in records:
-                if record.offset < until:
-                    yield record
-                    self._refuse_closed()
+            yield from (record for record in records if record.offset < until)
 
     def cursors(self) -> dict[str, int]:
         """Return the position of each cursor: the first offset that it has not acknowledged.

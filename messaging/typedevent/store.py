@@ -194,7 +194,7 @@ class EventStore:
         """
         while True:
             try:
-                yield from self.journal.read(max(offset, self.journal.begin))
+                yield from self.journal.stored(max(offset, self.journal.begin))
             except JournalRangeError:  # the oldest records were dropped just now; nothing was read yet
                 continue
             return

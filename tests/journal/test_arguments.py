@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +102,10 @@ def test_reading_after_close_says_so(path: str, opened: Open) -> None:
         reading = each.read()
         next(reading)
         each.close()
-        calls: list[Callable[[], Any]] = [each.read, lambda reading=reading: next(reading), each.refresh]
-        for call in [*calls, lambda each=each: each.seek(lambda record: True)]:
+        for call in (each.read, each.refresh, partial(each.seek, lambda _: True)):
             with pytest.raises(ClosedError, match="closed"):
                 call()
+        assert offsets(reading) == [1, 2]  # it began before
 
 
 def test_the_samples_of_the_page_run_one_after_the_other_and_twice(
